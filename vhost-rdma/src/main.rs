@@ -1,0 +1,2 @@
+//! The vhost-rdma daemon and its command line.
+fn main() {}
