@@ -1,1 +1,3 @@
 //! vhost-rdma.
+
+pub mod node;

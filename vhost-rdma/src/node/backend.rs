@@ -1,0 +1,113 @@
+//! The seam between the registry and the device layer.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use super::{NicConfig, NicStatus};
+
+/// Why the device layer cannot serve a NIC, with what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Someone else listens on the socket.
+    #[error(
+        "the socket {path} is in use by another process; stop that process, or choose another NIC name or --runtime-dir"
+    )]
+    SocketInUse {
+        /// The socket.
+        path: String,
+    },
+    /// The operating system forbids it.
+    #[error(
+        "no permission to {action}: {source}; run the daemon as a user who may, or choose another --runtime-dir, owner or group"
+    )]
+    Permission {
+        /// What was tried ("create /run/…").
+        action: String,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Any other fault of the host.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The device layer is out of something.
+    #[error("{0}")]
+    Resources(String),
+}
+
+impl AttachError {
+    /// Sorts an I/O error; `action` completes "cannot …".
+    #[must_use]
+    pub fn io(action: impl Into<String>, source: io::Error) -> Self {
+        let action = action.into();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::Permission { action, source },
+            _ => Self::Io { action, source },
+        }
+    }
+}
+
+/// The device layer, as the admin side sees it.
+///
+/// Calls may block for a bounded time and come one at a time for each NIC. The directory of the NIC's socket exists before
+/// [`attach`](Backend::attach) and goes after [`detach`](Backend::detach); the socket itself belongs to the backend.
+pub trait Backend: Send + Sync + 'static {
+    /// Creates the NIC's socket with the access asked for, listens on it, and serves whoever connects from then on.
+    ///
+    /// # Errors
+    /// An [`AttachError`], and then nothing is left behind.
+    fn attach(&self, nic: &NicConfig) -> Result<(), AttachError>;
+
+    /// Ends the NIC: its VMM is cut off, its objects are gone, its socket is removed. Does nothing for an unknown name.
+    fn detach(&self, name: &str);
+
+    /// Takes over changed limits and addresses of a live NIC.
+    ///
+    /// # Errors
+    /// An [`AttachError`], and then the old ones still hold.
+    fn update(&self, nic: &NicConfig) -> Result<(), AttachError>;
+
+    /// What the NIC does now; the default value for an unknown name.
+    fn status(&self, name: &str) -> NicStatus;
+}
+
+/// A backend that only remembers: it tests the admin side without a device.
+#[derive(Debug, Default)]
+pub struct NullBackend {
+    nics: Mutex<BTreeMap<String, NicConfig>>,
+}
+
+impl NullBackend {
+    /// The configuration that a NIC was last attached or updated with.
+    #[must_use]
+    pub fn config(&self, name: &str) -> Option<NicConfig> {
+        self.nics.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+}
+
+impl Backend for NullBackend {
+    fn attach(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.nics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(nic.name.clone(), nic.clone());
+        Ok(())
+    }
+
+    fn detach(&self, name: &str) {
+        self.nics.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.attach(nic)
+    }
+
+    fn status(&self, _name: &str) -> NicStatus {
+        NicStatus::default()
+    }
+}

@@ -1,0 +1,193 @@
+//! What can be wrong with a request, each with what to do next. The command line prints these messages as they are.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use super::types::VNI_MAX;
+use super::{AttachError, MacAddr};
+
+/// A request that the registry or the device layer refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not `[a-z0-9][a-z0-9._-]{0,62}`.
+    #[error(
+        "{what} name {name:?} is not valid: {why}; use 1 to 63 characters of a-z, 0-9, '.', '_' and '-', the first a letter or digit"
+    )]
+    BadName {
+        /// "NIC" or "network".
+        what: &'static str,
+        /// As given.
+        name: String,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// A name that is in use.
+    #[error(
+        "{what} {name:?} already exists; choose another name, or remove the old one with `vhost-rdma {verb} rm {name}`"
+    )]
+    NameTaken {
+        /// "NIC" or "network".
+        what: &'static str,
+        /// The command's noun.
+        verb: &'static str,
+        /// As given.
+        name: String,
+    },
+    /// No such network.
+    #[error(
+        "there is no network {name:?}{}; `vhost-rdma network list` shows all, `vhost-rdma network add {name}` makes it",
+        did_you_mean(near)
+    )]
+    NoSuchNetwork {
+        /// As given.
+        name: String,
+        /// Names it may have meant.
+        near: Vec<String>,
+    },
+    /// No such NIC.
+    #[error("there is no NIC {name:?}{}; `vhost-rdma nic list` shows all", did_you_mean(near))]
+    NoSuchNic {
+        /// As given.
+        name: String,
+        /// Names it may have meant.
+        near: Vec<String>,
+    },
+    /// A network that still has NICs.
+    #[error("network {name:?} is not empty: it has {count} NIC(s) ({}); remove them first with `vhost-rdma nic rm NAME`", nics.join(", "))]
+    NetworkNotEmpty {
+        /// The network.
+        name: String,
+        /// How many.
+        count: usize,
+        /// The first few.
+        nics: Vec<String>,
+    },
+    /// The network that always exists.
+    #[error(
+        "network \"default\" always exists and cannot be removed; NICs that should not use it name another with --network"
+    )]
+    DefaultNetwork,
+    /// Out of range.
+    #[error(
+        "VNI {vni} is not valid: it must be 1 to {VNI_MAX}; leave --vni away to get a free one"
+    )]
+    BadVni {
+        /// As given.
+        vni: u32,
+    },
+    /// Used by another network.
+    #[error(
+        "VNI {vni} belongs to network {network:?}; choose another, or leave --vni away to get a free one"
+    )]
+    VniTaken {
+        /// As given.
+        vni: u32,
+        /// Its owner.
+        network: String,
+    },
+    /// All are in use.
+    #[error("no virtual network identifier is free; remove a network that nobody needs")]
+    NoFreeVni,
+    /// Malformed.
+    #[error(
+        "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac away to get a free one"
+    )]
+    BadMac {
+        /// As given.
+        text: String,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// Used by another NIC of the network.
+    #[error(
+        "MAC address {mac} belongs to NIC {nic:?} of the same network; choose another, or leave --mac away to get a free one"
+    )]
+    MacTaken {
+        /// As given.
+        mac: MacAddr,
+        /// Its owner.
+        nic: String,
+    },
+    /// Malformed.
+    #[error(
+        "address {text:?} is not valid: {why}; write an IPv4 or IPv6 address without a prefix length, such as 10.0.0.5 or fd00::5"
+    )]
+    BadAddress {
+        /// As given.
+        text: String,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// Used by another NIC of the network.
+    #[error(
+        "address {address} belongs to NIC {nic:?} of the same network; choose another, or take it away there with `vhost-rdma nic set {nic} --address …`"
+    )]
+    AddressTaken {
+        /// As given.
+        address: IpAddr,
+        /// Its owner.
+        nic: String,
+    },
+    /// A limit that would make the device useless.
+    #[error(
+        "limit {field} must be at least 1; to take the NIC out of use, remove it with `vhost-rdma nic rm`"
+    )]
+    ZeroLimit {
+        /// Its name.
+        field: &'static str,
+    },
+    /// Not a device type.
+    #[error(
+        "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock QEMU accepts"
+    )]
+    BadVirtioId {
+        /// As given.
+        id: u32,
+    },
+    /// More than permission bits.
+    #[error(
+        "socket mode {mode:o} is not valid: it must be octal permission bits such as 0660, at most 0777"
+    )]
+    BadMode {
+        /// As given.
+        mode: u32,
+    },
+    /// Not known.
+    #[error("backing {text:?} is not known; this version has \"soft\"")]
+    BadBacking {
+        /// As given.
+        text: String,
+    },
+    /// Longer than `sun_path`.
+    #[error(
+        "the socket path {path} has {length} bytes, a unix socket allows {}; use a shorter NIC name, or a shorter --runtime-dir for the daemon",
+        super::SOCKET_PATH_MAX
+    )]
+    PathTooLong {
+        /// The path that the NIC would get.
+        path: String,
+        /// Its length.
+        length: usize,
+    },
+    /// The device layer turned the NIC down.
+    #[error("NIC {name:?}: {source}")]
+    Attach {
+        /// The NIC.
+        name: String,
+        /// Why.
+        source: AttachError,
+    },
+}
+
+fn did_you_mean(near: &[String]) -> String {
+    let mut text = String::new();
+    for (i, name) in near.iter().enumerate() {
+        let lead = if i == 0 { "; did you mean " } else { " or " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{lead}{name:?}");
+    }
+    if !text.is_empty() {
+        text.push('?');
+    }
+    text
+}

@@ -1,0 +1,34 @@
+//! What this host offers: networks, the virtual NICs in them, and the limits of each.
+//!
+//! ```text
+//!  admin (gRPC) ──> Registry        plain data, every rule about names, MACs, addresses and limits
+//!        │
+//!        └───────> Backend (trait)  the device layer: serves a NIC's socket, applies limits, reports status
+//! ```
+//!
+//! The registry is sans-I/O: it opens no socket and no file, starts no thread and reads no clock; randomness (for MAC addresses)
+//! is an argument. It knows nothing of gRPC, vhost or virtio, so that every rule is tested without a daemon, and the device layer
+//! sees nothing of the API. The device layer implements [`Backend`] and takes its whole configuration from a [`NicConfig`].
+//!
+//! A change is made in two steps by the caller: the registry checks and applies it, then the backend is told; if the backend
+//! refuses, the caller undoes the first step. So the registry never has a NIC that was turned down, and the backend never sees a
+//! NIC that breaks a rule.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod error;
+mod mac;
+mod name;
+mod registry;
+mod types;
+
+pub use backend::{AttachError, Backend, NullBackend};
+pub use error::Error;
+pub use mac::MacAddr;
+pub use name::{check_name, near};
+pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
+pub use types::{
+    Backing, Counters, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch, NetworkConfig, NicConfig,
+    NicLimits, NicStatus, Objects, Session, SocketAccess, VNI_MAX,
+};

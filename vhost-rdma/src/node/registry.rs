@@ -1,0 +1,374 @@
+//! The registry: the one place that knows which networks and NICs exist, and that keeps every rule about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::name::{check_name, near};
+use super::types::{
+    Backing, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch, NetworkConfig, NicConfig, NicLimits,
+    SocketAccess, VNI_MAX,
+};
+use super::{Error, MacAddr};
+
+/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero (unix(7)).
+pub const SOCKET_PATH_MAX: usize = 107;
+
+/// What a new NIC is asked to be.
+#[derive(Debug, Clone, Default)]
+pub struct NicSpec {
+    /// Unique on the host.
+    pub name: String,
+    /// `None` is the default network.
+    pub network: Option<String>,
+    /// `None` makes one up.
+    pub mac: Option<MacAddr>,
+    /// Empty is any address that no other NIC of the network holds.
+    pub addresses: Vec<IpAddr>,
+    /// The virtio device type told to the VMM.
+    pub virtio_id: Option<u32>,
+    /// Over the defaults.
+    pub limits: LimitsPatch,
+    /// What carries the verbs.
+    pub backing: Backing,
+    /// Who may connect.
+    pub access: SocketAccess,
+    /// Named in the configuration file.
+    pub configured: bool,
+}
+
+/// A change of a live NIC: what is absent stays as it is.
+#[derive(Debug, Clone, Default)]
+pub struct NicPatch {
+    /// The whole new list.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Limits to change.
+    pub limits: LimitsPatch,
+    /// New user of the socket.
+    pub uid: Option<u32>,
+    /// New group of the socket.
+    pub gid: Option<u32>,
+    /// New permission bits of the socket.
+    pub mode: Option<u32>,
+}
+
+/// All that outlives the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Saved {
+    /// Every network.
+    pub networks: Vec<NetworkConfig>,
+    /// Every NIC.
+    pub nics: Vec<NicConfig>,
+}
+
+/// The networks and NICs of this host.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    nics_dir: PathBuf,
+    networks: BTreeMap<String, NetworkConfig>,
+    nics: BTreeMap<String, NicConfig>,
+}
+
+impl Registry {
+    /// A registry with the default network, whose NICs have their sockets at `nics_dir/NAME/vhost.sock`.
+    #[must_use]
+    pub fn new(nics_dir: PathBuf) -> Self {
+        let default =
+            NetworkConfig { name: DEFAULT_NETWORK.to_owned(), vni: DEFAULT_VNI, configured: false };
+        Self {
+            nics_dir,
+            networks: BTreeMap::from([(default.name.clone(), default)]),
+            nics: BTreeMap::new(),
+        }
+    }
+
+    /// All networks by name.
+    pub fn networks(&self) -> impl Iterator<Item = &NetworkConfig> {
+        self.networks.values()
+    }
+
+    /// All NICs by name.
+    pub fn nics(&self) -> impl Iterator<Item = &NicConfig> {
+        self.nics.values()
+    }
+
+    /// How many NICs a network has.
+    #[must_use]
+    pub fn nics_of(&self, network: &str) -> usize {
+        self.nics.values().filter(|nic| nic.network == network).count()
+    }
+
+    /// One network.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNetwork`], with names it may have meant.
+    pub fn network(&self, name: &str) -> Result<&NetworkConfig, Error> {
+        self.networks.get(name).ok_or_else(|| Error::NoSuchNetwork {
+            name: name.to_owned(),
+            near: near(name, self.networks.keys().map(String::as_str)),
+        })
+    }
+
+    /// One NIC.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNic`], with names it may have meant.
+    pub fn nic(&self, name: &str) -> Result<&NicConfig, Error> {
+        self.nics.get(name).ok_or_else(|| Error::NoSuchNic {
+            name: name.to_owned(),
+            near: near(name, self.nics.keys().map(String::as_str)),
+        })
+    }
+
+    /// Adds a network; without `vni` it gets the lowest free one.
+    ///
+    /// # Errors
+    /// A bad or taken name or VNI.
+    pub fn add_network(
+        &mut self,
+        name: &str,
+        vni: Option<u32>,
+        configured: bool,
+    ) -> Result<&NetworkConfig, Error> {
+        check_name("network", name)?;
+        if self.networks.contains_key(name) {
+            return Err(Error::NameTaken {
+                what: "network",
+                verb: "network",
+                name: name.to_owned(),
+            });
+        }
+        let vni = match vni {
+            Some(vni) => self.check_vni(vni)?,
+            None => self.free_vni()?,
+        };
+        let network = NetworkConfig { name: name.to_owned(), vni, configured };
+        Ok(self.networks.entry(network.name.clone()).or_insert(network))
+    }
+
+    fn check_vni(&self, vni: u32) -> Result<u32, Error> {
+        if vni == 0 || vni > VNI_MAX {
+            return Err(Error::BadVni { vni });
+        }
+        match self.networks.values().find(|network| network.vni == vni) {
+            Some(owner) => Err(Error::VniTaken { vni, network: owner.name.clone() }),
+            None => Ok(vni),
+        }
+    }
+
+    fn free_vni(&self) -> Result<u32, Error> {
+        let taken: BTreeSet<u32> = self.networks.values().map(|network| network.vni).collect();
+        (1..=VNI_MAX).find(|vni| !taken.contains(vni)).ok_or(Error::NoFreeVni)
+    }
+
+    /// Removes an empty network.
+    ///
+    /// # Errors
+    /// It does not exist, still has NICs, or is the default one.
+    pub fn remove_network(&mut self, name: &str) -> Result<NetworkConfig, Error> {
+        let network = self.network(name)?.clone();
+        let mut nics: Vec<String> = self
+            .nics
+            .values()
+            .filter(|nic| nic.network == name)
+            .map(|nic| nic.name.clone())
+            .collect();
+        if !nics.is_empty() {
+            let count = nics.len();
+            nics.truncate(5);
+            return Err(Error::NetworkNotEmpty { name: name.to_owned(), count, nics });
+        }
+        if name == DEFAULT_NETWORK {
+            return Err(Error::DefaultNetwork);
+        }
+        self.networks.remove(name);
+        Ok(network)
+    }
+
+    /// Adds a NIC; `random` gives six octets for a MAC address at each call.
+    ///
+    /// # Errors
+    /// Whatever rule the request breaks.
+    pub fn add_nic(
+        &mut self,
+        spec: NicSpec,
+        random: impl FnMut() -> [u8; 6],
+    ) -> Result<&NicConfig, Error> {
+        check_name("NIC", &spec.name)?;
+        if self.nics.contains_key(&spec.name) {
+            return Err(Error::NameTaken { what: "NIC", verb: "nic", name: spec.name });
+        }
+        let network = self.network(spec.network.as_deref().unwrap_or(DEFAULT_NETWORK))?.clone();
+        let mac = match spec.mac {
+            Some(mac) => mac,
+            None => self.free_mac(&network.name, random),
+        };
+        let nic = NicConfig {
+            socket: self.nics_dir.join(&spec.name).join("vhost.sock"),
+            name: spec.name,
+            network: network.name,
+            vni: network.vni,
+            mac,
+            addresses: spec.addresses,
+            virtio_id: spec.virtio_id,
+            limits: spec.limits.apply(NicLimits::default()),
+            backing: spec.backing,
+            access: spec.access,
+            configured: spec.configured,
+        };
+        self.check_nic(&nic)?;
+        Ok(self.nics.entry(nic.name.clone()).or_insert(nic))
+    }
+
+    fn free_mac(&self, network: &str, mut random: impl FnMut() -> [u8; 6]) -> MacAddr {
+        // 46 random bits: a second try is already unlikely, and only a broken source could repeat itself for ever.
+        let mut mac = MacAddr::local(random());
+        for _ in 0..64 {
+            if !self.nics.values().any(|nic| nic.network == network && nic.mac == mac) {
+                break;
+            }
+            mac = MacAddr::local(random());
+        }
+        mac
+    }
+
+    /// Every rule about one NIC beside those it is compared with; a NIC of the same name is the one that it replaces.
+    fn check_nic(&self, nic: &NicConfig) -> Result<(), Error> {
+        let path = nic.socket.display().to_string();
+        let length = nic.socket.as_os_str().len();
+        if length > SOCKET_PATH_MAX {
+            return Err(Error::PathTooLong { path, length });
+        }
+        if let Some(id) = nic.virtio_id.filter(|id| !(1..=63).contains(id)) {
+            return Err(Error::BadVirtioId { id });
+        }
+        if nic.access.mode > 0o777 {
+            return Err(Error::BadMode { mode: nic.access.mode });
+        }
+        check_limits(&nic.limits)?;
+        let mut seen = BTreeSet::new();
+        for address in &nic.addresses {
+            check_address(*address)?;
+            if !seen.insert(address) {
+                return Err(Error::BadAddress {
+                    text: address.to_string(),
+                    why: "it is given twice",
+                });
+            }
+        }
+        for other in self
+            .nics
+            .values()
+            .filter(|other| other.network == nic.network && other.name != nic.name)
+        {
+            if other.mac == nic.mac {
+                return Err(Error::MacTaken { mac: nic.mac, nic: other.name.clone() });
+            }
+            if let Some(address) =
+                nic.addresses.iter().find(|address| other.addresses.contains(address))
+            {
+                return Err(Error::AddressTaken { address: *address, nic: other.name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a NIC.
+    ///
+    /// # Errors
+    /// Whatever rule the new values break; the old ones then stay.
+    pub fn update_nic(&mut self, name: &str, patch: NicPatch) -> Result<&NicConfig, Error> {
+        let mut nic = self.nic(name)?.clone();
+        nic.limits = patch.limits.apply(nic.limits);
+        if let Some(addresses) = patch.addresses {
+            nic.addresses = addresses;
+        }
+        nic.access = SocketAccess {
+            uid: patch.uid.or(nic.access.uid),
+            gid: patch.gid.or(nic.access.gid),
+            mode: patch.mode.unwrap_or(nic.access.mode),
+        };
+        self.check_nic(&nic)?;
+        self.put_back(nic);
+        self.nic(name)
+    }
+
+    /// Undoes an update or a removal: the NIC is what it was before.
+    pub fn put_back(&mut self, nic: NicConfig) {
+        self.nics.insert(nic.name.clone(), nic);
+    }
+
+    /// Removes a NIC.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub fn remove_nic(&mut self, name: &str) -> Result<NicConfig, Error> {
+        let nic = self.nic(name)?.clone();
+        self.nics.remove(name);
+        Ok(nic)
+    }
+
+    /// All that outlives the daemon.
+    #[must_use]
+    pub fn save(&self) -> Saved {
+        Saved {
+            networks: self.networks.values().cloned().collect(),
+            nics: self.nics.values().cloned().collect(),
+        }
+    }
+
+    /// Takes over saved state, by the rules that hold today: sockets move with the directory, VNIs come from the networks.
+    ///
+    /// # Errors
+    /// The first thing in it that breaks a rule.
+    pub fn restore(&mut self, saved: Saved) -> Result<(), Error> {
+        for network in saved.networks.into_iter().filter(|network| network.name != DEFAULT_NETWORK)
+        {
+            self.add_network(&network.name, Some(network.vni), false)?;
+        }
+        for mut nic in saved.nics {
+            check_name("NIC", &nic.name)?;
+            nic.vni = self.network(&nic.network)?.vni;
+            nic.socket = self.nics_dir.join(&nic.name).join("vhost.sock");
+            nic.configured = false;
+            self.check_nic(&nic)?;
+            self.put_back(nic);
+        }
+        Ok(())
+    }
+}
+
+/// No shared receive queues or address handles is a device that RC programs can use; none of anything else is no device.
+fn check_limits(limits: &NicLimits) -> Result<(), Error> {
+    let fields = [
+        ("max_contexts", u64::from(limits.max_contexts)),
+        ("max_pds", limits.max_pds.into()),
+        ("max_mrs", limits.max_mrs.into()),
+        ("max_mr_bytes", limits.max_mr_bytes),
+        ("max_cqs", limits.max_cqs.into()),
+        ("max_qps", limits.max_qps.into()),
+    ];
+    match fields.into_iter().find(|(_, value)| *value == 0) {
+        Some((field, _)) => Err(Error::ZeroLimit { field }),
+        None => Ok(()),
+    }
+}
+
+fn check_address(address: IpAddr) -> Result<(), Error> {
+    let why = match address {
+        _ if address.is_unspecified() => "it is the unspecified address",
+        _ if address.is_multicast() => "it is a multicast address",
+        _ if address.is_loopback() => "it is a loopback address",
+        IpAddr::V4(v4) if v4.is_broadcast() => "it is the broadcast address",
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
+            "it is an IPv4-mapped address, write the IPv4 address instead"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::BadAddress { text: address.to_string(), why })
+}
+
+#[cfg(test)]
+mod tests;

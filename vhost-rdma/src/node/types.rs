@@ -1,0 +1,250 @@
+//! The plain types of a node: networks, NICs, limits, status.
+//!
+//! They are shared by the registry, the admin API, the saved state and the device layer; so they carry no behaviour beyond their
+//! defaults, and field names are the ones that users see in JSON.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::MacAddr;
+
+/// The network that always exists.
+pub const DEFAULT_NETWORK: &str = "default";
+/// Its virtual network identifier.
+pub const DEFAULT_VNI: u32 = 1;
+/// The greatest virtual network identifier: 24 bits, as in VXLAN and Geneve.
+pub const VNI_MAX: u32 = (1 << 24) - 1;
+
+/// A layer-2 domain: only NICs of one network can find or reach each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkConfig {
+    /// Unique on the host.
+    pub name: String,
+    /// Virtual network identifier, 1 to [`VNI_MAX`], unique on the host.
+    pub vni: u32,
+    /// Named in the configuration file, which brings it back at every start.
+    #[serde(default)]
+    pub configured: bool,
+}
+
+/// What carries a NIC's verbs; fixed at creation, since it decides capabilities and who chooses keys and QPNs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backing {
+    /// The daemon's own engine.
+    #[default]
+    Soft,
+}
+
+impl Backing {
+    /// The name that users write.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Soft => "soft",
+        }
+    }
+}
+
+/// The most that a guest may hold at one time. All of them can change on a live NIC: one that is lowered below the present use
+/// keeps what exists and refuses more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NicLimits {
+    /// Contexts (one for each process that opened the device, and one for the kernel).
+    pub max_contexts: u32,
+    /// Protection domains.
+    pub max_pds: u32,
+    /// Memory regions.
+    pub max_mrs: u32,
+    /// Sum of the lengths of all registered regions, in bytes. Shared guest memory is charged to its first toucher, so this
+    /// bounds what a guest can make the daemon's memory control group pay.
+    pub max_mr_bytes: u64,
+    /// Completion queues.
+    pub max_cqs: u32,
+    /// Shared receive queues.
+    pub max_srqs: u32,
+    /// Queue pairs.
+    pub max_qps: u32,
+    /// Address handles.
+    pub max_ahs: u32,
+}
+
+impl Default for NicLimits {
+    fn default() -> Self {
+        Self {
+            max_contexts: 1024,
+            max_pds: 4096,
+            max_mrs: 65_536,
+            max_mr_bytes: 1 << 40,
+            max_cqs: 16_384,
+            max_srqs: 4096,
+            max_qps: 16_384,
+            max_ahs: 65_536,
+        }
+    }
+}
+
+/// A change of limits: what is absent stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitsPatch {
+    /// See [`NicLimits::max_contexts`].
+    pub max_contexts: Option<u32>,
+    /// See [`NicLimits::max_pds`].
+    pub max_pds: Option<u32>,
+    /// See [`NicLimits::max_mrs`].
+    pub max_mrs: Option<u32>,
+    /// See [`NicLimits::max_mr_bytes`].
+    pub max_mr_bytes: Option<u64>,
+    /// See [`NicLimits::max_cqs`].
+    pub max_cqs: Option<u32>,
+    /// See [`NicLimits::max_srqs`].
+    pub max_srqs: Option<u32>,
+    /// See [`NicLimits::max_qps`].
+    pub max_qps: Option<u32>,
+    /// See [`NicLimits::max_ahs`].
+    pub max_ahs: Option<u32>,
+}
+
+impl LimitsPatch {
+    /// The limits that `base` becomes.
+    #[must_use]
+    pub fn apply(&self, base: NicLimits) -> NicLimits {
+        NicLimits {
+            max_contexts: self.max_contexts.unwrap_or(base.max_contexts),
+            max_pds: self.max_pds.unwrap_or(base.max_pds),
+            max_mrs: self.max_mrs.unwrap_or(base.max_mrs),
+            max_mr_bytes: self.max_mr_bytes.unwrap_or(base.max_mr_bytes),
+            max_cqs: self.max_cqs.unwrap_or(base.max_cqs),
+            max_srqs: self.max_srqs.unwrap_or(base.max_srqs),
+            max_qps: self.max_qps.unwrap_or(base.max_qps),
+            max_ahs: self.max_ahs.unwrap_or(base.max_ahs),
+        }
+    }
+}
+
+/// Who may open a NIC's socket: whoever may open it owns the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketAccess {
+    /// Numeric user; `None` is the daemon's own.
+    pub uid: Option<u32>,
+    /// Numeric group; `None` is the daemon's own.
+    pub gid: Option<u32>,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+impl Default for SocketAccess {
+    fn default() -> Self {
+        Self { uid: None, gid: None, mode: 0o660 }
+    }
+}
+
+/// All that the device layer needs to serve one NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicConfig {
+    /// Unique on the host.
+    pub name: String,
+    /// The network's name, for people and labels.
+    pub network: String,
+    /// The network's identifier: what the engine separates by.
+    pub vni: u32,
+    /// Unique in the network; the companion netdev in the guest has the same.
+    pub mac: MacAddr,
+    /// The addresses (GIDs) that the NIC may use; empty is any address that no other NIC of the network holds.
+    pub addresses: Vec<IpAddr>,
+    /// The virtio device type told to the VMM, if the user chose one.
+    pub virtio_id: Option<u32>,
+    /// What the guest may hold.
+    pub limits: NicLimits,
+    /// What carries the verbs.
+    pub backing: Backing,
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// Who may connect.
+    pub access: SocketAccess,
+    /// Named in the configuration file, which brings it back at every start.
+    #[serde(default)]
+    pub configured: bool,
+}
+
+/// How far the other side of a NIC's socket has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Session {
+    /// No VMM is connected.
+    #[default]
+    Absent,
+    /// A VMM is connected; no guest driver has initialised the device.
+    Connected,
+    /// The guest driver has initialised the device.
+    DriverReady,
+    /// The device stopped after a fault; other NICs are not affected.
+    Failed,
+}
+
+/// Counted since the NIC was attached; they never go back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counters {
+    /// Payload bytes sent (SEND, WRITE, READ responses, atomics).
+    pub tx_bytes: u64,
+    /// Payload bytes received.
+    pub rx_bytes: u64,
+    /// Messages sent.
+    pub tx_messages: u64,
+    /// Messages received.
+    pub rx_messages: u64,
+    /// Receiver-not-ready NAKs sent.
+    pub rnr_naks: u64,
+    /// Requests tried again.
+    pub retries: u64,
+    /// Requests refused for a key, range or access flag.
+    pub access_errors: u64,
+    /// Commands on the control queue.
+    pub control_commands: u64,
+    /// Kicks received from the guest.
+    pub kicks: u64,
+    /// Asynchronous events raised.
+    pub events: u64,
+    /// Completions written.
+    pub completions: u64,
+}
+
+/// What the guest holds now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Objects {
+    /// Contexts.
+    pub contexts: u32,
+    /// Protection domains.
+    pub pds: u32,
+    /// Memory regions.
+    pub mrs: u32,
+    /// Sum of their lengths in bytes.
+    pub mr_bytes: u64,
+    /// Completion queues.
+    pub cqs: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Address handles.
+    pub ahs: u32,
+}
+
+/// What the device layer reports of a NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NicStatus {
+    /// How far the VMM and the guest driver have come.
+    pub session: Session,
+    /// Why the session failed, in words for the operator.
+    pub error: Option<String>,
+    /// Since the NIC was attached.
+    pub counters: Counters,
+    /// Now.
+    pub objects: Objects,
+    /// The GIDs that the guest has set now.
+    pub gids: Vec<IpAddr>,
+}
