@@ -1,0 +1,17 @@
+//! The engine's way out: where a NIC's events go.
+
+use virtio_rdma_abi as abi;
+
+/// The event queues of one NIC, implemented by its front end.
+///
+/// Calls are made on the shard's thread, after the completions that they announce are visible in guest memory. They must not
+/// block. A call that returns `false` found no buffer; the engine keeps the event (at most one per CQ, one per object and cause)
+/// and offers it again after [`crate::engine::Shard::events_wanted`].
+pub trait Port: Send {
+    /// Puts a completion event on the queue of completion vector `vector`.
+    fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool;
+    /// Puts an asynchronous event.
+    fn async_event(&mut self, event: abi::AsyncEvent) -> bool;
+    /// Notifies the guest of what was put since the last call, once per queue at most.
+    fn flush(&mut self);
+}

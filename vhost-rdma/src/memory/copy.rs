@@ -1,0 +1,134 @@
+//! The one copy: from segments to segments, and the atomic operations on guest memory.
+//!
+//! Source and destination may be the same bytes (a guest that writes to itself), so runs are moved as `memmove` does.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Fault, HostPtr, Segment};
+
+/// Walks a segment list as contiguous host runs.
+struct Cursor<'a> {
+    segments: &'a [Segment],
+    /// Bytes of the first segment that are behind us.
+    done: u64,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(mut segments: &'a [Segment], mut skip: u64) -> Self {
+        while let [first, rest @ ..] = segments {
+            if skip < u64::from(first.len) {
+                break;
+            }
+            skip -= u64::from(first.len);
+            segments = rest;
+        }
+        Self { segments, done: skip }
+    }
+
+    #[inline]
+    fn run(&self, max: u64) -> Result<(HostPtr, usize), Fault> {
+        let segment = self.segments.first().ok_or(Fault::Shape)?;
+        let left = u64::from(segment.len) - self.done;
+        segment.map.run(segment.offset + self.done, left.min(max)).ok_or(Fault::Address)
+    }
+
+    #[inline]
+    fn advance(&mut self, by: usize) {
+        self.done += by as u64;
+        while let [first, rest @ ..] = self.segments {
+            if self.done < u64::from(first.len) {
+                break;
+            }
+            self.done -= u64::from(first.len);
+            self.segments = rest;
+        }
+    }
+}
+
+/// Moves `len` bytes: from `src`, `src_skip` bytes in, to `dst`, `dst_skip` bytes in.
+///
+/// # Errors
+/// [`Fault::Shape`] if a list is shorter than that, [`Fault::Address`] if a kernel DMA segment left guest memory. Bytes
+/// before the fault have been moved.
+#[inline]
+pub fn copy(dst: &[Segment], dst_skip: u64, src: &[Segment], src_skip: u64, len: u64) -> Result<(), Fault> {
+    let mut to = Cursor::new(dst, dst_skip);
+    let mut from = Cursor::new(src, src_skip);
+    let mut left = len;
+    while left > 0 {
+        let (source, run) = from.run(left)?;
+        let (target, run) = to.run(run as u64)?;
+        // SAFETY: both runs are mapped for `run` bytes and kept alive by their translations, which the segments hold.
+        // `ptr::copy` allows them to overlap; concurrent changes by the guest only change which bytes are moved.
+        unsafe { ptr::copy(source.0, target.0, run) };
+        from.advance(run);
+        to.advance(run);
+        left -= run as u64;
+    }
+    Ok(())
+}
+
+/// Copies `bytes` to `dst`, `skip` bytes in.
+///
+/// # Errors
+/// As [`copy`].
+#[inline]
+pub fn write(dst: &[Segment], skip: u64, bytes: &[u8]) -> Result<(), Fault> {
+    let mut to = Cursor::new(dst, skip);
+    let mut done = 0;
+    while done < bytes.len() {
+        let (target, run) = to.run((bytes.len() - done) as u64)?;
+        // SAFETY: `target` is mapped for `run` bytes and kept alive by its translation; `bytes` is ours.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().add(done), target.0, run) };
+        to.advance(run);
+        done += run;
+    }
+    Ok(())
+}
+
+/// Copies from `src`, `skip` bytes in, to `out`.
+///
+/// # Errors
+/// As [`copy`].
+#[inline]
+pub fn read(src: &[Segment], skip: u64, out: &mut [u8]) -> Result<(), Fault> {
+    let mut from = Cursor::new(src, skip);
+    let mut done = 0;
+    while done < out.len() {
+        let (source, run) = from.run((out.len() - done) as u64)?;
+        // SAFETY: `source` is mapped for `run` bytes and kept alive by its translation; `out` is ours.
+        unsafe { ptr::copy_nonoverlapping(source.0, out.as_mut_ptr().add(done), run) };
+        from.advance(run);
+        done += run;
+    }
+    Ok(())
+}
+
+/// The 64-bit word that a segment of 8 bytes names, if it is aligned in host memory.
+fn word(segment: &Segment) -> Result<&AtomicU64, Fault> {
+    let (host, run) = segment.map.run(segment.offset, 8).ok_or(Fault::Address)?;
+    if run < 8 || !host.addr().is_multiple_of(8) {
+        return Err(Fault::Shape);
+    }
+    // SAFETY: eight mapped, aligned bytes that live as long as the segment's translation, to which the borrow is tied.
+    // The guest's CPUs access the same word with their own atomic instructions.
+    Ok(unsafe { AtomicU64::from_ptr(host.0.cast()) })
+}
+
+/// Adds to the word, atomically for every CPU of host and guests; returns what was there before.
+///
+/// # Errors
+/// [`Fault::Shape`] if the word is not aligned, [`Fault::Address`] if it is outside guest memory.
+pub fn fetch_add(segment: &Segment, add: u64) -> Result<u64, Fault> {
+    Ok(word(segment)?.fetch_add(add, Ordering::SeqCst))
+}
+
+/// Stores `swap` if the word equals `compare`; returns what was there before.
+///
+/// # Errors
+/// As [`fetch_add`].
+pub fn compare_swap(segment: &Segment, compare: u64, swap: u64) -> Result<u64, Fault> {
+    let result = word(segment)?.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+    Ok(result.unwrap_or_else(|found| found))
+}

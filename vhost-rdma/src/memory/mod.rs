@@ -1,0 +1,58 @@
+//! Guest memory: the only module that touches it, and the only one with raw pointers.
+//!
+//! Everything a guest gives the device by address (rings, doorbell pages, memory regions) is resolved *once*, when the
+//! control command that names it executes, into a [`Translation`]: an immutable table from offsets to host addresses that
+//! keeps the mapping behind it alive. From then on the engine and the transports hold translations and never a guest
+//! address, so a guest that changes its page tables, or a VMM that unplugs memory, can make them read stale bytes but can
+//! never make them read foreign ones.
+//!
+//! ```text
+//! AddressSpace ──resolve──> Translation ──┬─ Ring     loads and stores of single words and entries, with their ordering
+//!  (regions)                (Arc'ed)      └─ Segment  (translation, offset, length): what a copy moves between
+//! ```
+//!
+//! Guest memory changes under our feet at any time: no reference (`&[u8]`) to it is ever made, bytes are copied out before
+//! they are looked at, and a value is read once. All writes to guest memory pass [`copy`] and [`ring`]; that is where dirty
+//! pages will be logged for live migration.
+//!
+//! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any set of mappings, so
+//! tests use anonymous memory and a front end for container processes can use theirs.
+
+mod copy;
+mod page_list;
+mod ring;
+mod segment;
+mod space;
+mod translation;
+
+pub use copy::{compare_swap, copy, fetch_add, read, write};
+pub use page_list::{Fault, PageList};
+pub use ring::Ring;
+pub use segment::{Segment, total_len};
+pub use space::{AddressSpace, Region};
+pub use translation::Translation;
+
+/// The page size of the ABI, in bytes (docs/virtio-rdma.md §6).
+pub const PAGE_SIZE: u64 = 4096;
+
+/// A host address inside a mapping that the holder keeps alive.
+#[derive(Clone, Copy, Debug)]
+struct HostPtr(*mut u8);
+
+// SAFETY: a `HostPtr` is a number; it is dereferenced only in this module, where the holder keeps the mapping alive, and
+// always as memory that other threads and the guest change at the same time.
+unsafe impl Send for HostPtr {}
+// SAFETY: as above; it has no interior state.
+unsafe impl Sync for HostPtr {}
+
+impl HostPtr {
+    /// The address `offset` bytes further.
+    const fn add(self, offset: usize) -> Self {
+        // Wrapping arithmetic on the address alone makes no claim about what it points to.
+        Self(self.0.wrapping_add(offset))
+    }
+
+    fn addr(self) -> usize {
+        self.0.addr()
+    }
+}

@@ -1,0 +1,133 @@
+//! Page lists (docs/virtio-rdma.md §6.1): how a guest describes rings and memory regions.
+//!
+//! The walk is bounded by the number of pages that the list claims, which the caller has bounded by what the object needs;
+//! list pages are copied out entry by entry and each is read once.
+
+use std::sync::Arc;
+
+use super::ring::Ring;
+use super::space::{AddressSpace, Region};
+use super::translation::{Pages, Translation};
+use super::{HostPtr, PAGE_SIZE};
+
+const ENTRIES: u64 = PAGE_SIZE / 8;
+const MAX_LEVELS: u8 = 4;
+
+/// Why a page list was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An address is outside guest memory or not aligned.
+    Address,
+    /// The list itself is malformed, or too small for what it describes.
+    Shape,
+}
+
+/// A page list as a command carries it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PageList {
+    /// First data page (levels 0) or root list page.
+    pub addr: u64,
+    /// Number of data pages.
+    pub npages: u32,
+    /// Offset of the first byte in the first page.
+    pub offset: u32,
+    /// log2 of the data page size, 12 to 30.
+    pub page_shift: u8,
+    /// Levels of list pages, 0 to 4.
+    pub levels: u8,
+}
+
+impl PageList {
+    /// Resolves the first `len` bytes that the list describes.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub fn resolve(&self, space: &AddressSpace, len: u64) -> Result<Translation, Fault> {
+        self.check_shape(len)?;
+        let page = 1u64 << self.page_shift;
+        let first = u64::from(self.offset);
+        let needed = (first + len).div_ceil(page);
+        let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
+        builder.tables.reserve(usize::try_from(needed.min(ENTRIES)).map_err(|_| Fault::Shape)?);
+        if self.levels == 0 {
+            for index in 0..needed {
+                let addr = index.checked_mul(page).and_then(|off| self.addr.checked_add(off)).ok_or(Fault::Address)?;
+                builder.push(addr)?;
+            }
+        } else {
+            builder.walk(self.addr, self.levels, needed)?;
+        }
+        let Builder { tables, regions, .. } = builder;
+        Ok(Translation::new(first, len, self.page_shift, Pages::from_table(tables, page), regions))
+    }
+
+    fn check_shape(&self, len: u64) -> Result<(), Fault> {
+        let shape_ok = (12..=30).contains(&self.page_shift)
+            && self.levels <= MAX_LEVELS
+            && len > 0
+            && u64::from(self.offset) < 1 << self.page_shift;
+        if !shape_ok {
+            return Err(Fault::Shape);
+        }
+        let available = (u64::from(self.npages) << self.page_shift) - u64::from(self.offset).min(u64::from(self.npages) << self.page_shift);
+        if len > available { Err(Fault::Shape) } else { Ok(()) }
+    }
+}
+
+struct Builder<'a> {
+    space: &'a AddressSpace,
+    page: u64,
+    tables: Vec<HostPtr>,
+    regions: Vec<Region>,
+}
+
+impl Builder<'_> {
+    fn push(&mut self, addr: u64) -> Result<(), Fault> {
+        if !addr.is_multiple_of(self.page) {
+            return Err(Fault::Address);
+        }
+        let (region, offset) = self.space.find(addr).ok_or(Fault::Address)?;
+        let (host, run) = self.space.run(addr, self.page).ok_or(Fault::Address)?;
+        if run < self.page {
+            return Err(Fault::Address);
+        }
+        debug_assert!(region.host(offset).is_some());
+        if !self.regions.iter().rev().any(|held| held.same_mapping(region)) {
+            self.regions.push(region.clone());
+        }
+        self.tables.push(host);
+        Ok(())
+    }
+
+    /// Reads the list page at `addr`, `level` levels above the data pages, until `needed` data pages are known.
+    fn walk(&mut self, addr: u64, level: u8, needed: u64) -> Result<(), Fault> {
+        let list = list_page(self.space, addr)?;
+        let per_entry = ENTRIES.pow(u32::from(level) - 1);
+        let here = (needed - self.tables.len() as u64).div_ceil(per_entry).min(ENTRIES);
+        for index in 0..here {
+            let entry = list.load_u64(index * 8);
+            if level == 1 {
+                self.push(entry)?;
+            } else {
+                self.walk(entry, level - 1, needed)?;
+            }
+        }
+        // A root that is too low a tree for the list: the caller claimed more pages than it can hold.
+        if level > 1 || self.tables.len() as u64 >= needed || here == ENTRIES { Ok(()) } else { Err(Fault::Shape) }
+    }
+}
+
+/// A single page of guest memory as a ring of words.
+pub(super) fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> {
+    if !addr.is_multiple_of(PAGE_SIZE) {
+        return Err(Fault::Address);
+    }
+    let (region, offset) = space.find(addr).ok_or(Fault::Address)?;
+    let (host, run) = space.run(addr, PAGE_SIZE).ok_or(Fault::Address)?;
+    if run < PAGE_SIZE {
+        return Err(Fault::Address);
+    }
+    debug_assert!(region.host(offset).is_some());
+    let regions = vec![region.clone()];
+    Ok(Ring::new(Arc::new(Translation::new(0, PAGE_SIZE, 12, Pages::Flat(host), regions))))
+}

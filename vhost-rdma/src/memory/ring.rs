@@ -1,0 +1,132 @@
+//! Rings, control blocks, status and doorbell pages: memory that both sides read and write word by word.
+//!
+//! Offsets come from the engine, which masks every index that a guest chose; an offset outside the ring reads as zero and a
+//! store there is dropped, so that a mistake of ours cannot become an access to foreign memory.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::page_list::list_page;
+use super::{AddressSpace, Fault, HostPtr, Translation};
+
+/// A translation that is accessed in place.
+#[derive(Clone, Debug)]
+pub struct Ring(Arc<Translation>);
+
+impl Ring {
+    /// A ring in the memory of `map`.
+    #[must_use]
+    pub const fn new(map: Arc<Translation>) -> Self {
+        Self(map)
+    }
+
+    /// The single page at guest address `addr`.
+    ///
+    /// # Errors
+    /// `addr` is not page-aligned or not guest memory.
+    pub fn page(space: &AddressSpace, addr: u64) -> Result<Self, Fault> {
+        list_page(space, addr)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Whether it holds no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether every mapping it uses is still part of `space`.
+    #[must_use]
+    pub fn lives_in(&self, space: &AddressSpace) -> bool {
+        self.0.lives_in(space)
+    }
+
+    /// Copies `out.len()` bytes at `offset` out of the ring.
+    #[inline]
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        let mut done = 0;
+        while done < out.len() {
+            let Some((host, run)) = self.0.run(offset + done as u64, (out.len() - done) as u64) else {
+                out[done..].fill(0);
+                return;
+            };
+            // SAFETY: `run` bytes at `host` are mapped and kept alive by the translation; `out` has room for them; guest
+            // memory and our buffer cannot overlap. The guest may change the bytes meanwhile: any mixture is a valid u8.
+            unsafe { ptr::copy_nonoverlapping(host.0, out.as_mut_ptr().add(done), run) };
+            done += run;
+        }
+    }
+
+    /// Copies `bytes` into the ring at `offset`.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some((host, run)) = self.0.run(offset + done as u64, (bytes.len() - done) as u64) else { return };
+            // SAFETY: as in `read`, the other way round.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().add(done), host.0, run) };
+            done += run;
+        }
+    }
+
+    /// Loads the byte at `offset` with acquire order.
+    #[inline]
+    #[must_use]
+    pub fn load_u8(&self, offset: u64) -> u8 {
+        self.word::<1>(offset).map_or(0, |host| {
+            // SAFETY: one mapped byte, kept alive by the translation.
+            unsafe { AtomicU8::from_ptr(host.0) }.load(Ordering::Acquire)
+        })
+    }
+
+    /// Stores a byte with release order.
+    #[inline]
+    pub fn store_u8(&self, offset: u64, value: u8) {
+        if let Some(host) = self.word::<1>(offset) {
+            // SAFETY: one mapped byte, kept alive by the translation.
+            unsafe { AtomicU8::from_ptr(host.0) }.store(value, Ordering::Release);
+        }
+    }
+
+    /// Loads the little-endian word at `offset` (a multiple of 4) with acquire order.
+    #[inline]
+    #[must_use]
+    pub fn load_u32(&self, offset: u64) -> u32 {
+        self.word::<4>(offset).map_or(0, |host| {
+            // SAFETY: four mapped bytes, aligned (`word` checked), kept alive by the translation.
+            u32::from_le(unsafe { AtomicU32::from_ptr(host.0.cast()) }.load(Ordering::Acquire))
+        })
+    }
+
+    /// Stores a little-endian word at `offset` (a multiple of 4) with release order.
+    #[inline]
+    pub fn store_u32(&self, offset: u64, value: u32) {
+        if let Some(host) = self.word::<4>(offset) {
+            // SAFETY: four mapped bytes, aligned (`word` checked), kept alive by the translation.
+            unsafe { AtomicU32::from_ptr(host.0.cast()) }.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Loads the little-endian word at `offset` (a multiple of 8) with acquire order.
+    #[inline]
+    #[must_use]
+    pub fn load_u64(&self, offset: u64) -> u64 {
+        self.word::<8>(offset).map_or(0, |host| {
+            // SAFETY: eight mapped bytes, aligned (`word` checked), kept alive by the translation.
+            u64::from_le(unsafe { AtomicU64::from_ptr(host.0.cast()) }.load(Ordering::Acquire))
+        })
+    }
+
+    /// The host address of an aligned word of N bytes.
+    #[inline]
+    fn word<const N: usize>(&self, offset: u64) -> Option<HostPtr> {
+        let (host, run) = self.0.run(offset, N as u64)?;
+        (run == N && host.addr().is_multiple_of(N)).then_some(host)
+    }
+}

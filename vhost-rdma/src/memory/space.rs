@@ -1,0 +1,112 @@
+//! The memory of one guest: a sorted set of regions, each a host mapping at a guest address.
+//!
+//! A space is a snapshot. When memory is plugged or unplugged the front end makes a new one; translations made from the old
+//! one keep the mappings that they use alive until the engine has let go of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+use super::HostPtr;
+
+/// One mapping of guest memory.
+#[derive(Clone)]
+pub struct Region {
+    start: u64,
+    len: u64,
+    mapping: Arc<MmapRegion<()>>,
+}
+
+impl Region {
+    fn new(region: &GuestRegionMmap<()>) -> Self {
+        Self { start: region.start_addr().0, len: region.len(), mapping: region.get_mmap() }
+    }
+
+    /// Whether both are the same host mapping (a region that was unplugged and plugged again is another).
+    #[must_use]
+    pub fn same_mapping(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mapping, &other.mapping)
+    }
+
+    pub(super) fn host(&self, offset: u64) -> Option<HostPtr> {
+        let offset = usize::try_from(offset).ok().filter(|_| offset < self.len)?;
+        Some(HostPtr(self.mapping.as_ptr()).add(offset))
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({:#x}+{:#x})", self.start, self.len)
+    }
+}
+
+/// A snapshot of a guest's memory map. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct AddressSpace {
+    regions: Arc<[Region]>,
+}
+
+impl AddressSpace {
+    /// The space of a vhost-user memory table, or of test memory (`GuestMemoryMmap::from_ranges`).
+    #[must_use]
+    pub fn new(map: &GuestMemoryMmap<()>) -> Self {
+        let mut regions: Vec<Region> = map.iter().map(Region::new).collect();
+        regions.sort_by_key(|region| region.start);
+        Self { regions: regions.into() }
+    }
+
+    /// A space of anonymous memory, for tests and tools: `(guest address, length)` each.
+    ///
+    /// # Errors
+    /// The host could not map that much memory, or the ranges overlap.
+    pub fn anonymous(ranges: &[(u64, usize)]) -> Result<Self, vm_memory::mmap::FromRangesError> {
+        let ranges: Vec<_> = ranges.iter().map(|&(start, len)| (GuestAddress(start), len)).collect();
+        Ok(Self::new(&GuestMemoryMmap::from_ranges(&ranges)?))
+    }
+
+    /// The regions, by ascending guest address.
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Whether `region`'s mapping is part of this space.
+    #[must_use]
+    pub fn contains(&self, region: &Region) -> bool {
+        self.regions.iter().any(|mine| mine.same_mapping(region))
+    }
+
+    /// The region that holds `addr`, and the offset in it.
+    pub(super) fn find(&self, addr: u64) -> Option<(&Region, u64)> {
+        let index = self.regions.partition_point(|region| region.start <= addr).checked_sub(1)?;
+        let region = self.regions.get(index)?;
+        let offset = addr - region.start;
+        (offset < region.len).then_some((region, offset))
+    }
+
+    /// Whether `len` bytes from `addr` on are all guest memory.
+    #[must_use]
+    pub fn covers(&self, mut addr: u64, mut len: u64) -> bool {
+        while len > 0 {
+            let Some((region, offset)) = self.find(addr) else { return false };
+            let here = (region.len - offset).min(len);
+            len -= here;
+            if len == 0 {
+                return true;
+            }
+            match addr.checked_add(here) {
+                Some(next) => addr = next,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The host address of `addr` and how many bytes follow it contiguously, at most `max`.
+    pub(super) fn run(&self, addr: u64, max: u64) -> Option<(HostPtr, u64)> {
+        let (region, offset) = self.find(addr)?;
+        Some((region.host(offset)?, (region.len - offset).min(max)))
+    }
+}

@@ -1,0 +1,115 @@
+//! An immutable map from offsets of an object to host memory.
+
+use super::space::{AddressSpace, Region};
+use super::HostPtr;
+
+/// How the pages of a translation lie in host memory.
+#[derive(Debug)]
+pub(super) enum Pages {
+    /// All in one piece, beginning here.
+    Flat(HostPtr),
+    /// One host address per page.
+    Table(Box<[HostPtr]>),
+    /// The whole guest: offsets are guest physical addresses, looked up at each use (MR_DMA).
+    Identity(AddressSpace),
+}
+
+impl Pages {
+    /// The cheapest form for these pages of `page` bytes.
+    pub(super) fn from_table(table: Vec<HostPtr>, page: u64) -> Self {
+        let contiguous = table.windows(2).all(|pair| pair[0].addr().wrapping_add(page as usize) == pair[1].addr());
+        match table.first() {
+            Some(&first) if contiguous => Self::Flat(first),
+            _ => Self::Table(table.into()),
+        }
+    }
+}
+
+/// Where the bytes of a memory region or ring are. Offset 0 is its first byte.
+#[derive(Debug)]
+pub struct Translation {
+    /// Offset of the first byte in the first page.
+    first: u64,
+    len: u64,
+    shift: u8,
+    pages: Pages,
+    /// Keeps the mappings behind `pages` alive.
+    regions: Vec<Region>,
+}
+
+impl Translation {
+    pub(super) const fn new(first: u64, len: u64, shift: u8, pages: Pages, regions: Vec<Region>) -> Self {
+        Self { first, len, shift, pages, regions }
+    }
+
+    /// A translation in which offsets are guest physical addresses, for kernel DMA keys.
+    #[must_use]
+    pub fn identity(space: AddressSpace) -> Self {
+        let regions = space.regions().to_vec();
+        Self { first: 0, len: u64::MAX, shift: 12, pages: Pages::Identity(space), regions }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it holds no byte (it never does: page lists of length zero are refused).
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this is a map of the whole guest.
+    #[must_use]
+    pub const fn is_identity(&self) -> bool {
+        matches!(self.pages, Pages::Identity(_))
+    }
+
+    /// Whether every mapping it uses is still part of `space`.
+    #[must_use]
+    pub fn lives_in(&self, space: &AddressSpace) -> bool {
+        self.regions.iter().all(|region| space.contains(region))
+    }
+
+    /// Whether `len` bytes at `offset` can be accessed.
+    #[must_use]
+    pub fn covers(&self, offset: u64, len: u64) -> bool {
+        match &self.pages {
+            Pages::Identity(space) => space.covers(offset, len),
+            _ => offset <= self.len && len <= self.len - offset,
+        }
+    }
+
+    /// The host address of `offset` and the number of bytes that follow contiguously, at most `max` (≥ 1).
+    #[inline]
+    pub(super) fn run(&self, offset: u64, max: u64) -> Option<(HostPtr, usize)> {
+        let (host, run) = match &self.pages {
+            Pages::Identity(space) => space.run(offset, max)?,
+            _ if offset >= self.len => return None,
+            Pages::Flat(base) => (base.add((self.first + offset) as usize), (self.len - offset).min(max)),
+            Pages::Table(table) => self.table_run(table, offset, max)?,
+        };
+        Some((host, run as usize))
+    }
+
+    #[inline]
+    fn table_run(&self, table: &[HostPtr], offset: u64, max: u64) -> Option<(HostPtr, u64)> {
+        let at = self.first + offset;
+        let page = 1u64 << self.shift;
+        let mut index = (at >> self.shift) as usize;
+        let within = at & (page - 1);
+        let start = table.get(index)?.add(within as usize);
+        let want = (self.len - offset).min(max);
+        let mut run = page - within;
+        while run < want {
+            index += 1;
+            match table.get(index) {
+                Some(next) if next.addr() == start.addr().wrapping_add(run as usize) => run += page,
+                _ => break,
+            }
+        }
+        Some((start, run.min(want)))
+    }
+}
