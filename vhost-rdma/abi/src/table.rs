@@ -13,6 +13,8 @@ pub struct FieldLayout {
     pub offset: usize,
     /// Bytes.
     pub size: usize,
+    /// The Rust type as it is written.
+    pub ty: &'static str,
 }
 
 /// An ABI struct, as the C header names it.
@@ -93,6 +95,7 @@ macro_rules! abi_struct {
                         name: stringify!($field),
                         offset: core::mem::offset_of!(Self, $field),
                         size: size_of::<$ty>(),
+                        ty: stringify!($ty),
                     },
                 )*],
             };
