@@ -1,0 +1,384 @@
+//! One QEMU guest: boot it, run commands in it, take their output, end it.
+//!
+//! QEMU runs in a chroot (the lab needs a newer QEMU than the host has) and in a mount namespace of its own. The run directory is
+//! bound into the chroot *under the same path*, so that socket paths mean the same to the daemon and to QEMU; no mount outlives the process.
+//!
+//! Commands go through a 9p share as files and are started by one line on the second serial port; see the guest's init in `roots`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::exec::{self, tail, tied_private_mounts};
+use crate::roots::GuestImage;
+
+/// From QEMU's start to our init: 4-7 s alone, more on a busy host.
+const BOOT_WAIT: Duration = Duration::from_secs(120);
+const QUIT_WAIT: Duration = Duration::from_secs(1);
+
+/// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc.
+/// In the mount namespace: `$1` root, `$2` run directory, `$3` image directory, then bind directories up to `--`, then QEMU.
+const ENTER: &str = r#"
+root=$1 run=$2 image=$3; shift 3
+mount -t tmpfs tmpfs "$root/tmp"
+mount -t proc proc "$root/proc"
+mkdir -p "$root$run"; mount --bind "$run" "$root$run"
+mount --bind "$image" "$root/mnt"
+while [ "$1" != -- ]; do mkdir -p "$root$1"; mount --bind "$1" "$root$1"; shift; done
+shift
+exec chroot "$root" "$@"
+"#;
+
+/// What a guest is made of.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    /// Last octet of 10.9.0.x and of the MAC address.
+    pub(crate) number: u8,
+    pub(crate) cpus: u8,
+    pub(crate) memory_mib: u32,
+    pub(crate) image: GuestImage,
+    /// Socket of a vhost-user backend for our device.
+    pub(crate) vhost_socket: Option<PathBuf>,
+    /// Name of the guest at the other end of the network cable.
+    pub(crate) peer: Option<String>,
+}
+
+impl Spec {
+    pub(crate) fn mac(&self) -> String {
+        mac(self.number)
+    }
+}
+
+/// The MAC address of guest `number`'s network card and of its RDMA NIC.
+pub(crate) fn mac(number: u8) -> String {
+    format!("52:54:00:00:00:{number:02x}")
+}
+
+/// A command that was started in a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Job(u32);
+
+/// What became of a command.
+#[derive(Debug, Clone)]
+pub(crate) struct Output {
+    /// Exit status; `None` if it was killed at its deadline.
+    pub(crate) status: Option<i32>,
+    pub(crate) text: String,
+}
+
+impl Output {
+    pub(crate) fn ok(&self) -> bool {
+        self.status == Some(0)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) name: String,
+    qemu: Child,
+    agent: UnixStream,
+    share: PathBuf,
+    console: PathBuf,
+    qemu_log: PathBuf,
+    pending: Vec<u8>,
+    ready: bool,
+    next: u32,
+    done: HashMap<u32, i32>,
+}
+
+impl Guest {
+    /// Starts QEMU and returns while the guest boots.
+    pub(crate) fn start(qemu_root: &Path, run: &Path, spec: &Spec) -> Result<Self> {
+        let share = run.join(format!("{}.share", spec.name));
+        fs::create_dir_all(share.join("cmd"))?;
+        let console = run.join(format!("{}.console", spec.name));
+        let agent_path = run.join(format!("{}.agent", spec.name));
+        let qemu_log = run.join(format!("{}.qemu", spec.name));
+        let mut cmd = tied_private_mounts("sh");
+        cmd.args(["-ec", ENTER, "sh"]).arg(qemu_root).arg(run).arg(&spec.image.dir);
+        if let Some(dir) = spec.vhost_socket.as_deref().and_then(Path::parent)
+            && !dir.starts_with(run)
+        {
+            cmd.arg(dir);
+        }
+        cmd.args(["--", "qemu-system-x86_64"]).args(qemu_args(
+            run,
+            spec,
+            &share,
+            &console,
+            &agent_path,
+        ));
+        let log = fs::File::create(&qemu_log)?;
+        let mut qemu = cmd
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .stdin(Stdio::null())
+            .spawn()
+            .context("cannot start QEMU")?;
+        // Nothing the guest says is lost: it needs seconds to get so far, and we connect within milliseconds of the socket's birth.
+        let agent = exec::wait_for("QEMU's agent socket", Duration::from_secs(30), || {
+            if let Some(status) = qemu.try_wait()? {
+                bail!(
+                    "QEMU of guest {} ended at once: {status}\n{}",
+                    spec.name,
+                    tail(&qemu_log, 0, 20)
+                );
+            }
+            Ok(UnixStream::connect(&agent_path).ok())
+        });
+        let agent = match agent {
+            Ok(agent) => agent,
+            Err(e) => {
+                exec::end_group(&mut qemu, QUIT_WAIT);
+                return Err(e);
+            }
+        };
+        agent.set_nonblocking(true)?;
+        let name = spec.name.clone();
+        Ok(Self {
+            name,
+            qemu,
+            agent,
+            share,
+            console,
+            qemu_log,
+            pending: Vec::new(),
+            ready: false,
+            next: 0,
+            done: HashMap::new(),
+        })
+    }
+
+    /// Waits until the guest takes commands.
+    pub(crate) fn wait_ready(&mut self) -> Result<()> {
+        let mut progress = exec::Progress::new(format!("booting guest {}", self.name));
+        let what = format!("guest {} to boot", self.name);
+        let result = exec::wait_for(&what, BOOT_WAIT, || {
+            progress.tick();
+            self.poll()?;
+            Ok(self.ready.then_some(()))
+        });
+        match result {
+            Ok(()) => {
+                progress.done("up");
+                Ok(())
+            }
+            Err(e) => {
+                progress.done("FAILED");
+                Err(e.context(format!("the end of its console:\n{}", self.console_tail(25))))
+            }
+        }
+    }
+
+    /// The directory that the guest has as `/host`.
+    pub(crate) fn share(&self) -> &Path {
+        &self.share
+    }
+
+    /// The last lines of the guest's console.
+    pub(crate) fn console_tail(&self, lines: usize) -> String {
+        tail(&self.console, 0, lines)
+    }
+
+    /// Starts a shell script in the guest.
+    pub(crate) fn spawn(&mut self, script: &str) -> Result<Job> {
+        let id = self.next;
+        self.next += 1;
+        fs::write(self.share.join(format!("cmd/{id}.sh")), script)?;
+        self.tell(&format!("run {id}\n"))?;
+        Ok(Job(id))
+    }
+
+    /// The exit status of a job, if it has ended.
+    pub(crate) fn finished(&mut self, job: Job) -> Result<Option<i32>> {
+        self.poll()?;
+        Ok(self.done.get(&job.0).copied())
+    }
+
+    /// What a job has written so far.
+    pub(crate) fn output(&self, job: Job) -> String {
+        let bytes = fs::read(self.share.join(format!("cmd/{}.out", job.0))).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits for a job; kills its process group at the deadline.
+    pub(crate) fn wait(&mut self, job: Job, timeout: Duration) -> Result<Output> {
+        let what = format!("a command in guest {}", self.name);
+        let status = exec::wait_for(&what, timeout, || self.finished(job));
+        exec::check_interrupt()?;
+        match status {
+            Ok(status) => Ok(Output { status: Some(status), text: self.output(job) }),
+            Err(e) => {
+                self.check_alive().with_context(|| format!("{e:#}"))?;
+                self.kill(job)?;
+                Ok(Output { status: None, text: self.output(job) })
+            }
+        }
+    }
+
+    /// Runs a shell script to its end.
+    pub(crate) fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
+        let job = self.spawn(script)?;
+        self.wait(job, timeout)
+    }
+
+    /// Runs a shell script that must succeed.
+    pub(crate) fn must(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        let out = self.run(script, timeout)?;
+        if !out.ok() {
+            let how = out.status.map_or_else(
+                || format!("no end within {} s", timeout.as_secs()),
+                |s| format!("exit status {s}"),
+            );
+            bail!(
+                "in guest {}: {how} from\n{script}\n{}\nthe end of its console:\n{}",
+                self.name,
+                out.text.trim_end(),
+                self.console_tail(15)
+            );
+        }
+        Ok(out.text)
+    }
+
+    /// Kills a job's process group and waits for its end.
+    pub(crate) fn kill(&mut self, job: Job) -> Result<()> {
+        self.tell(&format!("kill {}\n", job.0))?;
+        let what = format!("a killed command in guest {} to go away", self.name);
+        exec::wait_for(&what, Duration::from_secs(20), || self.finished(job)).map(|_| ())
+    }
+
+    fn tell(&mut self, line: &str) -> Result<()> {
+        self.agent
+            .write_all(line.as_bytes())
+            .with_context(|| format!("guest {} does not listen", self.name))
+    }
+
+    fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.qemu.try_wait()? {
+            bail!(
+                "QEMU of guest {} ended: {status}\n{}the end of the console:\n{}",
+                self.name,
+                tail(&self.qemu_log, 0, 20),
+                self.console_tail(15)
+            );
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<()> {
+        let mut buf = [0; 4096];
+        loop {
+            match self.agent.read(&mut buf) {
+                Ok(0) => {
+                    let _ = exec::wait(&mut self.qemu, Duration::from_secs(2), || {});
+                    self.check_alive()?;
+                    bail!("guest {} closed its agent channel", self.name);
+                }
+                Ok(n) => self.pending.extend_from_slice(buf.get(..n).unwrap_or_default()),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => {
+                    self.check_alive()?;
+                    return Err(e.into());
+                }
+            }
+        }
+        while let Some(end) = self.pending.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            let mut words = line.split_whitespace();
+            match (
+                words.next(),
+                words.next().and_then(|w| w.parse().ok()),
+                words.next().and_then(|w| w.parse().ok()),
+            ) {
+                (Some("ready"), ..) => self.ready = true,
+                (Some("done"), Some(id), Some(status)) => {
+                    self.done.insert(id, status);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        exec::end_group(&mut self.qemu, QUIT_WAIT);
+    }
+}
+
+fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
+    let p = |path: &Path| path.display().to_string();
+    let cable = |name: &str| p(&run.join(format!("{name}.net")));
+    let Spec { cpus, memory_mib: mem, number, name, .. } = spec;
+    let peer = spec.peer.as_deref().unwrap_or("nobody");
+    let mac = spec.mac();
+    let mut args: Vec<String> = [
+        "-M",
+        "q35,memory-backend=m0",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-kernel",
+        "/mnt/vmlinuz",
+        "-initrd",
+        "/mnt/initrd.gz",
+        "-drive",
+        "file=/mnt/root.img,if=virtio,format=raw,snapshot=on",
+    ]
+    .iter()
+    .map(|s| (*s).to_owned())
+    .collect();
+    args.extend([
+        "-smp".into(),
+        cpus.to_string(),
+        "-m".into(),
+        format!("{mem}M"),
+        "-object".into(),
+        format!("memory-backend-memfd,id=m0,size={mem}M,share=on"),
+        "-append".into(),
+        format!("console=ttyS0 quiet panic=-1 mitigations=off lab.name={name} lab.ip={number}"),
+        "-serial".into(),
+        format!("file:{}", p(console)),
+        "-serial".into(),
+        format!("unix:{},server=on,wait=off", p(agent)),
+        "-virtfs".into(),
+        format!("local,path={},mount_tag=host,security_model=none", p(share)),
+        // Datagram unix sockets: a TCP cable costs tens of milliseconds per small message.
+        "-netdev".into(),
+        format!(
+            "dgram,id=n0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
+            cable(name),
+            cable(peer)
+        ),
+        "-device".into(),
+        format!("virtio-net-pci,netdev=n0,mac={mac},romfile="),
+        // A guest without entropy waits for it at the first getrandom().
+        "-device".into(),
+        "virtio-rng-pci".into(),
+    ]);
+    if let Some(socket) = &spec.vhost_socket {
+        args.extend([
+            "-chardev".into(),
+            format!("socket,id=c0,path={}", p(socket)),
+            "-device".into(),
+            "vhost-user-test-device-pci,chardev=c0,virtio-id=21,num_vqs=8,vq_size=128,config_size=64,page-per-vq=on".into(),
+        ]);
+    }
+    args
+}

@@ -1,0 +1,77 @@
+//! The VM lab: guests under QEMU TCG on one host, our daemon beside them, and scripted steps in them.
+
+pub(crate) mod guest;
+pub(crate) mod rundir;
+pub(crate) mod scenarios;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::host;
+use crate::roots::{self, Debian, GuestImage};
+use guest::{Guest, Spec};
+use rundir::RunDir;
+
+/// The parts of a lab in order of tear-down: guests die before the directory with their sockets goes.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    pub(crate) guests: Vec<Guest>,
+    pub(crate) run: RunDir,
+    pub(crate) cache: Cache,
+    qemu: PathBuf,
+}
+
+/// What to boot.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) image: GuestImage,
+    pub(crate) cpus: u8,
+    /// One entry per guest: the socket of its RDMA NIC, if it has one.
+    pub(crate) sockets: Vec<Option<PathBuf>>,
+}
+
+impl Lab {
+    /// Everything that is needed before a guest can start.
+    pub(crate) fn prepare(cache: &Cache) -> Result<Self> {
+        host::require_root()?;
+        host::ensure_tools(cache)?;
+        let qemu = roots::qemu(cache)?;
+        Ok(Self { guests: Vec::new(), run: RunDir::new()?, cache: cache.clone(), qemu })
+    }
+
+    pub(crate) fn image(&self, debian: Debian) -> Result<GuestImage> {
+        roots::guest(&self.cache, debian)
+    }
+
+    /// Boots the guests `a`, `b`, … side by side.
+    pub(crate) fn boot(&mut self, plan: &Plan) -> Result<()> {
+        let names: Vec<String> =
+            (b'a'..).take(plan.sockets.len()).map(|c| char::from(c).to_string()).collect();
+        for (n, (name, socket)) in names.iter().zip(&plan.sockets).enumerate() {
+            let spec = Spec {
+                name: name.clone(),
+                number: u8::try_from(n + 1)?,
+                cpus: plan.cpus,
+                memory_mib: 1024,
+                image: plan.image.clone(),
+                vhost_socket: socket.clone(),
+                peer: names.get(n ^ 1).cloned(),
+            };
+            self.guests.push(Guest::start(&self.qemu, self.run.path(), &spec)?);
+        }
+        for guest in &mut self.guests {
+            guest.wait_ready()?;
+        }
+        Ok(())
+    }
+
+    /// The two guests of a pair.
+    pub(crate) fn pair(&mut self) -> Result<(&mut Guest, &mut Guest)> {
+        match self.guests.as_mut_slice() {
+            [a, b, ..] => Ok((a, b)),
+            _ => anyhow::bail!("this needs two guests"),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
+
+mod prepare;
+mod run;
+mod shell;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::cache::Cache;
+
+/// Scenarios of the VM lab.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Scenario {
+    /// Make the roots and images and stop
+    Prepare(prepare::Args),
+    /// Boot guests, run a script in each, print what it writes, end with its exit status
+    Run(run::Args),
+    /// Boot guests and take commands from standard input
+    Shell(shell::Args),
+}
+
+impl Scenario {
+    /// True if every check of the scenario held.
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        match self {
+            Self::Prepare(args) => args.run(cache),
+            Self::Run(args) => args.run(cache),
+            Self::Shell(args) => args.run(cache),
+        }
+    }
+}

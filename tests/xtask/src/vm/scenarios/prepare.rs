@@ -1,0 +1,35 @@
+//! Set-up only: what a first `demo` would make, and the paths of it.
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::host;
+use crate::roots::{self, Debian};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Also the roots that only `vm drivers` and `test --full` use
+    #[arg(long)]
+    all: bool,
+}
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        host::ensure_tools(cache)?;
+        println!("qemu root            {}", roots::qemu(cache)?.display());
+        let releases = if self.all { &Debian::ALL[..] } else { &[Debian::Trixie][..] };
+        for &debian in releases {
+            let guest = roots::guest(cache, debian)?;
+            println!("guest {:<14} {} kernel {}", debian.name(), guest.dir.display(), guest.abi);
+            let builder = roots::builder(cache, debian)?;
+            println!(
+                "builder {:<12} {} headers {}",
+                debian.name(),
+                builder.root.display(),
+                builder.abis.join(" ")
+            );
+        }
+        Ok(true)
+    }
+}
