@@ -1,0 +1,239 @@
+//! The real daemon as a child process, driven through its own command line.
+//!
+//! `VHOST_RDMA_BIN` names the binary to be tested; without it the workspace's own is built first, with the profile of the
+//! program that runs this code. The daemon keeps everything in a temporary directory, so any number of them run at one time. It
+//! is started with a parent-death signal: a test that dies takes its daemon with it. A daemon that ended early, that panicked,
+//! or that does not end when it is asked to fails the test that used it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// How a daemon is started.
+#[derive(Debug, Clone, Default)]
+pub struct DaemonOptions {
+    /// More arguments of `serve`.
+    pub args: Vec<String>,
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    binary: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+fn profile_dir() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let dir = program.parent().map(Path::to_path_buf).unwrap_or_default();
+    // Test programs lie in `deps`, binaries beside it.
+    Ok(if dir.ends_with("deps") {
+        dir.parent().map(Path::to_path_buf).unwrap_or_default()
+    } else {
+        dir
+    })
+}
+
+fn build() -> Result<PathBuf, String> {
+    let dir = profile_dir().map_err(|e| e.to_string())?;
+    let target = dir.parent().ok_or("the target directory has no name")?;
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--package", "vhost-rdma", "--bin", "vhost-rdma"]);
+    cargo.arg("--target-dir").arg(target);
+    if dir.ends_with("release") {
+        cargo.arg("--release");
+    }
+    // The variables that describe the package under test must not reach another package's build.
+    cargo.env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null());
+    let output = cargo.output().map_err(|e| format!("cargo: {e}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(dir.join("vhost-rdma"))
+}
+
+/// The daemon's binary, built if need be.
+pub fn binary() -> PathBuf {
+    static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let made = BINARY.get_or_init(|| match std::env::var_os("VHOST_RDMA_BIN") {
+        Some(path) => Ok(path.into()),
+        None => build(),
+    });
+    made.clone().unwrap_or_else(|e| panic!("the daemon can not be built: {e}"))
+}
+
+impl Daemon {
+    /// Starts a daemon and waits until its admin socket answers.
+    pub fn spawn(options: &DaemonOptions) -> Self {
+        let binary = binary();
+        let dir =
+            tempfile::Builder::new().prefix("vrdma-").tempdir().expect("a temporary directory");
+        let log = File::create(dir.path().join("daemon.log")).expect("a log file");
+        let errors = log.try_clone().expect("a second handle to the log");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(&binary).arg("serve");
+        command.arg("--runtime-dir").arg(dir.path()).arg("--ephemeral").args(&options.args);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let child = command.spawn().expect("setpriv (util-linux) starts the daemon");
+        let mut daemon = Self { child, binary, dir };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while std::os::unix::net::UnixStream::connect(daemon.admin_socket()).is_err() {
+            assert!(daemon.alive(), "the daemon ended at start:\n{}", daemon.log());
+            assert!(Instant::now() < deadline, "the daemon does not listen:\n{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        daemon
+    }
+
+    /// The socket of the admin API.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.dir.path().join("admin.sock")
+    }
+
+    /// The runtime directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Is the process there?
+    pub fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What the daemon wrote.
+    pub fn log(&self) -> String {
+        let mut text = String::new();
+        let read = File::open(self.dir.path().join("daemon.log"))
+            .and_then(|mut f| f.read_to_string(&mut text));
+        match read {
+            Ok(_) => text,
+            Err(e) => format!("(no log: {e})"),
+        }
+    }
+
+    /// Runs the command line with `args`; its standard output, or its standard error.
+    pub fn cli(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(&self.binary);
+        command.arg("--socket").arg(self.admin_socket()).args(args).stdin(Stdio::null());
+        let output = command.output().map_err(|e| e.to_string())?;
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    /// As [`Self::cli`], for what must succeed.
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> String {
+        self.cli(args)
+            .unwrap_or_else(|e| panic!("vhost-rdma {}: {e}\n{}", args.join(" "), self.log()))
+    }
+
+    /// Adds a network.
+    #[track_caller]
+    pub fn add_network(&self, name: &str, vni: u32) {
+        self.run(&["network", "add", name, "--vni", &vni.to_string()]);
+    }
+
+    /// Adds a NIC with more options; its socket.
+    #[track_caller]
+    pub fn add_nic(&self, name: &str, network: &str, options: &[&str]) -> PathBuf {
+        self.run(&[&["nic", "add", name, "--network", network], options].concat());
+        self.nic_socket(name)
+    }
+
+    /// The socket of a NIC.
+    pub fn nic_socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join("nics").join(name).join("vhost.sock")
+    }
+
+    /// What the daemon says of a NIC.
+    #[track_caller]
+    pub fn show_nic(&self, name: &str) -> serde_json::Value {
+        let text = self.run(&["nic", "show", name, "--json"]);
+        let value: serde_json::Value =
+            serde_json::from_str(&text).expect("nic show --json is JSON");
+        match value {
+            serde_json::Value::Array(mut rows) if rows.len() == 1 => rows.remove(0),
+            other => other,
+        }
+    }
+
+    /// Open file descriptors of the process.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
+    }
+
+    /// Threads of the process.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, Iterator::count)
+    }
+
+    /// Memory mappings of the process.
+    pub fn mappings(&self) -> usize {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.pid()))
+            .map_or(0, |maps| maps.lines().count())
+    }
+
+    /// Context switches of all threads since they started.
+    pub fn context_switches(&self) -> io::Result<u64> {
+        let mut sum = 0;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let text = std::fs::read_to_string(task?.path().join("status"))?;
+            for line in text.lines() {
+                if let Some((key, value)) = line.split_once(':')
+                    && key.ends_with("ctxt_switches")
+                {
+                    sum += value.trim().parse::<u64>().unwrap_or(0);
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    fn end(&mut self) -> Result<(), String> {
+        if !self.alive() {
+            return Err("the daemon ended on its own".into());
+        }
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let asked = pid.is_some_and(|p| rustix::process::kill_process(p, Signal::TERM).is_ok());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while asked && self.alive() {
+            if Instant::now() > deadline {
+                return Err("the daemon does not end when asked".into());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let log = self.log();
+        if log.contains("panicked at") {
+            return Err("the daemon panicked".into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let ended = self.end();
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("---- daemon log ({ended:?}) ----\n{}", self.log());
+        } else if let Err(why) = ended {
+            panic!("{why}; its log:\n{}", self.log());
+        }
+    }
+}

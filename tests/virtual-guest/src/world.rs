@@ -1,0 +1,242 @@
+//! Ready-made scenes: a daemon with a network, guests on it, connected queue pairs.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use crate::control::{Ctx, Mr};
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::guest::{Guest, GuestConfig};
+use crate::qp::{Path, Qp, QpSpec, SendWr};
+use crate::rings::{Cq, Cqe};
+use crate::spec::{self, access};
+
+/// Ends the program if it is not dropped in time: a test that hangs must fail, and soon.
+#[derive(Debug)]
+pub struct Watchdog {
+    done: Arc<AtomicBool>,
+    wake: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// Starts to watch.
+    pub fn new(limit: Duration) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let (wake, woken) = mpsc::channel();
+        let name = std::thread::current().name().unwrap_or("?").to_owned();
+        let seen = Arc::clone(&done);
+        std::thread::spawn(move || {
+            let _over = woken.recv_timeout(limit);
+            if !seen.load(Ordering::SeqCst) {
+                eprintln!("{name} did not end within {limit:?}");
+                std::process::exit(124);
+            }
+        });
+        Self { done, wake }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::SeqCst);
+        let _gone = self.wake.send(());
+    }
+}
+
+/// A daemon with the network `net`.
+#[derive(Debug)]
+pub struct World {
+    /// The daemon.
+    pub daemon: Daemon,
+    next: AtomicU8,
+    _watchdog: Watchdog,
+}
+
+/// A guest whose driver is ready, with a context and a protection domain.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The NIC's name.
+    pub name: String,
+    /// The NIC's socket.
+    pub socket: PathBuf,
+    /// The guest.
+    pub guest: Guest,
+    /// A process's context.
+    pub ctx: Ctx,
+    /// A protection domain.
+    pub pdn: u32,
+    /// The GID at index 0.
+    pub gid: [u8; 16],
+}
+
+/// A queue pair with two completion queues of its own.
+#[derive(Debug)]
+pub struct End {
+    /// Where it lives.
+    pub node: Node,
+    /// The queue pair.
+    pub qp: Qp,
+    /// Completions of sends.
+    pub scq: Cq,
+    /// Completions of receives.
+    pub rcq: Cq,
+}
+
+/// The GID of an IPv4 address 10.0.`net`.`host`.
+pub fn ipv4_gid(net: u8, host: u8) -> [u8; 16] {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, net, host]
+}
+
+/// An IPv6 GID.
+pub fn ipv6_gid(host: u8) -> [u8; 16] {
+    [0xfd, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host]
+}
+
+/// Bytes that tell their place: no two positions within reach have the same neighbourhood.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl World {
+    /// A daemon with the network `net`, bounded to two minutes.
+    pub fn new() -> Self {
+        Self::with(&DaemonOptions::default(), Duration::from_secs(120))
+    }
+
+    /// As [`Self::new`], with options and a limit.
+    pub fn with(options: &DaemonOptions, limit: Duration) -> Self {
+        let watchdog = Watchdog::new(limit);
+        let daemon = Daemon::spawn(options);
+        daemon.add_network("net", 100);
+        Self { daemon, next: AtomicU8::new(1), _watchdog: watchdog }
+    }
+
+    /// A new NIC on `net` with a guest whose driver is ready.
+    #[track_caller]
+    pub fn node(&self) -> Node {
+        self.node_with("net", &[], GuestConfig::default())
+    }
+
+    /// As [`Self::node`], on another network, with options of `nic add`, and another guest.
+    #[track_caller]
+    pub fn node_with(&self, network: &str, options: &[&str], config: GuestConfig) -> Node {
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let name = format!("nic{n}");
+        let socket = self.daemon.add_nic(&name, network, options);
+        let guest = Guest::connect(&socket, config)
+            .unwrap_or_else(|e| panic!("{name}: {e}\n{}", self.daemon.log()));
+        Node::start(name, socket, guest, ipv4_gid(0, n))
+    }
+
+    /// Two guests with a connected pair of RC queue pairs.
+    #[track_caller]
+    pub fn rc_pair(&self) -> (End, End) {
+        self.pair(&QpSpec::new(spec::qpt::RC), &Path::default())
+    }
+
+    /// Two guests with a connected pair of queue pairs.
+    #[track_caller]
+    pub fn pair(&self, spec: &QpSpec, path: &Path) -> (End, End) {
+        let (a, b) = (self.node(), self.node());
+        let (a, b) = (a.end(spec), b.end(spec));
+        a.connect(&b, path);
+        b.connect(&a, path);
+        (a, b)
+    }
+}
+
+impl Node {
+    /// INIT, GID 0, a context and a protection domain.
+    #[track_caller]
+    pub fn start(name: String, socket: PathBuf, guest: Guest, gid: [u8; 16]) -> Self {
+        guest.init().expect("INIT");
+        guest.set_gid(0, spec::GID_ROCE_V2, gid).expect("GID_SET");
+        let ctx = guest.open().expect("CONTEXT_CREATE");
+        let pdn = ctx.create_pd().expect("PD_CREATE");
+        Self { name, socket, guest, ctx, pdn, gid }
+    }
+
+    /// A buffer of `len` zero bytes with all access.
+    #[track_caller]
+    pub fn mr(&self, len: u64) -> Mr {
+        self.ctx.mr(self.pdn, len, access::ALL).expect("MR_REG")
+    }
+
+    /// A buffer that holds `bytes`.
+    #[track_caller]
+    pub fn mr_with(&self, bytes: &[u8]) -> Mr {
+        let mr = self.mr(bytes.len() as u64);
+        mr.view().write(0, bytes);
+        mr
+    }
+
+    /// A completion queue on vector 0.
+    #[track_caller]
+    pub fn cq(&self, entries: u32) -> Cq {
+        Cq::create(&self.ctx, entries, 0).expect("CQ_CREATE")
+    }
+
+    /// A queue pair with completion queues of 256 entries.
+    #[track_caller]
+    pub fn end(&self, spec: &QpSpec) -> End {
+        self.end_with(spec, self.cq(256), self.cq(256))
+    }
+
+    /// A queue pair with these completion queues.
+    #[track_caller]
+    pub fn end_with(&self, spec: &QpSpec, scq: Cq, rcq: Cq) -> End {
+        let qp = Qp::create(&self.ctx, self.pdn, &scq, &rcq, spec).expect("QP_CREATE");
+        End { node: self.clone(), qp, scq, rcq }
+    }
+
+    /// An RC queue pair.
+    #[track_caller]
+    pub fn rc(&self) -> End {
+        self.end(&QpSpec::new(spec::qpt::RC))
+    }
+}
+
+impl End {
+    /// What a peer needs to know.
+    pub fn address(&self) -> ([u8; 16], u32) {
+        (self.node.gid, self.qp.qpn)
+    }
+
+    /// RESET to RTS towards `peer`.
+    #[track_caller]
+    pub fn connect(&self, peer: &Self, path: &Path) {
+        self.qp.connect(peer.address(), path).expect("RESET to RTS");
+    }
+
+    /// Posts a send and takes its completion.
+    #[track_caller]
+    pub fn run(&mut self, request: &SendWr) -> Cqe {
+        self.qp.post_send(request);
+        let cqe = self.scq.one();
+        assert_eq!((cqe.wr_id, cqe.qpn), (request.wr_id, self.qp.qpn), "{cqe:?}");
+        cqe
+    }
+
+    /// As [`Self::run`], for what must succeed.
+    #[track_caller]
+    pub fn run_ok(&mut self, request: &SendWr) -> Cqe {
+        let cqe = self.run(request);
+        assert_eq!(cqe.status, spec::status::SUCCESS, "{cqe:?}");
+        cqe
+    }
+}
