@@ -1,3 +1,8 @@
 //! vhost-rdma.
 
+pub mod admin;
+pub mod cli;
+pub mod config;
 pub mod node;
+pub mod socket;
+pub mod telemetry;

@@ -144,6 +144,15 @@ pub enum Error {
         /// As given.
         id: u32,
     },
+    /// Out of range.
+    #[error(
+        "{vectors} completion vectors are not possible: it must be 1 to {}",
+        super::COMP_VECTORS_MAX
+    )]
+    BadVectors {
+        /// As given.
+        vectors: u32,
+    },
     /// More than permission bits.
     #[error(
         "socket mode {mode:o} is not valid: it must be octal permission bits such as 0660, at most 0777"

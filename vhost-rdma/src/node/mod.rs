@@ -29,6 +29,7 @@ pub use mac::MacAddr;
 pub use name::{check_name, near};
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
-    Backing, Counters, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch, NetworkConfig, NicConfig,
-    NicLimits, NicStatus, Objects, Session, SocketAccess, VNI_MAX,
+    Backing, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
+    KICK_QUEUES, LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects, Session,
+    SocketAccess, VNI_MAX,
 };

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::name::{check_name, near};
 use super::types::{
-    Backing, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch, NetworkConfig, NicConfig, NicLimits,
-    SocketAccess, VNI_MAX,
+    Backing, COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch,
+    NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
 };
 use super::{Error, MacAddr};
 
@@ -29,6 +29,8 @@ pub struct NicSpec {
     pub addresses: Vec<IpAddr>,
     /// The virtio device type told to the VMM.
     pub virtio_id: Option<u32>,
+    /// `None` is the default number.
+    pub comp_vectors: Option<u32>,
     /// Over the defaults.
     pub limits: LimitsPatch,
     /// What carries the verbs.
@@ -213,6 +215,7 @@ impl Registry {
             mac,
             addresses: spec.addresses,
             virtio_id: spec.virtio_id,
+            comp_vectors: spec.comp_vectors.unwrap_or(DEFAULT_COMP_VECTORS),
             limits: spec.limits.apply(NicLimits::default()),
             backing: spec.backing,
             access: spec.access,
@@ -243,6 +246,9 @@ impl Registry {
         }
         if let Some(id) = nic.virtio_id.filter(|id| !(1..=63).contains(id)) {
             return Err(Error::BadVirtioId { id });
+        }
+        if !(1..=COMP_VECTORS_MAX).contains(&nic.comp_vectors) {
+            return Err(Error::BadVectors { vectors: nic.comp_vectors });
         }
         if nic.access.mode > 0o777 {
             return Err(Error::BadMode { mode: nic.access.mode });
@@ -319,7 +325,14 @@ impl Registry {
         }
     }
 
-    /// Takes over saved state, by the rules that hold today: sockets move with the directory, VNIs come from the networks.
+    /// Marks a network as named in the configuration file.
+    pub fn mark_configured(&mut self, network: &str) {
+        if let Some(network) = self.networks.get_mut(network) {
+            network.configured = true;
+        }
+    }
+
+    /// Takes over saved state beside what is already there, by the rules that hold today: sockets move with the directory, VNIs come from the networks.
     ///
     /// # Errors
     /// The first thing in it that breaks a rule.
@@ -329,6 +342,9 @@ impl Registry {
             self.add_network(&network.name, Some(network.vni), false)?;
         }
         for mut nic in saved.nics {
+            if self.nics.contains_key(&nic.name) {
+                continue;
+            }
             check_name("NIC", &nic.name)?;
             nic.vni = self.network(&nic.network)?.vni;
             nic.socket = self.nics_dir.join(&nic.name).join("vhost.sock");

@@ -17,6 +17,13 @@ pub const DEFAULT_VNI: u32 = 1;
 /// The greatest virtual network identifier: 24 bits, as in VXLAN and Geneve.
 pub const VNI_MAX: u32 = (1 << 24) - 1;
 
+/// Completion vectors of a NIC that names no number.
+pub const DEFAULT_COMP_VECTORS: u32 = 4;
+/// The most of them: a vhost-user backend stops at 64 queues, and control, events and kicks need some.
+pub const COMP_VECTORS_MAX: u32 = 32;
+/// Kick queues of every NIC.
+pub const KICK_QUEUES: u32 = 2;
+
 /// A layer-2 domain: only NICs of one network can find or reach each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkConfig {
@@ -158,6 +165,10 @@ pub struct NicConfig {
     pub addresses: Vec<IpAddr>,
     /// The virtio device type told to the VMM, if the user chose one.
     pub virtio_id: Option<u32>,
+    /// Completion vectors, 1 to [`COMP_VECTORS_MAX`]: one completion-event virtqueue each, fixed at creation because the
+    /// VMM's options name the number of queues.
+    #[serde(default = "default_comp_vectors")]
+    pub comp_vectors: u32,
     /// What the guest may hold.
     pub limits: NicLimits,
     /// What carries the verbs.
@@ -169,6 +180,18 @@ pub struct NicConfig {
     /// Named in the configuration file, which brings it back at every start.
     #[serde(default)]
     pub configured: bool,
+}
+
+const fn default_comp_vectors() -> u32 {
+    DEFAULT_COMP_VECTORS
+}
+
+impl NicConfig {
+    /// Virtqueues of the device: control, asynchronous events, one for each completion vector, kicks.
+    #[must_use]
+    pub const fn num_queues(&self) -> u32 {
+        2 + self.comp_vectors + KICK_QUEUES
+    }
 }
 
 /// How far the other side of a NIC's socket has come.

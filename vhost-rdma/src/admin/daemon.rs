@@ -1,0 +1,398 @@
+//! The daemon: registry, saved state and device layer, kept in step.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::store::{Store, StoreError};
+use super::users::{UserError, group_id, user_id};
+use crate::config;
+use crate::node::{
+    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Registry,
+    Saved, Session, SocketAccess,
+};
+use crate::socket;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The registry or the device layer refused it.
+    #[error(transparent)]
+    Node(#[from] node::Error),
+    /// An unknown owner or group.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The state cannot be kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A thing of the configuration file that breaks a rule.
+    #[error("in the configuration file, {what} {name:?}: {source}")]
+    Configured {
+        /// "network" or "NIC".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The rule.
+        source: Box<Self>,
+    },
+    /// A thing of the saved state that breaks a rule.
+    #[error(
+        "the saved state does not fit: {0}; change the configuration file, or move the state file away"
+    )]
+    Restore(node::Error),
+}
+
+/// A NIC as configured and as it is now.
+#[derive(Debug, Clone)]
+pub struct NicView {
+    /// As configured.
+    pub config: NicConfig,
+    /// As it is now.
+    pub status: NicStatus,
+}
+
+/// The networks and NICs that this process serves.
+#[derive(Debug)]
+pub struct Daemon<B> {
+    backend: Arc<B>,
+    nics_dir: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    store: Store,
+    /// NICs that could not be served when the daemon started, and why.
+    broken: BTreeMap<String, String>,
+}
+
+impl<B: Backend> Daemon<B> {
+    /// Takes up the saved state and the configuration file and serves every NIC of them. A NIC that cannot be served is reported as
+    /// failed and does not stop the others.
+    ///
+    /// # Errors
+    /// State or configuration break a rule, or the state cannot be read or written.
+    pub fn start(
+        runtime_dir: &Path,
+        ephemeral: bool,
+        file: &config::File,
+        backend: B,
+    ) -> Result<Self, Error> {
+        let nics_dir = runtime_dir.join("nics");
+        let store = Store::new(runtime_dir, ephemeral);
+        let mut registry = Registry::new(nics_dir.clone());
+        merge(&mut registry, store.load()?, file)?;
+        store.save(registry.save())?;
+        let nics: Vec<NicConfig> = registry.nics().cloned().collect();
+        let daemon = Self {
+            backend: Arc::new(backend),
+            nics_dir,
+            inner: Mutex::new(Inner { registry, store, broken: BTreeMap::new() }),
+        };
+        for nic in nics {
+            if let Err(error) = daemon.attach(&nic) {
+                tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
+                daemon.lock().broken.insert(nic.name, error.to_string());
+            }
+        }
+        Ok(daemon)
+    }
+
+    // A poisoned lock only means that a request panicked; every change is undone or complete before its first await of the lock,
+    // and one bad request must not end the service of all others.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attach(&self, nic: &NicConfig) -> Result<(), node::Error> {
+        let wrap = |source| node::Error::Attach { name: nic.name.clone(), source };
+        let dir = self.nics_dir.join(&nic.name);
+        std::fs::create_dir_all(&dir).map_err(|error| {
+            wrap(AttachError::io(format!("create the directory {}", dir.display()), error))
+        })?;
+        self.backend.attach(nic).map_err(|error| {
+            remove_dir(&dir);
+            wrap(error)
+        })
+    }
+
+    fn detach(&self, nic: &NicConfig) {
+        self.backend.detach(&nic.name);
+        remove_dir(&self.nics_dir.join(&nic.name));
+    }
+
+    /// True if nothing is saved.
+    #[must_use]
+    pub fn is_ephemeral(&self) -> bool {
+        self.lock().store.is_ephemeral()
+    }
+
+    /// Adds a network.
+    ///
+    /// # Errors
+    /// A rule, or the state cannot be kept.
+    pub fn add_network(&self, name: &str, vni: Option<u32>) -> Result<NetworkConfig, Error> {
+        let mut inner = self.lock();
+        let network = inner.registry.add_network(name, vni, false)?.clone();
+        if let Err(error) = inner.save() {
+            inner.registry.remove_network(name)?;
+            return Err(error.into());
+        }
+        tracing::info!(network = name, vni = network.vni, "network added");
+        Ok(network)
+    }
+
+    /// Removes an empty network.
+    ///
+    /// # Errors
+    /// A rule, or the state cannot be kept.
+    pub fn remove_network(&self, name: &str) -> Result<NetworkConfig, Error> {
+        let mut inner = self.lock();
+        let network = inner.registry.remove_network(name)?;
+        if let Err(error) = inner.save() {
+            inner.registry.add_network(name, Some(network.vni), network.configured)?;
+            return Err(error.into());
+        }
+        tracing::info!(network = name, "network removed");
+        Ok(network)
+    }
+
+    /// Every network, with how many NICs it has.
+    #[must_use]
+    pub fn networks(&self) -> Vec<(NetworkConfig, usize)> {
+        let inner = self.lock();
+        inner
+            .registry
+            .networks()
+            .map(|network| (network.clone(), inner.registry.nics_of(&network.name)))
+            .collect()
+    }
+
+    /// Adds a NIC and serves it.
+    ///
+    /// # Errors
+    /// A rule, the device layer, or the state cannot be kept.
+    pub fn add_nic(&self, spec: NicSpec) -> Result<NicView, Error> {
+        let mut inner = self.lock();
+        let nic = inner.registry.add_nic(spec, random)?.clone();
+        let done = self.attach(&nic).map_err(Error::from).and_then(|()| {
+            inner.save().map_err(|error| {
+                self.detach(&nic);
+                error.into()
+            })
+        });
+        if let Err(error) = done {
+            inner.registry.remove_nic(&nic.name)?;
+            return Err(error);
+        }
+        tracing::info!(nic = nic.name, network = nic.network, mac = %nic.mac, socket = %nic.socket.display(), "NIC added");
+        Ok(self.view(&inner, nic))
+    }
+
+    /// Ends a NIC.
+    ///
+    /// # Errors
+    /// It does not exist, or the state cannot be kept.
+    pub fn remove_nic(&self, name: &str) -> Result<NicConfig, Error> {
+        let mut inner = self.lock();
+        let nic = inner.registry.remove_nic(name)?;
+        if let Err(error) = inner.save() {
+            inner.registry.put_back(nic);
+            return Err(error.into());
+        }
+        inner.broken.remove(name);
+        self.detach(&nic);
+        tracing::info!(nic = name, "NIC removed");
+        Ok(nic)
+    }
+
+    /// Changes a live NIC.
+    ///
+    /// # Errors
+    /// A rule, the device layer, or the state cannot be kept; the old values then hold.
+    pub fn update_nic(&self, name: &str, patch: NicPatch) -> Result<NicView, Error> {
+        let mut inner = self.lock();
+        let old = inner.registry.nic(name)?.clone();
+        let new = inner.registry.update_nic(name, patch)?.clone();
+        let served = !inner.broken.contains_key(name);
+        let done = self.apply(&old, &new, served).and_then(|()| {
+            inner.save().map_err(|error| {
+                if let Err(error) = self.apply(&new, &old, served) {
+                    tracing::error!(nic = name, %error, "cannot take a refused change back");
+                }
+                error.into()
+            })
+        });
+        if let Err(error) = done {
+            inner.registry.put_back(old);
+            return Err(error);
+        }
+        tracing::info!(nic = name, "NIC changed");
+        Ok(self.view(&inner, new))
+    }
+
+    fn apply(&self, old: &NicConfig, new: &NicConfig, served: bool) -> Result<(), Error> {
+        if !served {
+            return Ok(());
+        }
+        let wrap = |source| node::Error::Attach { name: new.name.clone(), source };
+        if new.access != old.access {
+            socket::set_access(&new.socket, &new.access).map_err(wrap)?;
+        }
+        if let Err(error) = self.backend.update(new) {
+            if new.access != old.access
+                && let Err(error) = socket::set_access(&old.socket, &old.access)
+            {
+                tracing::error!(nic = new.name, %error, "cannot take a refused change back");
+            }
+            return Err(wrap(error).into());
+        }
+        Ok(())
+    }
+
+    /// One NIC.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub fn nic(&self, name: &str) -> Result<NicView, Error> {
+        let inner = self.lock();
+        let nic = inner.registry.nic(name)?.clone();
+        Ok(self.view(&inner, nic))
+    }
+
+    /// Every NIC, or those of one network.
+    ///
+    /// # Errors
+    /// The network does not exist.
+    pub fn nics(&self, network: Option<&str>) -> Result<Vec<NicView>, Error> {
+        let inner = self.lock();
+        if let Some(network) = network {
+            inner.registry.network(network)?;
+        }
+        let wanted = inner
+            .registry
+            .nics()
+            .filter(|nic| network.is_none_or(|network| nic.network == network));
+        Ok(wanted.map(|nic| self.view(&inner, nic.clone())).collect())
+    }
+
+    fn view(&self, inner: &Inner, config: NicConfig) -> NicView {
+        let status = match inner.broken.get(&config.name) {
+            Some(error) => NicStatus {
+                session: Session::Failed,
+                error: Some(error.clone()),
+                ..NicStatus::default()
+            },
+            None => self.backend.status(&config.name),
+        };
+        NicView { config, status }
+    }
+
+    /// Ends every NIC and removes its socket; the saved state stays.
+    pub fn stop(&self) {
+        let inner = self.lock();
+        for nic in inner.registry.nics().filter(|nic| !inner.broken.contains_key(&nic.name)) {
+            self.detach(nic);
+        }
+    }
+}
+
+impl Inner {
+    fn save(&self) -> Result<(), StoreError> {
+        self.store.save(self.registry.save())
+    }
+}
+
+/// Only an empty directory goes: whatever someone else put there is not ours to remove.
+fn remove_dir(dir: &Path) {
+    match std::fs::remove_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove the NIC's directory");
+        }
+        _ => {}
+    }
+}
+
+/// Random octets for a MAC address. It need not be secret, only unlikely to repeat.
+fn random() -> [u8; 6] {
+    let mut octets = [0; 6];
+    if let Err(error) = getrandom::fill(&mut octets) {
+        tracing::warn!(%error, "no random source; the NIC gets a poor MAC address");
+    }
+    octets
+}
+
+/// The user and group numbers and the mode that a configured access means; an absent mode is `mode`.
+pub(super) fn resolve(access: &config::Access, mode: u32) -> Result<SocketAccess, UserError> {
+    Ok(SocketAccess {
+        uid: access.owner.as_deref().map(user_id).transpose()?,
+        gid: access.group.as_deref().map(group_id).transpose()?,
+        mode: access.mode.unwrap_or(mode),
+    })
+}
+
+/// What the configuration file names wins; what it leaves open (a VNI, a MAC address) is as it was saved, because guests have seen
+/// it; what it does not name at all was added over the API and comes back as saved.
+fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(), Error> {
+    let configured = |what, name: &str, source: Error| Error::Configured {
+        what,
+        name: name.to_owned(),
+        source: Box::new(source),
+    };
+    let mut networks_left = Saved { networks: saved.networks.clone(), nics: vec![] };
+    for network in &file.networks {
+        let old = saved.networks.iter().find(|old| old.name == network.name);
+        if let Some(vni) = network.vni.or(old.map(|old| old.vni))
+            && registry.network(&network.name).is_ok_and(|existing| existing.vni == vni)
+        {
+            registry.mark_configured(&network.name);
+        } else if let Some(vni) = network.vni.or(old.map(|old| old.vni)) {
+            registry
+                .add_network(&network.name, Some(vni), true)
+                .map_err(|error| configured("network", &network.name, error.into()))?;
+        } else {
+            continue;
+        }
+        networks_left.networks.retain(|old| old.name != network.name);
+    }
+    registry.restore(networks_left).map_err(Error::Restore)?;
+    for network in file
+        .networks
+        .iter()
+        .filter(|network| registry.network(&network.name).is_err())
+        .collect::<Vec<_>>()
+    {
+        registry
+            .add_network(&network.name, None, true)
+            .map_err(|error| configured("network", &network.name, error.into()))?;
+    }
+    for nic in &file.nics {
+        let spec = spec_of(nic, &saved).map_err(|error| configured("NIC", &nic.name, error))?;
+        registry
+            .add_nic(spec, random)
+            .map_err(|error| configured("NIC", &nic.name, error.into()))?;
+    }
+    registry.restore(Saved { networks: vec![], nics: saved.nics }).map_err(Error::Restore)
+}
+
+fn spec_of(nic: &config::Nic, saved: &Saved) -> Result<NicSpec, Error> {
+    let network = nic.network.as_deref().unwrap_or(node::DEFAULT_NETWORK);
+    let old = saved.nics.iter().find(|old| old.name == nic.name && old.network == network);
+    Ok(NicSpec {
+        name: nic.name.clone(),
+        network: Some(network.to_owned()),
+        mac: nic.mac.or(old.map(|old| old.mac)),
+        addresses: nic.addresses.clone(),
+        virtio_id: nic.virtio_id,
+        comp_vectors: nic.comp_vectors,
+        limits: nic.limits,
+        backing: nic.backing,
+        access: resolve(&nic.access, SocketAccess::default().mode)?,
+        configured: true,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! Metrics for Prometheus: read from the NICs' counters at each scrape, nothing is counted twice or kept.
+//!
+//! Labels are NIC and network only, so there are as many series as the operator made NICs; nothing that a guest chooses (QPN, GID,
+//! process) ever becomes a label.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::daemon::{Daemon, NicView};
+use crate::node::{Backend, Session};
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Where metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// TCP.
+    Inet(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        text.parse()
+            .map(Self::Inet)
+            .map_err(|_| format!("{text:?} is not a metrics address: write IP:PORT such as 127.0.0.1:9745, or unix:PATH"))
+    }
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inet(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Reads every NIC at a scrape.
+struct NicCollector<B>(Arc<Daemon<B>>);
+
+impl<B> fmt::Debug for NicCollector<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NicCollector")
+    }
+}
+
+type Read = fn(&NicView) -> u64;
+
+const COUNTERS: [(&str, &str, Read); 11] = [
+    ("tx_bytes", "Payload bytes sent", |nic| nic.status.counters.tx_bytes),
+    ("rx_bytes", "Payload bytes received", |nic| nic.status.counters.rx_bytes),
+    ("tx_messages", "Messages sent", |nic| nic.status.counters.tx_messages),
+    ("rx_messages", "Messages received", |nic| nic.status.counters.rx_messages),
+    ("rnr_naks", "Receiver-not-ready NAKs sent", |nic| nic.status.counters.rnr_naks),
+    ("retries", "Requests tried again", |nic| nic.status.counters.retries),
+    ("access_errors", "Requests refused for a key, range or access flag", |nic| {
+        nic.status.counters.access_errors
+    }),
+    ("control_commands", "Commands on the control queue", |nic| {
+        nic.status.counters.control_commands
+    }),
+    ("kicks", "Kicks received from the guest", |nic| nic.status.counters.kicks),
+    ("events", "Asynchronous events raised", |nic| nic.status.counters.events),
+    ("completions", "Completions written", |nic| nic.status.counters.completions),
+];
+
+const GAUGES: [(&str, &str, Read); 13] = [
+    ("contexts", "Contexts that the guest holds", |nic| nic.status.objects.contexts.into()),
+    ("pds", "Protection domains that the guest holds", |nic| nic.status.objects.pds.into()),
+    ("mrs", "Memory regions that the guest holds", |nic| nic.status.objects.mrs.into()),
+    ("mr_bytes", "Bytes that the guest has registered", |nic| nic.status.objects.mr_bytes),
+    ("cqs", "Completion queues that the guest holds", |nic| nic.status.objects.cqs.into()),
+    ("srqs", "Shared receive queues that the guest holds", |nic| nic.status.objects.srqs.into()),
+    ("qps", "Queue pairs that the guest holds", |nic| nic.status.objects.qps.into()),
+    ("ahs", "Address handles that the guest holds", |nic| nic.status.objects.ahs.into()),
+    ("qps_limit", "Queue pairs that the guest may hold", |nic| nic.config.limits.max_qps.into()),
+    ("mr_bytes_limit", "Bytes that the guest may register", |nic| nic.config.limits.max_mr_bytes),
+    ("connected", "1 while a VMM is connected", |nic| {
+        u64::from(matches!(nic.status.session, Session::Connected | Session::DriverReady))
+    }),
+    ("driver_ready", "1 while the guest driver is ready", |nic| {
+        u64::from(nic.status.session == Session::DriverReady)
+    }),
+    ("failed", "1 if the device stopped after a fault", |nic| {
+        u64::from(nic.status.session == Session::Failed)
+    }),
+];
+
+impl<B: Backend> Collector for NicCollector<B> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let nics = self.0.nics(None).unwrap_or_default();
+        let label = |nic: &NicView| {
+            [("nic", nic.config.name.clone()), ("network", nic.config.network.clone())]
+        };
+        for (name, help, read) in COUNTERS {
+            let mut metric = encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                prometheus_client::metrics::MetricType::Counter,
+            )?;
+            for nic in &nics {
+                ConstCounter::new(read(nic)).encode(metric.encode_family(&label(nic))?)?;
+            }
+        }
+        for (name, help, read) in GAUGES {
+            let mut metric = encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                prometheus_client::metrics::MetricType::Gauge,
+            )?;
+            for nic in &nics {
+                // OpenMetrics gauges are signed here; no count comes near 2^63.
+                let value = i64::try_from(read(nic)).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(metric.encode_family(&label(nic))?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn registry<B: Backend>(daemon: Arc<Daemon<B>>) -> Arc<Registry> {
+    let mut registry = Registry::with_prefix("vhost_rdma_nic");
+    registry.register_collector(Box::new(NicCollector(daemon)));
+    Arc::new(registry)
+}
+
+/// Answers one HTTP connection.
+pub(super) async fn answer(registry: Arc<Registry>, stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let registry = Arc::clone(&registry);
+        async move { respond(&request, registry).await }
+    });
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(hyper_util::rt::TokioTimer::new());
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "a metrics connection ended badly");
+    }
+}
+
+async fn respond(
+    request: &Request<Incoming>,
+    registry: Arc<Registry>,
+) -> Result<Response<Full<Bytes>>, hyper::http::Error> {
+    let plain = |status, text: &'static str| {
+        Response::builder().status(status).body(Full::new(Bytes::from_static(text.as_bytes())))
+    };
+    if request.uri().path() != "/metrics" {
+        return plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
+    }
+    if request.method() != Method::GET {
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
+    }
+    // Reading the counters takes the daemon's lock, which a slow change may hold.
+    let encoded = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+    })
+    .await;
+    match encoded {
+        Ok(Ok(text)) => Response::builder()
+            .header(header::CONTENT_TYPE, CONTENT_TYPE)
+            .body(Full::new(Bytes::from(text))),
+        _ => plain(StatusCode::INTERNAL_SERVER_ERROR, "metrics could not be read\n"),
+    }
+}

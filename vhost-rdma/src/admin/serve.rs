@@ -1,0 +1,323 @@
+//! One run of the daemon: lock, socket, service, end.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prometheus_client::registry::Registry;
+use rustix::fs::FlockOperation;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use vhost_rdma_proto::v1::admin_server::AdminServer;
+
+use super::daemon::{self, Daemon, resolve};
+use super::metrics::{self, MetricsAddress};
+use super::service::{About, Service};
+use super::users::UserError;
+use crate::config::{self, ADMIN_SOCKET};
+use crate::node::{AttachError, Backend, SOCKET_PATH_MAX, SocketAccess};
+use crate::socket;
+
+/// How long open API calls may take to end after a signal.
+const LAST_CALLS: Duration = Duration::from_secs(2);
+
+/// How the daemon runs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where sockets and state are.
+    pub runtime_dir: PathBuf,
+    /// Shown in the status.
+    pub workers: u32,
+    /// Shown in the status.
+    pub poll_us: u32,
+    /// Keep no state over a restart.
+    pub ephemeral: bool,
+    /// Who may open the admin socket.
+    pub admin: config::Access,
+    /// Where metrics are served.
+    pub metrics: Option<MetricsAddress>,
+    /// Networks and NICs that exist at every start.
+    pub file: config::File,
+}
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The runtime directory.
+    #[error(
+        "cannot {action} {path}: {source}; run as a user who may write there, or choose another directory with --runtime-dir"
+    )]
+    Directory {
+        /// What was tried.
+        action: &'static str,
+        /// The file or directory.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another daemon.
+    #[error(
+        "another vhost-rdma daemon{pid} runs in {dir}; use that one (`vhost-rdma status`), stop it, or choose another directory with --runtime-dir"
+    )]
+    Running {
+        /// " (pid N)" if known.
+        pid: String,
+        /// The runtime directory.
+        dir: String,
+    },
+    /// Longer than `sun_path`.
+    #[error(
+        "the admin socket's path {path} has {length} bytes, a unix socket allows {SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+    )]
+    PathTooLong {
+        /// The path.
+        path: String,
+        /// Its length.
+        length: usize,
+    },
+    /// Admin or metrics socket.
+    #[error("{what}: {source}")]
+    Socket {
+        /// Which socket.
+        what: &'static str,
+        /// Why.
+        source: AttachError,
+    },
+    /// Unknown owner or group.
+    #[error("admin socket: {0}")]
+    User(#[from] UserError),
+    /// State or configuration.
+    #[error(transparent)]
+    Start(#[from] daemon::Error),
+    /// The metrics address.
+    #[error("cannot serve metrics on {address}: {source}; choose another address with --metrics")]
+    Metrics {
+        /// As asked for.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Runtime, signals.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The API server.
+    #[error("the admin API failed: {0}")]
+    Api(#[from] tonic::transport::Error),
+}
+
+/// Serves until SIGTERM or SIGINT. `backend` is made once the runtime directory is ours.
+///
+/// # Errors
+/// The daemon cannot start, or its API failed.
+pub fn run<B: Backend, E>(
+    settings: &Settings,
+    backend: impl FnOnce() -> Result<B, E>,
+) -> Result<(), RunError<E>> {
+    let dir = prepare(&settings.runtime_dir)?;
+    let _lock = lock(&dir)?;
+    let path = dir.join(ADMIN_SOCKET);
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        return Err(ServeError::PathTooLong { path: path.display().to_string(), length }.into());
+    }
+    let access = resolve(&settings.admin, 0o600).map_err(ServeError::User)?;
+    let backend = backend().map_err(RunError::Backend)?;
+    let daemon = Daemon::start(&dir, settings.ephemeral, &settings.file, backend)
+        .map_err(ServeError::Start)?;
+    let daemon = Arc::new(daemon);
+    let served = serve_api(settings, &path, &access, &daemon);
+    // Tells the service manager that the end is wanted; there may be none.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    daemon.stop();
+    tracing::info!("stopped");
+    served.map_err(RunError::Serve)
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError<E> {
+    /// The shell's own reasons.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The device layer did not start.
+    #[error("{0}")]
+    Backend(E),
+}
+
+fn prepare(dir: &Path) -> Result<PathBuf, ServeError> {
+    let fault =
+        |action, source| ServeError::Directory { action, path: dir.display().to_string(), source };
+    // Others must be able to pass to their NIC's socket; what protects is the mode of each socket.
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(dir)
+        .map_err(|error| fault("create the runtime directory", error))?;
+    // VMMs are started elsewhere, so the paths that they are told must not depend on where we were.
+    std::path::absolute(dir).map_err(|error| fault("find the runtime directory", error))
+}
+
+/// Held as long as the daemon runs; the kernel releases it however the daemon ends.
+fn lock(dir: &Path) -> Result<File, ServeError> {
+    let path = dir.join("daemon.lock");
+    let fault =
+        |action, source| ServeError::Directory { action, path: path.display().to_string(), source };
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|error| fault("open the lock file", error))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            // The pid is only for the message; without it the message is still right.
+            let known = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
+            let pid = if known { format!(" (pid {})", pid.trim()) } else { String::new() };
+            return Err(ServeError::Running { pid, dir: dir.display().to_string() });
+        }
+        Err(error) => return Err(fault("lock", error.into())),
+    }
+    let written = file
+        .set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(|error| fault("write the lock file", error))?;
+    Ok(file)
+}
+
+fn serve_api<B: Backend>(
+    settings: &Settings,
+    path: &Path,
+    access: &SocketAccess,
+    daemon: &Arc<Daemon<B>>,
+) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(16)
+        .build()
+        .map_err(|source| ServeError::Io { action: "start the API's runtime", source })?;
+    let listener = socket::bind(path, access)
+        .map_err(|source| ServeError::Socket { what: "admin socket", source })?;
+    let served = runtime.block_on(async {
+        let listener = adopt(listener)?;
+        if let Some(address) = &settings.metrics {
+            serve_metrics(address, Arc::clone(daemon)).await?;
+        }
+        let about = About {
+            runtime_dir: path.parent().unwrap_or(path).display().to_string(),
+            workers: settings.workers,
+            poll_us: settings.poll_us,
+            started: Instant::now(),
+        };
+        until_signal(listener, Service { daemon: Arc::clone(daemon), about }, path).await
+    });
+    socket::remove(path);
+    if let Some(MetricsAddress::Unix(path)) = &settings.metrics {
+        socket::remove(path);
+    }
+    // A call that is still busy on a blocking thread must not hold the end up.
+    runtime.shutdown_timeout(LAST_CALLS);
+    served
+}
+
+fn adopt(listener: std::os::unix::net::UnixListener) -> Result<UnixListener, ServeError> {
+    let fault = |source| ServeError::Io { action: "listen", source };
+    listener.set_nonblocking(true).map_err(fault)?;
+    UnixListener::from_std(listener).map_err(fault)
+}
+
+async fn until_signal<B: Backend>(
+    listener: UnixListener,
+    service: Service<B>,
+    path: &Path,
+) -> Result<(), ServeError> {
+    let fault = |source| ServeError::Io { action: "watch for signals", source };
+    let mut term = signal(SignalKind::terminate()).map_err(fault)?;
+    let mut int = signal(SignalKind::interrupt()).map_err(fault)?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = Server::builder()
+        .add_service(AdminServer::new(service))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            // Either way, sent or dropped, it is time to stop.
+            let _ = stopped.await;
+        });
+    tokio::pin!(server);
+    tracing::info!(socket = %path.display(), version = env!("CARGO_PKG_VERSION"), "ready");
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
+    }
+    let name = tokio::select! {
+        ended = &mut server => return Ok(ended?),
+        _ = term.recv() => "SIGTERM",
+        _ = int.recv() => "SIGINT",
+    };
+    tracing::info!(signal = name, "stopping");
+    drop(stop);
+    match tokio::time::timeout(LAST_CALLS, server).await {
+        Ok(ended) => Ok(ended?),
+        // A client that keeps its connection open does not keep the daemon alive.
+        Err(_) => Ok(()),
+    }
+}
+
+async fn serve_metrics<B: Backend>(
+    address: &MetricsAddress,
+    daemon: Arc<Daemon<B>>,
+) -> Result<(), ServeError> {
+    let registry = metrics::registry(daemon);
+    match address {
+        MetricsAddress::Inet(inet) => {
+            let listener = TcpListener::bind(inet)
+                .await
+                .map_err(|source| ServeError::Metrics { address: address.to_string(), source })?;
+            let bound = listener
+                .local_addr()
+                .map_or_else(|_| address.to_string(), |bound| bound.to_string());
+            tracing::info!(address = bound, "serving metrics");
+            tokio::spawn(answer_all(registry, async move || Ok(listener.accept().await?.0)));
+        }
+        MetricsAddress::Unix(path) => {
+            let access = SocketAccess { mode: 0o660, ..SocketAccess::default() };
+            let listener = adopt(
+                socket::bind(path, &access)
+                    .map_err(|source| ServeError::Socket { what: "metrics socket", source })?,
+            )?;
+            tracing::info!(%address, "serving metrics");
+            tokio::spawn(answer_all(registry, async move || Ok(listener.accept().await?.0)));
+        }
+    }
+    Ok(())
+}
+
+async fn answer_all<S>(registry: Arc<Registry>, mut accept: impl AsyncFnMut() -> io::Result<S>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    loop {
+        match accept().await {
+            Ok(stream) => {
+                tokio::spawn(metrics::answer(Arc::clone(&registry), stream));
+            }
+            // Out of descriptors, most likely: waits, so that the loop does not burn a core.
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a metrics connection");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+}

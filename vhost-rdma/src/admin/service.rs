@@ -1,0 +1,181 @@
+//! The gRPC service: unpacks a request, calls the daemon on a blocking thread, packs the answer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic::{Request, Response, Status};
+use vhost_rdma_proto::v1;
+use vhost_rdma_proto::v1::admin_server::Admin;
+
+use super::convert;
+use super::daemon::{Daemon, Error};
+use crate::node::{Backend, NetworkConfig, Session};
+
+/// What does not change while the daemon runs.
+#[derive(Debug, Clone)]
+pub(super) struct About {
+    pub(super) runtime_dir: String,
+    pub(super) workers: u32,
+    pub(super) poll_us: u32,
+    pub(super) started: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Service<B> {
+    pub(super) daemon: Arc<Daemon<B>>,
+    pub(super) about: About,
+}
+
+impl<B: Backend> Service<B> {
+    async fn call<T, F>(&self, work: F) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Daemon<B>) -> Result<T, Error> + Send + 'static,
+    {
+        let daemon = Arc::clone(&self.daemon);
+        match tokio::task::spawn_blocking(move || work(&daemon)).await {
+            Ok(Ok(answer)) => Ok(Response::new(answer)),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "request refused");
+                Err(convert::status(&error))
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request did not end");
+                Err(Status::internal("the daemon failed at this request; its log has more"))
+            }
+        }
+    }
+}
+
+fn network((network, nics): (NetworkConfig, usize)) -> v1::Network {
+    let nics = u32::try_from(nics).unwrap_or(u32::MAX);
+    v1::Network { name: network.name, vni: network.vni, nics, configured: network.configured }
+}
+
+fn comes_back(what: &str, name: &str, configured: bool) -> String {
+    if configured {
+        format!(
+            "the configuration file names {what} {name:?}: it comes back when the daemon starts again, unless it is removed there too"
+        )
+    } else {
+        String::new()
+    }
+}
+
+#[tonic::async_trait]
+impl<B: Backend> Admin for Service<B> {
+    async fn get_status(
+        &self,
+        _: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        let about = self.about.clone();
+        self.call(move |daemon| {
+            let nics = daemon.nics(None)?;
+            let ready =
+                nics.iter().filter(|nic| nic.status.session == Session::DriverReady).count();
+            let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+            Ok(v1::GetStatusResponse {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
+                uptime_seconds: about.started.elapsed().as_secs(),
+                runtime_dir: about.runtime_dir,
+                workers: about.workers,
+                poll_us: about.poll_us,
+                networks: count(daemon.networks().len()),
+                nics: count(nics.len()),
+                nics_ready: count(ready),
+                ephemeral: daemon.is_ephemeral(),
+            })
+        })
+        .await
+    }
+
+    async fn add_network(
+        &self,
+        request: Request<v1::AddNetworkRequest>,
+    ) -> Result<Response<v1::Network>, Status> {
+        let request = request.into_inner();
+        self.call(move |daemon| Ok(network((daemon.add_network(&request.name, request.vni)?, 0))))
+            .await
+    }
+
+    async fn remove_network(
+        &self,
+        request: Request<v1::RemoveNetworkRequest>,
+    ) -> Result<Response<v1::RemoveNetworkResponse>, Status> {
+        let name = request.into_inner().name;
+        self.call(move |daemon| {
+            let removed = daemon.remove_network(&name)?;
+            Ok(v1::RemoveNetworkResponse {
+                warning: comes_back("network", &name, removed.configured),
+            })
+        })
+        .await
+    }
+
+    async fn list_networks(
+        &self,
+        _: Request<v1::ListNetworksRequest>,
+    ) -> Result<Response<v1::ListNetworksResponse>, Status> {
+        self.call(|daemon| {
+            Ok(v1::ListNetworksResponse {
+                networks: daemon.networks().into_iter().map(network).collect(),
+            })
+        })
+        .await
+    }
+
+    async fn add_nic(
+        &self,
+        request: Request<v1::AddNicRequest>,
+    ) -> Result<Response<v1::Nic>, Status> {
+        let request = request.into_inner();
+        self.call(move |daemon| Ok(convert::nic(daemon.add_nic(convert::spec(request)?)?))).await
+    }
+
+    async fn remove_nic(
+        &self,
+        request: Request<v1::RemoveNicRequest>,
+    ) -> Result<Response<v1::RemoveNicResponse>, Status> {
+        let name = request.into_inner().name;
+        self.call(move |daemon| {
+            let removed = daemon.remove_nic(&name)?;
+            Ok(v1::RemoveNicResponse { warning: comes_back("NIC", &name, removed.configured) })
+        })
+        .await
+    }
+
+    async fn update_nic(
+        &self,
+        request: Request<v1::UpdateNicRequest>,
+    ) -> Result<Response<v1::Nic>, Status> {
+        let request = request.into_inner();
+        self.call(move |daemon| {
+            let name = request.name.clone();
+            // The name first: a wrong one is the likelier mistake, and its message is the more useful.
+            daemon.nic(&name)?;
+            Ok(convert::nic(daemon.update_nic(&name, convert::patch(request)?)?))
+        })
+        .await
+    }
+
+    async fn get_nic(
+        &self,
+        request: Request<v1::GetNicRequest>,
+    ) -> Result<Response<v1::Nic>, Status> {
+        let name = request.into_inner().name;
+        self.call(move |daemon| Ok(convert::nic(daemon.nic(&name)?))).await
+    }
+
+    async fn list_nics(
+        &self,
+        request: Request<v1::ListNicsRequest>,
+    ) -> Result<Response<v1::ListNicsResponse>, Status> {
+        let network = Some(request.into_inner().network).filter(|name| !name.is_empty());
+        self.call(move |daemon| {
+            let nics = daemon.nics(network.as_deref())?.into_iter().map(convert::nic).collect();
+            Ok(v1::ListNicsResponse { nics })
+        })
+        .await
+    }
+}

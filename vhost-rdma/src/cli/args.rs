@@ -1,0 +1,331 @@
+//! The grammar of the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::admin::MetricsAddress;
+use crate::config::parse_mode;
+use crate::telemetry::LogFormat;
+
+/// Virtual RDMA NICs for VMs.
+///
+/// `vhost-rdma serve` runs the daemon; the other commands speak to it. Exit status: 0 success, 1 fault of the host, 2 wrong
+/// argument, 3 daemon not reachable, 4 no such thing, 5 conflict (name taken, network not empty, socket in use), 6 no permission.
+#[derive(Debug, Parser)]
+#[command(name = "vhost-rdma", version, propagate_version = true)]
+pub struct Cli {
+    /// The daemon's admin socket [default: admin.sock in $XDG_RUNTIME_DIR/vhost-rdma or /run/vhost-rdma]
+    #[arg(
+        long,
+        global = true,
+        env = "VHOST_RDMA_SOCKET",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
+    pub socket: Option<PathBuf>,
+    /// Write JSON with stable field names
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon
+    Serve(Box<ServeArgs>),
+    /// Networks: only NICs of one network can find or reach each other
+    #[command(subcommand)]
+    Network(NetworkCommand),
+    /// Virtual RDMA NICs
+    #[command(subcommand)]
+    Nic(NicCommand),
+    /// Show the daemon's state
+    Status,
+    /// Show the versions of this program and of the daemon
+    Version,
+    /// Write the manual page: to standard output, or one page for each command to a directory
+    Man {
+        /// Write all pages into this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// Write a shell completion script to standard output
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// How the daemon runs.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where sockets and state are [default: /run/vhost-rdma for root, else $XDG_RUNTIME_DIR/vhost-rdma]
+    #[arg(long, value_name = "DIR")]
+    pub runtime_dir: Option<PathBuf>,
+    /// Configuration file (TOML); options given here win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Worker threads, each of which owns whole NICs [default: a quarter of the CPUs]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<u32>,
+    /// Microseconds that a worker polls before it sleeps; 0 never polls [default: 50]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub poll_us: Option<u32>,
+    /// Forget networks and NICs when the daemon ends
+    #[arg(long)]
+    pub ephemeral: bool,
+    /// Owner of the admin socket (name or number): may do everything
+    #[arg(long, value_name = "USER")]
+    pub admin_owner: Option<String>,
+    /// Group of the admin socket (name or number)
+    #[arg(long, value_name = "GROUP")]
+    pub admin_group: Option<String>,
+    /// Octal mode of the admin socket [default: 0600]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub admin_mode: Option<u32>,
+    /// Serve Prometheus metrics at IP:PORT or unix:PATH, path /metrics
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<MetricsAddress>,
+    /// Form of the log on standard error; $VHOST_RDMA_LOG filters it
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
+}
+
+/// `network …`
+#[derive(Debug, Subcommand)]
+pub enum NetworkCommand {
+    /// Make a network
+    Add {
+        /// 1 to 63 characters of a-z, 0-9, '.', '_' and '-'
+        name: String,
+        /// Virtual network identifier, 1 to 16777215 [default: the lowest free one]
+        #[arg(long)]
+        vni: Option<u32>,
+    },
+    /// Remove an empty network
+    Rm {
+        /// Which one
+        name: String,
+    },
+    /// Show all networks
+    List,
+}
+
+/// `nic …`
+#[derive(Debug, Subcommand)]
+pub enum NicCommand {
+    /// Make a NIC and listen for its VMM
+    Add(Box<NicAdd>),
+    /// Remove a NIC: its VM loses the device at once
+    Rm {
+        /// Which one
+        name: String,
+    },
+    /// Change a live NIC
+    Set(Box<NicSet>),
+    /// Show all NICs
+    List {
+        /// Only those of this network
+        #[arg(long)]
+        network: Option<String>,
+    },
+    /// Show a NIC with its counters and objects
+    Show {
+        /// Which one
+        name: String,
+    },
+    /// Print the QEMU options that give a VM this NIC
+    ///
+    /// QEMU 10.2 or newer. A stock QEMU has no name for virtio id 42 (RDMA) in its table and aborts when a device with it is made;
+    /// so the options use the lab id 21, which the guest driver binds only if the device's configuration space says that it is
+    /// ours. With a QEMU that knows 42, use --virtio-id 42.
+    QemuArgs(QemuArgs),
+    /// Print the cloud-hypervisor options that give a VM this NIC
+    ///
+    /// cloud-hypervisor 52 or newer, which takes virtio id 42 (RDMA) as it is.
+    CloudHypervisorArgs(CloudHypervisorArgs),
+}
+
+/// The most that a guest may hold.
+#[derive(Debug, Args, Clone, Copy)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Most queue pairs
+    #[arg(long, value_name = "N")]
+    pub max_qps: Option<u32>,
+    /// Most completion queues
+    #[arg(long, value_name = "N")]
+    pub max_cqs: Option<u32>,
+    /// Most shared receive queues
+    #[arg(long, value_name = "N")]
+    pub max_srqs: Option<u32>,
+    /// Most memory regions
+    #[arg(long, value_name = "N")]
+    pub max_mrs: Option<u32>,
+    /// Most registered bytes; K, M, G and T are powers of 1024
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_mr_bytes: Option<u64>,
+    /// Most protection domains
+    #[arg(long, value_name = "N")]
+    pub max_pds: Option<u32>,
+    /// Most address handles
+    #[arg(long, value_name = "N")]
+    pub max_ahs: Option<u32>,
+    /// Most contexts (processes that use the device, and one for the kernel)
+    #[arg(long, value_name = "N")]
+    pub max_contexts: Option<u32>,
+}
+
+/// Who may open a NIC's socket.
+#[derive(Debug, Args, Clone)]
+#[command(next_help_heading = "Socket")]
+pub struct AccessArgs {
+    /// Owner of the NIC's socket: the user that the VMM runs as (name or number)
+    #[arg(long, value_name = "USER")]
+    pub owner: Option<String>,
+    /// Group of the NIC's socket (name or number)
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+    /// Octal mode of the NIC's socket [default of a new NIC: 0660]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub mode: Option<u32>,
+}
+
+/// `nic add`
+#[derive(Debug, Args)]
+pub struct NicAdd {
+    /// 1 to 63 characters of a-z, 0-9, '.', '_' and '-'
+    pub name: String,
+    /// Its network
+    #[arg(long, default_value = "default")]
+    pub network: String,
+    /// MAC address, the same as of the companion netdev in the guest [default: a random locally administered one]
+    #[arg(long)]
+    pub mac: Option<String>,
+    /// An address that the NIC may use; may be given several times [default: any that no other NIC of the network holds]
+    #[arg(long = "address", value_name = "IP", value_delimiter = ',')]
+    pub addresses: Vec<String>,
+    /// Virtio device type told to the VMM [default: 42, for QEMU the lab id 21]
+    #[arg(long, value_name = "ID")]
+    pub virtio_id: Option<u32>,
+    /// Completion vectors [default: 4]
+    #[arg(long, value_name = "N")]
+    pub vectors: Option<u32>,
+    /// What carries the verbs
+    #[arg(long, default_value = "soft")]
+    pub backing: String,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+/// `nic set`
+#[derive(Debug, Args)]
+pub struct NicSet {
+    /// Which one
+    pub name: String,
+    /// The addresses that the NIC may use from now on, instead of the present ones; may be given several times
+    #[arg(
+        long = "address",
+        value_name = "IP",
+        value_delimiter = ',',
+        conflicts_with = "any_address"
+    )]
+    pub addresses: Vec<String>,
+    /// Let the NIC use any address that no other NIC of the network holds
+    #[arg(long)]
+    pub any_address: bool,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+/// `nic qemu-args`
+#[derive(Debug, Args)]
+pub struct QemuArgs {
+    /// Which one
+    pub name: String,
+    /// Virtio device type [default: that of the NIC, or the lab id 21]
+    #[arg(long, value_name = "ID")]
+    pub virtio_id: Option<u32>,
+    /// The companion netdev: tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE (each HOST:PORT or a socket's path) or none
+    /// [default: a tap named after the NIC]
+    #[arg(long, value_name = "KIND")]
+    pub netdev: Option<String>,
+    /// Memory of the VM, shared with the daemon
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub memory: String,
+    /// Leave the memory and machine options away: for a second NIC of one VM, or a command line that has them
+    #[arg(long)]
+    pub no_memory: bool,
+    /// Number of this NIC in its VM: makes the ids in the options unique
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub index: u32,
+    /// Check that the NIC has this number of completion vectors; it is chosen with `nic add --vectors`
+    #[arg(long, value_name = "N")]
+    pub vectors: Option<u32>,
+}
+
+/// `nic cloud-hypervisor-args`
+#[derive(Debug, Args)]
+pub struct CloudHypervisorArgs {
+    /// Which one
+    pub name: String,
+    /// Virtio device type [default: that of the NIC, or 42]
+    #[arg(long, value_name = "ID")]
+    pub virtio_id: Option<u32>,
+    /// The companion netdev's tap [default: named after the NIC]
+    #[arg(long, value_name = "IFNAME")]
+    pub tap: Option<String>,
+    /// Memory of the VM, shared with the daemon
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub memory: String,
+    /// Leave the memory option away
+    #[arg(long)]
+    pub no_memory: bool,
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bad = || {
+        format!(
+            "{text:?} is not a number of bytes: write digits, and K, M, G or T for powers of 1024"
+        )
+    };
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        Some((at, 'T' | 't')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::{Cli, parse_bytes};
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bytes() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("2G"), Ok(2 << 30));
+        for text in ["", "G", "1.5G", "-1", "1GiB", "99999999999T", "1é"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Reaching the daemon: every way that fails says which of them it is, because each has another cure.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use vhost_rdma_proto::v1::admin_client::AdminClient;
+
+use super::Failure;
+use crate::node::SOCKET_PATH_MAX;
+
+/// A client of the daemon behind `path`.
+pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure> {
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        return Err(Failure::Usage(format!(
+            "the socket path {} has {length} bytes, a unix socket allows {SOCKET_PATH_MAX}; give a shorter one with --socket",
+            path.display()
+        )));
+    }
+    // The channel hides why a connection failed; so the first one is made here and handed over.
+    let stream = UnixStream::connect(path).await.map_err(|error| unreachable(path, &error))?;
+    let mut first = Some(stream);
+    let path: PathBuf = path.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let stream = first.take();
+        let path = path.clone();
+        async move {
+            match stream {
+                Some(stream) => Ok(TokioIo::new(stream)),
+                None => UnixStream::connect(path).await.map(TokioIo::new),
+            }
+        }
+    });
+    // The address is only the authority that HTTP/2 wants; the connector does not look at it.
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| {
+            Failure::Unreachable(format!(
+                "what listens on the admin socket does not speak this API: {error}"
+            ))
+        })?;
+    Ok(AdminClient::new(channel))
+}
+
+fn unreachable(path: &Path, error: &io::Error) -> Failure {
+    let path = path.display();
+    let start =
+        "start it with `vhost-rdma serve`, or name its socket with --socket or VHOST_RDMA_SOCKET";
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            Failure::Unreachable(format!("the daemon is not running: there is no {path}; {start}"))
+        }
+        io::ErrorKind::ConnectionRefused => Failure::Unreachable(format!(
+            "the daemon is not running: nobody listens on {path}; {start}"
+        )),
+        io::ErrorKind::PermissionDenied => Failure::Forbidden(format!(
+            "no permission to open {path}; use the daemon's user, or start the daemon with --admin-group and --admin-mode 0660"
+        )),
+        _ => Failure::Unreachable(format!("cannot reach the daemon at {path}: {error}")),
+    }
+}

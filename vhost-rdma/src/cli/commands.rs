@@ -1,0 +1,206 @@
+//! One function for each command: a call of the API, then something shown.
+
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use tonic::transport::Channel;
+use vhost_rdma_proto::v1;
+use vhost_rdma_proto::v1::admin_client::AdminClient;
+
+use super::args::{
+    AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet,
+};
+use super::view::{Network, Nic, Removed, Status, Versions, print, print_json, show};
+use super::{Failure, client, vmm};
+use crate::config;
+
+/// Runs any command but `serve`.
+///
+/// # Errors
+/// A [`Failure`], which has been shown to nobody yet.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    let json = cli.json;
+    match cli.command {
+        Command::Man { dir } => return man(dir.as_deref()),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "vhost-rdma", &mut script);
+            return print(&script);
+        }
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Failure::Io { action: "start".to_owned(), source })?;
+    let socket = cli.socket.unwrap_or_else(config::default_admin_socket);
+    runtime.block_on(async {
+        match cli.command {
+            Command::Version => version(json, &socket).await,
+            Command::Status => {
+                let status =
+                    client::connect(&socket).await?.get_status(v1::GetStatusRequest {}).await?;
+                show(json, &Status::from(status.into_inner()))
+            }
+            Command::Network(command) => {
+                network(json, client::connect(&socket).await?, command).await
+            }
+            Command::Nic(command) => nic(json, client::connect(&socket).await?, command).await,
+            Command::Serve(_) | Command::Man { .. } | Command::Completions { .. } => Ok(()),
+        }
+    })
+}
+
+fn man(dir: Option<&Path>) -> Result<(), Failure> {
+    let fault = |source| Failure::Io { action: "write the manual".to_owned(), source };
+    match dir {
+        Some(dir) => std::fs::create_dir_all(dir)
+            .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
+            .map_err(|source| Failure::Io {
+                action: format!("write the manual into {}", dir.display()),
+                source,
+            }),
+        None => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(fault)?;
+            print(&page)
+        }
+    }
+}
+
+/// Works without a daemon; only one that is there but may not be asked is a failure.
+async fn version(json: bool, socket: &Path) -> Result<(), Failure> {
+    let daemon = match client::connect(socket).await {
+        Ok(mut client) => {
+            Some(client.get_status(v1::GetStatusRequest {}).await?.into_inner().version)
+        }
+        Err(Failure::Unreachable(_)) => None,
+        Err(other) => return Err(other),
+    };
+    show(json, &Versions { client: env!("CARGO_PKG_VERSION"), daemon })
+}
+
+async fn network(
+    json: bool,
+    mut client: AdminClient<Channel>,
+    command: NetworkCommand,
+) -> Result<(), Failure> {
+    match command {
+        NetworkCommand::Add { name, vni } => {
+            let added = client.add_network(v1::AddNetworkRequest { name, vni }).await?;
+            show(json, &Network::from(added.into_inner()))
+        }
+        NetworkCommand::Rm { name } => {
+            let answer =
+                client.remove_network(v1::RemoveNetworkRequest { name: name.clone() }).await?;
+            show(json, &removed(name, answer.into_inner().warning))
+        }
+        NetworkCommand::List => {
+            let list = client.list_networks(v1::ListNetworksRequest {}).await?;
+            show(
+                json,
+                &list.into_inner().networks.into_iter().map(Network::from).collect::<Vec<_>>(),
+            )
+        }
+    }
+}
+
+async fn nic(
+    json: bool,
+    mut client: AdminClient<Channel>,
+    command: NicCommand,
+) -> Result<(), Failure> {
+    match command {
+        NicCommand::Add(args) => {
+            let added = client.add_nic(add_request(*args)).await?;
+            show(json, &Nic::from(added.into_inner()))
+        }
+        NicCommand::Rm { name } => {
+            let answer = client.remove_nic(v1::RemoveNicRequest { name: name.clone() }).await?;
+            show(json, &removed(name, answer.into_inner().warning))
+        }
+        NicCommand::Set(args) => {
+            let changed = client.update_nic(update_request(*args)?).await?;
+            show(json, &Nic::from(changed.into_inner()))
+        }
+        NicCommand::List { network } => {
+            let list = client
+                .list_nics(v1::ListNicsRequest { network: network.unwrap_or_default() })
+                .await?;
+            show(json, &list.into_inner().nics.into_iter().map(Nic::from).collect::<Vec<_>>())
+        }
+        NicCommand::Show { name } => show(json, &get(&mut client, name).await?),
+        NicCommand::QemuArgs(args) => {
+            let nic = get(&mut client, args.name.clone()).await?;
+            options(json, &vmm::qemu(&nic, &args)?)
+        }
+        NicCommand::CloudHypervisorArgs(args) => {
+            let nic = get(&mut client, args.name.clone()).await?;
+            options(json, &vmm::cloud_hypervisor(&nic, &args)?)
+        }
+    }
+}
+
+async fn get(client: &mut AdminClient<Channel>, name: String) -> Result<Nic, Failure> {
+    Ok(client.get_nic(v1::GetNicRequest { name }).await?.into_inner().into())
+}
+
+fn options(json: bool, options: &Vec<String>) -> Result<(), Failure> {
+    if json {
+        return print_json(options);
+    }
+    print(format!("{}\n", vmm::shell_line(options)?).as_bytes())
+}
+
+fn removed(name: String, warning: String) -> Removed {
+    Removed { removed: name, warning: Some(warning).filter(|warning| !warning.is_empty()) }
+}
+
+const fn limits(args: LimitArgs) -> v1::LimitsPatch {
+    v1::LimitsPatch {
+        max_contexts: args.max_contexts,
+        max_pds: args.max_pds,
+        max_mrs: args.max_mrs,
+        max_mr_bytes: args.max_mr_bytes,
+        max_cqs: args.max_cqs,
+        max_srqs: args.max_srqs,
+        max_qps: args.max_qps,
+        max_ahs: args.max_ahs,
+    }
+}
+
+fn access(args: AccessArgs) -> v1::SocketAccess {
+    v1::SocketAccess { owner: args.owner, group: args.group, mode: args.mode }
+}
+
+fn add_request(args: NicAdd) -> v1::AddNicRequest {
+    v1::AddNicRequest {
+        name: args.name,
+        network: args.network,
+        mac: args.mac.unwrap_or_default(),
+        addresses: args.addresses,
+        virtio_id: args.virtio_id,
+        limits: Some(limits(args.limits)),
+        access: Some(access(args.access)),
+        backing: args.backing,
+        comp_vectors: args.vectors,
+    }
+}
+
+fn update_request(args: NicSet) -> Result<v1::UpdateNicRequest, Failure> {
+    let addresses = (args.any_address || !args.addresses.is_empty())
+        .then_some(v1::Addresses { addresses: args.addresses });
+    let request = v1::UpdateNicRequest {
+        name: args.name,
+        addresses,
+        limits: Some(limits(args.limits)),
+        access: Some(access(args.access)),
+    };
+    let unchanged = request.addresses.is_none()
+        && request.limits == Some(v1::LimitsPatch::default())
+        && request.access == Some(v1::SocketAccess::default());
+    if unchanged {
+        return Err(Failure::Usage("nothing to change: give at least one option, such as --max-qps; `vhost-rdma nic set --help` shows all".to_owned()));
+    }
+    Ok(request)
+}

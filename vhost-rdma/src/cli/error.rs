@@ -1,0 +1,73 @@
+//! How the command line fails: a message, a stable code, an exit status.
+
+use std::io;
+
+use tonic::{Code, Status};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The daemon refused.
+    #[error("{}", .0.message())]
+    Refused(Box<Status>),
+    /// No daemon answers.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The daemon's socket may not be opened.
+    #[error("{0}")]
+    Forbidden(String),
+    /// An argument makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// Anything else.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+impl Failure {
+    /// The stable name of the kind of failure.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Refused(status) => match status.code() {
+                Code::InvalidArgument => "invalid_argument",
+                Code::NotFound => "not_found",
+                Code::AlreadyExists => "already_exists",
+                Code::FailedPrecondition => "failed_precondition",
+                Code::PermissionDenied => "permission_denied",
+                Code::ResourceExhausted => "resource_exhausted",
+                Code::Unimplemented => "unimplemented",
+                Code::Unavailable | Code::Cancelled | Code::Unknown => "unavailable",
+                _ => "internal",
+            },
+            Self::Unreachable(_) => "unavailable",
+            Self::Forbidden(_) => "permission_denied",
+            Self::Usage(_) => "invalid_argument",
+            Self::Io { .. } => "internal",
+        }
+    }
+}
+
+/// The exit status of a kind of failure; 0 is success.
+#[must_use]
+pub fn exit_code(code: &str) -> u8 {
+    match code {
+        "invalid_argument" => 2,
+        "unavailable" => 3,
+        "not_found" => 4,
+        "already_exists" | "failed_precondition" => 5,
+        "permission_denied" => 6,
+        _ => 1,
+    }
+}

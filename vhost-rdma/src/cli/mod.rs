@@ -1,0 +1,18 @@
+//! The command line: what a person or a script says to the daemon.
+//!
+//! Everything but `serve`, `man` and `completions` is one call of the admin API. Output is for people, or with `--json` for
+//! programs: field names are stable, one document on standard output. Mistakes go to standard error, as a sentence that says what
+//! to do next or with `--json` as `{"error":{"code","message"}}`, and the exit status tells the kinds apart.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod client;
+mod commands;
+mod error;
+mod view;
+mod vmm;
+
+pub use args::{Cli, Command, ServeArgs};
+pub use commands::run;
+pub use error::{Failure, exit_code};

@@ -1,0 +1,143 @@
+//! Listening unix sockets: made with the right owner and mode, never taken from someone who still listens, removed at the end.
+//!
+//! A socket file outlives a process that was killed, so `bind` alone would fail for ever after; but removing it unseen would cut
+//! off a daemon that is alive. The difference is what `connect` says: a socket without a listener refuses. Owner and mode are set
+//! between `bind` and `listen`, so that no one can connect before they hold. The admin socket and the NICs' sockets are both made
+//! here; the caller holds the runtime directory's lock, so no second daemon can be between its own `bind` and `listen`.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::node::{AttachError, SocketAccess};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Makes way for a new socket at `path`: a stale one is removed.
+///
+/// # Errors
+/// Someone listens there, something that is no socket is there, or it cannot be removed.
+pub fn clear(path: &Path) -> Result<(), AttachError> {
+    let shown = path.display();
+    let kind = match path.symlink_metadata() {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(AttachError::io(format!("look at {shown}"), error)),
+    };
+    if !kind.is_socket() {
+        let source = io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "something that is not a socket is there; move it away",
+        );
+        return Err(AttachError::io(format!("make the socket {shown}"), source));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+                .map_err(|error| AttachError::io(format!("remove the stale socket {shown}"), error))
+        }
+        // A listener with a full backlog or one that does not let us in is a listener.
+        _ => Err(AttachError::SocketInUse { path: shown.to_string() }),
+    }
+}
+
+/// A listening socket at `path` that only those named in `access` can open; a stale one is replaced.
+///
+/// # Errors
+/// The path is in use, too long or forbidden, or the access cannot be given.
+pub fn bind(path: &Path, access: &SocketAccess) -> Result<UnixListener, AttachError> {
+    clear(path)?;
+    let making = || format!("make the socket {}", path.display());
+    let address =
+        SocketAddrUnix::new(path).map_err(|error| AttachError::io(making(), error.into()))?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|error| AttachError::io(making(), error.into()))?;
+    rustix::net::bind(&socket, &address)
+        .map_err(|error| AttachError::io(making(), error.into()))?;
+    let ready = set_access(path, access).and_then(|()| {
+        rustix::net::listen(&socket, BACKLOG)
+            .map_err(|error| AttachError::io(making(), error.into()))
+    });
+    match ready {
+        Ok(()) => Ok(socket.into()),
+        Err(error) => {
+            remove(path);
+            Err(error)
+        }
+    }
+}
+
+/// Gives an existing socket its owner, group and mode.
+///
+/// # Errors
+/// The operating system forbids it.
+pub fn set_access(path: &Path, access: &SocketAccess) -> Result<(), AttachError> {
+    let shown = path.display();
+    if access.uid.is_some() || access.gid.is_some() {
+        std::os::unix::fs::chown(path, access.uid, access.gid).map_err(|error| {
+            let id =
+                |id: Option<u32>| id.map_or_else(|| "unchanged".to_owned(), |id| id.to_string());
+            let action = format!(
+                "give the socket {shown} to user {}, group {}",
+                id(access.uid),
+                id(access.gid)
+            );
+            AttachError::io(action, error)
+        })?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode)).map_err(|error| {
+        AttachError::io(format!("set mode {:o} of the socket {shown}", access.mode), error)
+    })
+}
+
+/// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.
+pub fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the socket");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::{UnixListener, UnixStream, bind, clear, remove};
+    use crate::node::{AttachError, SocketAccess};
+
+    #[test]
+    fn a_listener_is_left_alone_and_a_stale_socket_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let access = SocketAccess { mode: 0o600, ..SocketAccess::default() };
+        let first = bind(&path, &access).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+        assert!(matches!(bind(&path, &access), Err(AttachError::SocketInUse { .. })));
+        drop(first);
+        let second: UnixListener = bind(&path, &access).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(second);
+        remove(&path);
+        remove(&path);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_not_a_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(clear(&path).unwrap_err().to_string().contains("not a socket"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+}
