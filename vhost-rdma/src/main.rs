@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::Parser as _;
 use vhost_rdma::admin::{self, RunError, ServeError, Settings};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let json = cli.json;
     let failed = match cli.command {
         Command::Serve(args) => {
-            serve(*args).map_err(|error| (serve_code(&error), format!("{error:#}")))
+            serve(*args).map_err(|error| (serve_code(&error), error.to_string()))
         }
         _ => cli::run(cli).map_err(|failure: Failure| (failure.code(), failure.to_string())),
     };

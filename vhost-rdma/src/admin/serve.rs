@@ -200,10 +200,19 @@ fn lock(dir: &Path) -> Result<File, ServeError> {
     Ok(file)
 }
 
+/// Removes a socket however the run ends.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        socket::remove(&self.0);
+    }
+}
+
 fn serve_api<B: Backend>(
     settings: &Settings,
     path: &Path,
-    access: &SocketAccess,
+    bound: std::os::unix::net::UnixListener,
     daemon: &Arc<Daemon<B>>,
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -211,10 +220,8 @@ fn serve_api<B: Backend>(
         .max_blocking_threads(16)
         .build()
         .map_err(|source| ServeError::Io { action: "start the API's runtime", source })?;
-    let listener = socket::bind(path, access)
-        .map_err(|source| ServeError::Socket { what: "admin socket", source })?;
     let served = runtime.block_on(async {
-        let listener = adopt(listener)?;
+        let listener = adopt(bound)?;
         if let Some(address) = &settings.metrics {
             serve_metrics(address, Arc::clone(daemon)).await?;
         }
@@ -226,7 +233,6 @@ fn serve_api<B: Backend>(
         };
         until_signal(listener, Service { daemon: Arc::clone(daemon), about }, path).await
     });
-    socket::remove(path);
     if let Some(MetricsAddress::Unix(path)) = &settings.metrics {
         socket::remove(path);
     }

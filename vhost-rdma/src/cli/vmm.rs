@@ -4,6 +4,8 @@
 //! IP addresses, routes and neighbours from it. Guest memory must be shared with the daemon in both VMMs, because the device
 //! reads and writes it directly.
 
+use std::borrow::Cow;
+
 use super::Failure;
 use super::args::{CloudHypervisorArgs, QemuArgs};
 use super::view::Nic;
@@ -176,10 +178,29 @@ fn ch_escape(text: &str) -> String {
 }
 
 /// One line for a shell.
+///
+/// Words without special characters stay bare, commas and equals signs included, so that `qemu-system-x86_64 $(… qemu-args NIC)`
+/// works: a shell does not look for quotes in what a command printed.
 pub(super) fn shell_line(options: &[String]) -> Result<String, Failure> {
-    shlex::try_join(options.iter().map(String::as_str)).map_err(|_| {
-        Failure::Usage("an option has a zero byte, which no shell can pass on".to_owned())
-    })
+    let bare = |word: &str| {
+        !word.is_empty()
+            && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_=+:,./@%".contains(&b))
+    };
+    let mut line = String::new();
+    for option in options {
+        let word = if bare(option) {
+            Cow::Borrowed(option.as_str())
+        } else {
+            shlex::try_quote(option).map_err(|_| {
+                Failure::Usage("an option has a zero byte, which no shell can pass on".to_owned())
+            })?
+        };
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(&word);
+    }
+    Ok(line)
 }
 
 #[cfg(test)]
@@ -266,6 +287,15 @@ mod tests {
                 "tap=vr-n1,mac=02:00:00:00:00:01",
             ]
         );
+    }
+
+    #[test]
+    fn what_a_shell_would_expand_is_quoted() {
+        let words =
+            ["a=b,c".to_owned(), "q=[1,2]".to_owned(), "it's $HOME".to_owned(), String::new()];
+        let line = shell_line(&words).unwrap();
+        assert!(line.starts_with("a=b,c '"), "{line}");
+        assert_eq!(shlex::split(&line).unwrap(), words);
     }
 
     #[test]

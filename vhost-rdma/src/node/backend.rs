@@ -11,7 +11,7 @@ use super::{NicConfig, NicStatus};
 pub enum AttachError {
     /// Someone else listens on the socket.
     #[error(
-        "the socket {path} is in use by another process; stop that process, or choose another NIC name or --runtime-dir"
+        "the socket {path} is in use by another process; stop that process, or use another name or --runtime-dir"
     )]
     SocketInUse {
         /// The socket.

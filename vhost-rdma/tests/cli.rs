@@ -1,0 +1,13 @@
+//! The command line against a real daemon: every command, every mistake, and what survives a restart.
+//!
+//! Each test runs the shipped binary with a runtime directory of its own, so tests do not disturb each other or a daemon of the
+//! machine.
+
+#[path = "cli/daemon.rs"]
+mod daemon;
+#[path = "cli/json.rs"]
+mod json;
+#[path = "cli/mistakes.rs"]
+mod mistakes;
+#[path = "cli/running.rs"]
+mod running;

@@ -1,0 +1,162 @@
+//! The daemon as a process: what it leaves, what it keeps, what it serves.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::daemon::Daemon;
+
+#[test]
+fn a_stopped_daemon_leaves_no_socket_and_keeps_its_networks_and_nics() {
+    let daemon = Daemon::start();
+    daemon.cli(&["network", "add", "blue", "--vni", "9"]).ok();
+    daemon.cli(&["nic", "add", "a", "--network", "blue"]).ok();
+    daemon
+        .cli(&["nic", "set", "a", "--max-qps", "7", "--address", "10.0.0.9", "--mode", "0666"])
+        .ok();
+    let before = daemon.cli(&["nic", "show", "a", "--json"]).json();
+    let run = daemon.run_dir();
+    let socket = run.join("nics/a/vhost.sock");
+    assert!(socket.metadata().unwrap().file_type().is_socket());
+    let (dir, log) = daemon.stop();
+    assert!(log.iter().any(|line| line.contains("SIGTERM")), "{log:?}");
+    assert!(!socket.exists() && !run.join("nics/a").exists() && !run.join("admin.sock").exists());
+
+    let daemon = Daemon::start_in(dir, &[]);
+    assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json(), before);
+    assert_eq!(before["limits"]["max_qps"], 7);
+    assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o7777, 0o666);
+    UnixStream::connect(&socket).unwrap();
+    daemon.cli(&["nic", "rm", "a"]).ok();
+    assert!(!socket.exists());
+    daemon.cli(&["network", "rm", "blue"]).ok();
+    let (dir, _) = daemon.stop();
+    let daemon = Daemon::start_in(dir, &[]);
+    assert_eq!(daemon.cli(&["nic", "list", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn a_killed_daemon_is_replaced_over_its_stale_sockets() {
+    let mut daemon = Daemon::start();
+    daemon.cli(&["nic", "add", "a"]).ok();
+    let before = daemon.cli(&["nic", "show", "a", "--json"]).json();
+    daemon.kill();
+    assert!(daemon.socket().exists());
+    daemon.cli(&["status"]).fails(3, &["nobody listens"]);
+    let daemon = Daemon::start_in(daemon.into_dir(), &[]);
+    assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json(), before);
+}
+
+#[test]
+fn an_ephemeral_daemon_forgets() {
+    let daemon = Daemon::start_in(TempDir::with_prefix("vr").unwrap(), &["--ephemeral"]);
+    daemon.cli(&["nic", "add", "a"]).ok();
+    assert!(!daemon.run_dir().join("state.json").exists());
+    assert_eq!(daemon.cli(&["status", "--json"]).json()["ephemeral"], true);
+    let (dir, _) = daemon.stop();
+    assert_eq!(Daemon::start_in(dir, &[]).cli(&["nic", "list", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn the_admin_socket_is_its_owners_alone_unless_said_otherwise() {
+    let mode = |daemon: &Daemon| daemon.socket().metadata().unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&Daemon::start()), 0o600);
+    let open = Daemon::start_in(TempDir::with_prefix("vr").unwrap(), &["--admin-mode", "0660"]);
+    assert_eq!(mode(&open), 0o660);
+}
+
+#[test]
+fn a_nics_socket_gets_its_owner_and_group() {
+    let daemon = Daemon::start();
+    // The present user and group can be given by anyone; root can give others too.
+    let meta = daemon.dir.path().metadata().unwrap();
+    let (mut uid, mut gid) = (meta.uid(), meta.gid());
+    if uid == 0 {
+        (uid, gid) = (12345, 12346);
+    }
+    daemon.cli(&["nic", "add", "a", "--owner", &uid.to_string(), "--group", &gid.to_string()]).ok();
+    let socket = daemon.run_dir().join("nics/a/vhost.sock").metadata().unwrap();
+    assert_eq!(
+        (socket.uid(), socket.gid(), socket.permissions().mode() & 0o7777),
+        (uid, gid, 0o660)
+    );
+}
+
+#[test]
+fn the_configuration_file_makes_networks_and_nics_at_every_start() {
+    let dir = TempDir::with_prefix("vr").unwrap();
+    let file = dir.path().join("vr.toml");
+    std::fs::write(
+        &file,
+        "workers = 1\npoll_us = 5\n[[networks]]\nname = 'blue'\n[[nics]]\nname = 'a'\nnetwork = 'blue'\nlimits = { max_qps = 3 }\n",
+    )
+    .unwrap();
+    let options = ["--config".to_owned(), file.to_str().unwrap().to_owned()];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_in(dir, &options);
+    let before = daemon.cli(&["nic", "show", "a", "--json"]).json();
+    assert_eq!((&before["configured"], &before["limits"]["max_qps"]), (&json!(true), &json!(3)));
+    let status = daemon.cli(&["status", "--json"]).json();
+    assert_eq!((&status["workers"], &status["poll_us"]), (&json!(1), &json!(5)));
+    let removed = daemon.cli(&["nic", "rm", "a"]).ok();
+    assert!(removed.contains("comes back"), "{removed}");
+    let (dir, _) = daemon.stop();
+    let daemon = Daemon::start_in(dir, &options);
+    assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json()["network"], "blue");
+    let mac = daemon.cli(&["nic", "show", "a", "--json"]).json()["mac"].clone();
+    let (dir, _) = daemon.stop();
+    let daemon = Daemon::start_in(dir, &options);
+    assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json()["mac"], mac);
+}
+
+#[test]
+fn metrics_have_one_series_for_each_nic() {
+    let dir = TempDir::with_prefix("vr").unwrap();
+    let socket = dir.path().join("metrics.sock");
+    let address = format!("unix:{}", socket.display());
+    let daemon = Daemon::start_in(dir, &["--metrics", &address]);
+    daemon.cli(&["nic", "add", "a", "--max-qps", "12"]).ok();
+    let get = |path: &str| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let text = get("/metrics");
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    for line in [
+        "vhost_rdma_nic_tx_bytes_total{nic=\"a\",network=\"default\"} 0",
+        "vhost_rdma_nic_qps_limit{nic=\"a\",network=\"default\"} 12",
+        "vhost_rdma_nic_driver_ready{nic=\"a\",network=\"default\"} 0",
+        "# EOF",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+    assert!(get("/").starts_with("HTTP/1.1 404"));
+    daemon.stop();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn logs_are_json_lines_if_asked() {
+    let daemon = Daemon::start_in(TempDir::with_prefix("vr").unwrap(), &["--log-format", "json"]);
+    daemon.cli(&["nic", "add", "a"]).ok();
+    let (_, log) = daemon.stop();
+    let lines: Vec<serde_json::Value> =
+        log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(
+        lines.iter().any(|line| line["message"] == "NIC added" && line["nic"] == "a"),
+        "{log:?}"
+    );
+}
+
+#[test]
+fn a_client_that_stays_connected_does_not_keep_the_daemon() {
+    let daemon = Daemon::start();
+    let _open = UnixStream::connect(daemon.socket()).unwrap();
+    daemon.stop();
+}
