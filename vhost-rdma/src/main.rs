@@ -42,9 +42,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let metrics = match (args.metrics, &file.metrics) {
         (Some(address), _) => Some(address),
         (None, Some(text)) => Some(
-            text.parse()
-                .map_err(|error: String| anyhow!(error))
-                .context("in the configuration file")?,
+            text.parse().map_err(|error: String| anyhow!("in the configuration file, {error}"))?,
         ),
         (None, None) => None,
     };

@@ -133,11 +133,14 @@ pub fn run<B: Backend, E>(
         return Err(ServeError::PathTooLong { path: path.display().to_string(), length }.into());
     }
     let access = resolve(&settings.admin, 0o600).map_err(ServeError::User)?;
+    let bound = socket::bind(&path, &access)
+        .map_err(|source| ServeError::Socket { what: "admin socket", source })?;
+    let _removed = Removed(path.clone());
     let backend = backend().map_err(RunError::Backend)?;
     let daemon = Daemon::start(&dir, settings.ephemeral, &settings.file, backend)
         .map_err(ServeError::Start)?;
     let daemon = Arc::new(daemon);
-    let served = serve_api(settings, &path, &access, &daemon);
+    let served = serve_api(settings, &path, bound, &daemon);
     // Tells the service manager that the end is wanted; there may be none.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     daemon.stop();

@@ -194,7 +194,16 @@ fn as_nobody(command: &mut Command) -> &mut Command {
 fn public_binary(dir: &TempDir) -> Command {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("vhost-rdma");
-    std::fs::copy(env!("CARGO_BIN_EXE_vhost-rdma"), &copy).unwrap();
+    // By another process: a descriptor open for writing here could leak into a child that some other test starts at this moment,
+    // and the kernel executes no file that is open for writing (ETXTBSY).
+    assert!(
+        Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_vhost-rdma"))
+            .arg(&copy)
+            .status()
+            .unwrap()
+            .success()
+    );
     let mut command = Command::new(copy);
     command
         .env_remove("VHOST_RDMA_SOCKET")
