@@ -29,6 +29,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("unshare", "util-linux"),
     ("setpriv", "util-linux"),
     ("mount", "mount"),
+    ("patch", "patch"),
     ("cc", "gcc"),
 ];
 
@@ -146,6 +147,14 @@ pub(crate) fn apt_proxy_options() -> Vec<String> {
         .filter(|l| l.starts_with("Acquire::http") && l.to_ascii_lowercase().contains("::proxy"))
         .map(ToOwned::to_owned)
         .collect()
+}
+
+/// A tarball of a source package.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceFile {
+    uri: String,
+    pub(crate) name: String,
+    pub(crate) checksum: String,
 }
 
 /// The host's apt pointed at other suites.
@@ -266,11 +275,42 @@ impl Archive {
         run_logged(&mut cmd, &format!("fetching {}", packages.join(" ")), log, APT_WAIT)
     }
 
-    /// Fetches a source package's files into `into`.
-    pub(crate) fn download_source(&self, package: &str, into: &Path, log: &Path) -> Result<()> {
+    /// The tarballs of a source package as apt's index names them. The `.dsc` is left out: some mirrors do not carry it, and the checksums
+    /// of the tarballs are in the signed index.
+    pub(crate) fn source_files(&self, package: &str) -> Result<Vec<SourceFile>> {
         let mut cmd = self.apt("apt-get");
-        cmd.current_dir(into).args(["-q", "--download-only", "source", package]);
-        run_logged(&mut cmd, &format!("fetching the source of {package}"), log, APT_WAIT)
+        cmd.args(["-q", "--print-uris", "source", package]);
+        let text = capture(&mut cmd, APT_WAIT)
+            .with_context(|| format!("cannot find the source of {package}"))?;
+        let files: Vec<SourceFile> = text
+            .lines()
+            .filter_map(|l| {
+                let mut words = l.split_whitespace();
+                let uri = words.next()?.strip_prefix('\'')?.strip_suffix('\'')?.to_owned();
+                let name = words.next()?.to_owned();
+                let checksum = words.nth(1)?.to_owned();
+                name.contains(".tar.").then_some(SourceFile { uri, name, checksum })
+            })
+            .collect();
+        if files.is_empty() {
+            bail!("the source index has no tarballs of {package}:\n{text}");
+        }
+        Ok(files)
+    }
+
+    /// Fetches the tarballs into `into`; apt checks their checksums.
+    pub(crate) fn download_source(
+        &self,
+        files: &[SourceFile],
+        into: &Path,
+        log: &Path,
+    ) -> Result<()> {
+        for file in files {
+            let mut cmd = self.apt("/usr/lib/apt/apt-helper");
+            cmd.arg("download-file").arg(&file.uri).arg(into.join(&file.name)).arg(&file.checksum);
+            run_logged(&mut cmd, &format!("fetching {}", file.name), log, APT_WAIT)?;
+        }
+        Ok(())
     }
 
     /// Options for mmdebstrap that give the new root the same view.

@@ -91,6 +91,20 @@ const BUILDER_PACKAGES: &[&str] = &[
     "xz-utils",
 ];
 
+/// The tarballs that Debian publishes, put together as dpkg-source would, with one more line for our provider's directory.
+const UNPACK_RDMA_CORE: &str = r#"
+cd "$1"
+mkdir rdma-core
+tar -xf rdma-core_*.orig.tar.* -C rdma-core --strip-components=1
+tar -xf rdma-core_*.debian.tar.* -C rdma-core
+cd rdma-core
+if [ -e debian/patches/series ]; then
+  grep -v '^#' debian/patches/series | while read -r p; do [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"; done
+fi
+sed -i 's|^add_subdirectory(providers/rxe)$|&\nadd_subdirectory(providers/virtio_rdma)|' CMakeLists.txt
+grep -q '^add_subdirectory(providers/virtio_rdma)$' CMakeLists.txt
+"#;
+
 /// Modules that must be there before the root file system is.
 const BOOT_MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c-cryptoapi", "ext4"];
@@ -354,13 +368,16 @@ fn initramfs(root: &Path, abi: &str, tmp: &Path, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A root with compilers, kernel headers and the distribution's rdma-core source.
+/// A root with compilers, kernel headers and, where a provider is built, the distribution's rdma-core source.
 #[derive(Debug, Clone)]
 pub(crate) struct Builder {
     pub(crate) root: PathBuf,
-    /// ABI names of the kernels whose headers are in it.
-    pub(crate) abis: Vec<String>,
+    /// ABI name of the kernel whose headers are in it.
+    pub(crate) abi: String,
 }
+
+/// Where the rdma-core source is in a builder that has one.
+pub(crate) const RDMA_CORE: &str = "/src/rdma-core";
 
 /// The builder of a release. Trixie's own and its backports' headers live in one root each, so that neither resolution can move the other.
 pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
@@ -376,14 +393,31 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
     let mut packages = owned(BUILDER_PACKAGES);
     packages.push("linux-headers-amd64".into());
     let names: Vec<&str> = packages.iter().map(String::as_str).collect();
-    let inputs = format!("2\n{}", archive.resolve(&names)?.join("\n"));
+    let mut inputs = format!("3\n{}\n{UNPACK_RDMA_CORE}\n", archive.resolve(&names)?.join("\n"));
+    // One provider serves Debian 12 and 13 (both have private ABI 34), so only Debian 13's source is needed.
+    let source =
+        if debian == Debian::Trixie { archive.source_files("rdma-core")? } else { Vec::new() };
+    for file in &source {
+        inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
+    }
     let name = format!("builder-{}", debian.name());
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
         mmdebstrap(cache, &name, &archive, debian.suite(), "apt", &packages, &root)?;
-        fs::create_dir_all(root.join("work"))?;
-        fs::create_dir_all(root.join("src"))?;
+        for dir in ["work", "src"] {
+            fs::create_dir_all(root.join(dir))?;
+        }
+        if !source.is_empty() {
+            let log = cache.log(&name);
+            archive.download_source(&source, &root.join("src"), &log)?;
+            run_logged(
+                tied("sh").args(["-ec", UNPACK_RDMA_CORE, "sh"]).arg(root.join("src")),
+                "unpacking rdma-core",
+                &log,
+                STEP_WAIT,
+            )?;
+        }
         Ok(())
     })?;
-    Ok(Builder { root: dir.join("root"), abis: vec![abi] })
+    Ok(Builder { root: dir.join("root"), abi })
 }

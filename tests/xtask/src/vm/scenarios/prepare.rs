@@ -27,7 +27,7 @@ impl Args {
                 "builder {:<12} {} headers {}",
                 debian.name(),
                 builder.root.display(),
-                builder.abis.join(" ")
+                builder.abi
             );
         }
         Ok(true)
