@@ -10,7 +10,7 @@ use vhost_rdma_proto::v1::admin_client::AdminClient;
 use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet,
 };
-use super::view::{Network, Nic, Removed, Status, Versions, print, print_json, show};
+use super::view::{Changed, Network, Nic, Removed, Status, Versions, print, print_json, show};
 use super::{Failure, client, vmm};
 use crate::config;
 
@@ -113,7 +113,7 @@ async fn nic(
     match command {
         NicCommand::Add(args) => {
             let added = client.add_nic(add_request(*args)).await?;
-            show(json, &Nic::from(added.into_inner()))
+            show(json, &Changed(added.into_inner().into()))
         }
         NicCommand::Rm { name } => {
             let answer = client.remove_nic(v1::RemoveNicRequest { name: name.clone() }).await?;
@@ -121,7 +121,7 @@ async fn nic(
         }
         NicCommand::Set(args) => {
             let changed = client.update_nic(update_request(*args)?).await?;
-            show(json, &Nic::from(changed.into_inner()))
+            show(json, &Changed(changed.into_inner().into()))
         }
         NicCommand::List { network } => {
             let list = client

@@ -113,7 +113,7 @@ impl From<v1::Nic> for Nic {
 }
 
 impl Nic {
-    fn text(&self) -> String {
+    fn rows(&self) -> Vec<[String; 2]> {
         let list = |items: &[String], none: &str| {
             if items.is_empty() { none.to_owned() } else { items.join(", ") }
         };
@@ -141,6 +141,11 @@ impl Nic {
             ],
             ["backing".to_owned(), self.backing.clone()],
         ]);
+        rows
+    }
+
+    fn text(&self) -> String {
+        let mut rows = self.rows();
         let indent = |[key, value]: [String; 2]| [format!("  {key}"), value];
         let parts = [
             ("limits", self.limits.rows()),
@@ -178,6 +183,17 @@ pub(super) trait Show: Serialize {
 impl Show for Nic {
     fn text(&self) -> String {
         Self::text(self)
+    }
+}
+
+/// A NIC that was just made or changed: the same JSON, and for people what they need next.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct Changed(pub(super) Nic);
+
+impl Show for Changed {
+    fn text(&self) -> String {
+        columns(&self.0.rows())
     }
 }
 

@@ -113,7 +113,7 @@ fn netdev(kind: &str, index: u32) -> Result<Option<String>, Failure> {
     let bad = || {
         Failure::Usage(format!(
             "netdev {kind:?} is not known: write tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE or none, where LOCAL and REMOTE \
-             are HOST:PORT or a socket's path"
+             are HOST:PORT (IPv4) or a socket's path"
         ))
     };
     if kind == "none" {
@@ -304,9 +304,9 @@ mod tests {
         assert_eq!(line("none"), "");
         assert_eq!(line("bridge:br0"), "bridge,id=vrnet0,br=br0");
         assert_eq!(
-            line("dgram:127.0.0.1:5001,[::1]:5002"),
+            line("dgram:127.0.0.1:5001,localhost:5002"),
             "dgram,id=vrnet0,local.type=inet,local.host=127.0.0.1,local.port=5001,\
-             remote.type=inet,remote.host=::1,remote.port=5002"
+             remote.type=inet,remote.host=localhost,remote.port=5002"
         );
         assert_eq!(
             line("dgram:/a,/b"),
@@ -323,6 +323,7 @@ mod tests {
             "dgram:a:1",
             "dgram:a:1,b:x",
             "dgram:x,y:1",
+            "dgram:[::1]:1,[::1]:2",
         ] {
             assert!(netdev(kind, 0).is_err(), "{kind}");
         }
