@@ -3,6 +3,9 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod engine;
+pub mod memory;
 pub mod node;
 pub mod socket;
 pub mod telemetry;
+pub mod transport;

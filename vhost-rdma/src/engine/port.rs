@@ -15,3 +15,19 @@ pub trait Port: Send {
     /// Notifies the guest of what was put since the last call, once per queue at most.
     fn flush(&mut self);
 }
+
+/// A port without queues: a NIC that nobody listens to.
+#[derive(Debug)]
+pub(super) struct Nowhere;
+
+impl Port for Nowhere {
+    fn completion_event(&mut self, _vector: u32, _event: abi::CompEvent) -> bool {
+        false
+    }
+
+    fn async_event(&mut self, _event: abi::AsyncEvent) -> bool {
+        false
+    }
+
+    fn flush(&mut self) {}
+}

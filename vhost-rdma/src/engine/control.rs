@@ -1,0 +1,589 @@
+//! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
+
+use virtio_rdma_abi::{self as abi, attr_mask, event, rereg, srq_mask};
+use zerocopy::little_endian::{U32, U64};
+
+use super::command::{Command, Reply, Status};
+use super::doorbell::DoorbellPage;
+use super::limits::{self, MAX_DB_PAGES};
+use super::mr::{Registration, Rereg};
+use super::network::link_local;
+use super::nic::{Ah, Context, KERNEL, Life, Nic, Pd};
+use super::qp::attrs::check_av;
+use super::qp::{Kind, State, Waiter, state};
+use super::{Nanos, Shard};
+use crate::memory::{AddressSpace, Ring, Translation};
+use crate::transport::{Gid, NicId};
+
+/// Events whose object is a QP.
+const QP_EVENTS: [u32; 6] = [
+    event::QP_FATAL,
+    event::QP_REQ_ERR,
+    event::QP_ACCESS_ERR,
+    event::COMM_EST,
+    event::SQ_DRAINED,
+    event::QP_LAST_WQE_REACHED,
+];
+
+impl Shard {
+    /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
+    ///
+    /// # Errors
+    /// The status to answer.
+    pub fn execute(&mut self, id: NicId, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
+        let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
+        match (life, &command) {
+            (_, Command::Init { .. } | Command::Shutdown) => {}
+            (Life::Idle, _) => return Err(Status::STATE),
+            (Life::Failed, _) => return Err(Status::FATAL),
+            _ => {}
+        }
+        match command {
+            Command::Init { space, status_page } => return self.init(id, space, status_page),
+            Command::Shutdown => {
+                self.reset(id);
+                return Ok(Reply::Done);
+            }
+            Command::ContextDestroy => return self.destroy_context(id, ctx),
+            Command::GidSet { index, gid } => return self.set_gid(id, index, gid),
+            Command::QpCreate { req, sq, rq } => return self.create_qp(id, ctx, (&req, sq, rq)),
+            Command::QpDestroy(qpn) => return self.destroy_qp(id, ctx, qpn),
+            Command::QpModify { qpn, attr } => return self.modify_qp(id, ctx, qpn, &attr),
+            Command::MrReg { pdn, access, iova, map } => {
+                let registration = Registration { ctx, pdn, access, iova, map };
+                return self.register(id, registration);
+            }
+            Command::MrDma { pdn, access } => {
+                let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+                if ctx != KERNEL {
+                    return Err(Status::PERM);
+                }
+                let map = Translation::identity(nic.space.clone()).into();
+                return self.register(id, Registration { ctx, pdn, access, iova: 0, map });
+            }
+            // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
+            Command::CqResize { .. } => {
+                self.scan();
+                while self.run(now) {}
+            }
+            _ => {}
+        }
+        self.nic_mut(id).ok_or(Status::FATAL)?.execute(ctx, command)
+    }
+
+    fn init(&mut self, id: NicId, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
+        self.reset(id);
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        nic.space = space;
+        nic.status_page = Some(status_page);
+        nic.contexts.insert(KERNEL, Context { pages: Vec::new() });
+        nic.life = Life::Ready;
+        Ok(Reply::Init(abi::InitResp { abi_version: U32::new(abi::ABI_VERSION), reserved: U32::new(0) }))
+    }
+
+    fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
+        let Self { nics, random, .. } = self;
+        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        nic.owned_pd(request.ctx, request.pdn)?;
+        let limits = &nic.settings.limits;
+        let bytes = if request.map.is_identity() { 0 } else { request.map.len() };
+        if nic.mrs.len() >= limits.max_mrs as usize || nic.mrs.bytes().saturating_add(bytes) > limits.max_mr_bytes {
+            return Err(Status::NOMEM);
+        }
+        let key = nic.mrs.register(request, random.as_mut())?;
+        Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
+    }
+
+    fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
+        let Self { nics, networks, .. } = self;
+        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let vni = nic.settings.vni;
+        let slot = usize::from(index);
+        let old = *nic.gids.get(slot).ok_or(Status::INVAL)?;
+        if let Some(gid) = gid {
+            if gid == [0; 16] {
+                return Err(Status::INVAL);
+            }
+            if !nic.may_use(&gid) {
+                return Err(Status::PERM);
+            }
+            if !networks.claim(vni, gid, id) {
+                return Err(Status::EXIST);
+            }
+        }
+        nic.gids[slot] = gid;
+        if let Some(old) = old.filter(|old| !nic.gids.contains(&Some(*old))) {
+            networks.release(vni, old, id);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn destroy_qp(&mut self, id: NicId, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        nic.owned_qp(ctx, qpn)?;
+        nic.remove_qp(qpn);
+        if qpn != abi::GSI_QPN {
+            self.qpns.free(qpn);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn destroy_context(&mut self, id: NicId, ctx: u32) -> Result<Reply, Status> {
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        if ctx == KERNEL || !nic.contexts.contains_key(&ctx) {
+            return Err(Status::NOENT);
+        }
+        for qpn in nic.destroy_context(ctx) {
+            self.qpns.free(qpn);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn modify_qp(&mut self, id: NicId, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<Reply, Status> {
+        let Self { nics, networks, .. } = self;
+        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let reached = nic.modify_qp(ctx, qpn, attr)?;
+        if reached && let Some(qp) = nic.qps.get(&qpn).filter(|qp| qp.kind.is_connected()) {
+            // The peer may have been waiting for this QP to appear.
+            let peer = networks.holder(nic.settings.vni, &qp.attrs.av().dgid);
+            let dest_qpn = qp.attrs.dest_qpn();
+            nic.wakes.extend(peer.map(|peer| Waiter { nic: peer, qpn: dest_qpn }));
+        }
+        Ok(Reply::Done)
+    }
+}
+
+impl Nic {
+    fn execute(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {
+        match command {
+            Command::Keepalive => Ok(Reply::Done),
+            Command::QueryDevice => Ok(Reply::Device(Box::new(self.device_attributes()))),
+            Command::QueryPort => Ok(Reply::Port(port_attributes())),
+            Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
+            Command::ContextCreate { db_page } => self.create_context(db_page),
+            Command::DbPageAdd { db_page } => self.add_doorbell_page(ctx, db_page),
+            Command::PdCreate => self.create_pd(ctx),
+            Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
+            Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
+            Command::MrDereg(key) => self.deregister(ctx, key),
+            Command::CqCreate { entries, vector, ring } => self.create_cq(ctx, entries, vector, ring),
+            Command::CqDestroy(cqn) => self.destroy_cq(ctx, cqn),
+            Command::CqResize { cqn, entries, requested, ring } => {
+                self.owned_cq(ctx, cqn)?;
+                let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
+                cq.resize(entries, requested, ring)?;
+                self.dirty.push(cqn);
+                Ok(Reply::Done)
+            }
+            Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
+            Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
+            Command::SrqModify { req, .. } => self.modify_srq(ctx, &req),
+            Command::SrqQuery(srqn) => {
+                let srq = self.owned_srq(ctx, srqn)?;
+                Ok(Reply::SrqAttr(abi::SrqQueryResp {
+                    max_wr: U32::new(srq.max_wr),
+                    max_sge: U32::new(srq.ring.max_sge()),
+                    limit: U32::new(srq.limit),
+                    reserved: U32::new(0),
+                }))
+            }
+            Command::QpQuery(qpn) => {
+                self.owned_qp(ctx, qpn)?;
+                let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
+                let attr = qp.attrs.report(qp.state, qp.draining);
+                Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))
+            }
+            Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, av),
+            Command::AhDestroy(number) => {
+                self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
+                self.ahs.remove(number as usize);
+                Ok(Reply::Done)
+            }
+            _ => Err(Status::NOTSUPP),
+        }
+    }
+
+    /// Whether the operator lets this NIC use an address. The link-local address of its own MAC is always its own.
+    pub(super) fn may_use(&self, gid: &Gid) -> bool {
+        self.settings.gids.is_empty() || self.settings.gids.contains(gid) || *gid == link_local(self.settings.mac)
+    }
+
+    /// The NIC cannot go on.
+    pub(super) fn fail(&mut self) {
+        if matches!(self.life, Life::Ready | Life::Paused) {
+            self.raise(event::DEVICE_FATAL, 0, KERNEL);
+            self.deliver_events();
+            self.life = Life::Failed;
+        }
+    }
+
+    /// Follows a new memory map: whatever lies in memory that is gone fails.
+    pub(super) fn follow_memory(&mut self, space: AddressSpace) {
+        let gone = |ring: &Ring| !ring.lives_in(&space);
+        let base_gone = self.status_page.as_ref().is_some_and(gone)
+            || self.contexts.values().flat_map(|context| &context.pages).any(|page| gone(page.ring()));
+        let cqs: Vec<u32> = numbers(self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| n));
+        let srqs: Vec<u32> = numbers(self.srqs.iter().filter(|(_, srq)| gone(srq.ring.ring())).map(|(n, _)| n));
+        let qps: Vec<u32> = self
+            .qps
+            .values()
+            .filter(|qp| {
+                qp.send.as_ref().is_some_and(|send| gone(send.ring()))
+                    || qp.receive.as_ref().is_some_and(|receive| gone(receive.ring()))
+            })
+            .map(|qp| qp.qpn)
+            .collect();
+        self.mrs.follow(&space);
+        self.space = space;
+        if base_gone {
+            self.fail();
+            return;
+        }
+        cqs.into_iter().for_each(|cqn| self.cq_failed(cqn));
+        srqs.into_iter().for_each(|srqn| self.srq_failed(srqn));
+        for qpn in qps {
+            self.qp_fatal(qpn);
+            // Its rings cannot even be flushed.
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.send = None;
+                qp.receive = None;
+            }
+        }
+    }
+
+    pub(super) fn owned_pd(&self, ctx: u32, pdn: u32) -> Result<(), Status> {
+        self.pds.get(pdn as usize).filter(|pd| pd.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_cq(&self, ctx: u32, cqn: u32) -> Result<(), Status> {
+        self.cqs.get(cqn as usize).filter(|cq| cq.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_qp(&self, ctx: u32, qpn: u32) -> Result<(), Status> {
+        self.qps.get(&qpn).filter(|qp| qp.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_srq(&self, ctx: u32, srqn: u32) -> Result<&super::srq::Srq, Status> {
+        self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
+    }
+
+    fn create_context(&mut self, db_page: Ring) -> Result<Reply, Status> {
+        if self.contexts.len() > self.settings.limits.max_contexts as usize {
+            return Err(Status::NOMEM);
+        }
+        // Numbers come back only after four thousand million contexts; a live one is skipped.
+        while self.next_ctx == KERNEL || self.contexts.contains_key(&self.next_ctx) {
+            self.next_ctx = self.next_ctx.wrapping_add(1);
+        }
+        let ctx = self.next_ctx;
+        self.next_ctx = self.next_ctx.wrapping_add(1);
+        self.contexts.insert(ctx, Context { pages: vec![DoorbellPage::new(db_page)] });
+        let kick_queue = ctx % self.settings.kick_queues.max(1);
+        Ok(Reply::Context(abi::ContextCreateResp { ctx: U32::new(ctx), kick_queue: U32::new(kick_queue) }))
+    }
+
+    fn add_doorbell_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
+        let context = self.contexts.get_mut(&ctx).ok_or(Status::NOENT)?;
+        if context.pages.len() >= MAX_DB_PAGES {
+            return Err(Status::NOMEM);
+        }
+        let page = u32::try_from(context.pages.len()).map_err(|_| Status::NOMEM)?;
+        context.pages.push(DoorbellPage::new(db_page));
+        Ok(Reply::DbPage(abi::DbPageAddResp { page: U32::new(page), reserved: U32::new(0) }))
+    }
+
+    /// Destroys a context with all it owns; the QPNs that are free again.
+    fn destroy_context(&mut self, ctx: u32) -> Vec<u32> {
+        let qpns: Vec<u32> = self.qps.values().filter(|qp| qp.ctx == ctx).map(|qp| qp.qpn).collect();
+        qpns.iter().for_each(|&qpn| self.remove_qp(qpn));
+        let srqs = numbers(self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx).map(|(n, _)| n));
+        srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
+        let cqs = numbers(self.cqs.iter().filter(|(_, cq)| cq.ctx == ctx).map(|(n, _)| n));
+        cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
+        self.ahs.retain(|_, ah| ah.ctx != ctx);
+        self.mrs.remove_context(ctx);
+        self.pds.retain(|_, pd| pd.ctx != ctx);
+        self.contexts.remove(&ctx);
+        qpns
+    }
+
+    fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
+        if !self.contexts.contains_key(&ctx) {
+            return Err(Status::NOENT);
+        }
+        if self.pds.len() >= self.settings.limits.max_pds as usize {
+            return Err(Status::NOMEM);
+        }
+        object(self.pds.insert(Pd { ctx }))
+    }
+
+    fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
+        self.owned_pd(ctx, pdn)?;
+        let used = self.mrs.uses_pd(pdn)
+            || self.qps.values().any(|qp| qp.pdn == pdn)
+            || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
+            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn);
+        if used {
+            return Err(Status::BUSY);
+        }
+        self.pds.remove(pdn as usize);
+        Ok(Reply::Done)
+    }
+
+    fn reregister(
+        &mut self,
+        ctx: u32,
+        req: &abi::MrReregReq,
+        map: Option<std::sync::Arc<Translation>>,
+    ) -> Result<Reply, Status> {
+        let key = req.lkey.get();
+        let flags = req.flags.get();
+        let mr = self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
+            return Err(Status::INVAL);
+        }
+        let pdn = (flags & rereg::PD != 0).then(|| req.pdn.get());
+        if let Some(pdn) = pdn {
+            self.owned_pd(mr.ctx, pdn)?;
+        }
+        let memory = match (flags & rereg::TRANSLATION != 0, map) {
+            (true, Some(map)) => Some((req.iova.get(), map)),
+            (true, None) => return Err(Status::INVAL),
+            (false, _) => None,
+        };
+        if let Some((_, map)) = &memory
+            && self.mrs.bytes().saturating_add(map.len()) > self.settings.limits.max_mr_bytes
+        {
+            return Err(Status::NOMEM);
+        }
+        let access = (flags & rereg::ACCESS != 0).then(|| req.access.get());
+        self.mrs.reregister(key, Rereg { access, pdn, memory })?;
+        Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
+    }
+
+    fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
+        self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        self.mrs.remove(key);
+        Ok(Reply::Done)
+    }
+
+    fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
+        self.owned_cq(ctx, cqn)?;
+        if self.cqs.get(cqn as usize).is_some_and(|cq| cq.users > 0) {
+            return Err(Status::BUSY);
+        }
+        self.remove_cq(cqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_cq(&mut self, cqn: u32) {
+        self.cqs.try_remove(cqn as usize);
+        self.forget_events(&[event::CQ_ERR], cqn);
+    }
+
+    fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
+        if self.owned_srq(ctx, srqn)?.users > 0 {
+            return Err(Status::BUSY);
+        }
+        self.remove_srq(srqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_srq(&mut self, srqn: u32) {
+        if let Some(srq) = self.srqs.try_remove(srqn as usize) {
+            self.free_doorbell(srq.ctx, srq.doorbell);
+        }
+        self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
+    }
+
+    fn modify_srq(&mut self, ctx: u32, req: &abi::SrqModifyReq) -> Result<Reply, Status> {
+        let max_wr = self.owned_srq(ctx, req.srqn.get())?.max_wr;
+        let mask = req.mask.get();
+        if mask & srq_mask::MAX_WR != 0 {
+            return Err(Status::NOTSUPP);
+        }
+        if mask != srq_mask::LIMIT || req.limit.get() > max_wr {
+            return Err(Status::INVAL);
+        }
+        let srqn = req.srqn.get();
+        let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
+        srq.limit = req.limit.get();
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn remove_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.remove(&qpn) else { return };
+        self.run.retain(|&queued| queued != qpn);
+        for cqn in [qp.send_cqn, qp.recv_cqn] {
+            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(srq) = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
+            srq.users -= 1;
+        }
+        for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
+            self.free_doorbell(qp.ctx, doorbell);
+        }
+        self.forget_events(&QP_EVENTS, qpn);
+    }
+
+    /// Modifies a QP; true if inbound requests are executed from now on that were not before.
+    fn modify_qp(&mut self, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<bool, Status> {
+        self.owned_qp(ctx, qpn)?;
+        let gids = std::mem::take(&mut self.gids);
+        let held = |index: u16| gids.get(usize::from(index)).copied().flatten().is_some();
+        let changed = self.change_attributes(qpn, attr, held);
+        self.gids = gids;
+        let (from, to) = changed?;
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(false) };
+        qp.state = to;
+        match (from, to) {
+            (_, State::Reset) => self.reset_qp(qpn),
+            (_, State::Err) => self.to_error(qpn),
+            (State::Rts, State::Sqd) => {
+                qp.draining = true;
+                if qp.send.as_ref().is_none_or(|send| send.current.is_none()) {
+                    self.drained(qpn);
+                }
+            }
+            (_, State::Rts) => self.schedule(qpn),
+            _ => {}
+        }
+        Ok(!from.receives() && to.receives())
+    }
+
+    fn change_attributes(
+        &mut self,
+        qpn: u32,
+        attr: &abi::QpAttr,
+        held: impl Fn(u16) -> bool,
+    ) -> Result<(State, State), Status> {
+        let qp = self.qps.get_mut(&qpn).ok_or(Status::NOENT)?;
+        let mask = attr.mask.get();
+        let from = qp.state;
+        let to = if mask & attr_mask::STATE != 0 {
+            State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
+        } else {
+            from
+        };
+        let wrong_current = mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
+        // IBTA 10.3.1.4: not before the send queue is drained.
+        let still_draining = from == State::Sqd && to == State::Rts && qp.draining;
+        if !state::allows(qp.kind, from, to, mask) || wrong_current || still_draining {
+            return Err(Status::INVAL);
+        }
+        qp.attrs.set(attr, held)?;
+        Ok((from, to))
+    }
+
+    fn reset_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.reset();
+        let (ctx, doorbells) = (qp.ctx, qp.doorbells);
+        for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
+            self.reset_doorbell(ctx, doorbell);
+        }
+        self.forget_events(&QP_EVENTS, qpn);
+    }
+
+    fn create_ah(&mut self, ctx: u32, pdn: u32, av: abi::Av) -> Result<Reply, Status> {
+        self.owned_pd(ctx, pdn)?;
+        if self.ahs.len() >= self.settings.limits.max_ahs as usize {
+            return Err(Status::NOMEM);
+        }
+        check_av(&av, |index| self.gid(index).is_some())?;
+        object(self.ahs.insert(Ah { ctx, pdn, av }))
+    }
+
+    fn device_attributes(&self) -> abi::QueryDeviceResp {
+        let limits = &self.settings.limits;
+        let n = U32::new;
+        let [a, b, c, d, e, f] = self.settings.mac;
+        abi::QueryDeviceResp {
+            // EUI-64 of the MAC (IBTA A16.3).
+            guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
+            caps: U64::new(limits::CAPS),
+            max_mr_size: U64::new(limits.max_mr_bytes),
+            max_mr_bytes: U64::new(limits.max_mr_bytes),
+            page_size_cap: U64::new(0x7fff_f000),
+            fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
+            clock_khz: U64::new(1_000_000),
+            vendor_id: n(limits::VENDOR_ID),
+            vendor_part_id: n(u32::from(abi::DEVICE_ID)),
+            hw_ver: n(abi::ABI_VERSION),
+            max_contexts: n(limits.max_contexts),
+            max_pd: n(limits.max_pds),
+            max_mr: n(limits.max_mrs),
+            max_ah: n(limits.max_ahs),
+            max_cq: n(limits.max_cqs),
+            max_cqe: n(limits::MAX_CQE),
+            max_qp: n(limits.max_qps),
+            max_qp_wr: n(limits::MAX_WR),
+            max_send_sge: n(limits::MAX_SGE),
+            max_recv_sge: n(limits::MAX_SGE),
+            max_rd_sge: n(limits::MAX_SGE),
+            max_inline: n(limits::MAX_INLINE),
+            max_srq: n(limits.max_srqs),
+            max_srq_wr: n(limits::MAX_WR),
+            max_srq_sge: n(limits::MAX_SGE),
+            max_rd_atom: n(u32::from(limits::MAX_RD_ATOM)),
+            max_init_rd_atom: n(u32::from(limits::MAX_RD_ATOM)),
+            local_ca_ack_delay: n(15),
+            keepalive_ms: n(limits::KEEPALIVE_MS),
+            max_pkeys: n(1),
+            ..abi::QueryDeviceResp::default()
+        }
+    }
+
+    fn counters_response(&self) -> abi::QueryCountersResp {
+        let c = &self.counters;
+        abi::QueryCountersResp {
+            tx_bytes: U64::new(c.tx_bytes),
+            rx_bytes: U64::new(c.rx_bytes),
+            tx_messages: U64::new(c.tx_messages),
+            rx_messages: U64::new(c.rx_messages),
+            rnr_naks_sent: U64::new(c.rnr_naks_sent),
+            rnr_naks_received: U64::new(c.rnr_naks_received),
+            ack_timeouts: U64::new(c.ack_timeouts),
+            access_errors: U64::new(c.access_errors),
+            request_errors: U64::new(c.request_errors),
+            completion_errors: U64::new(c.completion_errors),
+            receive_drops: U64::new(c.receive_drops),
+            events_coalesced: U64::new(c.events_coalesced),
+            ..abi::QueryCountersResp::default()
+        }
+    }
+}
+
+fn port_attributes() -> abi::QueryPortResp {
+    abi::QueryPortResp {
+        max_msg_sz: U32::new(limits::MAX_MSG),
+        gid_tbl_len: U32::new(u32::from(limits::GID_TABLE_LEN)),
+        pkey_tbl_len: U32::new(1),
+        // IB_PORT_ACTIVE, IB_PORT_PHYS_STATE_LINK_UP, IB_SPEED_EDR, IB_WIDTH_4X: what a 100 Gb/s port reports.
+        state: 4,
+        phys_state: 5,
+        max_mtu: limits::MTU_ENUM,
+        active_mtu: limits::MTU_ENUM,
+        active_speed: 32,
+        active_width: 2,
+        ..abi::QueryPortResp::default()
+    }
+}
+
+/// The answer that names a new object.
+pub(super) fn object(index: usize) -> Result<Reply, Status> {
+    u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
+}
+
+fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
+    indices.filter_map(|index| u32::try_from(index).ok()).collect()
+}
+
+impl Kind {
+    /// Only the kernel owns the GSI QP.
+    pub(super) fn is_allowed_to(self, ctx: u32) -> bool {
+        self != Self::Gsi || ctx == KERNEL
+    }
+}

@@ -1,0 +1,146 @@
+//! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3, §7.4).
+
+use virtio_rdma_abi::{Cqe, arm, ctrl};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use crate::memory::Ring;
+
+const STRIDE: u32 = 64;
+/// Offset of `seq` in an entry: what is written last.
+const SEQ: usize = 60;
+
+/// The ring is full, or the guest's consumer index is nonsense; the CQ is dead from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overrun;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Cq {
+    pub(super) ctx: u32,
+    pub(super) vector: u32,
+    /// Work queues that complete here.
+    pub(super) users: u32,
+    ring: Ring,
+    entries: u32,
+    /// Offset of the control block.
+    control: u64,
+    produced: u32,
+    /// The arm sequence that last fired; the copy in the control block is the guest's.
+    fired: u32,
+    /// The guest's consumer index as last seen.
+    consumer: u32,
+    /// A new entry since the last look at the arm word was solicited or an error.
+    solicited: bool,
+    /// There are new entries since the last look at the arm word.
+    pub(super) dirty: bool,
+    /// An event waits for a buffer.
+    pub(super) event_pending: bool,
+    dead: bool,
+}
+
+/// Offset of the control block behind a ring of `bytes`.
+pub(super) const fn control_offset(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ctrl::ALIGN as u64)
+}
+
+impl Cq {
+    pub(super) const fn new(ctx: u32, vector: u32, entries: u32, ring: Ring) -> Self {
+        Self {
+            ctx,
+            vector,
+            users: 0,
+            ring,
+            entries,
+            control: control_offset(entries as u64 * STRIDE as u64),
+            produced: 0,
+            fired: 0,
+            consumer: 0,
+            solicited: false,
+            dirty: false,
+            event_pending: false,
+            dead: false,
+        }
+    }
+
+    pub(super) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Produces nothing any more.
+    pub(super) const fn kill(&mut self) {
+        self.dead = true;
+    }
+
+    /// Entries that the guest has not consumed, or `None` if its index is nonsense.
+    fn unconsumed(&mut self) -> Option<u32> {
+        self.consumer = self.ring.load_u32(self.control + ctrl::CONSUMER as u64);
+        let waiting = self.produced.wrapping_sub(self.consumer);
+        (waiting <= self.entries).then_some(waiting)
+    }
+
+    /// Writes one entry and makes it visible. A dead CQ swallows it.
+    #[inline]
+    pub(super) fn push(&mut self, cqe: &mut Cqe, solicited: bool) -> Result<(), Overrun> {
+        if self.dead {
+            return Ok(());
+        }
+        if self.produced.wrapping_sub(self.consumer) >= self.entries
+            && self.unconsumed().is_none_or(|waiting| waiting >= self.entries)
+        {
+            self.dead = true;
+            return Err(Overrun);
+        }
+        let at = u64::from(self.produced & (self.entries - 1)) * u64::from(STRIDE);
+        self.produced = self.produced.wrapping_add(1);
+        cqe.seq = U32::new(self.produced);
+        self.ring.write(at, &cqe.as_bytes()[..SEQ]);
+        // Release: the entry, and the payload copied before it, are visible to whoever sees `seq`.
+        self.ring.store_u32(at + SEQ as u64, self.produced);
+        self.solicited |= solicited;
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Looks at the arm word after a full fence; `Some(seq)` if an event is due, which disarms the CQ.
+    pub(super) fn fire(&mut self) -> Option<u32> {
+        let solicited = std::mem::take(&mut self.solicited);
+        let word = self.ring.load_u32(self.control + ctrl::ARM as u64);
+        let seq = word >> arm::SEQ_SHIFT;
+        if self.dead || seq == self.fired {
+            return None;
+        }
+        let due = word & arm::ANY != 0 || (word & arm::SOLICITED != 0 && solicited);
+        if !due {
+            // A solicited entry that found the CQ unarmed is over; one that finds it armed for solicited has fired.
+            return None;
+        }
+        self.fired = seq;
+        self.ring.store_u32(self.control + ctrl::FIRED as u64, seq);
+        Some(seq)
+    }
+
+    /// Moves to another ring, carrying what the guest has not consumed; indices go on.
+    ///
+    /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA 11.2.8.3).
+    pub(super) fn resize(&mut self, entries: u32, requested: u32, ring: Ring) -> Result<(), super::Status> {
+        let waiting = self.unconsumed().ok_or(super::Status::INVAL)?;
+        if waiting > requested.min(entries) {
+            return Err(super::Status::INVAL);
+        }
+        let control = control_offset(u64::from(entries) * u64::from(STRIDE));
+        for index in (0..waiting).map(|n| self.consumer.wrapping_add(n)) {
+            let mut entry = [0; STRIDE as usize];
+            self.ring.read(u64::from(index & (self.entries - 1)) * u64::from(STRIDE), &mut entry);
+            let at = u64::from(index & (entries - 1)) * u64::from(STRIDE);
+            ring.write(at, &entry[..SEQ]);
+            ring.store_u32(at + SEQ as u64, index.wrapping_add(1));
+        }
+        ring.store_u32(control + ctrl::FIRED as u64, self.fired);
+        self.ring = ring;
+        self.entries = entries;
+        self.control = control;
+        self.dirty = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! Creation of CQs, SRQs and QPs: the objects that come with rings in guest memory.
+
+use virtio_rdma_abi::{self as abi, db, qp_flags};
+use zerocopy::little_endian::U32;
+
+use super::Shard;
+use super::command::{Reply, Status};
+use super::control::object;
+use super::cq::Cq;
+use super::doorbell::Owner;
+use super::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
+use super::nic::Nic;
+use super::qp::send::SendShape;
+use super::qp::{Attrs, Kind, Qp, SendQueue, State};
+use super::receive::{Receive, ReceiveRing};
+use super::srq::{Srq, SrqShape};
+use crate::memory::Ring;
+use crate::transport::NicId;
+
+/// What QP_CREATE brings: the request and the resolved rings.
+type QpRequest<'a> = (&'a abi::QpCreateReq, Option<Ring>, Option<Ring>);
+
+impl Shard {
+    pub(super) fn create_qp(&mut self, id: NicId, ctx: u32, request: QpRequest<'_>) -> Result<Reply, Status> {
+        let (req, ..) = &request;
+        let kind = Kind::from_abi(req.r#type.get()).ok_or(Status::NOTSUPP)?;
+        self.nic_mut(id).ok_or(Status::FATAL)?.check_qp(ctx, kind, &request)?;
+        let qpn = if kind == Kind::Gsi {
+            abi::GSI_QPN
+        } else {
+            self.qpns.take(self.random.as_mut()).ok_or(Status::NOMEM)?
+        };
+        let created = self.nic_mut(id).ok_or(Status::FATAL)?.insert_qp(ctx, kind, qpn, request);
+        if created.is_err() && kind != Kind::Gsi {
+            self.qpns.free(qpn);
+        }
+        created.map(Reply::Qp)
+    }
+}
+
+impl Nic {
+    pub(super) fn create_cq(&mut self, ctx: u32, entries: u32, vector: u32, ring: Ring) -> Result<Reply, Status> {
+        if !self.contexts.contains_key(&ctx) {
+            return Err(Status::NOENT);
+        }
+        let shape_ok = entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
+        if !shape_ok {
+            return Err(Status::INVAL);
+        }
+        if self.cqs.len() >= self.settings.limits.max_cqs as usize {
+            return Err(Status::NOMEM);
+        }
+        object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
+    }
+
+    pub(super) fn create_srq(&mut self, ctx: u32, req: &abi::SrqCreateReq, ring: Ring) -> Result<Reply, Status> {
+        self.owned_pd(ctx, req.pdn.get())?;
+        let shape = SrqShape {
+            ctx,
+            pdn: req.pdn.get(),
+            entries: req.entries.get(),
+            log2_stride: req.log2_stride,
+            max_wr: req.max_wr.get(),
+            max_sge: req.max_sge.get(),
+            limit: req.limit.get(),
+        };
+        let fits = receive_shape_ok(shape.entries, shape.log2_stride, shape.max_sge)
+            && (1..=shape.entries).contains(&shape.max_wr)
+            && shape.limit <= shape.max_wr;
+        if !fits {
+            return Err(Status::INVAL);
+        }
+        if self.srqs.len() >= self.settings.limits.max_srqs as usize {
+            return Err(Status::NOMEM);
+        }
+        let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
+        let doorbell = self.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
+        self.srqs.insert(Srq::new(&shape, ring, doorbell));
+        Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
+    }
+
+    fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest<'_>) -> Result<(), Status> {
+        let (req, sq, rq) = request;
+        self.owned_pd(ctx, req.pdn.get())?;
+        self.owned_cq(ctx, req.send_cqn.get())?;
+        self.owned_cq(ctx, req.recv_cqn.get())?;
+        let with_srq = req.srqn.get() != abi::NO_SRQ;
+        if with_srq {
+            self.owned_srq(ctx, req.srqn.get())?;
+        }
+        let send_ok = req.sq_entries.get() == 0 || send_shape_ok(req);
+        let receive_ok = if with_srq {
+            req.rq_entries.get() == 0
+        } else {
+            req.rq_entries.get() == 0
+                || receive_shape_ok(req.rq_entries.get(), req.rq_log2_stride, u32::from(req.max_recv_sge.get()))
+        };
+        let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
+            && rq.is_some() == (req.rq_entries.get() != 0)
+            && req.max_send_wr <= req.sq_entries
+            && req.max_recv_wr <= req.rq_entries;
+        if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
+            return Err(Status::INVAL);
+        }
+        if !kind.is_allowed_to(ctx) {
+            return Err(Status::PERM);
+        }
+        if kind == Kind::Gsi && self.qps.contains_key(&abi::GSI_QPN) {
+            return Err(Status::BUSY);
+        }
+        if self.qps.len() >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
+    }
+
+    fn insert_qp(
+        &mut self,
+        ctx: u32,
+        kind: Kind,
+        qpn: u32,
+        request: QpRequest<'_>,
+    ) -> Result<abi::QpCreateResp, Status> {
+        let (req, sq, rq) = request;
+        let mut doorbells = [db::NONE; 2];
+        if sq.is_some() {
+            doorbells[0] = self.take_doorbell(ctx, Owner::Send(qpn)).ok_or(Status::NOMEM)?;
+        }
+        if rq.is_some() {
+            let Some(doorbell) = self.take_doorbell(ctx, Owner::Receive(qpn)) else {
+                self.free_doorbell(ctx, doorbells[0]);
+                return Err(Status::NOMEM);
+            };
+            doorbells[1] = doorbell;
+        }
+        let shape = SendShape {
+            entries: req.sq_entries.get(),
+            log2_stride: req.sq_log2_stride,
+            max_sge: u32::from(req.max_send_sge.get()),
+            max_inline: u32::from(req.max_inline.get()),
+        };
+        let receive_sge = u32::from(req.max_recv_sge.get());
+        let srqn = Some(req.srqn.get()).filter(|&srqn| srqn != abi::NO_SRQ);
+        let qp = Qp {
+            qpn,
+            ctx,
+            pdn: req.pdn.get(),
+            kind,
+            state: State::Reset,
+            attrs: Attrs::default(),
+            signal_all: req.flags.get() & qp_flags::SIG_ALL != 0,
+            send_cqn: req.send_cqn.get(),
+            recv_cqn: req.recv_cqn.get(),
+            srqn,
+            send: sq.map(|ring| SendQueue::new(ring, shape)),
+            receive: rq.map(|ring| ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)),
+            doorbells,
+            open: Receive::default(),
+            open_taken: false,
+            arrived: 0,
+            waiter: None,
+            scheduled: false,
+            established: false,
+            draining: false,
+            last_wqe_raised: false,
+        };
+        for cqn in [qp.send_cqn, qp.recv_cqn] {
+            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
+                cq.users += 1;
+            }
+        }
+        if let Some(srq) = srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
+            srq.users += 1;
+        }
+        self.qps.insert(qpn, Box::new(qp));
+        let [sq_db, rq_db] = doorbells.map(U32::new);
+        Ok(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) })
+    }
+}
+
+/// Whether a receive ring's numbers fit each other and the device.
+fn receive_shape_ok(entries: u32, log2_stride: u8, max_sge: u32) -> bool {
+    entries.is_power_of_two()
+        && entries <= MAX_WR
+        && (abi::RQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE).contains(&log2_stride)
+        && max_sge <= MAX_SGE
+        && abi::RQ_WQE_DATA + size_of::<abi::Sge>() * max_sge as usize <= 1 << log2_stride
+}
+
+/// Whether a send ring's numbers fit each other and the device.
+fn send_shape_ok(req: &abi::QpCreateReq) -> bool {
+    let (sges, inline) = (usize::from(req.max_send_sge.get()), usize::from(req.max_inline.get()));
+    let data = (size_of::<abi::Sge>() * sges).max(inline);
+    req.sq_entries.get().is_power_of_two()
+        && req.sq_entries.get() <= MAX_WR
+        && (abi::SQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE).contains(&req.sq_log2_stride)
+        && sges <= MAX_SGE as usize
+        && inline <= MAX_INLINE as usize
+        && abi::SQ_WQE_DATA + data <= 1 << req.sq_log2_stride
+}

@@ -1,0 +1,121 @@
+//! Doorbell pages: how posts are found without a system call (docs/virtio-rdma.md §6.4).
+//!
+//! The order of clear, fence and load in [`DoorbellPage::collect`] is the device's half of the protocol; the specification shows why no post is lost.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_rdma_abi::db;
+
+use crate::memory::Ring;
+
+const GROUPS: usize = db::GROUPS as usize;
+const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
+
+/// The queue that owns a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The send queue of a QP, by QPN.
+    Send(u32),
+    /// The receive queue of a QP, by QPN.
+    Receive(u32),
+    /// An SRQ, by SRQN.
+    Shared(u32),
+}
+
+/// A producer index that moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Post {
+    pub(super) owner: Owner,
+    pub(super) producer: u32,
+}
+
+/// One doorbell page of a context.
+#[derive(Debug)]
+pub(super) struct DoorbellPage {
+    ring: Ring,
+    /// One bit per slot in use, one word per group.
+    used: [u64; GROUPS],
+    slots: Vec<Slot>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    owner: Owner,
+    seen: u32,
+}
+
+impl DoorbellPage {
+    pub(super) fn new(ring: Ring) -> Self {
+        let free = Slot { owner: Owner::Send(0), seen: 0 };
+        Self { ring, used: [0; GROUPS], slots: vec![free; GROUPS * GROUP_SLOTS] }
+    }
+
+    pub(super) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Gives a free slot to `owner`, with index 0.
+    pub(super) fn take(&mut self, owner: Owner) -> Option<u32> {
+        let group = self.used.iter().position(|&used| used != u64::MAX)?;
+        let bit = self.used[group].trailing_ones();
+        self.used[group] |= 1 << bit;
+        let slot = group * GROUP_SLOTS + bit as usize;
+        self.slots[slot] = Slot { owner, seen: 0 };
+        // The index of an earlier owner must not look like a post of this one.
+        self.ring.store_u32(index_offset(slot), 0);
+        u32::try_from(slot).ok()
+    }
+
+    pub(super) fn free(&mut self, slot: u32) {
+        let slot = slot as usize;
+        if let Some(used) = self.used.get_mut(slot / GROUP_SLOTS) {
+            *used &= !(1 << (slot % GROUP_SLOTS));
+        }
+    }
+
+    /// Forgets what was posted: the queue begins again at index 0.
+    pub(super) fn reset(&mut self, slot: u32) {
+        if let Some(slot) = self.slots.get_mut(slot as usize) {
+            slot.seen = 0;
+        }
+    }
+
+    /// Appends the slots whose index moved.
+    #[inline]
+    pub(super) fn collect(&mut self, posts: &mut Vec<Post>) {
+        let low = self.ring.load_u64(db::SUMMARY as u64).to_le_bytes();
+        let high = self.ring.load_u64(db::SUMMARY as u64 + 8).to_le_bytes();
+        if low == [0; 8] && high[..GROUPS - 8] == [0; GROUPS - 8] {
+            return;
+        }
+        let mut rung = [false; GROUPS];
+        for (group, byte) in low.iter().chain(&high).take(GROUPS).enumerate() {
+            if *byte != 0 {
+                self.ring.store_u8((db::SUMMARY + group) as u64, 0);
+                rung[group] = true;
+            }
+        }
+        fence(Ordering::SeqCst);
+        for group in (0..GROUPS).filter(|&group| rung[group]) {
+            self.collect_group(group, posts);
+        }
+    }
+
+    fn collect_group(&mut self, group: usize, posts: &mut Vec<Post>) {
+        let mut bits = self.used[group];
+        while bits != 0 {
+            let index = group * GROUP_SLOTS + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let producer = self.ring.load_u32(index_offset(index));
+            let slot = &mut self.slots[index];
+            if producer != slot.seen {
+                slot.seen = producer;
+                posts.push(Post { owner: slot.owner, producer });
+            }
+        }
+    }
+}
+
+const fn index_offset(slot: usize) -> u64 {
+    (db::INDEX + 4 * slot) as u64
+}

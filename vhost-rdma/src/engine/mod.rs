@@ -1,0 +1,327 @@
+//! The verbs engine: what an RDMA NIC does, without a device, a socket, a thread or a clock.
+//!
+//! A [`Shard`] owns whole NICs and is the only one who touches their objects, so there is no lock in here. It is driven from
+//! outside, like quinn-proto's connections: [`Shard::execute`] takes control commands, [`Shard::poll`] looks at doorbells and moves work
+//! requests, timers and completions forward by one bounded round, [`Shard::next_deadline`] says when to call again at the latest. Time is an
+//! argument, randomness comes from a [`Random`], events leave through a [`Port`], and guest memory is reached through `crate::memory`, already resolved.
+//!
+//! ```text
+//!  command ──> control ──> nic {context, pd, mr, cq, srq, qp, ah}
+//!  doorbells ─> scan ──> requester ──> Transport ──> responder (a peer's nic) ──> memory copy
+//!                           └──> cq ──> arm? ──> Port
+//! ```
+//!
+//! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err` that ends anything here. All
+//! loops are bounded by limits that the device sets, not by numbers that a guest writes.
+
+#![forbid(unsafe_code)]
+
+mod command;
+mod control;
+mod cq;
+mod create;
+mod doorbell;
+mod grh;
+pub mod limits;
+mod mr;
+mod network;
+mod nic;
+mod numbers;
+mod port;
+mod qp;
+mod receive;
+mod requester;
+mod responder;
+mod srq;
+mod timer;
+
+use std::fmt;
+use std::sync::atomic::{Ordering, fence};
+
+pub use command::{Command, Reply, Status};
+pub use cq::control_offset;
+pub use limits::{Counters, Limits, Objects};
+pub use nic::NicSettings;
+pub use numbers::Random;
+pub use port::Port;
+
+use self::doorbell::Post;
+use self::network::Networks;
+use self::nic::{Life, Nic};
+use self::numbers::Numbers;
+use self::qp::Waiter;
+use self::timer::Timers;
+use crate::memory::{AddressSpace, Segment};
+use crate::transport::{Gid, Local, NicId, Transport};
+
+/// Nanoseconds of a monotonic clock.
+pub type Nanos = u64;
+
+/// QPs of one NIC that run in one round.
+const ROUND_QPS: usize = 16;
+
+/// What is seen of a NIC from outside.
+#[derive(Clone, Debug)]
+pub struct NicSnapshot {
+    /// A driver has sent INIT.
+    pub ready: bool,
+    /// The NIC failed and waits for a reset.
+    pub failed: bool,
+    /// What happened.
+    pub counters: Counters,
+    /// What exists.
+    pub objects: Objects,
+    /// Addresses in the port's table.
+    pub gids: Vec<Gid>,
+}
+
+/// NICs that are served together, by one thread.
+pub struct Shard {
+    nics: Vec<Option<Box<Nic>>>,
+    networks: Networks,
+    timers: Timers,
+    qpns: Numbers,
+    random: Box<dyn Random>,
+    local: Local,
+    /// The requester's segment list, kept for its allocation.
+    segments: Vec<Segment>,
+    posts: Vec<Post>,
+    wakes: Vec<Waiter>,
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard").field("nics", &self.nics).finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    /// A shard without NICs.
+    #[must_use]
+    pub fn new(random: Box<dyn Random>) -> Self {
+        Self {
+            nics: Vec::new(),
+            networks: Networks::default(),
+            timers: Timers::default(),
+            qpns: Numbers::default(),
+            random,
+            local: Local,
+            segments: Vec::new(),
+            posts: Vec::new(),
+            wakes: Vec::new(),
+        }
+    }
+
+    fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
+        self.nics.get_mut(id.0 as usize)?.as_deref_mut()
+    }
+
+    /// Adds a NIC, which waits for INIT.
+    pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
+        let index = self.nics.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.nics.push(None);
+            self.nics.len() - 1
+        });
+        // Four thousand million NICs do not fit in memory.
+        let id = NicId(u32::try_from(index).unwrap_or(u32::MAX));
+        self.nics[index] = Some(Box::new(Nic::new(id, settings, port)));
+        id
+    }
+
+    /// Gives a NIC another way out for its events.
+    pub fn set_port(&mut self, id: NicId, port: Box<dyn Port>) {
+        if let Some(nic) = self.nic_mut(id) {
+            nic.port = port;
+            nic.offer_events = true;
+        }
+    }
+
+    /// Removes a NIC and everything it has.
+    pub fn remove_nic(&mut self, id: NicId) {
+        self.reset(id);
+        if let Some(slot) = self.nics.get_mut(id.0 as usize) {
+            *slot = None;
+        }
+    }
+
+    /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
+    pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
+        let Self { nics, networks, .. } = self;
+        let Some(nic) = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut) else { return };
+        let vni = nic.settings.vni;
+        nic.settings = NicSettings { vni, ..settings };
+        for index in 0..nic.gids.len() {
+            if let Some(gid) = nic.gids[index].filter(|gid| !nic.may_use(gid)) {
+                nic.gids[index] = None;
+                networks.release(vni, gid, id);
+                nic.raise(virtio_rdma_abi::event::GID_CHANGE, 1, nic::KERNEL);
+            }
+        }
+    }
+
+    /// Destroys every object of a NIC and forgets every guest address; the next command must be INIT. Counters go on.
+    pub fn reset(&mut self, id: NicId) {
+        let mut freed = Vec::new();
+        if let Some(nic) = self.nic_mut(id) {
+            nic.clear(&mut freed);
+        }
+        for qpn in freed {
+            self.qpns.free(qpn);
+        }
+        self.networks.release_all(id);
+    }
+
+    /// Stops all access to a NIC's memory; its objects stay.
+    pub fn pause(&mut self, id: NicId) {
+        if let Some(nic) = self.nic_mut(id)
+            && nic.life == Life::Ready
+        {
+            nic.life = Life::Paused;
+        }
+    }
+
+    /// Goes on after [`Self::pause`]. Waits begin anew.
+    pub fn resume(&mut self, id: NicId) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        if nic.life != Life::Paused {
+            return;
+        }
+        nic.life = Life::Ready;
+        nic.offer_events = true;
+        let qpns: Vec<u32> = nic.qps.keys().copied().collect();
+        for qpn in qpns {
+            nic.woken(qpn);
+            nic.schedule(qpn);
+        }
+    }
+
+    /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
+    pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        if matches!(nic.life, Life::Ready | Life::Paused) {
+            nic.follow_memory(space);
+        }
+    }
+
+    /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
+    pub fn fail(&mut self, id: NicId) {
+        if let Some(nic) = self.nic_mut(id) {
+            nic.fail();
+        }
+    }
+
+    /// There are new buffers on one of the NIC's event queues.
+    pub fn events_wanted(&mut self, id: NicId) {
+        if let Some(nic) = self.nic_mut(id) {
+            nic.offer_events = true;
+        }
+    }
+
+    /// What is seen of a NIC.
+    #[must_use]
+    pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
+        let nic = self.nics.get(id.0 as usize)?.as_ref()?;
+        Some(NicSnapshot {
+            ready: matches!(nic.life, Life::Ready | Life::Paused),
+            failed: nic.life == Life::Failed,
+            counters: nic.counters,
+            objects: nic.objects(),
+            gids: nic.gids.iter().flatten().copied().collect(),
+        })
+    }
+
+    /// One round: timers, doorbells, work requests, completions, events. True if there was anything to do.
+    pub fn poll(&mut self, now: Nanos) -> bool {
+        let mut busy = self.fire_timers(now);
+        busy |= self.scan();
+        self.wake_waiters();
+        busy |= self.run(now);
+        while let Some(late) = self.local.completed() {
+            self.answered(late.nic, late.qpn, late.outcome, now);
+            busy = true;
+        }
+        self.publish();
+        busy
+    }
+
+    /// When [`Self::poll`] must be called again though nothing was posted.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.timers.next()
+    }
+
+    /// Asks all guests to kick, then looks once more; true: there is work, do not sleep.
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
+        // docs/virtio-rdma.md §6.4: the request to kick must be visible before the last look.
+        fence(Ordering::SeqCst);
+        self.scan() || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
+    }
+
+    /// Tells all guests that kicks are not needed.
+    pub fn wake(&mut self) {
+        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+    }
+
+    fn fire_timers(&mut self, now: Nanos) -> bool {
+        let mut fired = false;
+        while let Some((deadline, nic, qpn)) = self.timers.pop(now) {
+            fired = true;
+            self.timer_fired(nic, qpn, deadline);
+        }
+        fired
+    }
+
+    fn scan(&mut self) -> bool {
+        let Self { nics, posts, .. } = self;
+        let mut found = false;
+        for nic in nics.iter_mut().flatten() {
+            found |= nic.scan(posts);
+        }
+        found
+    }
+
+    fn wake_waiters(&mut self) {
+        let mut wakes = std::mem::take(&mut self.wakes);
+        for nic in self.nics.iter_mut().flatten() {
+            wakes.append(&mut nic.wakes);
+        }
+        for waiter in wakes.drain(..) {
+            if let Some(nic) = self.nic_mut(waiter.nic) {
+                nic.woken(waiter.qpn);
+            }
+        }
+        self.wakes = wakes;
+    }
+
+    fn run(&mut self, now: Nanos) -> bool {
+        let mut busy = false;
+        for index in 0..self.nics.len() {
+            // What is on the queue now; QPs that go back to its end wait for the next round.
+            let turns = match &self.nics[index] {
+                Some(nic) if nic.life == Life::Ready => nic.run.len().min(ROUND_QPS),
+                _ => 0,
+            };
+            for _ in 0..turns {
+                let Some(nic) = self.nics[index].as_deref_mut() else { break };
+                let (id, Some(qpn)) = (nic.id, nic.run.pop_front()) else { break };
+                self.run_qp(id, qpn, now);
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    fn publish(&mut self) {
+        if self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty()) {
+            // docs/virtio-rdma.md §7.4: entries are visible before the arm words are read. One fence for all.
+            fence(Ordering::SeqCst);
+        }
+        for nic in self.nics.iter_mut().flatten() {
+            if nic.life != Life::Paused {
+                nic.fire_completions();
+                nic.deliver_events();
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Who can find whom: the addresses of each network.
+//!
+//! A GID belongs to one NIC of a network at a time. A lookup begins at the asking NIC's own network and there is no other, so NICs of
+//! different networks cannot meet, whatever numbers they know of each other.
+
+use rustc_hash::FxHashMap;
+
+use super::nic::{Life, Nic};
+use crate::transport::{Fabric, Gid, NicId, Responder};
+
+/// The addresses of all networks of a shard, by VNI.
+#[derive(Debug, Default)]
+pub(super) struct Networks {
+    holders: FxHashMap<(u32, Gid), NicId>,
+}
+
+impl Networks {
+    pub(super) fn holder(&self, vni: u32, gid: &Gid) -> Option<NicId> {
+        self.holders.get(&(vni, *gid)).copied()
+    }
+
+    /// Gives an address to a NIC; false if another has it.
+    pub(super) fn claim(&mut self, vni: u32, gid: Gid, nic: NicId) -> bool {
+        *self.holders.entry((vni, gid)).or_insert(nic) == nic
+    }
+
+    pub(super) fn release(&mut self, vni: u32, gid: Gid, nic: NicId) {
+        if self.holder(vni, &gid) == Some(nic) {
+            self.holders.remove(&(vni, gid));
+        }
+    }
+
+    pub(super) fn release_all(&mut self, nic: NicId) {
+        self.holders.retain(|_, holder| *holder != nic);
+    }
+}
+
+/// What a transport sees of a shard.
+pub(super) struct View<'a> {
+    pub(super) nics: &'a mut Vec<Option<Box<Nic>>>,
+    pub(super) networks: &'a Networks,
+}
+
+impl Fabric for View<'_> {
+    fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
+        let vni = self.nics.get(from.0 as usize)?.as_ref()?.settings.vni;
+        let peer = self.networks.holder(vni, gid)?;
+        let nic = self.nics.get_mut(peer.0 as usize)?.as_mut()?;
+        (nic.life == Life::Ready).then_some(nic.as_mut())
+    }
+}
+
+/// The link-local address that a network interface with this MAC address gives itself (RFC 4291, appendix A).
+pub(super) fn link_local(mac: [u8; 6]) -> Gid {
+    let [a, b, c, d, e, f] = mac;
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}

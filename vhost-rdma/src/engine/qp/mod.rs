@@ -1,0 +1,72 @@
+//! Queue pairs: their state machine, their attributes, their send queue, and the receive that an inbound message fills.
+
+pub(super) mod attrs;
+pub(super) mod send;
+pub(super) mod state;
+
+pub(super) use attrs::Attrs;
+pub(super) use send::{SendQueue, Wait};
+pub(super) use state::{Kind, State};
+
+use super::receive::{Receive, ReceiveRing};
+use crate::transport::NicId;
+
+/// A requester that found no receive and wants to know of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waiter {
+    pub(super) nic: NicId,
+    pub(super) qpn: u32,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) qpn: u32,
+    pub(super) ctx: u32,
+    pub(super) pdn: u32,
+    pub(super) kind: Kind,
+    pub(super) state: State,
+    pub(super) attrs: Attrs,
+    pub(super) signal_all: bool,
+    pub(super) send_cqn: u32,
+    pub(super) recv_cqn: u32,
+    pub(super) srqn: Option<u32>,
+    pub(super) send: Option<SendQueue>,
+    pub(super) receive: Option<ReceiveRing>,
+    /// Doorbell numbers of the two queues.
+    pub(super) doorbells: [u32; 2],
+    /// The receive that the inbound message in progress fills, or that a dropped message left for the next one.
+    pub(super) open: Receive,
+    pub(super) open_taken: bool,
+    /// Bytes of the inbound message in progress that have arrived.
+    pub(super) arrived: u32,
+    pub(super) waiter: Option<Waiter>,
+    /// In the NIC's run queue.
+    pub(super) scheduled: bool,
+    /// COMM_EST was raised since RTR.
+    pub(super) established: bool,
+    /// SQD was asked for and sends are still under way.
+    pub(super) draining: bool,
+    /// LAST_WQE_REACHED was raised since ERR.
+    pub(super) last_wqe_raised: bool,
+}
+
+impl Qp {
+    /// Forgets everything posted, without completions (IBTA 10.3.1, RESET).
+    pub(super) fn reset(&mut self) {
+        self.state = State::Reset;
+        self.attrs = Attrs::default();
+        if let Some(send) = &mut self.send {
+            send.reset();
+        }
+        if let Some(receive) = &mut self.receive {
+            receive.reset();
+        }
+        self.open_taken = false;
+        self.arrived = 0;
+        self.waiter = None;
+        self.established = false;
+        self.draining = false;
+        self.last_wqe_raised = false;
+    }
+}

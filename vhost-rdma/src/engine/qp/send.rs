@@ -1,0 +1,153 @@
+//! The send queue: a ring of work requests, of which one at a time is being executed.
+
+use virtio_rdma_abi::{SqWqe, wqe_shape};
+use zerocopy::FromBytes;
+
+use crate::engine::Nanos;
+use crate::engine::receive::{BadIndex, SgeList, read_sges};
+use crate::memory::Ring;
+
+/// What the work request that is being executed waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(in crate::engine) enum Wait {
+    /// Nothing: it can be executed.
+    #[default]
+    None,
+    /// The peer had no receive; until then, or until it posts one.
+    Receiver(Nanos),
+    /// Nobody answered; until then, or until the peer appears.
+    Answer(Nanos),
+    /// The transport's late answer.
+    Transport,
+}
+
+/// A send queue.
+#[derive(Debug)]
+pub(in crate::engine) struct SendQueue {
+    ring: Ring,
+    entries: u32,
+    log2_stride: u8,
+    pub(in crate::engine) max_sge: u32,
+    pub(in crate::engine) max_inline: u32,
+    producer: u32,
+    taken: u32,
+    /// The work request being executed, copied out of the ring once.
+    pub(in crate::engine) current: Option<SqWqe>,
+    /// Its elements or inline bytes have been copied too.
+    pub(in crate::engine) fetched: bool,
+    /// Its scatter-gather elements.
+    pub(in crate::engine) sges: SgeList,
+    /// Its inline bytes, allocated once for the largest that the QP may have.
+    pub(in crate::engine) inline: Vec<u8>,
+    /// Bytes of its message that are done.
+    pub(in crate::engine) done: u32,
+    pub(in crate::engine) wait: Wait,
+    pub(in crate::engine) rnr_left: u8,
+    pub(in crate::engine) retries_left: u8,
+}
+
+/// Shape of a send queue.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct SendShape {
+    pub(in crate::engine) entries: u32,
+    pub(in crate::engine) log2_stride: u8,
+    pub(in crate::engine) max_sge: u32,
+    pub(in crate::engine) max_inline: u32,
+}
+
+impl SendQueue {
+    pub(in crate::engine) fn new(ring: Ring, shape: SendShape) -> Self {
+        Self {
+            ring,
+            entries: shape.entries,
+            log2_stride: shape.log2_stride,
+            max_sge: shape.max_sge,
+            max_inline: shape.max_inline,
+            producer: 0,
+            taken: 0,
+            current: None,
+            fetched: false,
+            sges: SgeList::new(),
+            inline: Vec::with_capacity(shape.max_inline as usize),
+            done: 0,
+            wait: Wait::None,
+            rnr_left: 0,
+            retries_left: 0,
+        }
+    }
+
+    pub(in crate::engine) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Free-running index of the work request being executed.
+    pub(in crate::engine) const fn current_index(&self) -> u32 {
+        self.taken.wrapping_sub(1)
+    }
+
+    /// Work requests posted and not taken.
+    pub(in crate::engine) const fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.taken)
+    }
+
+    /// Whether anything is left to execute or to flush.
+    pub(in crate::engine) const fn has_work(&self) -> bool {
+        self.current.is_some() || self.waiting() > 0
+    }
+
+    pub(in crate::engine) fn reset(&mut self) {
+        self.producer = 0;
+        self.taken = 0;
+        self.retire();
+    }
+
+    /// The current work request is over.
+    pub(in crate::engine) fn retire(&mut self) {
+        self.current = None;
+        self.done = 0;
+        self.wait = Wait::None;
+    }
+
+    /// Takes note of a new producer index.
+    pub(in crate::engine) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
+        let waiting = producer.wrapping_sub(self.taken);
+        if waiting > self.entries || waiting < self.waiting() {
+            return Err(BadIndex);
+        }
+        self.producer = producer;
+        Ok(())
+    }
+
+    /// Takes the next work request, copying it once. Elements and inline bytes are left for `fetch_sges` and `fetch_inline`.
+    #[inline]
+    pub(in crate::engine) fn take(&mut self) -> Option<SqWqe> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        let mut header = [0; size_of::<SqWqe>()];
+        self.ring.read(self.slot(self.taken), &mut header);
+        self.taken = self.taken.wrapping_add(1);
+        self.done = 0;
+        self.fetched = false;
+        self.wait = Wait::None;
+        self.current = SqWqe::read_from_bytes(&header).ok();
+        self.current
+    }
+
+    /// Copies the current work request's elements; the caller has checked `count` against `max_sge`.
+    pub(in crate::engine) fn fetch_sges(&mut self, count: u32) {
+        let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
+        read_sges(&self.ring, at, count, &mut self.sges);
+    }
+
+    /// Copies the current work request's inline bytes; the caller has checked `len` against `max_inline`.
+    pub(in crate::engine) fn fetch_inline(&mut self, len: u32) {
+        let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
+        self.inline.resize(len as usize, 0);
+        self.ring.read(at, &mut self.inline);
+    }
+
+    const fn slot(&self, index: u32) -> u64 {
+        ((index & (self.entries - 1)) as u64) << self.log2_stride
+    }
+}

@@ -1,0 +1,112 @@
+//! Receive queues and SRQs: rings of receives, and one receive taken out of them.
+
+use arrayvec::ArrayVec;
+use virtio_rdma_abi::{RqWqe, Sge, wqe_shape};
+use zerocopy::FromBytes;
+
+use super::limits::MAX_SGE;
+use crate::memory::Ring;
+
+/// Scatter-gather elements, copied out of a ring.
+pub(super) type SgeList = ArrayVec<Sge, { MAX_SGE as usize }>;
+
+/// A ring of receive work requests.
+#[derive(Debug)]
+pub(super) struct ReceiveRing {
+    ring: Ring,
+    entries: u32,
+    log2_stride: u8,
+    max_sge: u32,
+    producer: u32,
+    taken: u32,
+}
+
+/// A receive that was taken out of its ring; the slot is never read again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Receive {
+    pub(super) wr_id: u64,
+    pub(super) index: u32,
+    pub(super) sges: SgeList,
+    /// It names more elements than its queue allows.
+    pub(super) malformed: bool,
+}
+
+impl Receive {
+    /// Bytes that it can take.
+    pub(super) fn capacity(&self) -> u64 {
+        self.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
+    }
+}
+
+/// The guest's producer index cannot be true.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BadIndex;
+
+impl ReceiveRing {
+    pub(super) const fn new(ring: Ring, entries: u32, log2_stride: u8, max_sge: u32) -> Self {
+        Self { ring, entries, log2_stride, max_sge, producer: 0, taken: 0 }
+    }
+
+    pub(super) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    pub(super) const fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// The free-running number of receives taken.
+    pub(super) const fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Receives posted and not taken.
+    pub(super) const fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.taken)
+    }
+
+    pub(super) const fn reset(&mut self) {
+        self.producer = 0;
+        self.taken = 0;
+    }
+
+    /// Takes note of a new producer index.
+    pub(super) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
+        let waiting = producer.wrapping_sub(self.taken);
+        // Backwards looks like far ahead: both are beyond the ring.
+        if waiting > self.entries || waiting < self.waiting() {
+            return Err(BadIndex);
+        }
+        self.producer = producer;
+        Ok(())
+    }
+
+    /// Takes the oldest receive, copying it once.
+    pub(super) fn take(&mut self, into: &mut Receive) -> bool {
+        if self.waiting() == 0 {
+            return false;
+        }
+        let at = u64::from(self.taken & (self.entries - 1)) << self.log2_stride;
+        let mut header = [0; size_of::<RqWqe>()];
+        self.ring.read(at, &mut header);
+        let wqe = RqWqe::read_from_bytes(&header).unwrap_or_default();
+        let count = u32::from(wqe.num_sge.get());
+        into.wr_id = wqe.wr_id.get();
+        into.index = self.taken;
+        into.malformed = count > self.max_sge;
+        let count = if into.malformed { 0 } else { count };
+        read_sges(&self.ring, at + wqe_shape::RQ_WQE_DATA as u64, count, &mut into.sges);
+        self.taken = self.taken.wrapping_add(1);
+        true
+    }
+}
+
+/// Copies `count` elements at `at`; the caller has bounded `count` by the queue's limit, hence by the stride.
+pub(super) fn read_sges(ring: &Ring, at: u64, count: u32, into: &mut SgeList) {
+    into.clear();
+    for n in 0..count.min(MAX_SGE) {
+        let mut bytes = [0; size_of::<Sge>()];
+        ring.read(at + u64::from(n) * size_of::<Sge>() as u64, &mut bytes);
+        into.push(Sge::read_from_bytes(&bytes).unwrap_or_default());
+    }
+}

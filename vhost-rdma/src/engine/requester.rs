@@ -1,0 +1,526 @@
+//! The sending side: takes work requests out of send queues, checks them against this NIC's own objects, hands them to the
+//! transport piece by piece, and turns outcomes into completions, waits and errors.
+//!
+//! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a large message nor a long
+//! queue keeps others waiting.
+
+use virtio_rdma_abi::{Cqe, SqWqe, access, cqe_flags, event, opcode, send_flags, wc_opcode, wc_status};
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::limits::{MAX_MSG, MTU};
+use super::mr::Access;
+use super::nic::Nic;
+use super::qp::{Kind, SendQueue, State, Wait};
+use super::{Nanos, Shard};
+use crate::memory::Segment;
+use crate::transport::{Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport};
+
+/// Work requests of one turn.
+const TURN_REQUESTS: u32 = 64;
+/// Bytes of one turn.
+const TURN_BYTES: u32 = PIECE;
+/// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
+const RNR_FOREVER: u8 = 7;
+
+/// What a turn knows of its QP; the send queue is borrowed out of the QP meanwhile.
+struct Turn {
+    nic: NicId,
+    qpn: u32,
+    pdn: u32,
+    kind: Kind,
+    signal_all: bool,
+    cqn: u32,
+    flow: Flow,
+    now: Nanos,
+}
+
+/// How a step of a turn ended.
+enum Step {
+    /// The work request is done, or a piece of it.
+    Advanced,
+    /// It waits for a timer or an event.
+    Waits,
+    /// It failed with this status.
+    Failed(u8),
+}
+
+/// A work request that passed the checks that need no memory.
+struct Planned {
+    operation: Operation,
+    total: u32,
+    inline: bool,
+}
+
+impl Shard {
+    /// Runs one QP of a NIC for a turn.
+    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some(qp) = nic.qps.get_mut(&qpn) else { return };
+        qp.scheduled = false;
+        match qp.state {
+            State::Rts => self.send_turn(id, qpn, now),
+            State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => self.send_turn(id, qpn, now),
+            State::Err | State::Sqe => nic.flush_turn(qpn),
+            _ => {}
+        }
+    }
+
+    fn send_turn(&mut self, id: NicId, qpn: u32, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        let mut bytes = 0;
+        let mut more = false;
+        for count in 0.. {
+            if send.wait != Wait::None || !send.has_work() {
+                break;
+            }
+            if count == TURN_REQUESTS || bytes >= TURN_BYTES {
+                more = true;
+                break;
+            }
+            match self.step(&turn, &mut send, &mut bytes) {
+                Step::Advanced => {}
+                Step::Waits => break,
+                Step::Failed(status) => {
+                    if let Some(nic) = self.nic_mut(id) {
+                        nic.send_failed(&turn, &mut send, status);
+                    }
+                    break;
+                }
+            }
+            // The peer may be ourselves, and may have moved us to ERR.
+            let state = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn)).map(|qp| qp.state);
+            match state {
+                Some(State::Rts) => {}
+                Some(State::Sqd) if send.current.is_some() => {}
+                _ => break,
+            }
+        }
+        if let Some(nic) = self.nic_mut(id) {
+            nic.end_turn(qpn, send, more);
+        }
+    }
+
+    /// Executes one piece of one work request.
+    fn step(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32) -> Step {
+        let mut segments = std::mem::take(&mut self.segments);
+        segments.clear();
+        let step = self.step_with(turn, send, bytes, &mut segments);
+        self.segments = segments;
+        step
+    }
+
+    fn step_with(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32, segments: &mut Vec<Segment>) -> Step {
+        let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
+        let wqe = match send.current {
+            Some(wqe) => wqe,
+            None => match nic.next_request(turn, send) {
+                Some(wqe) => wqe,
+                None => return Step::Waits,
+            },
+        };
+        let planned = match nic.plan(turn, send, &wqe) {
+            Ok(planned) => planned,
+            Err(status) => return Step::Failed(status),
+        };
+        let mut flow = turn.flow;
+        if turn.kind.is_connected() {
+            // The flow of a connection is the QP's.
+        } else if !nic.address(&wqe, turn.pdn, &mut flow) {
+            return Step::Failed(wc_status::LOC_QP_OP_ERR);
+        }
+        if !planned.inline && !nic.gather(turn, send, &planned, segments) {
+            return Step::Failed(wc_status::LOC_PROT_ERR);
+        }
+        let len = (planned.total - send.done).min(PIECE);
+        let payload = if planned.inline {
+            Payload::Inline(&send.inline)
+        } else {
+            Payload::Memory(segments)
+        };
+        let request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
+        let Self { nics, networks, local, .. } = self;
+        let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
+        *bytes += len;
+        self.settle(turn, send, &planned, &wqe, outcome, len)
+    }
+
+    fn settle(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        wqe: &SqWqe,
+        outcome: Outcome,
+        len: u32,
+    ) -> Step {
+        let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
+        match outcome {
+            Outcome::Done => {
+                nic.rearm_retries(turn.qpn, send);
+                nic.count_sent(planned, len);
+                send.done += len;
+                if send.done >= planned.total {
+                    nic.send_done(turn, send, planned, wqe);
+                }
+                Step::Advanced
+            }
+            Outcome::NotReady(code) => {
+                nic.counters.rnr_naks_received += 1;
+                let forever = nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
+                if !forever {
+                    match send.rnr_left.checked_sub(1) {
+                        Some(left) => send.rnr_left = left,
+                        None => return Step::Failed(wc_status::RNR_RETRY_EXC_ERR),
+                    }
+                }
+                let until = turn.now.saturating_add(super::timer::rnr_delay(code));
+                send.wait = Wait::Receiver(until);
+                self.timers.set(until, turn.nic, turn.qpn);
+                Step::Waits
+            }
+            Outcome::NoAnswer => {
+                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
+                let until = super::timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
+                send.wait = Wait::Answer(until);
+                self.timers.set(until, turn.nic, turn.qpn);
+                Step::Waits
+            }
+            Outcome::Refused(Nak::InvalidRequest) => Step::Failed(wc_status::REM_INV_REQ_ERR),
+            Outcome::Refused(Nak::RemoteAccess) => Step::Failed(wc_status::REM_ACCESS_ERR),
+            Outcome::Refused(Nak::RemoteOperation) => Step::Failed(wc_status::REM_OP_ERR),
+            Outcome::LocalFault => Step::Failed(wc_status::LOC_PROT_ERR),
+            Outcome::Pending => {
+                send.wait = Wait::Transport;
+                Step::Waits
+            }
+        }
+    }
+
+    /// The answer to a request that the transport reported late.
+    pub(super) fn answered(&mut self, id: NicId, qpn: u32, outcome: Outcome, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        let waiting = send.wait == Wait::Transport;
+        if let (true, Some(wqe)) = (waiting, send.current) {
+            send.wait = Wait::None;
+            let step = match nic.plan(&turn, &mut send, &wqe) {
+                Ok(planned) => {
+                    let len = (planned.total - send.done).min(PIECE);
+                    self.settle(&turn, &mut send, &planned, &wqe, outcome, len)
+                }
+                Err(status) => Step::Failed(status),
+            };
+            if let (Step::Failed(status), Some(nic)) = (step, self.nic_mut(id)) {
+                nic.send_failed(&turn, &mut send, status);
+            }
+        }
+        if let Some(nic) = self.nic_mut(id) {
+            nic.end_turn(qpn, send, true);
+        }
+    }
+
+    /// A wait of the QP is over: its timer fired.
+    pub(super) fn timer_fired(&mut self, id: NicId, qpn: u32, deadline: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut()) else { return };
+        match send.wait {
+            Wait::Receiver(until) if until == deadline => {
+                send.wait = Wait::None;
+                nic.schedule(qpn);
+            }
+            Wait::Answer(until) if until == deadline => {
+                nic.counters.ack_timeouts += 1;
+                send.wait = Wait::None;
+                match send.retries_left.checked_sub(1) {
+                    Some(left) => {
+                        send.retries_left = left;
+                        nic.schedule(qpn);
+                    }
+                    None => nic.retries_exceeded(qpn),
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The piece of `wqe`'s message that begins at `part.1`.
+fn request<'a>(
+    turn: &Turn,
+    flow: &'a Flow,
+    wqe: &SqWqe,
+    nic: &Nic,
+    payload: Payload<'a>,
+    part: (&Planned, u32, u32),
+) -> Request<'a> {
+    let (planned, offset, len) = part;
+    let with_immediate = matches!(wqe.opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM);
+    let own_qkey = || nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.qkey(turn.kind));
+    // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which a user may not choose freely.
+    let qkey = if wqe.aux.get() >> 31 == 1 { own_qkey() } else { wqe.aux.get() };
+    Request {
+        flow,
+        service: match turn.kind {
+            Kind::Rc => Service::Reliable,
+            Kind::Uc => Service::Unreliable,
+            Kind::Ud | Kind::Gsi => Service::Datagram,
+        },
+        operation: planned.operation,
+        payload,
+        total: planned.total,
+        offset,
+        len,
+        remote_addr: wqe.remote_addr.get(),
+        rkey: wqe.rkey.get(),
+        immediate: with_immediate.then(|| wqe.imm.to_bytes()),
+        invalidate: None,
+        solicited: wqe.flags & send_flags::SOLICITED != 0,
+        operands: [wqe.arg0.get(), wqe.arg1.get()],
+        qkey,
+    }
+}
+
+impl Nic {
+    /// Borrows the send queue out of a QP for a turn.
+    fn begin_turn(&mut self, qpn: u32, now: Nanos) -> Option<(Turn, SendQueue)> {
+        let qp = self.qps.get_mut(&qpn)?;
+        let send = qp.send.take()?;
+        let (pdn, kind, signal_all, cqn) = (qp.pdn, qp.kind, qp.signal_all, qp.send_cqn);
+        let av = *qp.attrs.av();
+        let dest_qpn = qp.attrs.dest_qpn();
+        let flow = Flow {
+            source: self.id,
+            source_qpn: qpn,
+            source_gid: self.gid(av.sgid_index.get()).unwrap_or_default(),
+            source_mac: self.settings.mac,
+            dest_gid: av.dgid,
+            dest_qpn,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            sl: av.sl,
+        };
+        Some((Turn { nic: self.id, qpn, pdn, kind, signal_all, cqn, flow, now }, send))
+    }
+
+    fn end_turn(&mut self, qpn: u32, send: SendQueue, more: bool) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let idle = send.current.is_none();
+        qp.send = Some(send);
+        match qp.state {
+            State::Err | State::Sqe => self.schedule(qpn),
+            State::Sqd if idle => self.drained(qpn),
+            _ if more => self.schedule(qpn),
+            _ => {}
+        }
+    }
+
+    /// The sends that had begun before SQD are over (IBTA 10.3.1.4).
+    pub(super) fn drained(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if std::mem::take(&mut qp.draining) && qp.attrs.wants_drain_event() {
+            let ctx = qp.ctx;
+            self.raise(event::SQ_DRAINED, qpn, ctx);
+        }
+    }
+
+    fn next_request(&self, turn: &Turn, send: &mut SendQueue) -> Option<SqWqe> {
+        let wqe = send.take()?;
+        self.rearm_retries(turn.qpn, send);
+        Some(wqe)
+    }
+
+    fn rearm_retries(&self, qpn: u32, send: &mut SendQueue) {
+        if let Some(qp) = self.qps.get(&qpn) {
+            send.rnr_left = qp.attrs.rnr_retry();
+            send.retries_left = qp.attrs.retry_cnt();
+        }
+    }
+
+    /// Checks a work request's form and learns its length. Elements and inline bytes are copied once.
+    fn plan(&self, turn: &Turn, send: &mut SendQueue, wqe: &SqWqe) -> Result<Planned, u8> {
+        let operation = operation(turn.kind, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
+        let inline = wqe.flags & send_flags::INLINE != 0;
+        let count = u32::from(wqe.num_sge.get());
+        let moves_here = matches!(operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
+        if (inline && moves_here) || count > if inline { send.max_inline } else { send.max_sge } {
+            return Err(wc_status::LOC_QP_OP_ERR);
+        }
+        if !std::mem::replace(&mut send.fetched, true) {
+            if inline { send.fetch_inline(count) } else { send.fetch_sges(count) }
+        }
+        let total = if inline {
+            u64::from(count)
+        } else {
+            send.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
+        };
+        if matches!(operation, Operation::CompareSwap | Operation::FetchAdd) && (count != 1 || total != 8) {
+            return Err(wc_status::LOC_QP_OP_ERR);
+        }
+        let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
+        match u32::try_from(total) {
+            Ok(total) if total <= most => Ok(Planned { operation, total, inline }),
+            _ => Err(wc_status::LOC_LEN_ERR),
+        }
+    }
+
+    /// Addresses a datagram; false if its address handle is not of this domain.
+    fn address(&self, wqe: &SqWqe, pdn: u32, flow: &mut Flow) -> bool {
+        let handle = usize::try_from(wqe.arg0.get()).ok().and_then(|number| self.ahs.get(number));
+        let Some(ah) = handle.filter(|ah| ah.pdn == pdn) else { return false };
+        let Some(source_gid) = self.gid(ah.av.sgid_index.get()) else { return false };
+        flow.source_gid = source_gid;
+        flow.dest_gid = ah.av.dgid;
+        flow.dest_qpn = wqe.rkey.get();
+        flow.traffic_class = ah.av.traffic_class;
+        flow.hop_limit = ah.av.hop_limit;
+        flow.sl = ah.av.sl;
+        true
+    }
+
+    /// Resolves the work request's elements; false if one of them is denied.
+    fn gather(&self, turn: &Turn, send: &SendQueue, planned: &Planned, segments: &mut Vec<Segment>) -> bool {
+        let rights = match planned.operation {
+            Operation::Send | Operation::Write => 0,
+            Operation::Read | Operation::CompareSwap | Operation::FetchAdd => access::LOCAL_WRITE,
+        };
+        send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
+            let access =
+                Access { pdn: turn.pdn, key: sge.lkey.get(), addr: sge.addr.get(), len: sge.length.get(), rights };
+            self.mrs.segment(&access).map(|segment| segments.push(segment)).is_ok()
+        })
+    }
+
+    fn count_sent(&mut self, planned: &Planned, len: u32) {
+        let len = u64::from(len);
+        match planned.operation {
+            Operation::Send | Operation::Write => self.counters.tx_bytes += len,
+            Operation::Read => self.counters.rx_bytes += len,
+            Operation::CompareSwap | Operation::FetchAdd => {
+                self.counters.tx_bytes += len;
+                self.counters.rx_bytes += len;
+            }
+        }
+    }
+
+    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, planned: &Planned, wqe: &SqWqe) {
+        self.counters.tx_messages += 1;
+        let index = send.current_index();
+        send.retire();
+        if !turn.signal_all && wqe.flags & send_flags::SIGNALED == 0 {
+            return;
+        }
+        let mut cqe = Cqe {
+            wr_id: wqe.wr_id,
+            qpn: U32::new(turn.qpn),
+            opcode: completion_opcode(planned.operation),
+            status: wc_status::SUCCESS,
+            byte_len: U32::new(planned.total),
+            wqe_index: U32::new(index),
+            ..Cqe::default()
+        };
+        self.complete(turn.cqn, &mut cqe, false);
+    }
+
+    /// The current work request failed: it completes, and the QP stops sending.
+    fn send_failed(&mut self, turn: &Turn, send: &mut SendQueue, status: u8) {
+        self.counters.completion_errors += 1;
+        if let Some(wqe) = send.current {
+            self.complete_send_error(turn.cqn, turn.qpn, (wqe.wr_id, send.current_index()), status);
+        }
+        send.retire();
+        if turn.kind == Kind::Rc {
+            self.to_error(turn.qpn);
+        } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {
+            // IBTA 10.3.1.5: an unreliable QP goes on receiving.
+            qp.state = State::Sqe;
+        }
+    }
+
+    fn complete_send_error(&mut self, cqn: u32, qpn: u32, request: (U64, u32), status: u8) {
+        let mut cqe = Cqe {
+            wr_id: request.0,
+            qpn: U32::new(qpn),
+            status,
+            flags: U16::new(cqe_flags::SOLICITED),
+            wqe_index: U32::new(request.1),
+            ..Cqe::default()
+        };
+        self.complete(cqn, &mut cqe, true);
+    }
+
+    fn retries_exceeded(&mut self, qpn: u32) {
+        if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
+            self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);
+            self.end_turn(qpn, send, false);
+        }
+    }
+
+    /// An event ended a wait early: the peer posted a receive, or appeared.
+    pub(super) fn woken(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let forever = qp.attrs.rnr_retry();
+        let Some(send) = &mut qp.send else { return };
+        match send.wait {
+            // The wait that was cut short does not count against the retries.
+            Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
+            Wait::Answer(_) => {}
+            Wait::None | Wait::Transport => return,
+        }
+        send.wait = Wait::None;
+        self.schedule(qpn);
+    }
+
+    /// Flushes a bounded number of what is posted on a QP in ERR or SQE.
+    fn flush_turn(&mut self, qpn: u32) {
+        let mut budget = TURN_REQUESTS;
+        let mut more = self.flush_sends(qpn, &mut budget);
+        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
+            more |= self.flush_receives(qpn, &mut budget);
+        }
+        if more {
+            self.schedule(qpn);
+        }
+    }
+
+    fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {
+        loop {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            let cqn = qp.send_cqn;
+            let Some(send) = &mut qp.send else { return false };
+            if !send.has_work() {
+                return false;
+            }
+            if *budget == 0 {
+                return true;
+            }
+            *budget -= 1;
+            let Some(wqe) = send.current.or_else(|| send.take()) else { return false };
+            let index = send.current_index();
+            send.retire();
+            self.complete_send_error(cqn, qpn, (wqe.wr_id, index), wc_status::WR_FLUSH_ERR);
+        }
+    }
+}
+
+/// What an opcode does, if QPs of this kind may do it (docs/virtio-rdma.md §7.1).
+const fn operation(kind: Kind, code: u8) -> Option<Operation> {
+    match (code, kind) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(Operation::Send),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => Some(Operation::Write),
+        (opcode::RDMA_READ, Kind::Rc) => Some(Operation::Read),
+        (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(Operation::CompareSwap),
+        (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(Operation::FetchAdd),
+        _ => None,
+    }
+}
+
+const fn completion_opcode(operation: Operation) -> u8 {
+    match operation {
+        Operation::Send => wc_opcode::SEND,
+        Operation::Write => wc_opcode::RDMA_WRITE,
+        Operation::Read => wc_opcode::RDMA_READ,
+        Operation::CompareSwap => wc_opcode::COMP_SWAP,
+        Operation::FetchAdd => wc_opcode::FETCH_ADD,
+    }
+}

@@ -1,0 +1,454 @@
+//! The receiving side: executes what peers ask, after every check that this NIC's QP and memory demand.
+//!
+//! Nothing of a peer's request is trusted but its payload's bytes. Refusals follow IBTA 9.7.4 and 9.9.2; statuses per cause are
+//! in docs/virtio-rdma.md §8.3.
+
+use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::mr::Access;
+use super::nic::{Life, Nic};
+use super::qp::state::Kind;
+use super::qp::{Qp, State, Waiter};
+use crate::memory::{self, Segment};
+use crate::transport::{Flow, GRH_LEN, Nak, Operation, Outcome, Payload, Request, Responder, Service};
+
+/// What stands in the way of a receive.
+enum Scatter {
+    /// An element names memory that the receive may not write.
+    Denied,
+    /// The requester's memory faulted.
+    Source,
+}
+
+impl Responder for Nic {
+    fn receive(&mut self, request: &Request<'_>) -> Outcome {
+        if self.life != Life::Ready {
+            return Outcome::NoAnswer;
+        }
+        let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.dropped(request) };
+        if !qp.state.receives() || !self.is_addressed(qp, request) {
+            return self.dropped(request);
+        }
+        let qpn = qp.qpn;
+        if qp.kind.is_connected() {
+            self.note_established(qpn);
+        }
+        match request.operation {
+            Operation::Send if request.service == Service::Datagram => self.receive_datagram(qpn, request),
+            Operation::Send => self.receive_send(qpn, request),
+            Operation::Write => self.receive_write(qpn, request),
+            Operation::Read => self.serve_read(qpn, request),
+            Operation::CompareSwap | Operation::FetchAdd => self.serve_atomic(qpn, request),
+        }
+    }
+}
+
+impl Nic {
+    fn dropped(&mut self, request: &Request<'_>) -> Outcome {
+        if request.service != Service::Reliable {
+            self.counters.receive_drops += 1;
+        }
+        Outcome::NoAnswer
+    }
+
+    /// Whether the QP takes requests of this service from this sender.
+    fn is_addressed(&self, qp: &Qp, request: &Request<'_>) -> bool {
+        let Flow { source_qpn, source_gid, dest_gid, .. } = request.flow;
+        let from_peer = || {
+            let av = qp.attrs.av();
+            qp.attrs.dest_qpn() == *source_qpn
+                && av.dgid == *source_gid
+                && self.gid(av.sgid_index.get()).is_some_and(|own| own == *dest_gid)
+        };
+        match (qp.kind, request.service) {
+            (Kind::Rc, Service::Reliable) | (Kind::Uc, Service::Unreliable) => from_peer(),
+            (Kind::Ud | Kind::Gsi, Service::Datagram) => request.qkey == qp.attrs.qkey(qp.kind),
+            _ => false,
+        }
+    }
+
+    fn note_established(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.state == State::Rtr && !std::mem::replace(&mut qp.established, true) {
+            let ctx = qp.ctx;
+            self.raise(event::COMM_EST, qpn, ctx);
+        }
+    }
+
+    /// Takes a receive for the QP, or finds one that a dropped message left. False: there is none.
+    fn open_receive(&mut self, qpn: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+        if qp.open_taken {
+            return true;
+        }
+        let (taken, limit) = match (qp.srqn, &mut qp.receive) {
+            (Some(srqn), _) => {
+                self.srqs.get_mut(srqn as usize).map_or((false, false), |srq| srq.take(&mut qp.open))
+            }
+            (None, Some(ring)) => (ring.take(&mut qp.open), false),
+            (None, None) => (false, false),
+        };
+        qp.open_taken = taken;
+        if let (true, Some(srqn)) = (limit, qp.srqn) {
+            let ctx = qp.ctx;
+            self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
+        }
+        taken
+    }
+
+    /// No receive is posted: remembers who asked, and says so.
+    fn not_ready(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
+        if request.service != Service::Reliable {
+            self.counters.receive_drops += 1;
+            return Outcome::Done;
+        }
+        self.counters.rnr_naks_sent += 1;
+        let waiter = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
+        match qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
+            Some(srq) => srq.remember(waiter),
+            None => qp.waiter = Some(waiter),
+        }
+        Outcome::NotReady(qp.attrs.min_rnr_timer())
+    }
+
+    fn receive_send(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if request.is_first() {
+            if !self.open_receive(qpn) {
+                return self.not_ready(qpn, request);
+            }
+        } else if !self.continues(qpn, request) {
+            return Outcome::NoAnswer;
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
+        if qp.open.malformed {
+            return self.receive_failed(qpn, request, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
+        }
+        if u64::from(request.total) > qp.open.capacity() {
+            return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
+        }
+        qp.arrived = request.offset + request.len;
+        match self.scatter(qpn, request, 0) {
+            Ok(()) => {}
+            Err(Scatter::Source) => return Outcome::LocalFault,
+            Err(Scatter::Denied) => {
+                return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+            }
+        }
+        self.counters.rx_bytes += u64::from(request.len);
+        if request.is_last() {
+            self.receive_done(qpn, request, wc_opcode::RECV, request.total);
+        }
+        Outcome::Done
+    }
+
+    /// Whether this piece follows what has arrived; a QP that was reset meanwhile knows nothing of it.
+    fn continues(&self, qpn: u32, request: &Request<'_>) -> bool {
+        self.qps.get(&qpn).is_some_and(|qp| qp.open_taken && qp.arrived == request.offset)
+    }
+
+    /// Copies a piece to the open receive, `skip` bytes in.
+    fn scatter(&mut self, qpn: u32, request: &Request<'_>, skip: u32) -> Result<(), Scatter> {
+        if request.len == 0 {
+            return Ok(());
+        }
+        let needed = u64::from(skip) + u64::from(request.total);
+        let segments = self.receive_segments(qpn, needed).ok_or(Scatter::Denied)?;
+        let at = u64::from(skip) + u64::from(request.offset);
+        let moved = match request.payload {
+            Payload::Inline(bytes) => memory::write(&segments, at, bytes),
+            Payload::Memory(source) => {
+                memory::copy(&segments, at, source, u64::from(request.offset), u64::from(request.len))
+            }
+        };
+        self.scratch = segments;
+        moved.map_err(|_| Scatter::Source)
+    }
+
+    /// The memory behind the first `needed` bytes of the open receive. The caller puts the list back as scratch.
+    fn receive_segments(&mut self, qpn: u32, needed: u64) -> Option<Vec<Segment>> {
+        let qp = self.qps.get(&qpn)?;
+        let pdn = match qp.srqn {
+            Some(srqn) => self.srqs.get(srqn as usize)?.pdn,
+            None => qp.pdn,
+        };
+        let mut segments = std::mem::take(&mut self.scratch);
+        segments.clear();
+        let mut left = needed;
+        for sge in &qp.open.sges {
+            if left == 0 {
+                break;
+            }
+            if sge.length.get() == 0 {
+                continue;
+            }
+            let access = Access {
+                pdn,
+                key: sge.lkey.get(),
+                addr: sge.addr.get(),
+                len: sge.length.get(),
+                rights: access::LOCAL_WRITE,
+            };
+            segments.push(self.mrs.segment(&access).ok()?);
+            left = left.saturating_sub(u64::from(access.len));
+        }
+        Some(segments)
+    }
+
+    /// Completes the open receive.
+    fn receive_done(&mut self, qpn: u32, request: &Request<'_>, opcode: u8, byte_len: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.open_taken = false;
+        qp.arrived = 0;
+        let mut flags = cqe_flags::RECV | qp.srqn.map_or(0, |_| cqe_flags::SRQ);
+        let immediate = request.immediate.map_or(0, |bytes| {
+            flags |= cqe_flags::IMM;
+            u32::from_le_bytes(bytes)
+        });
+        if request.solicited {
+            flags |= cqe_flags::SOLICITED;
+        }
+        let mut cqe = Cqe {
+            wr_id: U64::new(qp.open.wr_id),
+            qpn: U32::new(qpn),
+            opcode,
+            status: wc_status::SUCCESS,
+            byte_len: U32::new(byte_len),
+            imm: U32::new(immediate),
+            src_qp: U32::new(request.flow.source_qpn),
+            wqe_index: U32::new(qp.open.index),
+            sl: request.flow.sl,
+            ..Cqe::default()
+        };
+        if request.service == Service::Datagram {
+            flags |= cqe_flags::GRH | cqe_flags::SMAC;
+            if is_ipv4(&request.flow.source_gid) {
+                flags |= cqe_flags::IPV4;
+            }
+            cqe.smac = request.flow.source_mac;
+        }
+        cqe.flags = U16::new(flags);
+        let cqn = qp.recv_cqn;
+        self.counters.rx_messages += 1;
+        self.complete(cqn, &mut cqe, request.solicited);
+    }
+
+    /// The open receive fails: on RC the QP goes to ERR, an unreliable message is dropped and the receive kept.
+    fn receive_failed(&mut self, qpn: u32, request: &Request<'_>, status: u8, nak: Nak) -> Outcome {
+        if request.service == Service::Unreliable && status == wc_status::LOC_LEN_ERR {
+            self.counters.receive_drops += 1;
+            return Outcome::Done;
+        }
+        self.complete_receive_error(qpn, status);
+        if request.service != Service::Datagram {
+            self.to_error(qpn);
+        }
+        Outcome::Refused(nak)
+    }
+
+    fn complete_receive_error(&mut self, qpn: u32, status: u8) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.open_taken = false;
+        qp.arrived = 0;
+        let mut cqe = Cqe {
+            wr_id: U64::new(qp.open.wr_id),
+            qpn: U32::new(qpn),
+            opcode: wc_opcode::RECV,
+            status,
+            flags: U16::new(cqe_flags::RECV | qp.srqn.map_or(0, |_| cqe_flags::SRQ)),
+            wqe_index: U32::new(qp.open.index),
+            ..Cqe::default()
+        };
+        let cqn = qp.recv_cqn;
+        if status != wc_status::WR_FLUSH_ERR {
+            self.counters.completion_errors += 1;
+        }
+        self.complete(cqn, &mut cqe, true);
+    }
+
+    fn receive_datagram(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if !self.open_receive(qpn) {
+            return self.not_ready(qpn, request);
+        }
+        let Some(qp) = self.qps.get(&qpn) else { return Outcome::NoAnswer };
+        let needed = u64::from(GRH_LEN) + u64::from(request.total);
+        if qp.open.malformed {
+            return self.receive_failed(qpn, request, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
+        }
+        if needed > qp.open.capacity() {
+            return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
+        }
+        let header = super::grh::build(request.flow, request.total);
+        let written = self.receive_segments(qpn, needed).map(|segments| {
+            let written = memory::write(&segments, 0, &header);
+            self.scratch = segments;
+            written
+        });
+        if !matches!(written, Some(Ok(()))) {
+            return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+        }
+        match self.scatter(qpn, request, GRH_LEN) {
+            Ok(()) => {}
+            Err(Scatter::Source) => return Outcome::LocalFault,
+            Err(Scatter::Denied) => {
+                return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+            }
+        }
+        self.counters.rx_bytes += u64::from(request.total);
+        self.receive_done(qpn, request, wc_opcode::RECV, GRH_LEN + request.total);
+        Outcome::Done
+    }
+
+    /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
+    fn remote(&self, qpn: u32, request: &Request<'_>, rights: u32) -> Result<Segment, Nak> {
+        let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
+        if !qp.attrs.has(rights) {
+            return Err(Nak::RemoteAccess);
+        }
+        let whole = Access {
+            pdn: qp.pdn,
+            key: request.rkey,
+            addr: request.remote_addr,
+            len: request.total,
+            rights,
+        };
+        self.mrs.segment(&whole).map_err(|_| Nak::RemoteAccess)
+    }
+
+    /// Refuses a request that broke the rules; on RC that is the end of the connection.
+    fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
+        if request.service != Service::Reliable {
+            self.counters.receive_drops += 1;
+            return Outcome::Done;
+        }
+        let kind = match nak {
+            Nak::InvalidRequest => {
+                self.counters.request_errors += 1;
+                event::QP_REQ_ERR
+            }
+            Nak::RemoteAccess | Nak::RemoteOperation => {
+                self.counters.access_errors += 1;
+                event::QP_ACCESS_ERR
+            }
+        };
+        if let Some(ctx) = self.qps.get(&qpn).map(|qp| qp.ctx) {
+            self.raise(kind, qpn, ctx);
+        }
+        self.to_error(qpn);
+        Outcome::Refused(nak)
+    }
+
+    fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if request.len > 0 {
+            let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
+                Ok(target) => [target],
+                Err(nak) => return self.refuse(qpn, request, nak),
+            };
+            let at = u64::from(request.offset);
+            let moved = match request.payload {
+                Payload::Inline(bytes) => memory::write(&target, at, bytes),
+                Payload::Memory(source) => memory::copy(&target, at, source, at, u64::from(request.len)),
+            };
+            if moved.is_err() {
+                return Outcome::LocalFault;
+            }
+        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_WRITE)) {
+            return self.refuse(qpn, request, Nak::RemoteAccess);
+        }
+        if request.is_last() && request.immediate.is_some() {
+            if !self.open_receive(qpn) {
+                return self.not_ready(qpn, request);
+            }
+            self.receive_done(qpn, request, wc_opcode::RECV_RDMA_WITH_IMM, request.total);
+        } else if request.is_last() {
+            self.counters.rx_messages += 1;
+        }
+        self.counters.rx_bytes += u64::from(request.len);
+        Outcome::Done
+    }
+
+    fn serve_read(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if request.len > 0 {
+            let source = match self.remote(qpn, request, access::REMOTE_READ) {
+                Ok(source) => [source],
+                Err(nak) => return self.refuse(qpn, request, nak),
+            };
+            let Payload::Memory(target) = request.payload else { return Outcome::LocalFault };
+            let at = u64::from(request.offset);
+            if memory::copy(target, at, &source, at, u64::from(request.len)).is_err() {
+                return Outcome::LocalFault;
+            }
+        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_READ)) {
+            return self.refuse(qpn, request, Nak::RemoteAccess);
+        }
+        self.counters.tx_bytes += u64::from(request.len);
+        if request.is_last() {
+            self.counters.rx_messages += 1;
+        }
+        Outcome::Done
+    }
+
+    fn serve_atomic(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        // IBTA 9.4.5: the address must be a multiple of 8, whatever the region looks like.
+        if !request.remote_addr.is_multiple_of(8) {
+            return self.refuse(qpn, request, Nak::InvalidRequest);
+        }
+        let target = match self.remote(qpn, request, access::REMOTE_ATOMIC) {
+            Ok(target) => target,
+            Err(nak) => return self.refuse(qpn, request, nak),
+        };
+        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
+        let [first, second] = request.operands;
+        let before = if request.operation == Operation::FetchAdd {
+            memory::fetch_add(&target, first)
+        } else {
+            memory::compare_swap(&target, first, second)
+        };
+        // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be operated on atomically.
+        let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
+        if memory::write(result, 0, &before.to_le_bytes()).is_err() {
+            return Outcome::LocalFault;
+        }
+        self.counters.rx_bytes += 8;
+        self.counters.tx_bytes += 8;
+        self.counters.rx_messages += 1;
+        Outcome::Done
+    }
+
+    /// Completes up to `budget` receives with a flush; true if some are left.
+    pub(super) fn flush_receives(&mut self, qpn: u32, budget: &mut u32) -> bool {
+        loop {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            // Receives of an SRQ stay there (IBTA 10.2.9.4); only one that was taken is this QP's.
+            let taken = qp.open_taken
+                || (qp.srqn.is_none() && qp.receive.as_mut().is_some_and(|ring| ring.waiting() > 0));
+            if !taken {
+                break;
+            }
+            if *budget == 0 {
+                return true;
+            }
+            *budget -= 1;
+            if !qp.open_taken
+                && let Some(ring) = &mut qp.receive
+            {
+                ring.take(&mut qp.open);
+            }
+            self.complete_receive_error(qpn, wc_status::WR_FLUSH_ERR);
+        }
+        if let Some(qp) = self.qps.get_mut(&qpn)
+            && qp.srqn.is_some()
+            && !std::mem::replace(&mut qp.last_wqe_raised, true)
+        {
+            let ctx = qp.ctx;
+            self.raise(event::QP_LAST_WQE_REACHED, qpn, ctx);
+        }
+        false
+    }
+}
+
+/// Whether a GID is an IPv4-mapped address.
+pub(super) fn is_ipv4(gid: &[u8; 16]) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
+}

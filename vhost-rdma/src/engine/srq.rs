@@ -1,0 +1,74 @@
+//! Shared receive queues.
+
+use virtio_rdma_abi::ctrl;
+
+use super::cq::control_offset;
+use super::qp::Waiter;
+use super::receive::{Receive, ReceiveRing};
+use crate::memory::Ring;
+
+/// A shared receive queue. Its receives are checked against its own protection domain (IBTA 10.2.9.1).
+#[derive(Debug)]
+pub(super) struct Srq {
+    pub(super) ctx: u32,
+    pub(super) pdn: u32,
+    pub(super) max_wr: u32,
+    /// Fires once when fewer receives wait; 0 when not armed.
+    pub(super) limit: u32,
+    pub(super) ring: ReceiveRing,
+    pub(super) doorbell: u32,
+    /// QPs that receive from here.
+    pub(super) users: u32,
+    pub(super) waiters: Vec<Waiter>,
+    control: u64,
+    pub(super) dead: bool,
+}
+
+/// What a new SRQ is made of.
+#[derive(Debug)]
+pub(super) struct SrqShape {
+    pub(super) ctx: u32,
+    pub(super) pdn: u32,
+    pub(super) entries: u32,
+    pub(super) log2_stride: u8,
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    pub(super) limit: u32,
+}
+
+impl Srq {
+    pub(super) const fn new(shape: &SrqShape, ring: Ring, doorbell: u32) -> Self {
+        Self {
+            ctx: shape.ctx,
+            pdn: shape.pdn,
+            max_wr: shape.max_wr,
+            limit: shape.limit,
+            ring: ReceiveRing::new(ring, shape.entries, shape.log2_stride, shape.max_sge),
+            doorbell,
+            users: 0,
+            waiters: Vec::new(),
+            control: control_offset((shape.entries as u64) << shape.log2_stride),
+            dead: false,
+        }
+    }
+
+    /// Takes the oldest receive and tells the guest that its slot is free; the second value: the limit was crossed just now.
+    pub(super) fn take(&mut self, into: &mut Receive) -> (bool, bool) {
+        if self.dead || !self.ring.take(into) {
+            return (false, false);
+        }
+        self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.ring.taken());
+        let crossed = self.ring.waiting() < self.limit;
+        if crossed {
+            self.limit = 0;
+        }
+        (true, crossed)
+    }
+
+    /// Remembers a requester that found nothing, once.
+    pub(super) fn remember(&mut self, waiter: Waiter) {
+        if !self.waiters.contains(&waiter) {
+            self.waiters.push(waiter);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The transport between NICs of one daemon: no packets, no acknowledgements, one copy.
+//!
+//! The responder runs on the requester's thread, which is sound without locks because a network lives on one shard
+//! (docs/ARCHITECTURE.md): both ends of every possible flow belong to the caller. Delivery is in order and never loses
+//! anything, so what is left of the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
+
+use super::{Completed, Fabric, Outcome, Request, Service, Transport};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Local;
+
+impl Transport for Local {
+    #[inline]
+    fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
+        let outcome = fabric
+            .responder(request.flow.source, &request.flow.dest_gid)
+            .map_or(Outcome::NoAnswer, |responder| responder.receive(request));
+        match (request.service, outcome) {
+            // Nobody tells the sender of an unreliable message what became of it; its own memory is its own matter.
+            (Service::Unreliable | Service::Datagram, outcome) if outcome != Outcome::LocalFault => Outcome::Done,
+            _ => outcome,
+        }
+    }
+
+    fn completed(&mut self) -> Option<Completed> {
+        None
+    }
+}

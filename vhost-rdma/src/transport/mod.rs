@@ -1,0 +1,194 @@
+//! Transports: how a work request reaches the QP that it names.
+//!
+//! A requester hands its transport one [`Request`] at a time, a piece of a message of at most [`PIECE`] bytes whose local
+//! memory is already resolved; the transport brings it to the [`Responder`] of the peer's NIC and answers an [`Outcome`].
+//! A transport never sees an address that a guest wrote in a ring, never writes a completion, and owns no verbs state: what it
+//! may know is in this file. `local` is the transport between NICs of one daemon: the responder is called at once and moves
+//! the bytes with one copy. A transport over a wire answers [`Outcome::Pending`] and later reports the outcome by
+//! [`Completed`]; inbound packets call the same responder.
+//!
+//! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
+
+mod local;
+
+use crate::memory::Segment;
+
+pub use local::Local;
+
+/// The largest piece of a message that is moved in one go, in bytes: what one guest can make another wait for.
+pub const PIECE: u32 = 256 << 10;
+
+/// Length of the GRH area at the start of every UD receive, in bytes (IBTA 11.4.1.2).
+pub const GRH_LEN: u32 = 40;
+
+/// A NIC of this daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NicId(pub u32);
+
+/// A 128-bit port address; IPv4 addresses are mapped (`::ffff:a.b.c.d`).
+pub type Gid = [u8; 16];
+
+/// What the responder shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Deliver to a receive work request.
+    Send,
+    /// Write to `remote_addr`.
+    Write,
+    /// Read from `remote_addr`.
+    Read,
+    /// Compare with `operands[0]`, store `operands[1]` if equal.
+    CompareSwap,
+    /// Add `operands[0]`.
+    FetchAdd,
+}
+
+/// The service that carries a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// RC: answered, retried, in order.
+    Reliable,
+    /// UC: in order, never answered.
+    Unreliable,
+    /// UD and GSI: single packets to anyone.
+    Datagram,
+}
+
+/// Where a request comes from and goes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow {
+    /// The requester's NIC.
+    pub source: NicId,
+    /// The requester's QP.
+    pub source_qpn: u32,
+    /// The requester's address.
+    pub source_gid: Gid,
+    /// The requester's MAC address.
+    pub source_mac: [u8; 6],
+    /// The responder's address, in the requester's network.
+    pub dest_gid: Gid,
+    /// The responder's QP.
+    pub dest_qpn: u32,
+    /// Traffic class of the packets that this stands for.
+    pub traffic_class: u8,
+    /// Hop limit of the packets that this stands for.
+    pub hop_limit: u8,
+    /// Service level.
+    pub sl: u8,
+}
+
+/// The requester's local data.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Bytes of the work request itself.
+    Inline(&'a [u8]),
+    /// Guest memory; the segments cover the whole message.
+    Memory(&'a [Segment]),
+}
+
+/// One piece of one message.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Both ends.
+    pub flow: &'a Flow,
+    /// The service.
+    pub service: Service,
+    /// What to do.
+    pub operation: Operation,
+    /// The requester's data: source of sends and writes, destination of reads and atomics.
+    pub payload: Payload<'a>,
+    /// Length of the whole message, in bytes.
+    pub total: u32,
+    /// Where this piece begins.
+    pub offset: u32,
+    /// Length of this piece.
+    pub len: u32,
+    /// Address at the responder, of the whole message.
+    pub remote_addr: u64,
+    /// Key at the responder.
+    pub rkey: u32,
+    /// Immediate data, as opaque bytes.
+    pub immediate: Option<[u8; 4]>,
+    /// Key that the responder invalidates (SEND_WITH_INV).
+    pub invalidate: Option<u32>,
+    /// The receiver asked to be told of this message's completion.
+    pub solicited: bool,
+    /// Operands of an atomic.
+    pub operands: [u64; 2],
+    /// Q_Key of a datagram.
+    pub qkey: u32,
+}
+
+impl Request<'_> {
+    /// Whether this piece begins its message.
+    #[must_use]
+    pub const fn is_first(&self) -> bool {
+        self.offset == 0
+    }
+
+    /// Whether this piece ends its message.
+    #[must_use]
+    pub const fn is_last(&self) -> bool {
+        self.offset as u64 + self.len as u64 >= self.total as u64
+    }
+}
+
+/// A responder's refusal (IBTA 9.7.5.2.8, the NAK codes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nak {
+    /// The request is malformed or its receive too small.
+    InvalidRequest,
+    /// Key, range or right.
+    RemoteAccess,
+    /// The responder's own fault.
+    RemoteOperation,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Executed (or, for unreliable services, sent).
+    Done,
+    /// No receive was posted; try again after this RNR timer code.
+    NotReady(u8),
+    /// Refused.
+    Refused(Nak),
+    /// The requester's own memory faulted while it was accessed.
+    LocalFault,
+    /// Nobody answered.
+    NoAnswer,
+    /// The answer comes later, through [`Completed`].
+    Pending,
+}
+
+/// The late answer to a request that was [`Outcome::Pending`].
+#[derive(Clone, Copy, Debug)]
+pub struct Completed {
+    /// The requester's NIC.
+    pub nic: NicId,
+    /// The requester's QP.
+    pub qpn: u32,
+    /// What became of the request; never `Pending`.
+    pub outcome: Outcome,
+}
+
+/// The receiving side of one NIC.
+pub trait Responder {
+    /// Executes an inbound request on the QP that it names, after every check that the QP and its memory demand.
+    fn receive(&mut self, request: &Request<'_>) -> Outcome;
+}
+
+/// The NICs that a transport can reach.
+pub trait Fabric {
+    /// The NIC that holds `gid` in the network of NIC `from`.
+    fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder>;
+}
+
+/// A way to a peer.
+pub trait Transport {
+    /// Brings one request to its responder.
+    fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome;
+
+    /// Answers that became known since the last call; called once per round of the shard.
+    fn completed(&mut self) -> Option<Completed>;
+}
