@@ -41,7 +41,10 @@ impl Status {
 
 /// A control command.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the variants are the commands of docs/virtio-rdma.md §12, the fields their requests")]
+#[allow(
+    missing_docs,
+    reason = "the variants are the commands of docs/virtio-rdma.md §12, the fields their requests"
+)]
 pub enum Command {
     Init { space: AddressSpace, status_page: Ring },
     Shutdown,

@@ -30,7 +30,13 @@ impl Shard {
     ///
     /// # Errors
     /// The status to answer.
-    pub fn execute(&mut self, id: NicId, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
+    pub fn execute(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        command: Command,
+        now: Nanos,
+    ) -> Result<Reply, Status> {
         let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
         match (life, &command) {
             (_, Command::Init { .. } | Command::Shutdown) => {}
@@ -78,16 +84,22 @@ impl Shard {
         nic.status_page = Some(status_page);
         nic.contexts.insert(KERNEL, Context { pages: Vec::new() });
         nic.life = Life::Ready;
-        Ok(Reply::Init(abi::InitResp { abi_version: U32::new(abi::ABI_VERSION), reserved: U32::new(0) }))
+        Ok(Reply::Init(abi::InitResp {
+            abi_version: U32::new(abi::ABI_VERSION),
+            reserved: U32::new(0),
+        }))
     }
 
     fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
         let Self { nics, random, .. } = self;
-        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
         nic.owned_pd(request.ctx, request.pdn)?;
         let limits = &nic.settings.limits;
         let bytes = if request.map.is_identity() { 0 } else { request.map.len() };
-        if nic.mrs.len() >= limits.max_mrs as usize || nic.mrs.bytes().saturating_add(bytes) > limits.max_mr_bytes {
+        if nic.mrs.len() >= limits.max_mrs as usize
+            || nic.mrs.bytes().saturating_add(bytes) > limits.max_mr_bytes
+        {
             return Err(Status::NOMEM);
         }
         let key = nic.mrs.register(request, random.as_mut())?;
@@ -96,7 +108,8 @@ impl Shard {
 
     fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
         let Self { nics, networks, .. } = self;
-        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
         let vni = nic.settings.vni;
         let slot = usize::from(index);
         let old = *nic.gids.get(slot).ok_or(Status::INVAL)?;
@@ -139,9 +152,16 @@ impl Shard {
         Ok(Reply::Done)
     }
 
-    fn modify_qp(&mut self, id: NicId, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<Reply, Status> {
+    fn modify_qp(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        qpn: u32,
+        attr: &abi::QpAttr,
+    ) -> Result<Reply, Status> {
         let Self { nics, networks, .. } = self;
-        let nic = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
         let reached = nic.modify_qp(ctx, qpn, attr)?;
         if reached && let Some(qp) = nic.qps.get(&qpn).filter(|qp| qp.kind.is_connected()) {
             // The peer may have been waiting for this QP to appear.
@@ -166,7 +186,9 @@ impl Nic {
             Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
             Command::MrDereg(key) => self.deregister(ctx, key),
-            Command::CqCreate { entries, vector, ring } => self.create_cq(ctx, entries, vector, ring),
+            Command::CqCreate { entries, vector, ring } => {
+                self.create_cq(ctx, entries, vector, ring)
+            }
             Command::CqDestroy(cqn) => self.destroy_cq(ctx, cqn),
             Command::CqResize { cqn, entries, requested, ring } => {
                 self.owned_cq(ctx, cqn)?;
@@ -205,7 +227,9 @@ impl Nic {
 
     /// Whether the operator lets this NIC use an address. The link-local address of its own MAC is always its own.
     pub(super) fn may_use(&self, gid: &Gid) -> bool {
-        self.settings.gids.is_empty() || self.settings.gids.contains(gid) || *gid == link_local(self.settings.mac)
+        self.settings.gids.is_empty()
+            || self.settings.gids.contains(gid)
+            || *gid == link_local(self.settings.mac)
     }
 
     /// The NIC cannot go on.
@@ -221,9 +245,15 @@ impl Nic {
     pub(super) fn follow_memory(&mut self, space: AddressSpace) {
         let gone = |ring: &Ring| !ring.lives_in(&space);
         let base_gone = self.status_page.as_ref().is_some_and(gone)
-            || self.contexts.values().flat_map(|context| &context.pages).any(|page| gone(page.ring()));
-        let cqs: Vec<u32> = numbers(self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| n));
-        let srqs: Vec<u32> = numbers(self.srqs.iter().filter(|(_, srq)| gone(srq.ring.ring())).map(|(n, _)| n));
+            || self
+                .contexts
+                .values()
+                .flat_map(|context| &context.pages)
+                .any(|page| gone(page.ring()));
+        let cqs: Vec<u32> =
+            numbers(self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| n));
+        let srqs: Vec<u32> =
+            numbers(self.srqs.iter().filter(|(_, srq)| gone(srq.ring.ring())).map(|(n, _)| n));
         let qps: Vec<u32> = self
             .qps
             .values()
@@ -279,7 +309,10 @@ impl Nic {
         self.next_ctx = self.next_ctx.wrapping_add(1);
         self.contexts.insert(ctx, Context { pages: vec![DoorbellPage::new(db_page)] });
         let kick_queue = ctx % self.settings.kick_queues.max(1);
-        Ok(Reply::Context(abi::ContextCreateResp { ctx: U32::new(ctx), kick_queue: U32::new(kick_queue) }))
+        Ok(Reply::Context(abi::ContextCreateResp {
+            ctx: U32::new(ctx),
+            kick_queue: U32::new(kick_queue),
+        }))
     }
 
     fn add_doorbell_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
@@ -294,7 +327,8 @@ impl Nic {
 
     /// Destroys a context with all it owns; the QPNs that are free again.
     fn destroy_context(&mut self, ctx: u32) -> Vec<u32> {
-        let qpns: Vec<u32> = self.qps.values().filter(|qp| qp.ctx == ctx).map(|qp| qp.qpn).collect();
+        let qpns: Vec<u32> =
+            self.qps.values().filter(|qp| qp.ctx == ctx).map(|qp| qp.qpn).collect();
         qpns.iter().for_each(|&qpn| self.remove_qp(qpn));
         let srqs = numbers(self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx).map(|(n, _)| n));
         srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
@@ -467,7 +501,8 @@ impl Nic {
         } else {
             from
         };
-        let wrong_current = mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
+        let wrong_current =
+            mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
         // IBTA 10.3.1.4: not before the send queue is drained.
         let still_draining = from == State::Sqd && to == State::Rts && qp.draining;
         if !state::allows(qp.kind, from, to, mask) || wrong_current || still_draining {

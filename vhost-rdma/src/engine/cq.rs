@@ -39,8 +39,8 @@ pub(super) struct Cq {
     dead: bool,
 }
 
-/// Offset of the control block behind a ring of `bytes`.
-pub(super) const fn control_offset(bytes: u64) -> u64 {
+/// Offset of the control block behind `bytes` of ring entries (docs/virtio-rdma.md §7), in bytes.
+pub const fn control_offset(bytes: u64) -> u64 {
     bytes.next_multiple_of(ctrl::ALIGN as u64)
 }
 
@@ -123,7 +123,12 @@ impl Cq {
     /// Moves to another ring, carrying what the guest has not consumed; indices go on.
     ///
     /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA 11.2.8.3).
-    pub(super) fn resize(&mut self, entries: u32, requested: u32, ring: Ring) -> Result<(), super::Status> {
+    pub(super) fn resize(
+        &mut self,
+        entries: u32,
+        requested: u32,
+        ring: Ring,
+    ) -> Result<(), super::Status> {
         let waiting = self.unconsumed().ok_or(super::Status::INVAL)?;
         if waiting > requested.min(entries) {
             return Err(super::Status::INVAL);

@@ -21,7 +21,12 @@ use crate::transport::NicId;
 type QpRequest<'a> = (&'a abi::QpCreateReq, Option<Ring>, Option<Ring>);
 
 impl Shard {
-    pub(super) fn create_qp(&mut self, id: NicId, ctx: u32, request: QpRequest<'_>) -> Result<Reply, Status> {
+    pub(super) fn create_qp(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        request: QpRequest<'_>,
+    ) -> Result<Reply, Status> {
         let (req, ..) = &request;
         let kind = Kind::from_abi(req.r#type.get()).ok_or(Status::NOTSUPP)?;
         self.nic_mut(id).ok_or(Status::FATAL)?.check_qp(ctx, kind, &request)?;
@@ -39,11 +44,18 @@ impl Shard {
 }
 
 impl Nic {
-    pub(super) fn create_cq(&mut self, ctx: u32, entries: u32, vector: u32, ring: Ring) -> Result<Reply, Status> {
+    pub(super) fn create_cq(
+        &mut self,
+        ctx: u32,
+        entries: u32,
+        vector: u32,
+        ring: Ring,
+    ) -> Result<Reply, Status> {
         if !self.contexts.contains_key(&ctx) {
             return Err(Status::NOENT);
         }
-        let shape_ok = entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
+        let shape_ok =
+            entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
         if !shape_ok {
             return Err(Status::INVAL);
         }
@@ -53,7 +65,12 @@ impl Nic {
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
     }
 
-    pub(super) fn create_srq(&mut self, ctx: u32, req: &abi::SrqCreateReq, ring: Ring) -> Result<Reply, Status> {
+    pub(super) fn create_srq(
+        &mut self,
+        ctx: u32,
+        req: &abi::SrqCreateReq,
+        ring: Ring,
+    ) -> Result<Reply, Status> {
         self.owned_pd(ctx, req.pdn.get())?;
         let shape = SrqShape {
             ctx,
@@ -93,7 +110,11 @@ impl Nic {
             req.rq_entries.get() == 0
         } else {
             req.rq_entries.get() == 0
-                || receive_shape_ok(req.rq_entries.get(), req.rq_log2_stride, u32::from(req.max_recv_sge.get()))
+                || receive_shape_ok(
+                    req.rq_entries.get(),
+                    req.rq_log2_stride,
+                    u32::from(req.max_recv_sge.get()),
+                )
         };
         let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
             && rq.is_some() == (req.rq_entries.get() != 0)
@@ -108,7 +129,11 @@ impl Nic {
         if kind == Kind::Gsi && self.qps.contains_key(&abi::GSI_QPN) {
             return Err(Status::BUSY);
         }
-        if self.qps.len() >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
+        if self.qps.len() >= self.settings.limits.max_qps as usize {
+            Err(Status::NOMEM)
+        } else {
+            Ok(())
+        }
     }
 
     fn insert_qp(
@@ -150,7 +175,9 @@ impl Nic {
             recv_cqn: req.recv_cqn.get(),
             srqn,
             send: sq.map(|ring| SendQueue::new(ring, shape)),
-            receive: rq.map(|ring| ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)),
+            receive: rq.map(|ring| {
+                ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)
+            }),
             doorbells,
             open: Receive::default(),
             open_taken: false,

@@ -48,7 +48,8 @@ fn ipv6(flow: &Flow, length: u16) -> [u8; GRH_LEN as usize] {
 
 /// The Internet checksum (RFC 1071) of a header whose checksum field is zero.
 fn checksum(header: &[u8]) -> u16 {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum: u32 =
+        header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);
     !u16::try_from(folded).unwrap_or(u16::MAX)
@@ -62,8 +63,8 @@ mod tests {
     fn checksum_of_a_known_header() {
         // RFC 1071 style example: the header below carries checksum 0xb861.
         let header = [
-            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0x00, 0x00, 0xc0, 0xa8, 0x00, 0x01, 0xc0, 0xa8,
-            0x00, 0xc7,
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0x00, 0x00, 0xc0, 0xa8,
+            0x00, 0x01, 0xc0, 0xa8, 0x00, 0xc7,
         ];
         assert_eq!(checksum(&header), 0xb861);
     }

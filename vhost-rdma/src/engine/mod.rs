@@ -255,7 +255,8 @@ impl Shard {
         self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
         // docs/virtio-rdma.md §6.4: the request to kick must be visible before the last look.
         fence(Ordering::SeqCst);
-        self.scan() || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
+        self.scan()
+            || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
     }
 
     /// Tells all guests that kicks are not needed.

@@ -84,7 +84,11 @@ impl MrTable {
     }
 
     /// Registers; the key is new and random.
-    pub(super) fn register(&mut self, request: Registration, random: &mut dyn Random) -> Result<u32, Status> {
+    pub(super) fn register(
+        &mut self,
+        request: Registration,
+        random: &mut dyn Random,
+    ) -> Result<u32, Status> {
         check_access(request.access, request.iova)?;
         check_range(request.iova, &request.map)?;
         let number = self.numbers.take(random).ok_or(Status::NOMEM)?;
@@ -98,7 +102,8 @@ impl MrTable {
 
     /// Changes rights, domain or memory of a region; the key stays.
     pub(super) fn reregister(&mut self, key: u32, change: Rereg) -> Result<(), Status> {
-        let mr = self.by_number.get_mut(&(key >> 8)).filter(|mr| mr.key == key).ok_or(Status::NOENT)?;
+        let mr =
+            self.by_number.get_mut(&(key >> 8)).filter(|mr| mr.key == key).ok_or(Status::NOENT)?;
         if mr.map.as_ref().is_some_and(|map| map.is_identity()) {
             return Err(Status::INVAL);
         }
@@ -134,7 +139,8 @@ impl MrTable {
 
     /// Removes every region of a context.
     pub(super) fn remove_context(&mut self, ctx: u32) {
-        let keys: Vec<u32> = self.by_number.values().filter(|mr| mr.ctx == ctx).map(|mr| mr.key).collect();
+        let keys: Vec<u32> =
+            self.by_number.values().filter(|mr| mr.ctx == ctx).map(|mr| mr.key).collect();
         keys.into_iter().for_each(|key| self.remove(key));
     }
 
@@ -167,7 +173,10 @@ impl MrTable {
         }
         let offset = access.addr.checked_sub(mr.iova).ok_or(Denied)?;
         let len = u64::from(access.len);
-        if offset > mr.len || len > mr.len - offset || (map.is_identity() && !map.covers(offset, len)) {
+        if offset > mr.len
+            || len > mr.len - offset
+            || (map.is_identity() && !map.covers(offset, len))
+        {
             return Err(Denied);
         }
         Ok(Segment { map: Arc::clone(map), offset, len: access.len })
@@ -185,11 +194,16 @@ pub(super) struct Rereg {
 fn check_access(rights: u32, iova: u64) -> Result<(), Status> {
     let unknown = rights & !(KNOWN | access::OPTIONAL_MASK) != 0;
     // IBTA 10.6.3.1: who may write from afar may write locally.
-    let remote_only = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0 && rights & access::LOCAL_WRITE == 0;
+    let remote_only = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0
+        && rights & access::LOCAL_WRITE == 0;
     let zero_based = rights & access::ZERO_BASED != 0 && iova != 0;
     if unknown || remote_only || zero_based { Err(Status::INVAL) } else { Ok(()) }
 }
 
 fn check_range(iova: u64, map: &Translation) -> Result<(), Status> {
-    if map.is_identity() || iova.checked_add(map.len() - 1).is_some() { Ok(()) } else { Err(Status::INVAL) }
+    if map.is_identity() || iova.checked_add(map.len() - 1).is_some() {
+        Ok(())
+    } else {
+        Err(Status::INVAL)
+    }
 }

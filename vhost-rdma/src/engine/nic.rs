@@ -104,7 +104,10 @@ pub(super) struct Nic {
 
 impl fmt::Debug for Nic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Nic").field("id", &self.id).field("life", &self.life).finish_non_exhaustive()
+        f.debug_struct("Nic")
+            .field("id", &self.id)
+            .field("life", &self.life)
+            .finish_non_exhaustive()
     }
 }
 
@@ -202,8 +205,12 @@ impl Nic {
         cq.kill();
         let ctx = cq.ctx;
         self.raise(event::CQ_ERR, cqn, ctx);
-        let users: Vec<u32> =
-            self.qps.values().filter(|qp| qp.send_cqn == cqn || qp.recv_cqn == cqn).map(|qp| qp.qpn).collect();
+        let users: Vec<u32> = self
+            .qps
+            .values()
+            .filter(|qp| qp.send_cqn == cqn || qp.recv_cqn == cqn)
+            .map(|qp| qp.qpn)
+            .collect();
         users.into_iter().for_each(|qpn| self.qp_fatal(qpn));
     }
 
@@ -266,7 +273,10 @@ impl Nic {
                 continue;
             }
             let vector = cq.vector;
-            if self.port.completion_event(vector, abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(seq) }) {
+            if self.port.completion_event(
+                vector,
+                abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(seq) },
+            ) {
                 self.counters.events += 1;
                 self.put_events = true;
             } else {
@@ -291,7 +301,9 @@ impl Nic {
         // Vectors run dry one by one, so every waiting CQ is offered once.
         for _ in 0..self.pending_completions.len() {
             let Some(cqn) = self.pending_completions.pop_front() else { return };
-            let Some(cq) = self.cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else { continue };
+            let Some(cq) = self.cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
+                continue;
+            };
             let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(0) };
             if self.port.completion_event(cq.vector, event) {
                 cq.event_pending = false;

@@ -33,7 +33,9 @@ impl fmt::Debug for Numbers {
 impl Numbers {
     /// A fresh 24-bit number ≥ 2, or `None` if chance finds none (the space is nearly full).
     pub(super) fn take(&mut self, random: &mut dyn Random) -> Option<u32> {
-        (0..64).map(|_| random.next_u32() >> 8).find(|&number| number >= 2 && self.taken.insert(number))
+        (0..64)
+            .map(|_| random.next_u32() >> 8)
+            .find(|&number| number >= 2 && self.taken.insert(number))
     }
 
     /// Gives a number back; it stays unused for the next few thousand frees.

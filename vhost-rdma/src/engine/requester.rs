@@ -4,7 +4,9 @@
 //! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a large message nor a long
 //! queue keeps others waiting.
 
-use virtio_rdma_abi::{Cqe, SqWqe, access, cqe_flags, event, opcode, send_flags, wc_opcode, wc_status};
+use virtio_rdma_abi::{
+    Cqe, SqWqe, access, cqe_flags, event, opcode, send_flags, wc_opcode, wc_status,
+};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::limits::{MAX_MSG, MTU};
@@ -13,7 +15,9 @@ use super::nic::Nic;
 use super::qp::{Kind, SendQueue, State, Wait};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
-use crate::transport::{Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport};
+use crate::transport::{
+    Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
+};
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
@@ -59,7 +63,9 @@ impl Shard {
         qp.scheduled = false;
         match qp.state {
             State::Rts => self.send_turn(id, qpn, now),
-            State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => self.send_turn(id, qpn, now),
+            State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
+                self.send_turn(id, qpn, now)
+            }
             State::Err | State::Sqe => nic.flush_turn(qpn),
             _ => {}
         }
@@ -110,7 +116,13 @@ impl Shard {
         step
     }
 
-    fn step_with(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32, segments: &mut Vec<Segment>) -> Step {
+    fn step_with(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        bytes: &mut u32,
+        segments: &mut Vec<Segment>,
+    ) -> Step {
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         let wqe = match send.current {
             Some(wqe) => wqe,
@@ -133,11 +145,8 @@ impl Shard {
             return Step::Failed(wc_status::LOC_PROT_ERR);
         }
         let len = (planned.total - send.done).min(PIECE);
-        let payload = if planned.inline {
-            Payload::Inline(&send.inline)
-        } else {
-            Payload::Memory(segments)
-        };
+        let payload =
+            if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
         let request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         let Self { nics, networks, local, .. } = self;
         let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
@@ -167,7 +176,8 @@ impl Shard {
             }
             Outcome::NotReady(code) => {
                 nic.counters.rnr_naks_received += 1;
-                let forever = nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
+                let forever =
+                    nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
                 if !forever {
                     match send.rnr_left.checked_sub(1) {
                         Some(left) => send.rnr_left = left,
@@ -181,7 +191,8 @@ impl Shard {
             }
             Outcome::NoAnswer => {
                 let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
-                let until = super::timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
+                let until = super::timer::ack_timeout(timeout)
+                    .map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
                 send.wait = Wait::Answer(until);
                 self.timers.set(until, turn.nic, turn.qpn);
                 Step::Waits
@@ -342,7 +353,8 @@ impl Nic {
         let operation = operation(turn.kind, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
         let inline = wqe.flags & send_flags::INLINE != 0;
         let count = u32::from(wqe.num_sge.get());
-        let moves_here = matches!(operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
+        let moves_here =
+            matches!(operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
         if (inline && moves_here) || count > if inline { send.max_inline } else { send.max_sge } {
             return Err(wc_status::LOC_QP_OP_ERR);
         }
@@ -354,7 +366,9 @@ impl Nic {
         } else {
             send.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
         };
-        if matches!(operation, Operation::CompareSwap | Operation::FetchAdd) && (count != 1 || total != 8) {
+        if matches!(operation, Operation::CompareSwap | Operation::FetchAdd)
+            && (count != 1 || total != 8)
+        {
             return Err(wc_status::LOC_QP_OP_ERR);
         }
         let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
@@ -379,14 +393,25 @@ impl Nic {
     }
 
     /// Resolves the work request's elements; false if one of them is denied.
-    fn gather(&self, turn: &Turn, send: &SendQueue, planned: &Planned, segments: &mut Vec<Segment>) -> bool {
+    fn gather(
+        &self,
+        turn: &Turn,
+        send: &SendQueue,
+        planned: &Planned,
+        segments: &mut Vec<Segment>,
+    ) -> bool {
         let rights = match planned.operation {
             Operation::Send | Operation::Write => 0,
             Operation::Read | Operation::CompareSwap | Operation::FetchAdd => access::LOCAL_WRITE,
         };
         send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
-            let access =
-                Access { pdn: turn.pdn, key: sge.lkey.get(), addr: sge.addr.get(), len: sge.length.get(), rights };
+            let access = Access {
+                pdn: turn.pdn,
+                key: sge.lkey.get(),
+                addr: sge.addr.get(),
+                len: sge.length.get(),
+                rights,
+            };
             self.mrs.segment(&access).map(|segment| segments.push(segment)).is_ok()
         })
     }
@@ -507,7 +532,9 @@ impl Nic {
 const fn operation(kind: Kind, code: u8) -> Option<Operation> {
     match (code, kind) {
         (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(Operation::Send),
-        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => Some(Operation::Write),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => {
+            Some(Operation::Write)
+        }
         (opcode::RDMA_READ, Kind::Rc) => Some(Operation::Read),
         (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(Operation::CompareSwap),
         (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(Operation::FetchAdd),

@@ -11,7 +11,9 @@ use super::nic::{Life, Nic};
 use super::qp::state::Kind;
 use super::qp::{Qp, State, Waiter};
 use crate::memory::{self, Segment};
-use crate::transport::{Flow, GRH_LEN, Nak, Operation, Outcome, Payload, Request, Responder, Service};
+use crate::transport::{
+    Flow, GRH_LEN, Nak, Operation, Outcome, Payload, Request, Responder, Service,
+};
 
 /// What stands in the way of a receive.
 enum Scatter {
@@ -35,7 +37,9 @@ impl Responder for Nic {
             self.note_established(qpn);
         }
         match request.operation {
-            Operation::Send if request.service == Service::Datagram => self.receive_datagram(qpn, request),
+            Operation::Send if request.service == Service::Datagram => {
+                self.receive_datagram(qpn, request)
+            }
             Operation::Send => self.receive_send(qpn, request),
             Operation::Write => self.receive_write(qpn, request),
             Operation::Read => self.serve_read(qpn, request),
@@ -83,9 +87,10 @@ impl Nic {
             return true;
         }
         let (taken, limit) = match (qp.srqn, &mut qp.receive) {
-            (Some(srqn), _) => {
-                self.srqs.get_mut(srqn as usize).map_or((false, false), |srq| srq.take(&mut qp.open))
-            }
+            (Some(srqn), _) => self
+                .srqs
+                .get_mut(srqn as usize)
+                .map_or((false, false), |srq| srq.take(&mut qp.open)),
             (None, Some(ring)) => (ring.take(&mut qp.open), false),
             (None, None) => (false, false),
         };
@@ -123,7 +128,12 @@ impl Nic {
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         if qp.open.malformed {
-            return self.receive_failed(qpn, request, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
+            return self.receive_failed(
+                qpn,
+                request,
+                wc_status::LOC_QP_OP_ERR,
+                Nak::RemoteOperation,
+            );
         }
         if u64::from(request.total) > qp.open.capacity() {
             return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
@@ -133,7 +143,12 @@ impl Nic {
             Ok(()) => {}
             Err(Scatter::Source) => return Outcome::LocalFault,
             Err(Scatter::Denied) => {
-                return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+                return self.receive_failed(
+                    qpn,
+                    request,
+                    wc_status::LOC_PROT_ERR,
+                    Nak::RemoteOperation,
+                );
             }
         }
         self.counters.rx_bytes += u64::from(request.len);
@@ -158,9 +173,13 @@ impl Nic {
         let at = u64::from(skip) + u64::from(request.offset);
         let moved = match request.payload {
             Payload::Inline(bytes) => memory::write(&segments, at, bytes),
-            Payload::Memory(source) => {
-                memory::copy(&segments, at, source, u64::from(request.offset), u64::from(request.len))
-            }
+            Payload::Memory(source) => memory::copy(
+                &segments,
+                at,
+                source,
+                u64::from(request.offset),
+                u64::from(request.len),
+            ),
         };
         self.scratch = segments;
         moved.map_err(|_| Scatter::Source)
@@ -274,7 +293,12 @@ impl Nic {
         let Some(qp) = self.qps.get(&qpn) else { return Outcome::NoAnswer };
         let needed = u64::from(GRH_LEN) + u64::from(request.total);
         if qp.open.malformed {
-            return self.receive_failed(qpn, request, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
+            return self.receive_failed(
+                qpn,
+                request,
+                wc_status::LOC_QP_OP_ERR,
+                Nak::RemoteOperation,
+            );
         }
         if needed > qp.open.capacity() {
             return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
@@ -286,13 +310,23 @@ impl Nic {
             written
         });
         if !matches!(written, Some(Ok(()))) {
-            return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+            return self.receive_failed(
+                qpn,
+                request,
+                wc_status::LOC_PROT_ERR,
+                Nak::RemoteOperation,
+            );
         }
         match self.scatter(qpn, request, GRH_LEN) {
             Ok(()) => {}
             Err(Scatter::Source) => return Outcome::LocalFault,
             Err(Scatter::Denied) => {
-                return self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
+                return self.receive_failed(
+                    qpn,
+                    request,
+                    wc_status::LOC_PROT_ERR,
+                    Nak::RemoteOperation,
+                );
             }
         }
         self.counters.rx_bytes += u64::from(request.total);
@@ -348,7 +382,9 @@ impl Nic {
             let at = u64::from(request.offset);
             let moved = match request.payload {
                 Payload::Inline(bytes) => memory::write(&target, at, bytes),
-                Payload::Memory(source) => memory::copy(&target, at, source, at, u64::from(request.len)),
+                Payload::Memory(source) => {
+                    memory::copy(&target, at, source, at, u64::from(request.len))
+                }
             };
             if moved.is_err() {
                 return Outcome::LocalFault;
@@ -422,7 +458,8 @@ impl Nic {
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             // Receives of an SRQ stay there (IBTA 10.2.9.4); only one that was taken is this QP's.
             let taken = qp.open_taken
-                || (qp.srqn.is_none() && qp.receive.as_mut().is_some_and(|ring| ring.waiting() > 0));
+                || (qp.srqn.is_none()
+                    && qp.receive.as_mut().is_some_and(|ring| ring.waiting() > 0));
             if !taken {
                 break;
             }

@@ -52,7 +52,13 @@ impl<'a> Cursor<'a> {
 /// [`Fault::Shape`] if a list is shorter than that, [`Fault::Address`] if a kernel DMA segment left guest memory. Bytes
 /// before the fault have been moved.
 #[inline]
-pub fn copy(dst: &[Segment], dst_skip: u64, src: &[Segment], src_skip: u64, len: u64) -> Result<(), Fault> {
+pub fn copy(
+    dst: &[Segment],
+    dst_skip: u64,
+    src: &[Segment],
+    src_skip: u64,
+    len: u64,
+) -> Result<(), Fault> {
     let mut to = Cursor::new(dst, dst_skip);
     let mut from = Cursor::new(src, src_skip);
     let mut left = len;

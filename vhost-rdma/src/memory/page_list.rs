@@ -51,7 +51,10 @@ impl PageList {
         builder.tables.reserve(usize::try_from(needed.min(ENTRIES)).map_err(|_| Fault::Shape)?);
         if self.levels == 0 {
             for index in 0..needed {
-                let addr = index.checked_mul(page).and_then(|off| self.addr.checked_add(off)).ok_or(Fault::Address)?;
+                let addr = index
+                    .checked_mul(page)
+                    .and_then(|off| self.addr.checked_add(off))
+                    .ok_or(Fault::Address)?;
                 builder.push(addr)?;
             }
         } else {
@@ -69,7 +72,8 @@ impl PageList {
         if !shape_ok {
             return Err(Fault::Shape);
         }
-        let available = (u64::from(self.npages) << self.page_shift) - u64::from(self.offset).min(u64::from(self.npages) << self.page_shift);
+        let available = (u64::from(self.npages) << self.page_shift)
+            - u64::from(self.offset).min(u64::from(self.npages) << self.page_shift);
         if len > available { Err(Fault::Shape) } else { Ok(()) }
     }
 }
@@ -113,7 +117,11 @@ impl Builder<'_> {
             }
         }
         // A root that is too low a tree for the list: the caller claimed more pages than it can hold.
-        if level > 1 || self.tables.len() as u64 >= needed || here == ENTRIES { Ok(()) } else { Err(Fault::Shape) }
+        if level > 1 || self.tables.len() as u64 >= needed || here == ENTRIES {
+            Ok(())
+        } else {
+            Err(Fault::Shape)
+        }
     }
 }
 

@@ -52,7 +52,8 @@ impl Ring {
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let mut done = 0;
         while done < out.len() {
-            let Some((host, run)) = self.0.run(offset + done as u64, (out.len() - done) as u64) else {
+            let Some((host, run)) = self.0.run(offset + done as u64, (out.len() - done) as u64)
+            else {
                 out[done..].fill(0);
                 return;
             };
@@ -68,7 +69,10 @@ impl Ring {
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
-            let Some((host, run)) = self.0.run(offset + done as u64, (bytes.len() - done) as u64) else { return };
+            let Some((host, run)) = self.0.run(offset + done as u64, (bytes.len() - done) as u64)
+            else {
+                return;
+            };
             // SAFETY: as in `read`, the other way round.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().add(done), host.0, run) };
             done += run;

@@ -7,7 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegion;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 use super::HostPtr;
 
@@ -62,7 +64,8 @@ impl AddressSpace {
     /// # Errors
     /// The host could not map that much memory, or the ranges overlap.
     pub fn anonymous(ranges: &[(u64, usize)]) -> Result<Self, vm_memory::mmap::FromRangesError> {
-        let ranges: Vec<_> = ranges.iter().map(|&(start, len)| (GuestAddress(start), len)).collect();
+        let ranges: Vec<_> =
+            ranges.iter().map(|&(start, len)| (GuestAddress(start), len)).collect();
         Ok(Self::new(&GuestMemoryMmap::from_ranges(&ranges)?))
     }
 

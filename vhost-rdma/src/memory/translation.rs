@@ -1,7 +1,7 @@
 //! An immutable map from offsets of an object to host memory.
 
-use super::space::{AddressSpace, Region};
 use super::HostPtr;
+use super::space::{AddressSpace, Region};
 
 /// How the pages of a translation lie in host memory.
 #[derive(Debug)]
@@ -17,7 +17,9 @@ pub(super) enum Pages {
 impl Pages {
     /// The cheapest form for these pages of `page` bytes.
     pub(super) fn from_table(table: Vec<HostPtr>, page: u64) -> Self {
-        let contiguous = table.windows(2).all(|pair| pair[0].addr().wrapping_add(page as usize) == pair[1].addr());
+        let contiguous = table
+            .windows(2)
+            .all(|pair| pair[0].addr().wrapping_add(page as usize) == pair[1].addr());
         match table.first() {
             Some(&first) if contiguous => Self::Flat(first),
             _ => Self::Table(table.into()),
@@ -38,7 +40,13 @@ pub struct Translation {
 }
 
 impl Translation {
-    pub(super) const fn new(first: u64, len: u64, shift: u8, pages: Pages, regions: Vec<Region>) -> Self {
+    pub(super) const fn new(
+        first: u64,
+        len: u64,
+        shift: u8,
+        pages: Pages,
+        regions: Vec<Region>,
+    ) -> Self {
         Self { first, len, shift, pages, regions }
     }
 
@@ -88,7 +96,9 @@ impl Translation {
         let (host, run) = match &self.pages {
             Pages::Identity(space) => space.run(offset, max)?,
             _ if offset >= self.len => return None,
-            Pages::Flat(base) => (base.add((self.first + offset) as usize), (self.len - offset).min(max)),
+            Pages::Flat(base) => {
+                (base.add((self.first + offset) as usize), (self.len - offset).min(max))
+            }
             Pages::Table(table) => self.table_run(table, offset, max)?,
         };
         Some((host, run as usize))

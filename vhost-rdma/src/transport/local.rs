@@ -18,7 +18,11 @@ impl Transport for Local {
             .map_or(Outcome::NoAnswer, |responder| responder.receive(request));
         match (request.service, outcome) {
             // Nobody tells the sender of an unreliable message what became of it; its own memory is its own matter.
-            (Service::Unreliable | Service::Datagram, outcome) if outcome != Outcome::LocalFault => Outcome::Done,
+            (Service::Unreliable | Service::Datagram, outcome)
+                if outcome != Outcome::LocalFault =>
+            {
+                Outcome::Done
+            }
             _ => outcome,
         }
     }

@@ -28,7 +28,11 @@ impl Attrs {
     ///
     /// # Errors
     /// The status to answer; then nothing was changed.
-    pub(in crate::engine) fn set(&mut self, new: &QpAttr, held: impl Fn(u16) -> bool) -> Result<(), Status> {
+    pub(in crate::engine) fn set(
+        &mut self,
+        new: &QpAttr,
+        held: impl Fn(u16) -> bool,
+    ) -> Result<(), Status> {
         check(new, held)?;
         let mask = new.mask.get();
         let own = &mut self.0;

@@ -85,7 +85,8 @@ const fn rule(required: u32, optional: u32) -> Option<Rule> {
 }
 
 const CONNECTED_INIT: u32 = m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS;
-const RC_RTS: u32 = m::CUR_STATE | m::ACCESS_FLAGS | m::ALT_PATH | m::PATH_MIG_STATE | m::MIN_RNR_TIMER;
+const RC_RTS: u32 =
+    m::CUR_STATE | m::ACCESS_FLAGS | m::ALT_PATH | m::PATH_MIG_STATE | m::MIN_RNR_TIMER;
 const UC_RTS: u32 = m::CUR_STATE | m::ACCESS_FLAGS | m::ALT_PATH | m::PATH_MIG_STATE;
 const UD_RTS: u32 = m::CUR_STATE | m::QKEY;
 const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
@@ -113,9 +114,10 @@ fn find(kind: Kind, from: State, to: State) -> Option<Rule> {
         (Init, Init, Rc | Uc) => rule(0, CONNECTED_INIT),
         (Init, Init, Ud) => rule(0, m::PKEY_INDEX | m::PORT | m::QKEY),
         (Init, Init | Rtr, Gsi) | (Init, Rtr, Ud) => rule(0, m::PKEY_INDEX | m::QKEY),
-        (Init, Rtr, Rc) => {
-            rule(UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER, m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX)
-        }
+        (Init, Rtr, Rc) => rule(
+            UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
+            m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX,
+        ),
         (Init, Rtr, Uc) => rule(UC_RTR, m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX),
         (Rtr, Rts, Rc) => {
             rule(m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC, RC_RTS)
@@ -128,7 +130,9 @@ fn find(kind: Kind, from: State, to: State) -> Option<Rule> {
         (Sqe, Rts, Uc) => rule(0, m::CUR_STATE | m::ACCESS_FLAGS),
         (Rts, Sqd, _) => rule(0, m::EN_SQD_ASYNC_NOTIFY),
         (Sqd, Sqd, Rc) => rule(0, RC_SQD),
-        (Sqd, Sqd, Uc) => rule(0, m::AV | m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX | m::PATH_MIG_STATE),
+        (Sqd, Sqd, Uc) => {
+            rule(0, m::AV | m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX | m::PATH_MIG_STATE)
+        }
         (Sqd, Sqd, Ud | Gsi) => rule(0, m::PKEY_INDEX | m::QKEY),
         _ => None,
     }
