@@ -9,7 +9,7 @@ use crate::control::{Ctx, Mr};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestConfig};
 use crate::qp::{Path, Qp, QpSpec, SendWr};
-use crate::rings::{Cq, Cqe};
+use crate::rings::{Cq, Cqe, Sge};
 use crate::spec::{self, access};
 
 /// Ends the program if it is not dropped in time: a test that hangs must fail, and soon.
@@ -238,5 +238,107 @@ impl End {
         let cqe = self.run(request);
         assert_eq!(cqe.status, spec::status::SUCCESS, "{cqe:?}");
         cqe
+    }
+}
+
+/// Bytes on either side of an [`Area`] that nobody may touch.
+pub const GUARD: u64 = 192;
+const GUARD_BYTE: u8 = 0x5a;
+
+/// A part of a region with guard bytes around it, all inside the region: a copy that is off by one byte shows.
+#[derive(Debug, Clone)]
+pub struct Area {
+    /// The region.
+    pub mr: Mr,
+    len: u64,
+}
+
+impl Node {
+    /// An area of `len` zero bytes with these access flags, in scattered pages.
+    #[track_caller]
+    pub fn area_with(&self, len: u64, flags: u32) -> Area {
+        let mr = self.ctx.mr(self.pdn, len + 2 * GUARD, flags).expect("MR_REG");
+        mr.view().fill(0, GUARD, GUARD_BYTE);
+        mr.view().fill(GUARD + len, GUARD, GUARD_BYTE);
+        Area { mr, len }
+    }
+
+    /// An area with all access.
+    #[track_caller]
+    pub fn area(&self, len: u64) -> Area {
+        self.area_with(len, access::ALL)
+    }
+
+    /// An area that holds `bytes`.
+    #[track_caller]
+    pub fn area_of(&self, bytes: &[u8]) -> Area {
+        let area = self.area(bytes.len() as u64);
+        area.mr.view().write(GUARD, bytes);
+        area
+    }
+}
+
+impl Area {
+    /// Its bytes, after a look at the guards.
+    #[track_caller]
+    pub fn bytes(&self) -> Vec<u8> {
+        for at in [0, GUARD + self.len] {
+            let guard = self.mr.view().vec(at, GUARD);
+            assert!(guard.iter().all(|b| *b == GUARD_BYTE), "guard bytes were overwritten");
+        }
+        self.mr.view().vec(GUARD, self.len)
+    }
+
+    /// Sets all bytes.
+    pub fn set(&self, bytes: &[u8]) {
+        self.mr.view().write(GUARD, bytes);
+    }
+
+    /// The address of byte `offset`.
+    pub fn addr(&self, offset: u64) -> u64 {
+        self.mr.addr(GUARD + offset)
+    }
+
+    /// The remote key.
+    pub fn rkey(&self) -> u32 {
+        self.mr.rkey
+    }
+
+    /// One element over a part.
+    pub fn part(&self, offset: u64, length: u64) -> Sge {
+        self.mr.sge(GUARD + offset, length as u32)
+    }
+
+    /// One element over everything.
+    pub fn sge(&self) -> Sge {
+        self.part(0, self.len)
+    }
+
+    /// `n` elements of different lengths over everything, one of them empty if the area is short.
+    pub fn parts(&self, n: u64) -> Vec<Sge> {
+        let mut at = 0;
+        let mut parts = Vec::new();
+        for i in 0..n {
+            let left = self.len - at;
+            let length = if i + 1 == n { left } else { (left / (n - i) / 2 + i * 3).min(left) };
+            parts.push(self.part(at, length));
+            at += length;
+        }
+        parts
+    }
+
+    /// The word at byte `offset`.
+    pub fn word(&self, offset: u64) -> u64 {
+        self.mr.view().load64(GUARD + offset, Ordering::SeqCst)
+    }
+
+    /// Stores a word at byte `offset`.
+    pub fn set_word(&self, offset: u64, value: u64) {
+        self.mr.view().store64(GUARD + offset, value, Ordering::SeqCst);
+    }
+
+    /// What a guest CPU does with `lock xadd` at byte `offset`.
+    pub fn fetch_add(&self, offset: u64, value: u64) -> u64 {
+        self.mr.view().fetch_add64(GUARD + offset, value)
     }
 }
