@@ -149,7 +149,7 @@ fn receive_buffers_are_checked_in_the_domain_of_the_srq() {
 #[test]
 fn posting_beyond_the_ring_is_an_srq_error_and_harms_nobody_else() {
     let world = World::new();
-    let (node, srq, mut pairs) = with_srq(&world, 16, 0, 1);
+    let (node, srq, pairs) = with_srq(&world, 16, 0, 1);
     let other = node.rc();
     srq.doorbell().ring(17);
     node.guest.await_async(event::SRQ_ERR, srq.srqn, SECOND).expect("SRQ_ERR");
