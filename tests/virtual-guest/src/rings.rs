@@ -243,7 +243,7 @@ impl Cq {
         word >> spec::ARM_SEQ_SHIFT != fired & spec::ARM_SEQ_MASK
     }
 
-    /// CQ_RESIZE to a new ring: entries that were not consumed move there by the driver's own copy.
+    /// CQ_RESIZE to a new ring: the device moves the entries that were not consumed (7.3).
     pub fn resize_request(&self, entries: u32, requested: u32, ring: &PageList) -> Vec<u8> {
         Put::new().u32(self.cqn).u32(entries).u32(requested).u32(0).bytes(&ring.bytes()).done(40)
     }
