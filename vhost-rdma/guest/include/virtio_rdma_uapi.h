@@ -9,7 +9,8 @@
  *
  * Rules for all rings: the buffer begins on a page boundary, its length is what the layout needs (a control block
  * included for CQs and SRQs) rounded up to whole pages or more, `entries` is a power of two, entries of
- * CQs and all control blocks are zero when the command is issued. Numbers are in host order (the device is little-endian
+ * CQs and all control blocks are zero when the command is issued (resize_cq: but for the consumer index and the arm word, which user
+ * space has put there; virtio-rdma.md 7.3). Numbers are in host order (the device is little-endian
  * and so are its drivers' hosts); reserved fields are zero.
  */
 #ifndef VIRTIO_RDMA_UAPI_H
