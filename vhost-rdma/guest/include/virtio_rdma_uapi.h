@@ -28,8 +28,13 @@
  * The kick when there is no notify page (virtio_rdma_ucontext_resp.notify_mmap is 0): an ioctl method without
  * attributes on a driver-namespace object. It notifies the kick queue of the calling context. Both ids are 1 << UVERBS_ID_NS_SHIFT.
  */
-#define VIRTIO_RDMA_OBJECT_KICK		0x1000
-#define VIRTIO_RDMA_METHOD_KICK		0x1000
+enum virtio_rdma_objects {
+	VIRTIO_RDMA_OBJECT_KICK = 0x1000,
+};
+
+enum virtio_rdma_kick_methods {
+	VIRTIO_RDMA_METHOD_KICK = 0x1000,
+};
 
 /* alloc_ucontext */
 struct virtio_rdma_ucontext_req {

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * User contexts: what a process maps, and how it kicks.
+ *
+ * A process sees the status page (read-only), doorbell pages of its own, and, where every queue has a notify page of its own, that of its kick queue; else it
+ * kicks by an ioctl method. All mappings are tracked by the verbs core, so that the device can go away under a process; none survives
+ * fork(), because two processes must not produce into one ring.
+ */
+#define UVERBS_MODULE_NAME virtio_rdma
+#include <rdma/uverbs_named_ioctl.h>
+#include <linux/slab.h>
+#include "virtio_rdma.h"
+
+static inline struct vrdma_mmap *to_vmmap(struct rdma_user_mmap_entry *entry)
+{
+	return container_of(entry, struct vrdma_mmap, entry);
+}
+
+/* The page may be NULL (notify). The entry holds a reference of its own to it: a mapping can outlive the context. */
+struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind, struct page *page,
+				     unsigned long pfn)
+{
+	struct vrdma_mmap *m = kzalloc(sizeof(*m), GFP_KERNEL);
+	int ret;
+
+	if (!m)
+		return ERR_PTR(-ENOMEM);
+	m->kind = kind;
+	m->page = page;
+	m->pfn = page ? page_to_pfn(page) : pfn;
+	/* Offset 0 is left out: it means "none" to the provider. */
+	ret = rdma_user_mmap_entry_insert_range(ibuc, &m->entry, PAGE_SIZE, 1, U32_MAX);
+	if (ret) {
+		kfree(m);
+		return ERR_PTR(ret);
+	}
+	if (page)
+		get_page(page);
+	return m;
+}
+
+void vrdma_mmap_free(struct rdma_user_mmap_entry *entry)
+{
+	struct vrdma_mmap *m = to_vmmap(entry);
+
+	if (m->page)
+		put_page(m->page);
+	kfree(m);
+}
+
+int vrdma_mmap_op(struct ib_ucontext *ibuc, struct vm_area_struct *vma)
+{
+	struct rdma_user_mmap_entry *entry;
+	struct vrdma_mmap *m;
+	pgprot_t prot;
+	int ret = -EPERM;
+
+	entry = rdma_user_mmap_entry_get(ibuc, vma);
+	if (!entry)
+		return -EINVAL;
+	m = to_vmmap(entry);
+	if (vma->vm_flags & VM_EXEC)
+		goto out;
+	if (m->kind == VRDMA_MMAP_STATUS) {
+		if (vma->vm_flags & VM_WRITE)
+			goto out;
+		vrdma_vm_flags_mod(vma, 0, VM_MAYWRITE);
+	}
+	vrdma_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND, VM_MAYEXEC);
+	prot = vma->vm_page_prot;
+	if (m->kind == VRDMA_MMAP_NOTIFY)
+		prot = pgprot_noncached(prot);
+	ret = rdma_user_mmap_io(ibuc, vma, m->pfn, PAGE_SIZE, prot, entry);
+out:
+	rdma_user_mmap_entry_put(entry);
+	return ret;
+}
+
+/* The core takes the mappings away itself; that the operation exists allows the removal of a device in use. */
+void vrdma_disassociate_ucontext(struct ib_ucontext *ibuc)
+{
+}
+
+static void vrdma_remove_mmaps(struct vrdma_ucontext *uc)
+{
+	u32 i;
+
+	for (i = 0; i < uc->ctx.npages; i++)
+		if (uc->ctx.pages[i].mmap)
+			rdma_user_mmap_entry_remove(&uc->ctx.pages[i].mmap->entry);
+	if (uc->notify)
+		rdma_user_mmap_entry_remove(&uc->notify->entry);
+	if (uc->status)
+		rdma_user_mmap_entry_remove(&uc->status->entry);
+}
+
+static int vrdma_context_create(struct vrdma *vr, struct vrdma_ucontext *uc, struct vrdma_mem *mem)
+{
+	struct virtio_rdma_context_create_req req = {
+		.db_page = cpu_to_le64(page_to_phys(mem->page)),
+	};
+	struct virtio_rdma_context_create_resp resp;
+	int ret;
+
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_CREATE, 0, &req, sizeof(req), &resp, sizeof(resp));
+	if (ret) {
+		vrdma_mem_put(vr, mem, !vrdma_is_lost(vr));
+		return ret;
+	}
+	uc->ctx.id = le32_to_cpu(resp.ctx);
+	uc->ctx.kick_queue = le32_to_cpu(resp.kick_queue);
+	ret = vrdma_ctx_append_page(&uc->ctx, mem, NULL);
+	if (ret || uc->ctx.kick_queue >= vr->num_vqs) {
+		vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_DESTROY, uc->ctx.id, NULL, 0, NULL, 0);
+		if (ret)
+			vrdma_mem_put(vr, mem, !vrdma_is_lost(vr));
+		return ret ? ret : -EIO;
+	}
+	return 0;
+}
+
+static int vrdma_context_mmaps(struct vrdma *vr, struct vrdma_ucontext *uc, struct virtio_rdma_ucontext_resp *resp)
+{
+	struct ib_ucontext *ibuc = &uc->ibucontext;
+	struct vrdma_mmap *m;
+	u64 phys = vr->notify_phys ? vr->notify_phys[uc->ctx.kick_queue] : 0;
+
+	m = vrdma_mmap_insert(ibuc, VRDMA_MMAP_STATUS, vr->status_page->page, 0);
+	if (IS_ERR(m))
+		return PTR_ERR(m);
+	uc->status = m;
+	m = vrdma_mmap_insert(ibuc, VRDMA_MMAP_DOORBELL, uc->ctx.pages[0].mem->page, 0);
+	if (IS_ERR(m))
+		return PTR_ERR(m);
+	uc->ctx.pages[0].mmap = m;
+	if (phys) {
+		m = vrdma_mmap_insert(ibuc, VRDMA_MMAP_NOTIFY, NULL, phys >> PAGE_SHIFT);
+		if (IS_ERR(m))
+			return PTR_ERR(m);
+		uc->notify = m;
+		resp->notify_mmap = rdma_user_mmap_get_offset(&m->entry);
+		resp->notify_offset = offset_in_page(phys);
+	}
+	resp->status_mmap = rdma_user_mmap_get_offset(&uc->status->entry);
+	resp->db_mmap = rdma_user_mmap_get_offset(&uc->ctx.pages[0].mmap->entry);
+	return 0;
+}
+
+static void vrdma_context_destroy(struct vrdma *vr, struct vrdma_ucontext *uc)
+{
+	int ret;
+
+	vrdma_remove_mmaps(uc);
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_DESTROY, uc->ctx.id, NULL, 0, NULL, 0);
+	if (ret && !vrdma_is_lost(vr))
+		dev_err(&vr->vdev->dev, "context %u was not destroyed: %d\n", uc->ctx.id, ret);
+	vrdma_ctx_drop_pages(&uc->ctx, !ret);
+}
+
+int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
+{
+	struct vrdma *vr = to_vr(ibuc->device);
+	struct vrdma_ucontext *uc = to_vuc(ibuc);
+	struct virtio_rdma_ucontext_resp resp = {};
+	struct vrdma_mem *mem;
+	int ret;
+
+	vrdma_ctx_init(vr, &uc->ctx);
+	mem = vrdma_mem_page();
+	if (IS_ERR(mem))
+		return PTR_ERR(mem);
+	ret = vrdma_context_create(vr, uc, mem);
+	if (ret)
+		goto err_pages;
+	ret = vrdma_context_mmaps(vr, uc, &resp);
+	if (ret)
+		goto err_context;
+	resp.caps = vr->caps;
+	resp.kick_queue = uc->ctx.kick_queue;
+	resp.alive = lower_32_bits(vr->nonce);
+	resp.max_inline = vrdma_attr32(vr->attr.max_inline);
+	resp.max_send_sge = vrdma_attr32(vr->attr.max_send_sge);
+	resp.max_recv_sge = vrdma_attr32(vr->attr.max_recv_sge);
+	resp.max_srq_sge = vrdma_attr32(vr->attr.max_srq_sge);
+	resp.max_qp_wr = vrdma_attr32(vr->attr.max_qp_wr);
+	resp.max_srq_wr = vrdma_attr32(vr->attr.max_srq_wr);
+	resp.max_cqe = vrdma_attr32(vr->attr.max_cqe);
+	ret = vrdma_udata_out(udata, &resp, sizeof(resp));
+	if (ret)
+		goto err_context;
+	if (atomic_inc_return(&vr->user_contexts) == 1 && vr->attr.keepalive_ms)
+		mod_delayed_work(system_wq, &vr->keepalive,
+				 msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+	return 0;
+
+err_context:
+	vrdma_context_destroy(vr, uc);
+	return ret;
+err_pages:
+	vrdma_ctx_drop_pages(&uc->ctx, !vrdma_is_lost(vr));
+	return ret;
+}
+
+void vrdma_dealloc_ucontext(struct ib_ucontext *ibuc)
+{
+	struct vrdma *vr = to_vr(ibuc->device);
+
+	vrdma_context_destroy(vr, to_vuc(ibuc));
+	atomic_dec(&vr->user_contexts);
+}
+
+/* ---- The kick method (virtio_rdma_uapi.h) ---- */
+
+static int UVERBS_HANDLER(VIRTIO_RDMA_METHOD_KICK)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_ucontext *ibuc = ib_uverbs_get_ucontext(attrs);
+	struct vrdma_ucontext *uc;
+
+	if (IS_ERR(ibuc))
+		return PTR_ERR(ibuc);
+	uc = to_vuc(ibuc);
+	vrdma_kick(uc->ctx.vr, uc->ctx.kick_queue);
+	return 0;
+}
+
+DECLARE_UVERBS_NAMED_METHOD(VIRTIO_RDMA_METHOD_KICK);
+
+DECLARE_UVERBS_GLOBAL_METHODS(VIRTIO_RDMA_OBJECT_KICK, &UVERBS_METHOD(VIRTIO_RDMA_METHOD_KICK));
+
+const struct uapi_definition vrdma_uapi_defs[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(VIRTIO_RDMA_OBJECT_KICK),
+	{},
+};

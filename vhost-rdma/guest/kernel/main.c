@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The virtio RDMA driver: the virtio device from probe to remove.
+ *
+ * The order at the end is the one that keeps memory safe (docs/virtio-rdma.md, section 5.3): the RDMA device goes first and with it every object, then
+ * SHUTDOWN, then the virtio reset, and only then is memory freed that the device may still have known.
+ *
+ * Configuration space is read here, once, and never again: under some monitors a later read is fatal to the machine (section 4).
+ */
+#include <linux/dma-mapping.h>
+#include <linux/module.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+#include <linux/virtio_ids.h>
+#include "virtio_rdma.h"
+
+#define VRDMA_MAX_VQS	256u
+
+/* ---- Loss of the device (section 5.6) ---- */
+
+static void vrdma_lost_work(struct work_struct *work)
+{
+	struct vrdma *vr = container_of(work, struct vrdma, lost_work);
+
+	/* Consumers first: an unregistration that waits for them may hold the lock below. */
+	vrdma_wake_all_cqs(vr);
+}
+
+/* From any context, any number of times. */
+void vrdma_lost(struct vrdma *vr, const char *why)
+{
+	struct ib_event ev = { .event = IB_EVENT_DEVICE_FATAL, .element.port_num = 1 };
+	struct vrdma_ibdev *ibdev;
+
+	if (xchg(&vr->lost, true))
+		return;
+	dev_err(&vr->vdev->dev, "the device is lost: %s\n", why);
+	virt_store_release((__le32 *)(vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE), cpu_to_le32(0));
+	vrdma_cmdq_fail_all(vr);
+	rcu_read_lock();
+	ibdev = READ_ONCE(vr->ib);
+	if (ibdev && smp_load_acquire(&vr->registered)) {
+		ev.device = &ibdev->ib;
+		ib_dispatch_event(&ev);
+	}
+	rcu_read_unlock();
+	schedule_work(&vr->lost_work);
+}
+
+static void vrdma_keepalive(struct work_struct *work)
+{
+	struct vrdma *vr = container_of(to_delayed_work(work), struct vrdma, keepalive);
+	struct virtio_rdma_keepalive_req req = { .nonce = cpu_to_le64(vr->nonce) };
+	int ret;
+
+	if (vrdma_is_lost(vr) || !atomic_read(&vr->user_contexts))
+		return;
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_KEEPALIVE, 0, &req, sizeof(req), NULL, 0);
+	if (ret && ret != -EAGAIN && ret != -ENOMEM) {
+		vrdma_lost(vr, "a keepalive failed");
+		return;
+	}
+	schedule_delayed_work(&vr->keepalive, msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+}
+
+/* ---- Start ---- */
+
+static int vrdma_read_config(struct vrdma *vr)
+{
+	struct virtio_rdma_config cfg;
+	__le32 *word = (__le32 *)&cfg;
+	u32 i, vqs;
+
+	/* By words: each access, of whatever width, may cost a message to the device process. */
+	for (i = 0; i < sizeof(cfg) / sizeof(*word); i++)
+		vr->vdev->config->get(vr->vdev, i * sizeof(*word), &word[i], sizeof(*word));
+	if (le32_to_cpu(cfg.magic) != VIRTIO_RDMA_MAGIC) {
+		dev_info(&vr->vdev->dev, "not an RDMA device (magic 0x%08x)\n", le32_to_cpu(cfg.magic));
+		return -ENODEV;
+	}
+	if (le32_to_cpu(cfg.abi_version) < VIRTIO_RDMA_ABI_VERSION) {
+		dev_err(&vr->vdev->dev, "the device speaks ABI version %u, this driver %u\n",
+			le32_to_cpu(cfg.abi_version), VIRTIO_RDMA_ABI_VERSION);
+		return -EPROTONOSUPPORT;
+	}
+	vr->num_comp = le16_to_cpu(cfg.num_comp_vectors);
+	vr->num_kick = le16_to_cpu(cfg.num_kick_queues);
+	vqs = VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp + vr->num_kick;
+	if (!vr->num_comp || !vr->num_kick || vqs > VRDMA_MAX_VQS) {
+		dev_err(&vr->vdev->dev, "impossible numbers of queues: %u completion, %u kick\n", vr->num_comp,
+			vr->num_kick);
+		return -EINVAL;
+	}
+	vr->num_vqs = vqs;
+	memcpy(vr->mac, cfg.mac, sizeof(vr->mac));
+	return 0;
+}
+
+/* Section 3: addresses are guest physical addresses. Say why, when they can not be. */
+static int vrdma_check_dma(struct vrdma *vr)
+{
+	struct device *dev = &vr->vdev->dev;
+	struct page *page = vr->status_page->page;
+	dma_addr_t addr;
+	bool same;
+
+	if (virtio_has_feature(vr->vdev, VIRTIO_F_ACCESS_PLATFORM)) {
+		dev_err(dev, "VIRTIO_F_ACCESS_PLATFORM is not supported: the device needs guest physical addresses\n");
+		return -EOPNOTSUPP;
+	}
+	addr = dma_map_page(vr->dma_dev, page, 0, PAGE_SIZE, DMA_BIDIRECTIONAL);
+	if (dma_mapping_error(vr->dma_dev, addr)) {
+		dev_err(dev, "DMA mapping does not work\n");
+		return -EIO;
+	}
+	same = addr == page_to_phys(page);
+	dma_unmap_page(vr->dma_dev, addr, PAGE_SIZE, DMA_BIDIRECTIONAL);
+	if (!same || dma_get_mask(vr->dma_dev) < dma_get_required_mask(vr->dma_dev)) {
+		dev_err(dev, "DMA addresses are not guest physical addresses (translating IOMMU, swiotlb=force, encrypted memory or a narrow DMA mask): not supported\n");
+		return -EOPNOTSUPP;
+	}
+	dma_set_max_seg_size(vr->dma_dev, UINT_MAX);
+	return 0;
+}
+
+static int vrdma_find_queues(struct vrdma *vr)
+{
+	vq_callback_t **callbacks;
+	const char **names;
+	u32 n = vr->num_vqs, i;
+	int ret = -ENOMEM;
+
+	vr->vqs = devm_kcalloc(&vr->vdev->dev, n, sizeof(*vr->vqs), GFP_KERNEL);
+	vr->comp_eqs = devm_kcalloc(&vr->vdev->dev, vr->num_comp, sizeof(*vr->comp_eqs), GFP_KERNEL);
+	callbacks = kcalloc(n, sizeof(*callbacks), GFP_KERNEL);
+	names = kcalloc(n, sizeof(*names), GFP_KERNEL);
+	if (vr->vqs && vr->comp_eqs && callbacks && names) {
+		for (i = 0; i < n; i++)
+			names[i] = i < VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp ? "completion" : "kick";
+		for (i = 0; i < vr->num_comp; i++)
+			callbacks[VIRTIO_RDMA_VQ_COMP_BASE + i] = vrdma_comp_callback;
+		names[VIRTIO_RDMA_VQ_CONTROL] = "control";
+		callbacks[VIRTIO_RDMA_VQ_CONTROL] = vrdma_cmdq_callback;
+		names[VIRTIO_RDMA_VQ_EVENT] = "event";
+		callbacks[VIRTIO_RDMA_VQ_EVENT] = vrdma_event_callback;
+		ret = vrdma_find_vqs(vr->vdev, n, vr->vqs, callbacks, names);
+	}
+	kfree(callbacks);
+	kfree(names);
+	if (ret)
+		return ret;
+	vrdma_cmdq_init(vr, vr->vqs[VIRTIO_RDMA_VQ_CONTROL]);
+	ret = vrdma_eq_init(vr, &vr->event_eq, vr->vqs[VIRTIO_RDMA_VQ_EVENT],
+			    sizeof(struct virtio_rdma_async_event));
+	for (i = 0; i < vr->num_comp && !ret; i++)
+		ret = vrdma_eq_init(vr, &vr->comp_eqs[i], vr->vqs[VIRTIO_RDMA_VQ_COMP_BASE + i],
+				    sizeof(struct virtio_rdma_comp_event));
+	return ret;
+}
+
+/* Only after the reset. */
+static void vrdma_free_queues(struct vrdma *vr)
+{
+	u32 i;
+
+	if (vr->cmdq.vq)
+		vrdma_cmdq_drop(vr);
+	vrdma_eq_free(&vr->event_eq);
+	for (i = 0; vr->comp_eqs && i < vr->num_comp; i++)
+		vrdma_eq_free(&vr->comp_eqs[i]);
+	vr->vdev->config->del_vqs(vr->vdev);
+}
+
+static int vrdma_init_device(struct vrdma *vr)
+{
+	struct virtio_rdma_init_req req = { .abi_version = cpu_to_le32(VIRTIO_RDMA_ABI_VERSION) };
+	struct virtio_rdma_init_resp resp;
+	int ret;
+
+	do {
+		vr->nonce = get_random_u64();
+	} while (!lower_32_bits(vr->nonce));
+	*(__le32 *)(vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE) = cpu_to_le32(lower_32_bits(vr->nonce));
+	req.nonce = cpu_to_le64(vr->nonce);
+	req.status_page = cpu_to_le64(page_to_phys(vr->status_page->page));
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_INIT, 0, &req, sizeof(req), &resp, sizeof(resp));
+	if (ret)
+		return ret;
+	if (le32_to_cpu(resp.abi_version) != VIRTIO_RDMA_ABI_VERSION)
+		return -EPROTONOSUPPORT;
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QUERY_DEVICE, 0, NULL, 0, &vr->attr, sizeof(vr->attr));
+	if (ret)
+		return ret;
+	vr->caps = le64_to_cpu(vr->attr.caps);
+	vrdma_ctx_init(vr, &vr->kctx);
+	/* Section 5.4: the kernel's kick queue is the first one. Its doorbell page is added when it is needed. */
+	vr->kctx.kick_queue = VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp;
+	return 0;
+}
+
+static int vrdma_start(struct vrdma *vr)
+{
+	u32 i;
+	int ret;
+
+	virtio_device_ready(vr->vdev);
+	ret = vrdma_eq_stock(&vr->event_eq);
+	for (i = 0; i < vr->num_comp && !ret; i++)
+		ret = vrdma_eq_stock(&vr->comp_eqs[i]);
+	if (!ret)
+		ret = vrdma_init_device(vr);
+	if (ret) {
+		dev_err(&vr->vdev->dev, "the device could not be initialised: %d\n", ret);
+		return ret;
+	}
+	vrdma_find_notify(vr);
+	return vrdma_netdev_watch(vr);
+}
+
+static struct vrdma *vrdma_new(struct virtio_device *vdev)
+{
+	struct vrdma *vr = kzalloc(sizeof(*vr), GFP_KERNEL);
+
+	if (!vr)
+		return NULL;
+	vr->vdev = vdev;
+	vr->dma_dev = vdev->dev.parent;
+	xa_init_flags(&vr->qps, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&vr->cqs, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&vr->srqs, XA_FLAGS_LOCK_IRQ);
+	spin_lock_init(&vr->orphan_lock);
+	INIT_LIST_HEAD(&vr->orphans);
+	spin_lock_init(&vr->pair_lock);
+	mutex_init(&vr->ib_lock);
+	INIT_WORK(&vr->lost_work, vrdma_lost_work);
+	INIT_DELAYED_WORK(&vr->keepalive, vrdma_keepalive);
+	return vr;
+}
+
+/* The device is reset; nobody uses the driver any more. */
+static void vrdma_free(struct vrdma *vr)
+{
+	cancel_delayed_work_sync(&vr->keepalive);
+	cancel_work_sync(&vr->lost_work);
+	vrdma_ctx_drop_pages(&vr->kctx, true);
+	vrdma_free_orphans(vr);
+	mutex_lock(&vr->ib_lock);
+	vrdma_ib_dealloc(vr);
+	mutex_unlock(&vr->ib_lock);
+	vrdma_mem_put(vr, vr->status_page, true);
+	vr->vdev->priv = NULL;
+	kfree(vr);
+}
+
+static int vrdma_probe(struct virtio_device *vdev)
+{
+	struct vrdma *vr;
+	int ret;
+
+	if (!virtio_has_feature(vdev, VIRTIO_F_VERSION_1)) {
+		dev_err(&vdev->dev, "a legacy device is not supported\n");
+		return -ENODEV;
+	}
+	vr = vrdma_new(vdev);
+	if (!vr)
+		return -ENOMEM;
+	vdev->priv = vr;
+	ret = vrdma_read_config(vr);
+	if (ret)
+		goto err_free;
+	vr->status_page = vrdma_mem_page();
+	if (IS_ERR(vr->status_page)) {
+		ret = PTR_ERR(vr->status_page);
+		goto err_free;
+	}
+	ret = vrdma_check_dma(vr);
+	if (ret)
+		goto err_free;
+	ret = vrdma_find_queues(vr);
+	if (ret)
+		goto err_queues;
+	ret = vrdma_start(vr);
+	if (!ret)
+		return 0;
+	virtio_reset_device(vdev);
+err_queues:
+	vrdma_free_queues(vr);
+err_free:
+	vrdma_free(vr);
+	return ret;
+}
+
+static void vrdma_remove(struct virtio_device *vdev)
+{
+	struct vrdma *vr = vdev->priv;
+
+	vrdma_netdev_unwatch(vr);
+	cancel_delayed_work_sync(&vr->keepalive);
+	vrdma_cmd(vr, VIRTIO_RDMA_CMD_SHUTDOWN, 0, NULL, 0, NULL, 0);
+	virtio_reset_device(vdev);
+	vrdma_free_queues(vr);
+	vrdma_free(vr);
+}
+
+#ifdef CONFIG_PM_SLEEP
+/* RDMA state lives in the device and would not survive. */
+static int vrdma_freeze(struct virtio_device *vdev)
+{
+	return -EOPNOTSUPP;
+}
+
+static int vrdma_restore(struct virtio_device *vdev)
+{
+	return -EOPNOTSUPP;
+}
+#endif
+
+static const struct virtio_device_id vrdma_ids[] = {
+	{ VIRTIO_RDMA_DEVICE_ID, VIRTIO_DEV_ANY_ID },
+	/* The lab's id: only if the magic says that it is ours. */
+	{ VIRTIO_RDMA_LAB_DEVICE_ID, VIRTIO_DEV_ANY_ID },
+	{ 0 },
+};
+MODULE_DEVICE_TABLE(virtio, vrdma_ids);
+
+static struct virtio_driver vrdma_driver = {
+	.driver.name = KBUILD_MODNAME,
+	.driver.owner = THIS_MODULE,
+	.id_table = vrdma_ids,
+	.probe = vrdma_probe,
+	.remove = vrdma_remove,
+#ifdef CONFIG_PM_SLEEP
+	.freeze = vrdma_freeze,
+	.restore = vrdma_restore,
+#endif
+};
+
+module_virtio_driver(vrdma_driver);
+
+MODULE_DESCRIPTION("Virtio RDMA device");
+MODULE_AUTHOR("The vhost-rdma authors");
+MODULE_LICENSE("GPL");
+MODULE_VERSION("0.1.0");

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What the device and its port are and can do, the GID table, and counters.
+ *
+ * Limits are passed on as the device gives them. The port is up when the device says so and the network interface runs. GIDs are the verbs
+ * core's: it derives them from the addresses of the interface and tells us; the device may refuse an address (docs/virtio-rdma.md, section 9).
+ */
+#include <linux/netdevice.h>
+#include <rdma/ib_addr.h>
+#include <rdma/ib_cache.h>
+#include <rdma/ib_mad.h>
+#include "virtio_rdma.h"
+
+static u64 vrdma_device_caps(u64 caps)
+{
+	u64 flags = IB_DEVICE_RC_RNR_NAK_GEN | IB_DEVICE_SYS_IMAGE_GUID | IB_DEVICE_PORT_ACTIVE_EVENT;
+
+	if (caps & VIRTIO_RDMA_CAP_SRQ_RESIZE)
+		flags |= IB_DEVICE_SRQ_RESIZE;
+	if (caps & VIRTIO_RDMA_CAP_MEM_MGT)
+		flags |= IB_DEVICE_MEM_MGT_EXTENSIONS;
+	if (caps & VIRTIO_RDMA_CAP_MW_TYPE1)
+		flags |= IB_DEVICE_MEM_WINDOW;
+	if (caps & VIRTIO_RDMA_CAP_MW_TYPE2)
+		flags |= IB_DEVICE_MEM_WINDOW_TYPE_2B;
+	return flags;
+}
+
+static enum ib_atomic_cap vrdma_atomic_cap(u64 caps)
+{
+	if (!(caps & VIRTIO_RDMA_CAP_ATOMIC))
+		return IB_ATOMIC_NONE;
+	return caps & VIRTIO_RDMA_CAP_ATOMIC_GLOB ? IB_ATOMIC_GLOB : IB_ATOMIC_HCA;
+}
+
+int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib_udata *udata)
+{
+	const struct virtio_rdma_query_device_resp *a = &to_vr(ib)->attr;
+	u64 caps = to_vr(ib)->caps;
+
+	if (udata && (udata->inlen || udata->outlen))
+		return -EINVAL;
+	memset(attr, 0, sizeof(*attr));
+	attr->fw_ver = le64_to_cpu(a->fw_ver);
+	attr->sys_image_guid = cpu_to_be64(le64_to_cpu(a->guid));
+	attr->max_mr_size = le64_to_cpu(a->max_mr_size);
+	attr->page_size_cap = le64_to_cpu(a->page_size_cap);
+	attr->vendor_id = le32_to_cpu(a->vendor_id);
+	attr->vendor_part_id = le32_to_cpu(a->vendor_part_id);
+	attr->hw_ver = le32_to_cpu(a->hw_ver);
+	attr->device_cap_flags = vrdma_device_caps(caps);
+	attr->max_qp = vrdma_attr32(a->max_qp);
+	attr->max_qp_wr = vrdma_attr32(a->max_qp_wr);
+	attr->max_send_sge = vrdma_attr32(a->max_send_sge);
+	attr->max_recv_sge = vrdma_attr32(a->max_recv_sge);
+	attr->max_sge_rd = vrdma_attr32(a->max_rd_sge);
+	attr->max_cq = vrdma_attr32(a->max_cq);
+	attr->max_cqe = vrdma_attr32(a->max_cqe);
+	attr->max_mr = vrdma_attr32(a->max_mr);
+	attr->max_pd = vrdma_attr32(a->max_pd);
+	attr->max_mw = vrdma_attr32(a->max_mw);
+	attr->max_ah = vrdma_attr32(a->max_ah);
+	attr->max_qp_rd_atom = vrdma_attr32(a->max_rd_atom);
+	attr->max_qp_init_rd_atom = vrdma_attr32(a->max_init_rd_atom);
+	attr->max_res_rd_atom = min_t(u64, (u64)attr->max_qp_rd_atom * attr->max_qp, INT_MAX);
+	attr->atomic_cap = vrdma_atomic_cap(caps);
+	attr->max_srq = vrdma_attr32(a->max_srq);
+	attr->max_srq_wr = vrdma_attr32(a->max_srq_wr);
+	attr->max_srq_sge = vrdma_attr32(a->max_srq_sge);
+	attr->max_fast_reg_page_list_len = caps & VIRTIO_RDMA_CAP_MEM_MGT ? vrdma_attr32(a->max_fast_reg_pages) : 0;
+	if (caps & VIRTIO_RDMA_CAP_MCAST) {
+		attr->max_mcast_grp = vrdma_attr32(a->max_mcast_groups);
+		attr->max_mcast_qp_attach = vrdma_attr32(a->max_mcast_qp_attach);
+		attr->max_total_mcast_qp_attach = min_t(u64, INT_MAX, (u64)attr->max_mcast_grp *
+									      attr->max_mcast_qp_attach);
+	}
+	attr->max_pkeys = min_t(u32, le32_to_cpu(a->max_pkeys), U16_MAX);
+	attr->local_ca_ack_delay = min_t(u32, le32_to_cpu(a->local_ca_ack_delay), 31);
+	if (a->clock_khz) {
+		attr->hca_core_clock = le64_to_cpu(a->clock_khz);
+		attr->timestamp_mask = U64_MAX;
+	}
+	if (caps & VIRTIO_RDMA_CAP_CQ_MODERATE) {
+		attr->cq_caps.max_cq_moderation_count = U16_MAX;
+		attr->cq_caps.max_cq_moderation_period = U16_MAX;
+	}
+	return 0;
+}
+
+int vrdma_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr)
+{
+	struct vrdma *vr = to_vr(ib);
+	struct virtio_rdma_query_port_resp resp;
+	struct net_device *netdev;
+	bool up;
+	int ret;
+
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QUERY_PORT, 0, NULL, 0, &resp, sizeof(resp));
+	if (ret)
+		return ret;
+	spin_lock(&vr->pair_lock);
+	netdev = vr->netdev;
+	up = netdev && netif_running(netdev) && netif_carrier_ok(netdev);
+	spin_unlock(&vr->pair_lock);
+	/* The core has zeroed *attr. */
+	attr->state = up ? resp.state : IB_PORT_DOWN;
+	attr->phys_state = up ? resp.phys_state : IB_PORT_PHYS_STATE_DISABLED;
+	attr->max_mtu = resp.max_mtu;
+	attr->active_mtu = resp.active_mtu;
+	attr->active_speed = resp.active_speed;
+	attr->active_width = resp.active_width;
+	attr->gid_tbl_len = vrdma_attr32(resp.gid_tbl_len);
+	attr->pkey_tbl_len = min_t(u32, le32_to_cpu(resp.pkey_tbl_len), U16_MAX);
+	attr->max_msg_sz = le32_to_cpu(resp.max_msg_sz);
+	attr->bad_pkey_cntr = le32_to_cpu(resp.bad_pkey_cntr);
+	attr->qkey_viol_cntr = le32_to_cpu(resp.qkey_viol_cntr);
+	attr->ip_gids = true;
+	attr->port_cap_flags = IB_PORT_CM_SUP;
+	attr->max_vl_num = 1;
+	return 0;
+}
+
+int vrdma_query_pkey(struct ib_device *ib, u32 port, u16 index, u16 *pkey)
+{
+	if (index)
+		return -EINVAL;
+	*pkey = IB_DEFAULT_PKEY_FULL;
+	return 0;
+}
+
+int vrdma_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutable *imm)
+{
+	struct ib_port_attr attr = {};
+	int ret;
+
+	/* QP 1 needs a key for all of memory: without it there is no connection manager. */
+	imm->core_cap_flags = to_vr(ib)->caps & VIRTIO_RDMA_CAP_DMA_MR ? RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP
+								       : RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP;
+	ret = ib_query_port(ib, port, &attr);
+	if (ret)
+		return ret;
+	imm->pkey_tbl_len = attr.pkey_tbl_len;
+	imm->gid_tbl_len = attr.gid_tbl_len;
+	imm->max_mad_size = IB_MGMT_MAD_SIZE;
+	return 0;
+}
+
+enum rdma_link_layer vrdma_link_layer(struct ib_device *ib, u32 port)
+{
+	return IB_LINK_LAYER_ETHERNET;
+}
+
+static int vrdma_gid_set(struct vrdma *vr, const struct ib_gid_attr *attr, u8 type)
+{
+	struct virtio_rdma_gid_set_req req = {
+		.index = cpu_to_le16(attr->index),
+		.type = type,
+	};
+
+	if (type != VIRTIO_RDMA_GID_NONE)
+		memcpy(req.gid, attr->gid.raw, sizeof(req.gid));
+	return vrdma_cmd(vr, VIRTIO_RDMA_CMD_GID_SET, 0, &req, sizeof(req), NULL, 0);
+}
+
+int vrdma_add_gid(const struct ib_gid_attr *attr, void **context)
+{
+	if (attr->gid_type != IB_GID_TYPE_ROCE_UDP_ENCAP)
+		return -EOPNOTSUPP;
+	return vrdma_gid_set(to_vr(attr->device), attr, VIRTIO_RDMA_GID_ROCE_V2);
+}
+
+int vrdma_del_gid(const struct ib_gid_attr *attr, void **context)
+{
+	int ret = vrdma_gid_set(to_vr(attr->device), attr, VIRTIO_RDMA_GID_NONE);
+
+	return vrdma_is_lost(to_vr(attr->device)) ? 0 : ret;
+}
+
+void vrdma_fw_str(struct ib_device *ib, char *str)
+{
+	u64 v = le64_to_cpu(to_vr(ib)->attr.fw_ver);
+
+	snprintf(str, IB_FW_VERSION_NAME_MAX, "%u.%u.%u", (u32)(v >> 32), (u32)(v >> 16) & 0xffff, (u32)v & 0xffff);
+}
+
+/* ---- Counters: the order is that of struct virtio_rdma_query_counters_resp ---- */
+
+static const struct rdma_stat_desc vrdma_stats[] = {
+	{ .name = "tx_bytes" },
+	{ .name = "rx_bytes" },
+	{ .name = "tx_messages" },
+	{ .name = "rx_messages" },
+	{ .name = "rnr_naks_sent" },
+	{ .name = "rnr_naks_received" },
+	{ .name = "ack_timeouts" },
+	{ .name = "access_errors" },
+	{ .name = "request_errors" },
+	{ .name = "completion_errors" },
+	{ .name = "receive_drops" },
+	{ .name = "events_coalesced" },
+};
+
+struct rdma_hw_stats *vrdma_alloc_port_stats(struct ib_device *ib, u32 port)
+{
+	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, reserved) !=
+		     ARRAY_SIZE(vrdma_stats) * sizeof(__le64));
+	return rdma_alloc_hw_stats_struct(vrdma_stats, ARRAY_SIZE(vrdma_stats), RDMA_HW_STATS_DEFAULT_LIFESPAN);
+}
+
+int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 port, int index)
+{
+	struct virtio_rdma_query_counters_resp resp;
+	const __le64 *values = (const __le64 *)&resp;
+	int ret;
+	u32 i;
+
+	if (!port)
+		return 0;
+	ret = vrdma_cmd(to_vr(ib), VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0, NULL, 0, &resp, sizeof(resp));
+	if (ret)
+		return ret;
+	for (i = 0; i < ARRAY_SIZE(vrdma_stats); i++)
+		stats->value[i] = le64_to_cpu(values[i]);
+	return ARRAY_SIZE(vrdma_stats);
+}

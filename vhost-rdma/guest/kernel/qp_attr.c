@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Queue pair attributes. The device owns the state machine (docs/virtio-rdma.md, section 8): masks and values travel as they are, the numbers
+ * of both sides are those of the verbs interface.
+ *
+ * What is left to us is the kernel's rings: on the way to RESET they start over.
+ */
+#include "virtio_rdma.h"
+
+static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
+{
+	w->mask = cpu_to_le32(mask);
+	w->qp_state = a->qp_state;
+	w->cur_qp_state = a->cur_qp_state;
+	w->path_mtu = a->path_mtu;
+	w->path_mig_state = a->path_mig_state;
+	w->qkey = cpu_to_le32(a->qkey);
+	w->rq_psn = cpu_to_le32(a->rq_psn);
+	w->sq_psn = cpu_to_le32(a->sq_psn);
+	w->dest_qpn = cpu_to_le32(a->dest_qp_num);
+	w->qp_access_flags = cpu_to_le32(a->qp_access_flags);
+	w->pkey_index = cpu_to_le16(a->pkey_index);
+	w->en_sqd_async_notify = a->en_sqd_async_notify;
+	w->max_rd_atomic = a->max_rd_atomic;
+	w->max_dest_rd_atomic = a->max_dest_rd_atomic;
+	w->min_rnr_timer = a->min_rnr_timer;
+	w->port_num = a->port_num;
+	w->timeout = a->timeout;
+	w->retry_cnt = a->retry_cnt;
+	w->rnr_retry = a->rnr_retry;
+	return mask & IB_QP_AV ? vrdma_av_from_attr(&w->ah, &a->ah_attr) : 0;
+}
+
+static void vrdma_attr_from_wire(struct ib_device *ib, struct ib_qp_attr *a, const struct virtio_rdma_qp_attr *w)
+{
+	a->qp_state = w->qp_state;
+	a->cur_qp_state = w->cur_qp_state;
+	a->path_mtu = w->path_mtu;
+	a->path_mig_state = w->path_mig_state;
+	a->qkey = le32_to_cpu(w->qkey);
+	a->rq_psn = le32_to_cpu(w->rq_psn);
+	a->sq_psn = le32_to_cpu(w->sq_psn);
+	a->dest_qp_num = le32_to_cpu(w->dest_qpn);
+	a->qp_access_flags = le32_to_cpu(w->qp_access_flags);
+	a->pkey_index = le16_to_cpu(w->pkey_index);
+	a->en_sqd_async_notify = w->en_sqd_async_notify;
+	a->sq_draining = w->sq_draining;
+	a->max_rd_atomic = w->max_rd_atomic;
+	a->max_dest_rd_atomic = w->max_dest_rd_atomic;
+	a->min_rnr_timer = w->min_rnr_timer;
+	a->port_num = w->port_num;
+	a->timeout = w->timeout;
+	a->retry_cnt = w->retry_cnt;
+	a->rnr_retry = w->rnr_retry;
+	vrdma_av_to_attr(ib, &a->ah_attr, &w->ah);
+}
+
+static void vrdma_set_state(struct vrdma_qp *qp, enum ib_qp_state state)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&qp->sq.lock, flags);
+	spin_lock(&qp->rq.lock);
+	qp->state = state;
+	spin_unlock(&qp->rq.lock);
+	spin_unlock_irqrestore(&qp->sq.lock, flags);
+}
+
+int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
+{
+	struct vrdma *vr = to_vr(ibqp->device);
+	struct vrdma_qp *qp = to_vqp(ibqp);
+	struct virtio_rdma_qp_modify_req req = { .qpn = cpu_to_le32(qp->qpn) };
+	int ret;
+
+	if (mask & ~IB_QP_ATTR_STANDARD_BITS || mask & (IB_QP_CAP | IB_QP_ALT_PATH))
+		return -EOPNOTSUPP;
+	ret = vrdma_attr_to_wire(&req.attr, attr, mask);
+	if (ret)
+		return ret;
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QP_MODIFY, qp->ctx->id, &req, sizeof(req), NULL, 0);
+	/* Without a device every QP is in ERR, and kernel consumers can drain it (poll.c). */
+	if (ret && vrdma_is_lost(vr) && mask & IB_QP_STATE && attr->qp_state == IB_QPS_ERR)
+		ret = 0;
+	if (ret)
+		return ret;
+	if (mask & IB_QP_STATE) {
+		vrdma_set_state(qp, attr->qp_state);
+		if (attr->qp_state == IB_QPS_RESET && !qp->user)
+			vrdma_qp_reset_rings(qp);
+	}
+	return 0;
+}
+
+int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_qp_init_attr *init)
+{
+	struct vrdma_qp *qp = to_vqp(ibqp);
+	struct virtio_rdma_object_req req = { .object = cpu_to_le32(qp->qpn) };
+	struct virtio_rdma_qp_query_resp resp;
+	int ret;
+
+	ret = vrdma_cmd(to_vr(ibqp->device), VIRTIO_RDMA_CMD_QP_QUERY, qp->ctx->id, &req, sizeof(req), &resp,
+			sizeof(resp));
+	if (ret)
+		return ret;
+	memset(attr, 0, sizeof(*attr));
+	vrdma_attr_from_wire(ibqp->device, attr, &resp.attr);
+	attr->cap = qp->cap;
+	memset(init, 0, sizeof(*init));
+	init->event_handler = ibqp->event_handler;
+	init->qp_context = ibqp->qp_context;
+	init->send_cq = ibqp->send_cq;
+	init->recv_cq = ibqp->recv_cq;
+	init->srq = ibqp->srq;
+	init->cap = qp->cap;
+	init->sq_sig_type = qp->sig_type;
+	init->qp_type = ibqp->qp_type;
+	init->port_num = 1;
+	return 0;
+}
+
+static int vrdma_mcast(struct ib_qp *ibqp, const union ib_gid *gid, u16 opcode)
+{
+	struct vrdma_qp *qp = to_vqp(ibqp);
+	struct virtio_rdma_mcast_req req = { .qpn = cpu_to_le32(qp->qpn) };
+
+	memcpy(req.mgid, gid->raw, sizeof(req.mgid));
+	return vrdma_cmd(to_vr(ibqp->device), opcode, qp->ctx->id, &req, sizeof(req), NULL, 0);
+}
+
+int vrdma_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
+{
+	return vrdma_mcast(ibqp, gid, VIRTIO_RDMA_CMD_MCAST_ATTACH);
+}
+
+int vrdma_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
+{
+	int ret = vrdma_mcast(ibqp, gid, VIRTIO_RDMA_CMD_MCAST_DETACH);
+
+	return vrdma_is_lost(to_vr(ibqp->device)) ? 0 : ret;
+}
