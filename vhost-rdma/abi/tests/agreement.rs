@@ -450,6 +450,31 @@ fn the_prose_names_only_what_exists() {
     assert!(unknown.is_empty(), "the prose names what section 12 does not define: {unknown:?}");
 }
 
+/// Section 5.7 has one row for each command, and its bodies are the structs that are named for commands.
+#[test]
+fn the_table_of_commands_is_complete() {
+    let text = document().unwrap();
+    let known = from_document(&text).unwrap();
+    let table = text.split_once("### 5.7 ").and_then(|(_, t)| t.split_once("\n### ")).unwrap().0;
+    let (mut commands, mut bodies) = (BTreeSet::new(), BTreeSet::new());
+    for line in table.lines().filter(|l| l.starts_with('|')).skip(2) {
+        let row = cells(line);
+        assert_eq!(row.len(), 5, "{line}");
+        assert!(commands.insert(format!("CMD_{}", row[0])), "{} has two rows", row[0]);
+        bodies.extend(row[1..3].iter().filter(|c| !c.starts_with('–')).cloned());
+    }
+    let defined: BTreeSet<_> =
+        known.constants.keys().filter(|k| k.starts_with("CMD_")).cloned().collect();
+    assert_eq!(commands, defined);
+    let defined: BTreeSet<_> = known
+        .structs
+        .keys()
+        .filter(|k| k.ends_with("_req") || k.ends_with("_resp"))
+        .map(|k| format!("`{k}`"))
+        .collect();
+    assert_eq!(bodies, defined);
+}
+
 // ---- That it can fail --------------------------------------------------------------------------
 
 #[test]
