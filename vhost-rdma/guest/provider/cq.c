@@ -416,23 +416,9 @@ struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_
 }
 
 /*
- * The device goes on in the new ring at the same free-running index; what it left in the old one is copied here. It takes
- * consumer index and arm word from the new control block, so they are set before the command, and sets `fired` itself.
+ * Section 7.3: the device copies the entries that were not consumed and goes on in the new ring at the same indices. Our
+ * half of the new control block is set before; nobody polls or arms meanwhile, since the lock is held.
  */
-static void cq_move_entries(struct vrdma_cq *cq, const struct vrdma_buf *buf, uint32_t entries)
-{
-	struct virtio_rdma_cqe *to = buf->addr;
-	uint32_t i;
-
-	for (i = cq->consumer; i - cq->consumer <= cq->mask; i++) {
-		const struct virtio_rdma_cqe *cqe = cq_entry(cq, i);
-
-		if (!cq_entry_valid(cqe, i))
-			break;
-		to[i & (entries - 1)] = *cqe;
-	}
-}
-
 int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 {
 	struct vrdma_context *ctx = to_vctx(ibcq->context);
@@ -456,6 +442,7 @@ int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 	ctrl = (uint32_t *)((uint8_t *)buf.addr + vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE));
 
 	vrdma_lock(&cq->lock);
+	vrdma_cq_publish(cq);
 	ctrl[VIRTIO_RDMA_CTRL_CONSUMER / 4] = htole32(cq->consumer);
 	ctrl[VIRTIO_RDMA_CTRL_ARM / 4] = htole32(cq->arm);
 	ret = ibv_cmd_resize_cq(ibcq, cqe, &cmd.ibv_cmd, sizeof(cmd), &resp, sizeof(resp));
@@ -464,7 +451,6 @@ int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 		vrdma_buf_free(&buf);
 		return ret;
 	}
-	cq_move_entries(cq, &buf, entries);
 	old = cq->buf;
 	cq_use_ring(cq, &buf, entries);
 	vrdma_unlock(&cq->lock);

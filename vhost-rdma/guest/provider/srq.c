@@ -131,17 +131,13 @@ struct ibv_srq *vrdma_create_srq_ex(struct ibv_context *context, struct ibv_srq_
 	return srq;
 }
 
-/*
- * A new ring gets the receives that the device has not taken, at the same free-running indices. More of them may be taken
- * meanwhile; copies of those are below CTRL_TAKEN and never looked at.
- */
+/* Section 7.2: the device moves what it has not taken to the new ring; nobody posts meanwhile, since the lock is held. */
 static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask)
 {
 	struct vrdma_context *ctx = to_vctx(srq->vsrq.srq.context);
 	struct vrdma_modify_srq_cmd cmd = {};
 	struct vrdma_wq new_wq = {};
 	struct vrdma_buf old;
-	uint32_t i;
 	int ret;
 
 	ret = vrdma_wq_layout(&new_wq, attr->max_wr, (size_t)1 << srq->wq.log2_stride, srq->wq.log2_stride);
@@ -157,8 +153,6 @@ static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask
 		ret = EINVAL;
 		goto out;
 	}
-	for (i = srq->wq.tail; i != srq->wq.head; i++)
-		memcpy(vrdma_wqe(&new_wq, i), vrdma_wqe(&srq->wq, i), (size_t)1 << new_wq.log2_stride);
 	ret = ibv_cmd_modify_srq(&srq->vsrq.srq, attr, mask, &cmd.ibv_cmd, sizeof(cmd));
 	if (ret)
 		goto out;
