@@ -152,8 +152,8 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         counters: Some(counters(&status.counters)),
         objects: Some(objects(&status.objects)),
         gids: status.gids.iter().map(IpAddr::to_string).collect(),
-        comp_vectors: config.comp_vectors,
-        num_queues,
+        comp_vectors: config.comp_vectors.into(),
+        num_queues: num_queues.into(),
     }
 }
 

@@ -100,8 +100,8 @@ impl<B: Backend> Daemon<B> {
         Ok(daemon)
     }
 
-    // A poisoned lock only means that a request panicked; every change is undone or complete before its first await of the lock,
-    // and one bad request must not end the service of all others.
+    // A poisoned lock means that one request panicked, perhaps half-way through a change of one NIC: the others' owners must still
+    // be able to see and manage theirs, so the lock is used on.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

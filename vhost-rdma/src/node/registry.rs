@@ -215,7 +215,7 @@ impl Registry {
             mac,
             addresses: spec.addresses,
             virtio_id: spec.virtio_id,
-            comp_vectors: spec.comp_vectors.unwrap_or(DEFAULT_COMP_VECTORS),
+            comp_vectors: comp_vectors(spec.comp_vectors)?,
             limits: spec.limits.apply(NicLimits::default()),
             backing: spec.backing,
             access: spec.access,
@@ -248,7 +248,7 @@ impl Registry {
             return Err(Error::BadVirtioId { id });
         }
         if !(1..=COMP_VECTORS_MAX).contains(&nic.comp_vectors) {
-            return Err(Error::BadVectors { vectors: nic.comp_vectors });
+            return Err(Error::BadVectors { vectors: nic.comp_vectors.into() });
         }
         if nic.access.mode > 0o777 {
             return Err(Error::BadMode { mode: nic.access.mode });
@@ -353,6 +353,13 @@ impl Registry {
             self.put_back(nic);
         }
         Ok(())
+    }
+}
+
+fn comp_vectors(asked: Option<u32>) -> Result<u16, Error> {
+    match asked {
+        None => Ok(DEFAULT_COMP_VECTORS),
+        Some(vectors) => u16::try_from(vectors).map_err(|_| Error::BadVectors { vectors }),
     }
 }
 

@@ -18,11 +18,11 @@ pub const DEFAULT_VNI: u32 = 1;
 pub const VNI_MAX: u32 = (1 << 24) - 1;
 
 /// Completion vectors of a NIC that names no number.
-pub const DEFAULT_COMP_VECTORS: u32 = 4;
+pub const DEFAULT_COMP_VECTORS: u16 = 4;
 /// The most of them: a vhost-user backend stops at 64 queues, and control, events and kicks need some.
-pub const COMP_VECTORS_MAX: u32 = 32;
+pub const COMP_VECTORS_MAX: u16 = 32;
 /// Kick queues of every NIC.
-pub const KICK_QUEUES: u32 = 2;
+pub const KICK_QUEUES: u16 = 2;
 
 /// A layer-2 domain: only NICs of one network can find or reach each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,7 +168,7 @@ pub struct NicConfig {
     /// Completion vectors, 1 to [`COMP_VECTORS_MAX`]: one completion-event virtqueue each, fixed at creation because the
     /// VMM's options name the number of queues.
     #[serde(default = "default_comp_vectors")]
-    pub comp_vectors: u32,
+    pub comp_vectors: u16,
     /// What the guest may hold.
     pub limits: NicLimits,
     /// What carries the verbs.
@@ -182,15 +182,15 @@ pub struct NicConfig {
     pub configured: bool,
 }
 
-const fn default_comp_vectors() -> u32 {
+const fn default_comp_vectors() -> u16 {
     DEFAULT_COMP_VECTORS
 }
 
 impl NicConfig {
     /// Virtqueues of the device: control, asynchronous events, one for each completion vector, kicks.
     #[must_use]
-    pub const fn num_queues(&self) -> u32 {
-        2 + self.comp_vectors + KICK_QUEUES
+    pub const fn num_queues(&self) -> u16 {
+        self.comp_vectors.saturating_add(2 + KICK_QUEUES)
     }
 }
 
