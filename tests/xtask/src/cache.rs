@@ -152,13 +152,16 @@ pub(crate) fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
-/// Names and contents of every file below `dir`, as one text to hash.
-pub(crate) fn tree_digest(dir: &Path) -> Result<String> {
+/// Names and contents of every file below `dir` whose name `counts`, as one text to hash.
+pub(crate) fn tree_digest(dir: &Path, counts: fn(&str) -> bool) -> Result<String> {
     let mut files = Vec::new();
     let mut stack = vec![dir.to_path_buf()];
     while let Some(d) = stack.pop() {
         for entry in fs::read_dir(&d).with_context(|| format!("cannot read {}", d.display()))? {
             let entry = entry?;
+            if !entry.file_name().to_str().is_some_and(counts) {
+                continue;
+            }
             if entry.file_type()?.is_dir() {
                 stack.push(entry.path());
             } else {

@@ -15,6 +15,7 @@
 mod cache;
 mod exec;
 mod host;
+mod products;
 mod roots;
 mod rows;
 mod vm;

@@ -19,11 +19,12 @@ const ROOT_WAIT: Duration = Duration::from_secs(900);
 const STEP_WAIT: Duration = Duration::from_secs(300);
 
 /// A Debian release with one of its kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Debian {
     /// Debian 12, kernel 6.1.
     Bookworm,
     /// Debian 13, kernel 6.12.
+    #[default]
     Trixie,
     /// Debian 13 with the newest kernel of trixie-backports.
     TrixieBackports,

@@ -1,12 +1,15 @@
 //! The VM lab: guests under QEMU TCG on one host, our daemon beside them, and scripted steps in them.
 
+pub(crate) mod daemon;
 pub(crate) mod guest;
+pub(crate) mod peers;
+pub(crate) mod programs;
 pub(crate) mod rundir;
 pub(crate) mod scenarios;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::host;
@@ -63,6 +66,21 @@ impl Lab {
         }
         for guest in &mut self.guests {
             guest.wait_ready()?;
+        }
+        Ok(())
+    }
+
+    /// Puts files into every guest's `/host/products`.
+    pub(crate) fn deliver(&self, files: &[PathBuf]) -> Result<()> {
+        for guest in &self.guests {
+            let to = guest.share().join("products");
+            std::fs::create_dir_all(&to)?;
+            for file in files {
+                let name =
+                    file.file_name().with_context(|| format!("{} is no file", file.display()))?;
+                std::fs::copy(file, to.join(name))
+                    .with_context(|| format!("cannot copy {}", file.display()))?;
+            }
         }
         Ok(())
     }

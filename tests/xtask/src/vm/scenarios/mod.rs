@@ -1,7 +1,10 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
 
+mod drivers;
+pub(crate) mod pair;
 mod prepare;
 mod run;
+mod rxe;
 mod shell;
 
 use anyhow::Result;
@@ -12,6 +15,12 @@ use crate::cache::Cache;
 /// Scenarios of the VM lab.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Scenario {
+    /// Two VMs on one daemon: every program of the demo, beside rxe
+    Pair(pair::Args),
+    /// The rxe baseline alone
+    Rxe(rxe::Args),
+    /// Compile the kernel driver for every supported kernel, warnings as errors
+    Drivers(drivers::Args),
     /// Make the roots and images and stop
     Prepare(prepare::Args),
     /// Boot guests, run a script in each, print what it writes, end with its exit status
@@ -24,6 +33,9 @@ impl Scenario {
     /// True if every check of the scenario held.
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         match self {
+            Self::Pair(args) => args.run(cache),
+            Self::Rxe(args) => args.run(cache),
+            Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),
             Self::Shell(args) => args.run(cache),

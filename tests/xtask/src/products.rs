@@ -1,0 +1,146 @@
+//! What of ours goes into a guest: the kernel module, the rdma-core provider, and the programs of `tests/guest-programs`.
+//!
+//! Each is keyed by its sources, the ABI header and the builder it is made in. They are brought into a running guest through its share, so
+//! a changed line costs seconds of compiling and no new image. Builds run on a copy in the artefact's own directory, bound into the builder as
+//! `/work`: neither the source tree nor the builder is written to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::{Cache, tree_digest};
+use crate::exec::{run_logged, tied_private_mounts, workspace};
+use crate::roots::{self, Builder, Debian, RDMA_CORE};
+
+const BUILD_WAIT: Duration = Duration::from_secs(400);
+
+/// `$1` builder root, `$2` directory that becomes `/work`, `$3` script.
+const ENTER: &str = r#"
+mount --bind "$2" "$1/work"
+mount -t proc proc "$1/proc"
+exec chroot "$1" sh -ec "$3"
+"#;
+
+/// `-Werror` and `W=1` apart: W=1 of a new kernel complains about the kernel's own headers.
+const MODULE: &str = "
+make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel KCFLAGS=-Werror -j2 modules
+cp vhost-rdma/guest/kernel/virtio_rdma.ko /work/
+";
+
+const PROVIDER: &str = "
+cp -a @RDMA_CORE@ rdma-core
+mkdir -p rdma-core/providers/virtio_rdma
+cp -r vhost-rdma/guest/provider/. vhost-rdma/guest/include/*.h vhost-rdma/abi/include/*.h rdma-core/providers/virtio_rdma/
+mkdir rdma-core/b
+cd rdma-core/b
+cmake -GNinja -DCMAKE_BUILD_TYPE=Release -DNO_PYVERBS=1 -DNO_MAN_PAGES=1 -DCMAKE_INSTALL_SYSCONFDIR=/etc \\
+  -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_INSTALL_LIBDIR=lib/x86_64-linux-gnu -DCMAKE_C_FLAGS=-Werror ..
+ninja -j2 virtio_rdma-rdmav34
+cp -L lib/libvirtio_rdma-rdmav34.so /work/
+echo 'driver virtio_rdma' > /work/virtio_rdma.driver
+rm -rf /work/rdma-core
+";
+
+const PROGRAMS: &str = "
+for f in tests/guest-programs/*.c; do
+  n=$(basename $f .c)
+  gcc -std=gnu11 -O2 -Wall -Wextra -Werror -o /work/$n $f -lrdmacm -libverbs -lpthread
+done
+";
+
+/// The module for a release's kernel.
+pub(crate) fn module(cache: &Cache, debian: Debian) -> Result<PathBuf> {
+    let builder = roots::builder(cache, debian)?;
+    let script = MODULE.replace("@ABI@", &builder.abi);
+    let name = format!("module-{}", debian.name());
+    let sources = ["vhost-rdma/guest/kernel", "vhost-rdma/guest/include", "vhost-rdma/abi/include"];
+    Ok(build(cache, &name, &builder, &sources, &script)?.join("virtio_rdma.ko"))
+}
+
+/// Everything that a guest of a release gets, as a list of files.
+pub(crate) fn for_guest(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
+    let mut files = vec![module(cache, debian)?];
+    let builder = roots::builder(cache, Debian::Trixie)?;
+    let sources =
+        ["vhost-rdma/guest/provider", "vhost-rdma/guest/include", "vhost-rdma/abi/include"];
+    let provider =
+        build(cache, "provider", &builder, &sources, &PROVIDER.replace("@RDMA_CORE@", RDMA_CORE))?;
+    files.push(provider.join("libvirtio_rdma-rdmav34.so"));
+    files.push(provider.join("virtio_rdma.driver"));
+    files.extend(programs(cache, debian)?);
+    Ok(files)
+}
+
+/// Our own test programs, for the libraries of a release.
+pub(crate) fn programs(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
+    let suite = if debian == Debian::Bookworm { debian } else { Debian::Trixie };
+    let builder = roots::builder(cache, suite)?;
+    let name = format!("programs-{}", suite.name());
+    let dir = build(cache, &name, &builder, &["tests/guest-programs"], PROGRAMS)?;
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() && entry.file_name() != "INPUTS" {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
+}
+
+fn build(
+    cache: &Cache,
+    name: &str,
+    builder: &Builder,
+    sources: &[&str],
+    script: &str,
+) -> Result<PathBuf> {
+    let mut inputs = format!("1\n{script}\n{}\n", builder.root.display());
+    for source in sources {
+        let dir = workspace().join(source);
+        if !dir.is_dir() {
+            bail!("{source} is not in this tree: {name} cannot be built");
+        }
+        inputs.push_str(&format!("{source}:\n{}", tree_digest(&dir, is_source)?));
+    }
+    cache.artefact(name, &inputs, |tmp| {
+        for source in sources {
+            copy_sources(&workspace().join(source), &tmp.join(source))?;
+        }
+        let mut cmd = tied_private_mounts("sh");
+        cmd.args(["-ec", ENTER, "sh"])
+            .arg(&builder.root)
+            .arg(tmp)
+            .arg(format!("cd /work\n{script}"));
+        run_logged(&mut cmd, &format!("building {name}"), &cache.log(name), BUILD_WAIT)?;
+        for top in ["vhost-rdma", "tests"] {
+            let _ = fs::remove_dir_all(tmp.join(top));
+        }
+        Ok(())
+    })
+}
+
+/// What somebody's build in place left behind is no input.
+fn is_source(name: &str) -> bool {
+    let junk =
+        [".o", ".ko", ".cmd", ".mod", ".mod.c", ".a", ".so", "Module.symvers", "modules.order"];
+    !name.starts_with('.') && !junk.iter().any(|j| name.ends_with(j))
+}
+
+fn copy_sources(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if !name.to_str().is_some_and(is_source) {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            copy_sources(&entry.path(), &to.join(name))?;
+        } else {
+            fs::copy(entry.path(), to.join(name))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Our daemon, built from the workspace and started beside the guests.
+//!
+//! The harness talks to it as a user does, through the command line, and believes its counters only as differences around a program.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::cache::Cache;
+use crate::exec::{self, capture, run_logged, tail, tied, workspace};
+use crate::vm::guest;
+
+const BUILD_WAIT: Duration = Duration::from_secs(900);
+const CLI_WAIT: Duration = Duration::from_secs(20);
+
+/// The part of a NIC's counters that a program's claim is held against.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Counters {
+    pub(crate) tx_bytes: u64,
+    pub(crate) rx_bytes: u64,
+    pub(crate) tx_messages: u64,
+    pub(crate) rx_messages: u64,
+}
+
+impl Counters {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tx_bytes + self.rx_bytes
+    }
+
+    pub(crate) fn messages(&self) -> u64 {
+        self.tx_messages + self.rx_messages
+    }
+
+    /// What was added since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            tx_bytes: self.tx_bytes.saturating_sub(before.tx_bytes),
+            rx_bytes: self.rx_bytes.saturating_sub(before.rx_bytes),
+            tx_messages: self.tx_messages.saturating_sub(before.tx_messages),
+            rx_messages: self.rx_messages.saturating_sub(before.rx_messages),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct NicView {
+    counters: Counters,
+    socket: PathBuf,
+}
+
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    binary: PathBuf,
+    dir: PathBuf,
+}
+
+/// `cargo build --release -p vhost-rdma`; the path of the program.
+pub(crate) fn build(cache: &Cache) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cmd = tied(cargo);
+    cmd.current_dir(workspace()).args(["build", "--release", "--locked", "-p", "vhost-rdma"]);
+    run_logged(&mut cmd, "building the daemon", &cache.log("daemon-build"), BUILD_WAIT)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    let binary = target.join("release/vhost-rdma");
+    binary.canonicalize().with_context(|| format!("cargo left no {}", binary.display()))
+}
+
+impl Daemon {
+    pub(crate) fn start(binary: &Path, run: &Path) -> Result<Self> {
+        let dir = run.join("d");
+        std::fs::create_dir_all(&dir)?;
+        let log = File::create(run.join("daemon.log"))?;
+        let child = tied(binary)
+            .arg("serve")
+            .arg("--runtime-dir")
+            .arg(&dir)
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn();
+        let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
+        let mut daemon = Self { child, binary: binary.to_path_buf(), dir };
+        exec::wait_for("the daemon's admin socket", CLI_WAIT, || {
+            daemon.check_alive()?;
+            Ok(std::os::unix::net::UnixStream::connect(daemon.admin()).ok())
+        })?;
+        Ok(daemon)
+    }
+
+    fn admin(&self) -> PathBuf {
+        self.dir.join("admin.sock")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.with_file_name("daemon.log")
+    }
+
+    pub(crate) fn log_tail(&self, lines: usize) -> String {
+        tail(&self.log(), 0, lines)
+    }
+
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the daemon ended: {status}\n{}", self.log_tail(25));
+        }
+        Ok(())
+    }
+
+    /// One command of the daemon's own command line.
+    pub(crate) fn cli(&self, args: &[&str]) -> Result<String> {
+        capture(Command::new(&self.binary).arg("--socket").arg(self.admin()).args(args), CLI_WAIT)
+    }
+
+    /// A NIC in the lab's network for guest `number`; returns its vhost-user socket.
+    pub(crate) fn add_nic(&self, name: &str, network: &str, number: u8) -> Result<PathBuf> {
+        self.cli(&["nic", "add", name, "--network", network, "--mac", &guest::mac(number)])?;
+        Ok(self.nic(name)?.socket)
+    }
+
+    fn nic(&self, name: &str) -> Result<NicView> {
+        let text = self.cli(&["nic", "show", name, "--json"])?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("`nic show {name} --json` is not what it should be:\n{text}"))
+    }
+
+    pub(crate) fn counters(&self, name: &str) -> Result<Counters> {
+        Ok(self.nic(name)?.counters)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        exec::end_group(&mut self.child, Duration::from_secs(3));
+    }
+}

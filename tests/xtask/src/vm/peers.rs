@@ -1,0 +1,206 @@
+//! A pair of guests with one RDMA device each, and programs run between them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::exec;
+use crate::vm::daemon::{Counters, Daemon};
+use crate::vm::guest::{Guest, Job};
+use crate::vm::programs::{Claim, Program};
+
+const SET_UP: Duration = Duration::from_secs(60);
+const LISTEN: Duration = Duration::from_secs(20);
+const CLIENT: Duration = Duration::from_secs(90);
+const SERVER_END: Duration = Duration::from_secs(15);
+
+/// Modules of the RDMA core that no device pulls in by itself.
+const CORE: &str = "modprobe -a ib_uverbs ib_umad rdma_ucm\nulimit -l unlimited\n";
+
+/// Prints the device of `/sys/class/infiniband` and the index of the GID of the guest's IPv4 address. It waits for both: a device is
+/// registered by a work item, and its GIDs follow the addresses of the netdev.
+const FIND: &str = r#"
+ip=$(hostname | tr ab 12)
+n=0
+while [ $n -lt 100 ]; do
+  for d in /sys/class/infiniband/*; do
+    for g in $d/ports/1/gids/*; do
+      case $(cat $g 2>/dev/null) in *:ffff:0a09:000$ip) echo "${d##*/} ${g##*/}"; exit 0;; esac
+    done
+  done
+  sleep 0.1; n=$((n+1))
+done
+echo "no RDMA device with the GID of 10.9.0.$ip:"; rdma link; dmesg | tail -20
+exit 1
+"#;
+
+/// What the two guests have.
+#[derive(Debug, Clone)]
+pub(crate) struct Devices {
+    a: (String, String),
+    b: (String, String),
+}
+
+/// What a program did.
+#[derive(Debug, Clone)]
+pub(crate) struct Ran {
+    pub(crate) value: Option<f64>,
+    /// Why it does not count, if it does not.
+    pub(crate) fault: Option<String>,
+}
+
+/// The NICs whose counters must move, and who knows them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Witness<'a> {
+    pub(crate) daemon: &'a Daemon,
+    pub(crate) client: &'a str,
+    pub(crate) server: &'a str,
+}
+
+impl Witness<'_> {
+    fn read(&self) -> Result<(Counters, Counters)> {
+        Ok((self.daemon.counters(self.client)?, self.daemon.counters(self.server)?))
+    }
+}
+
+/// Loads rxe on the netdev of both guests.
+pub(crate) fn attach_rxe(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
+    let script = format!("{CORE}modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev eth0\n");
+    attach(a, b, &script)
+}
+
+/// Takes rxe away again, so that it and our device are never on one netdev at once.
+pub(crate) fn detach_rxe(a: &mut Guest, b: &mut Guest) -> Result<()> {
+    for guest in [a, b] {
+        guest.must("rdma link delete rxe0 && modprobe -r rdma_rxe && test -z \"$(ls /sys/class/infiniband)\"", SET_UP)?;
+    }
+    Ok(())
+}
+
+/// Loads our driver and installs our provider.
+pub(crate) fn attach_ours(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
+    let script = format!(
+        "set -e\n{CORE}test -z \"$(ls /sys/class/infiniband 2>/dev/null)\"\n\
+         cp /host/products/libvirtio_rdma-rdmav34.so /usr/lib/x86_64-linux-gnu/libibverbs/\n\
+         cp /host/products/virtio_rdma.driver /etc/libibverbs.d/\n\
+         insmod /host/products/virtio_rdma.ko\n"
+    );
+    attach(a, b, &script)
+}
+
+fn attach(a: &mut Guest, b: &mut Guest, script: &str) -> Result<Devices> {
+    let mut found = Vec::new();
+    for guest in [&mut *a, &mut *b] {
+        guest.must(script, SET_UP)?;
+        let line = guest.must(FIND, SET_UP)?;
+        let (dev, gid) =
+            line.trim().split_once(' ').context("the guest did not name its device")?;
+        found.push((dev.to_owned(), gid.to_owned()));
+    }
+    // Neighbour entries exist before the first datagram that nobody repeats.
+    a.must("ping -q -c 2 -i 0.2 -W 5 10.9.0.2", SET_UP)?;
+    match <[(String, String); 2]>::try_from(found) {
+        Ok([a, b]) => Ok(Devices { a, b }),
+        Err(_) => anyhow::bail!("this needs two guests"),
+    }
+}
+
+fn command(text: &str, device: &(String, String), n: u32) -> String {
+    let line = text
+        .replace("{dev}", &device.0)
+        .replace("{gid}", &device.1)
+        .replace("{n}", &n.to_string())
+        .replace("{peer}", "10.9.0.2");
+    format!("ulimit -l unlimited\nexport PATH=$PATH:/host/products\nexec {line}\n")
+}
+
+/// Runs one program between the guests with `n` iterations; a program that fails is a [`Ran`] with a fault, an error is a broken lab.
+pub(crate) fn run(
+    a: &mut Guest,
+    b: &mut Guest,
+    devices: &Devices,
+    program: &Program,
+    n: u32,
+    witness: Option<Witness<'_>>,
+) -> Result<Ran> {
+    let before = witness.map(|w| w.read()).transpose()?;
+    let server =
+        if program.server.is_empty() { None } else { Some(start_server(b, devices, program, n)?) };
+    let start = Instant::now();
+    let out = a.run(&command(program.client, &devices.a, n), CLIENT)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let mut fault = None;
+    if !out.ok() {
+        fault = Some(format!(
+            "client: {}\n{}",
+            out.status.map_or_else(|| "no end".into(), |s| format!("exit status {s}")),
+            last_lines(&out.text)
+        ));
+    } else if !out.text.contains(program.expect) {
+        fault = Some(format!(
+            "client: its output lacks `{}`\n{}",
+            program.expect,
+            last_lines(&out.text)
+        ));
+    }
+    if let Some(server) = server {
+        let limit = if fault.is_some() { Duration::from_secs(1) } else { SERVER_END };
+        let end = b.wait(server, limit)?;
+        if !end.ok() {
+            let how = end.status.map_or_else(|| "no end".into(), |s| format!("exit status {s}"));
+            fault = Some(format!(
+                "{}server: {how}\n{}",
+                fault.unwrap_or_default(),
+                last_lines(&end.text)
+            ));
+        }
+    }
+    let mut value = None;
+    if fault.is_none() {
+        match program.figure.read(&out.text, seconds) {
+            Ok(v) => value = Some(v),
+            Err(e) => fault = Some(format!("client: {e}\n{}", last_lines(&out.text))),
+        }
+    }
+    if let (None, Some(w), Some(before)) = (&fault, witness, before) {
+        fault = counter_fault(program.claim, n, &before, &w.read()?);
+    }
+    Ok(Ran { value, fault })
+}
+
+/// Each end must have moved what the program says it moved: the data is not believed to have gone through our device otherwise.
+fn counter_fault(
+    claim: Claim,
+    n: u32,
+    before: &(Counters, Counters),
+    after: &(Counters, Counters),
+) -> Option<String> {
+    let client = after.0.since(&before.0);
+    let server = after.1.since(&before.1);
+    let short = match claim {
+        Claim::None => false,
+        Claim::Bytes(each) => [client, server].iter().any(|c| c.bytes() < each * u64::from(n)),
+        Claim::Messages(all) => [client, server].iter().any(|c| c.messages() < all),
+    };
+    short.then(|| format!("the NICs' counters grew by less than {claim:?} x {n}: client {client:?}, server {server:?}\n"))
+}
+
+fn start_server(b: &mut Guest, devices: &Devices, program: &Program, n: u32) -> Result<Job> {
+    let job = b.spawn(&command(program.server, &devices.b, n))?;
+    let probe = if program.port == 0 {
+        "rdma resource show cm_id 2>/dev/null | grep -q LISTEN".to_owned()
+    } else {
+        format!("grep -qi ':{:04X} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6", program.port)
+    };
+    let wait =
+        format!("n=0; until {probe}; do sleep 0.05; n=$((n+1)); [ $n -lt 300 ] || exit 1; done");
+    // A server that never listens is told by the client's failure, together with what the server said.
+    b.run(&wait, LISTEN)?;
+    exec::check_interrupt()?;
+    Ok(job)
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines.iter().skip(lines.len().saturating_sub(12)).map(|l| format!("    | {l}\n")).collect()
+}

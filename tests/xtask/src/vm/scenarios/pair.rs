@@ -1,0 +1,130 @@
+//! Two VMs on one daemon: the demo. First rxe on the guests' netdevs, then, with rxe gone, our device, in the same boot.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::rxe::report;
+use crate::cache::Cache;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::daemon::{self, Daemon};
+use crate::vm::guest::Guest;
+use crate::vm::peers::{self, Ran, Witness};
+use crate::vm::programs::{PROGRAMS, Program};
+use crate::vm::{Lab, Plan};
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Release of the guests
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    pub(crate) debian: Debian,
+    /// Only the programs whose name contains this
+    #[arg(long)]
+    pub(crate) only: Option<String>,
+    /// Leave the rxe half out; the rows have no reference then
+    #[arg(long)]
+    pub(crate) no_reference: bool,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+}
+
+const NICS: [&str; 2] = ["vm0", "vm1"];
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let mut lab = Lab::prepare(cache)?;
+        if self.keep {
+            lab.run.keep();
+            eprintln!("    consoles and logs stay in {}", lab.run.path().display());
+        }
+        let binary = daemon::build(cache)?;
+        let products = crate::products::for_guest(cache, self.debian)?;
+        let image = lab.image(self.debian)?;
+        let daemon = Daemon::start(&binary, lab.run.path())?;
+        daemon.cli(&["network", "add", "red", "--vni", "1"])?;
+        let mut sockets = Vec::new();
+        for (name, number) in NICS.iter().zip(1u8..) {
+            sockets.push(Some(daemon.add_nic(name, "red", number)?));
+        }
+        lab.boot(&Plan { image, cpus: 1, sockets })?;
+        lab.deliver(&products)?;
+        let (a, b) = lab.pair()?;
+        let table = self.compare(a, b, &daemon);
+        let mut clean = true;
+        for guest in [a, b] {
+            clean &= kernel_is_clean(guest);
+        }
+        let table = table
+            .inspect_err(|_| eprintln!("the end of the daemon's log:\n{}", daemon.log_tail(25)))?;
+        rows::print_table(&table, "vhost-rdma", "rxe");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(clean && table.iter().all(|r| r.ok))
+    }
+
+    fn chosen(&self) -> impl Iterator<Item = &'static Program> + '_ {
+        PROGRAMS.iter().filter(|p| self.only.as_ref().is_none_or(|o| p.name.contains(o.as_str())))
+    }
+
+    fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Row>> {
+        let mut reference = Vec::new();
+        if !self.no_reference {
+            let devices = peers::attach_rxe(a, b)?;
+            for program in self.chosen() {
+                let ran = peers::run(a, b, &devices, program, program.reference_n, None)?;
+                report(program.name, "rxe", ran.value, program.unit, ran.fault.as_deref());
+                reference.push(ran);
+            }
+            peers::detach_rxe(a, b)?;
+        }
+        let devices = peers::attach_ours(a, b)?;
+        let witness = Witness { daemon, client: NICS[0], server: NICS[1] };
+        let mut table = Vec::new();
+        for (n, program) in self.chosen().enumerate() {
+            let ours = peers::run(a, b, &devices, program, program.n, Some(witness))?;
+            report(program.name, "ours", ours.value, program.unit, ours.fault.as_deref());
+            table.push(row(program, &ours, reference.get(n)));
+        }
+        Ok(table)
+    }
+}
+
+fn row(program: &Program, ours: &Ran, reference: Option<&Ran>) -> Row {
+    let other = reference.and_then(|r| r.value);
+    let ratio = match (ours.value, other) {
+        (Some(v), Some(r)) if r > 0.0 => Some(v / r),
+        _ => None,
+    };
+    Row {
+        name: program.name.into(),
+        // "Every line ran" means both columns: a missing reference is a hole in the table.
+        ok: ours.fault.is_none() && reference.is_none_or(|r| r.fault.is_none()),
+        value: ours.value,
+        reference: other,
+        ratio,
+        unit: program.unit.into(),
+        target: program.target.into(),
+    }
+}
+
+/// A warning or oops in a guest's kernel fails the run, whatever the programs said.
+fn kernel_is_clean(guest: &mut Guest) -> bool {
+    let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", std::time::Duration::from_secs(30));
+    match found {
+        Ok(out) if out.text.trim().is_empty() => true,
+        Ok(out) => {
+            eprintln!("the kernel of guest {} complained:\n{}", guest.name, out.text);
+            false
+        }
+        Err(e) => {
+            eprintln!("the kernel log of guest {} cannot be read: {e:#}", guest.name);
+            false
+        }
+    }
+}
