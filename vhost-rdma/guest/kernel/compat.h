@@ -41,6 +41,11 @@
 #define vrdma_umem_get		ib_umem_get
 #endif
 
+/* 6.4 named the bit. */
+#ifndef VIRTIO_F_NOTIFICATION_DATA
+#define VIRTIO_F_NOTIFICATION_DATA	38
+#endif
+
 /* 6.3: vm_flags became read-only outside mm. */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
 static inline void vrdma_vm_flags_mod(struct vm_area_struct *vma, vm_flags_t set, vm_flags_t clear)
