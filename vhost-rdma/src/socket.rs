@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -35,14 +35,19 @@ pub fn clear(path: &Path) -> Result<(), AttachError> {
         );
         return Err(AttachError::io(format!("make the socket {shown}"), source));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-                .map_err(|error| AttachError::io(format!("remove the stale socket {shown}"), error))
-        }
+    match knock(path) {
+        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)
+            .map_err(|error| AttachError::io(format!("remove the stale socket {shown}"), error)),
         // A listener with a full backlog or one that does not let us in is a listener.
         _ => Err(AttachError::SocketInUse { path: shown.to_string() }),
     }
+}
+
+/// Tries to connect, and never waits: a listener whose backlog is full would hold a blocking `connect` up for ever.
+fn knock(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 /// A listening socket at `path` that only those named in `access` can open; a stale one is replaced.
@@ -112,7 +117,9 @@ pub fn remove(path: &Path) {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::{UnixListener, UnixStream, bind, clear, remove};
+    use std::os::unix::net::UnixStream;
+
+    use super::{UnixListener, bind, clear, remove};
     use crate::node::{AttachError, SocketAccess};
 
     #[test]
@@ -130,6 +137,22 @@ mod tests {
         remove(&path);
         remove(&path);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_listener_that_does_not_accept_is_a_listener() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        )
+        .unwrap();
+        rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waiting = UnixStream::connect(&path).unwrap();
+        assert!(matches!(clear(&path), Err(AttachError::SocketInUse { .. })));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -10,6 +11,9 @@ use vhost_rdma_proto::v1::admin_client::AdminClient;
 
 use super::Failure;
 use crate::node::SOCKET_PATH_MAX;
+
+/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is instant.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client of the daemon behind `path`.
 pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure> {
@@ -36,13 +40,10 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
     });
     // The address is only the authority that HTTP/2 wants; the connector does not look at it.
     let channel = Endpoint::from_static("http://localhost")
+        .timeout(PATIENCE)
         .connect_with_connector(connector)
         .await
-        .map_err(|error| {
-            Failure::Unreachable(format!(
-                "what listens on the admin socket does not speak this API: {error}"
-            ))
-        })?;
+        .map_err(|error| Failure::silent(&error.to_string()))?;
     Ok(AdminClient::new(channel))
 }
 

@@ -31,11 +31,23 @@ pub enum Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
+        // A status that carries a source was made by the transport here; the daemon's own has a code and a message only.
+        let local = std::error::Error::source(&status).is_some();
+        if local || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown) {
+            return Self::silent(status.message());
+        }
         Self::Refused(Box::new(status))
     }
 }
 
 impl Failure {
+    /// A connection was made, but what came over it was no answer.
+    pub(super) fn silent(why: &str) -> Self {
+        Self::Unreachable(format!(
+            "the daemon did not answer ({why}); its log may say why, and `vhost-rdma status` whether it runs"
+        ))
+    }
+
     /// The stable name of the kind of failure.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -48,7 +60,6 @@ impl Failure {
                 Code::PermissionDenied => "permission_denied",
                 Code::ResourceExhausted => "resource_exhausted",
                 Code::Unimplemented => "unimplemented",
-                Code::Unavailable | Code::Cancelled | Code::Unknown => "unavailable",
                 _ => "internal",
             },
             Self::Unreachable(_) => "unavailable",

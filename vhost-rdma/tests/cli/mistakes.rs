@@ -31,6 +31,19 @@ fn the_daemon_is_not_running() {
 }
 
 #[test]
+fn what_answers_is_not_the_daemon() {
+    let dir = TempDir::with_prefix("vr").unwrap();
+    let socket = dir.path().join("admin.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut stream, b"220 mail.example ESMTP\r\n").unwrap();
+    });
+    cli(&socket, &["status"]).fails(3, &["did not answer", "vhost-rdma status"]);
+    other.join().unwrap();
+}
+
+#[test]
 fn a_second_daemon_in_the_same_directory() {
     let daemon = Daemon::start();
     let pid = daemon.pid().to_string();
