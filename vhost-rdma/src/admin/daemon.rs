@@ -53,17 +53,23 @@ pub struct NicView {
 }
 
 /// The networks and NICs that this process serves.
+///
+/// A change works on a copy of the registry and puts it in place at the end; so whoever only looks never waits for a NIC that takes its
+/// time to stop, and sees the state before a change or after it.
 #[derive(Debug)]
 pub struct Daemon<B> {
     backend: Arc<B>,
     nics_dir: PathBuf,
-    inner: Mutex<Inner>,
+    store: Store,
+    /// Held over a whole change: one at a time.
+    changing: Mutex<()>,
+    /// Held for moments only.
+    known: Mutex<Known>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct Known {
     registry: Registry,
-    store: Store,
     /// NICs that could not be served when the daemon started, and why.
     broken: BTreeMap<String, String>,
 }
@@ -89,21 +95,36 @@ impl<B: Backend> Daemon<B> {
         let daemon = Self {
             backend: Arc::new(backend),
             nics_dir,
-            inner: Mutex::new(Inner { registry, store, broken: BTreeMap::new() }),
+            store,
+            changing: Mutex::new(()),
+            known: Mutex::new(Known { registry, broken: BTreeMap::new() }),
         };
         for nic in nics {
             if let Err(error) = daemon.attach(&nic) {
                 tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
-                daemon.lock().broken.insert(nic.name, error.to_string());
+                daemon.known().broken.insert(nic.name, error.to_string());
             }
         }
         Ok(daemon)
     }
 
-    // A poisoned lock means that one request panicked, perhaps half-way through a change of one NIC: the others' owners must still
-    // be able to see and manage theirs, so the lock is used on.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    // A poisoned lock means that one request panicked. Nothing is put in place half-way, and the owners of all other NICs must still be
+    // able to see and manage theirs, so the locks are used on.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> (MutexGuard<'_, ()>, Registry) {
+        let alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.known().registry.clone();
+        (alone, registry)
+    }
+
+    /// Saves a changed registry and puts it in place, or does neither.
+    fn commit(&self, registry: Registry) -> Result<(), StoreError> {
+        self.store.save(registry.save())?;
+        self.known().registry = registry;
+        Ok(())
     }
 
     fn attach(&self, nic: &NicConfig) -> Result<(), node::Error> {
@@ -125,8 +146,8 @@ impl<B: Backend> Daemon<B> {
 
     /// True if nothing is saved.
     #[must_use]
-    pub fn is_ephemeral(&self) -> bool {
-        self.lock().store.is_ephemeral()
+    pub const fn is_ephemeral(&self) -> bool {
+        self.store.is_ephemeral()
     }
 
     /// Adds a network.
@@ -134,12 +155,9 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, or the state cannot be kept.
     pub fn add_network(&self, name: &str, vni: Option<u32>) -> Result<NetworkConfig, Error> {
-        let mut inner = self.lock();
-        let network = inner.registry.add_network(name, vni, false)?.clone();
-        if let Err(error) = inner.save() {
-            inner.registry.remove_network(name)?;
-            return Err(error.into());
-        }
+        let (_alone, mut registry) = self.change();
+        let network = registry.add_network(name, vni, false)?.clone();
+        self.commit(registry)?;
         tracing::info!(network = name, vni = network.vni, "network added");
         Ok(network)
     }
@@ -149,12 +167,9 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, or the state cannot be kept.
     pub fn remove_network(&self, name: &str) -> Result<NetworkConfig, Error> {
-        let mut inner = self.lock();
-        let network = inner.registry.remove_network(name)?;
-        if let Err(error) = inner.save() {
-            inner.registry.add_network(name, Some(network.vni), network.configured)?;
-            return Err(error.into());
-        }
+        let (_alone, mut registry) = self.change();
+        let network = registry.remove_network(name)?;
+        self.commit(registry)?;
         tracing::info!(network = name, "network removed");
         Ok(network)
     }
@@ -162,11 +177,10 @@ impl<B: Backend> Daemon<B> {
     /// Every network, with how many NICs it has.
     #[must_use]
     pub fn networks(&self) -> Vec<(NetworkConfig, usize)> {
-        let inner = self.lock();
-        inner
-            .registry
+        let registry = &self.known().registry;
+        registry
             .networks()
-            .map(|network| (network.clone(), inner.registry.nics_of(&network.name)))
+            .map(|network| (network.clone(), registry.nics_of(&network.name)))
             .collect()
     }
 
@@ -175,20 +189,15 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, the device layer, or the state cannot be kept.
     pub fn add_nic(&self, spec: NicSpec) -> Result<NicView, Error> {
-        let mut inner = self.lock();
-        let nic = inner.registry.add_nic(spec, random)?.clone();
-        let done = self.attach(&nic).map_err(Error::from).and_then(|()| {
-            inner.save().map_err(|error| {
-                self.detach(&nic);
-                error.into()
-            })
-        });
-        if let Err(error) = done {
-            inner.registry.remove_nic(&nic.name)?;
-            return Err(error);
+        let (_alone, mut registry) = self.change();
+        let nic = registry.add_nic(spec, random)?.clone();
+        self.attach(&nic)?;
+        if let Err(error) = self.commit(registry) {
+            self.detach(&nic);
+            return Err(error.into());
         }
         tracing::info!(nic = nic.name, network = nic.network, mac = %nic.mac, socket = %nic.socket.display(), "NIC added");
-        Ok(self.view(&inner, nic))
+        Ok(self.view(nic, None))
     }
 
     /// Ends a NIC.
@@ -196,13 +205,10 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// It does not exist, or the state cannot be kept.
     pub fn remove_nic(&self, name: &str) -> Result<NicConfig, Error> {
-        let mut inner = self.lock();
-        let nic = inner.registry.remove_nic(name)?;
-        if let Err(error) = inner.save() {
-            inner.registry.put_back(nic);
-            return Err(error.into());
-        }
-        inner.broken.remove(name);
+        let (_alone, mut registry) = self.change();
+        let nic = registry.remove_nic(name)?;
+        self.commit(registry)?;
+        self.known().broken.remove(name);
         self.detach(&nic);
         tracing::info!(nic = name, "NIC removed");
         Ok(nic)
@@ -213,30 +219,27 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, the device layer, or the state cannot be kept; the old values then hold.
     pub fn update_nic(&self, name: &str, patch: NicPatch) -> Result<NicView, Error> {
-        let mut inner = self.lock();
-        let old = inner.registry.nic(name)?.clone();
-        let new = inner.registry.update_nic(name, patch)?.clone();
-        let served = !inner.broken.contains_key(name);
-        let done = self.apply(&old, &new, served).and_then(|()| {
-            inner.save().map_err(|error| {
-                if let Err(error) = self.apply(&new, &old, served) {
-                    tracing::error!(nic = name, %error, "cannot take a refused change back");
-                }
-                error.into()
-            })
-        });
-        if let Err(error) = done {
-            inner.registry.put_back(old);
-            return Err(error);
+        let (_alone, mut registry) = self.change();
+        let old = registry.nic(name)?.clone();
+        let new = registry.update_nic(name, patch)?.clone();
+        let broken = self.known().broken.get(name).cloned();
+        // One that is not served takes the new values when it is.
+        if broken.is_none() {
+            self.apply(&old, &new)?;
+        }
+        if let Err(error) = self.commit(registry) {
+            if broken.is_none()
+                && let Err(error) = self.apply(&new, &old)
+            {
+                tracing::error!(nic = name, %error, "cannot take a refused change back");
+            }
+            return Err(error.into());
         }
         tracing::info!(nic = name, "NIC changed");
-        Ok(self.view(&inner, new))
+        Ok(self.view(new, broken))
     }
 
-    fn apply(&self, old: &NicConfig, new: &NicConfig, served: bool) -> Result<(), Error> {
-        if !served {
-            return Ok(());
-        }
+    fn apply(&self, old: &NicConfig, new: &NicConfig) -> Result<(), Error> {
         let wrap = |source| node::Error::Attach { name: new.name.clone(), source };
         if new.access != old.access {
             socket::set_access(&new.socket, &new.access).map_err(wrap)?;
@@ -257,9 +260,11 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// It does not exist.
     pub fn nic(&self, name: &str) -> Result<NicView, Error> {
-        let inner = self.lock();
-        let nic = inner.registry.nic(name)?.clone();
-        Ok(self.view(&inner, nic))
+        let (nic, broken) = {
+            let known = self.known();
+            (known.registry.nic(name)?.clone(), known.broken.get(name).cloned())
+        };
+        Ok(self.view(nic, broken))
     }
 
     /// Every NIC, or those of one network.
@@ -267,24 +272,25 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// The network does not exist.
     pub fn nics(&self, network: Option<&str>) -> Result<Vec<NicView>, Error> {
-        let inner = self.lock();
-        if let Some(network) = network {
-            inner.registry.network(network)?;
-        }
-        let wanted = inner
-            .registry
-            .nics()
-            .filter(|nic| network.is_none_or(|network| nic.network == network));
-        Ok(wanted.map(|nic| self.view(&inner, nic.clone())).collect())
+        let nics: Vec<_> = {
+            let known = self.known();
+            if let Some(network) = network {
+                known.registry.network(network)?;
+            }
+            let wanted = known
+                .registry
+                .nics()
+                .filter(|nic| network.is_none_or(|network| nic.network == network));
+            wanted.map(|nic| (nic.clone(), known.broken.get(&nic.name).cloned())).collect()
+        };
+        Ok(nics.into_iter().map(|(nic, broken)| self.view(nic, broken)).collect())
     }
 
-    fn view(&self, inner: &Inner, config: NicConfig) -> NicView {
-        let status = match inner.broken.get(&config.name) {
-            Some(error) => NicStatus {
-                session: Session::Failed,
-                error: Some(error.clone()),
-                ..NicStatus::default()
-            },
+    fn view(&self, config: NicConfig, broken: Option<String>) -> NicView {
+        let status = match broken {
+            Some(error) => {
+                NicStatus { session: Session::Failed, error: Some(error), ..NicStatus::default() }
+            }
             None => self.backend.status(&config.name),
         };
         NicView { config, status }
@@ -292,16 +298,11 @@ impl<B: Backend> Daemon<B> {
 
     /// Ends every NIC and removes its socket; the saved state stays.
     pub fn stop(&self) {
-        let inner = self.lock();
-        for nic in inner.registry.nics().filter(|nic| !inner.broken.contains_key(&nic.name)) {
+        let (_alone, registry) = self.change();
+        let broken = self.known().broken.clone();
+        for nic in registry.nics().filter(|nic| !broken.contains_key(&nic.name)) {
             self.detach(nic);
         }
-    }
-}
-
-impl Inner {
-    fn save(&self) -> Result<(), StoreError> {
-        self.store.save(self.registry.save())
     }
 }
 

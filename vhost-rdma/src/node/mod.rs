@@ -10,9 +10,8 @@
 //! is an argument. It knows nothing of gRPC, vhost or virtio, so that every rule is tested without a daemon, and the device layer
 //! sees nothing of the API. The device layer implements [`Backend`] and takes its whole configuration from a [`NicConfig`].
 //!
-//! A change is made in two steps by the caller: the registry checks and applies it, then the backend is told; if the backend
-//! refuses, the caller undoes the first step. So the registry never has a NIC that was turned down, and the backend never sees a
-//! NIC that breaks a rule.
+//! A change is made on a copy of the registry; once the backend has taken it over, the copy takes the original's place. So the registry
+//! never has a NIC that was turned down, and the backend never sees a NIC that breaks a rule.
 
 #![forbid(unsafe_code)]
 

@@ -297,12 +297,11 @@ impl Registry {
             mode: patch.mode.unwrap_or(nic.access.mode),
         };
         self.check_nic(&nic)?;
-        self.put_back(nic);
+        self.put(nic);
         self.nic(name)
     }
 
-    /// Undoes an update or a removal: the NIC is what it was before.
-    pub fn put_back(&mut self, nic: NicConfig) {
+    fn put(&mut self, nic: NicConfig) {
         self.nics.insert(nic.name.clone(), nic);
     }
 
@@ -350,7 +349,7 @@ impl Registry {
             nic.socket = self.nics_dir.join(&nic.name).join("vhost.sock");
             nic.configured = false;
             self.check_nic(&nic)?;
-            self.put_back(nic);
+            self.put(nic);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The daemon's promise: a change holds in registry, state and device layer, or in none of them.
 
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Daemon, Error};
@@ -167,4 +168,51 @@ fn an_ephemeral_daemon_forgets() {
     daemon.add_nic(spec("a")).unwrap();
     drop(daemon);
     assert_eq!(start(dir.path(), "").unwrap().nics(None).unwrap().len(), 0);
+}
+
+/// Takes its time to let go, until it is told to hurry.
+#[derive(Debug)]
+struct Slow {
+    inner: NullBackend,
+    detaching: Barrier,
+    go_on: Barrier,
+}
+
+impl Backend for Slow {
+    fn attach(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.inner.attach(nic)
+    }
+
+    fn detach(&self, name: &str) {
+        self.detaching.wait();
+        self.go_on.wait();
+        self.inner.detach(name);
+    }
+
+    fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.inner.update(nic)
+    }
+
+    fn status(&self, name: &str) -> NicStatus {
+        self.inner.status(name)
+    }
+}
+
+#[test]
+fn looking_does_not_wait_for_a_nic_that_takes_its_time_to_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let slow =
+        Slow { inner: NullBackend::default(), detaching: Barrier::new(2), go_on: Barrier::new(2) };
+    let daemon = Daemon::start(dir.path(), true, &File::default(), slow).unwrap();
+    daemon.add_nic(spec("a")).unwrap();
+    daemon.add_nic(spec("b")).unwrap();
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| daemon.remove_nic("a"));
+        daemon.backend.detaching.wait();
+        // With a lock held over the change these would hang here for ever.
+        assert_eq!(daemon.nics(None).unwrap().len(), 1);
+        assert!(daemon.nic("b").is_ok() && daemon.nic("a").is_err());
+        daemon.backend.go_on.wait();
+        removal.join().unwrap().unwrap();
+    });
 }
