@@ -127,7 +127,7 @@ impl Nic {
             return Err(Status::PERM);
         }
         if kind == Kind::Gsi && self.qps.contains_key(&abi::GSI_QPN) {
-            return Err(Status::BUSY);
+            return Err(Status::EXIST);
         }
         if self.qps.len() >= self.settings.limits.max_qps as usize {
             Err(Status::NOMEM)

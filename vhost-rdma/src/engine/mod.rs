@@ -33,6 +33,8 @@ mod receive;
 mod requester;
 mod responder;
 mod srq;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 use std::fmt;

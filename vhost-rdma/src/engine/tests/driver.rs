@@ -1,0 +1,525 @@
+//! A guest driver in a few lines: it lays rings out in anonymous memory and rings doorbells as docs/virtio-rdma.md says.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::engine::{
+    Command, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
+};
+use crate::memory::{AddressSpace, PageList, Ring, Translation};
+use crate::transport::NicId;
+
+/// Bytes of guest memory.
+const RAM: usize = 16 << 20;
+
+/// A predictable source, so that tests repeat.
+#[derive(Debug)]
+pub(super) struct Lcg(pub(super) u64);
+
+impl Random for Lcg {
+    fn next_u32(&mut self) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+}
+
+/// What a NIC's port was given.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pub(super) completions: VecDeque<(u32, u32)>,
+    pub(super) asynchronous: VecDeque<(u32, u32)>,
+    pub(super) buffers: usize,
+}
+
+#[derive(Debug)]
+struct TestPort(Arc<Mutex<Events>>);
+
+impl Port for TestPort {
+    fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool {
+        let mut events = self.0.lock().unwrap();
+        if events.buffers == 0 {
+            return false;
+        }
+        events.buffers -= 1;
+        events.completions.push_back((vector, event.cqn.get()));
+        true
+    }
+
+    fn async_event(&mut self, event: abi::AsyncEvent) -> bool {
+        let mut events = self.0.lock().unwrap();
+        if events.buffers == 0 {
+            return false;
+        }
+        events.buffers -= 1;
+        events.asynchronous.push_back((event.r#type.get(), event.object.get()));
+        true
+    }
+
+    fn flush(&mut self) {}
+}
+
+/// A guest and its NIC.
+pub(super) struct Guest {
+    pub(super) nic: NicId,
+    pub(super) gid: [u8; 16],
+    pub(super) events: Arc<Mutex<Events>>,
+    pub(super) space: AddressSpace,
+    ram: Ring,
+    next: u64,
+    doorbells: u64,
+    pub(super) ctx: u32,
+    pub(super) pd: u32,
+    pub(super) key: u32,
+}
+
+/// Guests on one shard.
+pub(super) struct World {
+    pub(super) shard: Shard,
+    pub(super) now: u64,
+}
+
+/// A completion queue as its owner sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cq {
+    pub(super) cqn: u32,
+    at: u64,
+    entries: u32,
+    pub(super) consumer: u32,
+}
+
+/// A queue pair as its owner sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Qp {
+    pub(super) qpn: u32,
+    pub(super) cq: Cq,
+    sq: u64,
+    rq: u64,
+    entries: u32,
+    sq_db: u32,
+    rq_db: u32,
+    pub(super) posted: [u32; 2],
+}
+
+pub(super) const SQ_STRIDE: u8 = 8;
+pub(super) const RQ_STRIDE: u8 = 7;
+
+pub(super) fn limits() -> Limits {
+    Limits {
+        max_contexts: 8,
+        max_pds: 16,
+        max_mrs: 64,
+        max_mr_bytes: 64 << 20,
+        max_cqs: 32,
+        max_srqs: 8,
+        max_qps: 32,
+        max_ahs: 16,
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self { shard: Shard::new(Box::new(Lcg(7))), now: 1 }
+    }
+
+    /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one region over all its memory.
+    pub(super) fn guest(&mut self, vni: u32, host: u8) -> Guest {
+        let events = Arc::new(Mutex::new(Events { buffers: 1000, ..Events::default() }));
+        let settings = NicSettings {
+            vni,
+            mac: [2, 0, 0, 0, 0, host],
+            gids: Vec::new(),
+            comp_vectors: 4,
+            kick_queues: 2,
+            limits: limits(),
+        };
+        let nic = self.shard.add_nic(settings, Box::new(TestPort(Arc::clone(&events))));
+        let space = AddressSpace::anonymous(&[(0, RAM)]).unwrap();
+        let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
+        let map = Arc::new(whole.resolve(&space, RAM as u64).unwrap());
+        let ram = Ring::new(Arc::clone(&map));
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, host]);
+        let mut guest = Guest {
+            nic,
+            gid,
+            events,
+            space,
+            ram,
+            next: 0x4000,
+            doorbells: 0x1000,
+            ctx: 0,
+            pd: 0,
+            key: 0,
+        };
+        self.start(&mut guest, map);
+        guest
+    }
+
+    fn start(&mut self, guest: &mut Guest, map: Arc<Translation>) {
+        let page = |addr| Ring::page(&guest.space, addr).unwrap();
+        let init = Command::Init { space: guest.space.clone(), status_page: page(0) };
+        self.ok(guest, 0, init);
+        let Reply::Context(context) =
+            self.ok(guest, 0, Command::ContextCreate { db_page: page(0x1000) })
+        else {
+            panic!("not a context")
+        };
+        guest.ctx = context.ctx.get();
+        self.ok(guest, 0, Command::GidSet { index: 1, gid: Some(guest.gid) });
+        let Reply::Object(pd) = self.ok(guest, guest.ctx, Command::PdCreate) else {
+            panic!("not a PD")
+        };
+        guest.pd = pd;
+        guest.key = self.register(guest, 0, map, 0xf).unwrap();
+    }
+
+    pub(super) fn register(
+        &mut self,
+        guest: &Guest,
+        iova: u64,
+        map: Arc<Translation>,
+        access: u32,
+    ) -> Result<u32, Status> {
+        match self.execute(guest, guest.ctx, Command::MrReg { pdn: guest.pd, access, iova, map })? {
+            Reply::Mr(mr) => Ok(mr.lkey.get()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn execute(
+        &mut self,
+        guest: &Guest,
+        ctx: u32,
+        command: Command,
+    ) -> Result<Reply, Status> {
+        self.shard.execute(guest.nic, ctx, command, self.now)
+    }
+
+    pub(super) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {
+        self.execute(guest, ctx, command).unwrap()
+    }
+
+    /// Runs until nothing is left to do at the present time.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !self.shard.poll(self.now) {
+                return;
+            }
+        }
+        panic!("the shard never comes to rest");
+    }
+
+    /// Moves time on, deadline by deadline.
+    pub(super) fn advance(&mut self, by: u64) {
+        let end = self.now + by;
+        loop {
+            self.settle();
+            match self.shard.next_deadline().filter(|&deadline| deadline <= end) {
+                Some(deadline) => self.now = self.now.max(deadline),
+                None => break,
+            }
+        }
+        self.now = end;
+        self.settle();
+    }
+
+    pub(super) fn cq(&mut self, guest: &mut Guest, entries: u32) -> Cq {
+        let bytes = control_offset(u64::from(entries) * 64) + 128;
+        let (at, ring) = guest.ring(bytes);
+        let command = Command::CqCreate { entries, vector: 1, ring };
+        let Reply::Object(cqn) = self.ok(guest, guest.ctx, command) else { panic!("not a CQ") };
+        Cq { cqn, at, entries, consumer: 0 }
+    }
+
+    pub(super) fn qp(
+        &mut self,
+        guest: &mut Guest,
+        kind: u32,
+        entries: u32,
+        srqn: Option<u32>,
+    ) -> Qp {
+        let cq = self.cq(guest, 256);
+        self.qp_on(guest, (kind, entries, srqn), cq)
+    }
+
+    pub(super) fn qp_on(
+        &mut self,
+        guest: &mut Guest,
+        shape: (u32, u32, Option<u32>),
+        cq: Cq,
+    ) -> Qp {
+        let (kind, entries, srqn) = shape;
+        let (sq_at, sq) = guest.ring(u64::from(entries) << SQ_STRIDE);
+        let (rq_at, rq) = guest.ring(u64::from(entries) << RQ_STRIDE);
+        let rq_entries = if srqn.is_some() { 0 } else { entries };
+        let req = abi::QpCreateReq {
+            pdn: U32::new(guest.pd),
+            r#type: U32::new(kind),
+            send_cqn: U32::new(cq.cqn),
+            recv_cqn: U32::new(cq.cqn),
+            srqn: U32::new(srqn.unwrap_or(abi::NO_SRQ)),
+            sq_entries: U32::new(entries),
+            rq_entries: U32::new(rq_entries),
+            max_send_sge: U16::new(4),
+            max_recv_sge: U16::new(4),
+            max_inline: U16::new(128),
+            sq_log2_stride: SQ_STRIDE,
+            rq_log2_stride: RQ_STRIDE,
+            ..abi::QpCreateReq::default()
+        };
+        let command = Command::QpCreate {
+            req: Box::new(req),
+            sq: Some(sq),
+            rq: srqn.is_none().then_some(rq),
+        };
+        let Reply::Qp(qp) = self.ok(guest, guest.ctx, command) else { panic!("not a QP") };
+        let (sq_db, rq_db) = (qp.sq_db.get(), qp.rq_db.get());
+        Qp { qpn: qp.qpn.get(), cq, sq: sq_at, rq: rq_at, entries, sq_db, rq_db, posted: [0; 2] }
+    }
+
+    pub(super) fn modify(
+        &mut self,
+        guest: &Guest,
+        qp: &Qp,
+        attr: abi::QpAttr,
+    ) -> Result<(), Status> {
+        let command = Command::QpModify { qpn: qp.qpn, attr: Box::new(attr) };
+        self.execute(guest, guest.ctx, command).map(|_| ())
+    }
+
+    pub(super) fn query(&mut self, guest: &Guest, qp: &Qp) -> abi::QpAttr {
+        match self.ok(guest, guest.ctx, Command::QpQuery(qp.qpn)) {
+            Reply::QpAttr(reply) => reply.attr,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Brings a connected QP to RTS towards `peer` at `peer_gid`.
+    pub(super) fn connect(&mut self, guest: &Guest, qp: &Qp, kind: u32, peer: (u32, [u8; 16])) {
+        self.modify(guest, qp, init_attr(kind)).unwrap();
+        self.modify(guest, qp, rtr_attr(kind, peer)).unwrap();
+        self.modify(guest, qp, rts_attr(kind)).unwrap();
+    }
+
+    /// A connected pair of QPs.
+    pub(super) fn pair(&mut self, a: &mut Guest, b: &mut Guest, kind: u32) -> (Qp, Qp) {
+        let qa = self.qp(a, kind, 16, None);
+        let qb = self.qp(b, kind, 16, None);
+        self.connect(a, &qa, kind, (qb.qpn, b.gid));
+        self.connect(b, &qb, kind, (qa.qpn, a.gid));
+        (qa, qb)
+    }
+}
+
+pub(super) fn init_attr(kind: u32) -> abi::QpAttr {
+    let mask = if kind == qpt::UD { m::QKEY } else { m::ACCESS_FLAGS };
+    abi::QpAttr {
+        mask: U32::new(m::STATE | m::PKEY_INDEX | m::PORT | mask),
+        qp_state: qps::INIT,
+        port_num: 1,
+        qkey: U32::new(0x1111),
+        qp_access_flags: U32::new(0xf),
+        ..abi::QpAttr::default()
+    }
+}
+
+pub(super) fn rtr_attr(kind: u32, peer: (u32, [u8; 16])) -> abi::QpAttr {
+    let mut mask = m::STATE;
+    if kind != qpt::UD {
+        mask |= m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
+    }
+    if kind == qpt::RC {
+        mask |= m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER;
+    }
+    abi::QpAttr {
+        mask: U32::new(mask),
+        qp_state: qps::RTR,
+        path_mtu: 5,
+        dest_qpn: U32::new(peer.0),
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: 12,
+        ah: av(peer.1),
+        ..abi::QpAttr::default()
+    }
+}
+
+pub(super) fn rts_attr(kind: u32) -> abi::QpAttr {
+    let mut mask = m::STATE | m::SQ_PSN;
+    if kind == qpt::RC {
+        mask |= m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC;
+    }
+    abi::QpAttr {
+        mask: U32::new(mask),
+        qp_state: qps::RTS,
+        timeout: 14,
+        retry_cnt: 2,
+        rnr_retry: 3,
+        max_rd_atomic: 1,
+        ..abi::QpAttr::default()
+    }
+}
+
+pub(super) fn state_attr(state: u8) -> abi::QpAttr {
+    abi::QpAttr { mask: U32::new(m::STATE), qp_state: state, ..abi::QpAttr::default() }
+}
+
+pub(super) fn av(dgid: [u8; 16]) -> abi::Av {
+    abi::Av {
+        dgid,
+        sgid_index: U16::new(1),
+        port_num: 1,
+        flags: abi::av_flags::GRH,
+        hop_limit: 64,
+        ..abi::Av::default()
+    }
+}
+
+/// A send work request with elements; `opcode` and flags are the ABI's.
+pub(super) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
+    abi::SqWqe { wr_id: U64::new(wr_id), opcode, flags, ..abi::SqWqe::default() }
+}
+
+impl Guest {
+    /// A zeroed piece of memory for a ring.
+    pub(super) fn ring(&mut self, bytes: u64) -> (u64, Ring) {
+        let at = self.alloc(bytes);
+        let npages = bytes.div_ceil(4096) as u32;
+        let list = PageList { addr: at, npages, page_shift: 12, ..PageList::default() };
+        (at, Ring::new(Arc::new(list.resolve(&self.space, bytes).unwrap())))
+    }
+
+    /// Page-aligned memory that nobody else uses.
+    pub(super) fn alloc(&mut self, bytes: u64) -> u64 {
+        let at = self.next;
+        self.next += bytes.next_multiple_of(4096);
+        assert!(self.next <= RAM as u64, "guest memory is used up");
+        at
+    }
+
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+        self.ram.write(at, bytes);
+    }
+
+    pub(super) fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.ram.read(at, &mut bytes);
+        bytes
+    }
+
+    /// A buffer with bytes that depend on `seed`.
+    pub(super) fn pattern(&mut self, len: usize, seed: u8) -> (u64, Vec<u8>) {
+        let at = self.alloc(len.max(1) as u64);
+        let bytes: Vec<u8> =
+            (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        self.write(at, &bytes);
+        (at, bytes)
+    }
+
+    pub(super) fn sge(&self, addr: u64, length: u32) -> abi::Sge {
+        abi::Sge { addr: U64::new(addr), length: U32::new(length), lkey: U32::new(self.key) }
+    }
+
+    fn ring_doorbell(&self, number: u32, index: u32) {
+        let slot = u64::from(number & 0xffff);
+        self.ram.store_u32(self.doorbells + abi::db::INDEX as u64 + 4 * slot, index);
+        self.ram.store_u8(self.doorbells + slot / 64, 1);
+    }
+
+    /// Posts a send with elements, or with inline bytes.
+    pub(super) fn post_send(&self, qp: &mut Qp, mut wqe: abi::SqWqe, sges: &[abi::Sge]) {
+        wqe.num_sge = U16::new(sges.len() as u16);
+        self.post_raw(qp, wqe, sges.as_bytes());
+    }
+
+    pub(super) fn post_raw(&self, qp: &mut Qp, wqe: abi::SqWqe, data: &[u8]) {
+        let at = qp.sq + (u64::from(qp.posted[0] & (qp.entries - 1)) << SQ_STRIDE);
+        self.write(at, wqe.as_bytes());
+        self.write(at + abi::SQ_WQE_DATA as u64, data);
+        qp.posted[0] = qp.posted[0].wrapping_add(1);
+        self.ring_doorbell(qp.sq_db, qp.posted[0]);
+    }
+
+    pub(super) fn post_receive(&self, qp: &mut Qp, wr_id: u64, sges: &[abi::Sge]) {
+        let at = qp.rq + (u64::from(qp.posted[1] & (qp.entries - 1)) << RQ_STRIDE);
+        let wqe = abi::RqWqe {
+            wr_id: U64::new(wr_id),
+            num_sge: U16::new(sges.len() as u16),
+            ..Default::default()
+        };
+        self.write(at, wqe.as_bytes());
+        self.write(at + abi::RQ_WQE_DATA as u64, sges.as_bytes());
+        qp.posted[1] = qp.posted[1].wrapping_add(1);
+        self.ring_doorbell(qp.rq_db, qp.posted[1]);
+    }
+
+    /// Posts to an SRQ whose ring is at `at`.
+    pub(super) fn post_shared(&self, ring: (u64, u32, u32), index: u32, sge: abi::Sge) {
+        let (at, entries, doorbell) = ring;
+        let slot = at + (u64::from(index & (entries - 1)) << RQ_STRIDE);
+        let wqe = abi::RqWqe {
+            wr_id: U64::new(u64::from(index)),
+            num_sge: U16::new(1),
+            ..Default::default()
+        };
+        self.write(slot, wqe.as_bytes());
+        self.write(slot + abi::RQ_WQE_DATA as u64, sge.as_bytes());
+        self.ring_doorbell(doorbell, index + 1);
+    }
+
+    pub(super) fn raw_doorbell(&self, qp: &Qp, send: u32) {
+        self.ring_doorbell(qp.sq_db, send);
+    }
+
+    /// What a driver does after RESET: both producer indices are zero again.
+    pub(super) fn raw_reset(&self, qp: &Qp) {
+        for number in [qp.sq_db, qp.rq_db] {
+            let slot = u64::from(number & 0xffff);
+            self.ram.store_u32(self.doorbells + abi::db::INDEX as u64 + 4 * slot, 0);
+        }
+    }
+
+    /// Takes the next completion, if there is one.
+    pub(super) fn poll(&self, cq: &mut Cq) -> Option<abi::Cqe> {
+        let at = cq.at + u64::from(cq.consumer & (cq.entries - 1)) * 64;
+        let cqe = abi::Cqe::read_from_bytes(&self.read(at, 64)).unwrap();
+        if cqe.seq.get() != cq.consumer.wrapping_add(1) {
+            return None;
+        }
+        cq.consumer = cq.consumer.wrapping_add(1);
+        self.ram.store_u32(self.control(cq) + abi::ctrl::CONSUMER as u64, cq.consumer);
+        Some(cqe)
+    }
+
+    /// All completions there are.
+    pub(super) fn drain(&self, cq: &mut Cq) -> Vec<abi::Cqe> {
+        std::iter::from_fn(|| self.poll(cq)).collect()
+    }
+
+    /// The statuses of all completions there are.
+    pub(super) fn statuses(&self, cq: &mut Cq) -> Vec<(u64, u8)> {
+        self.drain(cq).iter().map(|cqe| (cqe.wr_id.get(), cqe.status)).collect()
+    }
+
+    pub(super) fn arm(&self, cq: &Cq, what: u32) {
+        let fired = self.ram.load_u32(self.control(cq) + abi::ctrl::FIRED as u64);
+        let word = (fired + 1) << abi::arm::SEQ_SHIFT | what;
+        self.ram.store_u32(self.control(cq) + abi::ctrl::ARM as u64, word);
+    }
+
+    fn control(&self, cq: &Cq) -> u64 {
+        cq.at + control_offset(u64::from(cq.entries) * 64)
+    }
+
+    pub(super) fn asynchronous(&self) -> Vec<(u32, u32)> {
+        self.events.lock().unwrap().asynchronous.drain(..).collect()
+    }
+
+    pub(super) fn completion_events(&self) -> Vec<(u32, u32)> {
+        self.events.lock().unwrap().completions.drain(..).collect()
+    }
+}

@@ -1,0 +1,8 @@
+//! The engine driven without a device: two NICs, anonymous guest memory, a clock that the test turns.
+
+mod connected;
+mod datagram;
+mod driver;
+mod failures;
+mod lifecycle;
+mod model;
