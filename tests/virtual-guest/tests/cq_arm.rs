@@ -4,6 +4,7 @@
     clippy::cast_possible_truncation,
     clippy::expect_used,
     clippy::unwrap_used,
+    clippy::panic,
     reason = "a test on a 64-bit host"
 )]
 

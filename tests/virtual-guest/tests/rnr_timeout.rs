@@ -104,12 +104,13 @@ fn a_write_with_immediate_waits_for_a_receive_too() {
 #[test]
 fn each_message_has_all_its_rnr_retries() {
     let world = World::new();
-    let path = Path { min_rnr_timer: 22, rnr_retry: 6, ..Path::default() };
+    let path = Path { min_rnr_timer: 26, rnr_retry: 6, ..Path::default() };
     let (mut a, mut b) = world.pair(&QpSpec::new(qpt::RC), &path);
     let inbox = b.node.area(8);
     for i in 0..10 {
         a.qp.post_send(&SendWr::send(i, &[]).inline(&[1; 8]));
-        std::thread::sleep(Duration::from_millis(30));
+        // Longer than one wait of 82 ms, so that ten messages use more retries than one may.
+        std::thread::sleep(Duration::from_millis(100));
         b.qp.post_recv(i, &[inbox.sge()]);
         assert_eq!(a.scq.ok().wr_id, i);
         b.rcq.ok();
