@@ -248,6 +248,13 @@ impl Cq {
         Put::new().u32(self.cqn).u32(entries).u32(requested).u32(0).bytes(&ring.bytes()).done(40)
     }
 
+    /// Goes on with the ring that CQ_RESIZE moved the queue to.
+    pub fn moved_to(&mut self, entries: u32, ring: Arc<Buf>) {
+        self.ctrl = ring_with_control(entries, 6).1;
+        self.entries = entries;
+        self.buf = ring;
+    }
+
     /// CQ_DESTROY.
     pub fn destroy(&self) -> Result<()> {
         self.ctx.object(cmd::CQ_DESTROY, self.cqn)

@@ -108,7 +108,7 @@ fn wrong_page_lists_are_refused_with_the_right_status() {
     let mut outside_root = PageList::tree(ram, &[good], 0, 12, 1);
     outside_root.addr = 0x10;
     let mut beyond_root = PageList::tree(ram, &[good], 0, 12, 1);
-    beyond_root.addr = u64::MAX & !0xfff;
+    beyond_root.addr = !0xfff;
     let cases = [
         ("outside", list(end, 1, 0, 12), 1, err::FAULT),
         ("runs out of memory", list(end - PAGE, 2, 0, 12), 2 * PAGE, err::FAULT),

@@ -1,0 +1,152 @@
+//! Asynchronous events: delivery, waiting without buffers, and none for objects that are gone (7.5).
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test on a 64-bit host"
+)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use virtual_guest::guest::GuestConfig;
+use virtual_guest::qp::{Path, QpSpec, SendWr};
+use virtual_guest::spec::{event, qpt};
+use virtual_guest::world::{End, World};
+
+const SHORT: Duration = Duration::from_millis(150);
+
+/// Breaks `target` by a write with a key that does not exist.
+fn break_responder(a: &mut End) {
+    a.run(&SendWr::write(1, &[], 0x1000, 0x7777_7777).inline(&[1; 8]));
+}
+
+#[test]
+fn an_event_carries_its_object_and_context() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    break_responder(&mut a);
+    let e = b
+        .node
+        .guest
+        .await_async(event::QP_ACCESS_ERR, b.qp.qpn, Duration::from_secs(1))
+        .expect("an event");
+    assert_eq!(e.ctx, b.node.ctx.id());
+    assert_ne!(e.ctx, 0);
+}
+
+#[test]
+fn without_buffers_each_object_keeps_one_event_of_each_type() {
+    let world = World::new();
+    let a = world.node();
+    let b = world.node_with("net", &[], GuestConfig { event_buffers: 0, ..GuestConfig::default() });
+    let mut expected = BTreeMap::new();
+    let mut ends = Vec::new();
+    for _ in 0..70 {
+        let (mut from, to) = (a.rc(), b.rc());
+        from.connect(&to, &Path::default());
+        to.connect(&from, &Path::default());
+        break_responder(&mut from);
+        expected.insert(to.qp.qpn, 0);
+        ends.push((from, to));
+    }
+    b.guest.with_async(|q| assert_eq!(q.in_stock(), 0));
+    b.guest.with_async(|q| {
+        q.add_buffers(64);
+        q.vq.kick().unwrap();
+    });
+    while let Some(e) = b.guest.async_event(SHORT).unwrap() {
+        if e.kind == event::QP_ACCESS_ERR {
+            *expected.get_mut(&e.object).expect("a queue pair of this guest") += 1;
+        }
+    }
+    assert!(expected.values().all(|n| *n == 1), "{expected:?}");
+}
+
+#[test]
+fn events_of_destroyed_objects_are_dropped() {
+    let world = World::new();
+    let a = world.node();
+    let b = world.node_with("net", &[], GuestConfig { event_buffers: 0, ..GuestConfig::default() });
+    let (mut from, to) = (a.rc(), b.rc());
+    from.connect(&to, &Path::default());
+    to.connect(&from, &Path::default());
+    break_responder(&mut from);
+    std::thread::sleep(Duration::from_millis(20));
+    to.qp.destroy().unwrap();
+    b.guest.with_async(|q| {
+        q.add_buffers(16);
+        q.vq.kick().unwrap();
+    });
+    while let Some(e) = b.guest.async_event(SHORT).unwrap() {
+        assert_ne!(e.object, to.qp.qpn, "{e:?}");
+    }
+}
+
+#[test]
+fn completion_events_of_destroyed_queues_are_dropped() {
+    let world = World::new();
+    let a = world.node_with("net", &[], GuestConfig { event_buffers: 0, ..GuestConfig::default() });
+    let mut end = a.rc();
+    end.qp.connect(end.address(), &Path::default()).unwrap();
+    let word = a.area(8);
+    end.scq.arm(virtual_guest::spec::ARM_ANY);
+    end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
+    end.qp.destroy().unwrap();
+    end.scq.destroy().unwrap();
+    a.guest.with_comp(0, |q| {
+        q.add_buffers(8);
+        q.vq.kick().unwrap();
+    });
+    assert_eq!(a.guest.comp_event(0, SHORT).unwrap(), None);
+}
+
+#[test]
+fn comm_est_comes_once() {
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    let (mut a, mut b) = (na.rc(), nb.rc());
+    b.qp.to_init(&Path::default()).unwrap();
+    b.qp.to_rtr(a.address(), &Path::default()).unwrap();
+    a.connect(&b, &Path::default());
+    let inbox = nb.area(8);
+    for i in 0..3 {
+        b.qp.post_recv(i, &[inbox.sge()]);
+        a.run_ok(&SendWr::send(i, &[]).inline(&[1; 8]));
+        b.rcq.ok();
+    }
+    let mut seen = 0;
+    while let Some(e) = nb.guest.async_event(SHORT).unwrap() {
+        seen += usize::from(e.kind == event::COMM_EST && e.object == b.qp.qpn);
+    }
+    assert_eq!(seen, 1);
+}
+
+#[test]
+fn no_comm_est_in_rts() {
+    let world = World::new();
+    let (mut a, mut b) = world.pair(&QpSpec::new(qpt::RC), &Path::default());
+    let inbox = b.node.area(8);
+    b.qp.post_recv(1, &[inbox.sge()]);
+    a.run_ok(&SendWr::send(1, &[]).inline(&[1; 8]));
+    b.rcq.ok();
+    while let Some(e) = b.node.guest.async_event(SHORT).unwrap() {
+        assert_ne!(e.kind, event::COMM_EST);
+    }
+}
+
+#[test]
+fn interrupts_work_without_event_index_too() {
+    let world = World::new();
+    let a = world.node_with("net", &[], GuestConfig { event_idx: false, ..GuestConfig::default() });
+    let mut end = a.rc();
+    end.qp.connect(end.address(), &Path::default()).unwrap();
+    let word = a.area(8);
+    for i in 0..100 {
+        end.scq.arm(virtual_guest::spec::ARM_ANY);
+        end.run_ok(&SendWr::write(i, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
+        let e = a.guest.comp_event(0, Duration::from_secs(2)).unwrap().expect("an event");
+        assert_eq!(e.cqn, end.scq.cqn);
+    }
+}

@@ -1,0 +1,379 @@
+//! Reset, pause, disconnection and reconnection in any state, without leak or harm to others (5.3, 5.4, 5.6).
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test on a 64-bit host"
+)]
+
+use std::time::{Duration, Instant};
+
+use virtual_guest::daemon::Daemon;
+use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::qp::{Path, QpSpec, SendWr};
+use virtual_guest::spec::{self, access, err, qpt, status};
+use virtual_guest::world::{End, Node, World, pattern};
+
+const FAST: Path = Path {
+    access: access::ALL,
+    timeout: 12,
+    retry_cnt: 1,
+    rnr_retry: 7,
+    min_rnr_timer: 1,
+    rd_atomic: 4,
+};
+
+/// Keeps a queue pair busy with large writes to `peer` until it fails; how many succeeded.
+fn stream(end: &mut End, from: &virtual_guest::world::Area, to: (u64, u32), count: u64) -> u64 {
+    let mut done = 0;
+    let mut posted = 0;
+    while done < count {
+        while posted < count && posted - done < 32 {
+            end.qp.queue_send(&SendWr::write(posted, &[from.sge()], to.0, to.1));
+            posted += 1;
+        }
+        end.qp.ring_sq();
+        match end.scq.wait(Duration::from_secs(5)) {
+            Some(cqe) if cqe.status == status::SUCCESS => done += 1,
+            _ => break,
+        }
+    }
+    done
+}
+
+fn eventually(what: &str, mut f: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !f() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn no_objects(daemon: &Daemon, nic: &str) -> bool {
+    let shown = daemon.show_nic(nic);
+    ["pds", "mrs", "mr_bytes", "cqs", "srqs", "qps", "ahs"]
+        .iter()
+        .all(|k| shown["objects"][k].as_u64() == Some(0))
+}
+
+#[test]
+fn a_context_that_is_destroyed_with_traffic_touches_nothing_afterwards() {
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    for _ in 0..5 {
+        let ctx = nb.guest.open().unwrap();
+        let pdn = ctx.create_pd().unwrap();
+        let doomed = Node { ctx: ctx.clone(), pdn, ..nb.clone() };
+        let (mut a, mut b) = (na.rc(), doomed.rc());
+        a.connect(&b, &FAST);
+        b.connect(&a, &FAST);
+        let (from, to) = (na.area_of(&pattern(1, 1 << 20)), doomed.area(1 << 20));
+        let inbox = doomed.area(64);
+        for i in 0..30 {
+            b.qp.post_recv(i, &[inbox.sge()]);
+            a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
+            b.qp.queue_send(&SendWr::write(i, &[to.sge()], from.addr(0), from.rkey()));
+        }
+        a.qp.ring_sq();
+        b.qp.ring_sq();
+        a.scq.one();
+        ctx.destroy().unwrap();
+        // Everything that was given to the context is the driver's again.
+        to.mr.view().fill(0, to.mr.view().len(), 0x11);
+        b.rcq.view().fill(0, b.rcq.view().len(), 0x11);
+        b.scq.view().fill(0, b.scq.view().len(), 0x11);
+        ctx.doorbell_page(0).fill(0, 4096, 0xff);
+        std::thread::sleep(Duration::from_millis(20));
+        for view in [to.mr.view(), b.rcq.view(), b.scq.view()] {
+            assert!(
+                view.vec(0, view.len()).iter().all(|b| *b == 0x11),
+                "written after the destruction"
+            );
+        }
+        assert!(ctx.doorbell_page(0).vec(0, 4096).iter().all(|b| *b == 0xff));
+        assert_eq!(b.qp.query().unwrap_err().status(), Some(err::NOENT));
+        // The sender sees a peer that is not there.
+        let mut last = status::SUCCESS;
+        for _ in 1..30 {
+            let cqe = a.scq.one();
+            if cqe.status != status::SUCCESS {
+                last = cqe.status;
+                break;
+            }
+        }
+        assert!([status::SUCCESS, status::RETRY_EXC_ERR, status::REM_ACCESS_ERR].contains(&last));
+    }
+    let mut word_end = na.rc();
+    word_end.qp.connect(word_end.address(), &FAST).unwrap();
+    let word = na.area(8);
+    word_end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
+}
+
+#[test]
+fn dereg_under_traffic_answers_when_nothing_is_written_any_more() {
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    for _ in 0..10 {
+        let (mut a, b) = (na.rc(), nb.rc());
+        a.connect(&b, &FAST);
+        b.connect(&a, &FAST);
+        let (from, to) = (na.area_of(&pattern(2, 1 << 20)), nb.area(1 << 20));
+        for i in 0..20 {
+            a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
+        }
+        a.qp.ring_sq();
+        a.scq.one();
+        nb.ctx.dereg(to.rkey()).unwrap();
+        to.mr.view().fill(0, to.mr.view().len(), 0x11);
+        std::thread::sleep(Duration::from_millis(10));
+        let view = to.mr.view();
+        assert!(
+            view.vec(0, view.len()).iter().all(|b| *b == 0x11),
+            "written after the deregistration"
+        );
+    }
+}
+
+#[test]
+fn a_paused_machine_goes_on_where_it_was() {
+    let world = World::new();
+    let (mut a, mut b) = world.rc_pair();
+    let (from, to) = (a.node.area(64), b.node.area(64));
+    for i in 0..10u64 {
+        b.node.guest.pause_and_continue().unwrap();
+        if i % 2 == 0 {
+            a.node.guest.pause_and_continue().unwrap();
+        }
+        from.set_word(0, i);
+        b.qp.post_recv(i, &[to.sge()]);
+        a.run_ok(&SendWr::send(i, &[from.sge()]));
+        assert_eq!(b.rcq.ok().wr_id, i);
+        assert_eq!(to.word(0), i);
+        b.node.guest.keepalive().unwrap();
+        b.scq.arm(spec::ARM_ANY);
+    }
+}
+
+#[test]
+fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
+    let world = World::new();
+    let path = Path { timeout: 18, retry_cnt: 7, ..FAST };
+    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
+    let (from, to) = (a.node.area_of(&pattern(3, 1 << 20)), b.node.area(1 << 20));
+    for i in 0..40 {
+        a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
+    }
+    a.qp.ring_sq();
+    let mut done = 1;
+    a.scq.ok();
+    let bases = b.node.guest.stop_rings().unwrap();
+    to.mr.view().fill(0, to.mr.view().len(), 0x11);
+    std::thread::sleep(Duration::from_millis(50));
+    let view = to.mr.view();
+    assert!(view.vec(0, view.len()).iter().all(|b| *b == 0x11), "a stopped guest was written to");
+    for (index, base) in bases.into_iter().enumerate() {
+        b.node.guest.start_ring(index, base).unwrap();
+    }
+    while done < 40 {
+        a.scq.ok();
+        done += 1;
+    }
+    assert_eq!(to.mr.view().vec(192, 1 << 20), pattern(3, 1 << 20));
+}
+
+#[test]
+fn a_reset_ends_everything_and_a_new_driver_starts_clean() {
+    let world = World::new();
+    let a = world.node();
+    let mut node = world.node();
+    for round in 0..5 {
+        let old = node.area(1 << 16);
+        node.guest.reset().unwrap();
+        let early = node.guest.query_device().unwrap_err().status();
+        assert_eq!(early, Some(err::STATE), "round {round}: INIT comes first in a new life");
+        eventually("objects survive a reset", || no_objects(&world.daemon, &node.name));
+        node = Node::start(node.name.clone(), node.socket.clone(), node.guest.clone(), node.gid);
+        let (mut c, d) = (a.rc(), node.rc());
+        c.connect(&d, &FAST);
+        d.connect(&c, &FAST);
+        let word = node.area(8);
+        c.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[7; 8]));
+        assert_eq!(word.bytes(), [7; 8]);
+        let failed = c.run(&SendWr::write(2, &[], old.addr(0), old.rkey()).inline(&[7; 8]));
+        assert_eq!(failed.status, status::REM_ACCESS_ERR);
+    }
+}
+
+#[test]
+fn a_reset_under_traffic_stops_all_writes() {
+    let world = World::new();
+    let a = world.node();
+    let mut node = world.node();
+    for _ in 0..8 {
+        let (mut from_end, to_end) = (a.rc(), node.rc());
+        from_end.connect(&to_end, &FAST);
+        to_end.connect(&from_end, &FAST);
+        let (from, to) = (a.area_of(&pattern(5, 1 << 20)), node.area(1 << 20));
+        for i in 0..40 {
+            from_end.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
+        }
+        from_end.qp.ring_sq();
+        from_end.scq.one();
+        node.guest.reset().unwrap();
+        to.mr.view().fill(0, to.mr.view().len(), 0x11);
+        std::thread::sleep(Duration::from_millis(20));
+        let view = to.mr.view();
+        assert!(view.vec(0, view.len()).iter().all(|b| *b == 0x11), "written after the reset");
+        node = Node::start(node.name.clone(), node.socket.clone(), node.guest.clone(), node.gid);
+    }
+}
+
+#[test]
+fn twenty_killed_monitors_leave_nothing_behind() {
+    let world = World::new();
+    let a = world.node();
+    let neighbour = (a.rc(), world.node().rc());
+    neighbour.0.connect(&neighbour.1, &FAST);
+    neighbour.1.connect(&neighbour.0, &FAST);
+    let (mut n0, n1) = neighbour;
+    let word = n1.node.area(8);
+    let socket = world.daemon.add_nic("mortal", "net", &[]);
+    let gid = virtual_guest::world::ipv4_gid(3, 3);
+    let mut before = None;
+    for round in 0..20u64 {
+        let guest = Guest::connect(&socket, GuestConfig::default()).expect("a new monitor");
+        let node = Node::start("mortal".into(), socket.clone(), guest, gid);
+        let (mut out, mut back) = (a.rc(), node.rc());
+        out.connect(&back, &FAST);
+        back.connect(&out, &FAST);
+        let (here, there) = (a.area(1 << 18), node.area(1 << 18));
+        let inbox = node.area(64);
+        back.qp.post_recv(1, &[inbox.sge()]);
+        for i in 0..20 {
+            out.qp.queue_send(&SendWr::write(i, &[here.sge()], there.addr(0), there.rkey()));
+            back.qp.queue_send(&SendWr::read(i, &[there.sge()], here.addr(0), here.rkey()));
+        }
+        out.qp.ring_sq();
+        back.qp.ring_sq();
+        if round % 3 != 0 {
+            out.scq.one();
+        }
+        node.guest.disconnect();
+        // The peer's requests end one way or the other.
+        for _ in 0..20 {
+            if out.scq.one().status != status::SUCCESS {
+                break;
+            }
+            if round % 3 != 0 && out.scq.consumer() == 20 {
+                break;
+            }
+        }
+        out.qp.destroy().unwrap();
+        n0.run_ok(
+            &SendWr::write(round, &[], word.addr(0), word.rkey()).inline(&round.to_le_bytes()),
+        );
+        assert_eq!(word.word(0), round);
+        eventually("objects of a dead monitor stay", || no_objects(&world.daemon, "mortal"));
+        // The first rounds may fill caches and pools; afterwards nothing may grow.
+        if round == 4 {
+            eventually("settled", || {
+                let files = world.daemon.open_files();
+                std::thread::sleep(Duration::from_millis(50));
+                files == world.daemon.open_files()
+            });
+            before =
+                Some((world.daemon.open_files(), world.daemon.threads(), world.daemon.mappings()));
+        }
+    }
+    let before = before.expect("round 4 was run");
+    eventually("files, threads or mappings leak", || {
+        world.daemon.open_files() <= before.0
+            && world.daemon.threads() <= before.1
+            && world.daemon.mappings() <= before.2 + 4
+    });
+}
+
+#[test]
+fn a_monitor_that_dies_during_the_handshake_is_forgotten() {
+    use std::io::Write;
+    let world = World::new();
+    let socket = world.daemon.add_nic("early", "net", &[]);
+    for i in 0..20usize {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        // Half a header, or garbage.
+        let _sent = stream.write(&vec![0x5a; i]);
+    }
+    let guest =
+        Guest::connect(&socket, GuestConfig::default()).expect("the next monitor is served");
+    guest.init().unwrap();
+}
+
+#[test]
+fn removing_a_nic_cuts_its_guest_off_and_nobody_else() {
+    let world = World::new();
+    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &FAST);
+    world.daemon.run(&["nic", "rm", &b.node.name]);
+    let failed = a.run(&SendWr::write(1, &[], 0x1000, 1).inline(&[1; 8]));
+    assert_eq!(failed.status, status::RETRY_EXC_ERR);
+    let mut own = a.node.rc();
+    own.qp.connect(own.address(), &FAST).unwrap();
+    let word = a.node.area(8);
+    own.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
+    assert!(!b.node.socket.exists());
+}
+
+#[test]
+fn an_idle_daemon_asks_for_kicks_and_wakes_by_one() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let word = b.node.area(8);
+    for i in 0..20u64 {
+        eventually("the device never sleeps", || a.node.guest.need_kick());
+        a.run_ok(&SendWr::write(i, &[], word.addr(0), word.rkey()).inline(&i.to_le_bytes()));
+    }
+}
+
+#[test]
+fn posts_that_race_with_the_device_going_to_sleep_are_never_lost() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let word = b.node.area(8);
+    for i in 0..20_000u64 {
+        // Around the default of 50 us that a worker polls before it sleeps.
+        let pause = Duration::from_nanos(i * 7919 % 120_000);
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        a.qp.post_send(&SendWr::write(i, &[], word.addr(0), word.rkey()).inline(&i.to_le_bytes()));
+        let cqe = a.scq.wait(Duration::from_secs(3)).expect("a post was lost");
+        assert_eq!((cqe.wr_id, cqe.status), (i, status::SUCCESS));
+    }
+}
+
+#[test]
+fn a_long_stream_survives_a_neighbours_churn() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let (from, to) = (a.node.area_of(&pattern(1, 1 << 16)), b.node.area(1 << 16));
+    let churn = world.node();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let mr = churn.mr(10_000);
+                let end = churn.rc();
+                end.qp.connect(end.address(), &FAST).unwrap();
+                end.qp.destroy().unwrap();
+                end.scq.destroy().unwrap();
+                end.rcq.destroy().unwrap();
+                churn.ctx.dereg(mr.lkey).unwrap();
+            }
+        });
+        let done = stream(&mut a, &from, (to.addr(0), to.rkey()), 3000);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(done, 3000);
+    });
+    assert_eq!(to.bytes(), pattern(1, 1 << 16));
+}
