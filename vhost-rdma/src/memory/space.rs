@@ -75,6 +75,12 @@ impl AddressSpace {
         &self.regions
     }
 
+    /// How much memory the guest has.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.len).sum()
+    }
+
     /// Whether `region`'s mapping is part of this space.
     #[must_use]
     pub fn contains(&self, region: &Region) -> bool {

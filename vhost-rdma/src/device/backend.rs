@@ -1,0 +1,140 @@
+//! The device layer as the registry sees it: NICs come, change and go.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::events::NoPort;
+use super::listener::ListenerThread;
+use super::nic::{self, JOB_TIMEOUT, Nic};
+use super::queues::QueueLayout;
+use super::socket::{self, NicSocket};
+use crate::node::{AttachError, Backend, NicConfig, NicStatus};
+use crate::worker::{Placement, WorkerConfig, Workers};
+
+/// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
+struct Attached {
+    listener: ListenerThread,
+    nic: Arc<Nic>,
+    vni: u32,
+}
+
+struct State {
+    nics: BTreeMap<String, Attached>,
+    placement: Placement,
+}
+
+/// Serves NICs at vhost-user sockets with a pool of workers. Dropping it cuts all VMMs off.
+pub struct DeviceBackend {
+    layout: QueueLayout,
+    state: Mutex<State>,
+    // After `state`: NICs end on their workers.
+    workers: Workers,
+}
+
+impl std::fmt::Debug for DeviceBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceBackend").field("layout", &self.layout).field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+impl DeviceBackend {
+    /// Starts the workers; there are no NICs yet.
+    ///
+    /// # Errors
+    /// The host refuses a thread, an eventfd, or random numbers.
+    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+        Self::with_layout(config, QueueLayout::default())
+    }
+
+    /// As [`start`](Self::start), with other numbers of queues than the default.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn with_layout(config: WorkerConfig, layout: QueueLayout) -> io::Result<Self> {
+        let workers = Workers::start(config)?;
+        let placement = Placement::new(workers.handles().len());
+        Ok(Self { layout, state: Mutex::new(State { nics: BTreeMap::new(), placement }), workers })
+    }
+
+    /// The queues of every NIC: what a VMM must be told.
+    #[must_use]
+    pub const fn layout(&self) -> QueueLayout {
+        self.layout
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the NIC to a worker.
+    fn place(&self, config: &NicConfig) -> Result<Arc<Nic>, AttachError> {
+        let index = self.state().placement.add(config.vni);
+        let settings = nic::settings(config, self.layout);
+        let worker = self.workers.handles().get(index);
+        let placed = worker.and_then(|worker| {
+            let add = worker.call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(settings, Box::new(NoPort)));
+            Some(Arc::new(Nic::new(config, self.layout, worker.clone(), add.ok()?)))
+        });
+        placed.ok_or_else(|| {
+            self.state().placement.remove(config.vni);
+            AttachError::Resources("the engine does not take the NIC; see the daemon's log, and restart it".to_owned())
+        })
+    }
+
+    /// Takes the NIC from its worker.
+    fn displace(&self, nic: &Nic, vni: u32) {
+        if let Err(error) = nic.call(JOB_TIMEOUT, |shard, id, _| shard.remove_nic(id)) {
+            tracing::error!(nic = nic.name, %error, "the engine did not let go of the NIC in time");
+        }
+        self.state().placement.remove(vni);
+    }
+}
+
+impl Backend for DeviceBackend {
+    fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
+        if self.state().nics.contains_key(&config.name) {
+            return Err(AttachError::Resources(format!("NIC {:?} is attached already", config.name)));
+        }
+        let socket = NicSocket::open(&config.socket, &config.access)?;
+        let nic = self.place(config)?;
+        let listener = ListenerThread::start(nic.clone(), socket).map_err(|error| {
+            self.displace(&nic, config.vni);
+            AttachError::io("start a thread", error)
+        })?;
+        self.state().nics.insert(config.name.clone(), Attached { listener, nic, vni: config.vni });
+        Ok(())
+    }
+
+    fn detach(&self, name: &str) {
+        // Not under the lock: it may take a while.
+        let Some(Attached { listener, nic, vni }) = self.state().nics.remove(name) else { return };
+        drop(listener);
+        self.displace(&nic, vni);
+    }
+
+    fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
+        let attached = self.state().nics.get(&config.name).map(|attached| attached.nic.clone());
+        let Some(nic) = attached else { return Ok(()) };
+        socket::grant(&config.socket, &config.access)?;
+        let settings = nic::settings(config, self.layout);
+        nic.call(JOB_TIMEOUT, move |shard, id, _| shard.update_nic(id, settings))
+            .map_err(|error| AttachError::Resources(format!("the engine did not take the change over: {error}")))?;
+        nic.set_max_mr_bytes(config.limits.max_mr_bytes);
+        Ok(())
+    }
+
+    fn status(&self, name: &str) -> NicStatus {
+        let nic = self.state().nics.get(name).map(|attached| attached.nic.clone());
+        nic.map_or_else(NicStatus::default, |nic| nic.status())
+    }
+}
+
+impl Drop for DeviceBackend {
+    fn drop(&mut self) {
+        let names: Vec<_> = self.state().nics.keys().cloned().collect();
+        for name in names {
+            self.detach(&name);
+        }
+    }
+}

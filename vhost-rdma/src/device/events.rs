@@ -1,0 +1,110 @@
+//! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md §7.5).
+//!
+//! All of this runs on a worker and must not wait for a guest or a VMM: queue locks are held for moments, notifications go to
+//! descriptors that never block, and of buffers that are too short only as many as the ring holds are looked at.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use virtio_queue::QueueT;
+use virtio_rdma_abi::{AsyncEvent, CompEvent, vq};
+use vhost_user_backend::{VringState, VringT};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use zerocopy::IntoBytes;
+
+use super::chain::{self, Taken};
+use super::vring::{Memory, Vring, runs};
+use crate::engine::Port;
+
+/// The event queues of one connection.
+pub(super) struct EventPort {
+    /// Queue 1 and the completion-event queues, in the order of their indices.
+    queues: Vec<Vring>,
+    memory: Memory,
+    /// Bit n: queue n holds events that the guest was not told of.
+    dirty: u64,
+    raised: Arc<AtomicU64>,
+}
+
+impl EventPort {
+    /// `vrings` are those of events, from index 1 on; `raised` counts asynchronous events.
+    pub(super) fn new(vrings: &[Vring], memory: Memory, raised: Arc<AtomicU64>) -> Self {
+        Self { queues: vrings.to_vec(), memory, dirty: 0, raised }
+    }
+
+    fn put(&mut self, index: usize, event: &[u8]) -> bool {
+        let Some(vring) = self.queues.get(index) else { return false };
+        let memory = self.memory.memory();
+        let mut state = vring.get_mut();
+        let put = runs(&state) && put(&mut state, &memory, event);
+        if put {
+            self.dirty |= 1 << index;
+        }
+        put
+    }
+}
+
+/// Uses up buffers until one can take the event.
+fn put(state: &mut VringState<Memory>, memory: &GuestMemoryMmap<()>, event: &[u8]) -> bool {
+    let limit = state.get_queue().size();
+    let queue = state.get_queue_mut();
+    for _ in 0..=limit {
+        let (head, len) = match chain::take(queue, memory) {
+            Taken::Chain(chain) if chain.room() >= event.len() => (chain.head, chain.respond(memory, event)),
+            Taken::Chain(chain) => (chain.head, 0),
+            Taken::Malformed(head) => (head, 0),
+            // Ask for a kick when there are buffers again, and look once more for those that came before the guest saw that.
+            Taken::Empty => match queue.enable_notification(memory) {
+                Ok(true) => continue,
+                _ => return false,
+            },
+            Taken::Broken => return false,
+        };
+        if queue.add_used(memory, head, len).is_ok() && len as usize == event.len() {
+            return true;
+        }
+    }
+    false
+}
+
+impl Port for EventPort {
+    fn completion_event(&mut self, vector: u32, event: CompEvent) -> bool {
+        let index = (vector as usize).saturating_add(usize::from(vq::COMP_BASE - vq::EVENT));
+        self.put(index, event.as_bytes())
+    }
+
+    fn async_event(&mut self, event: AsyncEvent) -> bool {
+        let put = self.put(0, event.as_bytes());
+        self.raised.fetch_add(u64::from(put), Ordering::Relaxed);
+        put
+    }
+
+    fn flush(&mut self) {
+        while self.dirty != 0 {
+            let index = self.dirty.trailing_zeros() as usize;
+            self.dirty &= self.dirty - 1;
+            let Some(vring) = self.queues.get(index) else { continue };
+            let mut state = vring.get_mut();
+            if runs(&state) && state.needs_notification().unwrap_or(true) {
+                // A full counter has notified already.
+                let _ = state.signal_used_queue();
+            }
+        }
+    }
+}
+
+/// The port of a NIC that no VMM is connected to.
+#[derive(Debug)]
+pub(super) struct NoPort;
+
+impl Port for NoPort {
+    fn completion_event(&mut self, _vector: u32, _event: CompEvent) -> bool {
+        false
+    }
+
+    fn async_event(&mut self, _event: AsyncEvent) -> bool {
+        false
+    }
+
+    fn flush(&mut self) {}
+}

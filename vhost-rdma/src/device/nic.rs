@@ -1,0 +1,202 @@
+//! One configured NIC, whether or not a VMM is connected: its place on a worker and what is known of its connection.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use virtio_rdma_abi::Config;
+
+use super::config;
+use super::queues::QueueLayout;
+use crate::engine::{Counters, Limits, Nanos, NicId, NicSettings, NicSnapshot, Objects, Shard};
+use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
+use crate::worker::{CallError, WorkerHandle};
+
+/// How long a worker may take for a job of the admin side.
+pub(super) const JOB_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a status request may be late before the answer is given without the engine's part.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Counted by the device layer since the NIC was attached.
+#[derive(Debug, Default)]
+pub(super) struct Stats {
+    pub(super) control_commands: AtomicU64,
+    pub(super) kicks: AtomicU64,
+    /// Shared with the event port, which lives on the worker.
+    pub(super) events: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    connected: bool,
+    error: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Nic {
+    pub(super) name: String,
+    pub(super) layout: QueueLayout,
+    pub(super) config_space: Config,
+    pub(super) stats: Stats,
+    id: NicId,
+    worker: WorkerHandle,
+    max_mr_bytes: AtomicU64,
+    link: Mutex<Link>,
+}
+
+/// What the engine needs to know of a NIC.
+pub(super) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
+    let limits = &config.limits;
+    NicSettings {
+        vni: config.vni,
+        mac: config.mac.octets(),
+        gids: config.addresses.iter().map(|address| gid(*address)).collect(),
+        comp_vectors: layout.comp_vectors().into(),
+        kick_queues: layout.kick_queues().into(),
+        limits: Limits {
+            max_contexts: limits.max_contexts,
+            max_pds: limits.max_pds,
+            max_mrs: limits.max_mrs,
+            max_mr_bytes: limits.max_mr_bytes,
+            max_cqs: limits.max_cqs,
+            max_srqs: limits.max_srqs,
+            max_qps: limits.max_qps,
+            max_ahs: limits.max_ahs,
+        },
+    }
+}
+
+/// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+fn address(gid: [u8; 16]) -> IpAddr {
+    IpAddr::from(gid).to_canonical()
+}
+
+impl Nic {
+    /// The NIC that `worker` knows as `id`.
+    pub(super) fn new(config: &NicConfig, layout: QueueLayout, worker: WorkerHandle, id: NicId) -> Self {
+        Self {
+            name: config.name.clone(),
+            layout,
+            config_space: config::space(config.mac.octets(), layout),
+            stats: Stats::default(),
+            id,
+            worker,
+            max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
+            link: Mutex::new(Link::default()),
+        }
+    }
+
+    pub(super) fn max_mr_bytes(&self) -> u64 {
+        self.max_mr_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_max_mr_bytes(&self, bytes: u64) {
+        self.max_mr_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Runs a job on the worker and waits for it.
+    pub(super) fn call<R: Send + 'static>(
+        &self,
+        timeout: Duration,
+        job: impl FnOnce(&mut Shard, NicId, Nanos) -> R + Send + 'static,
+    ) -> Result<R, CallError> {
+        let id = self.id;
+        self.worker.call(Some(id), timeout, move |shard, now| job(shard, id, now))
+    }
+
+    /// Has a job run on the worker, soon.
+    pub(super) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) {
+        let id = self.id;
+        self.worker.post(Some(id), move |shard, now| job(shard, id, now));
+    }
+
+    /// Has the worker look at the doorbells.
+    pub(super) fn kick(&self) {
+        self.stats.kicks.fetch_add(1, Ordering::Relaxed);
+        self.worker.kick();
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A VMM connected; what was wrong with the last one is forgotten.
+    pub(super) fn connected(&self) {
+        *self.link() = Link { connected: true, error: None };
+    }
+
+    /// The VMM is gone.
+    pub(super) fn disconnected(&self) {
+        self.link().connected = false;
+    }
+
+    /// The connection cannot go on.
+    pub(super) fn failed(&self, error: String) {
+        tracing::error!(nic = self.name, error, "the NIC stops");
+        self.link().error = Some(error);
+    }
+
+    /// What the NIC does now.
+    pub(super) fn status(&self) -> NicStatus {
+        let engine = self.call(STATUS_TIMEOUT, |shard, id, _| shard.status(id)).ok();
+        let link = self.link();
+        let session = match &engine {
+            _ if link.error.is_some() => SessionState::Failed,
+            _ if !link.connected => SessionState::Absent,
+            Some(snapshot) if snapshot.failed => SessionState::Failed,
+            Some(snapshot) if snapshot.ready => SessionState::DriverReady,
+            _ => SessionState::Connected,
+        };
+        let error = link.error.clone().or_else(|| {
+            (session == SessionState::Failed)
+                .then(|| "the guest's memory that the device needs went away, or the engine had a fault".to_owned())
+        });
+        drop(link);
+        let snapshot = engine.unwrap_or_default();
+        NicStatus {
+            session,
+            error,
+            counters: self.counters(&snapshot.counters),
+            objects: objects(&snapshot.objects),
+            gids: snapshot.gids.iter().map(|gid| address(*gid)).collect(),
+        }
+    }
+
+    fn counters(&self, engine: &Counters) -> node::Counters {
+        node::Counters {
+            tx_bytes: engine.tx_bytes,
+            rx_bytes: engine.rx_bytes,
+            tx_messages: engine.tx_messages,
+            rx_messages: engine.rx_messages,
+            rnr_naks: engine.rnr_naks_sent,
+            retries: engine.rnr_naks_received + engine.ack_timeouts,
+            access_errors: engine.access_errors,
+            control_commands: self.stats.control_commands.load(Ordering::Relaxed),
+            kicks: self.stats.kicks.load(Ordering::Relaxed),
+            events: self.stats.events.load(Ordering::Relaxed),
+            completions: engine.completions,
+        }
+    }
+}
+
+const fn objects(engine: &Objects) -> node::Objects {
+    node::Objects {
+        contexts: engine.contexts,
+        pds: engine.pds,
+        mrs: engine.mrs,
+        mr_bytes: engine.mr_bytes,
+        cqs: engine.cqs,
+        srqs: engine.srqs,
+        qps: engine.qps,
+        ahs: engine.ahs,
+    }
+}

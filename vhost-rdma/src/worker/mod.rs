@@ -1,0 +1,91 @@
+//! The threads that run the engine.
+//!
+//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that ever touches the objects of the NICs on
+//! it, so the data path has no locks. Everyone else sends it jobs, closures that run between two rounds of polling, and may
+//! wait for what they return. There are as many workers as configured, however many NICs there are; all NICs of a network live on
+//! one of them ([`placement`]), because a local copy touches both ends of a connection.
+//!
+//! ```text
+//!   jobs ──> mailbox ─┐
+//!   kicks ─> eventfd ─┴─> drain ─> poll ─┬─ work done ──────────────> again
+//!                          ^             ├─ idle, not for long ─────> again (busy polling)
+//!                          └── sleep <───┴─ idle for a while
+//! ```
+//!
+//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: [`waker`].
+//!
+//! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it was for, never the thread.
+
+mod clock;
+mod handle;
+mod placement;
+mod random;
+mod shard_thread;
+mod waker;
+
+use std::io;
+use std::thread::JoinHandle;
+
+pub use clock::Clock;
+pub use handle::{CallError, WorkerHandle};
+pub use placement::Placement;
+
+use crate::engine::Shard;
+
+/// How the engine is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerConfig {
+    /// Threads; at least one is started.
+    pub workers: usize,
+    /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency with CPU time.
+    pub poll_us: u32,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self { workers: 1, poll_us: 50 }
+    }
+}
+
+/// The threads. They end when this is dropped.
+#[derive(Debug)]
+pub struct Workers {
+    handles: Vec<WorkerHandle>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// Starts the threads `vrdma-shard-0` and on.
+    ///
+    /// # Errors
+    /// The host refuses a thread, an eventfd, or random numbers.
+    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+        let mut workers = Self { handles: Vec::new(), threads: Vec::new() };
+        for index in 0..config.workers.max(1) {
+            let shard = Shard::new(Box::new(random::SystemRandom::new()?));
+            let (handle, thread) = shard_thread::spawn(index, shard, config.poll_us)?;
+            workers.handles.push(handle);
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// How to reach each worker.
+    #[must_use]
+    pub fn handles(&self) -> &[WorkerHandle] {
+        &self.handles
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for handle in &self.handles {
+            handle.stop();
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a worker thread ended with a panic");
+            }
+        }
+    }
+}

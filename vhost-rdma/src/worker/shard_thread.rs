@@ -1,0 +1,151 @@
+//! The loop of one worker.
+
+use std::any::Any;
+use std::hint;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::handle::{Message, WorkerHandle};
+use super::waker::Waker;
+use crate::engine::{Nanos, NicId, Shard};
+
+/// Jobs per round: a flood of control commands must not stop the data path.
+const JOBS_PER_ROUND: usize = 32;
+/// Rounds of polling per reading of the clock while there is work: a timer may be late by that much.
+const ROUNDS_PER_CLOCK: u32 = 8;
+
+/// Starts worker `index`.
+pub(super) fn spawn(index: usize, shard: Shard, poll_us: u32) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
+    let (sender, mailbox) = channel();
+    let waker = Arc::new(Waker::new()?);
+    let runner = Runner {
+        shard,
+        mailbox,
+        peeked: None,
+        waker: waker.clone(),
+        clock: Clock::new(),
+        poll_for: u64::from(poll_us) * 1000,
+    };
+    let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn(move || runner.run())?;
+    Ok((WorkerHandle::new(sender, waker), thread))
+}
+
+/// What draining the mailbox found.
+#[derive(PartialEq, Eq)]
+enum Mail {
+    None,
+    Some,
+    Stop,
+}
+
+struct Runner {
+    shard: Shard,
+    mailbox: Receiver<Message>,
+    /// A message taken from the mailbox by the last look before sleep: a channel cannot be asked whether it is empty.
+    peeked: Option<Message>,
+    waker: Arc<Waker>,
+    clock: Clock,
+    poll_for: Nanos,
+}
+
+impl Runner {
+    fn run(mut self) {
+        let mut now = self.clock.now();
+        let mut last_work = now;
+        let mut rounds = 0u32;
+        loop {
+            let mail = self.drain(now);
+            if mail == Mail::Stop {
+                return;
+            }
+            let polled = self.guarded(None, now, |shard| shard.poll(now)).unwrap_or(true);
+            let worked = polled || mail == Mail::Some;
+            rounds = rounds.wrapping_add(1);
+            if worked && !rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+                last_work = now;
+                continue;
+            }
+            now = self.clock.now();
+            if worked {
+                last_work = now;
+            } else if now.saturating_sub(last_work) < self.poll_for {
+                hint::spin_loop();
+            } else {
+                self.sleep(now);
+                now = self.clock.now();
+                last_work = now;
+            }
+        }
+    }
+
+    fn drain(&mut self, now: Nanos) -> Mail {
+        let mut found = Mail::None;
+        for _ in 0..JOBS_PER_ROUND {
+            match self.next_message() {
+                Some(Message::Job(nic, job)) => {
+                    found = Mail::Some;
+                    self.guarded(nic, now, |shard| job(shard, now));
+                }
+                Some(Message::Stop) => return Mail::Stop,
+                None => break,
+            }
+        }
+        found
+    }
+
+    fn next_message(&mut self) -> Option<Message> {
+        self.peeked.take().or_else(|| match self.mailbox.try_recv() {
+            Ok(message) => Some(message),
+            // Nobody is left who could ever send another.
+            Err(TryRecvError::Disconnected) => Some(Message::Stop),
+            Err(TryRecvError::Empty) => None,
+        })
+    }
+
+    /// Sleeps, unless the last look before it finds something to do.
+    fn sleep(&mut self, now: Nanos) {
+        self.waker.announce();
+        // A panic in here counts as found: the round that follows deals with its NIC.
+        let found = self.guarded(None, now, Shard::prepare_sleep).unwrap_or(true);
+        self.peeked = self.next_message();
+        if found || self.peeked.is_some() {
+            self.waker.stay_awake();
+        } else {
+            let deadline = self.shard.next_deadline();
+            self.waker.sleep(deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now()))));
+        }
+        self.guarded(None, now, Shard::wake);
+    }
+
+    /// Runs `work` so that a panic in it costs one NIC and not the thread.
+    fn guarded<R>(&mut self, nic: Option<NicId>, now: Nanos, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
+        let shard = &mut self.shard;
+        match catch_unwind(AssertUnwindSafe(|| work(shard))) {
+            Ok(result) => Some(result),
+            Err(panic) => {
+                self.contain(nic, now, panic.as_ref());
+                None
+            }
+        }
+    }
+
+    /// Takes the NIC that a panic came from out of service.
+    fn contain(&mut self, nic: Option<NicId>, now: Nanos, panic: &(dyn Any + Send)) {
+        let message = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        tracing::error!(?nic, message, "a fault of the engine; its NIC stops");
+        let Some(nic) = nic else { return };
+        let shard = &mut self.shard;
+        if catch_unwind(AssertUnwindSafe(|| shard.fail(nic, now))).is_err() {
+            tracing::error!(?nic, "the NIC could not be stopped in order");
+        }
+    }
+}
