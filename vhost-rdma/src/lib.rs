@@ -3,9 +3,11 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod memory;
 pub mod node;
 pub mod socket;
 pub mod telemetry;
 pub mod transport;
+pub mod worker;

@@ -6,10 +6,10 @@ use anyhow::anyhow;
 use clap::Parser as _;
 use vhost_rdma::admin::{self, RunError, ServeError, Settings};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
+use vhost_rdma::device::DeviceBackend;
 use vhost_rdma::node::{AttachError, Backend};
+use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, telemetry};
-
-mod interim;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -67,8 +67,9 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 /// The device layer.
-fn backend(_workers: u32, _poll_us: u32) -> Result<impl Backend, AttachError> {
-    Ok::<_, AttachError>(interim::Listeners::default())
+fn backend(workers: u32, poll_us: u32) -> Result<impl Backend, AttachError> {
+    DeviceBackend::start(WorkerConfig { workers, poll_us })
+        .map_err(|error| AttachError::io("start the workers", error))
 }
 
 fn serve_code(error: &anyhow::Error) -> &'static str {

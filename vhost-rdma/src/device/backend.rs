@@ -5,11 +5,11 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::events::NoPort;
-use super::listener::ListenerThread;
+use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, JOB_TIMEOUT, Nic};
 use super::queues::QueueLayout;
-use super::socket::{self, NicSocket};
 use crate::node::{AttachError, Backend, NicConfig, NicStatus};
+use crate::socket;
 use crate::worker::{Placement, WorkerConfig, Workers};
 
 /// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
@@ -34,7 +34,10 @@ pub struct DeviceBackend {
 
 impl std::fmt::Debug for DeviceBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceBackend").field("layout", &self.layout).field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("DeviceBackend")
+            .field("layout", &self.layout)
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -73,12 +76,15 @@ impl DeviceBackend {
         let settings = nic::settings(config, self.layout);
         let worker = self.workers.handles().get(index);
         let placed = worker.and_then(|worker| {
-            let add = worker.call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(settings, Box::new(NoPort)));
+            let add = worker
+                .call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(settings, Box::new(NoPort)));
             Some(Arc::new(Nic::new(config, self.layout, worker.clone(), add.ok()?)))
         });
         placed.ok_or_else(|| {
             self.state().placement.remove(config.vni);
-            AttachError::Resources("the engine does not take the NIC; see the daemon's log, and restart it".to_owned())
+            AttachError::Resources(
+                "the engine does not take the NIC; see the daemon's log, and restart it".to_owned(),
+            )
         })
     }
 
@@ -94,9 +100,12 @@ impl DeviceBackend {
 impl Backend for DeviceBackend {
     fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
         if self.state().nics.contains_key(&config.name) {
-            return Err(AttachError::Resources(format!("NIC {:?} is attached already", config.name)));
+            return Err(AttachError::Resources(format!(
+                "NIC {:?} is attached already",
+                config.name
+            )));
         }
-        let socket = NicSocket::open(&config.socket, &config.access)?;
+        let socket = NicSocket::open(config)?;
         let nic = self.place(config)?;
         let listener = ListenerThread::start(nic.clone(), socket).map_err(|error| {
             self.displace(&nic, config.vni);
@@ -116,10 +125,13 @@ impl Backend for DeviceBackend {
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
         let attached = self.state().nics.get(&config.name).map(|attached| attached.nic.clone());
         let Some(nic) = attached else { return Ok(()) };
-        socket::grant(&config.socket, &config.access)?;
+        socket::set_access(&config.socket, &config.access)?;
         let settings = nic::settings(config, self.layout);
-        nic.call(JOB_TIMEOUT, move |shard, id, _| shard.update_nic(id, settings))
-            .map_err(|error| AttachError::Resources(format!("the engine did not take the change over: {error}")))?;
+        nic.call(JOB_TIMEOUT, move |shard, id, _| shard.update_nic(id, settings)).map_err(
+            |error| {
+                AttachError::Resources(format!("the engine did not take the change over: {error}"))
+            },
+        )?;
         nic.set_max_mr_bytes(config.limits.max_mr_bytes);
         Ok(())
     }

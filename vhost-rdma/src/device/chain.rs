@@ -56,7 +56,8 @@ pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>) -> Taken {
     }
     let Some(descriptors) = queue.pop_descriptor_chain(memory) else { return Taken::Broken };
     let head = descriptors.head_index();
-    let mut chain = Chain { head, request: [0; REQUEST_MAX], request_len: 0, writable: Vec::new(), room: 0 };
+    let mut chain =
+        Chain { head, request: [0; REQUEST_MAX], request_len: 0, writable: Vec::new(), room: 0 };
     let mut complete = false;
     for (count, descriptor) in descriptors.enumerate() {
         let (addr, len) = (descriptor.addr(), descriptor.len());

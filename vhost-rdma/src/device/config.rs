@@ -38,7 +38,8 @@ mod tests {
         let whole = read(&config, 0, 64);
         assert_eq!(&whole[..4], b"RDMA");
         assert_eq!(&whole[8..18], [4, 0, 2, 0, 2, 0, 0, 0, 0, 9]);
-        for (offset, size) in [(0, 0), (0, 256), (60, 8), (64, 4), (65, 1), (u32::MAX, 16), (12, 6)] {
+        for (offset, size) in [(0, 0), (0, 256), (60, 8), (64, 4), (65, 1), (u32::MAX, 16), (12, 6)]
+        {
             let window = read(&config, offset, size);
             assert_eq!(window.len(), size as usize);
             for (i, byte) in window.iter().enumerate() {

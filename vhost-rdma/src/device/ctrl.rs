@@ -8,8 +8,8 @@ mod parse;
 mod reply;
 mod resources;
 
-use virtio_rdma_abi::{ABI_VERSION, CmdHdr, InitReq, KeepaliveReq, RespHdr, cmd, cmd_status};
-use zerocopy::{FromBytes, IntoBytes};
+use virtio_rdma_abi::{ABI_VERSION, CmdHdr, InitReq, KeepaliveReq, RespHdr, cmd};
+use zerocopy::FromBytes;
 
 use crate::engine::{Command, Reply, Status};
 use crate::memory::AddressSpace;
@@ -90,7 +90,9 @@ impl Controller {
                 Ok(command) => command,
                 Err(status) => return Err(Self::refuse(executor, generation, opcode, status)),
             };
-            let Outcome::Done(result) = executor.execute(generation, ctx, command) else { continue };
+            let Outcome::Done(result) = executor.execute(generation, ctx, command) else {
+                continue;
+            };
             return self.conclude(opcode, body, result);
         }
         Err(Status::FAULT)
@@ -130,10 +132,18 @@ impl Controller {
         }
     }
 
-    fn conclude(&mut self, opcode: u16, body: &[u8], result: Result<Reply, Status>) -> Result<Reply, Status> {
+    fn conclude(
+        &mut self,
+        opcode: u16,
+        body: &[u8],
+        result: Result<Reply, Status>,
+    ) -> Result<Reply, Status> {
         if result.is_ok() {
             match opcode {
-                cmd::INIT => self.nonce = InitReq::read_from_prefix(body).ok().map(|(req, _)| req.nonce.get()),
+                cmd::INIT => {
+                    self.nonce =
+                        InitReq::read_from_prefix(body).ok().map(|(req, _)| req.nonce.get())
+                }
                 cmd::SHUTDOWN => self.nonce = None,
                 _ => {}
             }

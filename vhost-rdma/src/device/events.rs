@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use vhost_user_backend::{VringState, VringT};
 use virtio_queue::QueueT;
 use virtio_rdma_abi::{AsyncEvent, CompEvent, vq};
-use vhost_user_backend::{VringState, VringT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use zerocopy::IntoBytes;
 
@@ -50,7 +50,9 @@ fn put(state: &mut VringState<Memory>, memory: &GuestMemoryMmap<()>, event: &[u8
     let queue = state.get_queue_mut();
     for _ in 0..=limit {
         let (head, len) = match chain::take(queue, memory) {
-            Taken::Chain(chain) if chain.room() >= event.len() => (chain.head, chain.respond(memory, event)),
+            Taken::Chain(chain) if chain.room() >= event.len() => {
+                (chain.head, chain.respond(memory, event))
+            }
             Taken::Chain(chain) => (chain.head, 0),
             Taken::Malformed(head) => (head, 0),
             // Ask for a kick when there are buffers again, and look once more for those that came before the guest saw that.

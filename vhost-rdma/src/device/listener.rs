@@ -5,6 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +19,36 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::nic::Nic;
 use super::session::{EXIT_EVENT, Session};
-use super::socket::NicSocket;
+use crate::node::{AttachError, NicConfig};
+use crate::socket;
 
 /// How long the end of a NIC may take before it is left to itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection that could not even begin.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// A NIC's listening socket; dropping it removes its file.
+#[derive(Debug)]
+pub(super) struct NicSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl NicSocket {
+    /// The socket that `config` asks for.
+    pub(super) fn open(config: &NicConfig) -> Result<Self, AttachError> {
+        Ok(Self {
+            listener: socket::bind(&config.socket, &config.access)?,
+            path: config.socket.clone(),
+        })
+    }
+}
+
+impl Drop for NicSocket {
+    fn drop(&mut self) {
+        socket::remove(&self.path);
+    }
+}
 
 /// What the thread and who stops it share.
 #[derive(Default)]
@@ -97,7 +123,7 @@ impl Thread {
         loop {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.socket.listener().as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN),
             ];
             let polled = poll(&mut fds, timeout);
             if self.shared.stopping.load(Ordering::SeqCst) {
@@ -120,7 +146,7 @@ impl Thread {
     fn serve(&self) -> io::Result<()> {
         let session = Arc::new(Session::new(self.nic.clone())?);
         let mut connection = Connection::new(&self.nic, session)?;
-        let mut listener = Listener::from(self.socket.listener().try_clone()?);
+        let mut listener = Listener::from(self.socket.listener.try_clone()?);
         connection.daemon.start(&mut listener).map_err(framework)?;
         self.nic.connected();
         tracing::info!(nic = self.nic.name, "a VMM connected");
@@ -133,10 +159,13 @@ impl Thread {
         drop(connection);
         self.nic.disconnected();
         match ended {
-            Ok(()) | Err(Error::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
+            Ok(())
+            | Err(Error::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
                 tracing::info!(nic = self.nic.name, "the VMM disconnected");
             }
-            Err(error) => tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke"),
+            Err(error) => {
+                tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke")
+            }
         }
         Ok(())
     }
@@ -152,13 +181,14 @@ struct Connection {
 
 impl Connection {
     fn new(nic: &Nic, session: Arc<Session>) -> io::Result<Self> {
-        let daemon = VhostUserDaemon::new(format!("vhost-{}", nic.name), session.clone(), session.memory())
-            .map_err(framework)?;
+        let daemon =
+            VhostUserDaemon::new(format!("vhost-{}", nic.name), session.clone(), session.memory())
+                .map_err(framework)?;
         let exit = session.exit().as_raw_fd();
         let handlers = daemon.get_epoll_handlers();
-        let registered = handlers
-            .iter()
-            .try_for_each(|handler| handler.register_listener(exit, EventSet::IN, EXIT_EVENT.into()));
+        let registered = handlers.iter().try_for_each(|handler| {
+            handler.register_listener(exit, EventSet::IN, EXIT_EVENT.into())
+        });
         drop(handlers);
         match registered {
             Ok(()) => Ok(Self { daemon, session }),

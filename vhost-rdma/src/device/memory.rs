@@ -56,7 +56,9 @@ fn check(region: &GuestRegionMmap<()>) -> Result<(), MemoryError> {
     let mapped = region.file_offset().ok_or(MemoryError::NoFile(start))?;
     let examine = |source: rustix::io::Errno| MemoryError::Examine { start, source: source.into() };
     let stat = fstat(mapped.file()).map_err(examine)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !file_system(mapped.file()).map_err(examine)? {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
+        || !file_system(mapped.file()).map_err(examine)?
+    {
         return Err(MemoryError::FileSystem(start));
     }
     let end = mapped.start().checked_add(region.len());

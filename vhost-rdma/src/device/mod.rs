@@ -33,7 +33,6 @@ mod memory;
 mod nic;
 mod queues;
 mod session;
-mod socket;
 mod vring;
 
 pub use backend::DeviceBackend;

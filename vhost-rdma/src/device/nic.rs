@@ -9,8 +9,9 @@ use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
-use crate::engine::{Counters, Limits, Nanos, NicId, NicSettings, NicSnapshot, Objects, Shard};
+use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
+use crate::transport::NicId;
 use crate::worker::{CallError, WorkerHandle};
 
 /// How long a worker may take for a job of the admin side.
@@ -82,7 +83,12 @@ fn address(gid: [u8; 16]) -> IpAddr {
 
 impl Nic {
     /// The NIC that `worker` knows as `id`.
-    pub(super) fn new(config: &NicConfig, layout: QueueLayout, worker: WorkerHandle, id: NicId) -> Self {
+    pub(super) fn new(
+        config: &NicConfig,
+        layout: QueueLayout,
+        worker: WorkerHandle,
+        id: NicId,
+    ) -> Self {
         Self {
             name: config.name.clone(),
             layout,
@@ -147,7 +153,7 @@ impl Nic {
 
     /// What the NIC does now.
     pub(super) fn status(&self) -> NicStatus {
-        let engine = self.call(STATUS_TIMEOUT, |shard, id, _| shard.status(id)).ok();
+        let engine = self.call(STATUS_TIMEOUT, |shard, id, _| shard.status(id)).ok().flatten();
         let link = self.link();
         let session = match &engine {
             _ if link.error.is_some() => SessionState::Failed,
@@ -157,18 +163,27 @@ impl Nic {
             _ => SessionState::Connected,
         };
         let error = link.error.clone().or_else(|| {
-            (session == SessionState::Failed)
-                .then(|| "the guest's memory that the device needs went away, or the engine had a fault".to_owned())
+            (session == SessionState::Failed).then(|| {
+                "the guest's memory that the device needs went away, or the engine had a fault"
+                    .to_owned()
+            })
         });
         drop(link);
-        let snapshot = engine.unwrap_or_default();
-        NicStatus {
-            session,
-            error,
-            counters: self.counters(&snapshot.counters),
-            objects: objects(&snapshot.objects),
-            gids: snapshot.gids.iter().map(|gid| address(*gid)).collect(),
-        }
+        let mut status = NicStatus { session, error, ..NicStatus::default() };
+        let NicSnapshot { counters, objects, gids, .. } = match engine {
+            Some(snapshot) => snapshot,
+            None => NicSnapshot {
+                ready: false,
+                failed: false,
+                counters: Counters::default(),
+                objects: Objects::default(),
+                gids: Vec::new(),
+            },
+        };
+        status.counters = self.counters(&counters);
+        status.objects = held(&objects);
+        status.gids = gids.iter().map(|gid| address(*gid)).collect();
+        status
     }
 
     fn counters(&self, engine: &Counters) -> node::Counters {
@@ -188,7 +203,7 @@ impl Nic {
     }
 }
 
-const fn objects(engine: &Objects) -> node::Objects {
+const fn held(engine: &Objects) -> node::Objects {
     node::Objects {
         contexts: engine.contexts,
         pds: engine.pds,

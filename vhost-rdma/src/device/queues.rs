@@ -81,7 +81,10 @@ mod tests {
         assert_eq!(layout.total(), 8);
         let kinds: Vec<_> = (0..9).map(|index| layout.kind(index)).collect();
         let (c, k) = (Some(QueueKind::CompEvents), Some(QueueKind::Kick));
-        assert_eq!(kinds, [Some(QueueKind::Control), Some(QueueKind::AsyncEvents), c, c, c, c, k, k, None]);
+        assert_eq!(
+            kinds,
+            [Some(QueueKind::Control), Some(QueueKind::AsyncEvents), c, c, c, c, k, k, None]
+        );
     }
 
     #[test]

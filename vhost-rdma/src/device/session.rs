@@ -100,14 +100,19 @@ impl Session {
     /// ends.
     pub(super) fn end(&self) {
         if !self.gate.seal(STOP_TIMEOUT) {
-            tracing::warn!(nic = self.nic.name, "a control request is still under way after the connection");
+            tracing::warn!(
+                nic = self.nic.name,
+                "a control request is still under way after the connection"
+            );
         }
-        let ended = self.nic.call(JOB_TIMEOUT, |shard, id, now| {
+        let ended = self.nic.call(JOB_TIMEOUT, |shard, id, _| {
             shard.set_port(id, Box::new(NoPort));
-            shard.reset(id, now);
+            shard.reset(id);
         });
         if let Err(error) = ended {
-            self.nic.failed(format!("the objects of the last connection could not be destroyed: {error}"));
+            self.nic.failed(format!(
+                "the objects of the last connection could not be destroyed: {error}"
+            ));
         }
         // Nothing can go wrong with an eventfd of our own.
         let _ = rustix::io::write(&self.exit, &1u64.to_ne_bytes());
@@ -134,7 +139,11 @@ impl Session {
     /// Gives the worker the event queues. They are not known before the first event.
     fn connect_events(&self, vrings: &[Vring]) {
         let queues = vrings.get(usize::from(vq::EVENT)..usize::from(self.nic.layout.kick_base()));
-        let port = EventPort::new(queues.unwrap_or_default(), self.memory(), self.nic.stats.events.clone());
+        let port = EventPort::new(
+            queues.unwrap_or_default(),
+            self.memory(),
+            self.nic.stats.events.clone(),
+        );
         self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
     }
 
@@ -174,7 +183,10 @@ impl Session {
                 }
                 Taken::Broken => {
                     if !self.ring_broken.swap(true, Ordering::Relaxed) {
-                        tracing::warn!(nic = self.nic.name, "the control ring makes no sense; waiting for a reset");
+                        tracing::warn!(
+                            nic = self.nic.name,
+                            "the control ring makes no sense; waiting for a reset"
+                        );
                     }
                     return;
                 }
@@ -187,9 +199,9 @@ impl Session {
         self.ring_broken.store(false, Ordering::Relaxed);
         let begun = if next_avail == 0 {
             *self.controller() = Controller::new(self.nic.layout.kick_base());
-            self.nic.call(COMMAND_TIMEOUT, |shard, id, now| shard.reset(id, now))
+            self.nic.call(COMMAND_TIMEOUT, |shard, id, _| shard.reset(id))
         } else {
-            self.nic.call(COMMAND_TIMEOUT, |shard, id, now| shard.resume(id, now))
+            self.nic.call(COMMAND_TIMEOUT, |shard, id, _| shard.resume(id))
         };
         if let Err(error) = begun {
             self.nic.failed(format!("the device could not be started: {error}"));
@@ -206,7 +218,9 @@ impl Session {
         let max_mr_bytes = self.nic.max_mr_bytes();
         let response = self.controller().serve(self, chain.request(), chain.room(), max_mr_bytes);
         match response {
-            Some(response) if self.gate.is_open() => chain.respond(&self.memory.memory(), response.bytes()),
+            Some(response) if self.gate.is_open() => {
+                chain.respond(&self.memory.memory(), response.bytes())
+            }
             _ => 0,
         }
     }
@@ -226,7 +240,7 @@ impl Session {
         // Before the engine hears of it: a command resolved with the old table that comes later is stale.
         self.generation.fetch_add(1, Ordering::AcqRel);
         drop(table);
-        let changed = self.nic.call(JOB_TIMEOUT, |shard, id, now| shard.memory_changed(id, space, now));
+        let changed = self.nic.call(JOB_TIMEOUT, |shard, id, _| shard.memory_changed(id, space));
         if let Err(error) = changed {
             self.nic.failed(format!("the engine could not take over the guest's memory: {error}"));
         }
@@ -317,7 +331,10 @@ impl VhostUserBackend for Session {
             return Ok(());
         }
         if !self.gate.close(STOP_TIMEOUT) {
-            tracing::warn!(nic = self.nic.name, "a control request is still under way while its queue is stopped");
+            tracing::warn!(
+                nic = self.nic.name,
+                "a control request is still under way while its queue is stopped"
+            );
         }
         self.nic.call(STOP_TIMEOUT, |shard, id, _| shard.pause(id)).map_err(|error| {
             self.nic.failed(format!("the device could not be stopped: {error}"));
@@ -338,7 +355,7 @@ impl VhostUserBackend for Session {
         }
         if catch_unwind(AssertUnwindSafe(|| self.on_event(device_event, vrings))).is_err() {
             self.nic.failed("the device had a fault".to_owned());
-            self.nic.post(|shard, id, now| shard.fail(id, now));
+            self.nic.post(|shard, id, _| shard.fail(id));
         }
         Ok(())
     }

@@ -99,7 +99,12 @@ impl VringT<Memory> for Vring {
         self.0.set_enabled(enabled);
     }
 
-    fn set_queue_info(&self, desc_table: u64, avail_ring: u64, used_ring: u64) -> Result<(), Error> {
+    fn set_queue_info(
+        &self,
+        desc_table: u64,
+        avail_ring: u64,
+        used_ring: u64,
+    ) -> Result<(), Error> {
         self.0.set_queue_info(desc_table, avail_ring, used_ring)
     }
 
@@ -138,7 +143,9 @@ impl VringT<Memory> for Vring {
     /// An `Err` would end the queue's thread; a counter that someone else has emptied is not worth that.
     fn read_kick(&self) -> io::Result<bool> {
         self.0.read_kick().or_else(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(self.0.get_ref().is_enabled()),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                Ok(self.0.get_ref().is_enabled())
+            }
             _ => Err(error),
         })
     }

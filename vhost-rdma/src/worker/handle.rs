@@ -6,7 +6,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, sync_channel};
 use std::time::Duration;
 
 use super::waker::Waker;
-use crate::engine::{Nanos, NicId, Shard};
+use crate::engine::{Nanos, Shard};
+use crate::transport::NicId;
 
 pub(super) type Work = Box<dyn FnOnce(&mut Shard, Nanos) + Send>;
 
@@ -48,7 +49,11 @@ impl WorkerHandle {
     }
 
     /// Queues a job for `nic`. Jobs run in the order in which one thread queued them. False if the worker is gone.
-    pub fn post(&self, nic: Option<NicId>, job: impl FnOnce(&mut Shard, Nanos) + Send + 'static) -> bool {
+    pub fn post(
+        &self,
+        nic: Option<NicId>,
+        job: impl FnOnce(&mut Shard, Nanos) + Send + 'static,
+    ) -> bool {
         let sent = self.mailbox.send(Message::Job(nic, Box::new(job))).is_ok();
         self.waker.wake();
         sent

@@ -36,7 +36,7 @@ use crate::engine::Shard;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// Threads; at least one is started.
-    pub workers: usize,
+    pub workers: u32,
     /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency with CPU time.
     pub poll_us: u32,
 }

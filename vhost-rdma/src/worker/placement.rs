@@ -26,7 +26,8 @@ impl Placement {
 
     /// Counts one more NIC of network `vni` and returns its worker.
     pub fn add(&mut self, vni: u32) -> usize {
-        let lightest = self.load.iter().enumerate().min_by_key(|(_, load)| **load).map_or(0, |(i, _)| i);
+        let lightest =
+            self.load.iter().enumerate().min_by_key(|(_, load)| **load).map_or(0, |(i, _)| i);
         let home = self.homes.entry(vni).or_insert(Home { worker: lightest, nics: 0 });
         home.nics += 1;
         if let Some(load) = self.load.get_mut(home.worker) {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::handle::{Message, WorkerHandle};
 use super::waker::Waker;
-use crate::engine::{Nanos, NicId, Shard};
+use crate::engine::{Nanos, Shard};
+use crate::transport::NicId;
 
 /// Jobs per round: a flood of control commands must not stop the data path.
 const JOBS_PER_ROUND: usize = 32;
@@ -20,7 +21,11 @@ const JOBS_PER_ROUND: usize = 32;
 const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// Starts worker `index`.
-pub(super) fn spawn(index: usize, shard: Shard, poll_us: u32) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
+pub(super) fn spawn(
+    index: u32,
+    shard: Shard,
+    poll_us: u32,
+) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let (sender, mailbox) = channel();
     let waker = Arc::new(Waker::new()?);
     let runner = Runner {
@@ -31,7 +36,8 @@ pub(super) fn spawn(index: usize, shard: Shard, poll_us: u32) -> io::Result<(Wor
         clock: Clock::new(),
         poll_for: u64::from(poll_us) * 1000,
     };
-    let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn(move || runner.run())?;
+    let thread =
+        thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn(move || runner.run())?;
     Ok((WorkerHandle::new(sender, waker), thread))
 }
 
@@ -63,7 +69,7 @@ impl Runner {
             if mail == Mail::Stop {
                 return;
             }
-            let polled = self.guarded(None, now, |shard| shard.poll(now)).unwrap_or(true);
+            let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
             let worked = polled || mail == Mail::Some;
             rounds = rounds.wrapping_add(1);
             if worked && !rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
@@ -76,7 +82,7 @@ impl Runner {
             } else if now.saturating_sub(last_work) < self.poll_for {
                 hint::spin_loop();
             } else {
-                self.sleep(now);
+                self.sleep();
                 now = self.clock.now();
                 last_work = now;
             }
@@ -89,7 +95,7 @@ impl Runner {
             match self.next_message() {
                 Some(Message::Job(nic, job)) => {
                     found = Mail::Some;
-                    self.guarded(nic, now, |shard| job(shard, now));
+                    self.guarded(nic, |shard| job(shard, now));
                 }
                 Some(Message::Stop) => return Mail::Stop,
                 None => break,
@@ -108,34 +114,36 @@ impl Runner {
     }
 
     /// Sleeps, unless the last look before it finds something to do.
-    fn sleep(&mut self, now: Nanos) {
+    fn sleep(&mut self) {
         self.waker.announce();
         // A panic in here counts as found: the round that follows deals with its NIC.
-        let found = self.guarded(None, now, Shard::prepare_sleep).unwrap_or(true);
+        let found = self.guarded(None, Shard::prepare_sleep).unwrap_or(true);
         self.peeked = self.next_message();
         if found || self.peeked.is_some() {
             self.waker.stay_awake();
         } else {
             let deadline = self.shard.next_deadline();
-            self.waker.sleep(deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now()))));
+            self.waker.sleep(
+                deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now()))),
+            );
         }
-        self.guarded(None, now, Shard::wake);
+        self.guarded(None, Shard::wake);
     }
 
     /// Runs `work` so that a panic in it costs one NIC and not the thread.
-    fn guarded<R>(&mut self, nic: Option<NicId>, now: Nanos, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
+    fn guarded<R>(&mut self, nic: Option<NicId>, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
         let shard = &mut self.shard;
         match catch_unwind(AssertUnwindSafe(|| work(shard))) {
             Ok(result) => Some(result),
             Err(panic) => {
-                self.contain(nic, now, panic.as_ref());
+                self.contain(nic, panic.as_ref());
                 None
             }
         }
     }
 
     /// Takes the NIC that a panic came from out of service.
-    fn contain(&mut self, nic: Option<NicId>, now: Nanos, panic: &(dyn Any + Send)) {
+    fn contain(&mut self, nic: Option<NicId>, panic: &(dyn Any + Send)) {
         let message = panic
             .downcast_ref::<&str>()
             .map(|text| (*text).to_owned())
@@ -144,7 +152,7 @@ impl Runner {
         tracing::error!(?nic, message, "a fault of the engine; its NIC stops");
         let Some(nic) = nic else { return };
         let shard = &mut self.shard;
-        if catch_unwind(AssertUnwindSafe(|| shard.fail(nic, now))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| shard.fail(nic))).is_err() {
             tracing::error!(?nic, "the NIC could not be stopped in order");
         }
     }

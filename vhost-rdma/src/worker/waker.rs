@@ -104,6 +104,9 @@ mod tests {
         let begin = Instant::now();
         waker.announce();
         waker.sleep(Some(Duration::from_millis(20)));
-        assert!(begin.elapsed() >= Duration::from_millis(20), "the eventfd was written though nobody slept");
+        assert!(
+            begin.elapsed() >= Duration::from_millis(20),
+            "the eventfd was written though nobody slept"
+        );
     }
 }

@@ -29,7 +29,9 @@ fn desc(addr: u64, len: u32, flags: u16, next: u16) -> RawDescriptor {
 fn offer(memory: &GuestMemoryMmap<()>, descriptors: &[RawDescriptor], head: u16) -> Taken {
     let vq = MockSplitQueue::new(memory, 16);
     for (index, descriptor) in descriptors.iter().enumerate() {
-        vq.desc_table().store(u16::try_from(index).expect("few"), *descriptor).expect("in the table");
+        vq.desc_table()
+            .store(u16::try_from(index).expect("few"), *descriptor)
+            .expect("in the table");
     }
     vq.avail().ring().ref_at(0).expect("in the ring").store(head);
     vq.avail().idx().store(1);
@@ -104,13 +106,17 @@ fn an_indirect_table_is_followed_once() {
     let memory = memory();
     let table = [desc(DATA, 4, NEXT, 1), desc(DATA + 64, 8, WRITE, 0)];
     for (index, descriptor) in table.iter().enumerate() {
-        memory.write_obj(*descriptor, GuestAddress(DATA + 0x1000 + index as u64 * 16)).expect("in memory");
+        memory
+            .write_obj(*descriptor, GuestAddress(DATA + 0x1000 + index as u64 * 16))
+            .expect("in memory");
     }
     let good = chain(offer(&memory, &[desc(DATA + 0x1000, 32, INDIRECT, 0)], 0));
     assert_eq!((good.request().len(), good.room()), (4, 8));
 
     // A table inside a table.
-    memory.write_obj(desc(DATA + 0x1000, 32, INDIRECT, 0), GuestAddress(DATA + 0x2000)).expect("in memory");
+    memory
+        .write_obj(desc(DATA + 0x1000, 32, INDIRECT, 0), GuestAddress(DATA + 0x2000))
+        .expect("in memory");
     let nested = offer(&memory, &[desc(DATA + 0x2000, 16, INDIRECT, 0)], 0);
     assert!(matches!(nested, Taken::Malformed(0)));
 }
@@ -122,7 +128,10 @@ fn what_is_not_whole_is_malformed() {
         ("next out of the table", vec![desc(DATA, 4, NEXT, 99)]),
         ("a loop", vec![desc(DATA, 4, NEXT, 1), desc(DATA, 4, NEXT, 0)]),
         ("writable before readable", vec![desc(DATA, 8, NEXT | WRITE, 1), desc(DATA, 4, READ, 0)]),
-        ("empty writable before readable", vec![desc(DATA, 0, NEXT | WRITE, 1), desc(DATA, 4, READ, 0)]),
+        (
+            "empty writable before readable",
+            vec![desc(DATA, 0, NEXT | WRITE, 1), desc(DATA, 4, READ, 0)],
+        ),
         ("request outside memory", vec![desc(0x20000, 4, NEXT, 1), desc(DATA, 8, WRITE, 0)]),
         ("request beyond the end of memory", vec![desc(0x1fffe, 4, READ, 0)]),
         ("response outside memory", vec![desc(DATA, 4, NEXT, 1), desc(u64::MAX - 3, 8, WRITE, 0)]),

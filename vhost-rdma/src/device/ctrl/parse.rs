@@ -22,7 +22,9 @@ pub(super) const fn sizes(opcode: u16) -> Option<(usize, usize)> {
         cmd::QUERY_PORT => (0, size_of::<abi::QueryPortResp>()),
         cmd::GID_SET => (size_of::<abi::GidSetReq>(), 0),
         cmd::QUERY_COUNTERS => (0, size_of::<abi::QueryCountersResp>()),
-        cmd::CONTEXT_CREATE => (size_of::<abi::ContextCreateReq>(), size_of::<abi::ContextCreateResp>()),
+        cmd::CONTEXT_CREATE => {
+            (size_of::<abi::ContextCreateReq>(), size_of::<abi::ContextCreateResp>())
+        }
         cmd::DB_PAGE_ADD => (size_of::<abi::DbPageAddReq>(), size_of::<abi::DbPageAddResp>()),
         cmd::PD_CREATE => (0, CREATED),
         cmd::PD_DESTROY
@@ -75,13 +77,13 @@ impl Parser<'_> {
             cmd::QUERY_PORT => Command::QueryPort,
             cmd::GID_SET => gid_set(&read(body)?)?,
             cmd::QUERY_COUNTERS => Command::QueryCounters,
-            cmd::CONTEXT_CREATE => {
-                Command::ContextCreate { db_page: self.page(read::<abi::ContextCreateReq>(body)?.db_page.get())? }
-            }
+            cmd::CONTEXT_CREATE => Command::ContextCreate {
+                db_page: self.page(read::<abi::ContextCreateReq>(body)?.db_page.get())?,
+            },
             cmd::CONTEXT_DESTROY => Command::ContextDestroy,
-            cmd::DB_PAGE_ADD => {
-                Command::DbPageAdd { db_page: self.page(read::<abi::DbPageAddReq>(body)?.db_page.get())? }
-            }
+            cmd::DB_PAGE_ADD => Command::DbPageAdd {
+                db_page: self.page(read::<abi::DbPageAddReq>(body)?.db_page.get())?,
+            },
             cmd::PD_CREATE => Command::PdCreate,
             cmd::PD_DESTROY => Command::PdDestroy(object()?),
             cmd::MR_REG => self.mr_reg(&read(body)?)?,
@@ -127,7 +129,10 @@ impl Parser<'_> {
     }
 
     fn init(&self, req: &abi::InitReq) -> Result<Command, Status> {
-        Ok(Command::Init { space: self.space.clone(), status_page: self.page(req.status_page.get())? })
+        Ok(Command::Init {
+            space: self.space.clone(),
+            status_page: self.page(req.status_page.get())?,
+        })
     }
 
     fn cq(&self, opcode: u16, body: &[u8]) -> Result<Command, Status> {
@@ -135,7 +140,11 @@ impl Parser<'_> {
             cmd::CQ_CREATE => {
                 let req: abi::CqCreateReq = read(body)?;
                 let entries = req.entries.get();
-                Command::CqCreate { entries, vector: req.vector.get(), ring: self.cq_ring(entries, &req.ring)? }
+                Command::CqCreate {
+                    entries,
+                    vector: req.vector.get(),
+                    ring: self.cq_ring(entries, &req.ring)?,
+                }
             }
             cmd::CQ_DESTROY => Command::CqDestroy(read::<abi::ObjectReq>(body)?.object.get()),
             cmd::CQ_RESIZE => {
@@ -150,7 +159,11 @@ impl Parser<'_> {
             }
             cmd::CQ_MODERATE => {
                 let req: abi::CqModerateReq = read(body)?;
-                Command::CqModerate { cqn: req.cqn.get(), count: req.count.get(), period_us: req.period_us.get() }
+                Command::CqModerate {
+                    cqn: req.cqn.get(),
+                    count: req.count.get(),
+                    period_us: req.period_us.get(),
+                }
             }
             _ => return Err(Status::NOTSUPP),
         })

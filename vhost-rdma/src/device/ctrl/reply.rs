@@ -49,7 +49,9 @@ impl Response {
                 response.push(&ContextCreateResp { ctx: body.ctx, kick_queue });
             }
             Reply::DbPage(body) => response.push(body),
-            Reply::Object(object) => response.push(&ObjectResp { object: (*object).into(), reserved: U32::ZERO }),
+            Reply::Object(object) => {
+                response.push(&ObjectResp { object: (*object).into(), reserved: U32::ZERO })
+            }
             Reply::Mr(body) => response.push(body),
             Reply::Srq(body) => response.push(body),
             Reply::SrqAttr(body) => response.push(body),

@@ -25,12 +25,21 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(entries: u32, most: u32, log2_stride: u8, least_log2_stride: u8) -> Result<Self, Status> {
+    fn new(
+        entries: u32,
+        most: u32,
+        log2_stride: u8,
+        least_log2_stride: u8,
+    ) -> Result<Self, Status> {
         let strides = least_log2_stride..=abi::WQE_MAX_LOG2_STRIDE;
         if !entries.is_power_of_two() || entries > most || !strides.contains(&log2_stride) {
             return Err(Status::INVAL);
         }
-        Ok(Self { bytes: u64::from(entries) << log2_stride, stride: 1 << log2_stride, control_block: false })
+        Ok(Self {
+            bytes: u64::from(entries) << log2_stride,
+            stride: 1 << log2_stride,
+            control_block: false,
+        })
     }
 
     const fn with_control_block(self) -> Self {
@@ -38,7 +47,11 @@ impl Shape {
     }
 
     const fn len(self) -> u64 {
-        if self.control_block { self.bytes.next_multiple_of(CTRL_BLOCK) + CTRL_BLOCK } else { self.bytes }
+        if self.control_block {
+            self.bytes.next_multiple_of(CTRL_BLOCK) + CTRL_BLOCK
+        } else {
+            self.bytes
+        }
     }
 }
 
@@ -87,7 +100,12 @@ impl Parser<'_> {
 
     pub(super) fn mr_reg(&self, req: &abi::MrRegReq) -> Result<Command, Status> {
         let map = self.region(&req.pages, req.length.get())?;
-        Ok(Command::MrReg { pdn: req.pdn.get(), access: req.access.get(), iova: req.iova.get(), map })
+        Ok(Command::MrReg {
+            pdn: req.pdn.get(),
+            access: req.access.get(),
+            iova: req.iova.get(),
+            map,
+        })
     }
 
     pub(super) fn mr_rereg(&self, req: abi::MrReregReq) -> Result<Command, Status> {
@@ -103,7 +121,12 @@ impl Parser<'_> {
         self.ring(list, shape.with_control_block())
     }
 
-    fn srq_ring(&self, entries: u32, log2_stride: u8, list: &abi::PageList) -> Result<Ring, Status> {
+    fn srq_ring(
+        &self,
+        entries: u32,
+        log2_stride: u8,
+        list: &abi::PageList,
+    ) -> Result<Ring, Status> {
         let shape = Shape::new(entries, limits::MAX_WR, log2_stride, abi::RQ_WQE_MIN_LOG2_STRIDE)?;
         self.ring(list, shape.with_control_block())
     }
@@ -121,8 +144,10 @@ impl Parser<'_> {
             let shape = Shape::new(entries, limits::MAX_WR, log2_stride, least)?;
             self.ring(list, shape).map(Some)
         };
-        let sq = queue(req.sq_entries.get(), req.sq_log2_stride, abi::SQ_WQE_MIN_LOG2_STRIDE, &req.sq)?;
-        let rq = queue(req.rq_entries.get(), req.rq_log2_stride, abi::RQ_WQE_MIN_LOG2_STRIDE, &req.rq)?;
+        let sq =
+            queue(req.sq_entries.get(), req.sq_log2_stride, abi::SQ_WQE_MIN_LOG2_STRIDE, &req.sq)?;
+        let rq =
+            queue(req.rq_entries.get(), req.rq_log2_stride, abi::RQ_WQE_MIN_LOG2_STRIDE, &req.rq)?;
         Ok(Command::QpCreate { req, sq, rq })
     }
 

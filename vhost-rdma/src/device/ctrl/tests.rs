@@ -1,0 +1,312 @@
+//! Requests of all kinds against a real engine, without queues and threads.
+
+use std::cell::RefCell;
+
+use proptest::prelude::*;
+use virtio_rdma_abi::{self as abi, cmd, cmd_status};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::*;
+use crate::device::events::NoPort;
+use crate::device::queues::QueueLayout;
+use crate::engine::{Limits, NicSettings, Random, Shard};
+use crate::transport::NicId;
+
+const MEMORY: usize = 1 << 20;
+const NONCE: u64 = 0x1234_5678_9abc_def0;
+const STATUS_PAGE: u64 = 0x1000;
+const ROOM: usize = 256;
+
+struct Counting(u32);
+
+impl Random for Counting {
+    fn next_u32(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
+        self.0
+    }
+}
+
+struct Device {
+    shard: RefCell<Shard>,
+    nic: NicId,
+    space: AddressSpace,
+    /// How many commands are turned down as stale before one is executed.
+    stale: RefCell<usize>,
+}
+
+impl Executor for Device {
+    fn space(&self) -> (AddressSpace, u64) {
+        (self.space.clone(), 0)
+    }
+
+    fn execute(&self, _generation: u64, ctx: u32, command: Command) -> Outcome {
+        let mut stale = self.stale.borrow_mut();
+        if *stale > 0 {
+            *stale -= 1;
+            return Outcome::Stale;
+        }
+        Outcome::Done(self.shard.borrow_mut().execute(self.nic, ctx, command, 1))
+    }
+}
+
+fn device() -> (Device, Controller) {
+    let mut shard = Shard::new(Box::new(Counting(1)));
+    let layout = QueueLayout::default();
+    let limits = Limits {
+        max_contexts: 4,
+        max_pds: 4,
+        max_mrs: 4,
+        max_mr_bytes: 1 << 40,
+        max_cqs: 4,
+        max_srqs: 4,
+        max_qps: 4,
+        max_ahs: 4,
+    };
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2; 6],
+        gids: Vec::new(),
+        comp_vectors: layout.comp_vectors().into(),
+        kick_queues: layout.kick_queues().into(),
+        limits,
+    };
+    let nic = shard.add_nic(settings, Box::new(NoPort));
+    let space = AddressSpace::anonymous(&[(0, MEMORY)]).expect("memory");
+    let device = Device { shard: RefCell::new(shard), nic, space, stale: RefCell::default() };
+    (device, Controller::new(layout.kick_base()))
+}
+
+fn request(opcode: u16, body: &(impl IntoBytes + Immutable + ?Sized)) -> Vec<u8> {
+    let header = CmdHdr { opcode: U16::new(opcode), ..CmdHdr::default() };
+    [header.as_bytes(), body.as_bytes()].concat()
+}
+
+fn serve(side: &mut (Device, Controller), request: &[u8]) -> (u32, Vec<u8>) {
+    let response = side.1.serve(&side.0, request, ROOM, 1 << 40).expect("there is room");
+    let (header, body) = RespHdr::read_from_prefix(response.bytes()).expect("a header");
+    (header.status.get(), body.to_vec())
+}
+
+fn init() -> Vec<u8> {
+    let req = InitReq {
+        abi_version: U32::new(1),
+        nonce: U64::new(NONCE),
+        status_page: U64::new(STATUS_PAGE),
+        ..Default::default()
+    };
+    request(cmd::INIT, &req)
+}
+
+fn ready() -> (Device, Controller) {
+    let mut side = device();
+    assert_eq!(serve(&mut side, &init()).0, cmd_status::OK);
+    side
+}
+
+#[test]
+fn every_opcode_of_the_abi_has_a_size() {
+    let mut known = 0;
+    for &(name, opcode) in cmd::TABLE {
+        let opcode = u16::try_from(opcode).expect("16 bits");
+        assert!(parse::sizes(opcode).is_some(), "{name}");
+        known += 1;
+    }
+    let answered = (0..=u16::MAX).filter(|opcode| parse::sizes(*opcode).is_some()).count();
+    assert_eq!(answered, known, "and no other has");
+}
+
+#[test]
+fn nothing_before_init() {
+    let mut side = device();
+    assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::STATE);
+    // Also what would be refused for another reason.
+    let page = abi::ContextCreateReq { db_page: U64::new(u64::MAX) };
+    assert_eq!(serve(&mut side, &request(cmd::CONTEXT_CREATE, &page)).0, cmd_status::STATE);
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &())).0, cmd_status::STATE);
+    assert_eq!(
+        serve(&mut side, &request(cmd::KEEPALIVE, &NONCE.to_le_bytes())).0,
+        cmd_status::STATE
+    );
+
+    assert_eq!(serve(&mut side, &init()).0, cmd_status::OK);
+    let (status, body) = serve(&mut side, &request(cmd::PD_CREATE, &()));
+    assert_eq!((status, body.len()), (cmd_status::OK, 8));
+    assert_eq!(serve(&mut side, &request(cmd::SHUTDOWN, &())).0, cmd_status::OK);
+    assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::STATE);
+}
+
+#[test]
+fn init_checks_its_fields() {
+    let cases = [
+        (0, NONCE, STATUS_PAGE, cmd_status::NOTSUPP),
+        (1, 0, STATUS_PAGE, cmd_status::INVAL),
+        (1, 1 << 32, STATUS_PAGE, cmd_status::INVAL),
+        (1, NONCE, STATUS_PAGE + 8, cmd_status::FAULT),
+        (1, NONCE, MEMORY as u64, cmd_status::FAULT),
+        (u32::MAX, NONCE, STATUS_PAGE, cmd_status::OK),
+    ];
+    for (version, nonce, status_page, expected) in cases {
+        let req = InitReq {
+            abi_version: version.into(),
+            nonce: nonce.into(),
+            status_page: status_page.into(),
+            ..Default::default()
+        };
+        let (status, body) = serve(&mut device(), &request(cmd::INIT, &req));
+        assert_eq!(status, expected, "{version} {nonce:#x} {status_page:#x}");
+        assert!(
+            status != cmd_status::OK || body[..4] == 1u32.to_le_bytes(),
+            "the version to be used"
+        );
+    }
+}
+
+#[test]
+fn a_keepalive_belongs_to_one_life() {
+    let mut side = ready();
+    let keepalive = |nonce: u64| request(cmd::KEEPALIVE, &nonce.to_le_bytes());
+    assert_eq!(serve(&mut side, &keepalive(NONCE)).0, cmd_status::OK);
+    assert_eq!(serve(&mut side, &keepalive(NONCE + 1)).0, cmd_status::STATE);
+    assert_eq!(serve(&mut side, &request(cmd::SHUTDOWN, &())).0, cmd_status::OK);
+    assert_eq!(serve(&mut side, &keepalive(NONCE)).0, cmd_status::STATE);
+}
+
+#[test]
+fn short_requests_and_short_room() {
+    for &(name, opcode) in cmd::TABLE {
+        let opcode = u16::try_from(opcode).expect("16 bits");
+        let (request_len, response_len) = parse::sizes(opcode).expect("known");
+        let mut side = ready();
+        if request_len > 0 {
+            let short = request(opcode, vec![0u8; request_len - 1].as_slice());
+            assert_eq!(serve(&mut side, &short).0, cmd_status::INVAL, "{name}");
+        }
+        let whole = request(opcode, vec![0u8; request_len].as_slice());
+        if response_len > 0 {
+            let tight = side
+                .1
+                .serve(&side.0, &whole, 8 + response_len - 1, 1 << 40)
+                .expect("a header fits");
+            assert_eq!(tight.bytes()[..4], cmd_status::INVAL.to_le_bytes(), "{name}");
+            assert_eq!(tight.bytes().len(), 8);
+        }
+        assert!(side.1.serve(&side.0, &whole, 7, 1 << 40).is_none(), "{name}");
+        let objects = side.0.shard.borrow().status(side.0.nic).expect("it exists").objects;
+        assert_eq!(objects, Default::default(), "{name} had an effect");
+    }
+    assert_eq!(serve(&mut ready(), &[0x18]).0, cmd_status::INVAL);
+    assert_eq!(serve(&mut ready(), &request(0x7777, &())).0, cmd_status::NOTSUPP);
+}
+
+#[test]
+fn the_kick_queue_is_a_virtqueue() {
+    let mut side = ready();
+    let page = abi::ContextCreateReq { db_page: U64::new(0x2000) };
+    let (status, body) = serve(&mut side, &request(cmd::CONTEXT_CREATE, &page));
+    assert_eq!(status, cmd_status::OK);
+    let (resp, _) = abi::ContextCreateResp::read_from_prefix(&body).expect("a context");
+    assert_ne!(resp.ctx.get(), 0);
+    assert!((6..8).contains(&resp.kick_queue.get()), "{}", resp.kick_queue.get());
+}
+
+#[test]
+fn a_region_cannot_cost_more_than_the_guest_has() {
+    let mut side = ready();
+    let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));
+    let mut req = abi::MrRegReq::default();
+    req.pdn = U32::read_from_prefix(&pd).expect("a number").0;
+    req.pages.page_shift = 12;
+    req.pages.npages = u32::MAX.into();
+    req.length = U64::new(MEMORY as u64 + 1);
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::NOMEM);
+    req.length = U64::ZERO;
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::INVAL);
+    req.length = U64::new(MEMORY as u64);
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::OK);
+}
+
+#[test]
+fn rings_are_aligned_and_sized() {
+    let cq = |entries: u32, offset: u32, npages: u32| {
+        let mut req = abi::CqCreateReq::default();
+        req.entries = entries.into();
+        req.ring.addr = U64::new(0x4000);
+        req.ring.npages = npages.into();
+        req.ring.offset = offset.into();
+        req.ring.page_shift = 12;
+        serve(&mut ready(), &request(cmd::CQ_CREATE, &req)).0
+    };
+    // 64 entries of 64 bytes fill a page, the control block is in the next.
+    assert_eq!(cq(64, 0, 2), cmd_status::OK);
+    assert_eq!(cq(64, 0, 1), cmd_status::INVAL);
+    assert_eq!(cq(32, 64, 1), cmd_status::OK);
+    assert_eq!(cq(32, 32, 1), cmd_status::INVAL);
+    assert_eq!(cq(0, 0, 1), cmd_status::INVAL);
+    assert_eq!(cq(33, 0, 2), cmd_status::INVAL);
+    assert_eq!(cq(1 << 31, 0, u32::MAX), cmd_status::INVAL);
+    // Within the bounds of a CQ, outside the guest's memory.
+    assert_eq!(cq(1 << 15, 0, 1 << 20), cmd_status::FAULT);
+}
+
+#[test]
+fn a_command_that_was_overtaken_by_a_memory_change_is_resolved_again() {
+    let mut side = ready();
+    *side.0.stale.borrow_mut() = STALE_RETRIES - 1;
+    assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::OK);
+    *side.0.stale.borrow_mut() = usize::MAX;
+    assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::FAULT);
+}
+
+proptest! {
+    #[test]
+    fn no_request_makes_trouble(
+        commands in prop::collection::vec(
+            (0usize..cmd::TABLE.len() + 1, 0u32..3, prop::collection::vec(any::<u8>(), 0..200), 0usize..256),
+            1..20,
+        ),
+    ) {
+        let mut side = ready();
+        for (index, ctx, body, room) in commands {
+            let opcode = cmd::TABLE.get(index).map_or(0x99, |&(_, opcode)| opcode as u16);
+            let header = CmdHdr { opcode: opcode.into(), ctx: ctx.into(), ..CmdHdr::default() };
+            let bytes = [header.as_bytes(), &body].concat();
+            let response = side.1.serve(&side.0, &bytes, room, 1 << 40);
+            prop_assert_eq!(response.is_none(), room < 8);
+            if let Some(response) = response {
+                prop_assert!(response.bytes().len() <= room);
+            }
+            side.0.shard.borrow_mut().poll(2);
+        }
+    }
+
+    /// Requests whose fields are nearly right get further than noise.
+    #[test]
+    fn no_page_list_makes_trouble(
+        opcode in prop::sample::select(vec![cmd::MR_REG, cmd::CQ_CREATE, cmd::SRQ_CREATE, cmd::QP_CREATE, cmd::CQ_RESIZE]),
+        body in prop::collection::vec(prop_oneof![Just(0u8), Just(1), Just(12), any::<u8>()], 144),
+        shape in (0u64..0x110_000, 0u32..600, 0u32..0x2000, 10u8..32, 0u8..6),
+    ) {
+        let mut side = ready();
+        let mut bytes = body;
+        let list = abi::PageList {
+            addr: (shape.0 & !0xfff).into(),
+            npages: shape.1.into(),
+            offset: (shape.2 & !0x3f).into(),
+            page_shift: shape.3,
+            levels: shape.4,
+            reserved: [0; 6],
+        };
+        // Every request that has page lists ends with them.
+        let (request_len, _) = parse::sizes(opcode).expect("known");
+        let at = request_len - size_of::<abi::PageList>();
+        bytes[at..request_len].copy_from_slice(list.as_bytes());
+        if opcode == cmd::MR_REG {
+            let length = u64::from(shape.1) << 12;
+            bytes[16..24].copy_from_slice(&length.to_le_bytes());
+        } else {
+            bytes[4..8].copy_from_slice(&64u32.to_le_bytes());
+        }
+        serve(&mut side, &request(opcode, bytes.as_slice()));
+    }
+}
