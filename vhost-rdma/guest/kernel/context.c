@@ -189,7 +189,7 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 	if (ret)
 		goto err_context;
 	if (atomic_inc_return(&vr->user_contexts) == 1 && vr->attr.keepalive_ms)
-		mod_delayed_work(system_wq, &vr->keepalive,
+		mod_delayed_work(system_long_wq, &vr->keepalive,
 				 msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
 	return 0;
 

@@ -60,7 +60,7 @@ static void vrdma_keepalive(struct work_struct *work)
 		vrdma_lost(vr, "a keepalive failed");
 		return;
 	}
-	schedule_delayed_work(&vr->keepalive, msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+	queue_delayed_work(system_long_wq, &vr->keepalive, msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
 }
 
 /* ---- Start ---- */

@@ -293,10 +293,10 @@ int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	ret = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_QP_DESTROY, qp->ctx->id, qp->qpn, &done);
 	if (ret)
 		return ret;
-	/* Completions are polled by number: first none of this QP may be left, then the number goes. */
+	/* Completions are polled by number, under the lock of the CQ: after both of these lines nobody finds this QP. */
+	xa_erase_irq(&vr->qps, qp->qpn);
 	if (!qp->user)
 		vrdma_qp_leave_cqs(qp);
-	xa_erase_irq(&vr->qps, qp->qpn);
 	vrdma_ref_wait(&qp->ref);
 	vrdma_ctx_release_slots(qp->ctx, vrdma_qp_slots(qp));
 	vrdma_wq_free(vr, &qp->sq, done);

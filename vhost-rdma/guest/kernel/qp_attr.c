@@ -60,7 +60,7 @@ static void vrdma_set_state(struct vrdma_qp *qp, enum ib_qp_state state)
 	unsigned long flags;
 
 	spin_lock_irqsave(&qp->sq.lock, flags);
-	spin_lock(&qp->rq.lock);
+	spin_lock_nested(&qp->rq.lock, SINGLE_DEPTH_NESTING);
 	qp->state = state;
 	spin_unlock(&qp->rq.lock);
 	spin_unlock_irqrestore(&qp->sq.lock, flags);
