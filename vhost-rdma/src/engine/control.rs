@@ -474,7 +474,7 @@ impl Nic {
         qp.state = to;
         match (from, to) {
             (_, State::Reset) => self.reset_qp(qpn),
-            (_, State::Err) => self.to_error(qpn),
+            (_, State::Err) => self.enter_error(qpn),
             (State::Rts, State::Sqd) => {
                 qp.draining = true;
                 if qp.send.as_ref().is_none_or(|send| send.current.is_none()) {
@@ -545,7 +545,7 @@ impl Nic {
             fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
             clock_khz: U64::new(1_000_000),
             vendor_id: n(limits::VENDOR_ID),
-            vendor_part_id: n(u32::from(abi::DEVICE_ID)),
+            vendor_part_id: n(abi::DEVICE_ID),
             hw_ver: n(abi::ABI_VERSION),
             max_contexts: n(limits.max_contexts),
             max_pd: n(limits.max_pds),

@@ -34,6 +34,7 @@ mod requester;
 mod responder;
 mod srq;
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 mod tests;
 mod timer;
 

@@ -228,11 +228,11 @@ impl Nic {
         let Some(qp) = self.qps.get(&qpn) else { return };
         let ctx = qp.ctx;
         self.raise(event::QP_FATAL, qpn, ctx);
-        self.to_error(qpn);
+        self.enter_error(qpn);
     }
 
     /// Moves a QP to ERR; what is posted is flushed by the run queue.
-    pub(super) fn to_error(&mut self, qpn: u32) {
+    pub(super) fn enter_error(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.state == State::Reset {
             return;

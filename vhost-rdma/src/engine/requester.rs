@@ -64,7 +64,7 @@ impl Shard {
         match qp.state {
             State::Rts => self.send_turn(id, qpn, now),
             State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
-                self.send_turn(id, qpn, now)
+                self.send_turn(id, qpn, now);
             }
             State::Err | State::Sqe => nic.flush_turn(qpn),
             _ => {}
@@ -151,7 +151,7 @@ impl Shard {
         let Self { nics, networks, local, .. } = self;
         let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
         *bytes += len;
-        self.settle(turn, send, &planned, &wqe, outcome, len)
+        self.settle(turn, send, &planned, outcome, len)
     }
 
     fn settle(
@@ -159,7 +159,6 @@ impl Shard {
         turn: &Turn,
         send: &mut SendQueue,
         planned: &Planned,
-        wqe: &SqWqe,
         outcome: Outcome,
         len: u32,
     ) -> Step {
@@ -170,7 +169,7 @@ impl Shard {
                 nic.count_sent(planned, len);
                 send.done += len;
                 if send.done >= planned.total {
-                    nic.send_done(turn, send, planned, wqe);
+                    nic.send_done(turn, send, planned);
                 }
                 Step::Advanced
             }
@@ -218,7 +217,7 @@ impl Shard {
             let step = match nic.plan(&turn, &mut send, &wqe) {
                 Ok(planned) => {
                     let len = (planned.total - send.done).min(PIECE);
-                    self.settle(&turn, &mut send, &planned, &wqe, outcome, len)
+                    self.settle(&turn, &mut send, &planned, outcome, len)
                 }
                 Err(status) => Step::Failed(status),
             };
@@ -428,7 +427,8 @@ impl Nic {
         }
     }
 
-    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, planned: &Planned, wqe: &SqWqe) {
+    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, planned: &Planned) {
+        let Some(wqe) = send.current else { return };
         self.counters.tx_messages += 1;
         let index = send.current_index();
         send.retire();
@@ -455,7 +455,7 @@ impl Nic {
         }
         send.retire();
         if turn.kind == Kind::Rc {
-            self.to_error(turn.qpn);
+            self.enter_error(turn.qpn);
         } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {
             // IBTA 10.3.1.5: an unreliable QP goes on receiving.
             qp.state = State::Sqe;

@@ -261,7 +261,7 @@ impl Nic {
         }
         self.complete_receive_error(qpn, status);
         if request.service != Service::Datagram {
-            self.to_error(qpn);
+            self.enter_error(qpn);
         }
         Outcome::Refused(nak)
     }
@@ -369,7 +369,7 @@ impl Nic {
         if let Some(ctx) = self.qps.get(&qpn).map(|qp| qp.ctx) {
             self.raise(kind, qpn, ctx);
         }
-        self.to_error(qpn);
+        self.enter_error(qpn);
         Outcome::Refused(nak)
     }
 

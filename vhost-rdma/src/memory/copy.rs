@@ -86,7 +86,7 @@ pub fn write(dst: &[Segment], skip: u64, bytes: &[u8]) -> Result<(), Fault> {
     while done < bytes.len() {
         let (target, run) = to.run((bytes.len() - done) as u64)?;
         // SAFETY: `target` is mapped for `run` bytes and kept alive by its translation; `bytes` is ours.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().add(done), target.0, run) };
+        unsafe { ptr::copy_nonoverlapping(bytes[done..].as_ptr(), target.0, run) };
         to.advance(run);
         done += run;
     }
@@ -104,7 +104,7 @@ pub fn read(src: &[Segment], skip: u64, out: &mut [u8]) -> Result<(), Fault> {
     while done < out.len() {
         let (source, run) = from.run((out.len() - done) as u64)?;
         // SAFETY: `source` is mapped for `run` bytes and kept alive by its translation; `out` is ours.
-        unsafe { ptr::copy_nonoverlapping(source.0, out.as_mut_ptr().add(done), run) };
+        unsafe { ptr::copy_nonoverlapping(source.0, out[done..].as_mut_ptr(), run) };
         from.advance(run);
         done += run;
     }

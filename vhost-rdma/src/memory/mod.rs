@@ -35,6 +35,16 @@ pub use translation::Translation;
 /// The page size of the ABI, in bytes (docs/virtio-rdma.md §6).
 pub const PAGE_SIZE: u64 = 4096;
 
+// Guest offsets are 64 bits; on a host with smaller addresses they would be cut.
+const _: () = assert!(usize::BITS == 64, "vhost-rdma needs a 64-bit host");
+
+/// An offset or length as the host counts it.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "usize has 64 bits: asserted above")]
+const fn host(value: u64) -> usize {
+    value as usize
+}
+
 /// A host address inside a mapping that the holder keeps alive.
 #[derive(Clone, Copy, Debug)]
 struct HostPtr(*mut u8);

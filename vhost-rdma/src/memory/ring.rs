@@ -59,7 +59,7 @@ impl Ring {
             };
             // SAFETY: `run` bytes at `host` are mapped and kept alive by the translation; `out` has room for them; guest
             // memory and our buffer cannot overlap. The guest may change the bytes meanwhile: any mixture is a valid u8.
-            unsafe { ptr::copy_nonoverlapping(host.0, out.as_mut_ptr().add(done), run) };
+            unsafe { ptr::copy_nonoverlapping(host.0, out[done..].as_mut_ptr(), run) };
             done += run;
         }
     }
@@ -74,7 +74,7 @@ impl Ring {
                 return;
             };
             // SAFETY: as in `read`, the other way round.
-            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().add(done), host.0, run) };
+            unsafe { ptr::copy_nonoverlapping(bytes[done..].as_ptr(), host.0, run) };
             done += run;
         }
     }

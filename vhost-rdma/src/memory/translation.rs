@@ -1,7 +1,7 @@
 //! An immutable map from offsets of an object to host memory.
 
-use super::HostPtr;
 use super::space::{AddressSpace, Region};
+use super::{HostPtr, host};
 
 /// How the pages of a translation lie in host memory.
 #[derive(Debug)]
@@ -17,9 +17,8 @@ pub(super) enum Pages {
 impl Pages {
     /// The cheapest form for these pages of `page` bytes.
     pub(super) fn from_table(table: Vec<HostPtr>, page: u64) -> Self {
-        let contiguous = table
-            .windows(2)
-            .all(|pair| pair[0].addr().wrapping_add(page as usize) == pair[1].addr());
+        let contiguous =
+            table.windows(2).all(|pair| pair[0].addr().wrapping_add(host(page)) == pair[1].addr());
         match table.first() {
             Some(&first) if contiguous => Self::Flat(first),
             _ => Self::Table(table.into()),
@@ -93,30 +92,30 @@ impl Translation {
     /// The host address of `offset` and the number of bytes that follow contiguously, at most `max` (≥ 1).
     #[inline]
     pub(super) fn run(&self, offset: u64, max: u64) -> Option<(HostPtr, usize)> {
-        let (host, run) = match &self.pages {
+        let (start, run) = match &self.pages {
             Pages::Identity(space) => space.run(offset, max)?,
             _ if offset >= self.len => return None,
             Pages::Flat(base) => {
-                (base.add((self.first + offset) as usize), (self.len - offset).min(max))
+                (base.add(host(self.first + offset)), (self.len - offset).min(max))
             }
             Pages::Table(table) => self.table_run(table, offset, max)?,
         };
-        Some((host, run as usize))
+        Some((start, host(run)))
     }
 
     #[inline]
     fn table_run(&self, table: &[HostPtr], offset: u64, max: u64) -> Option<(HostPtr, u64)> {
         let at = self.first + offset;
         let page = 1u64 << self.shift;
-        let mut index = (at >> self.shift) as usize;
+        let mut index = host(at >> self.shift);
         let within = at & (page - 1);
-        let start = table.get(index)?.add(within as usize);
+        let start = table.get(index)?.add(host(within));
         let want = (self.len - offset).min(max);
         let mut run = page - within;
         while run < want {
             index += 1;
             match table.get(index) {
-                Some(next) if next.addr() == start.addr().wrapping_add(run as usize) => run += page,
+                Some(next) if next.addr() == start.addr().wrapping_add(host(run)) => run += page,
                 _ => break,
             }
         }

@@ -66,10 +66,10 @@ impl Model {
         match *op {
             Op::Send { len } if self.a.sends.len() < 16 => self.post(opcode::SEND, id, len, true),
             Op::Write { len, good } if self.a.sends.len() < 16 => {
-                self.post(opcode::RDMA_WRITE, id, len, good)
+                self.post(opcode::RDMA_WRITE, id, len, good);
             }
             Op::Read { len } if self.a.sends.len() < 16 => {
-                self.post(opcode::RDMA_READ, id, len, true)
+                self.post(opcode::RDMA_READ, id, len, true);
             }
             Op::Receive { len } if self.b.receives.len() < 16 => {
                 let sge = self.b.guest.sge(self.b.buffer, u32::from(len));
