@@ -102,7 +102,13 @@ impl Daemon {
                 .try_for_each(|line| sender.send(line))
         });
         let mut message = [0; 64];
-        let ready = socket.recv(&mut message);
+        // A receive with a time limit is not begun again after a signal (signal(7)), here the end of some other test's child.
+        let ready = loop {
+            match socket.recv(&mut message) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                received => break received,
+            }
+        };
         let mut daemon = Self { dir, child, log };
         match ready {
             Ok(length) => assert_eq!(&message[..length], b"READY=1\n"),
