@@ -90,6 +90,8 @@ pub struct Shard {
     segments: Vec<Segment>,
     posts: Vec<Post>,
     wakes: Vec<Waiter>,
+    /// The NIC whose content is being looked at.
+    serving: Option<NicId>,
 }
 
 impl fmt::Debug for Shard {
@@ -112,7 +114,14 @@ impl Shard {
             segments: Vec::new(),
             posts: Vec::new(),
             wakes: Vec::new(),
+            serving: None,
         }
+    }
+
+    /// The NIC that the last call was busy with when it did not return: whom to blame for a panic.
+    #[must_use]
+    pub const fn suspect(&self) -> Option<NicId> {
+        self.serving
     }
 
     fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
@@ -271,15 +280,17 @@ impl Shard {
         let mut fired = false;
         while let Some((deadline, nic, qpn)) = self.timers.pop(now) {
             fired = true;
+            self.serving = Some(nic);
             self.timer_fired(nic, qpn, deadline);
         }
         fired
     }
 
     fn scan(&mut self) -> bool {
-        let Self { nics, posts, .. } = self;
+        let Self { nics, posts, serving, .. } = self;
         let mut found = false;
         for nic in nics.iter_mut().flatten() {
+            *serving = Some(nic.id);
             found |= nic.scan(posts);
         }
         found
@@ -309,6 +320,7 @@ impl Shard {
             for _ in 0..turns {
                 let Some(nic) = self.nics[index].as_deref_mut() else { break };
                 let (id, Some(qpn)) = (nic.id, nic.run.pop_front()) else { break };
+                self.serving = Some(id);
                 self.run_qp(id, qpn, now);
                 busy = true;
             }
@@ -321,7 +333,9 @@ impl Shard {
             // docs/virtio-rdma.md §7.4: entries are visible before the arm words are read. One fence for all.
             fence(Ordering::SeqCst);
         }
-        for nic in self.nics.iter_mut().flatten() {
+        let Self { nics, serving, .. } = self;
+        for nic in nics.iter_mut().flatten() {
+            *serving = Some(nic.id);
             if nic.life != Life::Paused {
                 nic.fire_completions();
                 nic.deliver_events();

@@ -150,7 +150,7 @@ impl Runner {
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
         tracing::error!(?nic, message, "a fault of the engine; its NIC stops");
-        let Some(nic) = nic else { return };
+        let Some(nic) = nic.or_else(|| self.shard.suspect()) else { return };
         let shard = &mut self.shard;
         if catch_unwind(AssertUnwindSafe(|| shard.fail(nic))).is_err() {
             tracing::error!(?nic, "the NIC could not be stopped in order");
