@@ -39,8 +39,10 @@ impl Shard {
     ) -> Result<Reply, Status> {
         let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
         match (life, &command) {
-            (_, Command::Init { .. } | Command::Shutdown) => {}
+            (_, Command::Init { .. }) => {}
             (Life::Idle, _) => return Err(Status::STATE),
+            // The objects of a NIC that failed go away as well.
+            (Life::Failed, Command::Shutdown) => {}
             (Life::Failed, _) => return Err(Status::FATAL),
             _ => {}
         }
@@ -143,7 +145,10 @@ impl Shard {
 
     fn destroy_context(&mut self, id: NicId, ctx: u32) -> Result<Reply, Status> {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-        if ctx == KERNEL || !nic.contexts.contains_key(&ctx) {
+        if ctx == KERNEL {
+            return Err(Status::INVAL);
+        }
+        if !nic.contexts.contains_key(&ctx) {
             return Err(Status::NOENT);
         }
         for qpn in nic.destroy_context(ctx) {

@@ -118,8 +118,8 @@ impl Nic {
         };
         let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
             && rq.is_some() == (req.rq_entries.get() != 0)
-            && req.max_send_wr <= req.sq_entries
-            && req.max_recv_wr <= req.rq_entries;
+            && requests_ok(req.max_send_wr.get(), req.sq_entries.get())
+            && requests_ok(req.max_recv_wr.get(), req.rq_entries.get());
         if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
             return Err(Status::INVAL);
         }
@@ -200,6 +200,11 @@ impl Nic {
         let [sq_db, rq_db] = doorbells.map(U32::new);
         Ok(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) })
     }
+}
+
+/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its ring.
+const fn requests_ok(max_wr: u32, entries: u32) -> bool {
+    max_wr <= entries && (max_wr == 0) == (entries == 0)
 }
 
 /// Whether a receive ring's numbers fit each other and the device.

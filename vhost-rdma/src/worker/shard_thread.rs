@@ -17,8 +17,6 @@ use crate::transport::NicId;
 
 /// Jobs per round: a flood of control commands must not stop the data path.
 const JOBS_PER_ROUND: usize = 32;
-/// Rounds of polling per reading of the clock while there is work: a timer may be late by that much.
-const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// Starts worker `index`.
 pub(super) fn spawn(
@@ -61,30 +59,22 @@ struct Runner {
 
 impl Runner {
     fn run(mut self) {
-        let mut now = self.clock.now();
-        let mut last_work = now;
-        let mut rounds = 0u32;
+        let mut last_work = self.clock.now();
         loop {
+            // Read in every round: a timer counted from a time that is long past would run out too early.
+            let now = self.clock.now();
             let mail = self.drain(now);
             if mail == Mail::Stop {
                 return;
             }
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
-            let worked = polled || mail == Mail::Some;
-            rounds = rounds.wrapping_add(1);
-            if worked && !rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
-                last_work = now;
-                continue;
-            }
-            now = self.clock.now();
-            if worked {
+            if polled || mail == Mail::Some {
                 last_work = now;
             } else if now.saturating_sub(last_work) < self.poll_for {
                 hint::spin_loop();
             } else {
                 self.sleep();
-                now = self.clock.now();
-                last_work = now;
+                last_work = self.clock.now();
             }
         }
     }
