@@ -444,11 +444,11 @@ impl View {
         }
     }
 
-    /// Copies `len` bytes of `from` to the start of this view as one `memcpy` would, for a benchmark's reference.
-    pub fn copy_from(&self, from: &Self, len: usize) {
-        assert!(self.shift == 63 && from.shift == 63, "a reference copy needs contiguous views");
-        let (to, from) = (self.ptr(0, len), from.ptr(0, len));
-        // SAFETY: both ranges were checked; a benchmark calls this when no device accesses them, and they may overlap.
+    /// Copies `len` bytes of `from` as one `memcpy` would, for a benchmark's reference. Both views must be contiguous.
+    #[inline]
+    pub fn copy_from(&self, at: u64, from: &Self, from_at: u64, len: usize) {
+        let (to, from) = (self.ptr(at, len), from.ptr(from_at, len));
+        // SAFETY: both ranges were checked; they may overlap, and a benchmark calls this while no device works on them.
         unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), len) };
     }
 }

@@ -1,1 +1,81 @@
-//! Pieces of the benchmarks.
+//! Benchmarks of the whole stack without a VM.
+//!
+//! A figure is worth something only beside a reference that ran in the same minute on the same cores, so every row is a *ratio*
+//! of two measurements that alternate within one run: RDMA and memcpy, RDMA and a spin hand-off, a control command and an empty
+//! vhost-user round trip. Several samples are taken; the best one is the row, since on a shared machine the others measure the
+//! neighbours, and the spread tells how much to believe it.
+
+mod data;
+mod echo;
+mod latency;
+mod report;
+
+pub use echo::serve as serve_echo;
+pub use report::{Better, Row, Target};
+
+use std::time::Duration;
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Samples of each row.
+    pub samples: usize,
+    /// How long each half of a sample lasts.
+    pub slice: Duration,
+    /// How long an idle daemon is watched.
+    pub idle: Duration,
+}
+
+impl Effort {
+    /// What a report is made from.
+    pub const FULL: Self =
+        Self { samples: 7, slice: Duration::from_millis(120), idle: Duration::from_secs(10) };
+    /// What shows that everything runs.
+    pub const QUICK: Self =
+        Self { samples: 3, slice: Duration::from_millis(30), idle: Duration::from_secs(3) };
+}
+
+/// A benchmark: the name of its row and what makes it.
+#[derive(Debug, Clone, Copy)]
+pub struct Benchmark {
+    /// The row's name.
+    pub name: &'static str,
+    run: fn(&str, Effort) -> Row,
+}
+
+impl Benchmark {
+    const fn new(name: &'static str, run: fn(&str, Effort) -> Row) -> Self {
+        Self { name, run }
+    }
+
+    /// Measures. A panic in a scene (a completion that does not come, a daemon that ends) is a row that says so.
+    pub fn run(&self, effort: Effort) -> Row {
+        let (name, run) = (self.name, self.run);
+        std::panic::catch_unwind(move || run(name, effort))
+            .unwrap_or_else(|cause| Row::failed(name, report::panic_text(cause.as_ref())))
+    }
+}
+
+/// All benchmarks, in the order of the report.
+pub const ALL: &[Benchmark] = &[
+    Benchmark::new("write_bw_64k", |n, e| data::bandwidth(n, data::Verb::Write, 64 << 10, e)),
+    Benchmark::new("write_bw_256k", |n, e| data::bandwidth(n, data::Verb::Write, 256 << 10, e)),
+    Benchmark::new("write_bw_1m", |n, e| data::bandwidth(n, data::Verb::Write, 1 << 20, e)),
+    Benchmark::new("read_bw_64k", |n, e| data::bandwidth(n, data::Verb::Read, 64 << 10, e)),
+    Benchmark::new("read_bw_256k", |n, e| data::bandwidth(n, data::Verb::Read, 256 << 10, e)),
+    Benchmark::new("read_bw_1m", |n, e| data::bandwidth(n, data::Verb::Read, 1 << 20, e)),
+    Benchmark::new("send_bw_64k", |n, e| data::bandwidth(n, data::Verb::Send, 64 << 10, e)),
+    Benchmark::new("send_bw_256k", |n, e| data::bandwidth(n, data::Verb::Send, 256 << 10, e)),
+    Benchmark::new("send_bw_1m", |n, e| data::bandwidth(n, data::Verb::Send, 1 << 20, e)),
+    Benchmark::new("write_bw_4k", |n, e| data::bandwidth(n, data::Verb::Write, 4 << 10, e)),
+    Benchmark::new("read_bw_4k", |n, e| data::bandwidth(n, data::Verb::Read, 4 << 10, e)),
+    Benchmark::new("send_bw_4k", |n, e| data::bandwidth(n, data::Verb::Send, 4 << 10, e)),
+    Benchmark::new("write_rate_8", |n, e| data::rate(n, 8, e)),
+    Benchmark::new("write_rate_64", |n, e| data::rate(n, 64, e)),
+    Benchmark::new("polled_rtt", latency::polled),
+    Benchmark::new("event_rtt", latency::event),
+    Benchmark::new("control_pd", latency::control_pd),
+    Benchmark::new("control_mr_4k", latency::control_mr),
+    Benchmark::new("control_qp_to_rts", latency::control_qp),
+    Benchmark::new("idle_context_switches", latency::idle),
+];

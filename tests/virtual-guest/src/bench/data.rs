@@ -1,0 +1,231 @@
+//! Bandwidth and message rate.
+//!
+//! Bandwidth: both sides walk the same 4 MiB windows of the two guests' memory in the same order, once with `memcpy` in this
+//! process and once through the device; it is the same memory, with the same pages. Message rate: the work requests are written
+//! once, so that what is timed is the engine and not this program; the reference copies the same work requests, payloads and
+//! completions in a bare loop on one core.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Effort;
+use super::report::{Better, Row, Target};
+use crate::control::Mr;
+use crate::guest::GuestConfig;
+use crate::pages::Buf;
+use crate::qp::{Path, QpSpec, SendWr};
+use crate::spec::{access, qpt, status, wr};
+use crate::world::{End, World};
+
+/// What carries the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// SEND into posted receives.
+    Send,
+}
+
+const WINDOW: u64 = 4 << 20;
+
+/// Two connected guests with a window of contiguous memory each.
+#[derive(Debug)]
+struct Scene {
+    a: End,
+    b: End,
+    at_a: Mr,
+    at_b: Mr,
+    _world: World,
+}
+
+fn scene(entries: u32) -> Scene {
+    let world = World::new();
+    let config = GuestConfig { ram_bytes: 64 << 20, ..GuestConfig::default() };
+    let make = || {
+        let node = world.node_with("net", &[], config.clone());
+        let cqs = (node.cq(2 * entries), node.cq(2 * entries));
+        let spec = QpSpec {
+            sq: entries,
+            rq: entries,
+            send_sge: 1,
+            recv_sge: 1,
+            inline: 0,
+            ..QpSpec::new(qpt::RC)
+        };
+        let end = node.end_with(&spec, cqs.0, cqs.1);
+        let buf = Arc::new(Buf::contiguous(node.guest.ram(), WINDOW));
+        let mr = node.ctx.register(node.pdn, buf, access::ALL).expect("MR_REG");
+        (end, mr)
+    };
+    let ((a, at_a), (b, at_b)) = (make(), make());
+    a.connect(&b, &Path::default());
+    b.connect(&a, &Path::default());
+    Scene { a, b, at_a, at_b, _world: world }
+}
+
+fn memcpy(s: &Scene, verb: Verb, size: u64, slice: Duration) -> f64 {
+    let (to, from) = match verb {
+        Verb::Read => (s.at_a.view(), s.at_b.view()),
+        _ => (s.at_b.view(), s.at_a.view()),
+    };
+    let (start, mut bytes, mut at) = (Instant::now(), 0, 0);
+    loop {
+        for _ in 0..16 {
+            to.copy_from(at, from, at, size as usize);
+            bytes += size;
+            at = (at + size) % WINDOW;
+        }
+        let took = start.elapsed();
+        if took >= slice {
+            return bytes as f64 / took.as_secs_f64() / 1e9;
+        }
+    }
+}
+
+fn transfer(s: &mut Scene, verb: Verb, size: u64, depth: u64, slice: Duration) -> f64 {
+    let start = Instant::now();
+    let (mut posted, mut done, mut received) = (0u64, 0u64, 0u64);
+    let mut stop = false;
+    loop {
+        while !stop && posted - done < depth && (verb != Verb::Send || posted - received < depth) {
+            let at = posted * size % WINDOW;
+            let (local, remote) = (s.at_a.sge(at, size as u32), s.at_b.addr(at));
+            let request = match verb {
+                Verb::Write => SendWr::write(posted, &[local], remote, s.at_b.rkey),
+                Verb::Read => SendWr::read(posted, &[local], remote, s.at_b.rkey),
+                Verb::Send => {
+                    s.b.qp.queue_recv(posted, &[s.at_b.sge(at, size as u32)]);
+                    SendWr::send(posted, &[local])
+                }
+            };
+            s.a.qp.queue_send(&request);
+            posted += 1;
+        }
+        if verb == Verb::Send {
+            s.b.qp.ring_rq();
+        }
+        s.a.qp.ring_sq();
+        let before = done;
+        while let Some(cqe) = s.a.scq.poll() {
+            assert_eq!(cqe.status, status::SUCCESS, "{cqe:?}");
+            done += 1;
+        }
+        while verb == Verb::Send
+            && let Some(cqe) = s.b.rcq.poll()
+        {
+            assert_eq!(cqe.status, status::SUCCESS, "{cqe:?}");
+            received += 1;
+        }
+        let took = start.elapsed();
+        stop |= took >= slice;
+        if stop && done == posted && (verb != Verb::Send || received == posted) {
+            return (done * size) as f64 / took.as_secs_f64() / 1e9;
+        }
+        assert!(
+            took < slice + Duration::from_secs(20),
+            "completions stopped at {done} of {posted}"
+        );
+        if done == before {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// The bandwidth of `verb` beside memcpy.
+pub(super) fn bandwidth(name: &str, verb: Verb, size: u64, effort: Effort) -> Row {
+    let depth = if size > 16 << 10 { 16 } else { 128 };
+    let mut s = scene(256);
+    s.at_a.view().fill(0, WINDOW, 1);
+    s.at_b.view().fill(0, WINDOW, 2);
+    transfer(&mut s, verb, size, depth, effort.slice / 4);
+    let samples: Vec<_> = (0..effort.samples)
+        .map(|_| {
+            let reference = memcpy(&s, verb, size, effort.slice);
+            (transfer(&mut s, verb, size, depth, effort.slice), reference)
+        })
+        .collect();
+    let target = if size > 4 << 10 { 0.8 } else { 0.5 };
+    Row::best(name, "GB/s", Better::More, Some(Target::Ratio(target)), &samples)
+}
+
+const RING: u32 = 1024;
+/// One signaled work request in so many.
+const BATCH: u32 = 32;
+
+fn bare_loop(s: &mut Scene, size: u64, slice: Duration) -> f64 {
+    let (ring, ..) = s.a.qp.raw_sq(0);
+    let cq = s.a.scq.view().clone();
+    let scratch = Buf::contiguous(s.a.node.guest.ram(), 4096);
+    let (start, mut n) = (Instant::now(), 0u64);
+    // The rings are scattered over pages; the copies stay within one entry.
+    let (mut wqe, mut cqe) = ([0; 64], [0; 64]);
+    loop {
+        for _ in 0..1024 {
+            ring.read(n % u64::from(RING) * 64, &mut wqe);
+            std::hint::black_box(&wqe);
+            s.at_b.view().copy_from(n % 4096 * 64, s.at_a.view(), n % 4096 * 64, size as usize);
+            n += 1;
+            if n.is_multiple_of(u64::from(BATCH)) {
+                cqe[0] = n as u8;
+                scratch.view().write(n / u64::from(BATCH) % 64 * 64, &cqe);
+            }
+        }
+        let took = start.elapsed();
+        if took >= slice {
+            std::hint::black_box(&cq);
+            return n as f64 / took.as_secs_f64() / 1e6;
+        }
+    }
+}
+
+/// Small writes per second through one engine core beside a bare loop over the same bytes.
+pub(super) fn rate(name: &str, size: u64, effort: Effort) -> Row {
+    let mut s = scene(RING);
+    for i in 0..RING {
+        let at = u64::from(i) % 4096 * 64;
+        let sge = s.at_a.sge(at, size as u32);
+        let mut request = SendWr::write(u64::from(i), &[sge], s.at_b.addr(at), s.at_b.rkey);
+        assert_eq!(request.opcode, wr::RDMA_WRITE);
+        if i % BATCH != BATCH - 1 {
+            request = request.unsignaled();
+        }
+        let (ring, at, _) = s.a.qp.raw_sq(i);
+        request.encode(&ring, at);
+    }
+    let (_, _, doorbell) = s.a.qp.raw_sq(0);
+    let (mut posted, mut done) = (0u32, 0u32);
+    let mut run = |s: &mut Scene, slice: Duration| {
+        let start = Instant::now();
+        let first = done;
+        let mut last_progress = start;
+        loop {
+            let free = RING - posted.wrapping_sub(done);
+            if free >= 4 * BATCH {
+                posted = posted.wrapping_add(free);
+                doorbell.ring(posted);
+            }
+            let taken = s.a.scq.drain();
+            done = done.wrapping_add(taken * BATCH);
+            let now = Instant::now();
+            if taken > 0 {
+                last_progress = now;
+            }
+            assert!(now - last_progress < Duration::from_secs(10), "completions stopped at {done}");
+            if now - start >= slice {
+                return f64::from(done.wrapping_sub(first)) / (now - start).as_secs_f64() / 1e6;
+            }
+        }
+    };
+    run(&mut s, effort.slice / 4);
+    let samples: Vec<_> = (0..effort.samples)
+        .map(|_| {
+            let reference = bare_loop(&mut s, size, effort.slice);
+            (run(&mut s, effort.slice), reference)
+        })
+        .collect();
+    let state = s.a.qp.state().expect("QP_QUERY");
+    assert_eq!(state, crate::spec::qps::RTS, "the queue pair failed during the run");
+    Row::best(name, "M/s", Better::More, Some(Target::Value(3.0)), &samples)
+}
