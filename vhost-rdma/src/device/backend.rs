@@ -8,7 +8,7 @@ use super::events::NoPort;
 use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, JOB_TIMEOUT, Nic};
 use super::queues::QueueLayout;
-use crate::node::{AttachError, Backend, NicConfig, NicStatus};
+use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus};
 use crate::socket;
 use crate::worker::{Placement, WorkerConfig, Workers};
 
@@ -26,7 +26,6 @@ struct State {
 
 /// Serves NICs at vhost-user sockets with a pool of workers. Dropping it cuts all VMMs off.
 pub struct DeviceBackend {
-    layout: QueueLayout,
     state: Mutex<State>,
     // After `state`: NICs end on their workers.
     workers: Workers,
@@ -34,10 +33,7 @@ pub struct DeviceBackend {
 
 impl std::fmt::Debug for DeviceBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceBackend")
-            .field("layout", &self.layout)
-            .field("workers", &self.workers)
-            .finish_non_exhaustive()
+        f.debug_struct("DeviceBackend").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
 
@@ -47,23 +43,9 @@ impl DeviceBackend {
     /// # Errors
     /// The host refuses a thread, an eventfd, or random numbers.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
-        Self::with_layout(config, QueueLayout::default())
-    }
-
-    /// As [`start`](Self::start), with other numbers of queues than the default.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    pub fn with_layout(config: WorkerConfig, layout: QueueLayout) -> io::Result<Self> {
         let workers = Workers::start(config)?;
         let placement = Placement::new(workers.handles().len());
-        Ok(Self { layout, state: Mutex::new(State { nics: BTreeMap::new(), placement }), workers })
-    }
-
-    /// The queues of every NIC: what a VMM must be told.
-    #[must_use]
-    pub const fn layout(&self) -> QueueLayout {
-        self.layout
+        Ok(Self { state: Mutex::new(State { nics: BTreeMap::new(), placement }), workers })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -72,13 +54,14 @@ impl DeviceBackend {
 
     /// Gives the NIC to a worker.
     fn place(&self, config: &NicConfig) -> Result<Arc<Nic>, AttachError> {
+        let layout = layout(config)?;
         let index = self.state().placement.add(config.vni);
-        let settings = nic::settings(config, self.layout);
+        let settings = nic::settings(config, layout);
         let worker = self.workers.handles().get(index);
         let placed = worker.and_then(|worker| {
             let add = worker
                 .call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(settings, Box::new(NoPort)));
-            Some(Arc::new(Nic::new(config, self.layout, worker.clone(), add.ok()?)))
+            Some(Arc::new(Nic::new(config, layout, worker.clone(), add.ok()?)))
         });
         placed.ok_or_else(|| {
             self.state().placement.remove(config.vni);
@@ -95,6 +78,16 @@ impl DeviceBackend {
         }
         self.state().placement.remove(vni);
     }
+}
+
+/// The queues that the NIC's VMM was told of.
+fn layout(config: &NicConfig) -> Result<QueueLayout, AttachError> {
+    QueueLayout::new(config.comp_vectors, KICK_QUEUES).ok_or_else(|| {
+        AttachError::Resources(format!(
+            "{} completion vectors cannot be served",
+            config.comp_vectors
+        ))
+    })
 }
 
 impl Backend for DeviceBackend {
@@ -126,7 +119,7 @@ impl Backend for DeviceBackend {
         let attached = self.state().nics.get(&config.name).map(|attached| attached.nic.clone());
         let Some(nic) = attached else { return Ok(()) };
         socket::set_access(&config.socket, &config.access)?;
-        let settings = nic::settings(config, self.layout);
+        let settings = nic::settings(config, layout(config)?);
         nic.call(JOB_TIMEOUT, move |shard, id, _| shard.update_nic(id, settings)).map_err(
             |error| {
                 AttachError::Resources(format!("the engine did not take the change over: {error}"))

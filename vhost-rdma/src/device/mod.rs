@@ -36,4 +36,3 @@ mod session;
 mod vring;
 
 pub use backend::DeviceBackend;
-pub use queues::QueueLayout;

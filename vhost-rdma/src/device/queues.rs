@@ -7,7 +7,7 @@ const MAX_QUEUES: u16 = 64;
 
 /// How many queues of each kind a NIC has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueueLayout {
+pub(super) struct QueueLayout {
     comp_vectors: u16,
     kick_queues: u16,
 }
@@ -24,7 +24,7 @@ pub(super) enum QueueKind {
 impl QueueLayout {
     /// A layout with at least one queue of each kind and no more than can be served; `None` if that is not so.
     #[must_use]
-    pub fn new(comp_vectors: u16, kick_queues: u16) -> Option<Self> {
+    pub(super) fn new(comp_vectors: u16, kick_queues: u16) -> Option<Self> {
         let total = u32::from(vq::COMP_BASE) + u32::from(comp_vectors) + u32::from(kick_queues);
         (comp_vectors > 0 && kick_queues > 0 && total <= u32::from(MAX_QUEUES))
             .then_some(Self { comp_vectors, kick_queues })
@@ -32,25 +32,25 @@ impl QueueLayout {
 
     /// Completion vectors.
     #[must_use]
-    pub const fn comp_vectors(self) -> u16 {
+    pub(super) const fn comp_vectors(self) -> u16 {
         self.comp_vectors
     }
 
     /// Kick queues.
     #[must_use]
-    pub const fn kick_queues(self) -> u16 {
+    pub(super) const fn kick_queues(self) -> u16 {
         self.kick_queues
     }
 
     /// Index of the first kick queue.
     #[must_use]
-    pub const fn kick_base(self) -> u16 {
+    pub(super) const fn kick_base(self) -> u16 {
         vq::COMP_BASE + self.comp_vectors
     }
 
     /// All queues together: what a VMM must be told.
     #[must_use]
-    pub const fn total(self) -> u16 {
+    pub(super) const fn total(self) -> u16 {
         self.kick_base() + self.kick_queues
     }
 
@@ -65,6 +65,7 @@ impl QueueLayout {
     }
 }
 
+#[cfg(test)]
 impl Default for QueueLayout {
     fn default() -> Self {
         Self { comp_vectors: 4, kick_queues: 2 }

@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -159,4 +161,68 @@ fn a_client_that_stays_connected_does_not_keep_the_daemon() {
     let daemon = Daemon::start();
     let _open = UnixStream::connect(daemon.socket()).unwrap();
     daemon.stop();
+}
+
+/// Asks over the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) how many queues the device has, as a VMM does.
+fn queues_of(socket: &Path) -> u64 {
+    const GET_FEATURES: u32 = 1;
+    const SET_FEATURES: u32 = 2;
+    const GET_PROTOCOL_FEATURES: u32 = 15;
+    const SET_PROTOCOL_FEATURES: u32 = 16;
+    const GET_QUEUE_NUM: u32 = 17;
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let mut send = |request: u32, value: Option<u64>| {
+        let body = value.map(u64::to_ne_bytes);
+        let body: &[u8] = body.as_ref().map_or(&[], |body| body);
+        let length = u32::try_from(body.len()).unwrap();
+        let message: Vec<u8> = [request, 1, length]
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .chain(body.iter().copied())
+            .collect();
+        stream.write_all(&message).unwrap();
+        if value.is_some() {
+            return 0;
+        }
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply).unwrap();
+        u64::from_ne_bytes(reply[12..].try_into().unwrap())
+    };
+    let features = send(GET_FEATURES, None);
+    send(SET_FEATURES, Some(features));
+    let protocol = send(GET_PROTOCOL_FEATURES, None);
+    send(SET_PROTOCOL_FEATURES, Some(protocol));
+    send(GET_QUEUE_NUM, None)
+}
+
+#[test]
+fn the_device_has_the_queues_that_the_vmm_is_told_of() {
+    let daemon = Daemon::start();
+    for (name, vectors, queues) in [("a", "4", 8), ("b", "1", 5), ("c", "32", 36)] {
+        let nic = daemon.cli(&["nic", "add", name, "--vectors", vectors, "--json"]).json();
+        assert_eq!(nic["num_queues"], queues);
+        assert!(
+            daemon.cli(&["nic", "qemu-args", name]).ok().contains(&format!(",num_vqs={queues},"))
+        );
+        assert_eq!(queues_of(&daemon.run_dir().join("nics").join(name).join("vhost.sock")), queues);
+    }
+}
+
+#[test]
+fn a_connected_vmm_shows() {
+    let daemon = Daemon::start();
+    daemon.cli(&["nic", "add", "a"]).ok();
+    let session = || daemon.cli(&["nic", "show", "a", "--json"]).json()["session"].clone();
+    let becomes = |wanted: &str| {
+        let begin = Instant::now();
+        while session() != wanted {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{} is not {wanted}", session());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    becomes("absent");
+    let vmm = UnixStream::connect(daemon.run_dir().join("nics/a/vhost.sock")).unwrap();
+    becomes("connected");
+    drop(vmm);
+    becomes("absent");
 }
