@@ -142,7 +142,7 @@ impl Controller {
             match opcode {
                 cmd::INIT => {
                     self.nonce =
-                        InitReq::read_from_prefix(body).ok().map(|(req, _)| req.nonce.get())
+                        InitReq::read_from_prefix(body).ok().map(|(req, _)| req.nonce.get());
                 }
                 cmd::SHUTDOWN => self.nonce = None,
                 _ => {}

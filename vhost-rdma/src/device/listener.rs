@@ -164,7 +164,7 @@ impl Thread {
                 tracing::info!(nic = self.nic.name, "the VMM disconnected");
             }
             Err(error) => {
-                tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke")
+                tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke");
             }
         }
         Ok(())

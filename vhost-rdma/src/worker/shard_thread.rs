@@ -61,12 +61,12 @@ impl Runner {
     fn run(mut self) {
         let mut last_work = self.clock.now();
         loop {
-            // Read in every round: a timer counted from a time that is long past would run out too early.
-            let now = self.clock.now();
-            let mail = self.drain(now);
+            let mail = self.drain();
             if mail == Mail::Stop {
                 return;
             }
+            // Read last thing before the doorbells are: a timer counted from a time that is past would run out too early.
+            let now = self.clock.now();
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
             if polled || mail == Mail::Some {
                 last_work = now;
@@ -79,12 +79,13 @@ impl Runner {
         }
     }
 
-    fn drain(&mut self, now: Nanos) -> Mail {
+    fn drain(&mut self) -> Mail {
         let mut found = Mail::None;
         for _ in 0..JOBS_PER_ROUND {
             match self.next_message() {
                 Some(Message::Job(nic, job)) => {
                     found = Mail::Some;
+                    let now = self.clock.now();
                     self.guarded(nic, |shard| job(shard, now));
                 }
                 Some(Message::Stop) => return Mail::Stop,

@@ -50,7 +50,7 @@ impl Response {
             }
             Reply::DbPage(body) => response.push(body),
             Reply::Object(object) => {
-                response.push(&ObjectResp { object: (*object).into(), reserved: U32::ZERO })
+                response.push(&ObjectResp { object: (*object).into(), reserved: U32::ZERO });
             }
             Reply::Mr(body) => response.push(body),
             Reply::Srq(body) => response.push(body),

@@ -214,8 +214,8 @@ fn the_kick_queue_is_a_virtqueue() {
 fn a_region_cannot_cost_more_than_the_guest_has() {
     let mut side = ready();
     let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));
-    let mut req = abi::MrRegReq::default();
-    req.pdn = U32::read_from_prefix(&pd).expect("a number").0;
+    let pdn = U32::read_from_prefix(&pd).expect("a number").0;
+    let mut req = abi::MrRegReq { pdn, ..Default::default() };
     req.pages.page_shift = 12;
     req.pages.npages = u32::MAX.into();
     req.length = U64::new(MEMORY as u64 + 1);
@@ -229,8 +229,7 @@ fn a_region_cannot_cost_more_than_the_guest_has() {
 #[test]
 fn rings_are_aligned_and_sized() {
     let cq = |entries: u32, offset: u32, npages: u32| {
-        let mut req = abi::CqCreateReq::default();
-        req.entries = entries.into();
+        let mut req = abi::CqCreateReq { entries: entries.into(), ..Default::default() };
         req.ring.addr = U64::new(0x4000);
         req.ring.npages = npages.into();
         req.ring.offset = offset.into();
@@ -268,7 +267,7 @@ proptest! {
     ) {
         let mut side = ready();
         for (index, ctx, body, room) in commands {
-            let opcode = cmd::TABLE.get(index).map_or(0x99, |&(_, opcode)| opcode as u16);
+            let opcode = cmd::TABLE.get(index).map_or(0x99, |&(_, opcode)| u16::try_from(opcode).expect("16 bits"));
             let header = CmdHdr { opcode: opcode.into(), ctx: ctx.into(), ..CmdHdr::default() };
             let bytes = [header.as_bytes(), &body].concat();
             let response = side.1.serve(&side.0, &bytes, room, 1 << 40);
