@@ -187,6 +187,11 @@ fn a_peer_whose_guest_vanishes_times_out() {
     let path = Path { timeout: 14, retry_cnt: 1, ..Path::default() };
     let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
     b.node.guest.disconnect();
+    // The socket closes at once, the daemon lets go of the QP a moment later; until then it would be the peer's key that is wrong.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while world.daemon.show_nic(&b.node.name)["session"] != "absent" {
+        assert!(Instant::now() < deadline, "the daemon does not see that the guest is gone");
+    }
     let local = a.node.area(8);
     let (got, _) = timed(&mut a, &SendWr::write(1, &[local.sge()], 0x1000, 0x77));
     assert_eq!(got, status::RETRY_EXC_ERR);
