@@ -36,14 +36,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GUARD = 4096, CONTEND = 20, MAX_PIECES = 12, MAX_GAP = 40, INLINE = 64, WINDOW = 8, TIMEOUT_S = 20 };
+#include "vrdma-check-image.h"
+
+enum { CONTEND = 20, INLINE = 64, WINDOW = 8, TIMEOUT_S = 20, MAX_THREADS = 16 };
 enum op { OP_WRITE, OP_WRITE_IMM, OP_READ, OP_SEND, OP_ATOMIC, OP_COUNT };
 static const char *const op_names[OP_COUNT] = { "write", "write-imm", "read", "send", "atomic" };
 
 /* Lengths at which implementations break: nothing, odd, around packet, page and segment sizes. */
 static const uint32_t lengths[] = { 0,	  1,	3,    7,    8,	  63,	 64,	65,    255,   1023,   1024,    1025,	2049,
 				    4095, 4096, 4097, 8191, 12289, 65535, 65536, 65537, 262145, 1048575, 1048576, 1048577 };
-enum { NUM_LENGTHS = sizeof(lengths) / sizeof(lengths[0]), NUM_SHAPES = 4 };
+enum { NUM_LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
 
 struct options {
 	const char *dev, *host;
@@ -71,14 +73,6 @@ enum step_kind { STEP_RUN, STEP_END };
 struct step {
 	uint32_t kind, op, len, shape, with_imm, count;
 	uint64_t seed;
-};
-
-/* A message laid out in memory: pieces in message order, anywhere in the region. */
-struct layout {
-	uint32_t num, span;
-	struct {
-		uint32_t at, len;
-	} piece[MAX_PIECES];
 };
 
 struct side {
@@ -181,76 +175,6 @@ static int tcp_open(const struct options *opt)
 	}
 	freeaddrinfo(info);
 	return conn;
-}
-
-/* ---- Patterns and layouts ------------------------------------------------------------------------- */
-
-/* splitmix64: byte i of the stream `seed` does not depend on where or in which pieces it is written. */
-static uint64_t mix(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15u;
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	return x ^ x >> 31;
-}
-
-static void pattern(uint8_t *out, uint64_t seed, size_t from, size_t len)
-{
-	uint64_t word = 0;
-	size_t i;
-
-	for (i = from; i < from + len; i++) {
-		if (i == from || i % 8 == 0)
-			word = mix(seed + i / 8);
-		out[i - from] = (uint8_t)(word >> (i % 8 * 8));
-	}
-}
-
-/* Shape 0: one piece. 1: two. 2: five, one of them empty. 3: many, last piece first in memory. Odd gaps between. */
-static struct layout make_layout(uint32_t len, uint32_t shape, uint64_t seed, uint32_t max_pieces)
-{
-	static const uint32_t counts[NUM_SHAPES] = { 1, 2, 5, MAX_PIECES };
-	uint32_t num = counts[shape], left = len, at = GUARD, i, k;
-	struct layout l = {};
-
-	if (num > max_pieces)
-		num = max_pieces;
-	l.num = num;
-	for (i = 0; i < num; i++) {
-		uint32_t part = i == num - 1 ? left : left / (num - i);
-
-		if (i < num - 1 && left)
-			part = (uint32_t)((part + mix(seed + i) % (part + 1)) % (left + 1));
-		if (shape == 2 && i == 1)
-			part = i == num - 1 ? left : 0;
-		l.piece[i].len = part;
-		left -= part;
-	}
-	for (k = 0; k < num; k++) {
-		i = shape == 3 ? num - 1 - k : k;
-		at += (uint32_t)(mix(seed + 100 + k) % MAX_GAP);
-		l.piece[i].at = at;
-		at += l.piece[i].len;
-	}
-	l.span = at + GUARD;
-	return l;
-}
-
-static void place_message(uint8_t *memory, const struct layout *l, uint64_t seed)
-{
-	size_t done = 0;
-	uint32_t i;
-
-	for (i = 0; i < l->num; i++) {
-		pattern(memory + l->piece[i].at, seed, done, l->piece[i].len);
-		done += l->piece[i].len;
-	}
-}
-
-/* The region without a message; everything that is found here later and was not sent is a fault. */
-static void place_background(uint8_t *memory, const struct layout *l, uint64_t seed)
-{
-	pattern(memory, ~seed, 0, l->span);
 }
 
 static bool check_image(struct side *s, const struct layout *l, const char *what)
@@ -559,166 +483,7 @@ static bool server_step(struct side *s, const struct step *step)
 	return ok;
 }
 
-/* ---- Atomics --------------------------------------------------------------------------------------- */
-
-static uint64_t *atomic_word(struct side *s)
-{
-	return (uint64_t *)(s->region + GUARD);
-}
-
-static bool post_atomic(struct side *s, enum ibv_wr_opcode opcode, uint32_t slot, const uint64_t arg[2])
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)(atomic_word(s) + 1 + slot), .length = 8, .lkey = s->mr[0]->lkey };
-	struct ibv_send_wr *bad, wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
-					.send_flags = IBV_SEND_SIGNALED };
-
-	wr.wr.atomic.remote_addr = s->remote.addr + GUARD;
-	wr.wr.atomic.rkey = s->remote.rkey;
-	wr.wr.atomic.compare_add = arg[0];
-	wr.wr.atomic.swap = arg[1];
-	if (!ibv_post_send(s->qp, &wr, &bad))
-		return true;
-	complain("ibv_post_send of an atomic failed");
-	return false;
-}
-
-static bool atomic_once(struct side *s, enum ibv_wr_opcode opcode, uint64_t a, uint64_t b, uint64_t *before)
-{
-	const uint64_t arg[2] = { a, b };
-	struct ibv_wc wc;
-
-	if (!post_atomic(s, opcode, 0, arg) || !wait_wc(s, &wc))
-		return false;
-	*before = atomic_word(s)[1];
-	return true;
-}
-
-/* The word through a known series of values; every answer is the value before. */
-static bool atomic_series(struct side *s, uint64_t word, uint32_t count)
-{
-	uint64_t before = 0;
-	uint32_t i;
-
-	for (i = 0; i < count; i++) {
-		uint64_t add = mix(i), expect = word;
-		bool ok;
-
-		if (i % 3 == 0) {
-			ok = atomic_once(s, IBV_WR_ATOMIC_FETCH_AND_ADD, add, 0, &before);
-			word += add;
-		} else {
-			/* Every second compare fails and must change nothing. */
-			ok = atomic_once(s, IBV_WR_ATOMIC_CMP_AND_SWP, i % 3 == 1 ? word : word + 1, add, &before);
-			word = i % 3 == 1 ? add : word;
-		}
-		if (!ok || before != expect) {
-			complain("atomic %u returned %016llx instead of %016llx", i, (unsigned long long)before,
-				 (unsigned long long)expect);
-			return false;
-		}
-	}
-	return atomic_once(s, IBV_WR_ATOMIC_CMP_AND_SWP, word, 0, &before) && before == word;
-}
-
-/* Adds 1 `count` times, WINDOW at a time, while CPUs of the server add to the same word: no answer may come twice. */
-static bool atomic_contend(struct side *s, uint32_t count)
-{
-	const uint64_t arg[2] = { 1, 0 };
-	uint32_t posted = 0, done = 0;
-	uint64_t last = 0;
-	struct ibv_wc wc;
-
-	for (; posted < WINDOW && posted < count; posted++)
-		if (!post_atomic(s, IBV_WR_ATOMIC_FETCH_AND_ADD, posted, arg))
-			return false;
-	for (; done < count; done++) {
-		uint64_t before;
-
-		if (!wait_wc(s, &wc) || wc.wr_id >= WINDOW)
-			return false;
-		before = atomic_word(s)[1 + wc.wr_id];
-		if (done && before <= last) {
-			complain("FETCH_ADD returned %llu after %llu", (unsigned long long)before, (unsigned long long)last);
-			return false;
-		}
-		last = before;
-		if (posted < count && !post_atomic(s, IBV_WR_ATOMIC_FETCH_AND_ADD, (uint32_t)wc.wr_id, arg))
-			return false;
-		posted += posted < count;
-	}
-	return true;
-}
-
-static volatile bool adders_stop;
-
-/* Returns how often it added, as a pointer. */
-static void *adder(void *word)
-{
-	uint64_t n = 0;
-
-	while (!adders_stop) {
-		__atomic_fetch_add((uint64_t *)word, 1, __ATOMIC_SEQ_CST);
-		n++;
-	}
-	return (void *)(uintptr_t)n;
-}
-
-static bool client_atomic(struct side *s, const struct step *step)
-{
-	bool ok, verdict;
-
-	memset(s->region, 0, 2 * GUARD);
-	put(s, step, sizeof(*step));
-	get_bool(s);
-	ok = atomic_series(s, step->seed, step->count) && atomic_contend(s, CONTEND * step->count);
-	put_bool(s, ok);
-	verdict = get_bool(s);
-	return ok && verdict;
-}
-
-/* The word must end as the exact sum, and its neighbours as they were. */
-static bool server_atomic(struct side *s, const struct step *step)
-{
-	struct layout l = make_layout(8, 0, step->seed, 1);
-	pthread_t thread[16];
-	uint64_t sum = CONTEND * step->count;
-	uint32_t i, threads = s->plan.threads;
-	bool done, ok;
-
-	place_background(s->region, &l, step->seed);
-	*atomic_word(s) = step->seed;
-	memcpy(s->image, s->region, l.span);
-	put_bool(s, true);
-	/* The series ends by swapping in 0; the CPUs join in when they see it. */
-	adders_stop = false;
-	if (threads) {
-		double end = now() + TIMEOUT_S;
-
-		while (*(volatile uint64_t *)atomic_word(s) != 0 && now() < end)
-			;
-	}
-	for (i = 0; i < threads; i++)
-		if (pthread_create(&thread[i], NULL, adder, atomic_word(s)))
-			die("pthread_create");
-	done = get_bool(s);
-	adders_stop = true;
-	for (i = 0; i < threads; i++) {
-		void *added;
-
-		pthread_join(thread[i], &added);
-		sum += (uintptr_t)added;
-		ok = added != NULL;
-		if (!ok)
-			complain("a CPU thread never ran beside the device");
-	}
-	*(uint64_t *)(s->image + GUARD) = sum;
-	if (*atomic_word(s) != sum)
-		complain("the word is %llu, the sum of all additions %llu", (unsigned long long)*atomic_word(s),
-			 (unsigned long long)sum);
-	ok = done && check_image(s, &l, "atomic");
-	put_bool(s, ok);
-	return ok;
-}
+#include "vrdma-check-atomic.h"
 
 /* ---- Both sides ------------------------------------------------------------------------------------ */
 
@@ -852,7 +617,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		}
 	}
 	parse_ops(opt, argv + optind);
-	if (!opt->host != !opt->num_ops || opt->threads > 16 || !opt->rounds)
+	if (!opt->host != !opt->num_ops || opt->threads > MAX_THREADS || !opt->rounds)
 		usage();
 }
 
