@@ -29,18 +29,11 @@ make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel KCFLAGS=-Werror
 cp vhost-rdma/guest/kernel/virtio_rdma.ko /work/
 ";
 
+/// The provider's own script, the one that its package uses.
 const PROVIDER: &str = "
-cp -a @RDMA_CORE@ rdma-core
-mkdir -p rdma-core/providers/virtio_rdma
-cp -r vhost-rdma/guest/provider/. vhost-rdma/guest/include/*.h vhost-rdma/abi/include/*.h rdma-core/providers/virtio_rdma/
-mkdir rdma-core/b
-cd rdma-core/b
-cmake -GNinja -DCMAKE_BUILD_TYPE=Release -DNO_PYVERBS=1 -DNO_MAN_PAGES=1 -DCMAKE_INSTALL_SYSCONFDIR=/etc \\
-  -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_INSTALL_LIBDIR=lib/x86_64-linux-gnu -DCMAKE_C_FLAGS=-Werror ..
-ninja -j2 virtio_rdma-rdmav34
-cp -L lib/libvirtio_rdma-rdmav34.so /work/
-echo 'driver virtio_rdma' > /work/virtio_rdma.driver
-rm -rf /work/rdma-core
+CFLAGS=-Werror sh vhost-rdma/guest/provider/build.sh @RDMA_CORE@ /work/out
+mv out/*.so out/*.driver /work/
+rm -rf /work/out
 ";
 
 const PROGRAMS: &str = "

@@ -88,11 +88,12 @@ const BUILDER_PACKAGES: &[&str] = &[
     "libnl-route-3-dev",
     "librdmacm-dev",
     "ninja-build",
+    "pkg-config",
     "python3-minimal",
     "xz-utils",
 ];
 
-/// The tarballs that Debian publishes, put together as dpkg-source would, with one more line for our provider's directory.
+/// The tarballs that Debian publishes, put together as dpkg-source would.
 const UNPACK_RDMA_CORE: &str = r#"
 cd "$1"
 mkdir rdma-core
@@ -102,8 +103,6 @@ cd rdma-core
 if [ -e debian/patches/series ]; then
   grep -v '^#' debian/patches/series | while read -r p; do [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"; done
 fi
-sed -i 's|^add_subdirectory(providers/rxe)$|&\nadd_subdirectory(providers/virtio_rdma)|' CMakeLists.txt
-grep -q '^add_subdirectory(providers/virtio_rdma)$' CMakeLists.txt
 "#;
 
 /// Modules that must be there before the root file system is.

@@ -50,7 +50,6 @@ impl Counters {
 #[derive(Debug, Deserialize)]
 struct NicView {
     counters: Counters,
-    socket: PathBuf,
 }
 
 #[derive(Debug)]
@@ -117,10 +116,29 @@ impl Daemon {
         capture(Command::new(&self.binary).arg("--socket").arg(self.admin()).args(args), CLI_WAIT)
     }
 
-    /// A NIC in the lab's network for guest `number`; returns its vhost-user socket.
-    pub(crate) fn add_nic(&self, name: &str, network: &str, number: u8) -> Result<PathBuf> {
-        self.cli(&["nic", "add", name, "--network", network, "--mac", &guest::mac(number)])?;
-        Ok(self.nic(name)?.socket)
+    /// A NIC for guest `number`.
+    pub(crate) fn add_nic(&self, name: &str, network: &str, number: u8) -> Result<()> {
+        self.cli(&["nic", "add", name, "--network", network, "--mac", &guest::mac(number)])
+            .map(|_| ())
+    }
+
+    /// The QEMU options that the daemon tells its users to take, with a network cable between two sockets.
+    pub(crate) fn qemu_args(&self, name: &str, here: &Path, there: &Path) -> Result<Vec<String>> {
+        let netdev = format!("dgram:{},{}", here.display(), there.display());
+        let memory = format!("{}M", crate::vm::MEMORY_MIB);
+        let text = self.cli(&[
+            "nic",
+            "qemu-args",
+            name,
+            "--netdev",
+            &netdev,
+            "--memory",
+            &memory,
+            "--json",
+        ])?;
+        serde_json::from_str(&text).with_context(|| {
+            format!("`nic qemu-args {name} --json` is not a list of options:\n{text}")
+        })
     }
 
     fn nic(&self, name: &str) -> Result<NicView> {

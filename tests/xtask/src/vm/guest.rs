@@ -48,6 +48,8 @@ pub(crate) struct Spec {
     pub(crate) vhost_socket: Option<PathBuf>,
     /// Name of the guest at the other end of the network cable.
     pub(crate) peer: Option<String>,
+    /// Options for machine, memory, RDMA device and netdev as `vhost-rdma nic qemu-args` prints them, in place of ours.
+    pub(crate) nic_args: Vec<String>,
 }
 
 impl Spec {
@@ -316,15 +318,16 @@ impl Drop for Guest {
     }
 }
 
+/// The socket of a guest's end of the network cable.
+pub(crate) fn cable(run: &Path, name: &str) -> PathBuf {
+    run.join(format!("{name}.net"))
+}
+
 fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
     let p = |path: &Path| path.display().to_string();
-    let cable = |name: &str| p(&run.join(format!("{name}.net")));
-    let Spec { cpus, memory_mib: mem, number, name, .. } = spec;
-    let peer = spec.peer.as_deref().unwrap_or("nobody");
-    let mac = spec.mac();
-    let mut args: Vec<String> = [
-        "-M",
-        "q35,memory-backend=m0",
+    let mut args: Vec<String> = Vec::new();
+    let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
+    push(&[
         "-accel",
         "tcg,thread=multi",
         "-cpu",
@@ -334,50 +337,47 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
         "-display",
         "none",
         "-no-reboot",
-        "-kernel",
-        "/mnt/vmlinuz",
-        "-initrd",
-        "/mnt/initrd.gz",
-        "-drive",
-        "file=/mnt/root.img,if=virtio,format=raw,snapshot=on",
-    ]
-    .iter()
-    .map(|s| (*s).to_owned())
-    .collect();
-    args.extend([
-        "-smp".into(),
-        cpus.to_string(),
-        "-m".into(),
-        format!("{mem}M"),
-        "-object".into(),
-        format!("memory-backend-memfd,id=m0,size={mem}M,share=on"),
-        "-append".into(),
-        format!("console=ttyS0 quiet panic=-1 mitigations=off lab.name={name} lab.ip={number}"),
-        "-serial".into(),
-        format!("file:{}", p(console)),
-        "-serial".into(),
-        format!("unix:{},server=on,wait=off", p(agent)),
-        "-virtfs".into(),
-        format!("local,path={},mount_tag=host,security_model=none", p(share)),
-        // Datagram unix sockets: a TCP cable costs tens of milliseconds per small message.
-        "-netdev".into(),
-        format!(
-            "dgram,id=n0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
-            cable(name),
-            cable(peer)
-        ),
-        "-device".into(),
-        format!("virtio-net-pci,netdev=n0,mac={mac},romfile="),
-        // A guest without entropy waits for it at the first getrandom().
-        "-device".into(),
-        "virtio-rng-pci".into(),
     ]);
+    push(&["-kernel", "/mnt/vmlinuz", "-initrd", "/mnt/initrd.gz"]);
+    push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
+    push(&["-smp", &spec.cpus.to_string()]);
+    push(&[
+        "-append",
+        &format!(
+            "console=ttyS0 quiet panic=-1 mitigations=off lab.name={} lab.ip={}",
+            spec.name, spec.number
+        ),
+    ]);
+    push(&[
+        "-serial",
+        &format!("file:{}", p(console)),
+        "-serial",
+        &format!("unix:{},server=on,wait=off", p(agent)),
+    ]);
+    push(&["-virtfs", &format!("local,path={},mount_tag=host,security_model=none", p(share))]);
+    // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second of boot.
+    push(&["-device", "virtio-rng-pci", "-global", "virtio-net-pci.romfile="]);
+    if !spec.nic_args.is_empty() {
+        args.extend(spec.nic_args.iter().cloned());
+        return args;
+    }
+    let (mem, mac) = (spec.memory_mib, spec.mac());
+    let (local, remote) =
+        (p(&cable(run, &spec.name)), p(&cable(run, spec.peer.as_deref().unwrap_or("nobody"))));
+    push(&["-M", "q35,memory-backend=mem", "-m", &format!("{mem}M")]);
+    push(&["-object", &format!("memory-backend-memfd,id=mem,size={mem}M,share=on")]);
+    // Datagram unix sockets: a TCP cable costs tens of milliseconds per small message.
+    push(&[
+        "-netdev",
+        &format!(
+            "dgram,id=n0,local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
+        ),
+    ]);
+    push(&["-device", &format!("virtio-net-pci,netdev=n0,mac={mac}")]);
     if let Some(socket) = &spec.vhost_socket {
-        args.extend([
-            "-chardev".into(),
-            format!("socket,id=c0,path={}", p(socket)),
-            "-device".into(),
-            "vhost-user-test-device-pci,chardev=c0,virtio-id=21,num_vqs=8,vq_size=128,config_size=64,page-per-vq=on".into(),
+        push(&["-chardev", &format!("socket,id=c0,path={}", p(socket)), "-device"]);
+        push(&[
+            "vhost-user-test-device-pci,chardev=c0,virtio-id=21,num_vqs=8,vq_size=128,config_size=64,page-per-vq=on",
         ]);
     }
     args

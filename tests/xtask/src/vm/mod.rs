@@ -31,9 +31,25 @@ pub(crate) struct Lab {
 pub(crate) struct Plan {
     pub(crate) image: GuestImage,
     pub(crate) cpus: u8,
-    /// One entry per guest: the socket of its RDMA NIC, if it has one.
-    pub(crate) sockets: Vec<Option<PathBuf>>,
+    /// One entry per guest.
+    pub(crate) nics: Vec<Nic>,
 }
+
+/// The RDMA NIC of a guest.
+#[derive(Debug, Clone)]
+pub(crate) enum Nic {
+    None,
+    /// Somebody's vhost-user backend.
+    Socket(PathBuf),
+    /// Options that our daemon printed.
+    Options(Vec<String>),
+}
+
+/// Enough for every program of the lists.
+pub(crate) const MEMORY_MIB: u32 = 1024;
+
+/// Guests are called a, b, ….
+pub(crate) const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 impl Lab {
     /// Everything that is needed before a guest can start.
@@ -50,17 +66,22 @@ impl Lab {
 
     /// Boots the guests `a`, `b`, … side by side.
     pub(crate) fn boot(&mut self, plan: &Plan) -> Result<()> {
-        let names: Vec<String> =
-            (b'a'..).take(plan.sockets.len()).map(|c| char::from(c).to_string()).collect();
-        for (n, (name, socket)) in names.iter().zip(&plan.sockets).enumerate() {
+        let names = NAMES.get(..plan.nics.len()).context("too many guests")?;
+        for (n, (name, nic)) in names.iter().zip(&plan.nics).enumerate() {
+            let (vhost_socket, nic_args) = match nic {
+                Nic::None => (None, Vec::new()),
+                Nic::Socket(path) => (Some(path.clone()), Vec::new()),
+                Nic::Options(options) => (None, options.clone()),
+            };
             let spec = Spec {
-                name: name.clone(),
+                name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
                 cpus: plan.cpus,
-                memory_mib: 1024,
+                memory_mib: MEMORY_MIB,
                 image: plan.image.clone(),
-                vhost_socket: socket.clone(),
-                peer: names.get(n ^ 1).cloned(),
+                vhost_socket,
+                nic_args,
+                peer: names.get(n ^ 1).map(|p| (*p).to_owned()),
             };
             self.guests.push(Guest::start(&self.qemu, self.run.path(), &spec)?);
         }

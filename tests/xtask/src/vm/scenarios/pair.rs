@@ -9,10 +9,10 @@ use crate::cache::Cache;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::{self, Daemon};
-use crate::vm::guest::Guest;
+use crate::vm::guest::{self, Guest};
 use crate::vm::peers::{self, Ran, Witness};
 use crate::vm::programs::{PROGRAMS, Program};
-use crate::vm::{Lab, Plan};
+use crate::vm::{Lab, NAMES, Nic, Plan};
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -46,12 +46,17 @@ impl Args {
         let products = crate::products::for_guest(cache, self.debian)?;
         let image = lab.image(self.debian)?;
         let daemon = Daemon::start(&binary, lab.run.path())?;
-        daemon.cli(&["network", "add", "red", "--vni", "1"])?;
-        let mut sockets = Vec::new();
-        for (name, number) in NICS.iter().zip(1u8..) {
-            sockets.push(Some(daemon.add_nic(name, "red", number)?));
+        daemon.cli(&["network", "add", "red"])?;
+        let mut nics = Vec::new();
+        for (n, name) in NICS.iter().enumerate() {
+            daemon.add_nic(name, "red", u8::try_from(n + 1)?)?;
+            let (here, there) = (
+                guest::cable(lab.run.path(), NAMES[n]),
+                guest::cable(lab.run.path(), NAMES[n ^ 1]),
+            );
+            nics.push(Nic::Options(daemon.qemu_args(name, &here, &there)?));
         }
-        lab.boot(&Plan { image, cpus: 1, sockets })?;
+        lab.boot(&Plan { image, cpus: 1, nics })?;
         lab.deliver(&products)?;
         let (a, b) = lab.pair()?;
         let table = self.compare(a, b, &daemon);

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::cache::Cache;
 use crate::exec;
 use crate::roots::Debian;
-use crate::vm::{Lab, Plan};
+use crate::vm::{Lab, Nic, Plan};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -52,20 +52,20 @@ pub(crate) struct Boot {
 impl Boot {
     pub(super) fn boot(&self, cache: &Cache) -> Result<Lab> {
         let mut lab = Lab::prepare(cache)?;
-        let mut sockets = Vec::new();
+        let mut nics = Vec::new();
         for n in 0..usize::from(self.guests) {
-            sockets.push(match self.sockets.get(n) {
-                Some(p) => Some(p.canonicalize().with_context(|| {
+            nics.push(match self.sockets.get(n) {
+                Some(p) => Nic::Socket(p.canonicalize().with_context(|| {
                     format!("no socket {}: start the backend first", p.display())
                 })?),
-                None => None,
+                None => Nic::None,
             });
         }
         if self.keep {
             lab.run.keep();
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
-        let plan = Plan { image: lab.image(self.debian)?, cpus: self.cpus, sockets };
+        let plan = Plan { image: lab.image(self.debian)?, cpus: self.cpus, nics };
         lab.boot(&plan)?;
         if let Some(dir) = &self.share {
             for guest in &lab.guests {

@@ -9,7 +9,7 @@ use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::peers::{self, Ran};
 use crate::vm::programs::PROGRAMS;
-use crate::vm::{Lab, Plan};
+use crate::vm::{Lab, Nic, Plan};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -27,7 +27,8 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;
-        let plan = Plan { image: lab.image(self.debian)?, cpus: 1, sockets: vec![None, None] };
+        let plan =
+            Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![Nic::None, Nic::None] };
         let programs = crate::products::programs(cache, self.debian)?;
         lab.boot(&plan)?;
         lab.deliver(&programs)?;
