@@ -1,17 +1,18 @@
 //! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
 
-use virtio_rdma_abi::{self as abi, attr_mask, event, rereg, srq_mask};
-use zerocopy::little_endian::{U32, U64};
+use virtio_rdma_abi::{self as abi, attr_mask, event, mw_type, rereg, srq_mask};
+use zerocopy::little_endian::U32;
 
 use super::command::{Command, Reply, Status};
 use super::doorbell::DoorbellPage;
-use super::limits::{self, MAX_DB_PAGES};
+use super::limits::{MAX_DB_PAGES, MAX_WR, WINDOWS_PER_MR};
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, Context, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
 use super::qp::{Kind, State, Waiter, state};
-use super::{Nanos, Shard};
+use super::window::WindowKind;
+use super::{Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::transport::{Gid, NicId};
 
@@ -69,6 +70,12 @@ impl Shard {
                 let map = Translation::identity(nic.space.clone()).into();
                 return self.register(id, Registration { ctx, pdn, access, iova: 0, map });
             }
+            Command::McastAttach { qpn, mgid } => return self.attach_mcast(id, ctx, qpn, mgid),
+            Command::McastDetach { qpn, mgid } => return self.detach_mcast(id, ctx, qpn, mgid),
+            Command::MwAlloc { pdn, kind } => return self.allocate_window(id, ctx, pdn, kind),
+            Command::MrAlloc { pdn, max_pages } => {
+                return self.allocate_fast(id, ctx, pdn, max_pages);
+            }
             // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
             Command::CqResize { .. } => {
                 self.scan();
@@ -106,6 +113,50 @@ impl Shard {
         }
         let key = nic.mrs.register(request, random.as_mut())?;
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
+    }
+
+    fn allocate_window(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        pdn: u32,
+        kind: u32,
+    ) -> Result<Reply, Status> {
+        let Self { nics, random, .. } = self;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        nic.owned_pd(ctx, pdn)?;
+        let kind = match kind {
+            mw_type::TYPE1 => WindowKind::One,
+            mw_type::TYPE2 => WindowKind::Two,
+            _ => return Err(Status::INVAL),
+        };
+        let most = nic.settings.limits.max_mrs.saturating_mul(WINDOWS_PER_MR);
+        if nic.mrs.windows() >= most as usize {
+            return Err(Status::NOMEM);
+        }
+        nic.mrs.allocate_window((ctx, pdn), kind, random.as_mut()).map(Reply::Object)
+    }
+
+    fn allocate_fast(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        pdn: u32,
+        max_pages: u32,
+    ) -> Result<Reply, Status> {
+        let Self { nics, random, .. } = self;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        nic.owned_pd(ctx, pdn)?;
+        // REG_MR carries guest physical addresses, which only the kernel may name.
+        if ctx != KERNEL {
+            return Err(Status::PERM);
+        }
+        if nic.mrs.len() >= nic.settings.limits.max_mrs as usize {
+            return Err(Status::NOMEM);
+        }
+        nic.mrs.allocate_fast((ctx, pdn), max_pages, random.as_mut()).map(Reply::Object)
     }
 
     fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
@@ -183,7 +234,7 @@ impl Nic {
         match command {
             Command::Keepalive => Ok(Reply::Done),
             Command::QueryDevice => Ok(Reply::Device(Box::new(self.device_attributes()))),
-            Command::QueryPort => Ok(Reply::Port(port_attributes())),
+            Command::QueryPort => Ok(Reply::Port(attributes::port())),
             Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
             Command::ContextCreate { db_page } => self.create_context(db_page),
             Command::DbPageAdd { db_page } => self.add_doorbell_page(ctx, db_page),
@@ -191,6 +242,11 @@ impl Nic {
             Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
             Command::MrDereg(key) => self.deregister(ctx, key),
+            Command::MwDealloc(key) => {
+                self.mrs.window(key).filter(|window| window.ctx == ctx).ok_or(Status::NOENT)?;
+                self.mrs.remove(key);
+                Ok(Reply::Done)
+            }
             Command::CqCreate { entries, vector, ring } => {
                 self.create_cq(ctx, entries, vector, ring)
             }
@@ -204,7 +260,7 @@ impl Nic {
             }
             Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
             Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
-            Command::SrqModify { req, .. } => self.modify_srq(ctx, &req),
+            Command::SrqModify { req, ring } => self.modify_srq(ctx, &req, ring),
             Command::SrqQuery(srqn) => {
                 let srq = self.owned_srq(ctx, srqn)?;
                 Ok(Reply::SrqAttr(abi::SrqQueryResp {
@@ -401,7 +457,10 @@ impl Nic {
     }
 
     fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
-        self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        let mr = self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        if mr.windows > 0 {
+            return Err(Status::BUSY);
+        }
         self.mrs.remove(key);
         Ok(Reply::Done)
     }
@@ -435,23 +494,38 @@ impl Nic {
         self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
     }
 
-    fn modify_srq(&mut self, ctx: u32, req: &abi::SrqModifyReq) -> Result<Reply, Status> {
-        let max_wr = self.owned_srq(ctx, req.srqn.get())?.max_wr;
+    fn modify_srq(
+        &mut self,
+        ctx: u32,
+        req: &abi::SrqModifyReq,
+        ring: Option<Ring>,
+    ) -> Result<Reply, Status> {
+        let srqn = req.srqn.get();
         let mask = req.mask.get();
-        if mask & srq_mask::MAX_WR != 0 {
-            return Err(Status::NOTSUPP);
-        }
-        if mask != srq_mask::LIMIT || req.limit.get() > max_wr {
+        let present = self.owned_srq(ctx, srqn)?.max_wr;
+        let resize = mask & srq_mask::MAX_WR != 0;
+        let max_wr = if resize { req.max_wr.get() } else { present };
+        let known = mask != 0 && mask & !(srq_mask::MAX_WR | srq_mask::LIMIT) == 0;
+        if !known || (mask & srq_mask::LIMIT != 0 && req.limit.get() > max_wr) {
             return Err(Status::INVAL);
         }
-        let srqn = req.srqn.get();
+        let entries = req.entries.get();
+        let shape_ok =
+            entries.is_power_of_two() && entries <= MAX_WR && (1..=entries).contains(&max_wr);
         let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
-        srq.limit = req.limit.get();
+        if resize {
+            let ring = ring.filter(|_| shape_ok).ok_or(Status::INVAL)?;
+            srq.resize(entries, max_wr, ring)?;
+        }
+        if mask & srq_mask::LIMIT != 0 {
+            srq.limit = req.limit.get();
+        }
         Ok(Reply::Done)
     }
 
     pub(super) fn remove_qp(&mut self, qpn: u32) {
         let Some(qp) = self.qps.remove(&qpn) else { return };
+        self.leave_all(qpn);
         self.run.retain(|&queued| queued != qpn);
         for cqn in [qp.send_cqn, qp.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {
@@ -534,81 +608,6 @@ impl Nic {
         }
         check_av(&av, |index| self.gid(index).is_some())?;
         object(self.ahs.insert(Ah { ctx, pdn, av }))
-    }
-
-    fn device_attributes(&self) -> abi::QueryDeviceResp {
-        let limits = &self.settings.limits;
-        let n = U32::new;
-        let [a, b, c, d, e, f] = self.settings.mac;
-        abi::QueryDeviceResp {
-            // EUI-64 of the MAC (IBTA A16.3).
-            guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
-            caps: U64::new(limits::CAPS),
-            max_mr_size: U64::new(limits.max_mr_bytes),
-            max_mr_bytes: U64::new(limits.max_mr_bytes),
-            page_size_cap: U64::new(0x7fff_f000),
-            fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
-            clock_khz: U64::new(1_000_000),
-            vendor_id: n(limits::VENDOR_ID),
-            vendor_part_id: n(abi::DEVICE_ID),
-            hw_ver: n(abi::ABI_VERSION),
-            max_contexts: n(limits.max_contexts),
-            max_pd: n(limits.max_pds),
-            max_mr: n(limits.max_mrs),
-            max_ah: n(limits.max_ahs),
-            max_cq: n(limits.max_cqs),
-            max_cqe: n(limits::MAX_CQE),
-            max_qp: n(limits.max_qps),
-            max_qp_wr: n(limits::MAX_WR),
-            max_send_sge: n(limits::MAX_SGE),
-            max_recv_sge: n(limits::MAX_SGE),
-            max_rd_sge: n(limits::MAX_SGE),
-            max_inline: n(limits::MAX_INLINE),
-            max_srq: n(limits.max_srqs),
-            max_srq_wr: n(limits::MAX_WR),
-            max_srq_sge: n(limits::MAX_SGE),
-            max_rd_atom: n(u32::from(limits::MAX_RD_ATOM)),
-            max_init_rd_atom: n(u32::from(limits::MAX_RD_ATOM)),
-            local_ca_ack_delay: n(15),
-            keepalive_ms: n(limits::KEEPALIVE_MS),
-            max_pkeys: n(1),
-            ..abi::QueryDeviceResp::default()
-        }
-    }
-
-    fn counters_response(&self) -> abi::QueryCountersResp {
-        let c = &self.counters;
-        abi::QueryCountersResp {
-            tx_bytes: U64::new(c.tx_bytes),
-            rx_bytes: U64::new(c.rx_bytes),
-            tx_messages: U64::new(c.tx_messages),
-            rx_messages: U64::new(c.rx_messages),
-            rnr_naks_sent: U64::new(c.rnr_naks_sent),
-            rnr_naks_received: U64::new(c.rnr_naks_received),
-            ack_timeouts: U64::new(c.ack_timeouts),
-            access_errors: U64::new(c.access_errors),
-            request_errors: U64::new(c.request_errors),
-            completion_errors: U64::new(c.completion_errors),
-            receive_drops: U64::new(c.receive_drops),
-            events_coalesced: U64::new(c.events_coalesced),
-            ..abi::QueryCountersResp::default()
-        }
-    }
-}
-
-fn port_attributes() -> abi::QueryPortResp {
-    abi::QueryPortResp {
-        max_msg_sz: U32::new(limits::MAX_MSG),
-        gid_tbl_len: U32::new(u32::from(limits::GID_TABLE_LEN)),
-        pkey_tbl_len: U32::new(1),
-        // IB_PORT_ACTIVE, IB_PORT_PHYS_STATE_LINK_UP, IB_SPEED_EDR, IB_WIDTH_4X: what a 100 Gb/s port reports.
-        state: 4,
-        phys_state: 5,
-        max_mtu: limits::MTU_ENUM,
-        active_mtu: limits::MTU_ENUM,
-        active_speed: 32,
-        active_width: 2,
-        ..abi::QueryPortResp::default()
     }
 }
 

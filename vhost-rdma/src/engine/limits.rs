@@ -18,6 +18,12 @@ pub const MAX_RD_ATOM: u8 = 128;
 pub const GID_TABLE_LEN: u16 = 128;
 /// Pages of a fast-register region.
 pub const MAX_FAST_REG_PAGES: u32 = 512;
+/// Multicast groups of one NIC.
+pub const MAX_MCAST_GROUPS: u32 = 128;
+/// QPs attached to one multicast group on one NIC.
+pub const MAX_MCAST_QPS: u32 = 64;
+/// Memory windows for each memory region that a NIC may have.
+pub const WINDOWS_PER_MR: u32 = 1;
 /// The port's MTU, in bytes.
 pub const MTU: u32 = 4096;
 /// `IB_MTU_4096`, the same as verbs encode it.
@@ -39,6 +45,11 @@ pub const CAPS: u64 = abi::cap::ATOMIC
     | abi::cap::MR_REREG
     | abi::cap::ZERO_BASED
     | abi::cap::CQ_RESIZE
+    | abi::cap::SRQ_RESIZE
+    | abi::cap::MEM_MGT
+    | abi::cap::MW_TYPE1
+    | abi::cap::MW_TYPE2
+    | abi::cap::MCAST
     | abi::cap::SQD;
 
 /// Numbers of objects that one NIC may have. They are reported to the guest, honoured, and may change while the NIC lives.

@@ -16,13 +16,17 @@
 
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod command;
 mod control;
 mod cq;
 mod create;
 mod doorbell;
+mod fastreg;
 mod grh;
 pub mod limits;
+mod local;
+mod mcast;
 mod mr;
 mod network;
 mod nic;
@@ -37,6 +41,7 @@ mod srq;
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 mod tests;
 mod timer;
+mod window;
 
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};

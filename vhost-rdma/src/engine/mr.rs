@@ -1,7 +1,8 @@
-//! Memory regions and the keys that name them.
+//! Memory regions, memory windows, and the keys that name both.
 //!
 //! Every access of every work request passes [`MrTable::segment`]: key, state, protection domain, rights and range, in that
-//! order, the range by subtraction so that nothing wraps (docs/virtio-rdma.md §6.2).
+//! order, the range by subtraction so that nothing wraps (docs/virtio-rdma.md §6.2). Fast registration and windows, which
+//! change keys from work requests, are in `fastreg` and `window`.
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use virtio_rdma_abi::access;
 
 use super::command::Status;
 use super::numbers::{Numbers, Random};
+use super::window::Window;
 use crate::memory::{AddressSpace, Segment, Translation};
 
 /// Rights that a registration may ask for.
@@ -29,19 +31,38 @@ pub(super) struct Denied;
 pub(super) struct Mr {
     pub(super) ctx: u32,
     pub(super) pdn: u32,
-    key: u32,
-    access: u32,
-    iova: u64,
-    len: u64,
-    /// `None` once the guest memory behind it is gone.
-    map: Option<Arc<Translation>>,
+    pub(super) key: u32,
+    pub(super) access: u32,
+    pub(super) iova: u64,
+    pub(super) len: u64,
+    /// `None`: a fast-register region in state invalid, or one whose guest memory is gone.
+    pub(super) map: Option<Arc<Translation>>,
+    /// Pages of a fast-register region; 0 for others.
+    pub(super) fast_pages: u32,
+    /// Windows bound to it.
+    pub(super) windows: u32,
 }
 
 impl Mr {
     /// Bytes that count against the NIC's limit: what the guest chose to register, not the whole guest of a DMA key.
     fn charged(&self) -> u64 {
-        if self.map.as_ref().is_some_and(|map| map.is_identity()) { 0 } else { self.len }
+        let free = self.fast_pages > 0 || self.map.as_ref().is_some_and(|map| map.is_identity());
+        if free { 0 } else { self.len }
     }
+
+    /// Offset of an access in the region, if it lies inside.
+    #[inline]
+    pub(super) fn offset(&self, addr: u64, len: u64) -> Option<u64> {
+        let offset = addr.checked_sub(self.iova)?;
+        (offset <= self.len && len <= self.len - offset).then_some(offset)
+    }
+}
+
+/// What a key names.
+#[derive(Debug)]
+pub(super) enum Keyed {
+    Region(Mr),
+    Window(Window),
 }
 
 /// What a registration names.
@@ -58,6 +79,8 @@ pub(super) struct Registration {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) pdn: u32,
+    /// The QP on which a peer's request arrived; 0 for the NIC's own work requests, which no window admits.
+    pub(super) qpn: u32,
     pub(super) key: u32,
     pub(super) addr: u64,
     pub(super) len: u32,
@@ -65,22 +88,35 @@ pub(super) struct Access {
     pub(super) rights: u32,
 }
 
-/// The regions of one NIC.
+/// The keys of one NIC.
 #[derive(Debug, Default)]
 pub(super) struct MrTable {
-    by_number: FxHashMap<u32, Mr>,
+    pub(super) by_number: FxHashMap<u32, Keyed>,
     numbers: Numbers,
+    regions: usize,
     bytes: u64,
 }
 
 impl MrTable {
-    pub(super) fn len(&self) -> usize {
-        self.by_number.len()
+    /// Number of regions.
+    pub(super) const fn len(&self) -> usize {
+        self.regions
+    }
+
+    /// Number of windows.
+    pub(super) fn windows(&self) -> usize {
+        self.by_number.len() - self.regions
     }
 
     /// Registered bytes of all regions.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// A new random key.
+    pub(super) fn new_key(&mut self, random: &mut dyn Random) -> Result<u32, Status> {
+        let number = self.numbers.take(random).ok_or(Status::NOMEM)?;
+        Ok(number << 8 | (random.next_u32() & 0xff))
     }
 
     /// Registers; the key is new and random.
@@ -91,21 +127,37 @@ impl MrTable {
     ) -> Result<u32, Status> {
         check_access(request.access, request.iova)?;
         check_range(request.iova, &request.map)?;
-        let number = self.numbers.take(random).ok_or(Status::NOMEM)?;
-        let key = number << 8 | (random.next_u32() & 0xff);
+        let key = self.new_key(random)?;
         let Registration { ctx, pdn, access, iova, map } = request;
-        let mr = Mr { ctx, pdn, key, access, iova, len: map.len(), map: Some(map) };
-        self.bytes += mr.charged();
-        self.by_number.insert(number, mr);
+        let mr = Mr {
+            ctx,
+            pdn,
+            key,
+            access,
+            iova,
+            len: map.len(),
+            map: Some(map),
+            fast_pages: 0,
+            windows: 0,
+        };
+        self.insert(mr);
         Ok(key)
+    }
+
+    pub(super) fn insert(&mut self, mr: Mr) {
+        self.bytes += mr.charged();
+        self.regions += 1;
+        self.by_number.insert(mr.key >> 8, Keyed::Region(mr));
     }
 
     /// Changes rights, domain or memory of a region; the key stays.
     pub(super) fn reregister(&mut self, key: u32, change: Rereg) -> Result<(), Status> {
-        let mr =
-            self.by_number.get_mut(&(key >> 8)).filter(|mr| mr.key == key).ok_or(Status::NOENT)?;
-        if mr.map.as_ref().is_some_and(|map| map.is_identity()) {
+        let mr = self.get_mut(key).ok_or(Status::NOENT)?;
+        if mr.fast_pages > 0 || mr.map.as_ref().is_some_and(|map| map.is_identity()) {
             return Err(Status::INVAL);
+        }
+        if mr.windows > 0 {
+            return Err(Status::BUSY);
         }
         let iova = change.memory.as_ref().map_or(mr.iova, |(iova, _)| *iova);
         check_access(change.access.unwrap_or(mr.access), iova)?;
@@ -120,43 +172,67 @@ impl MrTable {
             mr.len = map.len();
             mr.map = Some(map);
         }
-        self.bytes = self.bytes - before + mr.charged();
+        let after = mr.charged();
+        self.bytes = self.bytes - before + after;
         Ok(())
     }
 
-    /// The region of a key, for control commands.
+    /// The region of a key.
+    #[inline]
     pub(super) fn get(&self, key: u32) -> Option<&Mr> {
-        self.by_number.get(&(key >> 8)).filter(|mr| mr.key == key)
-    }
-
-    /// Removes a region. Nothing holds its translation afterwards but the keys of other regions.
-    pub(super) fn remove(&mut self, key: u32) {
-        if let Some(mr) = self.by_number.remove(&(key >> 8)) {
-            self.bytes -= mr.charged();
-            self.numbers.free(key >> 8);
+        match self.by_number.get(&(key >> 8)) {
+            Some(Keyed::Region(mr)) if mr.key == key => Some(mr),
+            _ => None,
         }
     }
 
-    /// Removes every region of a context.
+    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut Mr> {
+        match self.by_number.get_mut(&(key >> 8)) {
+            Some(Keyed::Region(mr)) if mr.key == key => Some(mr),
+            _ => None,
+        }
+    }
+
+    /// Removes a region or a window.
+    pub(super) fn remove(&mut self, key: u32) {
+        match self.by_number.remove(&(key >> 8)) {
+            Some(Keyed::Region(mr)) => {
+                self.bytes -= mr.charged();
+                self.regions -= 1;
+            }
+            Some(Keyed::Window(window)) => self.unbound(&window),
+            None => return,
+        }
+        self.numbers.free(key >> 8);
+    }
+
+    /// Removes every region and window of a context.
     pub(super) fn remove_context(&mut self, ctx: u32) {
-        let keys: Vec<u32> =
-            self.by_number.values().filter(|mr| mr.ctx == ctx).map(|mr| mr.key).collect();
+        let of_context = |keyed: &Keyed| match keyed {
+            Keyed::Region(mr) => (mr.ctx == ctx).then_some(mr.key),
+            Keyed::Window(window) => (window.ctx == ctx).then_some(window.key),
+        };
+        let keys: Vec<u32> = self.by_number.values().filter_map(of_context).collect();
         keys.into_iter().for_each(|key| self.remove(key));
     }
 
-    /// Whether a region lies in the domain.
+    /// Whether a region or window lies in the domain.
     pub(super) fn uses_pd(&self, pdn: u32) -> bool {
-        self.by_number.values().any(|mr| mr.pdn == pdn)
+        self.by_number.values().any(|keyed| match keyed {
+            Keyed::Region(mr) => mr.pdn == pdn,
+            Keyed::Window(window) => window.pdn == pdn,
+        })
     }
 
     /// Follows a change of the guest's memory: regions whose memory is gone open nothing any more.
     pub(super) fn follow(&mut self, space: &AddressSpace) {
-        for mr in self.by_number.values_mut() {
+        for keyed in self.by_number.values_mut() {
+            let Keyed::Region(mr) = keyed else { continue };
             let Some(map) = &mr.map else { continue };
             if map.is_identity() {
                 mr.map = Some(Arc::new(Translation::identity(space.clone())));
             } else if !map.lives_in(space) {
-                self.bytes -= mr.len;
+                self.bytes -= mr.charged();
                 mr.len = 0;
                 mr.map = None;
             }
@@ -166,20 +242,29 @@ impl MrTable {
     /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses are never checked.
     #[inline]
     pub(super) fn segment(&self, access: &Access) -> Result<Segment, Denied> {
-        let mr = self.get(access.key).ok_or(Denied)?;
-        let map = mr.map.as_ref().ok_or(Denied)?;
-        if mr.pdn != access.pdn || access.rights & !mr.access != 0 {
+        match self.by_number.get(&(access.key >> 8)) {
+            Some(Keyed::Region(mr)) if mr.key == access.key && mr.pdn == access.pdn => {
+                if access.rights & !mr.access != 0 {
+                    return Err(Denied);
+                }
+                mr.segment(access.addr, access.len)
+            }
+            Some(Keyed::Window(window)) => self.window_segment(window, access),
+            _ => Err(Denied),
+        }
+    }
+}
+
+impl Mr {
+    /// The memory of a range whose rights have been checked.
+    #[inline]
+    pub(super) fn segment(&self, addr: u64, len: u32) -> Result<Segment, Denied> {
+        let map = self.map.as_ref().ok_or(Denied)?;
+        let offset = self.offset(addr, u64::from(len)).ok_or(Denied)?;
+        if map.is_identity() && !map.covers(offset, u64::from(len)) {
             return Err(Denied);
         }
-        let offset = access.addr.checked_sub(mr.iova).ok_or(Denied)?;
-        let len = u64::from(access.len);
-        if offset > mr.len
-            || len > mr.len - offset
-            || (map.is_identity() && !map.covers(offset, len))
-        {
-            return Err(Denied);
-        }
-        Ok(Segment { map: Arc::clone(map), offset, len: access.len })
+        Ok(Segment { map: Arc::clone(map), offset, len })
     }
 }
 
@@ -191,7 +276,8 @@ pub(super) struct Rereg {
     pub(super) memory: Option<(u64, Arc<Translation>)>,
 }
 
-fn check_access(rights: u32, iova: u64) -> Result<(), Status> {
+/// Whether rights make sense together.
+pub(super) fn check_access(rights: u32, iova: u64) -> Result<(), Status> {
     let unknown = rights & !(KNOWN | access::OPTIONAL_MASK) != 0;
     // IBTA 10.6.3.1: who may write from afar may write locally.
     let remote_only = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0
@@ -200,7 +286,8 @@ fn check_access(rights: u32, iova: u64) -> Result<(), Status> {
     if unknown || remote_only || zero_based { Err(Status::INVAL) } else { Ok(()) }
 }
 
-fn check_range(iova: u64, map: &Translation) -> Result<(), Status> {
+/// Whether the last address of a region is an address.
+pub(super) fn check_range(iova: u64, map: &Translation) -> Result<(), Status> {
     if map.is_identity() || iova.checked_add(map.len() - 1).is_some() {
         Ok(())
     } else {

@@ -12,6 +12,8 @@ use crate::transport::{Fabric, Gid, NicId, Responder};
 #[derive(Debug, Default)]
 pub(super) struct Networks {
     holders: FxHashMap<(u32, Gid), NicId>,
+    /// NICs with QPs in a multicast group.
+    groups: FxHashMap<(u32, Gid), Vec<NicId>>,
 }
 
 impl Networks {
@@ -32,6 +34,30 @@ impl Networks {
 
     pub(super) fn release_all(&mut self, nic: NicId) {
         self.holders.retain(|_, holder| *holder != nic);
+        self.groups.retain(|_, members| {
+            members.retain(|member| *member != nic);
+            !members.is_empty()
+        });
+    }
+
+    pub(super) fn join(&mut self, vni: u32, mgid: Gid, nic: NicId) {
+        let members = self.groups.entry((vni, mgid)).or_default();
+        if !members.contains(&nic) {
+            members.push(nic);
+        }
+    }
+
+    pub(super) fn leave(&mut self, vni: u32, mgid: Gid, nic: NicId) {
+        if let Some(members) = self.groups.get_mut(&(vni, mgid)) {
+            members.retain(|member| *member != nic);
+            if members.is_empty() {
+                self.groups.remove(&(vni, mgid));
+            }
+        }
+    }
+
+    fn member(&self, vni: u32, mgid: &Gid, index: usize) -> Option<NicId> {
+        self.groups.get(&(vni, *mgid))?.get(index).copied()
     }
 }
 
@@ -43,9 +69,28 @@ pub(super) struct View<'a> {
 
 impl Fabric for View<'_> {
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
-        let vni = self.nics.get(from.0 as usize)?.as_ref()?.settings.vni;
-        let peer = self.networks.holder(vni, gid)?;
-        let nic = self.nics.get_mut(peer.0 as usize)?.as_mut()?;
+        let peer = self.networks.holder(self.vni(from)?, gid)?;
+        self.ready(peer)
+    }
+
+    fn member(
+        &mut self,
+        from: NicId,
+        mgid: &Gid,
+        index: usize,
+    ) -> Option<Option<&mut dyn Responder>> {
+        let member = self.networks.member(self.vni(from)?, mgid, index)?;
+        Some(self.ready(member))
+    }
+}
+
+impl View<'_> {
+    fn vni(&self, nic: NicId) -> Option<u32> {
+        Some(self.nics.get(nic.0 as usize)?.as_ref()?.settings.vni)
+    }
+
+    fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {
+        let nic = self.nics.get_mut(nic.0 as usize)?.as_mut()?;
         (nic.life == Life::Ready).then_some(nic.as_mut())
     }
 }

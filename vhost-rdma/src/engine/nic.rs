@@ -86,6 +86,7 @@ pub(super) struct Nic {
     pub(super) ahs: Slab<Ah>,
     pub(super) gids: Vec<Option<Gid>>,
     pub(super) counters: Counters,
+    pub(super) groups: super::mcast::Groups,
     /// QPs with something to execute or flush.
     pub(super) run: VecDeque<u32>,
     /// CQs with new entries.
@@ -133,6 +134,7 @@ impl Nic {
             ahs: Slab::new(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             counters: Counters::default(),
+            groups: super::mcast::Groups::default(),
             run: VecDeque::new(),
             dirty: Vec::new(),
             wakes: Vec::new(),

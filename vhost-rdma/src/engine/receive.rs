@@ -1,9 +1,11 @@
 //! Receive queues and SRQs: rings of receives, and one receive taken out of them.
 
 use arrayvec::ArrayVec;
-use virtio_rdma_abi::{RqWqe, Sge, wqe_shape};
+use virtio_rdma_abi::{RqWqe, Sge, ctrl, wqe_shape};
 use zerocopy::FromBytes;
 
+use super::command::Status;
+use super::cq::control_offset;
 use super::limits::MAX_SGE;
 use crate::memory::Ring;
 
@@ -68,6 +70,23 @@ impl ReceiveRing {
     pub(super) const fn reset(&mut self) {
         self.producer = 0;
         self.taken = 0;
+    }
+
+    /// Moves to another ring, carrying the receives that wait at their indices; the offset of the new control block.
+    pub(super) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<u64, Status> {
+        let control = control_offset(u64::from(entries) << self.log2_stride);
+        let fits = ring.len() >= control + ctrl::SIZE as u64;
+        if self.waiting() > max_wr.min(entries) || !fits {
+            return Err(Status::INVAL);
+        }
+        let mut entry = vec![0; 1 << self.log2_stride];
+        for index in (0..self.waiting()).map(|n| self.taken.wrapping_add(n)) {
+            self.ring.read(u64::from(index & (self.entries - 1)) << self.log2_stride, &mut entry);
+            ring.write(u64::from(index & (entries - 1)) << self.log2_stride, &entry);
+        }
+        self.ring = ring;
+        self.entries = entries;
+        Ok(control)
     }
 
     /// Takes note of a new producer index.

@@ -10,6 +10,7 @@ use virtio_rdma_abi::{
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::limits::{MAX_MSG, MTU};
+use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
 use super::qp::{Kind, SendQueue, State, Wait};
@@ -131,6 +132,9 @@ impl Shard {
                 None => return Step::Waits,
             },
         };
+        if let Some(local) = local_operation(turn.kind, wqe.opcode) {
+            return nic.execute_locally(turn, send, &wqe, local);
+        }
         let planned = match nic.plan(turn, send, &wqe) {
             Ok(planned) => planned,
             Err(status) => return Step::Failed(status),
@@ -169,7 +173,12 @@ impl Shard {
                 nic.count_sent(planned, len);
                 send.done += len;
                 if send.done >= planned.total {
-                    nic.send_done(turn, send, planned);
+                    nic.send_done(
+                        turn,
+                        send,
+                        (completion_opcode(planned.operation), planned.total),
+                    );
+                    nic.counters.tx_messages += 1;
                 }
                 Step::Advanced
             }
@@ -284,7 +293,7 @@ fn request<'a>(
         remote_addr: wqe.remote_addr.get(),
         rkey: wqe.rkey.get(),
         immediate: with_immediate.then(|| wqe.imm.to_bytes()),
-        invalidate: None,
+        invalidate: (wqe.opcode == opcode::SEND_WITH_INV).then(|| wqe.imm.get()),
         solicited: wqe.flags & send_flags::SOLICITED != 0,
         operands: [wqe.arg0.get(), wqe.arg1.get()],
         qkey,
@@ -331,6 +340,23 @@ impl Nic {
         if std::mem::take(&mut qp.draining) && qp.attrs.wants_drain_event() {
             let ctx = qp.ctx;
             self.raise(event::SQ_DRAINED, qpn, ctx);
+        }
+    }
+
+    fn execute_locally(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        wqe: &SqWqe,
+        operation: LocalOperation,
+    ) -> Step {
+        let poster = Poster { qpn: turn.qpn, pdn: turn.pdn };
+        match self.local_request(poster, wqe, operation) {
+            Ok(code) => {
+                self.send_done(turn, send, (code, 0));
+                Step::Advanced
+            }
+            Err(status) => Step::Failed(status),
         }
     }
 
@@ -406,6 +432,7 @@ impl Nic {
         send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
             let access = Access {
                 pdn: turn.pdn,
+                qpn: 0,
                 key: sge.lkey.get(),
                 addr: sge.addr.get(),
                 len: sge.length.get(),
@@ -427,9 +454,9 @@ impl Nic {
         }
     }
 
-    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, planned: &Planned) {
+    /// The current work request succeeded: `what` is its completion's opcode and length.
+    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, what: (u8, u32)) {
         let Some(wqe) = send.current else { return };
-        self.counters.tx_messages += 1;
         let index = send.current_index();
         send.retire();
         if !turn.signal_all && wqe.flags & send_flags::SIGNALED == 0 {
@@ -438,9 +465,9 @@ impl Nic {
         let mut cqe = Cqe {
             wr_id: wqe.wr_id,
             qpn: U32::new(turn.qpn),
-            opcode: completion_opcode(planned.operation),
+            opcode: what.0,
             status: wc_status::SUCCESS,
-            byte_len: U32::new(planned.total),
+            byte_len: U32::new(what.1),
             wqe_index: U32::new(index),
             ..Cqe::default()
         };
@@ -531,7 +558,9 @@ impl Nic {
 /// What an opcode does, if QPs of this kind may do it (docs/virtio-rdma.md §7.1).
 const fn operation(kind: Kind, code: u8) -> Option<Operation> {
     match (code, kind) {
-        (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(Operation::Send),
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) | (opcode::SEND_WITH_INV, Kind::Rc) => {
+            Some(Operation::Send)
+        }
         (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => {
             Some(Operation::Write)
         }

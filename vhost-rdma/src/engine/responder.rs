@@ -12,7 +12,7 @@ use super::qp::state::Kind;
 use super::qp::{Qp, State, Waiter};
 use crate::memory::{self, Segment};
 use crate::transport::{
-    Flow, GRH_LEN, Nak, Operation, Outcome, Payload, Request, Responder, Service,
+    Flow, GRH_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder, Service,
 };
 
 /// What stands in the way of a receive.
@@ -27,6 +27,9 @@ impl Responder for Nic {
     fn receive(&mut self, request: &Request<'_>) -> Outcome {
         if self.life != Life::Ready {
             return Outcome::NoAnswer;
+        }
+        if request.service == Service::Datagram && request.flow.dest_qpn == MULTICAST_QPN {
+            return self.receive_multicast(request);
         }
         let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.dropped(request) };
         if !qp.state.receives() || !self.is_addressed(qp, request) {
@@ -49,6 +52,22 @@ impl Responder for Nic {
 }
 
 impl Nic {
+    /// Delivers to each attached QP that the datagram may reach.
+    fn receive_multicast(&mut self, request: &Request<'_>) -> Outcome {
+        // Taken out so that delivering can borrow the NIC; a QP cannot leave meanwhile.
+        let groups = std::mem::take(&mut self.groups);
+        let members = groups.get(&request.flow.dest_gid).map_or(&[][..], Vec::as_slice);
+        let mut outcome = Outcome::Done;
+        for &qpn in members {
+            let listens = |qp: &Qp| qp.state.receives() && self.is_addressed(qp, request);
+            if self.qps.get(&qpn).is_some_and(|qp| listens(qp)) {
+                outcome = self.receive_datagram(qpn, request);
+            }
+        }
+        self.groups = groups;
+        outcome
+    }
+
     fn dropped(&mut self, request: &Request<'_>) -> Outcome {
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
@@ -153,9 +172,28 @@ impl Nic {
         }
         self.counters.rx_bytes += u64::from(request.len);
         if request.is_last() {
+            if !self.invalidate_for(qpn, request) {
+                return Outcome::NoAnswer;
+            }
             self.receive_done(qpn, request, wc_opcode::RECV, request.total);
         }
         Outcome::Done
+    }
+
+    /// Invalidates the key that a SEND_WITH_INV names, after its data is placed and before its receive completes.
+    ///
+    /// A key that cannot be invalidated is an error of the responder alone, without an answer (IBTA table 62, class J).
+    fn invalidate_for(&mut self, qpn: u32, request: &Request<'_>) -> bool {
+        let (Some(key), Some(pdn)) = (request.invalidate, self.qps.get(&qpn).map(|qp| qp.pdn))
+        else {
+            return true;
+        };
+        let done = self.mrs.invalidate(key, pdn, qpn).is_ok();
+        if !done {
+            self.complete_receive_error(qpn, wc_status::LOC_ACCESS_ERR);
+            self.enter_error(qpn);
+        }
+        done
     }
 
     /// Whether this piece follows what has arrived; a QP that was reset meanwhile knows nothing of it.
@@ -204,6 +242,7 @@ impl Nic {
             }
             let access = Access {
                 pdn,
+                qpn: 0,
                 key: sge.lkey.get(),
                 addr: sge.addr.get(),
                 len: sge.length.get(),
@@ -224,6 +263,10 @@ impl Nic {
         let immediate = request.immediate.map_or(0, |bytes| {
             flags |= cqe_flags::IMM;
             u32::from_le_bytes(bytes)
+        });
+        let immediate = request.invalidate.map_or(immediate, |key| {
+            flags |= cqe_flags::INV;
+            key
         });
         if request.solicited {
             flags |= cqe_flags::SOLICITED;
@@ -342,6 +385,7 @@ impl Nic {
         }
         let whole = Access {
             pdn: qp.pdn,
+            qpn,
             key: request.rkey,
             addr: request.remote_addr,
             len: request.total,

@@ -2,6 +2,7 @@
 
 use virtio_rdma_abi::ctrl;
 
+use super::command::Status;
 use super::cq::control_offset;
 use super::qp::Waiter;
 use super::receive::{Receive, ReceiveRing};
@@ -63,6 +64,15 @@ impl Srq {
             self.limit = 0;
         }
         (true, crossed)
+    }
+
+    /// Moves to another ring, carrying what waits; indices go on (IBTA 11.2.9.3).
+    pub(super) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<(), Status> {
+        self.control = self.ring.resize(entries, max_wr, ring)?;
+        self.max_wr = max_wr;
+        self.limit = self.limit.min(max_wr);
+        self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.ring.taken());
+        Ok(())
     }
 
     /// Remembers a requester that found nothing, once.

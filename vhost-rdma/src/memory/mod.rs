@@ -26,7 +26,7 @@ mod space;
 mod translation;
 
 pub use copy::{compare_swap, copy, fetch_add, read, write};
-pub use page_list::{Fault, PageList};
+pub use page_list::{Fault, PageArray, PageList};
 pub use ring::Ring;
 pub use segment::{Segment, total_len};
 pub use space::{AddressSpace, Region};

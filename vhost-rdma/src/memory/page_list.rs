@@ -64,17 +64,54 @@ impl PageList {
         Ok(Translation::new(first, len, self.page_shift, Pages::from_table(tables, page), regions))
     }
 
+    /// The bytes that the list describes, if its shape makes sense at all.
+    #[must_use]
+    pub fn described_len(&self) -> Option<u64> {
+        let shape_ok = (12..=30).contains(&self.page_shift) && self.levels <= MAX_LEVELS;
+        let pages = shape_ok.then(|| u64::from(self.npages) << self.page_shift)?;
+        pages.checked_sub(u64::from(self.offset)).filter(|&len| len > 0)
+    }
+
     fn check_shape(&self, len: u64) -> Result<(), Fault> {
-        let shape_ok = (12..=30).contains(&self.page_shift)
-            && self.levels <= MAX_LEVELS
-            && len > 0
-            && u64::from(self.offset) < 1 << self.page_shift;
-        if !shape_ok {
+        let available = self.described_len().ok_or(Fault::Shape)?;
+        let offset_ok = u64::from(self.offset) < 1 << self.page_shift;
+        if offset_ok && len > 0 && len <= available { Ok(()) } else { Err(Fault::Shape) }
+    }
+}
+
+/// A plain array of page addresses in guest memory, as a fast registration names it (docs/virtio-rdma.md §7.1, REG_MR).
+#[derive(Clone, Copy, Debug)]
+pub struct PageArray {
+    /// Address of the first entry, a multiple of 8.
+    pub addr: u64,
+    /// Number of entries; the caller has bounded it.
+    pub npages: u32,
+    /// log2 of the page size, 12 to 30.
+    pub page_shift: u8,
+}
+
+impl PageArray {
+    /// Resolves `len` bytes whose first is at `iova` modulo the page size in the first page.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub fn resolve(&self, space: &AddressSpace, iova: u64, len: u64) -> Result<Translation, Fault> {
+        if !(12..=30).contains(&self.page_shift) || !self.addr.is_multiple_of(8) {
             return Err(Fault::Shape);
         }
-        let available = (u64::from(self.npages) << self.page_shift)
-            - u64::from(self.offset).min(u64::from(self.npages) << self.page_shift);
-        if len > available { Err(Fault::Shape) } else { Ok(()) }
+        let page = 1u64 << self.page_shift;
+        let first = iova & (page - 1);
+        let needed = first.checked_add(len).ok_or(Fault::Shape)?.div_ceil(page);
+        if len == 0 || needed > u64::from(self.npages) {
+            return Err(Fault::Shape);
+        }
+        let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
+        for index in 0..needed {
+            let entry = self.addr.checked_add(index * 8).ok_or(Fault::Address)?;
+            builder.push(space.load_u64(entry)?)?;
+        }
+        let Builder { tables, regions, .. } = builder;
+        Ok(Translation::new(first, len, self.page_shift, Pages::from_table(tables, page), regions))
     }
 }
 

@@ -134,3 +134,16 @@ impl Ring {
         (run == N && host.addr().is_multiple_of(N)).then_some(host)
     }
 }
+
+impl AddressSpace {
+    /// Loads the little-endian word at guest address `addr` (a multiple of 8) with acquire order.
+    pub(super) fn load_u64(&self, addr: u64) -> Result<u64, Fault> {
+        let (host, run) = self.run(addr, 8).ok_or(Fault::Address)?;
+        if run < 8 || !host.addr().is_multiple_of(8) {
+            return Err(Fault::Address);
+        }
+        // SAFETY: eight mapped, aligned bytes, kept alive by `self`.
+        let word = unsafe { AtomicU64::from_ptr(host.0.cast()) };
+        Ok(u64::from_le(word.load(Ordering::Acquire)))
+    }
+}

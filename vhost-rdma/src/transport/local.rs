@@ -4,7 +4,7 @@
 //! (docs/ARCHITECTURE.md): both ends of every possible flow belong to the caller. Delivery is in order and never loses
 //! anything, so what is left of the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
 
-use super::{Completed, Fabric, Outcome, Request, Service, Transport};
+use super::{Completed, Fabric, Flow, Outcome, Request, Service, Transport, is_multicast};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -13,6 +13,9 @@ pub struct Local;
 impl Transport for Local {
     #[inline]
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
+        if request.service == Service::Datagram && is_multicast(&request.flow.dest_gid) {
+            return multicast(fabric, request);
+        }
         let outcome = fabric
             .responder(request.flow.source, &request.flow.dest_gid)
             .map_or(Outcome::NoAnswer, |responder| responder.receive(request));
@@ -30,4 +33,19 @@ impl Transport for Local {
     fn completed(&mut self) -> Option<Completed> {
         None
     }
+}
+
+/// Gives a datagram to every member of its group; their number is bounded by the NICs of the network.
+fn multicast(fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
+    let Flow { source, dest_gid, .. } = *request.flow;
+    let mut index = 0;
+    while let Some(member) = fabric.member(source, &dest_gid, index) {
+        index += 1;
+        if let Some(responder) = member
+            && responder.receive(request) == Outcome::LocalFault
+        {
+            return Outcome::LocalFault;
+        }
+    }
+    Outcome::Done
 }

@@ -28,6 +28,16 @@ pub struct NicId(pub u32);
 /// A 128-bit port address; IPv4 addresses are mapped (`::ffff:a.b.c.d`).
 pub type Gid = [u8; 16];
 
+/// Whether an address names a group: IPv6 `ff00::/8`, or a mapped IPv4 address of `224.0.0.0/4`.
+#[must_use]
+pub fn is_multicast(gid: &Gid) -> bool {
+    gid[0] == 0xff
+        || (gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff] && gid[12] & 0xf0 == 0xe0)
+}
+
+/// The QPN that stands for every member of a group (IBTA 3.5.10).
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
 /// What the responder shall do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -182,6 +192,15 @@ pub trait Responder {
 pub trait Fabric {
     /// The NIC that holds `gid` in the network of NIC `from`.
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder>;
+
+    /// The member number `index` of a multicast group in the network of NIC `from`: `None` behind the last, `Some(None)` for
+    /// one that does not listen now.
+    fn member(
+        &mut self,
+        from: NicId,
+        mgid: &Gid,
+        index: usize,
+    ) -> Option<Option<&mut dyn Responder>>;
 }
 
 /// A way to a peer.

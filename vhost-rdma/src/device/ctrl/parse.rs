@@ -173,7 +173,7 @@ impl Parser<'_> {
         Ok(match opcode {
             cmd::SRQ_CREATE => self.srq_create(read(body)?)?,
             cmd::SRQ_DESTROY => Command::SrqDestroy(read::<abi::ObjectReq>(body)?.object.get()),
-            cmd::SRQ_MODIFY => Self::srq_modify(read(body)?)?,
+            cmd::SRQ_MODIFY => self.srq_modify(read(body)?)?,
             cmd::SRQ_QUERY => Command::SrqQuery(read::<abi::ObjectReq>(body)?.object.get()),
             _ => return Err(Status::NOTSUPP),
         })

@@ -151,11 +151,25 @@ impl Parser<'_> {
         Ok(Command::QpCreate { req, sq, rq })
     }
 
-    /// A new ring cannot be resolved: its request does not repeat the stride. So the device does not offer `CAP_SRQ_RESIZE`.
-    pub(super) fn srq_modify(req: abi::SrqModifyReq) -> Result<Command, Status> {
-        if req.mask.get() & srq_mask::MAX_WR != 0 {
-            return Err(Status::NOTSUPP);
+    /// The request does not repeat the stride, so the whole page list is resolved, bounded by the largest ring that there can be;
+    /// the engine checks that it is large enough.
+    pub(super) fn srq_modify(&self, req: abi::SrqModifyReq) -> Result<Command, Status> {
+        let ring = match req.mask.get() & srq_mask::MAX_WR {
+            0 => None,
+            _ => Some(self.whole_ring(&req.ring)?),
+        };
+        Ok(Command::SrqModify { req, ring })
+    }
+
+    fn whole_ring(&self, list: &abi::PageList) -> Result<Ring, Status> {
+        const LARGEST: u64 =
+            ((limits::MAX_WR as u64) << abi::WQE_MAX_LOG2_STRIDE) + abi::ctrl::SIZE as u64;
+        let pages = page_list(list);
+        let bytes = pages.described_len().filter(|&bytes| bytes <= LARGEST).ok_or(Status::INVAL)?;
+        if !pages.offset.is_multiple_of(64) {
+            return Err(Status::INVAL);
         }
-        Ok(Command::SrqModify { req, ring: None })
+        let map = pages.resolve(self.space, bytes).map_err(status)?;
+        Ok(Ring::new(Arc::new(map)))
     }
 }

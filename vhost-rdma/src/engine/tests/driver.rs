@@ -236,6 +236,14 @@ impl World {
         Cq { cqn, at, entries, consumer: 0 }
     }
 
+    /// Moves a CQ to a larger ring.
+    pub(super) fn resize(&mut self, guest: &mut Guest, cq: &Cq, entries: u32) -> Cq {
+        let (at, ring) = guest.ring(control_offset(u64::from(entries) * 64) + 128);
+        let command = Command::CqResize { cqn: cq.cqn, entries, requested: entries, ring };
+        self.ok(guest, guest.ctx, command);
+        Cq { at, entries, ..*cq }
+    }
+
     pub(super) fn qp(
         &mut self,
         guest: &mut Guest,
@@ -265,6 +273,8 @@ impl World {
             srqn: U32::new(srqn.unwrap_or(abi::NO_SRQ)),
             sq_entries: U32::new(entries),
             rq_entries: U32::new(rq_entries),
+            max_send_wr: U32::new(entries),
+            max_recv_wr: U32::new(rq_entries),
             max_send_sge: U16::new(4),
             max_recv_sge: U16::new(4),
             max_inline: U16::new(128),
@@ -385,6 +395,19 @@ pub(super) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
 }
 
 impl Guest {
+    /// Goes on as context 0, with a doorbell page and a PD of its own.
+    pub(super) fn become_kernel(&mut self, world: &mut World) {
+        self.doorbells = self.alloc(4096);
+        let db_page = Ring::page(&self.space, self.doorbells).unwrap();
+        world.ok(self, 0, Command::DbPageAdd { db_page });
+        let Reply::Object(pd) = world.ok(self, 0, Command::PdCreate) else { panic!("not a PD") };
+        (self.ctx, self.pd) = (0, pd);
+        let Reply::Mr(mr) = world.ok(self, 0, Command::MrDma { pdn: pd, access: 1 }) else {
+            panic!("not a key")
+        };
+        self.key = mr.lkey.get();
+    }
+
     /// A zeroed piece of memory for a ring.
     pub(super) fn ring(&mut self, bytes: u64) -> (u64, Ring) {
         let at = self.alloc(bytes);

@@ -4,5 +4,6 @@ mod connected;
 mod datagram;
 mod driver;
 mod failures;
+mod keys;
 mod lifecycle;
 mod model;

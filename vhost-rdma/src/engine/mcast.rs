@@ -1,0 +1,92 @@
+//! Multicast groups of UD queue pairs (IBTA 10.5.2; RoCE v2 maps IP groups to GIDs).
+//!
+//! A datagram to a group goes to every attached QP of the network, those of the sender's own NIC included: IBTA loops multicast back.
+
+use rustc_hash::FxHashMap;
+
+use super::command::{Reply, Status};
+use super::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
+use super::nic::Nic;
+use super::qp::Kind;
+use crate::transport::{Gid, is_multicast};
+
+/// The groups of one NIC and their QPs.
+pub(super) type Groups = FxHashMap<Gid, Vec<u32>>;
+
+impl Nic {
+    /// Attaches a QP to a group; true if the NIC joins the group by it. Attaching twice is once.
+    pub(super) fn attach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<bool, Status> {
+        self.owned_qp(ctx, qpn)?;
+        let is_ud = self.qps.get(&qpn).is_some_and(|qp| qp.kind == Kind::Ud);
+        if !is_ud || !is_multicast(&mgid) {
+            return Err(Status::INVAL);
+        }
+        let joins = !self.groups.contains_key(&mgid);
+        if joins && self.groups.len() >= MAX_MCAST_GROUPS as usize {
+            return Err(Status::NOMEM);
+        }
+        let members = self.groups.entry(mgid).or_default();
+        if !members.contains(&qpn) {
+            if members.len() >= MAX_MCAST_QPS as usize {
+                return Err(Status::NOMEM);
+            }
+            members.push(qpn);
+        }
+        Ok(joins)
+    }
+
+    /// Detaches a QP; true if the NIC leaves the group by it.
+    pub(super) fn detach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<bool, Status> {
+        self.owned_qp(ctx, qpn)?;
+        let members = self.groups.get_mut(&mgid).ok_or(Status::NOENT)?;
+        let at = members.iter().position(|&member| member == qpn).ok_or(Status::NOENT)?;
+        members.swap_remove(at);
+        let leaves = members.is_empty();
+        if leaves {
+            self.groups.remove(&mgid);
+        }
+        Ok(leaves)
+    }
+
+    /// Takes a QP that goes away out of all groups. A group that is left empty stays joined until its last lookup finds nobody.
+    pub(super) fn leave_all(&mut self, qpn: u32) {
+        self.groups.retain(|_, members| {
+            members.retain(|&member| member != qpn);
+            !members.is_empty()
+        });
+    }
+}
+
+impl super::Shard {
+    pub(super) fn attach_mcast(
+        &mut self,
+        id: crate::transport::NicId,
+        ctx: u32,
+        qpn: u32,
+        mgid: Gid,
+    ) -> Result<Reply, Status> {
+        let Self { nics, networks, .. } = self;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        if nic.attach(ctx, qpn, mgid)? {
+            networks.join(nic.settings.vni, mgid, id);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn detach_mcast(
+        &mut self,
+        id: crate::transport::NicId,
+        ctx: u32,
+        qpn: u32,
+        mgid: Gid,
+    ) -> Result<Reply, Status> {
+        let Self { nics, networks, .. } = self;
+        let nic =
+            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        if nic.detach(ctx, qpn, mgid)? {
+            networks.leave(nic.settings.vni, mgid, id);
+        }
+        Ok(Reply::Done)
+    }
+}
