@@ -171,10 +171,7 @@ impl Nic {
             }
         }
         self.counters.rx_bytes += u64::from(request.len);
-        if request.is_last() {
-            if !self.invalidate_for(qpn, request) {
-                return Outcome::NoAnswer;
-            }
+        if request.is_last() && self.invalidate_for(qpn, request) {
             self.receive_done(qpn, request, wc_opcode::RECV, request.total);
         }
         Outcome::Done
@@ -182,7 +179,7 @@ impl Nic {
 
     /// Invalidates the key that a SEND_WITH_INV names, after its data is placed and before its receive completes.
     ///
-    /// A key that cannot be invalidated is an error of the responder alone, without an answer (IBTA table 62, class J).
+    /// A key that cannot be invalidated is an error of the responder alone (IBTA 9.9.3, class J).
     fn invalidate_for(&mut self, qpn: u32, request: &Request<'_>) -> bool {
         let (Some(key), Some(pdn)) = (request.invalidate, self.qps.get(&qpn).map(|qp| qp.pdn))
         else {
@@ -190,7 +187,7 @@ impl Nic {
         };
         let done = self.mrs.invalidate(key, pdn, qpn).is_ok();
         if !done {
-            self.complete_receive_error(qpn, wc_status::LOC_ACCESS_ERR);
+            self.complete_receive_error(qpn, wc_status::LOC_PROT_ERR);
             self.enter_error(qpn);
         }
         done
