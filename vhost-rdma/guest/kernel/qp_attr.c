@@ -7,6 +7,13 @@
  */
 #include "virtio_rdma.h"
 
+/*
+ * Rights to operations that this device does not have (FLUSH, since Linux 6.3) enable nothing and are left out, as other drivers do:
+ * programs set them for every device.
+ */
+#define VRDMA_QP_RIGHTS		(IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | \
+				 IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_MW_BIND)
+
 static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
 {
 	w->mask = cpu_to_le32(mask);
@@ -18,7 +25,7 @@ static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_
 	w->rq_psn = cpu_to_le32(a->rq_psn);
 	w->sq_psn = cpu_to_le32(a->sq_psn);
 	w->dest_qpn = cpu_to_le32(a->dest_qp_num);
-	w->qp_access_flags = cpu_to_le32(a->qp_access_flags);
+	w->qp_access_flags = cpu_to_le32(a->qp_access_flags & VRDMA_QP_RIGHTS);
 	w->pkey_index = cpu_to_le16(a->pkey_index);
 	w->en_sqd_async_notify = a->en_sqd_async_notify;
 	w->max_rd_atomic = a->max_rd_atomic;

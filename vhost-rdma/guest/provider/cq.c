@@ -327,9 +327,10 @@ int vrdma_arm_cq(struct ibv_cq *ibcq, int solicited_only)
 
 /* ---- Life ---------------------------------------------------------------------------------------- */
 
-static int cq_alloc_ring(struct vrdma_context *ctx, uint32_t entries, struct vrdma_buf *buf)
+static int cq_alloc_ring(struct vrdma_context *ctx, struct ibv_pd *pd, uint32_t entries, struct vrdma_buf *buf)
 {
-	return vrdma_buf_alloc(ctx, buf, vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE) + VIRTIO_RDMA_CTRL_SIZE);
+	return vrdma_buf_alloc(ctx, pd, VRDMA_RING_CQ, buf,
+			       vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE) + VIRTIO_RDMA_CTRL_SIZE);
 }
 
 static void cq_use_ring(struct vrdma_cq *cq, const struct vrdma_buf *buf, uint32_t entries)
@@ -359,8 +360,17 @@ static int cq_create_in_kernel(struct ibv_context *context, struct vrdma_cq *cq,
 	return ret;
 }
 
-struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr, bool locked)
+/* Whether threads may share the CQ: not with SINGLE_THREADED or a parent domain of one thread. */
+static bool cq_is_shared(const struct ibv_cq_init_attr_ex *attr, struct ibv_pd *pd)
 {
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS && attr->flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
+		return false;
+	return !pd || !vrdma_pd_single_threaded(pd);
+}
+
+struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr)
+{
+	struct ibv_pd *pd = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD ? attr->parent_domain : NULL;
 	struct vrdma_context *ctx = to_vctx(context);
 	struct vrdma_buf buf = {};
 	struct vrdma_cq *cq;
@@ -382,11 +392,11 @@ struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_i
 		ret = ENOMEM;
 		goto err_free;
 	}
-	ret = cq_alloc_ring(ctx, entries, &buf);
+	ret = cq_alloc_ring(ctx, pd, entries, &buf);
 	if (ret)
 		goto err_buckets;
 	cq_use_ring(cq, &buf, entries);
-	vrdma_lock_init(&cq->lock, locked);
+	vrdma_lock_init(&cq->lock, cq_is_shared(attr, pd));
 	ret = cq_create_in_kernel(context, cq, attr);
 	if (ret)
 		goto err_buf;
@@ -410,7 +420,7 @@ struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_
 		.channel = channel,
 		.comp_vector = vector,
 	};
-	struct vrdma_cq *cq = vrdma_cq_new(context, &attr, true);
+	struct vrdma_cq *cq = vrdma_cq_new(context, &attr);
 
 	return cq ? &cq->vcq.cq : NULL;
 }
@@ -433,7 +443,7 @@ int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 	if (ret)
 		return ret;
 	entries = roundup_pow_of_two(cqe);
-	ret = cq_alloc_ring(ctx, entries, &buf);
+	ret = cq_alloc_ring(ctx, cq->buf.domain ? &cq->buf.domain->pd : NULL, entries, &buf);
 	if (ret)
 		return ret;
 	cmd.drv.buf = (uintptr_t)buf.addr;

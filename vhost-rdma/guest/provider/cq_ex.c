@@ -159,7 +159,6 @@ static void cq_ex_set_readers(struct ibv_cq_ex *cq, uint64_t wc_flags)
 
 struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
-	bool single = false;
 	struct vrdma_cq *cq;
 	int ret;
 
@@ -168,11 +167,7 @@ struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *context, struct ibv_cq_
 		errno = ret;
 		return NULL;
 	}
-	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS)
-		single = attr->flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD)
-		single |= vrdma_pd_single_threaded(attr->parent_domain);
-	cq = vrdma_cq_new(context, attr, !single);
+	cq = vrdma_cq_new(context, attr);
 	if (!cq)
 		return NULL;
 	cq_ex_set_readers(&cq->vcq.cq_ex, attr->wc_flags);

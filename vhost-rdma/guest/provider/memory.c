@@ -2,30 +2,81 @@
 /*
  * Memory that is shared with the device: rings and doorbell pages.
  *
- * Rings are anonymous pages of this process that the kernel driver pins. They are kept out of forked children: a child that wrote
+ * Rings are pages of this process that the kernel driver pins, from mmap() or from the allocator of a parent domain. They are kept out of forked children: a child that wrote
  * to a copy-on-write page would leave the parent with a page that the device does not see.
  */
 #include <sys/mman.h>
 
 #include "virtio_rdma.h"
 
-int vrdma_buf_alloc(struct vrdma_context *ctx, struct vrdma_buf *buf, size_t len)
+static uint64_t resource_type(const struct vrdma_buf *buf)
 {
-	void *addr;
+	return (uint64_t)VIRTIO_RDMA_DRIVER_ID << 32 | buf->ring;
+}
+
+static void domain_free(struct vrdma_buf *buf)
+{
+	struct vrdma_pd *domain = buf->domain;
+
+	domain->free(&domain->pd, domain->pd_context, buf->addr, resource_type(buf));
+	atomic_fetch_sub(&domain->refcount, 1);
+}
+
+/* From the allocator of a parent domain, unless that leaves it to us. */
+static int domain_alloc(struct vrdma_context *ctx, struct vrdma_pd *domain, struct vrdma_buf *buf)
+{
+	void *addr = domain->alloc(&domain->pd, domain->pd_context, buf->len, ctx->page_size, resource_type(buf));
+
+	if (addr == IBV_ALLOCATOR_USE_DEFAULT)
+		return 0;
+	if (!addr)
+		return ENOMEM;
+	buf->addr = addr;
+	buf->domain = domain;
+	atomic_fetch_add(&domain->refcount, 1);
+	if ((uintptr_t)addr & (ctx->page_size - 1)) {
+		domain_free(buf);
+		return EINVAL;
+	}
+	memset(addr, 0, buf->len);
+	return 0;
+}
+
+static void buf_release(struct vrdma_buf *buf)
+{
+	if (buf->domain)
+		domain_free(buf);
+	else
+		munmap(buf->addr, buf->len);
+	memset(buf, 0, sizeof(*buf));
+}
+
+/* `pd` may be NULL: then the memory is ours. */
+int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring, struct vrdma_buf *buf, size_t len)
+{
 	int ret;
 
-	len = align(len, ctx->page_size);
-	addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (addr == MAP_FAILED)
-		return ENOMEM;
-	ret = ibv_dontfork_range(addr, len);
-	if (ret) {
-		munmap(addr, len);
-		return ret;
+	memset(buf, 0, sizeof(*buf));
+	buf->len = align(len, ctx->page_size);
+	buf->ring = ring;
+	if (pd && to_vpd(pd)->alloc) {
+		ret = domain_alloc(ctx, to_vpd(pd), buf);
+		if (ret) {
+			memset(buf, 0, sizeof(*buf));
+			return ret;
+		}
 	}
-	buf->addr = addr;
-	buf->len = len;
-	return 0;
+	if (!buf->addr) {
+		buf->addr = mmap(NULL, buf->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (buf->addr == MAP_FAILED) {
+			buf->addr = NULL;
+			return ENOMEM;
+		}
+	}
+	ret = ibv_dontfork_range(buf->addr, buf->len);
+	if (ret)
+		buf_release(buf);
+	return ret;
 }
 
 void vrdma_buf_free(struct vrdma_buf *buf)
@@ -33,9 +84,7 @@ void vrdma_buf_free(struct vrdma_buf *buf)
 	if (!buf->addr)
 		return;
 	ibv_dofork_range(buf->addr, buf->len);
-	munmap(buf->addr, buf->len);
-	buf->addr = NULL;
-	buf->len = 0;
+	buf_release(buf);
 }
 
 /* 0 where an entry of that size is not possible. */

@@ -60,13 +60,14 @@ static int qp_check(const struct vrdma_context *ctx, const struct ibv_qp_init_at
 	return 0;
 }
 
-static int wq_alloc(struct vrdma_context *ctx, struct vrdma_wq *wq)
+static int wq_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, struct vrdma_wq *wq)
 {
-	return vrdma_buf_alloc(ctx, &wq->buf, (size_t)(wq->mask + 1) << wq->log2_stride);
+	return vrdma_buf_alloc(ctx, pd, VRDMA_RING_QP, &wq->buf, (size_t)(wq->mask + 1) << wq->log2_stride);
 }
 
-static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp, const struct ibv_qp_cap *cap)
+static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp, const struct ibv_qp_init_attr_ex *attr)
 {
+	const struct ibv_qp_cap *cap = &attr->cap;
 	size_t data = max_t(size_t, (size_t)cap->max_send_sge * sizeof(struct virtio_rdma_sge), cap->max_inline_data);
 	int ret = 0;
 
@@ -74,14 +75,14 @@ static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp, const 
 		ret = vrdma_wq_layout(&qp->sq, cap->max_send_wr, VIRTIO_RDMA_SQ_WQE_DATA + data,
 				      VIRTIO_RDMA_SQ_WQE_MIN_LOG2_STRIDE);
 		if (!ret)
-			ret = wq_alloc(ctx, &qp->sq);
+			ret = wq_alloc(ctx, attr->pd, &qp->sq);
 	}
 	if (!ret && cap->max_recv_wr) {
 		data = (size_t)cap->max_recv_sge * sizeof(struct virtio_rdma_sge);
 		ret = vrdma_wq_layout(&qp->rq, cap->max_recv_wr, VIRTIO_RDMA_RQ_WQE_DATA + data,
 				      VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE);
 		if (!ret)
-			ret = wq_alloc(ctx, &qp->rq);
+			ret = wq_alloc(ctx, attr->pd, &qp->rq);
 	}
 	return ret;
 }
@@ -187,7 +188,7 @@ struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *context, struct ibv_qp_ini
 	}
 	ret = vrdma_set_wr_ops(qp, attr, ctx->caps);
 	if (!ret)
-		ret = qp_alloc_rings(ctx, qp, &req.cap);
+		ret = qp_alloc_rings(ctx, qp, &req);
 	if (!ret)
 		ret = qp_create_in_kernel(context, qp, &req);
 	if (ret)

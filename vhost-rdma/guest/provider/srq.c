@@ -90,7 +90,7 @@ struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *at
 	if (ret)
 		goto err_free;
 	entries = srq->wq.mask + 1;
-	ret = vrdma_buf_alloc(ctx, &srq->wq.buf, srq_ring_len(entries, srq->wq.log2_stride));
+	ret = vrdma_buf_alloc(ctx, pd, VRDMA_RING_SRQ, &srq->wq.buf, srq_ring_len(entries, srq->wq.log2_stride));
 	if (ret)
 		goto err_free;
 	srq->ctrl = (uint8_t *)srq->wq.buf.addr + vrdma_ctrl_offset(entries, srq->wq.log2_stride);
@@ -142,7 +142,8 @@ static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask
 
 	ret = vrdma_wq_layout(&new_wq, attr->max_wr, (size_t)1 << srq->wq.log2_stride, srq->wq.log2_stride);
 	if (!ret)
-		ret = vrdma_buf_alloc(ctx, &new_wq.buf, srq_ring_len(new_wq.mask + 1, new_wq.log2_stride));
+		ret = vrdma_buf_alloc(ctx, srq->wq.buf.domain ? &srq->wq.buf.domain->pd : NULL, VRDMA_RING_SRQ,
+				      &new_wq.buf, srq_ring_len(new_wq.mask + 1, new_wq.log2_stride));
 	if (ret)
 		return ret;
 	srq_fill_request(&cmd.drv, &new_wq.buf, new_wq.mask + 1, new_wq.log2_stride);

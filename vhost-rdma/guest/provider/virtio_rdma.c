@@ -91,6 +91,8 @@ static int vrdma_dealloc_pd(struct ibv_pd *ibpd)
 	struct vrdma_pd *pd = to_vpd(ibpd);
 	int ret;
 
+	if (atomic_load(&pd->refcount))
+		return EBUSY;
 	if (pd->contained) {
 		atomic_fetch_sub(&pd->contained->refcount, 1);
 		if (pd->td)
@@ -98,8 +100,6 @@ static int vrdma_dealloc_pd(struct ibv_pd *ibpd)
 		free(pd);
 		return 0;
 	}
-	if (atomic_load(&pd->refcount))
-		return EBUSY;
 	ret = ibv_cmd_dealloc_pd(ibpd);
 	if (!ret)
 		free(pd);
@@ -138,9 +138,13 @@ static struct ibv_pd *vrdma_alloc_parent_domain(struct ibv_context *context, str
 
 	if (ibv_check_alloc_parent_domain(attr))
 		return NULL;
-	/* Rings come from our own allocator: they need whole pages that no forked child gets. */
-	if (attr->comp_mask) {
+	if (!check_comp_mask(attr->comp_mask,
+			     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)) {
 		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS && (!attr->alloc || !attr->free)) {
+		errno = EINVAL;
 		return NULL;
 	}
 	pd = calloc(1, sizeof(*pd));
@@ -155,6 +159,13 @@ static struct ibv_pd *vrdma_alloc_parent_domain(struct ibv_context *context, str
 		pd->td = to_vtd(attr->td);
 		atomic_fetch_add(&pd->td->refcount, 1);
 	}
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+		pd->alloc = attr->alloc;
+		pd->free = attr->free;
+	}
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+		pd->pd_context = attr->pd_context;
+	atomic_init(&pd->refcount, 0);
 	ibv_initialize_parent_domain(&pd->pd, &pd->contained->pd);
 	return &pd->pd;
 }

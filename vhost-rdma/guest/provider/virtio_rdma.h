@@ -57,10 +57,19 @@ static inline void vrdma_unlock(struct vrdma_lock *lock)
 		pthread_spin_unlock(&lock->spin);
 }
 
+/* What a ring is for: the resource type that an allocator of the application is told. */
+enum vrdma_ring {
+	VRDMA_RING_QP = 1,
+	VRDMA_RING_CQ,
+	VRDMA_RING_SRQ,
+};
+
 /* Page-aligned zeroed memory that a forked child does not get. */
 struct vrdma_buf {
 	void *addr;
 	size_t len;
+	enum vrdma_ring ring;
+	struct vrdma_pd *domain;	/* the parent domain whose allocator made it, or NULL */
 };
 
 struct vrdma_db_page {
@@ -98,8 +107,12 @@ struct vrdma_pd {
 	struct ibv_pd pd;
 	struct vrdma_pd *contained;	/* of a parent domain */
 	struct vrdma_td *td;
+	/* Of a parent domain with allocators: */
+	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t resource_type);
+	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
+	void *pd_context;
 	uint32_t pdn;
-	atomic_int refcount;
+	atomic_int refcount;		/* parent domains of a PD, rings of a parent domain */
 };
 
 /* A queue of work requests: SQ, RQ or SRQ. Indices are free-running (section 6.4). */
@@ -228,7 +241,7 @@ static inline bool vrdma_lost(const struct vrdma_context *ctx)
 }
 
 /* memory.c */
-int vrdma_buf_alloc(struct vrdma_context *ctx, struct vrdma_buf *buf, size_t len);
+int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring, struct vrdma_buf *buf, size_t len);
 void vrdma_buf_free(struct vrdma_buf *buf);
 uint8_t vrdma_log2_stride(size_t bytes, uint8_t min_log2);
 size_t vrdma_ctrl_offset(uint32_t entries, uint8_t log2_stride);
@@ -239,7 +252,7 @@ bool vrdma_pd_single_threaded(struct ibv_pd *pd);
 
 /* cq.c */
 struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int vector);
-struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr, bool locked);
+struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr);
 int vrdma_resize_cq(struct ibv_cq *cq, int cqe);
 int vrdma_destroy_cq(struct ibv_cq *cq);
 int vrdma_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
