@@ -94,8 +94,9 @@ void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done)
 		vrdma_mem_free(mem);
 		return;
 	}
-	dev_warn_ratelimited(&vr->vdev->dev, "memory of the device is kept until it is reset\n");
 	spin_lock(&vr->orphan_lock);
+	if (list_empty(&vr->orphans))
+		dev_warn(&vr->vdev->dev, "memory that the device may still use is kept until it is reset\n");
 	list_add_tail(&mem->orphan, &vr->orphans);
 	spin_unlock(&vr->orphan_lock);
 }
@@ -104,11 +105,15 @@ void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done)
 void vrdma_free_orphans(struct vrdma *vr)
 {
 	struct vrdma_mem *mem, *next;
+	u32 count = 0;
 
 	list_for_each_entry_safe(mem, next, &vr->orphans, orphan) {
 		list_del(&mem->orphan);
 		vrdma_mem_free(mem);
+		count++;
 	}
+	if (count)
+		dev_info(&vr->vdev->dev, "%u pieces of memory were kept until the reset\n", count);
 }
 
 /* ---- Page lists ---- */
