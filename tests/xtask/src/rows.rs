@@ -23,14 +23,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether the ratio keeps the bound; `None` where there is no bound.
+    /// Whether the ratio keeps the bound; `None` where there is no bound or nothing to hold against it.
     pub(crate) fn met(&self) -> Option<bool> {
         let bound = |s: &str| self.target.strip_prefix(s).and_then(|v| v.parse::<f64>().ok());
         match (self.ratio, bound(">="), bound("<=")) {
             (Some(r), Some(b), _) => Some(r >= b),
             (Some(r), _, Some(b)) => Some(r <= b),
-            (None, None, None) => None,
-            (None, ..) => Some(false),
             _ => None,
         }
     }

@@ -12,8 +12,8 @@ pub(crate) enum Figure {
     PingPong,
     /// Column of perftest's last line, counted from 0.
     Column(usize),
-    /// `… Gb/s` or `… kops/s` as the last word but one of the line that begins with `result`.
-    Result,
+    /// The `"seconds"` of vrdma-check's report.
+    Check,
     /// The client's wall time.
     Seconds,
 }
@@ -25,6 +25,8 @@ pub(crate) enum Claim {
     None,
     /// So many payload bytes per iteration.
     Bytes(u64),
+    /// What the client's own report says.
+    Reported,
     /// So many messages in all: programs that exchange little and say nothing of sizes.
     Messages(u64),
 }
@@ -53,6 +55,7 @@ pub(crate) struct Program {
 const LATENCY: &str = "<=0.1";
 const BANDWIDTH: &str = ">=10";
 const PINGPONG_PORT: u16 = 18515;
+const CHECK_PORT: u16 = 18600;
 
 const fn pingpong(name: &'static str, both: (&'static str, &'static str), size: u64) -> Program {
     Program {
@@ -98,6 +101,23 @@ macro_rules! both {
 }
 
 const KIB64: u64 = 64 * 1024;
+
+/// Largest transfer of vrdma-check, one more than 1 MiB: the same on both devices, so that seconds compare.
+const fn check(name: &'static str, client: &'static str) -> Program {
+    Program {
+        name,
+        server: "vrdma-check -d {dev} -g {gid}",
+        client,
+        port: CHECK_PORT,
+        figure: Figure::Check,
+        unit: "s",
+        target: "",
+        reference_n: 1,
+        n: 1,
+        claim: Claim::Reported,
+        expect: "\"ok\":true",
+    }
+}
 
 /// In the order of the table.
 pub(crate) const PROGRAMS: &[Program] = &[
@@ -180,6 +200,11 @@ pub(crate) const PROGRAMS: &[Program] = &[
     perftest("ib_read_lat", both!("ib_read_lat -d {dev} -x {gid} -n {n} -s 64 -F"), true, 64),
     perftest("ib_send_lat", both!("ib_send_lat -d {dev} -x {gid} -n {n} -s 64 -F"), true, 128),
     perftest("ib_atomic_lat", both!("ib_atomic_lat -d {dev} -x {gid} -n {n} -F"), true, 8),
+    check("vrdma-check write", "vrdma-check -c {peer} -d {dev} -g {gid} write"),
+    check("vrdma-check write-imm", "vrdma-check -c {peer} -d {dev} -g {gid} write-imm"),
+    check("vrdma-check read", "vrdma-check -c {peer} -d {dev} -g {gid} read"),
+    check("vrdma-check send", "vrdma-check -c {peer} -d {dev} -g {gid} send"),
+    check("vrdma-check atomic", "vrdma-check -c {peer} -d {dev} -g {gid} atomic"),
     Program {
         name: "rping -v",
         server: "rping -s -a 0.0.0.0 -v -C {n} > /dev/null",
@@ -221,6 +246,29 @@ pub(crate) const PROGRAMS: &[Program] = &[
     },
 ];
 
+/// A line of vrdma-check.
+#[derive(Debug, serde::Deserialize)]
+struct Report {
+    bytes: u64,
+    seconds: f64,
+}
+
+fn reports(text: &str) -> impl Iterator<Item = Report> {
+    text.lines().filter_map(|l| serde_json::from_str(l).ok())
+}
+
+impl Claim {
+    /// Bytes and messages that a run of `n` iterations with this output must have moved.
+    pub(crate) fn of(self, n: u32, text: &str) -> (u64, u64) {
+        match self {
+            Self::None => (0, 0),
+            Self::Bytes(each) => (each * u64::from(n), 1),
+            Self::Messages(all) => (0, all),
+            Self::Reported => (reports(text).map(|r| r.bytes).sum(), 1),
+        }
+    }
+}
+
 impl Figure {
     /// The figure in a client's output.
     pub(crate) fn read(self, text: &str, seconds: f64) -> Result<f64> {
@@ -233,9 +281,7 @@ impl Figure {
                 let words: Vec<f64> = l.split_whitespace().map_while(|w| w.parse().ok()).collect();
                 (words.len() > 4).then(|| words.get(n).copied())?
             }),
-            Self::Result => text
-                .lines()
-                .find_map(|l| l.strip_prefix("result ")?.rsplit(' ').nth(1)?.parse().ok()),
+            Self::Check => reports(text).next().map(|r| r.seconds),
         };
         found.with_context(|| "no figure in the output".to_owned())
     }
