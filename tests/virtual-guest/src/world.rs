@@ -120,6 +120,8 @@ impl World {
 
     /// As [`Self::new`], with options and a limit.
     pub fn with(options: &DaemonOptions, limit: Duration) -> Self {
+        // A build is no part of the test, and may take longer than one.
+        let _built = crate::daemon::binary();
         let watchdog = Watchdog::new(limit);
         let daemon = Daemon::spawn(options);
         daemon.add_network("net", 100);
