@@ -148,3 +148,6 @@ impl Runner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,11 +88,12 @@ impl Parser<'_> {
     }
 
     fn region(&self, list: &abi::PageList, length: u64) -> Result<Arc<Translation>, Status> {
-        if length == 0 {
+        // What QUERY_DEVICE reports as `max_mr_size` is the limit of all regions together.
+        if length == 0 || length > self.max_mr_bytes {
             return Err(Status::INVAL);
         }
         // A region longer than all of the guest's memory would make the daemon keep tables that the guest's memory does not pay for.
-        if length > self.max_mr_bytes || length > self.space.bytes() {
+        if length > self.space.bytes() {
             return Err(Status::NOMEM);
         }
         page_list(list).resolve(self.space, length).map(Arc::new).map_err(status)

@@ -1,0 +1,86 @@
+//! One worker thread with a real shard.
+
+use std::fs;
+use std::time::Instant;
+
+use super::*;
+use crate::worker::CallError;
+use crate::worker::random::SystemRandom;
+
+const LONG: Duration = Duration::from_secs(5);
+
+fn worker(index: u32, poll_us: u32) -> (WorkerHandle, JoinHandle<()>) {
+    let shard = Shard::new(Box::new(SystemRandom::new().expect("random numbers")));
+    spawn(index, shard, poll_us).expect("a thread")
+}
+
+/// Voluntary context switches of the thread of that name.
+fn sleeps(name: &str) -> u64 {
+    let task = fs::read_dir("/proc/self/task")
+        .expect("procfs")
+        .map(|task| task.expect("a task").path())
+        .find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name))
+        .expect("the thread runs");
+    let status = fs::read_to_string(task.join("status")).expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).expect("a count")
+}
+
+#[test]
+fn jobs_run_in_order_and_answer() {
+    let (handle, thread) = worker(90, 0);
+    let (sender, order) = channel();
+    for number in 0..100 {
+        let sender = sender.clone();
+        assert!(handle.post(None, move |_, _| sender.send(number).expect("received")));
+    }
+    assert_eq!(handle.call(None, LONG, |_, now| now > 0), Ok(true));
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+    handle.stop();
+    thread.join().expect("it ends in order");
+    assert!(!handle.post(None, |_, _| ()), "nobody is there any more");
+    assert_eq!(handle.call(None, LONG, |_, _| ()), Err(CallError::Failed));
+}
+
+#[test]
+fn a_job_that_panics_costs_nobody_else() {
+    let (handle, thread) = worker(91, 0);
+    assert_eq!(
+        handle.call(Some(NicId(3)), LONG, |_, _| panic!("on purpose")),
+        Err::<(), _>(CallError::Failed)
+    );
+    assert_eq!(handle.call(None, LONG, |_, _| 7), Ok(7));
+    handle.stop();
+    thread.join().expect("it ends in order");
+}
+
+#[test]
+fn a_caller_does_not_wait_for_ever() {
+    let (handle, thread) = worker(92, 0);
+    handle.post(None, |_, _| thread::sleep(Duration::from_millis(50)));
+    assert_eq!(handle.call(None, Duration::from_millis(1), |_, _| ()), Err(CallError::Timeout));
+    assert_eq!(handle.call(None, LONG, |_, _| ()), Ok(()));
+    handle.stop();
+    thread.join().expect("it ends in order");
+}
+
+#[test]
+fn an_idle_worker_sleeps_and_one_that_has_work_does_not() {
+    let (handle, thread) = worker(93, 20_000);
+    handle.call(None, LONG, |_, _| ()).expect("an answer");
+    // It polls for 20 ms: another job needs no wake-up.
+    let begin = Instant::now();
+    let before = sleeps("vrdma-shard-93");
+    handle.call(None, LONG, |_, _| ()).expect("an answer");
+    let during = sleeps("vrdma-shard-93") - before;
+    assert!(begin.elapsed() > Duration::from_millis(15) || during == 0, "it slept {during} times");
+    // Then it sleeps, and makes no wake-ups of its own.
+    thread::sleep(Duration::from_millis(100));
+    let before = sleeps("vrdma-shard-93");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(sleeps("vrdma-shard-93"), before);
+    handle.kick();
+    assert_eq!(handle.call(None, LONG, |_, _| 1), Ok(1));
+    handle.stop();
+    thread.join().expect("it ends in order");
+}
