@@ -14,12 +14,6 @@
 #define VRDMA_QP_RIGHTS		(IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | \
 				 IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_MW_BIND)
 
-/*
- * IB_ACCESS_FLUSH_GLOBAL and _PERSISTENT, which 6.1 does not name. Programs set them on every QP, also where there is no FLUSH; for an operation that the
- * device does not have the permission means nothing, and other drivers drop it as well.
- */
-#define VRDMA_ACCESS_FLUSH	(BIT(8) | BIT(9))
-
 static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
 {
 	w->mask = cpu_to_le32(mask);
