@@ -7,6 +7,7 @@ pub mod device;
 pub mod engine;
 pub mod memory;
 pub mod node;
+mod protocol;
 pub mod socket;
 pub mod telemetry;
 pub mod transport;

@@ -1,10 +1,11 @@
-//! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3, §7.4).
+//! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3, §7.4), made of any [`Words`] so that models can try them.
 
 use virtio_rdma_abi::{Cqe, arm, ctrl};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use crate::memory::Ring;
+use crate::protocol::{Visible, Words};
 
 const STRIDE: u32 = 64;
 /// Offset of `seq` in an entry: what is written last.
@@ -16,12 +17,12 @@ pub(super) struct Overrun;
 
 /// A completion queue.
 #[derive(Debug)]
-pub(super) struct Cq {
+pub(super) struct Cq<W = Ring> {
     pub(super) ctx: u32,
     pub(super) vector: u32,
     /// Work queues that complete here.
     pub(super) users: u32,
-    ring: Ring,
+    ring: W,
     entries: u32,
     /// Offset of the control block.
     control: u64,
@@ -44,8 +45,8 @@ pub const fn control_offset(bytes: u64) -> u64 {
     bytes.next_multiple_of(ctrl::ALIGN as u64)
 }
 
-impl Cq {
-    pub(super) const fn new(ctx: u32, vector: u32, entries: u32, ring: Ring) -> Self {
+impl<W: Words> Cq<W> {
+    pub(super) const fn new(ctx: u32, vector: u32, entries: u32, ring: W) -> Self {
         Self {
             ctx,
             vector,
@@ -63,7 +64,7 @@ impl Cq {
         }
     }
 
-    pub(super) const fn ring(&self) -> &Ring {
+    pub(super) const fn ring(&self) -> &W {
         &self.ring
     }
 
@@ -103,7 +104,7 @@ impl Cq {
     }
 
     /// Looks at the arm word after a full fence; `Some(seq)` if an event is due, which disarms the CQ.
-    pub(super) fn fire(&mut self) -> Option<u32> {
+    pub(super) fn fire(&mut self, _: Visible) -> Option<u32> {
         let solicited = std::mem::take(&mut self.solicited);
         let word = self.ring.load_u32(self.control + ctrl::ARM as u64);
         let seq = word >> arm::SEQ_SHIFT;
@@ -127,7 +128,7 @@ impl Cq {
         &mut self,
         entries: u32,
         requested: u32,
-        ring: Ring,
+        ring: W,
     ) -> Result<(), super::Status> {
         let waiting = self.unconsumed().ok_or(super::Status::INVAL)?;
         if waiting > requested.min(entries) {

@@ -1,12 +1,12 @@
 //! Doorbell pages: how posts are found without a system call (docs/virtio-rdma.md §6.4).
 //!
-//! The order of clear, fence and load in [`DoorbellPage::collect`] is the device's half of the protocol; the specification shows why no post is lost.
-
-use std::sync::atomic::{Ordering, fence};
+//! The order of clear, fence and load in [`DoorbellPage::collect`] is the device's half of the protocol; the specification shows why no post is lost,
+//! and the models try it: a page is made of any [`Words`].
 
 use virtio_rdma_abi::db;
 
 use crate::memory::Ring;
+use crate::protocol::{Fence, Words};
 
 const GROUPS: usize = db::GROUPS as usize;
 const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
@@ -31,8 +31,8 @@ pub(super) struct Post {
 
 /// One doorbell page of a context.
 #[derive(Debug)]
-pub(super) struct DoorbellPage {
-    ring: Ring,
+pub(super) struct DoorbellPage<W = Ring> {
+    ring: W,
     /// One bit per slot in use, one word per group.
     used: [u64; GROUPS],
     slots: Vec<Slot>,
@@ -44,13 +44,13 @@ struct Slot {
     seen: u32,
 }
 
-impl DoorbellPage {
-    pub(super) fn new(ring: Ring) -> Self {
+impl<W: Words> DoorbellPage<W> {
+    pub(super) fn new(ring: W) -> Self {
         let free = Slot { owner: Owner::Send(0), seen: 0 };
         Self { ring, used: [0; GROUPS], slots: vec![free; GROUPS * GROUP_SLOTS] }
     }
 
-    pub(super) const fn ring(&self) -> &Ring {
+    pub(super) const fn ring(&self) -> &W {
         &self.ring
     }
 
@@ -95,7 +95,7 @@ impl DoorbellPage {
                 rung[group] = true;
             }
         }
-        fence(Ordering::SeqCst);
+        self.ring.full(Fence::ClearBeforeIndex);
         for group in (0..GROUPS).filter(|&group| rung[group]) {
             self.collect_group(group, posts);
         }
@@ -116,6 +116,6 @@ impl DoorbellPage {
     }
 }
 
-const fn index_offset(slot: usize) -> u64 {
+pub(super) const fn index_offset(slot: usize) -> u64 {
     (db::INDEX + 4 * slot) as u64
 }

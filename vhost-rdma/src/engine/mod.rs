@@ -27,6 +27,8 @@ mod grh;
 pub mod limits;
 mod local;
 mod mcast;
+#[cfg(test)]
+mod models;
 mod mr;
 mod network;
 mod nic;
@@ -44,7 +46,6 @@ mod timer;
 mod window;
 
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
 
 pub use command::{Command, Reply, Status};
 pub use cq::control_offset;
@@ -60,6 +61,7 @@ use self::numbers::Numbers;
 use self::qp::Waiter;
 use self::timer::Timers;
 use crate::memory::{AddressSpace, Segment};
+use crate::protocol::{self, Cpu};
 use crate::transport::{Gid, Local, NicId, Transport};
 
 /// Nanoseconds of a monotonic clock.
@@ -269,10 +271,10 @@ impl Shard {
 
     /// Asks all guests to kick, then looks once more; true: there is work, do not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
-        // docs/virtio-rdma.md §6.4: the request to kick must be visible before the last look.
-        fence(Ordering::SeqCst);
-        self.scan()
+        let ask = |shard: &mut Self| {
+            shard.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
+        };
+        protocol::last_look(&Cpu, self, ask, Self::scan)
             || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
     }
 
@@ -334,15 +336,16 @@ impl Shard {
     }
 
     fn publish(&mut self) {
-        if self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty()) {
-            // docs/virtio-rdma.md §7.4: entries are visible before the arm words are read. One fence for all.
-            fence(Ordering::SeqCst);
-        }
+        let dirty = self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty());
+        // One fence for the CQs of all NICs.
+        let visible = dirty.then(|| protocol::entries_visible(&Cpu));
         let Self { nics, serving, .. } = self;
         for nic in nics.iter_mut().flatten() {
             *serving = Some(nic.id);
             if nic.life != Life::Paused {
-                nic.fire_completions();
+                if let Some(visible) = visible {
+                    nic.fire_completions(visible);
+                }
                 nic.deliver_events();
             }
         }

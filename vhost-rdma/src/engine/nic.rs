@@ -5,7 +5,7 @@ use std::fmt;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use slab::Slab;
-use virtio_rdma_abi::{self as abi, event, status_page};
+use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U32;
 
 use super::cq::Cq;
@@ -16,6 +16,7 @@ use super::port::Port;
 use super::qp::{Qp, State, Waiter};
 use super::srq::Srq;
 use crate::memory::{AddressSpace, Ring, Segment};
+use crate::protocol::{self, Visible};
 use crate::transport::{Gid, NicId};
 
 /// What an operator gives a NIC.
@@ -264,12 +265,12 @@ impl Nic {
         }
     }
 
-    /// Looks at the arm words of the CQs with new entries. The caller has executed the full fence.
-    pub(super) fn fire_completions(&mut self) {
+    /// Looks at the arm words of the CQs with new entries.
+    pub(super) fn fire_completions(&mut self, visible: Visible) {
         while let Some(cqn) = self.dirty.pop() {
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
-            let Some(seq) = cq.fire() else { continue };
+            let Some(seq) = cq.fire(visible) else { continue };
             if cq.event_pending {
                 self.counters.events_coalesced += 1;
                 continue;
@@ -338,7 +339,7 @@ impl Nic {
     /// Tells the guest whether posts need a kick.
     pub(super) fn set_need_kick(&self, need: bool) {
         if let (Some(page), Life::Ready) = (&self.status_page, self.life) {
-            page.store_u32(status_page::NEED_KICK as u64, u32::from(need));
+            protocol::need_kick(page, need);
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::page_list::list_page;
 use super::{AddressSpace, Fault, HostPtr, Translation};
+use crate::protocol::{Cpu, Fence, Fences, Words};
 
 /// A translation that is accessed in place.
 #[derive(Clone, Debug)]
@@ -145,5 +146,44 @@ impl AddressSpace {
         // SAFETY: eight mapped, aligned bytes, kept alive by `self`.
         let word = unsafe { AtomicU64::from_ptr(host.0.cast()) };
         Ok(u64::from_le(word.load(Ordering::Acquire)))
+    }
+}
+
+impl Fences for Ring {
+    #[inline]
+    fn full(&self, fence: Fence) {
+        Cpu.full(fence);
+    }
+}
+
+impl Words for Ring {
+    #[inline]
+    fn read(&self, at: u64, out: &mut [u8]) {
+        Self::read(self, at, out);
+    }
+
+    #[inline]
+    fn write(&self, at: u64, bytes: &[u8]) {
+        Self::write(self, at, bytes);
+    }
+
+    #[inline]
+    fn load_u32(&self, at: u64) -> u32 {
+        Self::load_u32(self, at)
+    }
+
+    #[inline]
+    fn load_u64(&self, at: u64) -> u64 {
+        Self::load_u64(self, at)
+    }
+
+    #[inline]
+    fn store_u8(&self, at: u64, value: u8) {
+        Self::store_u8(self, at, value);
+    }
+
+    #[inline]
+    fn store_u32(&self, at: u64, value: u32) {
+        Self::store_u32(self, at, value);
     }
 }

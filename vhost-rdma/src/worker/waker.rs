@@ -8,10 +8,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::protocol::{self, Cpu, Flag as _};
 
 #[derive(Debug)]
 pub(super) struct Waker {
@@ -28,8 +30,7 @@ impl Waker {
     /// Makes the worker look again, if it sleeps or is about to. What it shall find must have been stored before.
     #[inline]
     pub(super) fn wake(&self) {
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+        if protocol::must_wake(&self.asleep, &Cpu) {
             // A full counter (EAGAIN) wakes as well; nothing else can go wrong with an eventfd of our own.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
@@ -37,13 +38,12 @@ impl Waker {
 
     /// Announces the sleep; the worker must look at everything once more before it calls [`sleep`](Self::sleep).
     pub(super) fn announce(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        protocol::announce_sleep(&self.asleep, &Cpu);
     }
 
     /// Takes the announcement back.
     pub(super) fn stay_awake(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.asleep.set(false);
     }
 
     /// Sleeps until someone wakes us or `timeout` is over.
@@ -63,7 +63,7 @@ impl Waker {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Instant;
 
     #[test]
