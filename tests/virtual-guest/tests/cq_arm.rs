@@ -197,6 +197,7 @@ fn without_buffers_events_wait_in_their_queues() {
     let mut seen = std::collections::BTreeSet::new();
     while let Some(e) = na.guest.comp_event(0, Duration::from_millis(200)).unwrap() {
         assert!(seen.insert(e.cqn), "one event per queue");
+        assert_eq!(e.arm_seq, 1, "the arm that it answers");
     }
     assert_eq!(seen.len(), buffers);
     na.guest.with_comp(0, |q| {
@@ -205,6 +206,7 @@ fn without_buffers_events_wait_in_their_queues() {
     });
     while let Some(e) = na.guest.comp_event(0, Duration::from_millis(200)).unwrap() {
         assert!(seen.insert(e.cqn), "one event per queue");
+        assert_eq!(e.arm_seq, 1, "the arm that it answers");
     }
     assert_eq!(seen.len(), buffers + 5, "events that waited are delivered");
 }

@@ -194,6 +194,8 @@ fn keys_are_not_predictable_and_not_reused_soon() {
         last = Some(mr.lkey);
         node.ctx.dereg(mr.lkey).unwrap();
     }
+    let bits = seen.iter().fold(0, |all, index| all | index);
+    assert!(bits.count_ones() >= 22, "only these bits of a key change: {bits:#x}");
     assert!(steps.len() > 150, "keys follow a pattern: {} different steps", steps.len());
 }
 
@@ -214,6 +216,8 @@ fn queue_pair_numbers_are_random_and_not_reused_soon() {
         last = qp.qpn;
         qp.destroy().unwrap();
     }
+    let bits = seen.iter().fold(0, |all, number| all | number);
+    assert!(bits.count_ones() >= 22, "only these bits of a QPN change: {bits:#x}");
     assert!(steps.len() > 150, "numbers follow a pattern");
 }
 
@@ -382,4 +386,23 @@ fn a_region_across_two_memory_slots_works() {
     a.run_ok(&SendWr::read(1, &[back.sge()], 1 << 32, rkey));
     assert_eq!(back.bytes()[..PAGE as usize], before);
     assert_eq!(back.bytes()[PAGE as usize..], pattern(7, PAGE as usize));
+}
+
+#[test]
+fn an_access_that_begins_below_its_region_is_refused() {
+    let world = World::new();
+    for below in [1u64, 8, 4096] {
+        let (mut a, b) = world.rc_pair();
+        let (local, remote) = (a.node.area(64), b.node.mr(256));
+        let addr = remote.iova - below;
+        let failed = a.run(&SendWr::write(1, &[local.part(0, 16)], addr, remote.rkey));
+        assert_eq!(failed.status, status::REM_ACCESS_ERR, "{below} bytes below");
+        let (mut a, b) = world.rc_pair();
+        let (local, remote) = (a.node.mr(256), b.node.area(64));
+        let mut sge = local.sge(0, 16);
+        sge.addr -= below;
+        let failed = a.run(&SendWr::write(1, &[sge], remote.addr(0), remote.rkey()));
+        assert_eq!(failed.status, status::LOC_PROT_ERR, "{below} bytes below");
+        assert_eq!(remote.bytes(), [0; 64]);
+    }
 }

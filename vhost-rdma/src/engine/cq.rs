@@ -68,6 +68,11 @@ impl<W: Words> Cq<W> {
         &self.ring
     }
 
+    /// The arm that fired last: what a waiting event answers.
+    pub(super) const fn fired(&self) -> u32 {
+        self.fired
+    }
+
     /// Produces nothing any more.
     pub(super) const fn kill(&mut self) {
         self.dead = true;

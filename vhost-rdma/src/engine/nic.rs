@@ -307,7 +307,7 @@ impl Nic {
             let Some(cq) = self.cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
                 continue;
             };
-            let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(0) };
+            let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(cq.fired()) };
             if self.port.completion_event(cq.vector, event) {
                 cq.event_pending = false;
                 self.counters.events += 1;

@@ -1,0 +1,353 @@
+//! `mutants [--list] [FILTER…]`: are the whole-stack tests able to fail?
+//!
+//! Each entry of `mutants.toml` is a bug seeded into a copy of the daemon's source: apply it, build the daemon, and at least one
+//! of the tests that the entry names must fail on it; all of them must pass on the source as it is. The copy and its build live in
+//! a cache outside the source, so that a run costs one incremental build per bug. The tests themselves are built once, from here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Parser;
+use serde::Deserialize;
+
+/// The most that one test may take before it counts as failed.
+const TEST_LIMIT: Duration = Duration::from_secs(150);
+
+#[derive(Debug, Parser)]
+#[command(about = "Seeds bugs into the daemon and checks that the whole-stack tests catch them")]
+struct Args {
+    /// Only bugs whose name contains one of these
+    filter: Vec<String>,
+    /// Show the table and check it against the source, without building
+    #[arg(long)]
+    list: bool,
+    /// Where the copy of the source and its build are [default: $XDG_CACHE_HOME/vhost-rdma/mutants]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// The profile of the seeded daemons is the tests' own; jobs of their builds
+    #[arg(long, value_name = "N")]
+    jobs: Option<u32>,
+    /// Write one row per bug to this file as a JSON array
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    mutant: Vec<Mutant>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutant {
+    name: String,
+    file: PathBuf,
+    find: String,
+    replace: String,
+    why: String,
+    tests: Vec<String>,
+}
+
+impl Mutant {
+    /// The source of the file with the bug in it.
+    fn seed(&self, source: &str) -> Result<String> {
+        let found = source.matches(&self.find).count();
+        ensure!(
+            found == 1,
+            "{}: its text occurs {found} times in {}",
+            self.name,
+            self.file.display()
+        );
+        ensure!(self.find != self.replace, "{}: it changes nothing", self.name);
+        ensure!(!self.tests.is_empty(), "{}: no test is named", self.name);
+        Ok(source.replacen(&self.find, &self.replace, 1))
+    }
+}
+
+fn workspace() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.parent().and_then(Path::parent).context("the package is two levels down")?.to_owned())
+}
+
+/// Copies what differs, so that unchanged files keep their times and cargo builds little; removes what is gone.
+fn mirror(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let mut wanted = Vec::new();
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == "target" || name == ".git" {
+            continue;
+        }
+        wanted.push(name.clone());
+        let (source, copy) = (entry.path(), to.join(&name));
+        if entry.file_type()?.is_dir() {
+            mirror(&source, &copy)?;
+        } else if entry.file_type()?.is_file() {
+            update(&copy, &fs::read(&source)?)?;
+        }
+    }
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if wanted.contains(&entry.file_name()) {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn update(path: &Path, content: &[u8]) -> Result<()> {
+    if fs::read(path).ok().as_deref() != Some(content) {
+        fs::write(path, content).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Waits for a child up to `limit`; its output and whether it succeeded in time.
+fn run(command: &mut Command, limit: Duration) -> Result<(bool, String)> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("{command:?}"))?;
+    let drain = |stream: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _read = stream.map(|mut s| s.read_to_end(&mut text));
+            text
+        })
+    };
+    let out = drain(child.stdout.take().map(|s| Box::new(s) as Box<dyn Read + Send>));
+    let err = drain(child.stderr.take().map(|s| Box::new(s) as Box<dyn Read + Send>));
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut text = out.join().map_err(|_| anyhow!("a reader ended"))?;
+    text.extend(err.join().map_err(|_| anyhow!("a reader ended"))?);
+    let success = status.is_some_and(|s| s.success());
+    Ok((success, String::from_utf8_lossy(&text).into_owned()))
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Builds the test programs; their paths by name.
+fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let output = cargo()
+        .current_dir(workspace)
+        .args(["test", "--package", "virtual-guest", "--no-run", "--message-format=json"])
+        .stderr(Stdio::inherit())
+        .output()?;
+    ensure!(output.status.success(), "the whole-stack tests do not build");
+    let mut programs = BTreeMap::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let message: serde_json::Value = serde_json::from_str(line)?;
+        let target = &message["target"];
+        if target["kind"][0] == "test"
+            && let (Some(name), Some(path)) =
+                (target["name"].as_str(), message["executable"].as_str())
+        {
+            programs.insert(name.to_owned(), PathBuf::from(path));
+        }
+    }
+    Ok(programs)
+}
+
+struct Bench {
+    tree: PathBuf,
+    target: PathBuf,
+    jobs: Option<u32>,
+    programs: BTreeMap<String, PathBuf>,
+}
+
+impl Bench {
+    fn build(&self) -> Result<PathBuf> {
+        let mut command = cargo();
+        command
+            .current_dir(&self.tree)
+            .args(["build", "--quiet", "--package", "vhost-rdma", "--bin", "vhost-rdma"])
+            .arg("--target-dir")
+            .arg(&self.target)
+            // Only its behaviour matters, not its warnings and not its debug information.
+            .env("RUSTFLAGS", "--cap-lints allow")
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
+        if let Some(jobs) = self.jobs {
+            command.arg("--jobs").arg(jobs.to_string());
+        }
+        let (success, text) = run(&mut command, Duration::from_secs(1200))?;
+        ensure!(success, "it does not build:\n{text}");
+        Ok(self.target.join("debug/vhost-rdma"))
+    }
+
+    /// Runs one test (`program::test`) on a daemon; true if it passed.
+    fn passes(&self, test: &str, daemon: &Path) -> Result<bool> {
+        let (program, name) =
+            test.split_once("::").with_context(|| format!("{test}: no program"))?;
+        let path =
+            self.programs.get(program).with_context(|| format!("{test}: no such program"))?;
+        let mut command = Command::new(path);
+        command.args(["--exact", name]).env("VHOST_RDMA_BIN", daemon);
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        let (success, text) = run(&mut command, TEST_LIMIT)?;
+        ensure!(text.contains("running 1 test"), "{test}: there is no such test");
+        Ok(success)
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let workspace = workspace()?;
+    let table = fs::read_to_string(workspace.join("tests/virtual-guest/mutants.toml"))?;
+    let table: Table = toml::from_str(&table)?;
+    let wanted =
+        |m: &&Mutant| args.filter.is_empty() || args.filter.iter().any(|f| m.name.contains(f));
+    let chosen: Vec<&Mutant> = table.mutant.iter().filter(wanted).collect();
+    ensure!(!chosen.is_empty(), "no bug matches {:?}", args.filter);
+    let source = |m: &Mutant| {
+        let path = workspace.join("vhost-rdma/src").join(&m.file);
+        fs::read_to_string(&path).with_context(|| format!("{}: {}", m.name, path.display()))
+    };
+    // The whole table first: a bug whose text is gone must not be found out after an hour.
+    for mutant in &chosen {
+        mutant.seed(&source(mutant)?)?;
+    }
+    if args.list {
+        for mutant in &chosen {
+            println!("{:<32} {:<24} {}", mutant.name, mutant.file.display(), mutant.why);
+        }
+        println!("{} seeded bugs", chosen.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cache = match args.cache {
+        Some(dir) => dir,
+        None => default_cache()?,
+    };
+    let bench = Bench {
+        tree: cache.join("tree"),
+        target: cache.join("target"),
+        jobs: args.jobs,
+        programs: test_programs(&workspace)?,
+    };
+    mirror(&workspace, &bench.tree)?;
+    check_original(&bench, &chosen)?;
+    let mut rows = Vec::new();
+    for mutant in &chosen {
+        let original = source(mutant)?;
+        let file = bench.tree.join("vhost-rdma/src").join(&mutant.file);
+        fs::write(&file, mutant.seed(&original)?)?;
+        let caught = hunt(&bench, mutant);
+        fs::write(&file, &original)?;
+        let caught = caught.with_context(|| mutant.name.clone())?;
+        match &caught {
+            Some(test) => println!("caught    {:<32} by {test}", mutant.name),
+            None => println!("SURVIVED  {:<32} {}", mutant.name, mutant.why),
+        }
+        rows.push(serde_json::json!({
+            "name": mutant.name, "ok": caught.is_some(), "value": caught, "reference": mutant.tests,
+            "ratio": null, "unit": "test", "target": "caught",
+        }));
+    }
+    if let Some(path) = &args.json {
+        fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")?;
+    }
+    let survivors = rows.iter().filter(|r| r["ok"] == false).count();
+    println!("{} seeded bugs, {survivors} survived", rows.len());
+    Ok(if survivors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn default_cache() -> Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set")?.join("vhost-rdma/mutants"))
+}
+
+/// Every test that is named must pass on the daemon as it is.
+fn check_original(bench: &Bench, chosen: &[&Mutant]) -> Result<()> {
+    let daemon = bench.build()?;
+    let mut tests: Vec<&String> = chosen.iter().flat_map(|m| &m.tests).collect();
+    tests.sort();
+    tests.dedup();
+    for test in &tests {
+        ensure!(bench.passes(test, &daemon)?, "{test} fails on the daemon without any seeded bug");
+    }
+    println!("{} tests pass on the daemon as it is", tests.len());
+    Ok(())
+}
+
+/// The first test that fails on the daemon with this bug.
+fn hunt(bench: &Bench, mutant: &Mutant) -> Result<Option<String>> {
+    let daemon = bench.build()?;
+    for test in &mutant.tests {
+        if !bench.passes(test, &daemon)? {
+            return Ok(Some(test.clone()));
+        }
+    }
+    if !daemon.exists() {
+        bail!("the daemon vanished");
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mutant(find: &str, replace: &str) -> Mutant {
+        Mutant {
+            name: "m".into(),
+            file: "f".into(),
+            find: find.into(),
+            replace: replace.into(),
+            why: String::new(),
+            tests: vec!["a::b".into()],
+        }
+    }
+
+    #[test]
+    fn a_bug_must_have_exactly_one_place() {
+        assert_eq!(mutant("b", "x").seed("abc").unwrap(), "axc");
+        assert!(mutant("b", "x").seed("abcb").is_err());
+        assert!(mutant("d", "x").seed("abc").is_err());
+        assert!(mutant("b", "b").seed("abc").is_err());
+    }
+
+    #[test]
+    fn the_table_fits_the_source() {
+        let root = workspace().unwrap();
+        let table = fs::read_to_string(root.join("tests/virtual-guest/mutants.toml")).unwrap();
+        let table: Table = toml::from_str(&table).unwrap();
+        assert!(table.mutant.len() >= 20);
+        for mutant in &table.mutant {
+            let path = root.join("vhost-rdma/src").join(&mutant.file);
+            mutant.seed(&fs::read_to_string(path).unwrap()).unwrap();
+            for test in &mutant.tests {
+                let (program, name) = test.split_once("::").unwrap();
+                let file = root.join(format!("tests/virtual-guest/tests/{program}.rs"));
+                let text = fs::read_to_string(file).unwrap();
+                assert!(text.contains(&format!("fn {name}(")), "{test} is not there");
+            }
+        }
+    }
+}
