@@ -4,8 +4,15 @@
 //! machine's package mirror. `roots` and `products` make what a lab needs: a QEMU, guest images, builders, and from them the kernel module
 //! and the provider. `vm` boots guests and runs programs in them; each use of it is one file in `vm/scenarios`.
 //!
+//! ```sh
+//! cargo xtask demo                                        # the README's table
+//! cargo xtask test [--fast | --full]                      # everything that must hold
+//! cargo xtask bench                                       # ratios on the virtual guest
+//! cargo xtask lint
+//! ```
 //! For work on the guest side:
 //! ```sh
+//! cargo xtask vm pair --only ib_write --no-reference      # some rows of the demo
 //! cargo xtask vm prepare                                  # QEMU, guest image, builder; prints their paths
 //! cargo xtask vm run --share DIR --script FILE            # boot a guest, run FILE in it with DIR as /host/share
 //! cargo xtask vm run --guests 2 --script A --script B --vhost-socket S1 --vhost-socket S2
@@ -13,19 +20,24 @@
 //! ```
 
 mod cache;
+mod chores;
 mod exec;
 mod host;
 mod products;
 mod roots;
 mod rows;
+mod steps;
+mod test;
 mod vm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use cache::Cache;
+use steps::Steps;
 
 /// Chores of the vhost-rdma project
 #[derive(Debug, Parser)]
@@ -37,6 +49,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
+    /// Set up everything, boot two VMs, run unmodified RDMA programs on our device and on rxe, print a table
+    Demo(vm::scenarios::pair::Args),
+    /// Everything that must hold before a change goes in
+    Test(test::Args),
+    /// Benchmarks on the virtual guest, each a ratio in one run
+    Bench {
+        /// Write the rows here
+        #[arg(long)]
+        json: Option<PathBuf>,
+        /// For the benchmark program: `--quick`, names
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
+    /// rustfmt, clippy, cargo doc and cargo-deny
+    Lint,
+    /// Write the manual page to standard output, or one page per command to a directory
+    Man {
+        /// The directory
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
     /// The VM lab
     #[command(subcommand)]
     Vm(vm::scenarios::Scenario),
@@ -45,6 +78,15 @@ enum Chore {
 fn run(cli: &Cli) -> Result<bool> {
     exec::catch_signals()?;
     match &cli.chore {
+        Chore::Demo(args) => args.run(&Cache::open()?),
+        Chore::Test(args) => args.run(&Cache::open()?),
+        Chore::Bench { json, rest } => chores::bench(json.as_deref(), rest),
+        Chore::Lint => {
+            let mut steps = Steps::default();
+            chores::lint(&Cache::open()?, &mut steps)?;
+            steps.finish(None)
+        }
+        Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Vm(scenario) => scenario.run(&Cache::open()?),
     }
 }

@@ -1,6 +1,6 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
 
-mod drivers;
+pub(crate) mod drivers;
 pub(crate) mod pair;
 mod prepare;
 mod run;

@@ -14,11 +14,14 @@ use crate::vm::peers::{self, Ran, Witness};
 use crate::vm::programs::{PROGRAMS, Program};
 use crate::vm::{Lab, NAMES, Nic, Plan};
 
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Release of the guests
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
     pub(crate) debian: Debian,
+    /// vCPUs of each guest
+    #[arg(long, default_value_t = 1)]
+    pub(crate) cpus: u8,
     /// Only the programs whose name contains this
     #[arg(long)]
     pub(crate) only: Option<String>,
@@ -31,6 +34,19 @@ pub(crate) struct Args {
     /// Write the rows here
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            debian: Debian::default(),
+            cpus: 1,
+            only: None,
+            no_reference: false,
+            keep: false,
+            json: None,
+        }
+    }
 }
 
 const NICS: [&str; 2] = ["vm0", "vm1"];
@@ -56,7 +72,7 @@ impl Args {
             );
             nics.push(Nic::Options(daemon.qemu_args(name, &here, &there)?));
         }
-        lab.boot(&Plan { image, cpus: 1, nics })?;
+        lab.boot(&Plan { image, cpus: self.cpus, nics })?;
         lab.deliver(&products)?;
         let (a, b) = lab.pair()?;
         let table = self.compare(a, b, &daemon);

@@ -1,0 +1,48 @@
+//! `cargo xtask test`: the README's test command, and what CI runs.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::chores;
+use crate::roots::Debian;
+use crate::steps::Steps;
+use crate::vm::scenarios::{drivers, pair};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// No VM: lint, unit and whole-stack tests
+    #[arg(long, conflicts_with = "full")]
+    fast: bool,
+    /// Also the matrix of guests and kernels that CI has no time for
+    #[arg(long)]
+    full: bool,
+    /// Write one row per step here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let mut steps = Steps::default();
+        chores::lint(cache, &mut steps)?;
+        chores::tests(cache, &mut steps)?;
+        if !self.fast {
+            chores::mutants(cache, &mut steps)?;
+            steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
+            steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
+        }
+        if self.full {
+            for debian in [Debian::Bookworm, Debian::TrixieBackports] {
+                steps.step(&format!("a pair of {} VMs", debian.name()), || {
+                    pair::Args { debian, ..Default::default() }.run(cache)
+                })?;
+            }
+            steps.step("a pair of VMs with 2 vCPUs", || {
+                pair::Args { cpus: 2, ..Default::default() }.run(cache)
+            })?;
+        }
+        steps.finish(self.json.as_deref())
+    }
+}
