@@ -78,7 +78,8 @@ void vrdma_fill_bind(struct virtio_rdma_sq_wqe *wqe, const struct ibv_mw *mw, ui
 	wqe->remote_addr = htole64(info->addr);
 	wqe->arg0 = htole64(info->length);
 	wqe->arg1 = htole64(info->mr ? info->mr->lkey : 0);
-	wqe->aux = htole32(info->mw_access_flags);
+	/* Programs add LOCAL_WRITE, as for a region; a window is for peers only and the device knows no such right of one. */
+	wqe->aux = htole32(info->mw_access_flags & ~(unsigned int)IBV_ACCESS_LOCAL_WRITE);
 }
 
 static int fill_ud(struct virtio_rdma_sq_wqe *wqe, const struct ibv_send_wr *wr)
