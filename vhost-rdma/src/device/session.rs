@@ -123,6 +123,15 @@ impl Session {
     }
 
     fn on_event(&self, index: u16, vrings: &[Vring]) {
+        let vanished = crate::memory::vanished();
+        self.dispatch(index, vrings);
+        if vanished != crate::memory::vanished() {
+            // The worker looks at the memory of its NICs in its next round, which it may be asleep before.
+            self.nic.post(|_, _, _| ());
+        }
+    }
+
+    fn dispatch(&self, index: u16, vrings: &[Vring]) {
         self.vrings.get_or_init(|| self.connect_events(vrings));
         match self.nic.layout.kind(index) {
             Some(QueueKind::Control) => {

@@ -53,8 +53,10 @@ fn tame(file: Option<File>) -> Option<File> {
 }
 
 fn check_eventfd(file: &File) -> io::Result<()> {
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    if target.as_os_str() != "anon_inode:[eventfd]" {
+    // Where procfs is not to be had (a sandbox), the descriptor is taken as what it should be.
+    if let Ok(target) = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        && target.as_os_str() != "anon_inode:[eventfd]"
+    {
         return Err(io::Error::other(format!("it is {} and not an eventfd", target.display())));
     }
     let flags = rustix::fs::fcntl_getfl(file.as_fd())?;

@@ -229,6 +229,15 @@ impl Shard {
         }
     }
 
+    /// Fails the NICs whose guest memory vanished.
+    pub fn memory_vanished(&mut self) {
+        for nic in self.nics.iter_mut().flatten() {
+            if matches!(nic.life, Life::Ready | Life::Paused) && nic.space.vanished() {
+                nic.fail();
+            }
+        }
+    }
+
     /// There are new buffers on one of the NIC's event queues.
     pub fn events_wanted(&mut self, id: NicId) {
         if let Some(nic) = self.nic_mut(id) {

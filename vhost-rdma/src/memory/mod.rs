@@ -24,6 +24,7 @@ mod ring;
 mod segment;
 mod space;
 mod translation;
+mod vanish;
 
 pub use copy::{compare_swap, copy, fetch_add, read, write};
 pub use page_list::{Fault, PageArray, PageList};
@@ -31,6 +32,7 @@ pub use ring::Ring;
 pub use segment::{Segment, total_len};
 pub use space::{AddressSpace, Region};
 pub use translation::Translation;
+pub use vanish::vanished;
 
 /// The page size of the ABI, in bytes (docs/virtio-rdma.md §6).
 pub const PAGE_SIZE: u64 = 4096;

@@ -12,18 +12,23 @@ use vm_memory::{
 };
 
 use super::HostPtr;
+use super::vanish::Watch;
 
 /// One mapping of guest memory.
 #[derive(Clone)]
 pub struct Region {
     start: u64,
     len: u64,
+    /// Ends before the mapping does.
+    watch: Option<Arc<Watch>>,
     mapping: Arc<MmapRegion<()>>,
 }
 
 impl Region {
     fn new(region: &GuestRegionMmap<()>) -> Self {
-        Self { start: region.start_addr().0, len: region.len(), mapping: region.get_mmap() }
+        let mapping = region.get_mmap();
+        let watch = Watch::new(HostPtr(mapping.as_ptr()), mapping.size()).map(Arc::new);
+        Self { start: region.start_addr().0, len: region.len(), watch, mapping }
     }
 
     /// Whether both are the same host mapping (a region that was unplugged and plugged again is another).
@@ -73,6 +78,12 @@ impl AddressSpace {
     #[must_use]
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// Whether some of the memory is gone for good, such as by truncation of its file (see [`super::vanished`]).
+    #[must_use]
+    pub fn vanished(&self) -> bool {
+        self.regions.iter().filter_map(|region| region.watch.as_deref()).any(Watch::gone)
     }
 
     /// How much memory the guest has.

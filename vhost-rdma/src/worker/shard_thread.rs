@@ -13,6 +13,7 @@ use super::clock::Clock;
 use super::handle::{Message, WorkerHandle};
 use super::waker::Waker;
 use crate::engine::{Nanos, Shard};
+use crate::memory;
 use crate::transport::NicId;
 
 /// Jobs per round: a flood of control commands must not stop the data path.
@@ -33,6 +34,7 @@ pub(super) fn spawn(
         waker: waker.clone(),
         clock: Clock::new(),
         poll_for: u64::from(poll_us) * 1000,
+        vanished: memory::vanished(),
     };
     let thread =
         thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn(move || runner.run())?;
@@ -55,6 +57,8 @@ struct Runner {
     waker: Arc<Waker>,
     clock: Clock,
     poll_for: Nanos,
+    /// How much guest memory had vanished at the last look.
+    vanished: u64,
 }
 
 impl Runner {
@@ -67,6 +71,10 @@ impl Runner {
             }
             // Read last thing before the doorbells are: a timer counted from a time that is past would run out too early.
             let now = self.clock.now();
+            if self.vanished != memory::vanished() {
+                self.vanished = memory::vanished();
+                self.guarded(None, Shard::memory_vanished);
+            }
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
             if polled || mail == Mail::Some {
                 last_work = now;
