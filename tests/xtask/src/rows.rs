@@ -35,7 +35,7 @@ impl Row {
 }
 
 /// One array, whatever the rows are.
-pub(crate) fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
+pub(crate) fn write_json<R: Serialize>(path: &Path, rows: &[R]) -> Result<()> {
     fs::write(path, serde_json::to_string_pretty(rows)? + "\n")
         .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -63,10 +63,11 @@ impl Witness<'_> {
     }
 }
 
+const RXE: &str = "modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev eth0\n";
+
 /// Loads rxe on the netdev of both guests.
 pub(crate) fn attach_rxe(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
-    let script = format!("{CORE}modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev eth0\n");
-    attach(a, b, &script)
+    attach(a, b, &format!("{CORE}{RXE}"))
 }
 
 /// Takes rxe away again, so that it and our device are never on one netdev at once.
@@ -77,25 +78,39 @@ pub(crate) fn detach_rxe(a: &mut Guest, b: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+const OURS: &str = "set -e
+test -z \"$(ls /sys/class/infiniband 2>/dev/null)\"
+cp /host/products/libvirtio_rdma-rdmav34.so /usr/lib/x86_64-linux-gnu/libibverbs/
+cp /host/products/virtio_rdma.driver /etc/libibverbs.d/
+insmod /host/products/virtio_rdma.ko
+";
+
 /// Loads our driver and installs our provider.
 pub(crate) fn attach_ours(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
-    let script = format!(
-        "set -e\n{CORE}test -z \"$(ls /sys/class/infiniband 2>/dev/null)\"\n\
-         cp /host/products/libvirtio_rdma-rdmav34.so /usr/lib/x86_64-linux-gnu/libibverbs/\n\
-         cp /host/products/virtio_rdma.driver /etc/libibverbs.d/\n\
-         insmod /host/products/virtio_rdma.ko\n"
-    );
-    attach(a, b, &script)
+    attach(a, b, &format!("{CORE}{OURS}"))
+}
+
+/// The same in a guest of any number: its device and the index of its IPv4 GID.
+pub(crate) fn attach_ours_to(guest: &mut Guest) -> Result<(String, String)> {
+    attach_one(guest, &format!("{CORE}{OURS}"))
+}
+
+/// rxe in a guest of any number.
+pub(crate) fn attach_rxe_to(guest: &mut Guest) -> Result<(String, String)> {
+    attach_one(guest, &format!("{CORE}{RXE}"))
+}
+
+fn attach_one(guest: &mut Guest, script: &str) -> Result<(String, String)> {
+    guest.must(script, SET_UP)?;
+    let line = guest.must(FIND, SET_UP)?;
+    let (dev, gid) = line.trim().split_once(' ').context("the guest did not name its device")?;
+    Ok((dev.to_owned(), gid.to_owned()))
 }
 
 fn attach(a: &mut Guest, b: &mut Guest, script: &str) -> Result<Devices> {
     let mut found = Vec::new();
     for guest in [&mut *a, &mut *b] {
-        guest.must(script, SET_UP)?;
-        let line = guest.must(FIND, SET_UP)?;
-        let (dev, gid) =
-            line.trim().split_once(' ').context("the guest did not name its device")?;
-        found.push((dev.to_owned(), gid.to_owned()));
+        found.push(attach_one(guest, script)?);
     }
     // Neighbour entries exist before the first datagram that nobody repeats.
     a.must("ping -q -c 2 -i 0.2 -W 5 10.9.0.2", SET_UP)?;

@@ -1,8 +1,10 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
 
 pub(crate) mod drivers;
+mod fixture;
 pub(crate) mod pair;
 mod prepare;
+mod pyverbs;
 mod run;
 mod rxe;
 mod shell;
@@ -19,6 +21,8 @@ pub(crate) enum Scenario {
     Pair(pair::Args),
     /// The rxe baseline alone
     Rxe(rxe::Args),
+    /// rdma-core's own Python suite in a guest with one of our NICs
+    Pyverbs(pyverbs::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -35,6 +39,7 @@ impl Scenario {
         match self {
             Self::Pair(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
+            Self::Pyverbs(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

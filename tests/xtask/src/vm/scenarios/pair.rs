@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use super::fixture::kernel_is_clean;
 use super::rxe::report;
 use crate::cache::Cache;
 use crate::roots::Debian;
@@ -131,21 +132,5 @@ fn row(program: &Program, ours: &Ran, reference: Option<&Ran>) -> Row {
         ratio,
         unit: program.unit.into(),
         target: program.target.into(),
-    }
-}
-
-/// A warning or oops in a guest's kernel fails the run, whatever the programs said.
-fn kernel_is_clean(guest: &mut Guest) -> bool {
-    let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", std::time::Duration::from_secs(30));
-    match found {
-        Ok(out) if out.text.trim().is_empty() => true,
-        Ok(out) => {
-            eprintln!("the kernel of guest {} complained:\n{}", guest.name, out.text);
-            false
-        }
-        Err(e) => {
-            eprintln!("the kernel log of guest {} cannot be read: {e:#}", guest.name);
-            false
-        }
     }
 }

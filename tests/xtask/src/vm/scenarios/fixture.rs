@@ -1,0 +1,94 @@
+//! Guests with our NIC, driver and provider in them: what every scenario about our device begins with.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::roots::Debian;
+use crate::vm::daemon::{self, Daemon};
+use crate::vm::guest::{self, Guest};
+use crate::vm::peers;
+use crate::vm::{Lab, NAMES, Nic, Plan};
+
+/// What to start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) debian: Debian,
+    pub(super) guests: usize,
+    pub(super) cpus: u8,
+    /// Consoles and logs stay when done.
+    pub(super) keep: bool,
+}
+
+/// A running daemon and the guests on it; the driver is not loaded yet.
+#[derive(Debug)]
+pub(super) struct Fixture {
+    pub(super) daemon: Daemon,
+    pub(super) lab: Lab,
+}
+
+/// The name of guest `n`'s NIC, counted from 0.
+pub(super) fn nic(n: usize) -> String {
+    format!("vm{n}")
+}
+
+impl Fixture {
+    pub(super) fn start(cache: &Cache, wish: Wish) -> Result<Self> {
+        let mut lab = Lab::prepare(cache)?;
+        if wish.keep {
+            lab.run.keep();
+            eprintln!("    consoles and logs stay in {}", lab.run.path().display());
+        }
+        let binary = daemon::build(cache)?;
+        let products = crate::products::for_guest(cache, wish.debian)?;
+        let image = lab.image(wish.debian)?;
+        let daemon = Daemon::start(&binary, lab.run.path())?;
+        daemon.cli(&["network", "add", "red"])?;
+        let mut nics = Vec::new();
+        for n in 0..wish.guests {
+            daemon.add_nic(&nic(n), "red", u8::try_from(n + 1)?)?;
+            let here = guest::cable(lab.run.path(), NAMES[n]);
+            // A lone guest's cable leads nowhere.
+            let there = guest::cable(lab.run.path(), NAMES[n ^ 1]);
+            nics.push(Nic::Options(daemon.qemu_args(&nic(n), &here, &there)?));
+        }
+        lab.boot(&Plan { image, cpus: wish.cpus, nics })?;
+        lab.deliver(&products)?;
+        Ok(Self { daemon, lab })
+    }
+
+    /// Loads the driver everywhere; the device of each guest and the index of its IPv4 GID.
+    pub(super) fn attach(&mut self) -> Result<Vec<(String, String)>> {
+        self.lab.guests.iter_mut().map(peers::attach_ours_to).collect()
+    }
+
+    /// False if a guest's kernel complained or the daemon is gone; says which.
+    pub(super) fn clean(&mut self) -> bool {
+        let mut clean = true;
+        for guest in &mut self.lab.guests {
+            clean &= kernel_is_clean(guest);
+        }
+        if let Err(e) = self.daemon.check_alive() {
+            eprintln!("{e:#}");
+            clean = false;
+        }
+        clean
+    }
+}
+
+/// A warning or oops in a guest's kernel fails the run, whatever the programs said.
+pub(super) fn kernel_is_clean(guest: &mut Guest) -> bool {
+    let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", Duration::from_secs(30));
+    match found {
+        Ok(out) if out.text.trim().is_empty() => true,
+        Ok(out) => {
+            eprintln!("the kernel of guest {} complained:\n{}", guest.name, out.text);
+            false
+        }
+        Err(e) => {
+            eprintln!("the kernel log of guest {} cannot be read: {e:#}", guest.name);
+            false
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! rdma-core's own Python suite against our device: the tests that real RNICs are held against, unmodified, as Debian ships them.
+//!
+//! All traffic of the suite is loop-back inside one device, so one guest does. `tests/guest-programs/pyverbs-run.py` runs each test in a
+//! process of its own. A test that skips is a hole, so the skips are pinned in a file of the repository, each with the reason that the
+//! suite gives: a skip that is not in it fails the run, and so does a pinned one that no longer skips. Without `--only` the run must also
+//! reach a number of tests that pass, so that neither a lost module nor a shrunk suite goes unseen.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::fixture::{Fixture, Wish};
+use crate::cache::Cache;
+use crate::exec::{self, workspace};
+use crate::roots::Debian;
+use crate::rows;
+use crate::vm::guest::Guest;
+use crate::vm::peers;
+use crate::vm::{Lab, Nic, Plan};
+
+const RUNNER: &str = include_str!("../../../../guest-programs/pyverbs-run.py");
+/// The whole suite takes two minutes on an idle machine.
+const SUITE_WAIT: Duration = Duration::from_secs(1500);
+
+/// dh_compress leaves some of the tests gzipped, and a gzipped module cannot be imported.
+const UNPACK: &str = "set -e
+mkdir -p /tmp/pyverbs
+cp -r /usr/share/doc/rdma-core/tests /tmp/pyverbs/
+gunzip -f /tmp/pyverbs/tests/*.gz
+";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Release of the guest
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    debian: Debian,
+    /// vCPUs of the guest
+    #[arg(long, default_value_t = 1)]
+    cpus: u8,
+    /// Only the tests whose name matches this regular expression; the number of tests that pass is not checked then
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Run every test so often
+    #[arg(long, default_value_t = 1)]
+    repeat: u32,
+    /// Every release, and rxe beside ours on each
+    #[arg(long, conflicts_with = "debian")]
+    full: bool,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What became of one test, as the runner writes it.
+#[derive(Debug, Clone, Deserialize)]
+struct Verdict {
+    name: String,
+    outcome: String,
+    #[serde(default)]
+    reason: String,
+}
+
+impl Verdict {
+    fn is(&self, outcome: &str) -> bool {
+        self.outcome == outcome
+    }
+}
+
+/// The row of a test: the shape of every other row, with words where those have figures.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    ok: bool,
+    value: String,
+    reference: Option<String>,
+    ratio: Option<f64>,
+    unit: &'static str,
+    target: &'static str,
+}
+
+/// The tests that must pass: what rxe passes in the same guest, and rereg MR, parent domain and shared PD, which it lacks.
+fn floor(debian: Debian) -> usize {
+    match debian {
+        Debian::Bookworm => 100,
+        Debian::Trixie | Debian::TrixieBackports => 114,
+    }
+}
+
+fn pins(debian: Debian) -> PathBuf {
+    workspace().join(format!("tests/guest-programs/pyverbs-skips-{}.txt", debian.name()))
+}
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let releases = if self.full { &Debian::ALL[..] } else { &[self.debian][..] };
+        let mut good = true;
+        let mut table = Vec::new();
+        for &debian in releases {
+            good &= self.release(cache, debian, &mut table)?;
+        }
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(good)
+    }
+
+    fn release(&self, cache: &Cache, debian: Debian, table: &mut Vec<Row>) -> Result<bool> {
+        let wish = Wish { debian, guests: 1, cpus: self.cpus, keep: self.keep };
+        let mut fixture = Fixture::start(cache, wish)?;
+        fixture.attach()?;
+        let ours = self.suite(first(&mut fixture.lab)?, "vrdma0");
+        let clean = fixture.clean();
+        let ours = ours.inspect_err(|_| {
+            eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25));
+        })?;
+        drop(fixture);
+        let reference = if self.full { self.reference(cache, debian)? } else { BTreeMap::new() };
+        let drift = drift(&ours, &read_pins(&pins(debian))?, self.only.is_empty());
+        for verdict in &ours {
+            let prefix = if self.full { format!("{}/", debian.name()) } else { String::new() };
+            table.push(Row {
+                name: prefix + &verdict.name,
+                ok: verdict.is("ok") || (verdict.is("skip") && !drift.contains_key(&verdict.name)),
+                value: verdict.outcome.clone(),
+                reference: reference.get(&verdict.name).cloned(),
+                ratio: None,
+                unit: "",
+                target: "",
+            });
+        }
+        Ok(self.sum_up(debian, &ours, &drift) && clean)
+    }
+
+    fn reference(&self, cache: &Cache, debian: Debian) -> Result<BTreeMap<String, String>> {
+        let mut lab = Lab::prepare(cache)?;
+        let image = lab.image(debian)?;
+        lab.boot(&Plan { image, cpus: self.cpus, nics: vec![Nic::None] })?;
+        let guest = first(&mut lab)?;
+        let (device, _) = peers::attach_rxe_to(guest)?;
+        let verdicts = self.suite(guest, &device)?;
+        eprintln!("{} on rxe: {}", debian.name(), totals(&verdicts));
+        Ok(verdicts.into_iter().map(|v| (v.name, v.outcome)).collect())
+    }
+
+    /// Runs the tests and returns what the runner wrote, complete.
+    fn suite(&self, guest: &mut Guest, device: &str) -> Result<Vec<Verdict>> {
+        guest.must(UNPACK, Duration::from_secs(60))?;
+        fs::write(guest.share().join("pyverbs-run.py"), RUNNER)?;
+        let results = guest.share().join("pyverbs.jsonl");
+        let job = guest.spawn(&format!(
+            "ulimit -l unlimited\nexec python3 /host/pyverbs-run.py --dir /tmp/pyverbs --dev {device} \
+             --results /host/pyverbs.jsonl --repeat {} --only '{}'\n",
+            self.repeat, self.only
+        ))?;
+        let mut progress = exec::Progress::new(format!("the suite on {device}"));
+        let deadline = Instant::now() + SUITE_WAIT * self.repeat;
+        let status = loop {
+            progress.tick();
+            exec::check_interrupt()?;
+            if let Some(status) = guest.finished(job)? {
+                break status;
+            }
+            if Instant::now() > deadline {
+                guest.kill(job)?;
+                bail!("the suite did not end\n{}", guest.output(job));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        progress.done("done");
+        print!("{}", guest.output(job));
+        if status != 0 {
+            bail!("the runner ended with exit status {status}");
+        }
+        let verdicts = parse(&results)?;
+        if verdicts.is_empty() {
+            bail!("no test of the suite matches");
+        }
+        Ok(verdicts)
+    }
+
+    fn sum_up(&self, debian: Debian, ours: &[Verdict], drift: &BTreeMap<String, String>) -> bool {
+        for (name, what) in drift {
+            println!("skips     {name}: {what}");
+        }
+        println!("{}: {}", debian.name(), totals(ours));
+        let passed = ours.iter().filter(|v| v.is("ok")).count();
+        let bad = ours.iter().filter(|v| !v.is("ok") && !v.is("skip")).count();
+        let enough = !self.only.is_empty() || passed >= floor(debian);
+        if !enough {
+            println!("at least {} tests must pass", floor(debian));
+        }
+        if !drift.is_empty() {
+            println!("the skips are not those of {}", pins(debian).display());
+        }
+        bad == 0 && enough && drift.is_empty()
+    }
+}
+
+fn first(lab: &mut Lab) -> Result<&mut Guest> {
+    lab.guests.first_mut().context("this needs a guest")
+}
+
+fn totals(verdicts: &[Verdict]) -> String {
+    let mut text = format!("{} tests", verdicts.len());
+    for outcome in ["ok", "skip", "fail", "error", "crash", "timeout"] {
+        let count = verdicts.iter().filter(|v| v.is(outcome)).count();
+        let _ = write!(text, ", {count} {outcome}");
+    }
+    text
+}
+
+/// The runner's file; an unfinished one is an error.
+fn parse(path: &Path) -> Result<Vec<Verdict>> {
+    #[derive(Deserialize)]
+    struct Head {
+        tests: usize,
+    }
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut lines = text.lines();
+    let head: Head = serde_json::from_str(lines.next().unwrap_or_default())
+        .context("the results do not begin with the number of tests")?;
+    let verdicts = lines.map(serde_json::from_str).collect::<Result<Vec<Verdict>, _>>()?;
+    if verdicts.len() != head.tests {
+        bail!("{} of {} tests have a result", verdicts.len(), head.tests);
+    }
+    Ok(verdicts)
+}
+
+/// `test name TAB text that the reason contains`, one a line; `#` begins a comment.
+fn read_pins(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut pins = BTreeMap::new();
+    for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
+        let (name, reason) = line
+            .split_once('\t')
+            .with_context(|| format!("{}: no reason in `{line}`", path.display()))?;
+        pins.insert(name.to_owned(), reason.trim().to_owned());
+    }
+    Ok(pins)
+}
+
+/// Every difference between the skips and the pinned ones, by test.
+fn drift(
+    verdicts: &[Verdict],
+    pins: &BTreeMap<String, String>,
+    whole: bool,
+) -> BTreeMap<String, String> {
+    let mut drift = BTreeMap::new();
+    for verdict in verdicts {
+        let told = match pins.get(&verdict.name) {
+            None if verdict.is("skip") => format!("not pinned: {}", verdict.reason),
+            Some(_) if !verdict.is("skip") => format!("pinned, but {}", verdict.outcome),
+            Some(pin) if !verdict.reason.contains(pin.as_str()) => {
+                format!("skips for another reason than pinned: {}", verdict.reason)
+            }
+            _ => continue,
+        };
+        drift.insert(verdict.name.clone(), told);
+    }
+    if whole {
+        for name in pins.keys().filter(|n| !verdicts.iter().any(|v| v.name == **n)) {
+            drift.insert(name.clone(), "pinned, but no such test".into());
+        }
+    }
+    drift
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(name: &str, outcome: &str, reason: &str) -> Verdict {
+        Verdict { name: name.into(), outcome: outcome.into(), reason: reason.into() }
+    }
+
+    #[test]
+    fn any_difference_from_the_pins_is_drift() {
+        let pins: BTreeMap<String, String> =
+            ["a", "b", "c", "gone"].map(|n| (n.to_owned(), "no XRC".to_owned())).into();
+        let found = drift(
+            &[
+                verdict("a", "skip", "there is no XRC here"),
+                verdict("b", "ok", ""),
+                verdict("c", "skip", "something else"),
+                verdict("d", "skip", "no XRC"),
+                verdict("e", "ok", ""),
+            ],
+            &pins,
+            true,
+        );
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["b", "c", "d", "gone"]);
+    }
+}
