@@ -243,6 +243,7 @@ impl Nic {
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
             Command::MrDereg(key) => self.deregister(ctx, key),
             Command::MwDealloc(key) => {
+                let key = self.mrs.present_key(key).ok_or(Status::NOENT)?;
                 self.mrs.window(key).filter(|window| window.ctx == ctx).ok_or(Status::NOENT)?;
                 self.mrs.remove(key);
                 Ok(Reply::Done)
@@ -457,6 +458,7 @@ impl Nic {
     }
 
     fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
+        let key = self.mrs.present_key(key).ok_or(Status::NOENT)?;
         let mr = self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         if mr.windows > 0 {
             return Err(Status::BUSY);

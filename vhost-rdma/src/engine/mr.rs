@@ -193,6 +193,15 @@ impl MrTable {
         }
     }
 
+    /// The present key of the region or window whose key once was `key`. Binds and fast registrations change the low 8 bits as they
+    /// execute; who frees the object knows at most what it asked for, not what was flushed.
+    pub(super) fn present_key(&self, key: u32) -> Option<u32> {
+        self.by_number.get(&(key >> 8)).map(|keyed| match keyed {
+            Keyed::Region(mr) => mr.key,
+            Keyed::Window(window) => window.key,
+        })
+    }
+
     /// Removes a region or a window.
     pub(super) fn remove(&mut self, key: u32) {
         match self.by_number.remove(&(key >> 8)) {

@@ -85,6 +85,22 @@ fn a_window_shows_its_part_until_it_is_unbound() {
 }
 
 #[test]
+fn a_window_is_freed_by_the_key_that_it_was_made_with() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (_, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (addr, region) = bindable(&mut world, &mut b);
+    let present = window(&mut world, &b, mw_type::TYPE2);
+    let new = present ^ 0x7f;
+    let bound = Bind { present, new, region, addr, len: 8, access: access::REMOTE_READ };
+    b.post_send(&mut qb, bind(&bound), &[]);
+    world.settle();
+    assert_eq!(b.statuses(&mut qb.cq), [(50, wc_status::SUCCESS)]);
+    world.ok(&b, b.ctx, Command::MwDealloc(present));
+    world.ok(&b, b.ctx, Command::MrDereg(region));
+}
+
+#[test]
 fn a_window_is_no_wider_than_it_was_bound() {
     for (offset, access) in [(60, access::REMOTE_WRITE), (0, access::REMOTE_READ)] {
         let mut world = World::new();
