@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::guest::{Error, Guest, Result};
 use crate::pages::{Buf, PageList};
-use crate::ram::{Pages, View, lock};
+use crate::ram::{View, lock};
 use crate::rings::Sge;
 use crate::spec::{self, Put, Take, access, cmd, err};
 
@@ -83,7 +83,7 @@ struct CtxInner {
     guest: Guest,
     id: u32,
     kick_queue: usize,
-    pages: RwLock<Vec<(Arc<Pages>, View)>>,
+    pages: RwLock<Vec<View>>,
 }
 
 /// A queue's doorbell, resolved once.
@@ -226,12 +226,16 @@ impl Guest {
         *lock(&self.0.nonce) = nonce;
         let body =
             Put::new().u32(spec::ABI_VERSION).u32(0).u64(nonce).u64(self.0.status.gpa(0)).done(24);
-        Ok(self.command(cmd::INIT, 0, &body, 8)?.u32_at(0))
+        let version = self.command(cmd::INIT, 0, &body, 8)?.u32_at(0);
+        self.release_all();
+        Ok(version)
     }
 
     /// Ends the life.
     pub fn shutdown(&self) -> Result<()> {
-        self.command(cmd::SHUTDOWN, 0, &[], 0).map(drop)
+        self.command(cmd::SHUTDOWN, 0, &[], 0)?;
+        self.release_all();
+        Ok(())
     }
 
     /// Shows and asks for a sign of life.
@@ -331,10 +335,11 @@ impl Guest {
 
     /// CONTEXT_CREATE: what a process gets when it opens the device.
     pub fn open(&self) -> Result<Ctx> {
-        let page = self.ram().alloc(1);
-        let view = page.view(0, spec::PAGE);
-        view.fill(0, spec::PAGE, 0);
-        let b = self.command(cmd::CONTEXT_CREATE, 0, &Put::new().u64(page.gpa(0)).done(8), 8)?;
+        let page = Arc::new(Buf::contiguous(self.ram(), spec::PAGE));
+        page.view().fill(0, spec::PAGE, 0);
+        let gpa = page.pages().gpa(0);
+        let b = self.command(cmd::CONTEXT_CREATE, 0, &Put::new().u64(gpa).done(8), 8)?;
+        self.hold(&page);
         let kick_queue = b.u32_at(4) as usize;
         if !(self.first_kick_queue()..self.queue_count()).contains(&kick_queue) {
             return Err(Error::Broken(format!("kick queue {kick_queue}")));
@@ -343,7 +348,7 @@ impl Guest {
             guest: self.clone(),
             id: b.u32_at(0),
             kick_queue,
-            pages: RwLock::new(vec![(Arc::new(page), view)]),
+            pages: RwLock::new(vec![page.view().clone()]),
         })))
     }
 }
@@ -376,16 +381,17 @@ impl Ctx {
 
     /// DB_PAGE_ADD.
     pub fn add_doorbell_page(&self) -> Result<u32> {
-        let page = self.0.guest.ram().alloc(1);
-        let view = page.view(0, spec::PAGE);
-        view.fill(0, spec::PAGE, 0);
-        let b = self.command(cmd::DB_PAGE_ADD, &Put::new().u64(page.gpa(0)).done(8), 8)?;
+        let page = Arc::new(Buf::contiguous(self.0.guest.ram(), spec::PAGE));
+        page.view().fill(0, spec::PAGE, 0);
+        let gpa = page.pages().gpa(0);
+        let b = self.command(cmd::DB_PAGE_ADD, &Put::new().u64(gpa).done(8), 8)?;
+        self.0.guest.hold(&page);
         let number = b.u32_at(0) as usize;
         let mut pages = self.0.pages.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if pages.len() != number {
             return Err(Error::Broken(format!("doorbell page {number} follows {}", pages.len())));
         }
-        pages.push((Arc::new(page), view));
+        pages.push(page.view().clone());
         Ok(b.u32_at(0))
     }
 
@@ -396,7 +402,7 @@ impl Ctx {
         }
         let (page, slot) = (number >> 16, u64::from(number & 0xffff));
         let pages = self.0.pages.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some((_, view)) = pages.get(page as usize) else {
+        let Some(view) = pages.get(page as usize) else {
             return Err(Error::Broken(format!("doorbell {number:#x}: no such page")));
         };
         if slot >= u64::from(spec::DB_SLOTS) {
@@ -419,7 +425,7 @@ impl Ctx {
     /// The doorbell page `number`, for tests that misbehave.
     pub fn doorbell_page(&self, number: usize) -> View {
         let pages = self.0.pages.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        pages[number].1.clone()
+        pages[number].clone()
     }
 
     /// CONTEXT_DESTROY.

@@ -16,6 +16,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::events::EventQueue;
+use crate::pages::Buf;
 use crate::ram::{Pages, Ram, Region, View, lock};
 use crate::spec::{self, Take};
 use crate::virtq::Virtq;
@@ -132,6 +133,8 @@ pub(crate) struct Inner {
     pub(crate) status_view: View,
     pub(crate) nonce: Mutex<u64>,
     pub(crate) gid: Mutex<[u8; 16]>,
+    /// Rings and doorbell pages that the device works on, whoever forgot them here.
+    held: Mutex<Vec<Arc<Buf>>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -230,6 +233,7 @@ impl Guest {
             status_view,
             nonce: Mutex::new(0),
             gid: Mutex::new([0; 16]),
+            held: Mutex::new(Vec::new()),
         }));
         guest.send_memory()?;
         guest.start_rings()?;
@@ -260,6 +264,22 @@ impl Guest {
     /// The status page.
     pub fn status_page(&self) -> &View {
         &self.0.status_view
+    }
+
+    /// Keeps memory that was given to the device until [`Self::release`] or the end of this life, even if a test drops its object:
+    /// the device goes on writing to it.
+    pub(crate) fn hold(&self, memory: &Arc<Buf>) {
+        lock(&self.0.held).push(Arc::clone(memory));
+    }
+
+    /// The object that used the memory is destroyed.
+    pub(crate) fn release(&self, memory: &Arc<Buf>) {
+        lock(&self.0.held).retain(|held| !Arc::ptr_eq(held, memory));
+    }
+
+    /// All objects are destroyed.
+    pub(crate) fn release_all(&self) {
+        lock(&self.0.held).clear();
     }
 
     fn send_memory(&self) -> Result<()> {
@@ -385,6 +405,7 @@ impl Guest {
     /// What a reset of the machine looks like to the device: rings stop and start again at index 0.
     pub fn reset(&self) -> Result<()> {
         self.stop_rings()?;
+        self.release_all();
         self.start_rings()
     }
 

@@ -421,6 +421,9 @@ impl Qp {
             .bytes(&rq_list.bytes())
             .done(96);
         let b = ctx.command(cmd::QP_CREATE, &body, 16)?;
+        for buf in [&sq, &rq].into_iter().flatten() {
+            ctx.guest().hold(buf);
+        }
         let ring = |buf: Option<Arc<Buf>>, entries, log2_stride, db| -> Result<Option<Ring>> {
             let doorbell = ctx.doorbell(db)?;
             Ok(buf.zip(doorbell).map(|(buf, doorbell)| Ring {
@@ -636,7 +639,11 @@ impl Qp {
 
     /// QP_DESTROY.
     pub fn destroy(&self) -> Result<()> {
-        self.ctx.object(cmd::QP_DESTROY, self.qpn)
+        self.ctx.object(cmd::QP_DESTROY, self.qpn)?;
+        for ring in [&self.sq, &self.rq].into_iter().flatten() {
+            self.ctx.guest().release(&ring.buf);
+        }
+        Ok(())
     }
 }
 

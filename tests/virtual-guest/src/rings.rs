@@ -99,6 +99,7 @@ impl Cq {
         let list = PageList::of(ctx.guest().ram(), buf.pages(), 0);
         let body = Put::new().u32(entries).u32(vector).bytes(&list.bytes()).done(32);
         let cqn = ctx.command(cmd::CQ_CREATE, &body, 8)?.u32_at(0);
+        ctx.guest().hold(&buf);
         Ok(Self { ctx: ctx.clone(), cqn, entries, buf, ctrl, consumer: 0, release: true })
     }
 
@@ -252,12 +253,16 @@ impl Cq {
     pub fn moved_to(&mut self, entries: u32, ring: Arc<Buf>) {
         self.ctrl = ring_with_control(entries, 6).1;
         self.entries = entries;
+        self.ctx.guest().hold(&ring);
+        self.ctx.guest().release(&self.buf);
         self.buf = ring;
     }
 
     /// CQ_DESTROY.
     pub fn destroy(&self) -> Result<()> {
-        self.ctx.object(cmd::CQ_DESTROY, self.cqn)
+        self.ctx.object(cmd::CQ_DESTROY, self.cqn)?;
+        self.ctx.guest().release(&self.buf);
+        Ok(())
     }
 }
 
@@ -308,6 +313,7 @@ impl Srq {
             .bytes(&list.bytes())
             .done(48);
         let b = ctx.command(cmd::SRQ_CREATE, &body, 8)?;
+        ctx.guest().hold(&buf);
         let doorbell = ctx
             .doorbell(b.u32_at(4))?
             .ok_or_else(|| crate::guest::Error::Broken("an SRQ without a doorbell".into()))?;
@@ -355,6 +361,28 @@ impl Srq {
         self.ctx.command(cmd::SRQ_MODIFY, &body, 0).map(drop)
     }
 
+    /// SRQ_MODIFY to a ring of `entries`: the device moves the receives that wait.
+    pub fn resize(&mut self, entries: u32) -> Result<()> {
+        let (bytes, ctrl) = ring_with_control(entries, self.log2_stride);
+        let ram = self.ctx.guest().ram();
+        let buf = Arc::new(Buf::scattered(ram, 0, bytes));
+        buf.view().fill(0, bytes, 0);
+        let body = Put::new()
+            .u32(self.srqn)
+            .u32(spec::SRQ_MAX_WR)
+            .u32(entries)
+            .u32(entries)
+            .u32(0)
+            .u32(0)
+            .bytes(&PageList::of(ram, buf.pages(), 0).bytes())
+            .done(48);
+        self.ctx.command(cmd::SRQ_MODIFY, &body, 0)?;
+        self.ctx.guest().hold(&buf);
+        self.ctx.guest().release(&self.buf);
+        (self.entries, self.buf, self.ctrl) = (entries, buf, ctrl);
+        Ok(())
+    }
+
     /// SRQ_QUERY: (max_wr, max_sge, limit).
     pub fn query(&self) -> Result<(u32, u32, u32)> {
         let b = self.ctx.command(cmd::SRQ_QUERY, &Put::new().u32(self.srqn).u32(0).done(8), 16)?;
@@ -363,6 +391,8 @@ impl Srq {
 
     /// SRQ_DESTROY.
     pub fn destroy(&self) -> Result<()> {
-        self.ctx.object(cmd::SRQ_DESTROY, self.srqn)
+        self.ctx.object(cmd::SRQ_DESTROY, self.srqn)?;
+        self.ctx.guest().release(&self.buf);
+        Ok(())
     }
 }

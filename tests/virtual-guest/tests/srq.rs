@@ -181,3 +181,40 @@ fn the_ring_of_an_srq_wraps() {
         assert_eq!(inbox.word(0), i);
     }
 }
+
+#[test]
+fn a_resize_keeps_the_receives_that_wait() {
+    let world = World::new();
+    let (node, mut srq, mut pairs) = with_srq(&world, 8, 0, 1);
+    let caps = node.guest.query_device().unwrap().caps;
+    if caps & virtual_guest::spec::cap::SRQ_RESIZE == 0 {
+        assert_eq!(srq.resize(32).unwrap_err().status(), Some(err::NOTSUPP));
+        return;
+    }
+    let inbox = node.area(8);
+    let (a, b) = &mut pairs[0];
+    let mut next = 0;
+    let mut take = |a: &mut End, b: &mut End, n: u64| {
+        for _ in 0..n {
+            a.run_ok(&SendWr::send(1, &[]).inline(&[1; 8]));
+            assert_eq!(b.rcq.ok().wr_id, next);
+            next += 1;
+        }
+    };
+    for i in 0..8 {
+        srq.post(i, &[inbox.sge()]);
+    }
+    take(a, b, 5);
+    assert_eq!(srq.resize(2).unwrap_err().status(), Some(err::INVAL), "three receives wait");
+    srq.resize(32).unwrap();
+    assert_eq!(srq.query().unwrap().0, 32);
+    assert_eq!(srq.taken(), 5);
+    take(a, b, 2);
+    for i in 8..39 {
+        srq.post(i, &[inbox.sge()]);
+    }
+    take(a, b, 30);
+    srq.resize(4).unwrap();
+    take(a, b, 2);
+    assert_eq!(srq.taken(), 39);
+}

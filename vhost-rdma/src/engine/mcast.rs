@@ -38,8 +38,8 @@ impl Nic {
     /// Detaches a QP; true if the NIC leaves the group by it.
     pub(super) fn detach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;
-        let members = self.groups.get_mut(&mgid).ok_or(Status::NOENT)?;
-        let at = members.iter().position(|&member| member == qpn).ok_or(Status::NOENT)?;
+        let members = self.groups.get_mut(&mgid).ok_or(Status::INVAL)?;
+        let at = members.iter().position(|&member| member == qpn).ok_or(Status::INVAL)?;
         members.swap_remove(at);
         let leaves = members.is_empty();
         if leaves {
