@@ -36,6 +36,14 @@ enum virtio_rdma_kick_methods {
 	VIRTIO_RDMA_METHOD_KICK = 0x1000,
 };
 
+/*
+ * A process that imports the command fd of another asks for what alloc_ucontext answered: attribute of UVERBS_METHOD_QUERY_CONTEXT with a
+ * virtio_rdma_ucontext_resp. Both write the same doorbell pages: no two queues share a word, and the summary bytes only ever get a 1.
+ */
+enum virtio_rdma_query_context_attrs {
+	VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP = 0x1000,
+};
+
 /* alloc_ucontext */
 struct virtio_rdma_ucontext_req {
 	__u32 comp_mask;		/* 0 */

@@ -119,7 +119,7 @@ static int vrdma_context_create(struct vrdma *vr, struct vrdma_ucontext *uc, str
 	return 0;
 }
 
-static int vrdma_context_mmaps(struct vrdma *vr, struct vrdma_ucontext *uc, struct virtio_rdma_ucontext_resp *resp)
+static int vrdma_context_mmaps(struct vrdma *vr, struct vrdma_ucontext *uc)
 {
 	struct ib_ucontext *ibuc = &uc->ibucontext;
 	struct vrdma_mmap *m;
@@ -138,12 +138,29 @@ static int vrdma_context_mmaps(struct vrdma *vr, struct vrdma_ucontext *uc, stru
 		if (IS_ERR(m))
 			return PTR_ERR(m);
 		uc->notify = m;
-		resp->notify_mmap = rdma_user_mmap_get_offset(&m->entry);
-		resp->notify_offset = offset_in_page(phys);
+	}
+	return 0;
+}
+
+/* What the provider is told, once when the context is made and once more by each process that imports it. */
+static void vrdma_context_resp(struct vrdma *vr, struct vrdma_ucontext *uc, struct virtio_rdma_ucontext_resp *resp)
+{
+	if (uc->notify) {
+		resp->notify_mmap = rdma_user_mmap_get_offset(&uc->notify->entry);
+		resp->notify_offset = offset_in_page(vr->notify_phys[uc->ctx.kick_queue]);
 	}
 	resp->status_mmap = rdma_user_mmap_get_offset(&uc->status->entry);
 	resp->db_mmap = rdma_user_mmap_get_offset(&uc->ctx.pages[0].mmap->entry);
-	return 0;
+	resp->caps = vr->caps;
+	resp->kick_queue = uc->ctx.kick_queue;
+	resp->alive = lower_32_bits(vr->nonce);
+	resp->max_inline = vrdma_attr32(vr->attr.max_inline);
+	resp->max_send_sge = vrdma_attr32(vr->attr.max_send_sge);
+	resp->max_recv_sge = vrdma_attr32(vr->attr.max_recv_sge);
+	resp->max_srq_sge = vrdma_attr32(vr->attr.max_srq_sge);
+	resp->max_qp_wr = vrdma_attr32(vr->attr.max_qp_wr);
+	resp->max_srq_wr = vrdma_attr32(vr->attr.max_srq_wr);
+	resp->max_cqe = vrdma_attr32(vr->attr.max_cqe);
 }
 
 static void vrdma_context_destroy(struct vrdma *vr, struct vrdma_ucontext *uc)
@@ -172,19 +189,10 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 	ret = vrdma_context_create(vr, uc, mem);
 	if (ret)
 		goto err_pages;
-	ret = vrdma_context_mmaps(vr, uc, &resp);
+	ret = vrdma_context_mmaps(vr, uc);
 	if (ret)
 		goto err_context;
-	resp.caps = vr->caps;
-	resp.kick_queue = uc->ctx.kick_queue;
-	resp.alive = lower_32_bits(vr->nonce);
-	resp.max_inline = vrdma_attr32(vr->attr.max_inline);
-	resp.max_send_sge = vrdma_attr32(vr->attr.max_send_sge);
-	resp.max_recv_sge = vrdma_attr32(vr->attr.max_recv_sge);
-	resp.max_srq_sge = vrdma_attr32(vr->attr.max_srq_sge);
-	resp.max_qp_wr = vrdma_attr32(vr->attr.max_qp_wr);
-	resp.max_srq_wr = vrdma_attr32(vr->attr.max_srq_wr);
-	resp.max_cqe = vrdma_attr32(vr->attr.max_cqe);
+	vrdma_context_resp(vr, uc, &resp);
 	ret = vrdma_udata_out(udata, &resp, sizeof(resp));
 	if (ret)
 		goto err_context;
@@ -209,6 +217,21 @@ void vrdma_dealloc_ucontext(struct ib_ucontext *ibuc)
 	atomic_dec(&vr->user_contexts);
 }
 
+/* ---- Import of a context: the answer of alloc_ucontext again ---- */
+
+int vrdma_query_ucontext(struct ib_ucontext *ibuc, struct uverbs_attr_bundle *attrs)
+{
+	struct virtio_rdma_ucontext_resp resp = {};
+
+	vrdma_context_resp(to_vr(ibuc->device), to_vuc(ibuc), &resp);
+	return uverbs_copy_to_struct_or_zero(attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp, sizeof(resp));
+}
+
+ADD_UVERBS_ATTRIBUTES_SIMPLE(vrdma_query_context, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT,
+			     UVERBS_ATTR_PTR_OUT(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP,
+						 UVERBS_ATTR_STRUCT(struct virtio_rdma_ucontext_resp, reserved),
+						 UA_MANDATORY));
+
 /* ---- The kick method (virtio_rdma_uapi.h) ---- */
 
 static int UVERBS_HANDLER(VIRTIO_RDMA_METHOD_KICK)(struct uverbs_attr_bundle *attrs)
@@ -228,6 +251,7 @@ DECLARE_UVERBS_NAMED_METHOD(VIRTIO_RDMA_METHOD_KICK);
 DECLARE_UVERBS_GLOBAL_METHODS(VIRTIO_RDMA_OBJECT_KICK, &UVERBS_METHOD(VIRTIO_RDMA_METHOD_KICK));
 
 const struct uapi_definition vrdma_uapi_defs[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &vrdma_query_context),
 	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(VIRTIO_RDMA_OBJECT_KICK),
 	{},
 };

@@ -143,6 +143,7 @@ struct vrdma_ucontext {
 
 int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata);
 void vrdma_dealloc_ucontext(struct ib_ucontext *ibuc);
+int vrdma_query_ucontext(struct ib_ucontext *ibuc, struct uverbs_attr_bundle *attrs);
 void vrdma_disassociate_ucontext(struct ib_ucontext *ibuc);
 int vrdma_mmap_op(struct ib_ucontext *ibuc, struct vm_area_struct *vma);
 void vrdma_mmap_free(struct rdma_user_mmap_entry *entry);

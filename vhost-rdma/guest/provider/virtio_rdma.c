@@ -10,7 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
+
+#include <infiniband/cmd_ioctl.h>
 
 #include "doorbell.h"
 #include "virtio_rdma.h"
@@ -23,13 +26,8 @@ struct vrdma_get_context_rsp {
 	struct ib_uverbs_get_context_resp ibv_resp;
 	struct virtio_rdma_ucontext_resp drv;
 };
-struct vrdma_alloc_pd_rsp {
-	struct ib_uverbs_alloc_pd_resp ibv_resp;
-	struct virtio_rdma_pd_resp drv;
-};
 static_assert(offsetof(struct vrdma_get_context_cmd, drv) == sizeof(struct ibv_get_context), "padding");
 static_assert(offsetof(struct vrdma_get_context_rsp, drv) == sizeof(struct ib_uverbs_get_context_resp), "padding");
-static_assert(offsetof(struct vrdma_alloc_pd_rsp, drv) == sizeof(struct ib_uverbs_alloc_pd_resp), "padding");
 
 static const struct verbs_match_ent vrdma_match_table[] = {
 	VERBS_DRIVER_ID(VIRTIO_RDMA_DRIVER_ID),
@@ -67,7 +65,7 @@ static int vrdma_query_port(struct ibv_context *context, uint8_t port, struct ib
 
 static struct ibv_pd *vrdma_alloc_pd(struct ibv_context *context)
 {
-	struct vrdma_alloc_pd_rsp rsp = {};
+	struct ib_uverbs_alloc_pd_resp rsp = {};
 	struct ibv_alloc_pd cmd = {};
 	struct vrdma_pd *pd;
 	int ret;
@@ -75,13 +73,12 @@ static struct ibv_pd *vrdma_alloc_pd(struct ibv_context *context)
 	pd = calloc(1, sizeof(*pd));
 	if (!pd)
 		return NULL;
-	ret = ibv_cmd_alloc_pd(context, &pd->pd, &cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_alloc_pd(context, &pd->pd, &cmd, sizeof(cmd), &rsp, sizeof(rsp));
 	if (ret) {
 		free(pd);
 		errno = ret;
 		return NULL;
 	}
-	pd->pdn = rsp.drv.pdn;
 	atomic_init(&pd->refcount, 0);
 	return &pd->pd;
 }
@@ -104,6 +101,28 @@ static int vrdma_dealloc_pd(struct ibv_pd *ibpd)
 	if (!ret)
 		free(pd);
 	return ret;
+}
+
+/*
+ * Objects of an imported context: the command fd is the same open file, so the handle is all it takes. One that names nothing fails at its first use.
+ * The numbers of PDs are the kernel's business, no work request carries one.
+ */
+static struct ibv_pd *vrdma_import_pd(struct ibv_context *context, uint32_t handle)
+{
+	struct vrdma_pd *pd;
+
+	pd = calloc(1, sizeof(*pd));
+	if (!pd)
+		return NULL;
+	pd->pd.context = context;
+	pd->pd.handle = handle;
+	atomic_init(&pd->refcount, 0);
+	return &pd->pd;
+}
+
+static void vrdma_unimport_pd(struct ibv_pd *ibpd)
+{
+	free(to_vpd(ibpd));
 }
 
 static struct ibv_td *vrdma_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
@@ -153,7 +172,6 @@ static struct ibv_pd *vrdma_alloc_parent_domain(struct ibv_context *context, str
 	pd->contained = to_vpd(attr->pd);
 	if (pd->contained->contained)
 		pd->contained = pd->contained->contained;
-	pd->pdn = pd->contained->pdn;
 	atomic_fetch_add(&pd->contained->refcount, 1);
 	if (attr->td) {
 		pd->td = to_vtd(attr->td);
@@ -206,6 +224,8 @@ static const struct verbs_context_ops vrdma_base_ops = {
 	.dealloc_pd = vrdma_dealloc_pd,
 	.dealloc_td = vrdma_dealloc_td,
 	.dereg_mr = vrdma_dereg_mr,
+	.import_mr = vrdma_import_mr,
+	.import_pd = vrdma_import_pd,
 	.destroy_ah = vrdma_destroy_ah,
 	.destroy_cq = vrdma_destroy_cq,
 	.destroy_qp = vrdma_destroy_qp,
@@ -218,6 +238,8 @@ static const struct verbs_context_ops vrdma_base_ops = {
 	.query_qp = vrdma_query_qp,
 	.reg_mr = vrdma_reg_mr,
 	.req_notify_cq = vrdma_arm_cq,
+	.unimport_mr = vrdma_unimport_mr,
+	.unimport_pd = vrdma_unimport_pd,
 };
 
 static const struct verbs_context_ops vrdma_srq_ops = {
@@ -326,32 +348,58 @@ static void vrdma_free_context(struct ibv_context *context)
 	free(ctx);
 }
 
-static struct verbs_context *vrdma_alloc_context(struct ibv_device *device, int cmd_fd, void *private_data)
+static struct vrdma_context *vrdma_new_context(struct ibv_device *device, int cmd_fd)
 {
-	struct vrdma_get_context_cmd cmd = {};
-	struct vrdma_get_context_rsp rsp = {};
 	struct vrdma_context *ctx;
-	int ret;
 
 	ctx = verbs_init_and_alloc_context(device, cmd_fd, ctx, vctx, VIRTIO_RDMA_DRIVER_ID);
 	if (!ctx)
 		return NULL;
 	ctx->page_size = (size_t)sysconf(_SC_PAGESIZE);
 	pthread_mutex_init(&ctx->db_mutex, NULL);
-	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	return ctx;
+}
+
+static struct verbs_context *vrdma_open_context(struct vrdma_context *ctx, int ret,
+						const struct virtio_rdma_ucontext_resp *resp)
+{
 	if (!ret) {
-		vrdma_take_limits(ctx, &rsp.drv);
-		ret = vrdma_map_pages(ctx, &rsp.drv);
+		vrdma_take_limits(ctx, resp);
+		ret = vrdma_map_pages(ctx, resp);
 	}
 	if (ret) {
-		vrdma_unmap_pages(ctx);
-		verbs_uninit_context(&ctx->vctx);
-		free(ctx);
+		vrdma_free_context(&ctx->vctx.context);
 		errno = ret;
 		return NULL;
 	}
 	vrdma_set_ops(ctx);
 	return &ctx->vctx;
+}
+
+static struct verbs_context *vrdma_alloc_context(struct ibv_device *device, int cmd_fd, void *private_data)
+{
+	struct vrdma_context *ctx = vrdma_new_context(device, cmd_fd);
+	struct vrdma_get_context_cmd cmd = {};
+	struct vrdma_get_context_rsp rsp = {};
+	int ret;
+
+	if (!ctx)
+		return NULL;
+	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	return vrdma_open_context(ctx, ret, &rsp.drv);
+}
+
+/* The context of another opener of the same file, in this process or handed over by another: the kernel tells what it told that one. */
+static struct verbs_context *vrdma_import_context(struct ibv_device *device, int cmd_fd)
+{
+	struct vrdma_context *ctx = vrdma_new_context(device, cmd_fd);
+	struct virtio_rdma_ucontext_resp resp = {};
+	DECLARE_COMMAND_BUFFER_LINK(driver_attrs, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT, 1, NULL);
+
+	if (!ctx)
+		return NULL;
+	fill_attr_out_ptr(driver_attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp);
+	return vrdma_open_context(ctx, ibv_cmd_query_context(&ctx->vctx.context, driver_attrs), &resp);
 }
 
 /* ---- Device ------------------------------------------------------------------------------------- */
@@ -374,5 +422,6 @@ static const struct verbs_device_ops vrdma_device_ops = {
 	.alloc_device = vrdma_alloc_device,
 	.uninit_device = vrdma_uninit_device,
 	.alloc_context = vrdma_alloc_context,
+	.import_context = vrdma_import_context,
 };
 PROVIDER_DRIVER(virtio_rdma, vrdma_device_ops);

@@ -111,7 +111,6 @@ struct vrdma_pd {
 	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t resource_type);
 	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
 	void *pd_context;
-	uint32_t pdn;
 	atomic_int refcount;		/* parent domains of a PD, rings of a parent domain */
 };
 
@@ -300,6 +299,8 @@ void vrdma_srq_update_tail(struct vrdma_srq *srq);
 struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access);
 int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 int vrdma_dereg_mr(struct verbs_mr *vmr);
+struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle);
+void vrdma_unimport_mr(struct ibv_mr *mr);
 struct ibv_mw *vrdma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int vrdma_dealloc_mw(struct ibv_mw *mw);
 

@@ -32,6 +32,7 @@ const UNPACK: &str = "set -e
 mkdir -p /tmp/pyverbs
 cp -r /usr/share/doc/rdma-core/tests /tmp/pyverbs/
 gunzip -f /tmp/pyverbs/tests/*.gz
+echo 16 > /proc/sys/vm/nr_hugepages
 ";
 
 #[derive(Debug, clap::Args)]
