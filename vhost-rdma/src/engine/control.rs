@@ -1,6 +1,6 @@
 //! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
 
-use virtio_rdma_abi::{self as abi, attr_mask, event, mw_type, rereg, srq_mask};
+use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
 use super::command::{Command, Reply, Status};
@@ -10,21 +10,10 @@ use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, Context, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
-use super::qp::{Kind, State, Waiter, state};
 use super::window::WindowKind;
 use super::{Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::transport::{Gid, NicId};
-
-/// Events whose object is a QP.
-const QP_EVENTS: [u32; 6] = [
-    event::QP_FATAL,
-    event::QP_REQ_ERR,
-    event::QP_ACCESS_ERR,
-    event::COMM_EST,
-    event::SQ_DRAINED,
-    event::QP_LAST_WQE_REACHED,
-];
 
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
@@ -70,8 +59,8 @@ impl Shard {
                 let map = Translation::identity(nic.space.clone()).into();
                 return self.register(id, Registration { ctx, pdn, access, iova: 0, map });
             }
-            Command::McastAttach { qpn, mgid } => return self.attach_mcast(id, ctx, qpn, mgid),
-            Command::McastDetach { qpn, mgid } => return self.detach_mcast(id, ctx, qpn, mgid),
+            Command::McastAttach { qpn, mgid } => return self.attach_mcast(id, ctx, (qpn, mgid)),
+            Command::McastDetach { qpn, mgid } => return self.detach_mcast(id, ctx, (qpn, mgid)),
             Command::MwAlloc { pdn, kind } => return self.allocate_window(id, ctx, pdn, kind),
             Command::MrAlloc { pdn, max_pages } => {
                 return self.allocate_fast(id, ctx, pdn, max_pages);
@@ -100,9 +89,7 @@ impl Shard {
     }
 
     fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
-        let Self { nics, random, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let (nic, _, random) = self.parts(id).ok_or(Status::FATAL)?;
         nic.owned_pd(request.ctx, request.pdn)?;
         let limits = &nic.settings.limits;
         let bytes = if request.map.is_identity() { 0 } else { request.map.len() };
@@ -111,7 +98,7 @@ impl Shard {
         {
             return Err(Status::NOMEM);
         }
-        let key = nic.mrs.register(request, random.as_mut())?;
+        let key = nic.mrs.register(request, random)?;
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
@@ -122,9 +109,7 @@ impl Shard {
         pdn: u32,
         kind: u32,
     ) -> Result<Reply, Status> {
-        let Self { nics, random, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let (nic, _, random) = self.parts(id).ok_or(Status::FATAL)?;
         nic.owned_pd(ctx, pdn)?;
         let kind = match kind {
             mw_type::TYPE1 => WindowKind::One,
@@ -135,7 +120,7 @@ impl Shard {
         if nic.mrs.windows() >= most as usize {
             return Err(Status::NOMEM);
         }
-        nic.mrs.allocate_window((ctx, pdn), kind, random.as_mut()).map(Reply::Object)
+        nic.mrs.allocate_window((ctx, pdn), kind, random).map(Reply::Object)
     }
 
     fn allocate_fast(
@@ -145,9 +130,7 @@ impl Shard {
         pdn: u32,
         max_pages: u32,
     ) -> Result<Reply, Status> {
-        let Self { nics, random, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let (nic, _, random) = self.parts(id).ok_or(Status::FATAL)?;
         nic.owned_pd(ctx, pdn)?;
         // REG_MR carries guest physical addresses, which only the kernel may name.
         if ctx != KERNEL {
@@ -156,13 +139,11 @@ impl Shard {
         if nic.mrs.len() >= nic.settings.limits.max_mrs as usize {
             return Err(Status::NOMEM);
         }
-        nic.mrs.allocate_fast((ctx, pdn), max_pages, random.as_mut()).map(Reply::Object)
+        nic.mrs.allocate_fast((ctx, pdn), max_pages, random).map(Reply::Object)
     }
 
     fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
-        let Self { nics, networks, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
+        let (nic, networks, _) = self.parts(id).ok_or(Status::FATAL)?;
         let vni = nic.settings.vni;
         let slot = usize::from(index);
         let old = *nic.gids.get(slot).ok_or(Status::INVAL)?;
@@ -184,16 +165,6 @@ impl Shard {
         Ok(Reply::Done)
     }
 
-    fn destroy_qp(&mut self, id: NicId, ctx: u32, qpn: u32) -> Result<Reply, Status> {
-        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-        nic.owned_qp(ctx, qpn)?;
-        nic.remove_qp(qpn);
-        if qpn != abi::GSI_QPN {
-            self.qpns.free(qpn);
-        }
-        Ok(Reply::Done)
-    }
-
     fn destroy_context(&mut self, id: NicId, ctx: u32) -> Result<Reply, Status> {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         if ctx == KERNEL {
@@ -204,26 +175,6 @@ impl Shard {
         }
         for qpn in nic.destroy_context(ctx) {
             self.qpns.free(qpn);
-        }
-        Ok(Reply::Done)
-    }
-
-    fn modify_qp(
-        &mut self,
-        id: NicId,
-        ctx: u32,
-        qpn: u32,
-        attr: &abi::QpAttr,
-    ) -> Result<Reply, Status> {
-        let Self { nics, networks, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
-        let reached = nic.modify_qp(ctx, qpn, attr)?;
-        if reached && let Some(qp) = nic.qps.get(&qpn).filter(|qp| qp.kind.is_connected()) {
-            // The peer may have been waiting for this QP to appear.
-            let peer = networks.holder(nic.settings.vni, &qp.attrs.av().dgid);
-            let dest_qpn = qp.attrs.dest_qpn();
-            nic.wakes.extend(peer.map(|peer| Waiter { nic: peer, qpn: dest_qpn }));
         }
         Ok(Reply::Done)
     }
@@ -525,84 +476,6 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    pub(super) fn remove_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.remove(&qpn) else { return };
-        self.leave_all(qpn);
-        self.run.retain(|&queued| queued != qpn);
-        for cqn in [qp.send_cqn, qp.recv_cqn] {
-            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
-                cq.users -= 1;
-            }
-        }
-        if let Some(srq) = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
-            srq.users -= 1;
-        }
-        for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.free_doorbell(qp.ctx, doorbell);
-        }
-        self.forget_events(&QP_EVENTS, qpn);
-    }
-
-    /// Modifies a QP; true if inbound requests are executed from now on that were not before.
-    fn modify_qp(&mut self, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<bool, Status> {
-        self.owned_qp(ctx, qpn)?;
-        let gids = std::mem::take(&mut self.gids);
-        let held = |index: u16| gids.get(usize::from(index)).copied().flatten().is_some();
-        let changed = self.change_attributes(qpn, attr, held);
-        self.gids = gids;
-        let (from, to) = changed?;
-        let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(false) };
-        qp.state = to;
-        match (from, to) {
-            (_, State::Reset) => self.reset_qp(qpn),
-            (_, State::Err) => self.enter_error(qpn),
-            (State::Rts, State::Sqd) => {
-                qp.draining = true;
-                if qp.send.as_ref().is_none_or(|send| send.current.is_none()) {
-                    self.drained(qpn);
-                }
-            }
-            (_, State::Rts) => self.schedule(qpn),
-            _ => {}
-        }
-        Ok(!from.receives() && to.receives())
-    }
-
-    fn change_attributes(
-        &mut self,
-        qpn: u32,
-        attr: &abi::QpAttr,
-        held: impl Fn(u16) -> bool,
-    ) -> Result<(State, State), Status> {
-        let qp = self.qps.get_mut(&qpn).ok_or(Status::NOENT)?;
-        let mask = attr.mask.get();
-        let from = qp.state;
-        let to = if mask & attr_mask::STATE != 0 {
-            State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
-        } else {
-            from
-        };
-        let wrong_current =
-            mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
-        // IBTA 10.3.1.4: not before the send queue is drained.
-        let still_draining = from == State::Sqd && to == State::Rts && qp.draining;
-        if !state::allows(qp.kind, from, to, mask) || wrong_current || still_draining {
-            return Err(Status::INVAL);
-        }
-        qp.attrs.set(attr, held)?;
-        Ok((from, to))
-    }
-
-    fn reset_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.reset();
-        let (ctx, doorbells) = (qp.ctx, qp.doorbells);
-        for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.reset_doorbell(ctx, doorbell);
-        }
-        self.forget_events(&QP_EVENTS, qpn);
-    }
-
     fn create_ah(&mut self, ctx: u32, pdn: u32, av: abi::Av) -> Result<Reply, Status> {
         self.owned_pd(ctx, pdn)?;
         if self.ahs.len() >= self.settings.limits.max_ahs as usize {
@@ -620,11 +493,4 @@ pub(super) fn object(index: usize) -> Result<Reply, Status> {
 
 fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
     indices.filter_map(|index| u32::try_from(index).ok()).collect()
-}
-
-impl Kind {
-    /// Only the kernel owns the GSI QP.
-    pub(super) fn is_allowed_to(self, ctx: u32) -> bool {
-        self != Self::Gsi || ctx == KERNEL
-    }
 }

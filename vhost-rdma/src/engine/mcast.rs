@@ -4,11 +4,12 @@
 
 use rustc_hash::FxHashMap;
 
+use super::Shard;
 use super::command::{Reply, Status};
 use super::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use super::nic::Nic;
 use super::qp::Kind;
-use crate::transport::{Gid, is_multicast};
+use crate::transport::{Gid, NicId, is_multicast};
 
 /// The groups of one NIC and their QPs.
 pub(super) type Groups = FxHashMap<Gid, Vec<u32>>;
@@ -57,35 +58,29 @@ impl Nic {
     }
 }
 
-impl super::Shard {
+impl Shard {
     pub(super) fn attach_mcast(
         &mut self,
-        id: crate::transport::NicId,
+        id: NicId,
         ctx: u32,
-        qpn: u32,
-        mgid: Gid,
+        member: (u32, Gid),
     ) -> Result<Reply, Status> {
-        let Self { nics, networks, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
-        if nic.attach(ctx, qpn, mgid)? {
-            networks.join(nic.settings.vni, mgid, id);
+        let (nic, networks, _) = self.parts(id).ok_or(Status::FATAL)?;
+        if nic.attach(ctx, member.0, member.1)? {
+            networks.join(nic.settings.vni, member.1, id);
         }
         Ok(Reply::Done)
     }
 
     pub(super) fn detach_mcast(
         &mut self,
-        id: crate::transport::NicId,
+        id: NicId,
         ctx: u32,
-        qpn: u32,
-        mgid: Gid,
+        member: (u32, Gid),
     ) -> Result<Reply, Status> {
-        let Self { nics, networks, .. } = self;
-        let nic =
-            nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut).ok_or(Status::FATAL)?;
-        if nic.detach(ctx, qpn, mgid)? {
-            networks.leave(nic.settings.vni, mgid, id);
+        let (nic, networks, _) = self.parts(id).ok_or(Status::FATAL)?;
+        if nic.detach(ctx, member.0, member.1)? {
+            networks.leave(nic.settings.vni, member.1, id);
         }
         Ok(Reply::Done)
     }

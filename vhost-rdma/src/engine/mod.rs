@@ -29,6 +29,7 @@ mod local;
 mod mcast;
 #[cfg(test)]
 mod models;
+mod modify;
 mod mr;
 mod network;
 mod nic;
@@ -135,6 +136,13 @@ impl Shard {
         self.nics.get_mut(id.0 as usize)?.as_deref_mut()
     }
 
+    /// A NIC with what commands of it may change around it.
+    fn parts(&mut self, id: NicId) -> Option<(&mut Nic, &mut Networks, &mut dyn Random)> {
+        let Self { nics, networks, random, .. } = self;
+        let nic = nics.get_mut(id.0 as usize)?.as_deref_mut()?;
+        Some((nic, networks, random.as_mut()))
+    }
+
     /// Adds a NIC, which waits for INIT.
     pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
         let index = self.nics.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -165,8 +173,7 @@ impl Shard {
 
     /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
     pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
-        let Self { nics, networks, .. } = self;
-        let Some(nic) = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut) else { return };
+        let Some((nic, networks, _)) = self.parts(id) else { return };
         let vni = nic.settings.vni;
         nic.settings = NicSettings { vni, ..settings };
         for index in 0..nic.gids.len() {

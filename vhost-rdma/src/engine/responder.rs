@@ -158,17 +158,8 @@ impl Nic {
             return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
         }
         qp.arrived = request.offset + request.len;
-        match self.scatter(qpn, request, 0) {
-            Ok(()) => {}
-            Err(Scatter::Source) => return Outcome::LocalFault,
-            Err(Scatter::Denied) => {
-                return self.receive_failed(
-                    qpn,
-                    request,
-                    wc_status::LOC_PROT_ERR,
-                    Nak::RemoteOperation,
-                );
-            }
+        if let Err(fault) = self.scatter(qpn, request, 0) {
+            return self.scatter_failed(qpn, request, &fault);
         }
         self.counters.rx_bytes += u64::from(request.len);
         if request.is_last() && self.invalidate_for(qpn, request) {
@@ -218,6 +209,15 @@ impl Nic {
         };
         self.scratch = segments;
         moved.map_err(|_| Scatter::Source)
+    }
+
+    fn scatter_failed(&mut self, qpn: u32, request: &Request<'_>, fault: &Scatter) -> Outcome {
+        match fault {
+            Scatter::Source => Outcome::LocalFault,
+            Scatter::Denied => {
+                self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation)
+            }
+        }
     }
 
     /// The memory behind the first `needed` bytes of the open receive. The caller puts the list back as scratch.
@@ -357,17 +357,8 @@ impl Nic {
                 Nak::RemoteOperation,
             );
         }
-        match self.scatter(qpn, request, GRH_LEN) {
-            Ok(()) => {}
-            Err(Scatter::Source) => return Outcome::LocalFault,
-            Err(Scatter::Denied) => {
-                return self.receive_failed(
-                    qpn,
-                    request,
-                    wc_status::LOC_PROT_ERR,
-                    Nak::RemoteOperation,
-                );
-            }
+        if let Err(fault) = self.scatter(qpn, request, GRH_LEN) {
+            return self.scatter_failed(qpn, request, &fault);
         }
         self.counters.rx_bytes += u64::from(request.total);
         self.receive_done(qpn, request, wc_opcode::RECV, GRH_LEN + request.total);
