@@ -375,7 +375,11 @@ impl Nic {
     }
 
     fn posted_send(&mut self, qpn: u32, producer: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.state != State::Reset) else { return };
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.state == State::Reset {
+            let (ctx, [doorbell, _]) = (qp.ctx, qp.doorbells);
+            return self.reset_doorbell(ctx, doorbell);
+        }
         let Some(send) = &mut qp.send else { return };
         match send.posted(producer) {
             Ok(()) => self.schedule(qpn),
@@ -384,7 +388,11 @@ impl Nic {
     }
 
     fn posted_receive(&mut self, qpn: u32, producer: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.state != State::Reset) else { return };
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.state == State::Reset {
+            let (ctx, [_, doorbell]) = (qp.ctx, qp.doorbells);
+            return self.reset_doorbell(ctx, doorbell);
+        }
         let Some(receive) = &mut qp.receive else { return };
         match receive.posted(producer) {
             Ok(()) => {
@@ -418,6 +426,8 @@ impl Nic {
         }
     }
 
+    /// The queue begins again at index 0. Also for whatever is seen while its QP is in RESET: the driver zeroes the index only when the
+    /// command has returned, and a leftover that counted as seen would hide the next life's posts up to the same index.
     pub(super) fn reset_doorbell(&mut self, ctx: u32, number: u32) {
         if let Some((page, slot)) = self.doorbell(ctx, number) {
             page.reset(slot);

@@ -260,3 +260,37 @@ fn a_reset_qp_forgets_and_begins_again() {
         world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
     }
 }
+
+#[test]
+fn an_index_left_from_before_a_reset_does_not_hide_the_next_posts() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    for round in 0..3 {
+        b.post_receive(&mut qb, round, &[]);
+        a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, round), &[]);
+        for (guest, qp) in [(&a, &qa), (&b, &qb)] {
+            world.modify(guest, qp, state_attr(qps::RESET)).unwrap();
+        }
+        // The device looks between its answer and the driver's stores.
+        world.settle();
+        for (guest, qp) in [(&a, &mut qa), (&b, &mut qb)] {
+            qp.posted = [0; 2];
+            guest.raw_reset(qp);
+        }
+        world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+        world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
+        b.post_receive(&mut qb, round, &[]);
+        a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 10 + round), &[]);
+        world.settle();
+        assert_eq!(a.statuses(&mut qa.cq), [(10 + round, 0)], "round {round}");
+        assert_eq!(b.statuses(&mut qb.cq), [(round, 0)]);
+        for (guest, qp) in [(&a, &mut qa), (&b, &mut qb)] {
+            world.modify(guest, qp, state_attr(qps::RESET)).unwrap();
+            qp.posted = [0; 2];
+            guest.raw_reset(qp);
+        }
+        world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+        world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
+    }
+}
