@@ -127,11 +127,19 @@ pub(crate) fn tests(cache: &Cache, steps: &mut Steps) -> Result<()> {
 /// The seeded device bugs, each of which the whole-stack tests must catch.
 pub(crate) fn mutants(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps.step("seeded device bugs", || {
-        logged(
-            cache,
+        let mut cmd = cargo();
+        cmd.args([
+            "run",
+            "--locked",
+            "--quiet",
+            "-p",
+            "virtual-guest",
+            "--bin",
             "mutants",
-            cargo().args(["run", "--locked", "--quiet", "-p", "virtual-guest", "--bin", "mutants"]),
-        )
+            "--",
+            "--cache",
+        ]);
+        logged(cache, "mutants", cmd.arg(cache.dir().join("mutants")))
     })
 }
 

@@ -155,15 +155,17 @@ while read -r verb id rest <&3; do
 done
 "#;
 
-fn mmdebstrap(
-    cache: &Cache,
-    what: &str,
-    archive: &Archive,
-    suite: &str,
-    variant: &str,
-    packages: &[String],
-    root: &Path,
-) -> Result<()> {
+/// A root to be made.
+struct Recipe<'a> {
+    /// Names the log.
+    name: &'a str,
+    suite: &'a str,
+    variant: &'a str,
+    packages: &'a [String],
+}
+
+fn mmdebstrap(cache: &Cache, archive: &Archive, recipe: &Recipe<'_>, root: &Path) -> Result<()> {
+    let Recipe { name, suite, variant, packages } = recipe;
     let mut cmd = tied_private_mounts("mmdebstrap");
     cmd.arg("--mode=root").arg(format!("--variant={variant}")).args(archive.mmdebstrap_options());
     cmd.args([
@@ -173,8 +175,8 @@ fn mmdebstrap(
     cmd.arg(format!("--include={}", packages.join(","))).arg(suite).arg(root).args(&archive.lines);
     run_logged(
         &mut cmd,
-        &format!("making the {what} root ({suite}, mmdebstrap)"),
-        &cache.log(what),
+        &format!("making the {name} root ({suite}, mmdebstrap)"),
+        &cache.log(name),
         ROOT_WAIT,
     )
 }
@@ -191,11 +193,13 @@ pub(crate) fn qemu(cache: &Cache) -> Result<PathBuf> {
         let root = tmp.join("root");
         mmdebstrap(
             cache,
-            "qemu",
             &archive,
-            "trixie",
-            "minbase",
-            &owned(&["qemu-system-x86"]),
+            &Recipe {
+                name: "qemu",
+                suite: "trixie",
+                variant: "minbase",
+                packages: &owned(&["qemu-system-x86"]),
+            },
             &root,
         )?;
         let mut cmd = tied("chroot");
@@ -253,7 +257,17 @@ pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
         let log = cache.log(&name);
-        mmdebstrap(cache, &name, &archive, debian.suite(), "apt", &owned(GUEST_PACKAGES), &root)?;
+        mmdebstrap(
+            cache,
+            &archive,
+            &Recipe {
+                name: &name,
+                suite: debian.suite(),
+                variant: "apt",
+                packages: &owned(GUEST_PACKAGES),
+            },
+            &root,
+        )?;
         unpack_kernel(&archive, &kernels, &abi, &root, tmp, &log)?;
         write_script(&root.join("lab/init"), GUEST_INIT)?;
         fs::create_dir_all(root.join("host"))?;
@@ -403,7 +417,12 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
     let name = format!("builder-{}", debian.name());
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
-        mmdebstrap(cache, &name, &archive, debian.suite(), "apt", &packages, &root)?;
+        mmdebstrap(
+            cache,
+            &archive,
+            &Recipe { name: &name, suite: debian.suite(), variant: "apt", packages: &packages },
+            &root,
+        )?;
         for dir in ["work", "src"] {
             fs::create_dir_all(root.join(dir))?;
         }
