@@ -18,7 +18,9 @@ use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
 use vmm_sys_util::epoll::EventSet;
 
 use super::nic::Nic;
+use super::queues::QueueKind;
 use super::session::{EXIT_EVENT, Session};
+use super::vring::with_routes;
 use crate::node::{AttachError, NicConfig};
 use crate::socket;
 
@@ -181,9 +183,13 @@ struct Connection {
 
 impl Connection {
     fn new(nic: &Nic, session: Arc<Session>) -> io::Result<Self> {
-        let daemon =
+        let routes = (0..nic.layout.total()).map(|index| {
+            (nic.layout.kind(index) == Some(QueueKind::Kick)).then(|| nic.kick_route())
+        });
+        let daemon = with_routes(routes, || {
             VhostUserDaemon::new(format!("vhost-{}", nic.name), session.clone(), session.memory())
-                .map_err(framework)?;
+        })
+        .map_err(framework)?;
         let exit = session.exit().as_raw_fd();
         let handlers = daemon.get_epoll_handlers();
         let registered = handlers.iter().try_for_each(|handler| {

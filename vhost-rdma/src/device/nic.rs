@@ -9,6 +9,7 @@ use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
+use super::vring::KickRoute;
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
 use crate::transport::NicId;
@@ -23,7 +24,8 @@ const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(super) struct Stats {
     pub(super) control_commands: AtomicU64,
-    pub(super) kicks: AtomicU64,
+    /// Shared with the worker, which counts them.
+    pub(super) kicks: Arc<AtomicU64>,
     /// Shared with the event port, which lives on the worker.
     pub(super) events: Arc<AtomicU64>,
 }
@@ -123,6 +125,11 @@ impl Nic {
     pub(super) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) {
         let id = self.id;
         self.worker.post(Some(id), move |shard, now| job(shard, id, now));
+    }
+
+    /// The way of a kick queue's kicks to the worker.
+    pub(super) fn kick_route(&self) -> Arc<KickRoute> {
+        Arc::new(KickRoute::new(self.worker.clone(), self.stats.kicks.clone()))
     }
 
     /// Has the worker look at the doorbells.

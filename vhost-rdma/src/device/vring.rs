@@ -3,22 +3,88 @@
 //! The framework's own type reads the kick descriptor and writes the call descriptor while it holds the queue's lock. Both descriptors come from the VMM; one
 //! that blocks would hold up the worker thread, and with it every other NIC. So they are made non-blocking when they
 //! arrive, and must be eventfds, on which nothing else can block.
+//!
+//! The kick descriptors of kick queues go straight to the worker that sleeps on them, which saves each kick the way through the queue thread. The
+//! framework, which makes its queues itself and does not tell them what they are for, gets a stand-in that is never signalled
+//! ([`with_routes`]).
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use crate::worker::{WatchedKick, WorkerHandle};
 
 /// The memory of one guest, as the framework swaps it.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap<()>>;
 
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Vring(VringMutex<Memory>);
+pub(super) struct Vring {
+    inner: VringMutex<Memory>,
+    route: Option<Arc<KickRoute>>,
+}
+
+/// How the kicks of one queue reach a worker.
+#[derive(Debug)]
+pub(super) struct KickRoute {
+    worker: WorkerHandle,
+    counter: Arc<AtomicU64>,
+    watched: Mutex<Option<WatchedKick>>,
+}
+
+thread_local! {
+    /// The routes of the queues that this thread is about to make.
+    static ROUTES: RefCell<VecDeque<Option<Arc<KickRoute>>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Runs `make`, in which the framework makes its queues in the order of their indices, each with its route.
+pub(super) fn with_routes<R>(
+    routes: impl Iterator<Item = Option<Arc<KickRoute>>>,
+    make: impl FnOnce() -> R,
+) -> R {
+    ROUTES.set(routes.collect());
+    let made = make();
+    ROUTES.take();
+    made
+}
+
+impl KickRoute {
+    /// To `worker`, which counts the kicks.
+    pub(super) fn new(worker: WorkerHandle, counter: Arc<AtomicU64>) -> Self {
+        Self { worker, counter, watched: Mutex::default() }
+    }
+
+    /// Takes a new kick descriptor, or none, and returns what the framework gets.
+    fn take(&self, file: Option<File>) -> Option<File> {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        *watched = None;
+        let file = file?;
+        let diverted = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(io::Error::from)
+            .and_then(|stand_in| {
+                let kick = self.worker.watch(file.try_clone()?.into(), self.counter.clone())?;
+                Ok((File::from(stand_in), kick))
+            });
+        match diverted {
+            Ok((stand_in, kick)) => {
+                *watched = Some(kick);
+                Some(stand_in)
+            }
+            // By the queue thread it works as well, only later.
+            Err(_) => Some(file),
+        }
+    }
+}
 
 impl<'a> VringStateGuard<'a, Memory> for Vring {
     type G = <VringMutex<Memory> as VringStateGuard<'a, Memory>>::G;
@@ -31,7 +97,7 @@ impl<'a> VringStateMutGuard<'a, Memory> for Vring {
 impl Vring {
     /// Whether the queue is set up and the VMM lets it run.
     pub(super) fn runs(&self) -> bool {
-        runs(&self.0.get_ref())
+        runs(&self.inner.get_ref())
     }
 }
 
@@ -66,39 +132,40 @@ fn check_eventfd(file: &File) -> io::Result<()> {
 
 impl VringT<Memory> for Vring {
     fn new(mem: Memory, max_queue_size: u16) -> Result<Self, Error> {
-        VringMutex::new(mem, max_queue_size).map(Self)
+        let route = ROUTES.with_borrow_mut(VecDeque::pop_front).flatten();
+        Ok(Self { inner: VringMutex::new(mem, max_queue_size)?, route })
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, Memory>>::G {
-        self.0.get_ref()
+        self.inner.get_ref()
     }
 
     fn get_mut(&self) -> <Self as VringStateMutGuard<'_, Memory>>::G {
-        self.0.get_mut()
+        self.inner.get_mut()
     }
 
     fn add_used(&self, desc_index: u16, len: u32) -> Result<(), Error> {
-        self.0.add_used(desc_index, len)
+        self.inner.add_used(desc_index, len)
     }
 
     fn signal_used_queue(&self) -> io::Result<()> {
-        self.0.signal_used_queue()
+        self.inner.signal_used_queue()
     }
 
     fn enable_notification(&self) -> Result<bool, Error> {
-        self.0.enable_notification()
+        self.inner.enable_notification()
     }
 
     fn disable_notification(&self) -> Result<(), Error> {
-        self.0.disable_notification()
+        self.inner.disable_notification()
     }
 
     fn needs_notification(&self) -> Result<bool, Error> {
-        self.0.needs_notification()
+        self.inner.needs_notification()
     }
 
     fn set_enabled(&self, enabled: bool) {
-        self.0.set_enabled(enabled);
+        self.inner.set_enabled(enabled);
     }
 
     fn set_queue_info(
@@ -107,56 +174,60 @@ impl VringT<Memory> for Vring {
         avail_ring: u64,
         used_ring: u64,
     ) -> Result<(), Error> {
-        self.0.set_queue_info(desc_table, avail_ring, used_ring)
+        self.inner.set_queue_info(desc_table, avail_ring, used_ring)
     }
 
     fn queue_next_avail(&self) -> u16 {
-        self.0.queue_next_avail()
+        self.inner.queue_next_avail()
     }
 
     fn set_queue_next_avail(&self, base: u16) {
-        self.0.set_queue_next_avail(base);
+        self.inner.set_queue_next_avail(base);
     }
 
     fn set_queue_next_used(&self, idx: u16) {
-        self.0.set_queue_next_used(idx);
+        self.inner.set_queue_next_used(idx);
     }
 
     fn queue_used_idx(&self) -> Result<u16, Error> {
-        self.0.queue_used_idx()
+        self.inner.queue_used_idx()
     }
 
     fn set_queue_size(&self, num: u16) {
-        self.0.set_queue_size(num);
+        self.inner.set_queue_size(num);
     }
 
     fn set_queue_event_idx(&self, enabled: bool) {
-        self.0.set_queue_event_idx(enabled);
+        self.inner.set_queue_event_idx(enabled);
     }
 
     fn set_queue_ready(&self, ready: bool) {
-        self.0.set_queue_ready(ready);
+        self.inner.set_queue_ready(ready);
     }
 
     fn set_kick(&self, file: Option<File>) {
-        self.0.set_kick(tame(file));
+        let file = tame(file);
+        self.inner.set_kick(match &self.route {
+            Some(route) => route.take(file),
+            None => file,
+        });
     }
 
     /// An `Err` would end the queue's thread; a counter that someone else has emptied is not worth that.
     fn read_kick(&self) -> io::Result<bool> {
-        self.0.read_kick().or_else(|error| match error.kind() {
+        self.inner.read_kick().or_else(|error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                Ok(self.0.get_ref().is_enabled())
+                Ok(self.inner.get_ref().is_enabled())
             }
             _ => Err(error),
         })
     }
 
     fn set_call(&self, file: Option<File>) {
-        self.0.set_call(tame(file));
+        self.inner.set_call(tame(file));
     }
 
     fn set_err(&self, file: Option<File>) {
-        self.0.set_err(file);
+        self.inner.set_err(file);
     }
 }

@@ -1,11 +1,14 @@
 //! How other threads reach a worker.
 
 use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, Sender, sync_channel};
 use std::time::Duration;
 
-use super::waker::Waker;
+use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
 use crate::transport::NicId;
 
@@ -46,6 +49,14 @@ impl WorkerHandle {
     #[inline]
     pub fn kick(&self) {
         self.waker.wake();
+    }
+
+    /// Lets the kicks of a guest wake the worker directly, and counts those that did. `fd` is an eventfd of the VMM.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn watch(&self, fd: OwnedFd, counter: Arc<AtomicU64>) -> io::Result<WatchedKick> {
+        self.waker.watch(fd, counter)
     }
 
     /// Queues a job for `nic`. Jobs run in the order in which one thread queued them. False if the worker is gone.

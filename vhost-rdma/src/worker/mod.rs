@@ -29,6 +29,7 @@ use std::thread::JoinHandle;
 pub use clock::Clock;
 pub use handle::{CallError, WorkerHandle};
 pub use placement::Placement;
+pub use waker::WatchedKick;
 
 use crate::engine::Shard;
 

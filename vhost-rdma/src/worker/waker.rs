@@ -6,25 +6,75 @@
 //! reads is `NEED_KICK`, which the worker sets *after* `asleep` and before its look: so a kick that follows from `NEED_KICK` finds `asleep` set,
 //! and any other kick is for a doorbell that the worker's look will see.
 
+//!
+//! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the worker sleeps on
+//! ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read from them.
+
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
 use crate::protocol::{self, Cpu, Flag as _};
+
+/// Descriptors that are looked at in one wake-up; more make it spurious once more.
+const EVENTS: usize = 16;
+/// The token of the waker's own descriptor.
+const OWN: u64 = 0;
 
 #[derive(Debug)]
 pub(super) struct Waker {
     asleep: AtomicBool,
     fd: OwnedFd,
+    epoll: OwnedFd,
+    kicks: Mutex<Kicks>,
+}
+
+/// The kick descriptors that are watched, by token, each with its counter.
+#[derive(Debug, Default)]
+struct Kicks {
+    last: u64,
+    counters: BTreeMap<u64, Arc<AtomicU64>>,
+}
+
+/// A kick descriptor that wakes a worker for as long as this lives.
+#[derive(Debug)]
+pub struct WatchedKick {
+    waker: Arc<Waker>,
+    fd: OwnedFd,
+    token: u64,
 }
 
 impl Waker {
     pub(super) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { asleep: AtomicBool::new(false), fd })
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &fd, EventData::new_u64(OWN), EventFlags::IN | EventFlags::ET)?;
+        Ok(Self { asleep: AtomicBool::new(false), fd, epoll, kicks: Mutex::default() })
+    }
+
+    /// Lets a guest's kicks wake the worker, and counts those that did.
+    pub(super) fn watch(
+        self: &Arc<Self>,
+        fd: OwnedFd,
+        counter: Arc<AtomicU64>,
+    ) -> io::Result<WatchedKick> {
+        let mut kicks = self.kicks();
+        let token = kicks.last + 1;
+        epoll::add(&self.epoll, &fd, EventData::new_u64(token), EventFlags::IN | EventFlags::ET)?;
+        kicks.last = token;
+        kicks.counters.insert(token, counter);
+        drop(kicks);
+        Ok(WatchedKick { waker: self.clone(), fd, token })
+    }
+
+    fn kicks(&self) -> MutexGuard<'_, Kicks> {
+        self.kicks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the worker look again, if it sleeps or is about to. What it shall find must have been stored before.
@@ -48,14 +98,43 @@ impl Waker {
 
     /// Sleeps until someone wakes us or `timeout` is over.
     pub(super) fn sleep(&self, timeout: Option<Duration>) {
-        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+        let none = Event { flags: EventFlags::empty(), data: EventData::new_u64(OWN) };
+        let mut events = [none; EVENTS];
         // An interrupted wait is a wake-up like any other.
-        if poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.fd, &mut count);
-        }
+        let ready = self.wait(&mut events, timeout).unwrap_or(0);
         self.stay_awake();
+        for event in events.iter().take(ready) {
+            let token = event.data.u64();
+            if token != OWN
+                && let Some(counter) = self.kicks().counters.get(&token)
+            {
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Waker {
+    /// `epoll_wait` has milliseconds and its successor may not be there, so a timeout is waited for with `ppoll`, on the epoll set.
+    fn wait(&self, events: &mut [Event; EVENTS], timeout: Option<Duration>) -> io::Result<usize> {
+        let Some(timeout) = timeout.and_then(|time| Timespec::try_from(time).ok()) else {
+            return Ok(epoll::wait(&self.epoll, events, None)?);
+        };
+        let mut set = [PollFd::from_borrowed_fd(self.epoll.as_fd(), PollFlags::IN)];
+        match poll(&mut set, Some(&timeout))? {
+            0 => Ok(0),
+            _ => Ok(epoll::wait(&self.epoll, events, Some(&Timespec::default()))?),
+        }
+    }
+}
+
+impl Drop for WatchedKick {
+    /// Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of the epoll set.
+    fn drop(&mut self) {
+        if let Err(error) = epoll::delete(&self.waker.epoll, &self.fd) {
+            tracing::warn!(%error, "a kick descriptor stays watched");
+        }
+        self.waker.kicks().counters.remove(&self.token);
     }
 }
 
@@ -108,5 +187,32 @@ mod tests {
             begin.elapsed() >= Duration::from_millis(20),
             "the eventfd was written though nobody slept"
         );
+    }
+
+    #[test]
+    fn a_watched_kick_wakes_and_is_counted_until_it_is_let_go() {
+        let long = Some(Duration::from_secs(5));
+        let waker = Arc::new(Waker::new().expect("epoll"));
+        // The VMM's own descriptor of the same eventfd.
+        let vmm = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
+        let counter = Arc::new(AtomicU64::new(0));
+        let ours = vmm.try_clone().expect("dup");
+        let kick = waker.watch(ours, counter.clone()).expect("watched");
+        for round in 1..=3 {
+            // Never read, and yet each new kick wakes.
+            rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
+            let begin = Instant::now();
+            waker.announce();
+            waker.sleep(if round == 2 { None } else { long });
+            assert!(begin.elapsed() < Duration::from_secs(4));
+            assert_eq!(counter.load(Ordering::Relaxed), round);
+        }
+        drop(kick);
+        rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
+        let begin = Instant::now();
+        waker.announce();
+        waker.sleep(Some(Duration::from_millis(20)));
+        assert!(begin.elapsed() >= Duration::from_millis(20), "it was let go");
+        assert_eq!(counter.load(Ordering::Relaxed), 3);
     }
 }
