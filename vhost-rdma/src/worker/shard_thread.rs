@@ -19,6 +19,9 @@ use crate::transport::NicId;
 /// Jobs per round: a flood of control commands must not stop the data path.
 const JOBS_PER_ROUND: usize = 32;
 
+/// Rounds without work that a worker makes at least before it sleeps.
+const ROUNDS_BEFORE_SLEEP: u64 = 16;
+
 /// Starts worker `index`.
 pub(super) fn spawn(
     index: u32,
@@ -63,7 +66,8 @@ struct Runner {
 
 impl Runner {
     fn run(mut self) {
-        let mut last_work = self.clock.now();
+        let mut before = self.clock.now();
+        let mut idle = 0;
         loop {
             let mail = self.drain();
             if mail == Mail::Stop {
@@ -76,13 +80,20 @@ impl Runner {
                 self.guarded(None, Shard::memory_vanished);
             }
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
+            // A round is no longer than this: time in which the host ran someone else was not spent on looking.
+            let looked = now.saturating_sub(before).min(self.poll_for / ROUNDS_BEFORE_SLEEP);
+            before = now;
             if polled || mail == Mail::Some {
-                last_work = now;
-            } else if now.saturating_sub(last_work) < self.poll_for {
+                idle = 0;
+                continue;
+            }
+            idle += looked;
+            if idle < self.poll_for {
                 hint::spin_loop();
             } else {
                 self.sleep();
-                last_work = self.clock.now();
+                before = self.clock.now();
+                idle = 0;
             }
         }
     }
