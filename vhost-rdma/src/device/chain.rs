@@ -1,8 +1,8 @@
 //! Descriptor chains, walked with suspicion.
 //!
-//! The queue library ends a chain early where a descriptor cannot be read, loops or nests, and does not say so; and it does not mind
-//! writable parts before readable ones. A control request must be whole, so the walk here refuses what is not. What is readable is
-//! copied once, and nothing is read from the guest again while the request is served.
+//! The queue library ends a chain early where a descriptor cannot be read, loops or nests, and does not say so; and it does
+//! not mind writable parts before readable ones. A control request must be whole, so the walk here refuses what is not. What
+//! is readable is copied once, and nothing is read from the guest again while the request is served.
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};

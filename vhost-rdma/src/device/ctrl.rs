@@ -1,8 +1,8 @@
 //! Control requests: from bytes to an engine command, and from its reply to bytes (docs/virtio-rdma.md §5).
 //!
-//! Sans-I/O and without threads: the caller hands in the bytes and an [`Executor`], and gets the bytes of the response. Checks come in
-//! this order: the header, the sizes of the request and of the room for the response, the fields, the guest's memory, and only then
-//! the engine sees the command. So a refused request has had no effect.
+//! Sans-I/O and without threads: the caller hands in the bytes and an [`Executor`], and gets the bytes of the response.
+//! Checks come in this order: the header, the sizes of the request and of the room for the response, the fields, the guest's
+//! memory, and only then the engine sees the command. So a refused request has had no effect.
 
 mod parse;
 mod reply;
@@ -52,7 +52,8 @@ impl Controller {
         Self { kick_base: kick_base as u32, nonce: None }
     }
 
-    /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the NIC's present limit. `None` if not even the response's header fits.
+    /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the NIC's present limit.
+    /// `None` if not even the response's header fits.
     pub(super) fn serve(
         &mut self,
         executor: &impl Executor,

@@ -1,7 +1,8 @@
 //! The thread of one NIC that waits for VMMs, one connection after the other.
 //!
-//! A second VMM that connects while one is there waits in the socket's backlog until the first is gone. The framework's daemon object serves a single connection
-//! (it refuses a second `SET_OWNER`), so each gets a new one; the listening socket stays.
+//! A second VMM that connects while one is there waits in the socket's backlog until the first is gone. The framework's
+//! daemon object serves a single connection (it refuses a second `SET_OWNER`), so each gets a new one; the listening socket
+//! stays.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -144,7 +145,8 @@ impl Thread {
         !self.shared.stopping.load(Ordering::SeqCst)
     }
 
-    /// Serves the connection that waits, to its end. The accept cannot block: a unix connection stays in the backlog even if its client is gone.
+    /// Serves the connection that waits, to its end. The accept cannot block: a unix connection stays in the backlog even if
+    /// its client is gone.
     fn serve(&self) -> io::Result<()> {
         let session = Arc::new(Session::new(self.nic.clone())?);
         let mut connection = Connection::new(&self.nic, session)?;

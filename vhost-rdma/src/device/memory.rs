@@ -1,10 +1,11 @@
 //! What a VMM gives us as guest memory.
 //!
-//! The descriptors are not trusted: a file on a slow or remote file system would block whoever touches it, one shorter than its mapping
-//! would kill the process. So only shared memory (tmpfs, which memfds are on) and huge pages are taken, and only whole.
+//! The descriptors are not trusted: a file on a slow or remote file system would block whoever touches it, one shorter than
+//! its mapping would kill the process. So only shared memory (tmpfs, which memfds are on) and huge pages are taken, and only
+//! whole.
 //!
-//! A VMM without memory slots sends its whole table again and the framework maps all of it anew. A region that is the same piece of the same file keeps
-//! its old mapping here, so that objects over it live on.
+//! A VMM without memory slots sends its whole table again and the framework maps all of it anew. A region that is the same
+//! piece of the same file keeps its old mapping here, so that objects over it live on.
 
 use std::fs::File;
 use std::io;

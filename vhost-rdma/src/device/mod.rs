@@ -5,20 +5,21 @@
 //!                                            │
 //!                         VMM ──socket──> Session (one per connection)
 //!                                            ├─ control queue ── chain ── ctrl ──job──> worker (engine)
-//!                                            ├─ kick queues ─────────────────kick──> worker
+//!                                            ├─ kick queues (it sleeps on them) ────> worker
 //!                                            └─ event queues <── EventPort <───────── worker
 //! ```
 //!
-//! The whole byte layout of control requests ([`ctrl`]) and of virtqueues ([`chain`], [`events`]) lives here and the engine sees none
-//! of it. Page lists are resolved here too, on the connection's own thread, so that a huge registration costs other NICs nothing.
+//! The whole byte layout of control requests ([`ctrl`]) and of virtqueues ([`chain`], [`events`]) lives here and the engine
+//! sees none of it. Page lists are resolved here too, on the connection's own thread, so that a huge registration costs
+//! other NICs nothing.
 //!
 //! What a guest does wrong is a status in its response. What a VMM does wrong ends its own connection. Neither ends a thread that
 //! serves others, and no thread that serves others ever waits for either: a worker only ever tries a lock that is held for
 //! nanoseconds, and its file descriptors never block.
 //!
-//! What the vhost-user frameworks hide and how we live with it: a virtio reset is not visible (a control queue that starts again at
-//! index 0 is one, [`gate`]), a kick may come before any buffer and stand for many, and one `Err` from an event handler ends the
-//! queue's thread for good, so there is exactly one, on purpose, when the connection ends ([`session`]).
+//! What the vhost-user frameworks hide and how we live with it: a virtio reset is not visible (a control queue that starts
+//! again at index 0 is one, [`gate`]), a kick may come before any buffer and stand for many, and one `Err` from an event
+//! handler ends the queue's thread for good, so there is exactly one, on purpose, when the connection ends ([`session`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
 //! A virtqueue whose file descriptors never block.
 //!
-//! The framework's own type reads the kick descriptor and writes the call descriptor while it holds the queue's lock. Both descriptors come from the VMM; one
-//! that blocks would hold up the worker thread, and with it every other NIC. So they are made non-blocking when they
-//! arrive, and must be eventfds, on which nothing else can block.
+//! The framework's own type reads the kick descriptor and writes the call descriptor while it holds the queue's lock. Both
+//! descriptors come from the VMM; one that blocks would hold up the worker thread, and with it every other NIC. So they are
+//! made non-blocking when they arrive, and must be eventfds, on which nothing else can block.
 //!
-//! The kick descriptors of kick queues go straight to the worker that sleeps on them, which saves each kick the way through the queue thread. The
-//! framework, which makes its queues itself and does not tell them what they are for, gets a stand-in that is never signalled
-//! ([`with_routes`]).
+//! The kick descriptors of kick queues go straight to the worker that sleeps on them, which saves each kick the way through
+//! the queue thread. The framework, which makes its queues itself and does not tell them what they are for, gets a stand-in
+//! that is never signalled ([`with_routes`]).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 //! The threads that run the engine.
 //!
-//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that ever touches the objects of the NICs on
-//! it, so the data path has no locks. Everyone else sends it jobs, closures that run between two rounds of polling, and may
-//! wait for what they return. There are as many workers as configured, however many NICs there are; all NICs of a network live on
-//! one of them ([`placement`]), because a local copy touches both ends of a connection.
+//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that ever touches the objects
+//! of the NICs on it, so the data path has no locks. Everyone else sends it jobs, closures that run between two rounds of
+//! polling, and may wait for what they return. There are as many workers as configured, however many NICs there are; all
+//! NICs of a network live on one of them ([`placement`]), because a local copy touches both ends of a connection.
 //!
 //! ```text
 //!   jobs ──> mailbox ─┐
