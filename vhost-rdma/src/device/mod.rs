@@ -9,7 +9,7 @@
 //!                                            └─ event queues <── EventPort <───────── worker
 //! ```
 //!
-//! The whole byte layout of control requests ([`ctrl`]) and of virtqueues ([`chain`], [`events`]) lives here and the engine
+//! The whole byte layout of control requests (`ctrl`) and of virtqueues (`chain`, `events`) lives here and the engine
 //! sees none of it. Page lists are resolved here too, on the connection's own thread, so that a huge registration costs
 //! other NICs nothing.
 //!
@@ -18,8 +18,8 @@
 //! nanoseconds, and its file descriptors never block.
 //!
 //! What the vhost-user frameworks hide and how we live with it: a virtio reset is not visible (a control queue that starts
-//! again at index 0 is one, [`gate`]), a kick may come before any buffer and stand for many, and one `Err` from an event
-//! handler ends the queue's thread for good, so there is exactly one, on purpose, when the connection ends ([`session`]).
+//! again at index 0 is one, `gate`), a kick may come before any buffer and stand for many, and one `Err` from an event
+//! handler ends the queue's thread for good, so there is exactly one, on purpose, when the connection ends (`session`).
 
 #![forbid(unsafe_code)]
 

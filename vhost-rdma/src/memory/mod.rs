@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Guest memory changes under our feet at any time: no reference (`&[u8]`) to it is ever made, bytes are copied out before
-//! they are looked at, and a value is read once. All writes to guest memory pass [`copy`] and [`ring`]; that is where dirty
+//! they are looked at, and a value is read once. All writes to guest memory pass [`copy`] and `ring`; that is where dirty
 //! pages will be logged for live migration.
 //!
 //! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any set of mappings, so

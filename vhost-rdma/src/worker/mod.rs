@@ -3,7 +3,7 @@
 //! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that ever touches the objects
 //! of the NICs on it, so the data path has no locks. Everyone else sends it jobs, closures that run between two rounds of
 //! polling, and may wait for what they return. There are as many workers as configured, however many NICs there are; all
-//! NICs of a network live on one of them ([`placement`]), because a local copy touches both ends of a connection.
+//! NICs of a network live on one of them (`placement`), because a local copy touches both ends of a connection.
 //!
 //! ```text
 //!   jobs ──> mailbox ─┐
@@ -12,7 +12,7 @@
 //!                          └── sleep <───┴─ idle for a while
 //! ```
 //!
-//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: [`waker`].
+//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: `waker`.
 //!
 //! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it was for, never the thread.
 
