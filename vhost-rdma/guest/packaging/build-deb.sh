@@ -87,6 +87,7 @@ build_provider() {
 	mkdir -p "$root/DEBIAN" "$lib" "$root/etc/libibverbs.d" "$doc"
 	cp "$library" "$lib/"
 	${STRIP:-strip} --strip-unneeded "$lib/$(basename "$library")"
+	chmod 644 "$lib/$(basename "$library")"
 	cp "$guest/provider/virtio_rdma.driver" "$root/etc/libibverbs.d/"
 	fill "$here/provider/control" "$root/DEBIAN/control"
 	# Not a conffile: a .driver line without its library makes every verbs program complain, so both go together.
