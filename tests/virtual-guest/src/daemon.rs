@@ -204,6 +204,23 @@ impl Daemon {
         Ok(sum)
     }
 
+    /// Processor time of the engine's workers, in seconds.
+    ///
+    /// The scheduler's own count (`/proc/PID/task/TID/schedstat`): exact, but as of the last tick while the thread runs, so that it
+    /// should be read some hundred milliseconds apart.
+    pub fn worker_cpu(&self) -> f64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("/proc");
+        let mut nanos = 0;
+        for task in tasks.flatten() {
+            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            if read("comm").starts_with("vrdma-shard") {
+                let stat = read("schedstat");
+                nanos += stat.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+            }
+        }
+        nanos as f64 / 1e9
+    }
+
     fn end(&mut self) -> Result<(), String> {
         if !self.alive() {
             return Err("the daemon ended on its own".into());
