@@ -47,7 +47,7 @@ fn own_cpu() -> f64 {
 }
 
 fn scene(entries: u32) -> Scene {
-    let world = World::new();
+    let world = super::world();
     let config = GuestConfig { ram_bytes: 64 << 20, ..GuestConfig::default() };
     let make = || {
         let node = world.node_with("net", &[], config.clone());
@@ -140,8 +140,9 @@ fn transfer(s: &mut Scene, verb: Verb, size: u64, depth: u64, slice: Duration) -
 
 /// The bandwidth of `verb` beside memcpy.
 pub(super) fn bandwidth(name: &str, verb: Verb, size: u64, effort: Effort) -> Row {
-    let depth = if size > 16 << 10 { 16 } else { 128 };
-    let mut s = scene(256);
+    // perftest's own depth; small messages need more for the same time of work in the queue.
+    let depth = if size > 16 << 10 { 128 } else { 512 };
+    let mut s = scene(512);
     s.at_a.view().fill(0, WINDOW, 1);
     s.at_b.view().fill(0, WINDOW, 2);
     transfer(&mut s, verb, size, depth, effort.slice / 4);

@@ -17,6 +17,8 @@ use virtio_queue::QueueT;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 
+use super::cores::Cores;
+use super::latency::median;
 use crate::ram::{Pages, Ram};
 use crate::virtq::Virtq;
 
@@ -181,6 +183,7 @@ impl Echo {
         let vq = Virtq::new(&ram, 64, true)?;
         let buffers = ram.alloc(1);
         let front = connect(&socket, &ram, &vq)?;
+        Cores::get().device_process(child.id());
         Ok(Self { vq, buffers, child, _ram: ram, _dir: dir, _front: Kept(front) })
     }
 
@@ -193,17 +196,9 @@ impl Echo {
         assert!(used.is_some(), "the null device does not answer");
     }
 
-    /// The mean time of a round trip, in microseconds.
-    pub(super) fn mean(&mut self, slice: Duration) -> f64 {
-        let (start, mut n) = (Instant::now(), 0);
-        loop {
-            self.round_trip();
-            n += 1;
-            let took = start.elapsed();
-            if took >= slice {
-                return took.as_secs_f64() * 1e6 / f64::from(n);
-            }
-        }
+    /// The time of a round trip, in microseconds.
+    pub(super) fn trip(&mut self, slice: Duration) -> f64 {
+        median(slice, || self.round_trip())
     }
 }
 

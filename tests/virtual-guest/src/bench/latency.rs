@@ -5,20 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Effort;
+use super::cores::Cores;
 use super::echo::Echo;
 use super::report::{Better, Row, Target};
 use crate::qp::{Path, Qp, QpSpec, SendWr};
 use crate::spec::{ARM_ANY, qpt, status};
-use crate::world::{End, Node, World};
+use crate::world::{End, Node};
 
-fn mean(slice: Duration, mut f: impl FnMut()) -> f64 {
-    let (start, mut n) = (Instant::now(), 0u32);
+/// The median time of a call, in microseconds: a mean would be that of the few during which a neighbour had the core.
+pub(super) fn median(slice: Duration, mut f: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut times = Vec::with_capacity(1 << 16);
+    let mut before = start;
     loop {
         f();
-        n += 1;
-        let took = start.elapsed();
-        if took >= slice {
-            return took.as_secs_f64() * 1e6 / f64::from(n);
+        let now = Instant::now();
+        times.push(now - before);
+        before = now;
+        if now - start >= slice {
+            let middle = times.len() / 2;
+            return times.select_nth_unstable(middle).1.as_secs_f64() * 1e6;
         }
     }
 }
@@ -32,6 +38,7 @@ fn hand_off(slice: Duration) -> f64 {
     let word = Arc::new((AtomicU64::new(0), AtomicBool::new(false)));
     let other = Arc::clone(&word);
     let partner = std::thread::spawn(move || {
+        Cores::get().device();
         while !other.1.load(Ordering::Relaxed) {
             let seen = other.0.load(Ordering::Acquire);
             if seen % 2 == 1 {
@@ -40,7 +47,7 @@ fn hand_off(slice: Duration) -> f64 {
         }
     });
     let mut next = 0;
-    let took = mean(slice, || {
+    let took = median(slice, || {
         word.0.store(next + 1, Ordering::Release);
         while word.0.load(Ordering::Acquire) != next + 2 {
             std::hint::spin_loop();
@@ -54,14 +61,14 @@ fn hand_off(slice: Duration) -> f64 {
 
 /// An 8-byte write from post to completion, both sides polling.
 pub(super) fn polled(name: &str, effort: Effort) -> Row {
-    let world = World::new();
+    let world = super::world();
     let (mut a, b) = world.rc_pair();
     let word = b.node.mr(8);
     let request = SendWr::write(1, &[], word.addr(0), word.rkey).inline(&[1; 8]);
     let samples: Vec<_> = (0..effort.samples)
         .map(|_| {
             let reference = hand_off(effort.slice);
-            let value = mean(effort.slice, || {
+            let value = median(effort.slice, || {
                 a.qp.post_send(&request);
                 let start = Instant::now();
                 let cqe = loop {
@@ -95,7 +102,7 @@ fn sleep_for_receive(end: &mut End) -> bool {
 
 /// Ping and pong between two guests that sleep, beside two trips through the null device.
 pub(super) fn event(name: &str, effort: Effort) -> Row {
-    let world = World::new();
+    let world = super::world();
     let (mut a, mut b) = world.rc_pair();
     let (inbox_a, inbox_b) = (a.node.mr(64), b.node.mr(64));
     let stop = AtomicBool::new(false);
@@ -111,8 +118,8 @@ pub(super) fn event(name: &str, effort: Effort) -> Row {
         });
         let samples: Vec<_> = (0..effort.samples)
             .map(|_| {
-                let reference = 2.0 * null.mean(effort.slice);
-                let value = mean(effort.slice, || {
+                let reference = 2.0 * null.trip(effort.slice);
+                let value = median(effort.slice, || {
                     a.qp.post_recv(0, &[inbox_a.sge(0, 64)]);
                     a.qp.post_send(&SendWr::send(1, &[]).inline(&[1; 8]));
                     assert!(sleep_for_receive(&mut a), "no answer");
@@ -131,14 +138,14 @@ pub(super) fn event(name: &str, effort: Effort) -> Row {
 
 /// Control commands, `commands` in each call of `f`, beside as many trips through the null device.
 fn control(name: &str, effort: Effort, commands: u32, mut f: impl FnMut(&Node)) -> Row {
-    let world = World::new();
+    let world = super::world();
     let node = world.node();
     let mut null = echo();
     f(&node);
     let samples: Vec<_> = (0..effort.samples)
         .map(|_| {
-            let reference = f64::from(commands) * null.mean(effort.slice);
-            (mean(effort.slice, || f(&node)), reference)
+            let reference = f64::from(commands) * null.trip(effort.slice);
+            (median(effort.slice, || f(&node)), reference)
         })
         .collect();
     Row::best(name, "us", Better::Less, Some(Target::Ratio(2.0)), &samples)
@@ -178,7 +185,7 @@ pub(super) fn control_qp(name: &str, effort: Effort) -> Row {
 
 /// Context switches of all threads of a daemon whose guests have nothing to do.
 pub(super) fn idle(name: &str, effort: Effort) -> Row {
-    let world = World::new();
+    let world = super::world();
     let (mut a, b) = world.rc_pair();
     let word = b.node.mr(8);
     a.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey).inline(&[1; 8]));

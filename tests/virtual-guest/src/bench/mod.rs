@@ -7,6 +7,7 @@
 //! engine's worker or of the thread that copies: on a quiet machine that is the time on the wall, and elsewhere it is what a
 //! core of one's own would do (the worker's spinning counts against it).
 
+mod cores;
 mod data;
 mod echo;
 mod latency;
@@ -16,6 +17,15 @@ pub use echo::serve as serve_echo;
 pub use report::{Better, Row, Target};
 
 use std::time::Duration;
+
+use crate::world::World;
+
+/// A world whose daemon has a core of its own, where there are two.
+fn world() -> World {
+    let world = World::new();
+    cores::Cores::get().device_process(world.daemon.pid());
+    world
+}
 
 /// How much to measure.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +41,7 @@ pub struct Effort {
 impl Effort {
     /// What a report is made from.
     pub const FULL: Self =
-        Self { samples: 7, slice: Duration::from_millis(120), idle: Duration::from_secs(10) };
+        Self { samples: 10, slice: Duration::from_millis(150), idle: Duration::from_secs(10) };
     /// What shows that everything runs.
     pub const QUICK: Self =
         Self { samples: 3, slice: Duration::from_millis(60), idle: Duration::from_secs(3) };
@@ -53,6 +63,7 @@ impl Benchmark {
     /// Measures. A panic in a scene (a completion that does not come, a daemon that ends) is a row that says so.
     pub fn run(&self, effort: Effort) -> Row {
         let (name, run) = (self.name, self.run);
+        cores::Cores::get().guest();
         std::panic::catch_unwind(move || run(name, effort))
             .unwrap_or_else(|cause| Row::failed(name, report::panic_text(cause.as_ref())))
     }

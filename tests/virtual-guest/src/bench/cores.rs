@@ -1,0 +1,63 @@
+//! Who runs where: the guest's threads on the first core, the device's on the last.
+//!
+//! A scheduler that puts a polling worker and the thread that it serves on one core measures its own time slice; and a placement that
+//! changes from sample to sample measures chance. So both the device and its reference get the same places. On a machine with one
+//! core nothing is moved.
+
+use std::process::id;
+
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+
+/// The cores that this process may use, if there are two at least: first and last.
+fn places() -> Option<(usize, usize)> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let first = usable.next()?;
+    usable.last().map(|last| (first, last))
+}
+
+fn move_to(thread: Option<Pid>, cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    // A thread that just ended need not move.
+    let _gone = sched_setaffinity(thread, &set);
+}
+
+/// The places, asked for before the first move narrows them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cores(Option<(usize, usize)>);
+
+impl Cores {
+    /// Of this process, once for all.
+    pub(super) fn get() -> Self {
+        static CORES: std::sync::OnceLock<Cores> = std::sync::OnceLock::new();
+        *CORES.get_or_init(|| Self(places()))
+    }
+
+    /// Moves the calling thread, and those that it makes, to the guest's side.
+    pub(super) fn guest(self) {
+        if let Some((first, _)) = self.0 {
+            move_to(None, first);
+        }
+    }
+
+    /// Moves the calling thread to the device's side.
+    pub(super) fn device(self) {
+        if let Some((_, last)) = self.0 {
+            move_to(None, last);
+        }
+    }
+
+    /// Moves all threads of a process, and those that they make, to the device's side.
+    pub(super) fn device_process(self, pid: u32) {
+        debug_assert_ne!(pid, id(), "the device is another process");
+        let Some((_, last)) = self.0 else { return };
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
+        for task in tasks.flatten() {
+            let number = task.file_name().to_str().and_then(|n| n.parse().ok());
+            if let Some(thread) = number.and_then(Pid::from_raw) {
+                move_to(Some(thread), last);
+            }
+        }
+    }
+}
