@@ -15,6 +15,9 @@ use super::{Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::transport::{Gid, NicId};
 
+/// Turns of send queues before a CQ is resized.
+const SETTLE_TURNS: u32 = 64;
+
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
     ///
@@ -29,7 +32,7 @@ impl Shard {
     ) -> Result<Reply, Status> {
         let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
         match (life, &command) {
-            (_, Command::Init { .. }) => {}
+            (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
             (Life::Idle, _) => return Err(Status::STATE),
             // The objects of a NIC that failed go away as well.
             (Life::Failed, Command::Shutdown) => {}
@@ -66,10 +69,7 @@ impl Shard {
                 return self.allocate_fast(id, ctx, pdn, max_pages);
             }
             // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
-            Command::CqResize { .. } => {
-                self.scan();
-                while self.run(now) {}
-            }
+            Command::CqResize { cqn, .. } => self.settle_sends(id, cqn, now),
             _ => {}
         }
         self.nic_mut(id).ok_or(Status::FATAL)?.execute(ctx, command)
@@ -86,6 +86,18 @@ impl Shard {
             abi_version: U32::new(abi::ABI_VERSION),
             reserved: U32::new(0),
         }))
+    }
+
+    /// Executes what is posted on the send queues that complete to a CQ, within a bound that neighbours do not feel.
+    fn settle_sends(&mut self, id: NicId, cqn: u32, now: Nanos) {
+        self.scan();
+        for _ in 0..SETTLE_TURNS {
+            let Some(nic) = self.nic_mut(id) else { return };
+            let due = |qpn: &&u32| nic.qps.get(*qpn).is_some_and(|qp| qp.send_cqn == cqn);
+            let Some(qpn) = nic.run.iter().find(due).copied() else { return };
+            nic.run.retain(|&queued| queued != qpn);
+            self.run_qp(id, qpn, now);
+        }
     }
 
     fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
