@@ -91,7 +91,13 @@ struct virtio_rdma_sge {
 #define VIRTIO_RDMA_WR_LOCAL_INV		7u
 #define VIRTIO_RDMA_WR_BIND_MW			8u
 #define VIRTIO_RDMA_WR_SEND_WITH_INV		9u
+#define VIRTIO_RDMA_WR_FLUSH			14u
+#define VIRTIO_RDMA_WR_ATOMIC_WRITE		15u
 #define VIRTIO_RDMA_WR_REG_MR			0x20u
+
+#define VIRTIO_RDMA_FLUSH_GLOBAL		0x001u	/* sq_wqe.aux of FLUSH */
+#define VIRTIO_RDMA_FLUSH_PERSISTENT		0x002u
+#define VIRTIO_RDMA_FLUSH_MR			0x100u
 
 #define VIRTIO_RDMA_SEND_FENCE			0x01u
 #define VIRTIO_RDMA_SEND_SIGNALED		0x02u
@@ -165,6 +171,8 @@ struct virtio_rdma_cqe {
 #define VIRTIO_RDMA_WC_FETCH_ADD		4u
 #define VIRTIO_RDMA_WC_BIND_MW			5u
 #define VIRTIO_RDMA_WC_LOCAL_INV		6u
+#define VIRTIO_RDMA_WC_FLUSH			8u
+#define VIRTIO_RDMA_WC_ATOMIC_WRITE		9u
 #define VIRTIO_RDMA_WC_REG_MR			10u
 #define VIRTIO_RDMA_WC_RECV			128u
 #define VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM	129u
@@ -307,6 +315,8 @@ struct virtio_rdma_keepalive_req {
 #define VIRTIO_RDMA_CAP_ZERO_BASED		(1u << 13)
 #define VIRTIO_RDMA_CAP_DMA_MR			(1u << 14)
 #define VIRTIO_RDMA_CAP_SQD			(1u << 15)
+#define VIRTIO_RDMA_CAP_FLUSH			(1u << 16)	/* to global visibility */
+#define VIRTIO_RDMA_CAP_ATOMIC_WRITE		(1u << 17)
 
 struct virtio_rdma_query_device_resp {
 	__le64 guid;
@@ -420,6 +430,8 @@ struct virtio_rdma_object_resp {
 #define VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC	0x08u
 #define VIRTIO_RDMA_ACCESS_MW_BIND		0x10u
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20u
+#define VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL		0x100u
+#define VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT	0x200u
 #define VIRTIO_RDMA_ACCESS_OPTIONAL_MASK	0x3ff00000u	/* accepted and ignored */
 
 struct virtio_rdma_mr_reg_req {

@@ -201,6 +201,10 @@ abi_consts! {
         DMA_MR: u64 = 1 << 14;
         /// State SQD.
         SQD: u64 = 1 << 15;
+        /// FLUSH to global visibility, and `ACCESS_FLUSH_GLOBAL`.
+        FLUSH: u64 = 1 << 16;
+        /// ATOMIC_WRITE.
+        ATOMIC_WRITE: u64 = 1 << 17;
     }
 }
 

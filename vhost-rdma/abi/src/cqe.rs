@@ -92,6 +92,10 @@ abi_consts! {
         BIND_MW: u8 = 5;
         /// LOCAL_INV.
         LOCAL_INV: u8 = 6;
+        /// FLUSH.
+        FLUSH: u8 = 8;
+        /// ATOMIC_WRITE.
+        ATOMIC_WRITE: u8 = 9;
         /// REG_MR.
         REG_MR: u8 = 10;
         /// A message was received.

@@ -61,7 +61,7 @@ pub use queues::{
 pub use rings::{arm, ctrl};
 pub use table::{FieldLayout, StructLayout};
 pub use wqe::{
-    RqWqe, Sge, SqWqe, opcode, send_flags, wqe_shape,
+    RqWqe, Sge, SqWqe, flush, opcode, send_flags, wqe_shape,
     wqe_shape::{
         RQ_WQE_DATA, RQ_WQE_MIN_LOG2_STRIDE, SQ_WQE_DATA, SQ_WQE_MIN_LOG2_STRIDE,
         WQE_MAX_LOG2_STRIDE,
@@ -78,6 +78,7 @@ pub const CONSTANTS: &[&[(&str, u64)]] = &[
     ctrl::TABLE,
     arm::TABLE,
     opcode::TABLE,
+    flush::TABLE,
     send_flags::TABLE,
     wqe_shape::TABLE,
     cqe_shape::TABLE,

@@ -19,6 +19,10 @@ abi_consts! {
         MW_BIND: u32 = 0x10;
         /// Addresses count from 0.
         ZERO_BASED: u32 = 0x20;
+        /// FLUSH to global visibility.
+        FLUSH_GLOBAL: u32 = 0x100;
+        /// FLUSH to persistence; no device has it yet.
+        FLUSH_PERSISTENT: u32 = 0x200;
         /// Flags in this mask are accepted and ignored.
         OPTIONAL_MASK: u32 = 0x3ff0_0000;
     }

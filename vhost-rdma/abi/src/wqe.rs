@@ -38,8 +38,24 @@ abi_consts! {
         BIND_MW: u8 = 8;
         /// Send a message and invalidate a key of the receiver.
         SEND_WITH_INV: u8 = 9;
+        /// Make what earlier writes stored visible to everyone.
+        FLUSH: u8 = 14;
+        /// Write 8 remote bytes, all at once.
+        ATOMIC_WRITE: u8 = 15;
         /// Map a fast-register region (context 0).
         REG_MR: u8 = 0x20;
+    }
+}
+
+abi_consts! {
+    /// Bits of `sq_wqe.aux` of FLUSH (IBTA A19.4.1).
+    pub mod flush = "VIRTIO_RDMA_FLUSH_" {
+        /// Visible to everyone who reads the memory.
+        GLOBAL: u32 = 0x001;
+        /// Safe from a loss of power; no device has it yet.
+        PERSISTENT: u32 = 0x002;
+        /// The whole region of the key, not the range.
+        MR: u32 = 0x100;
     }
 }
 

@@ -41,6 +41,15 @@
 #define vrdma_umem_get		ib_umem_get
 #endif
 
+/* 6.2: FLUSH and atomic writes in the interface. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
+#define VRDMA_FLUSH_FLAGS	IB_DEVICE_FLUSH_GLOBAL
+#define VRDMA_ATOMIC_WRITE_FLAGS	IB_DEVICE_ATOMIC_WRITE
+#else
+#define VRDMA_FLUSH_FLAGS	0
+#define VRDMA_ATOMIC_WRITE_FLAGS	0
+#endif
+
 /* 6.4 named the bit. */
 #ifndef VIRTIO_F_NOTIFICATION_DATA
 #define VIRTIO_F_NOTIFICATION_DATA	38

@@ -17,6 +17,8 @@ static int vrdma_check_access(struct vrdma *vr, int access)
 
 	if (vr->caps & VIRTIO_RDMA_CAP_ZERO_BASED)
 		known |= IB_ZERO_BASED;
+	if (vr->caps & VIRTIO_RDMA_CAP_FLUSH)
+		known |= VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
 	return access & ~known ? -EOPNOTSUPP : 0;
 }
 

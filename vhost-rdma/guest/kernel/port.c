@@ -23,6 +23,10 @@ static u64 vrdma_device_caps(u64 caps)
 		flags |= IB_DEVICE_MEM_WINDOW;
 	if (caps & VIRTIO_RDMA_CAP_MW_TYPE2)
 		flags |= IB_DEVICE_MEM_WINDOW_TYPE_2B;
+	if (caps & VIRTIO_RDMA_CAP_FLUSH)
+		flags |= VRDMA_FLUSH_FLAGS;
+	if (caps & VIRTIO_RDMA_CAP_ATOMIC_WRITE)
+		flags |= VRDMA_ATOMIC_WRITE_FLAGS;
 	return flags;
 }
 

@@ -8,13 +8,20 @@
 #include "virtio_rdma.h"
 
 /*
- * Rights to operations that this device does not have (FLUSH, since Linux 6.3) enable nothing and are left out, as other drivers do:
+ * Rights to operations that a device does not have (FLUSH, since Linux 6.2) enable nothing and are left out, as other drivers do:
  * programs set them for every device.
  */
-#define VRDMA_QP_RIGHTS		(IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | \
-				 IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_MW_BIND)
+static u32 vrdma_qp_rights(struct vrdma *vr, u32 rights)
+{
+	u32 known = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_ATOMIC |
+		    IB_ACCESS_MW_BIND;
 
-static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
+	if (vr->caps & VIRTIO_RDMA_CAP_FLUSH)
+		known |= VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
+	return rights & known;
+}
+
+static int vrdma_attr_to_wire(struct vrdma *vr, struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
 {
 	w->mask = cpu_to_le32(mask);
 	w->qp_state = a->qp_state;
@@ -25,7 +32,7 @@ static int vrdma_attr_to_wire(struct virtio_rdma_qp_attr *w, const struct ib_qp_
 	w->rq_psn = cpu_to_le32(a->rq_psn);
 	w->sq_psn = cpu_to_le32(a->sq_psn);
 	w->dest_qpn = cpu_to_le32(a->dest_qp_num);
-	w->qp_access_flags = cpu_to_le32(a->qp_access_flags & VRDMA_QP_RIGHTS);
+	w->qp_access_flags = cpu_to_le32(vrdma_qp_rights(vr, a->qp_access_flags));
 	w->pkey_index = cpu_to_le16(a->pkey_index);
 	w->en_sqd_async_notify = a->en_sqd_async_notify;
 	w->max_rd_atomic = a->max_rd_atomic;
@@ -82,7 +89,7 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struc
 
 	if (mask & ~IB_QP_ATTR_STANDARD_BITS || mask & (IB_QP_CAP | IB_QP_ALT_PATH))
 		return -EOPNOTSUPP;
-	ret = vrdma_attr_to_wire(&req.attr, attr, mask);
+	ret = vrdma_attr_to_wire(vr, &req.attr, attr, mask);
 	if (ret)
 		return ret;
 	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QP_MODIFY, qp->ctx->id, &req, sizeof(req), NULL, 0);

@@ -108,6 +108,34 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t re
 	wr_atomic(qp, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, rkey, remote_addr, arg);
 }
 
+/* The word stands in the request like inline data: what the program does with its own afterwards does not matter. */
+static void wr_atomic_write(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, const void *word)
+{
+	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, VIRTIO_RDMA_WR_ATOMIC_WRITE);
+
+	if (!wqe)
+		return;
+	wqe->rkey = htole32(rkey);
+	wqe->remote_addr = htole64(remote_addr);
+	memcpy((uint8_t *)wqe + VIRTIO_RDMA_SQ_WQE_DATA, word, 8);
+	wqe->flags |= VIRTIO_RDMA_SEND_INLINE;
+	wqe->num_sge = htole16(8);
+}
+
+static void wr_flush(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, size_t len, uint8_t type, uint8_t level)
+{
+	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, VIRTIO_RDMA_WR_FLUSH);
+
+	if (!wqe)
+		return;
+	wqe->rkey = htole32(rkey);
+	wqe->remote_addr = htole64(remote_addr);
+	wqe->arg0 = htole64(len);
+	wqe->aux = htole32((type & IBV_FLUSH_GLOBAL ? VIRTIO_RDMA_FLUSH_GLOBAL : 0) |
+			   (type & IBV_FLUSH_PERSISTENT ? VIRTIO_RDMA_FLUSH_PERSISTENT : 0) |
+			   (level == IBV_FLUSH_MR ? VIRTIO_RDMA_FLUSH_MR : 0));
+}
+
 static void wr_with_imm(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t imm)
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, opcode);
@@ -230,6 +258,10 @@ static uint64_t supported_ops(enum ibv_qp_type type, uint64_t caps)
 		ops |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 	if (caps & (VIRTIO_RDMA_CAP_MW_TYPE2 | VIRTIO_RDMA_CAP_MEM_MGT))
 		ops |= IBV_QP_EX_WITH_SEND_WITH_INV;
+	if (caps & VIRTIO_RDMA_CAP_ATOMIC_WRITE)
+		ops |= IBV_QP_EX_WITH_ATOMIC_WRITE;
+	if (caps & VIRTIO_RDMA_CAP_FLUSH)
+		ops |= IBV_QP_EX_WITH_FLUSH;
 	return ops;
 }
 
@@ -258,6 +290,10 @@ static void set_ops(struct ibv_qp_ex *qp, uint64_t ops)
 		qp->wr_atomic_cmp_swp = wr_atomic_cmp_swp;
 	if (ops & IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
 		qp->wr_atomic_fetch_add = wr_atomic_fetch_add;
+	if (ops & IBV_QP_EX_WITH_ATOMIC_WRITE)
+		qp->wr_atomic_write = wr_atomic_write;
+	if (ops & IBV_QP_EX_WITH_FLUSH)
+		qp->wr_flush = wr_flush;
 	if (ops & IBV_QP_EX_WITH_LOCAL_INV)
 		qp->wr_local_inv = wr_local_inv;
 	if (ops & IBV_QP_EX_WITH_BIND_MW)

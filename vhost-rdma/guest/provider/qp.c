@@ -171,16 +171,16 @@ static void qp_set_limits(struct vrdma_qp *qp, const struct ibv_qp_init_attr_ex 
  *
  * libibverbs 45 and later have one member more in struct ibv_qp_ex (wr_flush) than 44 has, within the same private ABI, so where the
  * library of the guest looks depends on its version and not on the headers that we were built with. The mark is put
- * where either looks: 8 bytes before ours is a function pointer, 8 bytes behind the XRC domain, and this device has neither FLUSH
- * nor atomic writes nor XRC.
+ * where either looks: 8 bytes before ours is wr_flush, 8 bytes behind the XRC domain, and this device has no XRC. A program that asks for
+ * FLUSH has a library that knows it, which looks where we do; its function pointer stays.
  */
-static void qp_mark_extended(struct vrdma_qp *qp)
+static void qp_mark_extended(struct vrdma_qp *qp, uint64_t ops)
 {
-	uint8_t *mask = (uint8_t *)&qp->vqp.comp_mask;
+	uint8_t *mask = (uint8_t *)qp + offsetof(struct vrdma_qp, vqp.comp_mask);
 	const uint32_t mark = VERBS_QP_EX;
 	int at;
 
-	for (at = -8; at <= 8; at += 8)
+	for (at = ops & IBV_QP_EX_WITH_FLUSH ? 0 : -8; at <= 8; at += 8)
 		memcpy(mask + at, &mark, sizeof(mark));
 }
 
@@ -214,7 +214,7 @@ struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *context, struct ibv_qp_ini
 	attr->cap = req.cap;
 	qp_set_limits(qp, &req);
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
-		qp_mark_extended(qp);
+		qp_mark_extended(qp, attr->send_ops_flags);
 	qp_link_cqs(qp);
 	return &qp->vqp.qp;
 

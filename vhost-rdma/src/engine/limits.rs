@@ -50,7 +50,9 @@ pub const CAPS: u64 = abi::cap::ATOMIC
     | abi::cap::MW_TYPE1
     | abi::cap::MW_TYPE2
     | abi::cap::MCAST
-    | abi::cap::SQD;
+    | abi::cap::SQD
+    | abi::cap::FLUSH
+    | abi::cap::ATOMIC_WRITE;
 
 /// Numbers of objects that one NIC may have. They are reported to the guest, honoured, and may change while the NIC lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

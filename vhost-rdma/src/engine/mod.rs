@@ -34,6 +34,7 @@ mod mr;
 mod network;
 mod nic;
 mod numbers;
+mod placement;
 mod port;
 mod qp;
 mod receive;

@@ -20,7 +20,8 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_READ
     | access::REMOTE_ATOMIC
     | access::MW_BIND
-    | access::ZERO_BASED;
+    | access::ZERO_BASED
+    | access::FLUSH_GLOBAL;
 
 /// Why a key does not open what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,8 @@ use crate::transport::{
 const TURN_REQUESTS: u32 = 64;
 /// Bytes of one turn.
 const TURN_BYTES: u32 = PIECE;
+/// Bytes of every atomic operation.
+const ATOMIC_LEN: u32 = 8;
 /// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
 
@@ -295,7 +297,10 @@ fn request<'a>(
         immediate: with_immediate.then(|| wqe.imm.to_bytes()),
         invalidate: (wqe.opcode == opcode::SEND_WITH_INV).then(|| wqe.imm.get()),
         solicited: wqe.flags & send_flags::SOLICITED != 0,
-        operands: [wqe.arg0.get(), wqe.arg1.get()],
+        operands: match planned.operation {
+            Operation::Flush => [wqe.arg0.get(), u64::from(wqe.aux.get())],
+            _ => [wqe.arg0.get(), wqe.arg1.get()],
+        },
         qkey,
     }
 }
@@ -380,7 +385,13 @@ impl Nic {
         let count = u32::from(wqe.num_sge.get());
         let moves_here =
             matches!(operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
-        if (inline && moves_here) || count > if inline { send.max_inline } else { send.max_sge } {
+        let most = match operation {
+            // The least stride has room for its word, whatever inline the QP asked for.
+            Operation::AtomicWrite if inline => ATOMIC_LEN,
+            _ if inline => send.max_inline,
+            _ => send.max_sge,
+        };
+        if (inline && moves_here) || count > most {
             return Err(wc_status::LOC_QP_OP_ERR);
         }
         if !std::mem::replace(&mut send.fetched, true) {
@@ -391,9 +402,15 @@ impl Nic {
         } else {
             send.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
         };
-        if matches!(operation, Operation::CompareSwap | Operation::FetchAdd)
-            && (count != 1 || total != 8)
-        {
+        let shape_ok = match operation {
+            Operation::CompareSwap | Operation::FetchAdd => {
+                count == 1 && total == u64::from(ATOMIC_LEN)
+            }
+            Operation::AtomicWrite => total == u64::from(ATOMIC_LEN),
+            Operation::Flush => count == 0,
+            Operation::Send | Operation::Write | Operation::Read => true,
+        };
+        if !shape_ok {
             return Err(wc_status::LOC_QP_OP_ERR);
         }
         let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
@@ -426,7 +443,7 @@ impl Nic {
         segments: &mut Vec<Segment>,
     ) -> bool {
         let rights = match planned.operation {
-            Operation::Send | Operation::Write => 0,
+            Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush => 0,
             Operation::Read | Operation::CompareSwap | Operation::FetchAdd => access::LOCAL_WRITE,
         };
         send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
@@ -445,7 +462,9 @@ impl Nic {
     fn count_sent(&mut self, planned: &Planned, len: u32) {
         let len = u64::from(len);
         match planned.operation {
-            Operation::Send | Operation::Write => self.counters.tx_bytes += len,
+            Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush => {
+                self.counters.tx_bytes += len;
+            }
             Operation::Read => self.counters.rx_bytes += len,
             Operation::CompareSwap | Operation::FetchAdd => {
                 self.counters.tx_bytes += len;
@@ -567,6 +586,8 @@ const fn operation(kind: Kind, code: u8) -> Option<Operation> {
         (opcode::RDMA_READ, Kind::Rc) => Some(Operation::Read),
         (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(Operation::CompareSwap),
         (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(Operation::FetchAdd),
+        (opcode::ATOMIC_WRITE, Kind::Rc) => Some(Operation::AtomicWrite),
+        (opcode::FLUSH, Kind::Rc) => Some(Operation::Flush),
         _ => None,
     }
 }
@@ -578,5 +599,7 @@ const fn completion_opcode(operation: Operation) -> u8 {
         Operation::Read => wc_opcode::RDMA_READ,
         Operation::CompareSwap => wc_opcode::COMP_SWAP,
         Operation::FetchAdd => wc_opcode::FETCH_ADD,
+        Operation::AtomicWrite => wc_opcode::ATOMIC_WRITE,
+        Operation::Flush => wc_opcode::FLUSH,
     }
 }

@@ -47,6 +47,8 @@ impl Responder for Nic {
             Operation::Write => self.receive_write(qpn, request),
             Operation::Read => self.serve_read(qpn, request),
             Operation::CompareSwap | Operation::FetchAdd => self.serve_atomic(qpn, request),
+            Operation::AtomicWrite => self.serve_atomic_write(qpn, request),
+            Operation::Flush => self.serve_flush(qpn, request),
         }
     }
 }
@@ -366,7 +368,12 @@ impl Nic {
     }
 
     /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
-    fn remote(&self, qpn: u32, request: &Request<'_>, rights: u32) -> Result<Segment, Nak> {
+    pub(super) fn remote(
+        &self,
+        qpn: u32,
+        request: &Request<'_>,
+        rights: u32,
+    ) -> Result<Segment, Nak> {
         let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
         if !qp.attrs.has(rights) {
             return Err(Nak::RemoteAccess);
@@ -383,7 +390,7 @@ impl Nic {
     }
 
     /// Refuses a request that broke the rules; on RC that is the end of the connection.
-    fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
+    pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
             return Outcome::Done;

@@ -130,6 +130,15 @@ pub fn fetch_add(segment: &Segment, add: u64) -> Result<u64, Fault> {
     Ok(word(segment)?.fetch_add(add, Ordering::SeqCst))
 }
 
+/// Stores a word at once for every CPU of host and guests.
+///
+/// # Errors
+/// As [`fetch_add`].
+pub fn store(segment: &Segment, value: u64) -> Result<(), Fault> {
+    word(segment)?.store(value, Ordering::SeqCst);
+    Ok(())
+}
+
 /// Stores `swap` if the word equals `compare`; returns what was there before.
 ///
 /// # Errors

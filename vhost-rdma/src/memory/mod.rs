@@ -26,7 +26,7 @@ mod space;
 mod translation;
 mod vanish;
 
-pub use copy::{compare_swap, copy, fetch_add, read, write};
+pub use copy::{compare_swap, copy, fetch_add, read, store, write};
 pub use page_list::{Fault, PageArray, PageList};
 pub use ring::Ring;
 pub use segment::{Segment, total_len};

@@ -51,6 +51,10 @@ pub enum Operation {
     CompareSwap,
     /// Add `operands[0]`.
     FetchAdd,
+    /// Write 8 bytes at once.
+    AtomicWrite,
+    /// Make earlier writes visible: `operands[0]` bytes, kinds in `operands[1]`.
+    Flush,
 }
 
 /// The service that carries a request.

@@ -14,6 +14,7 @@ const RIGHTS: u32 = access::LOCAL_WRITE
     | access::REMOTE_READ
     | access::REMOTE_ATOMIC
     | access::MW_BIND
+    | access::FLUSH_GLOBAL
     | access::OPTIONAL_MASK;
 
 /// `IB_MIG_MIGRATED`: the only path migration state of a device without path migration.

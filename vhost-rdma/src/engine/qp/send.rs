@@ -68,7 +68,7 @@ impl SendQueue {
             current: None,
             fetched: false,
             sges: SgeList::new(),
-            inline: Vec::with_capacity(shape.max_inline as usize),
+            inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
             wait: Wait::None,
             rnr_left: 0,

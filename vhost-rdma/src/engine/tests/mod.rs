@@ -7,3 +7,4 @@ mod failures;
 mod keys;
 mod lifecycle;
 mod model;
+mod placement;

@@ -2,6 +2,7 @@
 
 pub(crate) mod drivers;
 mod fixture;
+mod nvme;
 pub(crate) mod pair;
 mod prepare;
 mod pyverbs;
@@ -23,6 +24,8 @@ pub(crate) enum Scenario {
     Rxe(rxe::Args),
     /// rdma-core's own Python suite in a guest with one of our NICs
     Pyverbs(pyverbs::Args),
+    /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
+    Nvme(nvme::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -40,6 +43,7 @@ impl Scenario {
             Self::Pair(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
+            Self::Nvme(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

@@ -1,0 +1,75 @@
+//! ATOMIC_WRITE and FLUSH (IBTA annex A19), executed for a peer.
+//!
+//! Writes are copied into guest memory by this host's CPUs, where everyone who has the memory sees them in the order of the copies; what a
+//! FLUSH adds is that later readers cannot have looked before, which one fence gives. Memory that survives a loss of power is
+//! unknown here, so nobody gets the right to ask for that.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_rdma_abi::{access, flush};
+
+use super::mr::MrTable;
+use super::nic::Nic;
+use crate::memory;
+use crate::transport::{Nak, Outcome, Payload, Request};
+
+impl Nic {
+    pub(super) fn serve_atomic_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if !request.remote_addr.is_multiple_of(8) {
+            return self.refuse(qpn, request, Nak::InvalidRequest);
+        }
+        let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
+            Ok(target) => target,
+            Err(nak) => return self.refuse(qpn, request, nak),
+        };
+        let mut word = [0; 8];
+        match request.payload {
+            Payload::Inline(bytes) if bytes.len() == word.len() => word.copy_from_slice(bytes),
+            Payload::Memory(source) if memory::read(source, 0, &mut word).is_ok() => {}
+            _ => return Outcome::LocalFault,
+        }
+        // As with atomics, a region whose host memory is not aligned like its addresses cannot be written at once.
+        if memory::store(&target, u64::from_ne_bytes(word)).is_err() {
+            return self.refuse(qpn, request, Nak::InvalidRequest);
+        }
+        self.counters.rx_bytes += 8;
+        self.counters.rx_messages += 1;
+        Outcome::Done
+    }
+
+    pub(super) fn serve_flush(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        let [length, kinds] = request.operands;
+        let asked = |kind: u32| kinds & u64::from(kind) != 0;
+        let mut rights = 0;
+        for (kind, right) in
+            [(flush::GLOBAL, access::FLUSH_GLOBAL), (flush::PERSISTENT, access::FLUSH_PERSISTENT)]
+        {
+            if asked(kind) {
+                rights |= right;
+            }
+        }
+        let range = (!asked(flush::MR)).then_some((request.remote_addr, length));
+        let granted = rights != 0
+            && self.qps.get(&qpn).is_some_and(|qp| {
+                qp.attrs.has(rights) && self.mrs.admits_flush((qp.pdn, request.rkey), rights, range)
+            });
+        if !granted {
+            return self.refuse(qpn, request, Nak::RemoteAccess);
+        }
+        fence(Ordering::SeqCst);
+        self.counters.rx_messages += 1;
+        Outcome::Done
+    }
+}
+
+impl MrTable {
+    /// Whether a key of a domain gives `rights` to a range, or to the whole region. No window gives them.
+    fn admits_flush(&self, (pdn, key): (u32, u32), rights: u32, range: Option<(u64, u64)>) -> bool {
+        self.get(key).is_some_and(|mr| {
+            mr.pdn == pdn
+                && mr.access & rights == rights
+                && mr.map.is_some()
+                && range.is_none_or(|(addr, len)| len == 0 || mr.offset(addr, len).is_some())
+        })
+    }
+}
