@@ -13,7 +13,7 @@ fn places() -> Option<(usize, usize)> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     let first = usable.next()?;
-    usable.last().map(|last| (first, last))
+    usable.next_back().map(|last| (first, last))
 }
 
 fn move_to(thread: Option<Pid>, cpu: usize) {
