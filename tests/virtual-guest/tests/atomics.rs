@@ -91,7 +91,8 @@ fn the_device_says_that_its_atomics_hold_against_cpus_and_they_do() {
     assert_eq!(caps & (cap::ATOMIC | cap::ATOMIC_GLOB), cap::ATOMIC | cap::ATOMIC_GLOB);
     let (results, word) = (a.node.area(64 * 8), b.node.area(8));
     let stop = AtomicBool::new(false);
-    let total = 20_000u64;
+    // Enough that an operation in two halves is seen also where the cores are shared with others.
+    let total = 200_000u64;
     let by_cpu = std::thread::scope(|scope| {
         let cpu = scope.spawn(|| {
             let mut n = 0;

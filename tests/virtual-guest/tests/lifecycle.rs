@@ -7,6 +7,7 @@
     reason = "a test on a 64-bit host"
 )]
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use virtual_guest::daemon::Daemon;
@@ -161,27 +162,43 @@ fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
     let path = Path { timeout: 18, retry_cnt: 7, ..FAST };
     let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
     let (from, to) = (a.node.area_of(&pattern(3, 1 << 20)), b.node.area(1 << 20));
-    for i in 0..40 {
-        a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
-    }
-    a.qp.ring_sq();
-    let mut done = 1;
-    a.scq.ok();
-    let bases = b.node.guest.stop_rings().unwrap();
-    to.mr.view().fill(0, to.mr.view().len(), 0x11);
-    std::thread::sleep(Duration::from_millis(50));
-    let view = to.mr.view();
-    assert!(view.vec(0, view.len()).iter().all(|b| *b == 0x11), "a stopped guest was written to");
-    for (index, base) in bases.into_iter().enumerate() {
-        b.node.guest.start_ring(index, base).unwrap();
-    }
-    while done < 40 {
-        a.scq.ok();
-        done += 1;
-    }
-    // On a busy machine all of them may have been done before the stop.
-    a.run_ok(&SendWr::write(40, &[from.sge()], to.addr(0), to.rkey()));
-    assert!(to.mr.view().vec(192, 1 << 20) == pattern(3, 1 << 20), "the traffic does not go on");
+    let (done, end) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Writes without a pause: were the stop no stop, one of them would land in the stopped guest.
+        let stream = scope.spawn(|| {
+            while !end.load(Ordering::SeqCst) {
+                for i in 0..16 {
+                    a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
+                }
+                a.qp.ring_sq();
+                for _ in 0..16 {
+                    a.scq.ok();
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        let more = |n: u64| {
+            let seen = done.load(Ordering::SeqCst);
+            eventually("the stream stands still", || done.load(Ordering::SeqCst) >= seen + n);
+        };
+        for _ in 0..5 {
+            more(20);
+            let bases = b.node.guest.stop_rings().unwrap();
+            let view = to.mr.view();
+            view.fill(0, view.len(), 0x11);
+            std::thread::sleep(Duration::from_millis(30));
+            let touched = view.vec(0, view.len()).iter().any(|b| *b != 0x11);
+            for (index, base) in bases.into_iter().enumerate() {
+                b.node.guest.start_ring(index, base).unwrap();
+            }
+            end.store(touched, Ordering::SeqCst);
+            assert!(!touched, "a stopped guest was written to");
+        }
+        more(20);
+        end.store(true, Ordering::SeqCst);
+        stream.join().expect("the stream");
+    });
+    assert_eq!(to.mr.view().vec(192, 1 << 20), pattern(3, 1 << 20));
 }
 
 #[test]
@@ -387,10 +404,10 @@ fn a_long_stream_survives_a_neighbours_churn() {
     let (mut a, b) = world.rc_pair();
     let (from, to) = (a.node.area_of(&pattern(1, 1 << 16)), b.node.area(1 << 16));
     let churn = world.node();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let mr = churn.mr(10_000);
                 let end = churn.rc();
                 end.qp.connect(end.address(), &FAST).unwrap();
@@ -401,7 +418,7 @@ fn a_long_stream_survives_a_neighbours_churn() {
             }
         });
         let done = stream(&mut a, &from, (to.addr(0), to.rkey()), 3000);
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
         assert_eq!(done, 3000);
     });
     assert_eq!(to.bytes(), pattern(1, 1 << 16));
