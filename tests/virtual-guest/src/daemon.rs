@@ -5,6 +5,7 @@
 //! is started with a parent-death signal: a test that dies takes its daemon with it. A daemon that ended early, that panicked,
 //! or that does not end when it is asked to fails the test that used it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -188,20 +189,20 @@ impl Daemon {
             .map_or(0, |maps| maps.lines().count())
     }
 
-    /// Context switches of all threads since they started.
-    pub fn context_switches(&self) -> io::Result<u64> {
-        let mut sum = 0;
+    /// Context switches of each thread since it started, by thread.
+    pub fn context_switches(&self) -> io::Result<BTreeMap<String, u64>> {
+        let mut threads = BTreeMap::new();
         for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            let text = std::fs::read_to_string(task?.path().join("status"))?;
-            for line in text.lines() {
-                if let Some((key, value)) = line.split_once(':')
-                    && key.ends_with("ctxt_switches")
-                {
-                    sum += value.trim().parse::<u64>().unwrap_or(0);
-                }
-            }
+            let task = task?;
+            let text = std::fs::read_to_string(task.path().join("status"))?;
+            let counts = text.lines().filter_map(|line| line.split_once(':'));
+            let sum = counts
+                .filter(|(key, _)| key.ends_with("ctxt_switches"))
+                .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+                .sum();
+            threads.insert(task.file_name().to_string_lossy().into_owned(), sum);
         }
-        Ok(sum)
+        Ok(threads)
     }
 
     /// Processor time of the engine's workers, in seconds.
