@@ -172,11 +172,32 @@ pub(crate) fn capture(cmd: &mut Command, timeout: Duration) -> Result<String> {
     let status = wait(&mut child, timeout, || {});
     let out = out.join().unwrap_or_default();
     let err = err.join().unwrap_or_default();
-    let status = status.with_context(|| format!("{cmd:?}"))?;
+    check_interrupt()?;
+    let status = status.with_context(|| brief(cmd))?;
     if !status.success() {
-        bail!("{cmd:?}: {status}\n{}", err.trim_end());
+        bail!("{}: {status}\n{}", brief(cmd), err.trim_end());
     }
     Ok(out)
+}
+
+/// A command line for a message: the words of [`tied`] and of apt's many options say nothing to the reader.
+fn brief(cmd: &Command) -> String {
+    let words: Vec<String> = std::iter::once(cmd.get_program())
+        .chain(cmd.get_args())
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
+    let words =
+        words.iter().skip_while(|w| ["setpriv", "--pdeathsig", "KILL", "--"].contains(&w.as_str()));
+    let mut out: Vec<&str> = Vec::new();
+    let mut option = false;
+    for word in words {
+        if option || word == "-o" {
+            option = !option;
+        } else {
+            out.push(word);
+        }
+    }
+    format!("`{}`", out.join(" "))
 }
 
 fn drain(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {

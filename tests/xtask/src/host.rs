@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, hash};
 use crate::exec::{capture, run_logged, tied};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -249,6 +249,22 @@ impl Archive {
 
     /// `name version` of everything that these packages bring into an empty root.
     pub(crate) fn resolve(&self, packages: &[&str]) -> Result<Vec<String>> {
+        // The answer holds as long as the lists do.
+        let memo = self.dir.join(format!("resolved-{}", hash(packages.join(" ").as_bytes())));
+        let time = |p: &Path| fs::metadata(p).and_then(|m| m.modified()).ok();
+        if time(&memo) > time(&self.dir.join("updated"))
+            && let Ok(text) = fs::read_to_string(&memo)
+        {
+            return Ok(text.lines().map(ToOwned::to_owned).collect());
+        }
+        let found = self.ask(packages)?;
+        let fresh = self.dir.join(format!("resolving-{}", std::process::id()));
+        fs::write(&fresh, found.join("\n"))?;
+        fs::rename(&fresh, &memo)?;
+        Ok(found)
+    }
+
+    fn ask(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut cmd = self.apt("apt-get");
         cmd.args(["-s", "-y", "-q", "install"]).args(packages);
         let text = capture(&mut cmd, APT_WAIT)

@@ -121,7 +121,8 @@ exec $b switch_root /root /lab/init
 ";
 
 /// The guest's first process. Commands are files in the share; the second serial port only carries `run N`, `kill N` and the answers, so
-/// output of any size and several commands at once do not disturb each other.
+/// output of any size and several commands at once do not disturb each other. `/usr/bin/kill`, since
+/// dash's own takes `--` for a number.
 const GUEST_INIT: &str = r#"#!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C.UTF-8
 mount -t proc proc /proc
@@ -148,8 +149,8 @@ exec 3<>/dev/ttyS1
 echo ready >&3
 while read -r verb id rest <&3; do
   case $verb in
-  run) ( setsid -w sh -c 'echo $$ > /host/cmd/$0.pid; exec sh /host/cmd/$0.sh' $id > /host/cmd/$id.out 2>&1 < /dev/null; echo "done $id $?" >&3 ) & ;;
-  kill) kill -9 -- -$(cat /host/cmd/$id.pid) ;;
+  run) ( setsid -w sh -c 'echo $$ > /run/$0.pid; exec sh /host/cmd/$0.sh' $id > /host/cmd/$id.out 2>&1 < /dev/null; echo "done $id $?" >&3 ) & ;;
+  kill) read -r pid < /run/$id.pid; /usr/bin/kill -9 -- -$pid ;;
   off) sync; busybox poweroff -f ;;
   esac
 done

@@ -47,9 +47,27 @@ impl Counters {
     }
 }
 
+/// What a guest holds in the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Objects {
+    pub(crate) contexts: u32,
+    pub(crate) pds: u32,
+    pub(crate) mrs: u32,
+    pub(crate) mr_bytes: u64,
+    pub(crate) cqs: u32,
+    pub(crate) srqs: u32,
+    pub(crate) qps: u32,
+    pub(crate) ahs: u32,
+}
+
+/// The part of `nic show` that the lab looks at.
 #[derive(Debug, Deserialize)]
-struct NicView {
-    counters: Counters,
+pub(crate) struct NicView {
+    pub(crate) counters: Counters,
+    pub(crate) objects: Objects,
+    pub(crate) session: String,
+    pub(crate) error: Option<String>,
 }
 
 #[derive(Debug)]
@@ -141,7 +159,8 @@ impl Daemon {
         })
     }
 
-    fn nic(&self, name: &str) -> Result<NicView> {
+    /// What the daemon says of a NIC.
+    pub(crate) fn nic(&self, name: &str) -> Result<NicView> {
         let text = self.cli(&["nic", "show", name, "--json"])?;
         serde_json::from_str(&text)
             .with_context(|| format!("`nic show {name} --json` is not what it should be:\n{text}"))

@@ -253,7 +253,34 @@ impl Guest {
     pub(crate) fn kill(&mut self, job: Job) -> Result<()> {
         self.tell(&format!("kill {}\n", job.0))?;
         let what = format!("a killed command in guest {} to go away", self.name);
-        exec::wait_for(&what, Duration::from_secs(20), || self.finished(job)).map(|_| ())
+        let gone = exec::wait_for(&what, Duration::from_secs(20), || self.finished(job));
+        gone.map(|_| ()).with_context(|| {
+            // A process that SIGKILL does not end sits in the kernel: say where.
+            let look = "for p in /proc/[0-9]*; do grep -q . $p/cmdline || continue; echo \"${p#/proc/} $(tr '\\0' ' ' < $p/cmdline): $(grep State $p/status)\"; cat $p/stack; done";
+            let seen = self.spawn(look).and_then(|look| {
+                exec::wait_for("a list of processes", Duration::from_secs(10), || self.finished(look))?;
+                Ok(self.output(look))
+            });
+            format!("{}\nthe end of its console:\n{}", seen.unwrap_or_else(|e| format!("{e:#}")), self.console_tail(15))
+        })
+    }
+
+    /// SIGKILL to QEMU: what a host does to a VM at its worst moment.
+    pub(crate) fn crash(&mut self) {
+        exec::end_group(&mut self.qemu, Duration::ZERO);
+    }
+
+    /// Resets the machine under its running kernel and waits for it to come up again.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        self.ready = false;
+        let fresh = self.next;
+        self.next += 1;
+        fs::write(
+            self.share.join(format!("cmd/{fresh}.sh")),
+            "echo 1 > /proc/sys/kernel/sysrq; echo b > /proc/sysrq-trigger\n",
+        )?;
+        self.tell(&format!("run {fresh}\n"))?;
+        self.wait_ready()
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
@@ -336,7 +363,6 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
         "-no-user-config",
         "-display",
         "none",
-        "-no-reboot",
     ]);
     push(&["-kernel", "/mnt/vmlinuz", "-initrd", "/mnt/initrd.gz"]);
     push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
@@ -344,7 +370,7 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
     push(&[
         "-append",
         &format!(
-            "console=ttyS0 quiet panic=-1 mitigations=off lab.name={} lab.ip={}",
+            "console=ttyS0 quiet panic=0 mitigations=off lab.name={} lab.ip={}",
             spec.name, spec.number
         ),
     ]);

@@ -24,6 +24,7 @@ pub(crate) struct Lab {
     pub(crate) run: RunDir,
     pub(crate) cache: Cache,
     qemu: PathBuf,
+    specs: Vec<Spec>,
 }
 
 /// What to boot.
@@ -57,7 +58,13 @@ impl Lab {
         host::require_root()?;
         host::ensure_tools(cache)?;
         let qemu = roots::qemu(cache)?;
-        Ok(Self { guests: Vec::new(), run: RunDir::new()?, cache: cache.clone(), qemu })
+        Ok(Self {
+            guests: Vec::new(),
+            run: RunDir::new()?,
+            cache: cache.clone(),
+            qemu,
+            specs: Vec::new(),
+        })
     }
 
     pub(crate) fn image(&self, debian: Debian) -> Result<GuestImage> {
@@ -84,11 +91,27 @@ impl Lab {
                 peer: names.get(n ^ 1).map(|p| (*p).to_owned()),
             };
             self.guests.push(Guest::start(&self.qemu, self.run.path(), &spec)?);
+            self.specs.push(spec);
         }
         for guest in &mut self.guests {
             guest.wait_ready()?;
         }
         Ok(())
+    }
+
+    /// Kills guest `n` as a crash would, and returns when its QEMU is gone.
+    pub(crate) fn crash(&mut self, n: usize) -> Result<()> {
+        self.guests.get_mut(n).context("no such guest")?.crash();
+        Ok(())
+    }
+
+    /// A new QEMU in the place of guest `n`, with the same NIC.
+    pub(crate) fn replace(&mut self, n: usize) -> Result<()> {
+        let spec = self.specs.get(n).context("no such guest")?;
+        let slot = self.guests.get_mut(n).context("no such guest")?;
+        slot.crash();
+        *slot = Guest::start(&self.qemu, self.run.path(), spec)?;
+        slot.wait_ready()
     }
 
     /// Puts files into every guest's `/host/products`.

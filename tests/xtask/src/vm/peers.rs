@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::exec;
 use crate::vm::daemon::{Counters, Daemon};
 use crate::vm::guest::{Guest, Job};
-use crate::vm::programs::Program;
+use crate::vm::programs::{PROGRAMS, Program};
 
 const SET_UP: Duration = Duration::from_secs(60);
 const LISTEN: Duration = Duration::from_secs(20);
@@ -102,22 +102,37 @@ pub(crate) fn attach_rxe_to(guest: &mut Guest) -> Result<(String, String)> {
 
 fn attach_one(guest: &mut Guest, script: &str) -> Result<(String, String)> {
     guest.must(script, SET_UP)?;
+    find_one(guest)
+}
+
+fn find_one(guest: &mut Guest) -> Result<(String, String)> {
     let line = guest.must(FIND, SET_UP)?;
     let (dev, gid) = line.trim().split_once(' ').context("the guest did not name its device")?;
     Ok((dev.to_owned(), gid.to_owned()))
 }
 
 fn attach(a: &mut Guest, b: &mut Guest, script: &str) -> Result<Devices> {
-    let mut found = Vec::new();
     for guest in [&mut *a, &mut *b] {
-        found.push(attach_one(guest, script)?);
+        guest.must(script, SET_UP)?;
     }
+    find(a, b)
+}
+
+/// Waits for the devices of two guests that have their drivers.
+pub(crate) fn find(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
+    let devices = Devices { a: find_one(a)?, b: find_one(b)? };
     // Neighbour entries exist before the first datagram that nobody repeats.
     a.must("ping -q -c 2 -i 0.2 -W 5 10.9.0.2", SET_UP)?;
-    match <[(String, String); 2]>::try_from(found) {
-        Ok([a, b]) => Ok(Devices { a, b }),
-        Err(_) => anyhow::bail!("this needs two guests"),
-    }
+    Ok(devices)
+}
+
+/// Traffic from a to b that does not end by itself within the patience of any scenario: the client's and the server's job.
+pub(crate) fn endless(a: &mut Guest, b: &mut Guest, devices: &Devices) -> Result<(Job, Job)> {
+    const LINE: &str = "ib_write_bw -d {dev} -x {gid} -D 600 -s 65536 -F";
+    let server = Program { server: LINE, port: 18515, ..PROGRAMS[0] };
+    let server = start_server(b, devices, &server, 0)?;
+    let client = a.spawn(&command(&format!("{LINE} {{peer}}"), &devices.a, 0))?;
+    Ok((client, server))
 }
 
 fn command(text: &str, device: &(String, String), n: u32) -> String {

@@ -1,5 +1,6 @@
 //! Guests with our NIC, driver and provider in them: what every scenario about our device begins with.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -26,6 +27,8 @@ pub(super) struct Wish {
 pub(super) struct Fixture {
     pub(super) daemon: Daemon,
     pub(super) lab: Lab,
+    /// What was put into the guests; a new guest needs it again.
+    pub(super) products: Vec<PathBuf>,
 }
 
 /// The name of guest `n`'s NIC, counted from 0.
@@ -55,7 +58,7 @@ impl Fixture {
         }
         lab.boot(&Plan { image, cpus: wish.cpus, nics })?;
         lab.deliver(&products)?;
-        Ok(Self { daemon, lab })
+        Ok(Self { daemon, lab, products })
     }
 
     /// Loads the driver everywhere; the device of each guest and the index of its IPv4 GID.
@@ -78,7 +81,7 @@ impl Fixture {
 }
 
 /// A warning or oops in a guest's kernel fails the run, whatever the programs said.
-pub(super) fn kernel_is_clean(guest: &mut Guest) -> bool {
+fn kernel_is_clean(guest: &mut Guest) -> bool {
     let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", Duration::from_secs(30));
     match found {
         Ok(out) if out.text.trim().is_empty() => true,

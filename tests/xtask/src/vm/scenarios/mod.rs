@@ -2,6 +2,7 @@
 
 pub(crate) mod drivers;
 mod fixture;
+pub(crate) mod life;
 mod nvme;
 pub(crate) mod pair;
 mod prepare;
@@ -26,6 +27,8 @@ pub(crate) enum Scenario {
     Pyverbs(pyverbs::Args),
     /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
     Nvme(nvme::Args),
+    /// Programs, drivers, guests and VMs ended under load: nothing leaks, nobody else is harmed
+    Life(life::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -44,6 +47,7 @@ impl Scenario {
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
             Self::Nvme(args) => args.run(cache),
+            Self::Life(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

@@ -4,16 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::fixture::kernel_is_clean;
+use super::fixture::{Fixture, Wish};
 use super::rxe::report;
 use crate::cache::Cache;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
-use crate::vm::daemon::{self, Daemon};
-use crate::vm::guest::{self, Guest};
+use crate::vm::daemon::Daemon;
+use crate::vm::guest::Guest;
 use crate::vm::peers::{self, Ran, Witness};
 use crate::vm::programs::{PROGRAMS, Program};
-use crate::vm::{Lab, NAMES, Nic, Plan};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -50,44 +49,31 @@ impl Default for Args {
     }
 }
 
-const NICS: [&str; 2] = ["vm0", "vm1"];
+/// NICs of guests a and b, as the fixture names them.
+pub(super) const NICS: [&str; 2] = ["vm0", "vm1"];
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let mut lab = Lab::prepare(cache)?;
-        if self.keep {
-            lab.run.keep();
-            eprintln!("    consoles and logs stay in {}", lab.run.path().display());
-        }
-        let binary = daemon::build(cache)?;
-        let products = crate::products::for_guest(cache, self.debian)?;
-        let image = lab.image(self.debian)?;
-        let daemon = Daemon::start(&binary, lab.run.path())?;
-        daemon.cli(&["network", "add", "red"])?;
-        let mut nics = Vec::new();
-        for (n, name) in NICS.iter().enumerate() {
-            daemon.add_nic(name, "red", u8::try_from(n + 1)?)?;
-            let (here, there) = (
-                guest::cable(lab.run.path(), NAMES[n]),
-                guest::cable(lab.run.path(), NAMES[n ^ 1]),
-            );
-            nics.push(Nic::Options(daemon.qemu_args(name, &here, &there)?));
-        }
-        lab.boot(&Plan { image, cpus: self.cpus, nics })?;
-        lab.deliver(&products)?;
-        let (a, b) = lab.pair()?;
-        let table = self.compare(a, b, &daemon);
-        let mut clean = true;
-        for guest in [a, b] {
-            clean &= kernel_is_clean(guest);
-        }
-        let table = table
-            .inspect_err(|_| eprintln!("the end of the daemon's log:\n{}", daemon.log_tail(25)))?;
+        let mut fixture = self.start(cache)?;
+        let (a, b) = fixture.lab.pair()?;
+        let table = self.compare(a, b, &fixture.daemon);
+        let clean = fixture.clean();
+        let table = table.inspect_err(|_| {
+            eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25))
+        })?;
         rows::print_table(&table, "vhost-rdma", "rxe");
         if let Some(path) = &self.json {
             rows::write_json(path, &table)?;
         }
         Ok(clean && table.iter().all(|r| r.ok))
+    }
+
+    /// The daemon and two guests on it.
+    pub(super) fn start(&self, cache: &Cache) -> Result<Fixture> {
+        Fixture::start(
+            cache,
+            Wish { debian: self.debian, guests: 2, cpus: self.cpus, keep: self.keep },
+        )
     }
 
     fn chosen(&self) -> impl Iterator<Item = &'static Program> + '_ {
