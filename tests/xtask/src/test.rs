@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
-use crate::vm::scenarios::{drivers, pair};
+use crate::vm::scenarios::{drivers, life, pair, pyverbs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -32,6 +32,12 @@ impl Args {
             chores::mutants(cache, &mut steps)?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
+            steps.step("atomics against the guests' CPUs", || {
+                let only = Some("atomic -t".to_owned());
+                pair::Args { cpus: 2, only, no_reference: true, ..Default::default() }.run(cache)
+            })?;
+            steps.step("life of drivers, guests and VMs", || life::Args::default().run(cache))?;
+            steps.step("rdma-core's Python suite", || pyverbs::Args::default().run(cache))?;
         }
         if self.full {
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {

@@ -246,6 +246,10 @@ pub(crate) const PROGRAMS: &[Program] = &[
     },
 ];
 
+/// Programs that need two CPUs in each guest: TCG makes a guest's atomic instructions atomic towards the host only then.
+pub(crate) const CONTENDED: &[Program] =
+    &[check("vrdma-check atomic -t 2", "vrdma-check -c {peer} -d {dev} -g {gid} -t 2 atomic")];
+
 /// A line of vrdma-check.
 #[derive(Debug, serde::Deserialize)]
 struct Report {

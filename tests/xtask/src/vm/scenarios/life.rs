@@ -14,7 +14,7 @@ use crate::rows::{self, Row};
 use crate::vm::guest::{Guest, Job};
 use crate::vm::peers::{self, Devices};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -144,10 +144,10 @@ impl Life {
 
     fn reload(&mut self) -> Result<()> {
         for _ in 0..3 {
-            for n in 0..2 {
+            for (n, nic) in NICS.iter().enumerate() {
                 self.guest(n)?
                     .must("rmmod virtio_rdma && test -z \"$(ls /sys/class/infiniband)\"", SHORT)?;
-                self.wait_empty(NICS[n], false)?;
+                self.wait_empty(nic, false)?;
                 self.guest(n)?.must("insmod /host/products/virtio_rdma.ko", SHORT)?;
             }
             self.reattach()?;

@@ -6,7 +6,7 @@ pub(crate) mod life;
 mod nvme;
 pub(crate) mod pair;
 mod prepare;
-mod pyverbs;
+pub(crate) mod pyverbs;
 mod run;
 mod rxe;
 mod shell;

@@ -12,7 +12,7 @@ use crate::rows::{self, Row};
 use crate::vm::daemon::Daemon;
 use crate::vm::guest::Guest;
 use crate::vm::peers::{self, Ran, Witness};
-use crate::vm::programs::{PROGRAMS, Program};
+use crate::vm::programs::{CONTENDED, PROGRAMS, Program};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -54,12 +54,17 @@ pub(super) const NICS: [&str; 2] = ["vm0", "vm1"];
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        anyhow::ensure!(
+            self.chosen().next().is_some(),
+            "no program's name contains {:?}; see the names in the table of `cargo xtask demo`",
+            self.only.as_deref().unwrap_or_default()
+        );
         let mut fixture = self.start(cache)?;
         let (a, b) = fixture.lab.pair()?;
         let table = self.compare(a, b, &fixture.daemon);
         let clean = fixture.clean();
         let table = table.inspect_err(|_| {
-            eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25))
+            eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25));
         })?;
         rows::print_table(&table, "vhost-rdma", "rxe");
         if let Some(path) = &self.json {
@@ -77,7 +82,9 @@ impl Args {
     }
 
     fn chosen(&self) -> impl Iterator<Item = &'static Program> + '_ {
-        PROGRAMS.iter().filter(|p| self.only.as_ref().is_none_or(|o| p.name.contains(o.as_str())))
+        let contended = if self.cpus > 1 { CONTENDED } else { &[] };
+        let all = PROGRAMS.iter().chain(contended);
+        all.filter(|p| self.only.as_ref().is_none_or(|o| p.name.contains(o.as_str())))
     }
 
     fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Row>> {

@@ -60,6 +60,20 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            debian: Debian::default(),
+            cpus: 1,
+            only: String::new(),
+            repeat: 1,
+            full: false,
+            keep: false,
+            json: None,
+        }
+    }
+}
+
 /// What became of one test, as the runner writes it.
 #[derive(Debug, Clone, Deserialize)]
 struct Verdict {
