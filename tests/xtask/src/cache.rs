@@ -106,6 +106,11 @@ impl Cache {
         Ok(path)
     }
 
+    /// Whether an artefact is there.
+    pub(crate) fn has(&self, name: &str, inputs: &str) -> bool {
+        self.dir.join(format!("{name}-{}", hash(inputs.as_bytes()))).exists()
+    }
+
     fn prune(&self, name: &str, current: &Path) {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = entry.path();

@@ -17,6 +17,8 @@ use crate::exec::{capture, run_logged, tied};
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package lists older than this are fetched again.
 const LISTS_FRESH: Duration = Duration::from_secs(12 * 3600);
+/// How old they may be when something is made from them.
+const LISTS_NEW: Duration = Duration::from_secs(300);
 const APT_WAIT: Duration = Duration::from_secs(300);
 
 /// A program we call, and the package that has it.
@@ -177,11 +179,20 @@ impl Archive {
         let dir = cache.dir().join("apt").join(&name);
         let archive = Self { lines, dir, default_release };
         let _lock = cache.lock(&format!("apt-{name}"))?;
-        archive.refresh(cache, &name)?;
+        archive.refresh(cache, &name, LISTS_FRESH)?;
         Ok(archive)
     }
 
-    fn refresh(&self, cache: &Cache, name: &str) -> Result<()> {
+    /// Reads the lists again before something is made from them, unless that was just done: what is fetched comes from the archive as it is
+    /// now, and must be what the lists say. True if they were read, so that the caller resolves anew.
+    pub(crate) fn renew(&self, cache: &Cache) -> Result<bool> {
+        let name = self.dir.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+        let _lock = cache.lock(&format!("apt-{name}"))?;
+        self.refresh(cache, &name, LISTS_NEW)
+    }
+
+    /// Reads the lists if they are older than `age`; whether it did.
+    fn refresh(&self, cache: &Cache, name: &str, age: Duration) -> Result<bool> {
         let stamp = self.dir.join("updated");
         let sources = self
             .lines
@@ -191,9 +202,9 @@ impl Archive {
         let same = fs::read_to_string(self.dir.join("sources.list")).is_ok_and(|t| t == sources);
         let fresh = fs::metadata(&stamp)
             .and_then(|m| m.modified())
-            .is_ok_and(|t| t.elapsed().unwrap_or_default() < LISTS_FRESH);
+            .is_ok_and(|t| t.elapsed().unwrap_or_default() < age);
         if same && fresh {
-            return Ok(());
+            return Ok(false);
         }
         for sub in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(self.dir.join(sub))?;
@@ -208,11 +219,11 @@ impl Archive {
             &cache.log("apt-lists"),
             APT_WAIT,
         ) {
-            Ok(()) => fs::write(stamp, "").map_err(Into::into),
+            Ok(()) => fs::write(stamp, "").map(|()| true).map_err(Into::into),
             // Stale lists still resolve to something that the cache may hold: a mirror that is away must not stop a warm run.
             Err(e) if stamp.exists() => {
                 eprintln!("    warning: {e:#}\n    going on with the lists of an earlier run");
-                Ok(())
+                Ok(false)
             }
             Err(e) => Err(e),
         }

@@ -190,6 +190,9 @@ fn owned(packages: &[&str]) -> Vec<String> {
 pub(crate) fn qemu(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &["trixie", "trixie-backports"])?;
     let inputs = format!("1\n{}", archive.resolve(&["qemu-system-x86"])?.join("\n"));
+    if !cache.has("qemu", &inputs) && archive.renew(cache)? {
+        return qemu(cache);
+    }
     let dir = cache.artefact("qemu", &inputs, |tmp| {
         let root = tmp.join("root");
         mmdebstrap(
@@ -255,6 +258,9 @@ pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
         BOOT_MODULES.join(" ")
     );
     let name = format!("guest-{}", debian.name());
+    if !cache.has(&name, &inputs) && archive.renew(cache)? {
+        return guest(cache, debian);
+    }
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
         let log = cache.log(&name);
@@ -408,7 +414,7 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
     let mut packages = owned(BUILDER_PACKAGES);
     packages.push("linux-headers-amd64".into());
     let names: Vec<&str> = packages.iter().map(String::as_str).collect();
-    let mut inputs = format!("3\n{}\n{UNPACK_RDMA_CORE}\n", archive.resolve(&names)?.join("\n"));
+    let mut inputs = format!("4\n{}\n{UNPACK_RDMA_CORE}\n", archive.resolve(&names)?.join("\n"));
     // One provider serves Debian 12 and 13 (both have private ABI 34), so only Debian 13's source is needed.
     let source =
         if debian == Debian::Trixie { archive.source_files("rdma-core")? } else { Vec::new() };
@@ -416,6 +422,9 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
         inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
     }
     let name = format!("builder-{}", debian.name());
+    if !cache.has(&name, &inputs) && archive.renew(cache)? {
+        return builder(cache, debian);
+    }
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
         mmdebstrap(
@@ -424,6 +433,10 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
             &Recipe { name: &name, suite: debian.suite(), variant: "apt", packages: &packages },
             &root,
         )?;
+        // A link into the root, absolute in some releases: what it points to is not the host's.
+        if fs::symlink_metadata(root.join(format!("usr/lib/modules/{abi}/build"))).is_err() {
+            bail!("the archive changed while the {name} root was made: no headers of {abi}; run it again");
+        }
         for dir in ["work", "src"] {
             fs::create_dir_all(root.join(dir))?;
         }
