@@ -19,9 +19,6 @@ use crate::transport::NicId;
 /// Jobs per round: a flood of control commands must not stop the data path.
 const JOBS_PER_ROUND: usize = 32;
 
-/// How long a worker that found nothing keeps its core to itself, in nanoseconds.
-const SPIN_FOR: Nanos = 4_000;
-
 /// Rounds without work that a worker makes at least before it sleeps.
 const ROUNDS_BEFORE_SLEEP: u64 = 16;
 
@@ -91,11 +88,8 @@ impl Runner {
                 continue;
             }
             idle += looked;
-            if idle < SPIN_FOR.min(self.poll_for) {
+            if idle < self.poll_for {
                 hint::spin_loop();
-            } else if idle < self.poll_for {
-                // Whoever we wait for may be waiting for this core.
-                thread::yield_now();
             } else {
                 self.sleep();
                 before = self.clock.now();
