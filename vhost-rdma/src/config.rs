@@ -15,7 +15,7 @@ pub const ADMIN_SOCKET: &str = "admin.sock";
 /// The directory of root's daemon.
 pub const SYSTEM_DIR: &str = "/run/vhost-rdma";
 /// How long a worker polls before it sleeps, in microseconds.
-pub const DEFAULT_POLL_US: u32 = 50;
+pub const DEFAULT_POLL_US: u32 = 10;
 /// The most workers that make sense: each is a thread that may poll a whole core.
 pub const WORKERS_MAX: u32 = 256;
 
