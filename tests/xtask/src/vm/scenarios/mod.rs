@@ -10,6 +10,7 @@ pub(crate) mod pyverbs;
 mod run;
 mod rxe;
 mod shell;
+mod ulp;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -29,6 +30,8 @@ pub(crate) enum Scenario {
     Nvme(nvme::Args),
     /// Programs, drivers, guests and VMs ended under load: nothing leaks, nobody else is harmed
     Life(life::Args),
+    /// Clients of other kinds: multicast, rsockets, NFS over RDMA, RDS
+    Ulp(ulp::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -48,6 +51,7 @@ impl Scenario {
             Self::Pyverbs(args) => args.run(cache),
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
+            Self::Ulp(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

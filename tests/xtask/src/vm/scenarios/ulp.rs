@@ -1,0 +1,206 @@
+//! Clients of other kinds, each chosen for what it uses of the device.
+//!
+//! | client | what it uses |
+//! |---|---|
+//! | mckey | multicast: join, attach, datagrams to a group |
+//! | rstream, riostream, rcopy (rsockets) | RDMA writes with immediate, inline, completion events under poll() |
+//! | RDS | kernel verbs: long-lived RC connections with their own flow control, receives refilled from completions |
+//!
+//! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS would else be free to go
+//! over TCP.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::fixture::{self, Fixture, Wish};
+use crate::cache::Cache;
+use crate::exec;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::daemon::Daemon;
+use crate::vm::guest::{Guest, Job};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Release of the guests
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    debian: Debian,
+    /// vCPUs of each guest
+    #[arg(long, default_value_t = 1)]
+    cpus: u8,
+    /// Only the clients whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+const RDS: &str = include_str!("../../../../guest-programs/rds-echo.py");
+const READY: Duration = Duration::from_secs(40);
+const CLIENT: Duration = Duration::from_secs(120);
+const SERVER_END: Duration = Duration::from_secs(20);
+
+/// When a server is of use.
+#[derive(Debug, Clone, Copy)]
+enum Ready {
+    /// It has written this.
+    Says(&'static str),
+    /// This script succeeds in its guest.
+    When(&'static str),
+}
+
+const LISTENS: Ready = Ready::When("rdma resource show cm_id | grep -q LISTEN");
+
+/// A client in guest a with its server in guest b.
+#[derive(Debug, Clone, Copy)]
+struct Client {
+    name: &'static str,
+    server: &'static str,
+    ready: Ready,
+    client: &'static str,
+    /// Payload bytes that must have gone through the client's NIC.
+    bytes: u64,
+}
+
+const CLIENTS: &[Client] = &[
+    Client {
+        name: "mckey: multicast",
+        server: "stdbuf -oL mckey -m 239.9.0.1 -b 10.9.0.2 -C 50 -S 1000",
+        ready: Ready::Says("joined dgid"),
+        client: "mckey -m 239.9.0.1 -b 10.9.0.1 -s -C 50 -S 1000",
+        bytes: 50 * 1000,
+    },
+    Client {
+        name: "rstream, verified",
+        server: "rstream -b 10.9.0.2 -S 65536 -I 100 -C 1 -T v",
+        ready: LISTENS,
+        client: "rstream -s 10.9.0.2 -S 65536 -I 100 -C 1 -T v",
+        bytes: 100 * 65536,
+    },
+    Client {
+        name: "rstream, blocking, small",
+        server: "rstream -b 10.9.0.2 -S 64 -I 500 -C 1 -T b",
+        ready: LISTENS,
+        client: "rstream -s 10.9.0.2 -S 64 -I 500 -C 1 -T b",
+        bytes: 500 * 64,
+    },
+    Client {
+        name: "riostream, verified",
+        server: "riostream -b 10.9.0.2 -S 65536 -I 100 -C 1 -T v",
+        ready: LISTENS,
+        client: "riostream -s 10.9.0.2 -S 65536 -I 100 -C 1 -T v",
+        bytes: 100 * 65536,
+    },
+    Client {
+        name: "rcopy: a file",
+        server: "cd /tmp; rm -f copy; timeout 60 rcopy & n=0
+                 until [ -s copy ] && [ $(stat -c %s copy) = 8388608 ] && [ -e /host/rcopy.done ]; do
+                   sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1
+                 done
+                 kill %1 2>/dev/null; sha256sum < copy",
+        ready: LISTENS,
+        client: "dd if=/dev/urandom of=/tmp/original bs=1M count=8 2>/dev/null
+                 rcopy /tmp/original 10.9.0.2:copy && sha256sum < /tmp/original",
+        bytes: 8 << 20,
+    },
+    Client {
+        name: "RDS",
+        server: "modprobe -a rds rds_rdma; exec python3 -u /host/rds-echo.py serve 10.9.0.2 200",
+        ready: Ready::Says("ready"),
+        client: "modprobe -a rds rds_rdma; exec python3 /host/rds-echo.py ask 10.9.0.1 10.9.0.2 200",
+        bytes: 200 / 8 * 100_000,
+    },
+];
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let wish = Wish { debian: self.debian, guests: 2, cpus: self.cpus, keep: self.keep };
+        let mut fixture = Fixture::start(cache, wish)?;
+        fixture.attach()?;
+        let mut table = Vec::new();
+        let chosen = |c: &&Client| self.only.as_ref().is_none_or(|o| c.name.contains(o.as_str()));
+        for client in CLIENTS.iter().filter(chosen) {
+            let (a, b) = fixture.lab.pair()?;
+            let start = Instant::now();
+            let fault = drive(a, b, &fixture.daemon, client)?;
+            eprintln!("    {}: {}", client.name, fault.as_deref().unwrap_or("ok"));
+            table.push(Row {
+                name: client.name.into(),
+                ok: fault.is_none(),
+                value: Some(start.elapsed().as_secs_f64()),
+                reference: None,
+                ratio: None,
+                unit: "s".into(),
+                target: String::new(),
+            });
+        }
+        let clean = fixture.clean();
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
+    }
+}
+
+/// Runs a client; what went wrong, if anything did.
+fn drive(a: &mut Guest, b: &mut Guest, daemon: &Daemon, client: &Client) -> Result<Option<String>> {
+    for guest in [&mut *a, &mut *b] {
+        std::fs::write(guest.share().join("rds-echo.py"), RDS)?;
+    }
+    let before = (daemon.counters(&fixture::nic(0))?, daemon.counters(&fixture::nic(1))?);
+    let job = b.spawn(&format!("ulimit -l unlimited\n{}", client.server))?;
+    if !wait_ready(b, job, client.ready)? {
+        let out = b.wait(job, Duration::from_secs(1))?;
+        return Ok(Some(format!("its server is not ready: {:?}\n{}", out.status, out.text)));
+    }
+    let out = a.run(&format!("ulimit -l unlimited\n{}", client.client), CLIENT)?;
+    // Tells servers without an end of their own.
+    std::fs::write(b.share().join("rcopy.done"), "")?;
+    let end = b.wait(job, if out.ok() { SERVER_END } else { Duration::from_secs(2) })?;
+    std::fs::remove_file(b.share().join("rcopy.done"))?;
+    if !out.ok() || !end.ok() {
+        return Ok(Some(format!(
+            "client {:?}, server {:?}\nclient:\n{}\nserver:\n{}",
+            out.status, end.status, out.text, end.text
+        )));
+    }
+    let after = (daemon.counters(&fixture::nic(0))?, daemon.counters(&fixture::nic(1))?);
+    for moved in [after.0.since(&before.0), after.1.since(&before.1)] {
+        if moved.bytes() < client.bytes {
+            return Ok(Some(format!(
+                "only {} of {} bytes went through a NIC",
+                moved.bytes(),
+                client.bytes
+            )));
+        }
+    }
+    Ok(None)
+}
+
+fn wait_ready(b: &mut Guest, job: Job, ready: Ready) -> Result<bool> {
+    let deadline = Instant::now() + READY;
+    while Instant::now() < deadline {
+        exec::check_interrupt()?;
+        let ended = b.finished(job)?;
+        let is_ready = match ready {
+            _ if ended.is_some() => return Ok(false),
+            Ready::Says(text) => b.output(job).contains(text),
+            Ready::When(script) => b.run(script, READY)?.ok(),
+        };
+        if is_ready {
+            return Ok(true);
+        }
+        if ended.is_some() {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(false)
+}
