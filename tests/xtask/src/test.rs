@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
-use crate::vm::scenarios::{drivers, life, pair, pyverbs};
+use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, ulp};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -40,6 +40,8 @@ impl Args {
             steps.step("rdma-core's Python suite", || pyverbs::Args::default().run(cache))?;
         }
         if self.full {
+            steps.step("kernel storage", || nvme::Args::default().run(cache))?;
+            steps.step("clients of other kinds", || ulp::Args::default().run(cache))?;
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {
                 steps.step(&format!("a pair of {} VMs", debian.name()), || {
                     pair::Args { debian, ..Default::default() }.run(cache)

@@ -3,14 +3,14 @@
 pub(crate) mod drivers;
 mod fixture;
 pub(crate) mod life;
-mod nvme;
+pub(crate) mod nvme;
 pub(crate) mod pair;
 mod prepare;
 pub(crate) mod pyverbs;
 mod run;
 mod rxe;
 mod shell;
-mod ulp;
+pub(crate) mod ulp;
 
 use anyhow::Result;
 use clap::Subcommand;

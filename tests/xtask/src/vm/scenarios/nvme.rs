@@ -33,6 +33,12 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
+impl Default for Args {
+    fn default() -> Self {
+        Self { debian: Debian::default(), cpus: 2, keep: false, json: None }
+    }
+}
+
 const STEP: Duration = Duration::from_secs(120);
 
 /// nvmet's configuration is a file system; the queue size keeps the target's memory small.

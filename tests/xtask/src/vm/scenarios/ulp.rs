@@ -41,6 +41,12 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
+impl Default for Args {
+    fn default() -> Self {
+        Self { debian: Debian::default(), cpus: 1, only: None, keep: false, json: None }
+    }
+}
+
 const RDS: &str = include_str!("../../../../guest-programs/rds-echo.py");
 const READY: Duration = Duration::from_secs(40);
 const CLIENT: Duration = Duration::from_secs(120);
