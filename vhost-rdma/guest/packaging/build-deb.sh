@@ -8,7 +8,9 @@
 # Without --rdma-core and --provider only the DKMS package is built. Needs dpkg-deb; for the provider what ../provider/build.sh needs.
 set -eu
 
+usage="usage: build-deb.sh [--version V] [--rdma-core SOURCE_TREE | --provider FILE.so] OUTPUT_DIR"
 die() { echo "build-deb.sh: $*" >&2; exit 1; }
+case "${1:-}" in -h|--help) echo "$usage"; exit 0;; esac
 
 here=$(cd "$(dirname "$0")" && pwd)
 guest=$(dirname "$here")
@@ -23,7 +25,8 @@ while [ $# -gt 1 ]; do
 	*) die "unknown option $1";;
 	esac
 done
-[ $# -eq 1 ] || die "usage: build-deb.sh [--version V] [--rdma-core SOURCE_TREE | --provider FILE.so] OUTPUT_DIR"
+case "${1:--}" in -*) die "$usage";; esac
+[ $# -eq 1 ] || die "$usage"
 [ -n "$version" ] || die "no version"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
