@@ -188,6 +188,7 @@ impl Shard {
         for qpn in nic.destroy_context(ctx) {
             self.qpns.free(qpn);
         }
+        self.leave_empty_groups(id);
         Ok(Reply::Done)
     }
 }

@@ -49,16 +49,28 @@ impl Nic {
         Ok(leaves)
     }
 
-    /// Takes a QP that goes away out of all groups. A group that is left empty stays joined until its last lookup finds nobody.
+    /// Takes a QP that goes away out of all groups. Those that it leaves empty wait in `left` for the shard to leave them too.
     pub(super) fn leave_all(&mut self, qpn: u32) {
-        self.groups.retain(|_, members| {
+        let Self { groups, left, .. } = self;
+        groups.retain(|mgid, members| {
             members.retain(|&member| member != qpn);
+            if members.is_empty() {
+                left.push(*mgid);
+            }
             !members.is_empty()
         });
     }
 }
 
 impl Shard {
+    /// Leaves the groups that the end of QPs left empty: else a guest could make the network remember groups without bound.
+    pub(super) fn leave_empty_groups(&mut self, id: NicId) {
+        let Some((nic, networks, _)) = self.parts(id) else { return };
+        for mgid in std::mem::take(&mut nic.left) {
+            networks.leave(nic.settings.vni, mgid, id);
+        }
+    }
+
     pub(super) fn attach_mcast(
         &mut self,
         id: NicId,

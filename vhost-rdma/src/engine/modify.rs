@@ -23,6 +23,7 @@ impl Shard {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         nic.owned_qp(ctx, qpn)?;
         nic.remove_qp(qpn);
+        self.leave_empty_groups(id);
         if qpn != abi::GSI_QPN {
             self.qpns.free(qpn);
         }

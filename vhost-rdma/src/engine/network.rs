@@ -56,6 +56,11 @@ impl Networks {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
     fn member(&self, vni: u32, mgid: &Gid, index: usize) -> Option<NicId> {
         self.groups.get(&(vni, *mgid))?.get(index).copied()
     }

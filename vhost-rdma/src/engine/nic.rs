@@ -88,6 +88,8 @@ pub(super) struct Nic {
     pub(super) gids: Vec<Option<Gid>>,
     pub(super) counters: Counters,
     pub(super) groups: super::mcast::Groups,
+    /// Groups that no QP is in any more and that the network still lists this NIC for.
+    pub(super) left: Vec<Gid>,
     /// QPs with something to execute or flush.
     pub(super) run: VecDeque<u32>,
     /// CQs with new entries.
@@ -136,6 +138,7 @@ impl Nic {
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             counters: Counters::default(),
             groups: super::mcast::Groups::default(),
+            left: Vec::new(),
             run: VecDeque::new(),
             dirty: Vec::new(),
             wakes: Vec::new(),

@@ -8,6 +8,9 @@ use super::qp::Waiter;
 use super::receive::{Receive, ReceiveRing};
 use crate::memory::Ring;
 
+/// Requesters that are woken early, at most: peers choose how many there are.
+const MAX_WAITERS: usize = 256;
+
 /// A shared receive queue. Its receives are checked against its own protection domain (IBTA 10.2.9.1).
 #[derive(Debug)]
 pub(super) struct Srq {
@@ -77,7 +80,8 @@ impl Srq {
 
     /// Remembers a requester that found nothing, once.
     pub(super) fn remember(&mut self, waiter: Waiter) {
-        if !self.waiters.contains(&waiter) {
+        // Beyond the bound a requester is woken by its own timer.
+        if self.waiters.len() < MAX_WAITERS && !self.waiters.contains(&waiter) {
             self.waiters.push(waiter);
         }
     }

@@ -337,3 +337,22 @@ fn a_cq_grows_without_losing_entries_and_never_shrinks_below_them() {
     let mut larger: Cq = world.resize(&mut a, &small, 64);
     assert_eq!(a.statuses(&mut larger), (0..6).map(|n| (n, 0)).collect::<Vec<_>>());
 }
+
+#[test]
+fn the_network_forgets_the_groups_of_qps_that_are_gone() {
+    let mut world = World::new();
+    let mut guest = world.guest(1, 1);
+    for host in 1..4 {
+        let qp = datagram_qp(&mut world, &mut guest);
+        let mut mgid = [0; 16];
+        mgid[10..].copy_from_slice(&[0xff, 0xff, 230, 0, 0, host]);
+        world.ok(&guest, guest.ctx, Command::McastAttach { qpn: qp.qpn, mgid });
+        assert_eq!(world.shard.networks.group_count(), 1);
+        if host < 3 {
+            world.ok(&guest, guest.ctx, Command::QpDestroy(qp.qpn));
+        } else {
+            world.ok(&guest, guest.ctx, Command::ContextDestroy);
+        }
+        assert_eq!(world.shard.networks.group_count(), 0);
+    }
+}
