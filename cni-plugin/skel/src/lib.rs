@@ -1,0 +1,1 @@
+//! A skeleton for CNI plugins.

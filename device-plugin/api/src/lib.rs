@@ -1,0 +1,1 @@
+//! What the CNI binary and the node agent say to each other.

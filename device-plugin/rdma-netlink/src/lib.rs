@@ -1,0 +1,1 @@
+//! RDMA netlink and the SR-IOV inventory.
