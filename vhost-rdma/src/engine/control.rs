@@ -186,7 +186,7 @@ impl Shard {
             return Err(Status::NOENT);
         }
         for qpn in nic.destroy_context(ctx) {
-            self.qpns.free(qpn);
+            self.qp_gone(id, qpn);
         }
         self.leave_empty_groups(id);
         Ok(Reply::Done)

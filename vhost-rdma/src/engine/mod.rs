@@ -192,9 +192,10 @@ impl Shard {
         if let Some(nic) = self.nic_mut(id) {
             nic.clear(&mut freed);
         }
-        for qpn in freed {
+        for qpn in freed.into_iter().filter(|&qpn| qpn != virtio_rdma_abi::GSI_QPN) {
             self.qpns.free(qpn);
         }
+        self.timers.remove_nic(id);
         self.networks.release_all(id);
     }
 

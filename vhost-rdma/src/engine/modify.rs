@@ -24,10 +24,16 @@ impl Shard {
         nic.owned_qp(ctx, qpn)?;
         nic.remove_qp(qpn);
         self.leave_empty_groups(id);
+        self.qp_gone(id, qpn);
+        Ok(Reply::Done)
+    }
+
+    /// What the shard keeps for a QP ends with it.
+    pub(super) fn qp_gone(&mut self, id: NicId, qpn: u32) {
+        self.timers.remove(id, qpn);
         if qpn != abi::GSI_QPN {
             self.qpns.free(qpn);
         }
-        Ok(Reply::Done)
     }
 
     pub(super) fn modify_qp(

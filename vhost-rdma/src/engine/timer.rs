@@ -1,9 +1,12 @@
 //! Waits of send queues: receiver-not-ready delays and acknowledgement timeouts.
 //!
-//! A heap of deadlines; an entry whose QP no longer waits for exactly that deadline is stale and ignored, so cancelling costs nothing.
+//! One deadline for each QP, in order. A wait that ends early leaves its deadline behind, so that waking costs nothing: when it comes, its QP
+//! does not wait for it any more and nothing happens. The next wait of the QP replaces it and the end of the QP removes it; a guest that
+//! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory than it has QPs.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use super::Nanos;
 use crate::transport::NicId;
@@ -28,18 +31,35 @@ pub(super) fn ack_timeout(exponent: u8) -> Option<Nanos> {
 /// The deadlines of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    heap: BinaryHeap<Reverse<(Nanos, NicId, u32)>>,
+    order: BTreeSet<(Nanos, NicId, u32)>,
+    of_qp: FxHashMap<(NicId, u32), Nanos>,
 }
 
 impl Timers {
+    /// Sets a QP's deadline, in place of the one that it had. `Nanos::MAX` never comes.
     pub(super) fn set(&mut self, deadline: Nanos, nic: NicId, qpn: u32) {
+        self.remove(nic, qpn);
         if deadline != Nanos::MAX {
-            self.heap.push(Reverse((deadline, nic, qpn)));
+            self.order.insert((deadline, nic, qpn));
+            self.of_qp.insert((nic, qpn), deadline);
         }
     }
 
+    /// Forgets a QP.
+    pub(super) fn remove(&mut self, nic: NicId, qpn: u32) {
+        if let Some(old) = self.of_qp.remove(&(nic, qpn)) {
+            self.order.remove(&(old, nic, qpn));
+        }
+    }
+
+    /// Forgets the QPs of a NIC.
+    pub(super) fn remove_nic(&mut self, nic: NicId) {
+        self.order.retain(|&(_, of, _)| of != nic);
+        self.of_qp.retain(|&(of, _), _| of != nic);
+    }
+
     pub(super) fn next(&self) -> Option<Nanos> {
-        self.heap.peek().map(|Reverse((deadline, ..))| *deadline)
+        self.order.first().map(|&(deadline, ..)| deadline)
     }
 
     /// The first deadline that has passed.
@@ -47,13 +67,40 @@ impl Timers {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse(entry)| entry)
+        let (deadline, nic, qpn) = self.order.pop_first()?;
+        self.of_qp.remove(&(nic, qpn));
+        Some((deadline, nic, qpn))
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        assert_eq!(self.order.len(), self.of_qp.len(), "the two views differ");
+        self.order.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ack_timeout, rnr_delay};
+    use super::{NicId, Timers, ack_timeout, rnr_delay};
+
+    #[test]
+    fn a_qp_has_one_deadline() {
+        let mut timers = Timers::default();
+        timers.set(50, NicId(0), 7);
+        timers.set(30, NicId(1), 7);
+        timers.set(90, NicId(0), 7);
+        timers.set(u64::MAX, NicId(0), 8);
+        assert_eq!((timers.len(), timers.next()), (2, Some(30)));
+        assert_eq!(timers.pop(29), None);
+        assert_eq!(timers.pop(60), Some((30, NicId(1), 7)));
+        assert_eq!(timers.pop(60), None, "90 is in place of 50");
+        timers.remove(NicId(0), 7);
+        assert_eq!((timers.len(), timers.next()), (0, None));
+        timers.set(1, NicId(0), 7);
+        timers.set(2, NicId(2), 7);
+        timers.remove_nic(NicId(0));
+        assert_eq!((timers.len(), timers.next()), (1, Some(2)));
+    }
 
     #[test]
     fn delays_are_those_of_the_standard() {

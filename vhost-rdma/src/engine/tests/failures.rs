@@ -320,3 +320,23 @@ fn retries_begin_anew_for_each_request() {
         assert_eq!(p.a.statuses(&mut p.qa.cq), [(n, wc_status::SUCCESS)]);
     }
 }
+
+#[test]
+fn waits_that_are_cut_short_leave_one_deadline_per_qp() {
+    let mut p = pair(qpt::RC);
+    let peer = (p.qb.qpn, p.b.gid);
+    for round in 0..100 {
+        p.world.modify(&p.b, &p.qb, state_attr(qps::RESET)).unwrap();
+        p.world.modify(&p.a, &p.qa, state_attr(qps::RESET)).unwrap();
+        p.qa.posted = [0; 2];
+        p.a.raw_reset(&p.qa);
+        p.world.connect(&p.a, &p.qa, qpt::RC, peer);
+        p.a.post_send(&mut p.qa, wqe(opcode::SEND, SIGNALED, round), &[]);
+        p.world.now += 1;
+        p.world.settle();
+        assert_eq!(p.world.shard.timers.len(), 1, "a wait for an answer that does not come");
+    }
+    let command = Command::QpDestroy(p.qa.qpn);
+    p.world.ok(&p.a, p.a.ctx, command);
+    assert_eq!(p.world.shard.timers.len(), 0, "a QP takes its deadline with it");
+}
