@@ -160,6 +160,13 @@ impl World {
         guest
     }
 
+    /// What a driver does on a NIC that was reset.
+    pub(super) fn start_again(&mut self, guest: &mut Guest) {
+        let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
+        let map = Arc::new(whole.resolve(&guest.space, RAM as u64).unwrap());
+        self.start(guest, map);
+    }
+
     fn start(&mut self, guest: &mut Guest, map: Arc<Translation>) {
         let page = |addr| Ring::page(&guest.space, addr).unwrap();
         let init = Command::Init { space: guest.space.clone(), status_page: page(0) };

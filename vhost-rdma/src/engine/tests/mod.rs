@@ -6,5 +6,5 @@ mod driver;
 mod failures;
 mod keys;
 mod lifecycle;
-mod model;
 mod placement;
+mod reference;

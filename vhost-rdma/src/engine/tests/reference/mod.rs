@@ -1,0 +1,26 @@
+//! The engine against a small reference model ([`model`]), under random sequences of what two guests can do: create, destroy, connect and
+//! break QPs, register and withdraw regions and windows, fill shared queues, post every kind of request with right and wrong keys, let time
+//! pass, reset a NIC. After each step completions, events, states, statuses of commands and every byte of both guests' memory must be
+//! those of the model.
+//!
+//! `PROPTEST_CASES` says how many sequences are tried (256). A failure shrinks to a short sequence of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
+
+mod guest;
+mod model;
+mod ops;
+mod run;
+
+use proptest::prelude::*;
+
+use ops::op;
+
+proptest! {
+    #[test]
+    fn the_engine_does_what_the_model_does(ops in prop::collection::vec(op(), 1..80)) {
+        let mut run = run::Run::new();
+        for op in &ops {
+            run.apply(op);
+        }
+        run.finish();
+    }
+}

@@ -1,0 +1,130 @@
+//! What can happen. Numbers select among what there is at the time, so that any sequence means something and shrinks well.
+
+use proptest::prelude::*;
+
+/// How a request names memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Key {
+    /// Region of the guest whose memory it is.
+    Region(u8),
+    /// Window of the guest whose memory it is.
+    Window(u8),
+    /// The last region that was withdrawn.
+    Stale,
+    /// A key of the other guest.
+    Foreign(u8),
+}
+
+/// Where and how much.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) key: Key,
+    pub(super) offset: u16,
+}
+
+/// The kinds of posted sends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Post {
+    Send,
+    SendInvalidate(u8),
+    Write,
+    WriteImmediate,
+    Read,
+    FetchAdd(u64),
+    CompareSwap(bool, u64),
+}
+
+/// One step. `side` is a guest, `line` a connection.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Connect { line: u8, domains: [bool; 2] },
+    Reconnect { line: u8 },
+    Destroy { side: bool, line: u8 },
+    Error { side: bool, line: u8 },
+    BadIndex { side: bool, line: u8 },
+    Drain { side: bool, line: u8 },
+    GoOn { side: bool, line: u8 },
+    Register { side: bool, region: u8, rights: u8, domain: bool },
+    Reregister { side: bool, region: u8, rights: u8, domain: bool },
+    Deregister { side: bool, region: u8 },
+    AllocateWindow { side: bool, window: u8, domain: bool },
+    FreeWindow { side: bool, window: u8 },
+    Bind { side: bool, line: u8, window: u8, place: Place, len: u16, rights: u8 },
+    Invalidate { side: bool, line: u8, window: u8 },
+    CreateShared { side: bool },
+    Limit { side: bool, limit: u8 },
+    Post { side: bool, line: u8, what: Post, local: Place, remote: Place, len: u16 },
+    Receive { side: bool, line: u8, into: Place, len: u16 },
+    ReceiveShared { side: bool, into: Place, len: u16 },
+    ResizeCq { side: bool, line: u8 },
+    TimePasses,
+    ResetNic { side: bool },
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let key = prop_oneof![
+        14 => (0u8..4).prop_map(Key::Region),
+        4 => (0u8..2).prop_map(Key::Window),
+        1 => Just(Key::Stale),
+        1 => (0u8..4).prop_map(Key::Foreign),
+    ];
+    // Mostly aligned and inside.
+    let offset = prop_oneof![8 => (0u16..32).prop_map(|n| n * 8), 1 => 0u16..600];
+    (key, offset).prop_map(|(key, offset)| Place { key, offset })
+}
+
+fn len() -> impl Strategy<Value = u16> {
+    prop_oneof![1 => Just(0u16), 8 => 1u16..200, 1 => 200u16..700]
+}
+
+fn post() -> impl Strategy<Value = Post> {
+    prop_oneof![
+        6 => Just(Post::Send),
+        2 => (0u8..2).prop_map(Post::SendInvalidate),
+        5 => Just(Post::Write),
+        2 => Just(Post::WriteImmediate),
+        3 => Just(Post::Read),
+        2 => any::<u64>().prop_map(Post::FetchAdd),
+        2 => any::<(bool, u64)>().prop_map(|(hit, new)| Post::CompareSwap(hit, new)),
+    ]
+}
+
+/// Any step.
+pub(super) fn op() -> impl Strategy<Value = Op> {
+    let at = || (any::<bool>(), 0u8..3);
+    let domain = || prop::bool::weighted(0.1);
+    prop_oneof![
+        8 => (0u8..3, [domain(), domain()])
+            .prop_map(|(line, domains)| Op::Connect { line, domains }),
+        6 => (0u8..3).prop_map(|line| Op::Reconnect { line }),
+        1 => at().prop_map(|(side, line)| Op::Destroy { side, line }),
+        1 => at().prop_map(|(side, line)| Op::Error { side, line }),
+        1 => at().prop_map(|(side, line)| Op::BadIndex { side, line }),
+        2 => at().prop_map(|(side, line)| Op::Drain { side, line }),
+        2 => at().prop_map(|(side, line)| Op::GoOn { side, line }),
+        10 => (any::<bool>(), 0u8..4, 0u8..6, domain())
+            .prop_map(|(side, region, rights, domain)| Op::Register { side, region, rights, domain }),
+        1 => (any::<bool>(), 0u8..4, 0u8..6, domain())
+            .prop_map(|(side, region, rights, domain)| Op::Reregister { side, region, rights, domain }),
+        2 => (any::<bool>(), 0u8..4).prop_map(|(side, region)| Op::Deregister { side, region }),
+        3 => (any::<bool>(), 0u8..2, domain())
+            .prop_map(|(side, window, domain)| Op::AllocateWindow { side, window, domain }),
+        1 => (any::<bool>(), 0u8..2).prop_map(|(side, window)| Op::FreeWindow { side, window }),
+        4 => (at(), 0u8..2, place(), len(), 0u8..4).prop_map(|((side, line), window, place, len, rights)| {
+            Op::Bind { side, line, window, place, len, rights }
+        }),
+        2 => (at(), 0u8..2).prop_map(|((side, line), window)| Op::Invalidate { side, line, window }),
+        2 => any::<bool>().prop_map(|side| Op::CreateShared { side }),
+        1 => (any::<bool>(), 0u8..5).prop_map(|(side, limit)| Op::Limit { side, limit }),
+        24 => (at(), post(), place(), place(), len()).prop_map(|((side, line), what, local, remote, len)| {
+            Op::Post { side, line, what, local, remote, len }
+        }),
+        12 => (at(), place(), len())
+            .prop_map(|((side, line), into, len)| Op::Receive { side, line, into, len }),
+        6 => (any::<bool>(), place(), len())
+            .prop_map(|(side, into, len)| Op::ReceiveShared { side, into, len }),
+        1 => at().prop_map(|(side, line)| Op::ResizeCq { side, line }),
+        3 => Just(Op::TimePasses),
+        1 => prop::bool::ANY.prop_map(|side| Op::ResetNic { side }),
+    ]
+}
