@@ -107,7 +107,7 @@ pub struct Live {
     /// Why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// vhost-user: `absent`, `connected`, `driver-ready` or `failed`.
+    /// vhost-user: `absent`, `connected`, `driver_ready` or `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// vhost-user: the limits that the daemon enforces now, by name.

@@ -6,12 +6,13 @@ use clap::CommandFactory as _;
 use tonic::transport::Channel;
 use vhost_rdma_proto::v1;
 use vhost_rdma_proto::v1::admin_client::AdminClient;
+use vhost_rdma_vmm as vmm;
 
 use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet,
 };
 use super::view::{Changed, Network, Nic, Removed, Status, Versions, print, print_json, show};
-use super::{Failure, client, vmm};
+use super::{Failure, client};
 use crate::config;
 
 /// Runs any command but `serve`.
@@ -132,11 +133,23 @@ async fn nic(
         NicCommand::Show { name } => show(json, &get(&mut client, name).await?),
         NicCommand::QemuArgs(args) => {
             let nic = get(&mut client, args.name.clone()).await?;
-            options(json, &vmm::qemu(&nic, &args)?)
+            let choices = vmm::QemuArgs {
+                virtio_id: args.virtio_id,
+                netdev: args.netdev,
+                memory: (!args.no_memory).then_some(args.memory),
+                index: args.index,
+                vectors: args.vectors,
+            };
+            options(json, &vmm::qemu(&nic.for_vmm(), &choices)?)
         }
         NicCommand::CloudHypervisorArgs(args) => {
             let nic = get(&mut client, args.name.clone()).await?;
-            options(json, &vmm::cloud_hypervisor(&nic, &args)?)
+            let choices = vmm::CloudHypervisorArgs {
+                virtio_id: args.virtio_id,
+                tap: args.tap,
+                memory: (!args.no_memory).then_some(args.memory),
+            };
+            options(json, &vmm::cloud_hypervisor(&nic.for_vmm(), &choices)?)
         }
     }
 }

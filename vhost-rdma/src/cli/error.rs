@@ -40,6 +40,12 @@ impl From<Status> for Failure {
     }
 }
 
+impl From<vhost_rdma_vmm::BadOption> for Failure {
+    fn from(bad: vhost_rdma_vmm::BadOption) -> Self {
+        Self::Usage(bad.to_string())
+    }
+}
+
 impl Failure {
     /// A connection was made, but what came over it was no answer.
     pub(super) fn silent(why: &str) -> Self {

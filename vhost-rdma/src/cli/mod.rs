@@ -11,7 +11,6 @@ mod client;
 mod commands;
 mod error;
 mod view;
-mod vmm;
 
 pub use args::{Cli, Command, ServeArgs};
 pub use commands::run;

@@ -77,6 +77,20 @@ mirror!(Status from StatusMessage {
 });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
 
+impl Nic {
+    /// What a VMM's options need to know of it.
+    pub(super) fn for_vmm(&self) -> vhost_rdma_vmm::Nic {
+        vhost_rdma_vmm::Nic {
+            name: self.name.clone(),
+            mac: self.mac.clone(),
+            socket: self.socket.clone(),
+            virtio_id: self.virtio_id,
+            comp_vectors: self.comp_vectors,
+            num_queues: self.num_queues,
+        }
+    }
+}
+
 impl From<v1::Nic> for Nic {
     fn from(nic: v1::Nic) -> Self {
         let session = match nic.session() {

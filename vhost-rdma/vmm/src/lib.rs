@@ -2,13 +2,57 @@
 //!
 //! The companion is an ordinary virtio-net device with the NIC's MAC address: the guest driver finds it by that address and takes
 //! IP addresses, routes and neighbours from it. Guest memory must be shared with the daemon in both VMMs, because the device
-//! reads and writes it directly.
+//! reads and writes it directly. The command line prints these options, the Kubernetes node agent hands them to pods.
 
 use std::borrow::Cow;
 
-use super::Failure;
-use super::args::{CloudHypervisorArgs, QemuArgs};
-use super::view::Nic;
+/// Options that make no sense; the message says what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadOption(String);
+
+/// What the options need to know of a NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nic {
+    /// Its name.
+    pub name: String,
+    /// Its MAC address, which the companion netdev shares.
+    pub mac: String,
+    /// Where the VMM connects.
+    pub socket: String,
+    /// The virtio device type, if the NIC has one of its own.
+    pub virtio_id: Option<u32>,
+    /// Completion vectors.
+    pub comp_vectors: u32,
+    /// Virtqueues.
+    pub num_queues: u32,
+}
+
+/// Choices for QEMU.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QemuArgs {
+    /// Virtio device type; absent: that of the NIC, or the lab id 21.
+    pub virtio_id: Option<u32>,
+    /// The companion netdev; absent: a tap named after the NIC.
+    pub netdev: Option<String>,
+    /// Memory of the VM, shared with the daemon; absent: the line has it elsewhere.
+    pub memory: Option<String>,
+    /// Number of this NIC in its VM: makes the ids in the options unique.
+    pub index: u32,
+    /// The completion vectors that the NIC must have.
+    pub vectors: Option<u32>,
+}
+
+/// Choices for cloud-hypervisor.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CloudHypervisorArgs {
+    /// Virtio device type; absent: that of the NIC, or 42.
+    pub virtio_id: Option<u32>,
+    /// The companion netdev's tap; absent: one named after the NIC.
+    pub tap: Option<String>,
+    /// Memory of the VM, shared with the daemon; absent: the line has it elsewhere.
+    pub memory: Option<String>,
+}
 
 /// Entries in each virtqueue: events and commands are few, work requests do not pass through them.
 const QUEUE_SIZE: u32 = 128;
@@ -22,13 +66,16 @@ const VIRTIO_ID: u32 = 42;
 const IFNAME_MAX: usize = 15;
 
 /// QEMU's options.
-pub(super) fn qemu(nic: &Nic, args: &QemuArgs) -> Result<Vec<String>, Failure> {
+///
+/// # Errors
+/// A choice that makes no sense.
+pub fn qemu(nic: &Nic, args: &QemuArgs) -> Result<Vec<String>, BadOption> {
     let index = args.index;
     check_vectors(nic, args.vectors)?;
     let mut out: Vec<String> = Vec::new();
     let mut push = |option: &str, value: String| out.extend([option.to_owned(), value]);
-    if !args.no_memory {
-        let memory = memory(&args.memory)?;
+    if let Some(memory) = &args.memory {
+        let memory = memory_size(memory)?;
         push("-machine", "q35,memory-backend=mem".to_owned());
         push("-m", memory.clone());
         push("-object", format!("memory-backend-memfd,id=mem,size={memory},share=on"));
@@ -52,13 +99,13 @@ pub(super) fn qemu(nic: &Nic, args: &QemuArgs) -> Result<Vec<String>, Failure> {
 }
 
 /// cloud-hypervisor's options.
-pub(super) fn cloud_hypervisor(
-    nic: &Nic,
-    args: &CloudHypervisorArgs,
-) -> Result<Vec<String>, Failure> {
+///
+/// # Errors
+/// A choice that makes no sense.
+pub fn cloud_hypervisor(nic: &Nic, args: &CloudHypervisorArgs) -> Result<Vec<String>, BadOption> {
     let mut out: Vec<String> = Vec::new();
-    if !args.no_memory {
-        out.extend(["--memory".to_owned(), format!("size={},shared=on", memory(&args.memory)?)]);
+    if let Some(memory) = &args.memory {
+        out.extend(["--memory".to_owned(), format!("size={},shared=on", memory_size(memory)?)]);
     }
     let id = check_id(args.virtio_id.or(nic.virtio_id).unwrap_or(VIRTIO_ID))?;
     let sizes = (0..nic.num_queues).map(|_| QUEUE_SIZE.to_string()).collect::<Vec<_>>().join(",");
@@ -75,9 +122,9 @@ pub(super) fn cloud_hypervisor(
     Ok(out)
 }
 
-fn check_vectors(nic: &Nic, vectors: Option<u32>) -> Result<(), Failure> {
+fn check_vectors(nic: &Nic, vectors: Option<u32>) -> Result<(), BadOption> {
     match vectors {
-        Some(vectors) if vectors != nic.comp_vectors => Err(Failure::Usage(format!(
+        Some(vectors) if vectors != nic.comp_vectors => Err(BadOption(format!(
             "NIC {:?} has {} completion vectors, not {vectors}: the number is fixed when a NIC is made; make it again with \
              `vhost-rdma nic add --vectors {vectors}`",
             nic.name, nic.comp_vectors
@@ -86,16 +133,16 @@ fn check_vectors(nic: &Nic, vectors: Option<u32>) -> Result<(), Failure> {
     }
 }
 
-fn check_id(id: u32) -> Result<u32, Failure> {
+fn check_id(id: u32) -> Result<u32, BadOption> {
     if (1..=63).contains(&id) {
         return Ok(id);
     }
-    Err(Failure::Usage(format!(
+    Err(BadOption(format!(
         "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock QEMU accepts"
     )))
 }
 
-fn memory(text: &str) -> Result<String, Failure> {
+fn memory_size(text: &str) -> Result<String, BadOption> {
     let digits = text.strip_suffix(['K', 'M', 'G', 'T']).unwrap_or(text);
     if digits.parse::<u64>().is_ok_and(|n| n > 0) && digits.bytes().all(|b| b.is_ascii_digit()) {
         // A bare number means bytes to cloud-hypervisor and MiB to QEMU's -m: it is never passed on as it is.
@@ -103,15 +150,15 @@ fn memory(text: &str) -> Result<String, Failure> {
             return Ok(text.to_owned());
         }
     }
-    Err(Failure::Usage(format!(
+    Err(BadOption(format!(
         "memory size {text:?} is not valid: write digits and K, M, G or T, such as 512M or 2G"
     )))
 }
 
 /// The companion's `-netdev`.
-fn netdev(kind: &str, index: u32) -> Result<Option<String>, Failure> {
+fn netdev(kind: &str, index: u32) -> Result<Option<String>, BadOption> {
     let bad = || {
-        Failure::Usage(format!(
+        BadOption(format!(
             "netdev {kind:?} is not known: write tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE or none, where LOCAL and REMOTE \
              are HOST:PORT (IPv4) or a socket's path"
         ))
@@ -146,10 +193,10 @@ fn dgram_end(which: &str, text: &str) -> Option<String> {
     plain.then(|| format!("{which}.type=inet,{which}.host={host},{which}.port={port}"))
 }
 
-fn ifname(name: &str) -> Result<&str, Failure> {
+fn ifname(name: &str) -> Result<&str, BadOption> {
     let odd = |b: u8| b <= b' ' || b == b'/' || b == b',' || b == b'=' || b >= 0x7f;
     if name.is_empty() || name.len() > IFNAME_MAX || name.bytes().any(odd) {
-        return Err(Failure::Usage(format!(
+        return Err(BadOption(format!(
             "interface name {name:?} is not valid: it must have 1 to {IFNAME_MAX} characters, without spaces, '/', ',' and '='"
         )));
     }
@@ -157,7 +204,8 @@ fn ifname(name: &str) -> Result<&str, Failure> {
 }
 
 /// A tap named after the NIC: the tail of a long name, since that is where such names differ.
-fn tap_name(nic: &str) -> String {
+#[must_use]
+pub fn tap_name(nic: &str) -> String {
     const PREFIX: &str = "vr-";
     let tail = nic.len().saturating_sub(IFNAME_MAX - PREFIX.len());
     format!("{PREFIX}{}", &nic[tail..])
@@ -181,7 +229,10 @@ fn ch_escape(text: &str) -> String {
 ///
 /// Words without special characters stay bare, commas and equals signs included, so that `qemu-system-x86_64 $(… qemu-args NIC)`
 /// works: a shell does not look for quotes in what a command printed.
-pub(super) fn shell_line(options: &[String]) -> Result<String, Failure> {
+///
+/// # Errors
+/// An option has a zero byte.
+pub fn shell_line(options: &[String]) -> Result<String, BadOption> {
     let bare = |word: &str| {
         !word.is_empty()
             && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_=+:,./@%".contains(&b))
@@ -192,7 +243,7 @@ pub(super) fn shell_line(options: &[String]) -> Result<String, Failure> {
             Cow::Borrowed(option.as_str())
         } else {
             shlex::try_quote(option).map_err(|_| {
-                Failure::Usage("an option has a zero byte, which no shell can pass on".to_owned())
+                BadOption("an option has a zero byte, which no shell can pass on".to_owned())
             })?
         };
         if !line.is_empty() {
@@ -205,9 +256,10 @@ pub(super) fn shell_line(options: &[String]) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::{cloud_hypervisor, memory, netdev, qemu, shell_line, tap_name};
-    use crate::cli::args::{CloudHypervisorArgs, QemuArgs};
-    use crate::cli::view::Nic;
+    use super::{
+        CloudHypervisorArgs, Nic, QemuArgs, cloud_hypervisor, memory_size, netdev, qemu,
+        shell_line, tap_name,
+    };
 
     fn nic() -> Nic {
         Nic {
@@ -215,20 +267,13 @@ mod tests {
             socket: "/run/a,b/vhost.sock".to_owned(),
             comp_vectors: 4,
             num_queues: 8,
-            ..vhost_rdma_proto::v1::Nic { name: "n1".to_owned(), ..Default::default() }.into()
+            name: "n1".to_owned(),
+            virtio_id: None,
         }
     }
 
     fn qemu_args() -> QemuArgs {
-        QemuArgs {
-            name: "n1".to_owned(),
-            virtio_id: None,
-            netdev: None,
-            memory: "512M".to_owned(),
-            no_memory: false,
-            index: 0,
-            vectors: None,
-        }
+        QemuArgs { memory: Some("512M".to_owned()), ..QemuArgs::default() }
     }
 
     #[test]
@@ -248,7 +293,7 @@ mod tests {
     fn a_second_nic_of_a_vm_repeats_no_id_and_no_memory() {
         let args = QemuArgs {
             index: 1,
-            no_memory: true,
+            memory: None,
             virtio_id: Some(42),
             vectors: Some(4),
             ..qemu_args()
@@ -268,13 +313,8 @@ mod tests {
 
     #[test]
     fn cloud_hypervisor_gets_the_registered_id() {
-        let args = CloudHypervisorArgs {
-            name: "n1".to_owned(),
-            virtio_id: None,
-            tap: None,
-            memory: "2G".to_owned(),
-            no_memory: false,
-        };
+        let args =
+            CloudHypervisorArgs { memory: Some("2G".to_owned()), ..CloudHypervisorArgs::default() };
         let options = cloud_hypervisor(&nic(), &args).unwrap();
         assert_eq!(
             options,
@@ -331,9 +371,9 @@ mod tests {
 
     #[test]
     fn sizes_and_names() {
-        assert!(memory("1G").is_ok());
+        assert!(memory_size("1G").is_ok());
         for text in ["", "G", "0G", "1024", "1g,share=off", "+1G"] {
-            assert!(memory(text).is_err(), "{text}");
+            assert!(memory_size(text).is_err(), "{text}");
         }
         assert_eq!(tap_name("a"), "vr-a");
         assert_eq!(tap_name("a-very-long-name-01").len(), 15);
