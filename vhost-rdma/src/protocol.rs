@@ -107,7 +107,7 @@ pub(crate) fn last_look<S>(
 
 /// That the completions written so far are visible to the guests. Whoever reads an arm word must hold it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Visible(());
+pub struct Visible(());
 
 /// Makes written completions visible before arm words are read (§7.4); one call may serve many.
 #[inline]

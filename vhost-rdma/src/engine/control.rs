@@ -4,11 +4,10 @@ use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
 use super::command::{Command, Reply, Status};
-use super::doorbell::DoorbellPage;
-use super::limits::{MAX_DB_PAGES, MAX_WR, WINDOWS_PER_MR};
+use super::limits::{MAX_WR, WINDOWS_PER_MR};
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
-use super::nic::{Ah, Context, KERNEL, Life, Nic, Pd};
+use super::nic::{Ah, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
 use super::window::WindowKind;
 use super::{Nanos, Shard, attributes};
@@ -30,6 +29,9 @@ impl Shard {
         command: Command,
         now: Nanos,
     ) -> Result<Reply, Status> {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.execute(ctx, command, now);
+        }
         let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
         match (life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
@@ -80,7 +82,7 @@ impl Shard {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         nic.space = space;
         nic.status_page = Some(status_page);
-        nic.contexts.insert(KERNEL, Context { pages: Vec::new() });
+        nic.contexts.begin();
         nic.life = Life::Ready;
         Ok(Reply::Init(abi::InitResp {
             abi_version: U32::new(abi::ABI_VERSION),
@@ -182,7 +184,7 @@ impl Shard {
         if ctx == KERNEL {
             return Err(Status::INVAL);
         }
-        if !nic.contexts.contains_key(&ctx) {
+        if !nic.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
         for qpn in nic.destroy_context(ctx) {
@@ -200,8 +202,12 @@ impl Nic {
             Command::QueryDevice => Ok(Reply::Device(Box::new(self.device_attributes()))),
             Command::QueryPort => Ok(Reply::Port(attributes::port())),
             Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
-            Command::ContextCreate { db_page } => self.create_context(db_page),
-            Command::DbPageAdd { db_page } => self.add_doorbell_page(ctx, db_page),
+            Command::ContextCreate { db_page } => self.contexts.create(
+                db_page,
+                self.settings.limits.max_contexts,
+                self.settings.kick_queues,
+            ),
+            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
             Command::PdCreate => self.create_pd(ctx),
             Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
@@ -270,12 +276,8 @@ impl Nic {
     /// Follows a new memory map: whatever lies in memory that is gone fails.
     pub(super) fn follow_memory(&mut self, space: AddressSpace) {
         let gone = |ring: &Ring| !ring.lives_in(&space);
-        let base_gone = self.status_page.as_ref().is_some_and(gone)
-            || self
-                .contexts
-                .values()
-                .flat_map(|context| &context.pages)
-                .any(|page| gone(page.ring()));
+        let base_gone =
+            self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);
         let cqs: Vec<u32> =
             numbers(self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| n));
         let srqs: Vec<u32> =
@@ -323,34 +325,6 @@ impl Nic {
         self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
     }
 
-    fn create_context(&mut self, db_page: Ring) -> Result<Reply, Status> {
-        if self.contexts.len() > self.settings.limits.max_contexts as usize {
-            return Err(Status::NOMEM);
-        }
-        // Numbers come back only after four thousand million contexts; a live one is skipped.
-        while self.next_ctx == KERNEL || self.contexts.contains_key(&self.next_ctx) {
-            self.next_ctx = self.next_ctx.wrapping_add(1);
-        }
-        let ctx = self.next_ctx;
-        self.next_ctx = self.next_ctx.wrapping_add(1);
-        self.contexts.insert(ctx, Context { pages: vec![DoorbellPage::new(db_page)] });
-        let kick_queue = ctx % self.settings.kick_queues.max(1);
-        Ok(Reply::Context(abi::ContextCreateResp {
-            ctx: U32::new(ctx),
-            kick_queue: U32::new(kick_queue),
-        }))
-    }
-
-    fn add_doorbell_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
-        let context = self.contexts.get_mut(&ctx).ok_or(Status::NOENT)?;
-        if context.pages.len() >= MAX_DB_PAGES {
-            return Err(Status::NOMEM);
-        }
-        let page = u32::try_from(context.pages.len()).map_err(|_| Status::NOMEM)?;
-        context.pages.push(DoorbellPage::new(db_page));
-        Ok(Reply::DbPage(abi::DbPageAddResp { page: U32::new(page), reserved: U32::new(0) }))
-    }
-
     /// Destroys a context with all it owns; the QPNs that are free again.
     fn destroy_context(&mut self, ctx: u32) -> Vec<u32> {
         let qpns: Vec<u32> =
@@ -363,12 +337,12 @@ impl Nic {
         self.ahs.retain(|_, ah| ah.ctx != ctx);
         self.mrs.remove_context(ctx);
         self.pds.retain(|_, pd| pd.ctx != ctx);
-        self.contexts.remove(&ctx);
+        self.contexts.remove(ctx);
         qpns
     }
 
     fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if !self.contexts.contains_key(&ctx) {
+        if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
         if self.pds.len() >= self.settings.limits.max_pds as usize {
@@ -455,7 +429,7 @@ impl Nic {
 
     fn remove_srq(&mut self, srqn: u32) {
         if let Some(srq) = self.srqs.try_remove(srqn as usize) {
-            self.free_doorbell(srq.ctx, srq.doorbell);
+            self.contexts.free_doorbell(srq.ctx, srq.doorbell);
         }
         self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
     }

@@ -13,15 +13,15 @@ const SEQ: usize = 60;
 
 /// The ring is full, or the guest's consumer index is nonsense; the CQ is dead from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Overrun;
+pub(crate) struct Overrun;
 
 /// A completion queue.
 #[derive(Debug)]
-pub(super) struct Cq<W = Ring> {
-    pub(super) ctx: u32,
-    pub(super) vector: u32,
+pub(crate) struct Cq<W = Ring> {
+    pub(crate) ctx: u32,
+    pub(crate) vector: u32,
     /// Work queues that complete here.
-    pub(super) users: u32,
+    pub(crate) users: u32,
     ring: W,
     entries: u32,
     /// Offset of the control block.
@@ -34,9 +34,9 @@ pub(super) struct Cq<W = Ring> {
     /// A new entry since the last look at the arm word was solicited or an error.
     solicited: bool,
     /// There are new entries since the last look at the arm word.
-    pub(super) dirty: bool,
+    pub(crate) dirty: bool,
     /// An event waits for a buffer.
-    pub(super) event_pending: bool,
+    pub(crate) event_pending: bool,
     dead: bool,
 }
 
@@ -46,7 +46,7 @@ pub const fn control_offset(bytes: u64) -> u64 {
 }
 
 impl<W: Words> Cq<W> {
-    pub(super) const fn new(ctx: u32, vector: u32, entries: u32, ring: W) -> Self {
+    pub(crate) const fn new(ctx: u32, vector: u32, entries: u32, ring: W) -> Self {
         Self {
             ctx,
             vector,
@@ -64,17 +64,17 @@ impl<W: Words> Cq<W> {
         }
     }
 
-    pub(super) const fn ring(&self) -> &W {
+    pub(crate) const fn ring(&self) -> &W {
         &self.ring
     }
 
     /// The arm that fired last: what a waiting event answers.
-    pub(super) const fn fired(&self) -> u32 {
+    pub(crate) const fn fired(&self) -> u32 {
         self.fired
     }
 
     /// Produces nothing any more.
-    pub(super) const fn kill(&mut self) {
+    pub(crate) const fn kill(&mut self) {
         self.dead = true;
     }
 
@@ -87,7 +87,7 @@ impl<W: Words> Cq<W> {
 
     /// Writes one entry and makes it visible. A dead CQ swallows it.
     #[inline]
-    pub(super) fn push(&mut self, cqe: &mut Cqe, solicited: bool) -> Result<(), Overrun> {
+    pub(crate) fn push(&mut self, cqe: &mut Cqe, solicited: bool) -> Result<(), Overrun> {
         if self.dead {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl<W: Words> Cq<W> {
     }
 
     /// Looks at the arm word after a full fence; `Some(seq)` if an event is due, which disarms the CQ.
-    pub(super) fn fire(&mut self, _: Visible) -> Option<u32> {
+    pub(crate) fn fire(&mut self, _: Visible) -> Option<u32> {
         let solicited = std::mem::take(&mut self.solicited);
         let word = self.ring.load_u32(self.control + ctrl::ARM as u64);
         let seq = word >> arm::SEQ_SHIFT;
@@ -129,7 +129,7 @@ impl<W: Words> Cq<W> {
     /// Moves to another ring, carrying what the guest has not consumed; indices go on.
     ///
     /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA 11.2.8.3).
-    pub(super) fn resize(
+    pub(crate) fn resize(
         &mut self,
         entries: u32,
         requested: u32,

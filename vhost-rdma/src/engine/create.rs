@@ -51,7 +51,7 @@ impl Nic {
         vector: u32,
         ring: Ring,
     ) -> Result<Reply, Status> {
-        if !self.contexts.contains_key(&ctx) {
+        if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
         let shape_ok =
@@ -91,7 +91,8 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
-        let doorbell = self.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
+        let doorbell =
+            self.contexts.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
         self.srqs.insert(Srq::new(&shape, ring, doorbell));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
@@ -146,11 +147,12 @@ impl Nic {
         let (req, sq, rq) = request;
         let mut doorbells = [db::NONE; 2];
         if sq.is_some() {
-            doorbells[0] = self.take_doorbell(ctx, Owner::Send(qpn)).ok_or(Status::NOMEM)?;
+            doorbells[0] =
+                self.contexts.take_doorbell(ctx, Owner::Send(qpn)).ok_or(Status::NOMEM)?;
         }
         if rq.is_some() {
-            let Some(doorbell) = self.take_doorbell(ctx, Owner::Receive(qpn)) else {
-                self.free_doorbell(ctx, doorbells[0]);
+            let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Receive(qpn)) else {
+                self.contexts.free_doorbell(ctx, doorbells[0]);
                 return Err(Status::NOMEM);
             };
             doorbells[1] = doorbell;

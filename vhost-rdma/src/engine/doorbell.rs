@@ -13,7 +13,7 @@ const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
 
 /// The queue that owns a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(crate) enum Owner {
     /// The send queue of a QP, by QPN.
     Send(u32),
     /// The receive queue of a QP, by QPN.
@@ -24,14 +24,14 @@ pub(super) enum Owner {
 
 /// A producer index that moved.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Post {
-    pub(super) owner: Owner,
-    pub(super) producer: u32,
+pub(crate) struct Post {
+    pub(crate) owner: Owner,
+    pub(crate) producer: u32,
 }
 
 /// One doorbell page of a context.
 #[derive(Debug)]
-pub(super) struct DoorbellPage<W = Ring> {
+pub(crate) struct DoorbellPage<W = Ring> {
     ring: W,
     /// One bit per slot in use, one word per group.
     used: [u64; GROUPS],
@@ -45,17 +45,17 @@ struct Slot {
 }
 
 impl<W: Words> DoorbellPage<W> {
-    pub(super) fn new(ring: W) -> Self {
+    pub(crate) fn new(ring: W) -> Self {
         let free = Slot { owner: Owner::Send(0), seen: 0 };
         Self { ring, used: [0; GROUPS], slots: vec![free; GROUPS * GROUP_SLOTS] }
     }
 
-    pub(super) const fn ring(&self) -> &W {
+    pub(crate) const fn ring(&self) -> &W {
         &self.ring
     }
 
     /// Gives a free slot to `owner`, with index 0.
-    pub(super) fn take(&mut self, owner: Owner) -> Option<u32> {
+    pub(crate) fn take(&mut self, owner: Owner) -> Option<u32> {
         let group = self.used.iter().position(|&used| used != u64::MAX)?;
         let bit = self.used[group].trailing_ones();
         self.used[group] |= 1 << bit;
@@ -66,7 +66,7 @@ impl<W: Words> DoorbellPage<W> {
         u32::try_from(slot).ok()
     }
 
-    pub(super) fn free(&mut self, slot: u32) {
+    pub(crate) fn free(&mut self, slot: u32) {
         let slot = slot as usize;
         if let Some(used) = self.used.get_mut(slot / GROUP_SLOTS) {
             *used &= !(1 << (slot % GROUP_SLOTS));
@@ -74,7 +74,7 @@ impl<W: Words> DoorbellPage<W> {
     }
 
     /// Forgets what was posted: the queue begins again at index 0.
-    pub(super) fn reset(&mut self, slot: u32) {
+    pub(crate) fn reset(&mut self, slot: u32) {
         if let Some(slot) = self.slots.get_mut(slot as usize) {
             slot.seen = 0;
         }
@@ -82,7 +82,7 @@ impl<W: Words> DoorbellPage<W> {
 
     /// Appends the slots whose index moved.
     #[inline]
-    pub(super) fn collect(&mut self, posts: &mut Vec<Post>) {
+    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) {
         let low = self.ring.load_u64(db::SUMMARY as u64).to_le_bytes();
         let high = self.ring.load_u64(db::SUMMARY as u64 + 8).to_le_bytes();
         if low == [0; 8] && high[..GROUPS - 8] == [0; GROUPS - 8] {
@@ -116,6 +116,6 @@ impl<W: Words> DoorbellPage<W> {
     }
 }
 
-pub(super) const fn index_offset(slot: usize) -> u64 {
+pub(crate) const fn index_offset(slot: usize) -> u64 {
     (db::INDEX + 4 * slot) as u64
 }

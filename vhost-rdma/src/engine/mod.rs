@@ -18,12 +18,14 @@
 
 mod attributes;
 mod command;
+pub(crate) mod contexts;
 mod control;
-mod cq;
+pub(crate) mod cq;
 mod create;
-mod doorbell;
+pub(crate) mod doorbell;
 mod fastreg;
 mod grh;
+mod hosted;
 pub mod limits;
 mod local;
 mod mcast;
@@ -34,10 +36,11 @@ mod mr;
 mod network;
 mod nic;
 mod numbers;
+pub(crate) mod outbox;
 mod placement;
 mod port;
-mod qp;
-mod receive;
+pub(crate) mod qp;
+pub(crate) mod receive;
 mod requester;
 mod responder;
 mod srq;
@@ -49,8 +52,10 @@ mod window;
 
 use std::fmt;
 
+pub use crate::protocol::Visible;
 pub use command::{Command, Reply, Status};
 pub use cq::control_offset;
+pub use hosted::Hosted;
 pub use limits::{Counters, Limits, Objects};
 pub use nic::NicSettings;
 pub use numbers::Random;
@@ -90,6 +95,8 @@ pub struct NicSnapshot {
 /// NICs that are served together, by one thread.
 pub struct Shard {
     nics: Vec<Option<Box<Nic>>>,
+    /// NICs that bring their own verbs; where one is, `nics` has none.
+    hosted: Vec<Option<Box<dyn Hosted>>>,
     networks: Networks,
     timers: Timers,
     qpns: Numbers,
@@ -115,6 +122,7 @@ impl Shard {
     pub fn new(random: Box<dyn Random>) -> Self {
         Self {
             nics: Vec::new(),
+            hosted: Vec::new(),
             networks: Networks::default(),
             timers: Timers::default(),
             qpns: Numbers::default(),
@@ -144,23 +152,30 @@ impl Shard {
         Some((nic, networks, random.as_mut()))
     }
 
-    /// Adds a NIC, which waits for INIT.
-    pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
-        let index = self.nics.iter().position(Option::is_none).unwrap_or_else(|| {
+    /// A number that no NIC has, and its slot.
+    fn free_slot(&mut self) -> (NicId, usize) {
+        let free = |index: &usize| self.nics[*index].is_none() && !self.is_hosted(*index);
+        let index = (0..self.nics.len()).find(free).unwrap_or_else(|| {
             self.nics.push(None);
             self.nics.len() - 1
         });
         // Four thousand million NICs do not fit in memory.
-        let id = NicId(u32::try_from(index).unwrap_or(u32::MAX));
+        (NicId(u32::try_from(index).unwrap_or(u32::MAX)), index)
+    }
+
+    /// Adds a NIC, which waits for INIT.
+    pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
+        let (id, index) = self.free_slot();
         self.nics[index] = Some(Box::new(Nic::new(id, settings, port)));
         id
     }
 
     /// Gives a NIC another way out for its events.
     pub fn set_port(&mut self, id: NicId, port: Box<dyn Port>) {
-        if let Some(nic) = self.nic_mut(id) {
-            nic.port = port;
-            nic.offer_events = true;
+        if let Some(nic) = self.hosted_mut(id) {
+            nic.set_port(port);
+        } else if let Some(nic) = self.nic_mut(id) {
+            nic.outbox.set_port(port);
         }
     }
 
@@ -170,10 +185,16 @@ impl Shard {
         if let Some(slot) = self.nics.get_mut(id.0 as usize) {
             *slot = None;
         }
+        if let Some(slot) = self.hosted.get_mut(id.0 as usize) {
+            *slot = None;
+        }
     }
 
     /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
     pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.update(settings);
+        }
         let Some((nic, networks, _)) = self.parts(id) else { return };
         let vni = nic.settings.vni;
         nic.settings = NicSettings { vni, ..settings };
@@ -188,6 +209,9 @@ impl Shard {
 
     /// Destroys every object of a NIC and forgets every guest address; the next command must be INIT. Counters go on.
     pub fn reset(&mut self, id: NicId) {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.reset();
+        }
         let mut freed = Vec::new();
         if let Some(nic) = self.nic_mut(id) {
             nic.clear(&mut freed);
@@ -201,7 +225,9 @@ impl Shard {
 
     /// Stops all access to a NIC's memory; its objects stay.
     pub fn pause(&mut self, id: NicId) {
-        if let Some(nic) = self.nic_mut(id)
+        if let Some(nic) = self.hosted_mut(id) {
+            nic.pause();
+        } else if let Some(nic) = self.nic_mut(id)
             && nic.life == Life::Ready
         {
             nic.life = Life::Paused;
@@ -210,12 +236,15 @@ impl Shard {
 
     /// Goes on after [`Self::pause`]. Waits begin anew.
     pub fn resume(&mut self, id: NicId) {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.resume();
+        }
         let Some(nic) = self.nic_mut(id) else { return };
         if nic.life != Life::Paused {
             return;
         }
         nic.life = Life::Ready;
-        nic.offer_events = true;
+        nic.outbox.wanted();
         let qpns: Vec<u32> = nic.qps.keys().copied().collect();
         for qpn in qpns {
             nic.woken(qpn);
@@ -225,6 +254,9 @@ impl Shard {
 
     /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
     pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.memory_changed(space);
+        }
         let Some(nic) = self.nic_mut(id) else { return };
         if matches!(nic.life, Life::Ready | Life::Paused) {
             nic.follow_memory(space);
@@ -233,13 +265,16 @@ impl Shard {
 
     /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
     pub fn fail(&mut self, id: NicId) {
-        if let Some(nic) = self.nic_mut(id) {
+        if let Some(nic) = self.hosted_mut(id) {
+            nic.fail();
+        } else if let Some(nic) = self.nic_mut(id) {
             nic.fail();
         }
     }
 
     /// Fails the NICs whose guest memory vanished.
     pub fn memory_vanished(&mut self) {
+        self.hosted.iter_mut().flatten().for_each(|nic| nic.memory_vanished());
         for nic in self.nics.iter_mut().flatten() {
             if matches!(nic.life, Life::Ready | Life::Paused) && nic.space.vanished() {
                 nic.fail();
@@ -249,14 +284,19 @@ impl Shard {
 
     /// There are new buffers on one of the NIC's event queues.
     pub fn events_wanted(&mut self, id: NicId) {
-        if let Some(nic) = self.nic_mut(id) {
-            nic.offer_events = true;
+        if let Some(nic) = self.hosted_mut(id) {
+            nic.events_wanted();
+        } else if let Some(nic) = self.nic_mut(id) {
+            nic.outbox.wanted();
         }
     }
 
     /// What is seen of a NIC.
     #[must_use]
     pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
+        if let Some(Some(nic)) = self.hosted.get(id.0 as usize) {
+            return Some(nic.status());
+        }
         let nic = self.nics.get(id.0 as usize)?.as_ref()?;
         Some(NicSnapshot {
             ready: matches!(nic.life, Life::Ready | Life::Paused),
@@ -277,6 +317,7 @@ impl Shard {
             self.answered(late.nic, late.qpn, late.outcome, now);
             busy = true;
         }
+        busy |= self.run_hosted(now);
         self.publish();
         busy
     }
@@ -291,14 +332,17 @@ impl Shard {
     pub fn prepare_sleep(&mut self) -> bool {
         let ask = |shard: &mut Self| {
             shard.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
+            shard.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(true));
         };
         protocol::last_look(&Cpu, self, ask, Self::scan)
             || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
+            || self.hosted.iter_mut().flatten().any(|nic| nic.prepare_sleep())
     }
 
     /// Tells all guests that kicks are not needed.
     pub fn wake(&mut self) {
         self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+        self.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(false));
     }
 
     fn fire_timers(&mut self, now: Nanos) -> bool {
@@ -312,11 +356,17 @@ impl Shard {
     }
 
     fn scan(&mut self) -> bool {
-        let Self { nics, posts, serving, .. } = self;
+        let Self { nics, hosted, posts, serving, .. } = self;
         let mut found = false;
         for nic in nics.iter_mut().flatten() {
             *serving = Some(nic.id);
             found |= nic.scan(posts);
+        }
+        for (nic, number) in hosted.iter_mut().zip(0u32..) {
+            if let Some(nic) = nic {
+                *serving = Some(NicId(number));
+                found |= nic.scan();
+            }
         }
         found
     }
@@ -354,10 +404,17 @@ impl Shard {
     }
 
     fn publish(&mut self) {
-        let dirty = self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty());
+        let dirty = self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty())
+            || self.hosted.iter().flatten().any(|nic| nic.is_dirty());
         // One fence for the CQs of all NICs.
         let visible = dirty.then(|| protocol::entries_visible(&Cpu));
-        let Self { nics, serving, .. } = self;
+        let Self { nics, hosted, serving, .. } = self;
+        for (nic, number) in hosted.iter_mut().zip(0u32..) {
+            if let Some(nic) = nic {
+                *serving = Some(NicId(number));
+                nic.publish(visible);
+            }
+        }
         for nic in nics.iter_mut().flatten() {
             *serving = Some(nic.id);
             if nic.life != Life::Paused {

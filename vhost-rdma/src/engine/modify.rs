@@ -69,7 +69,7 @@ impl Nic {
             srq.users -= 1;
         }
         for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.free_doorbell(qp.ctx, doorbell);
+            self.contexts.free_doorbell(qp.ctx, doorbell);
         }
         self.forget_events(&QP_EVENTS, qpn);
     }
@@ -129,7 +129,7 @@ impl Nic {
         qp.reset();
         let (ctx, doorbells) = (qp.ctx, qp.doorbells);
         for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.reset_doorbell(ctx, doorbell);
+            self.contexts.reset_doorbell(ctx, doorbell);
         }
         self.forget_events(&QP_EVENTS, qpn);
     }

@@ -1,17 +1,19 @@
 //! One NIC: its objects, and what several of its parts share: completing, raising events, moving a QP to ERR.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
-use zerocopy::little_endian::U32;
 
+use super::contexts::Contexts;
+pub(super) use super::contexts::KERNEL;
 use super::cq::Cq;
-use super::doorbell::{DoorbellPage, Owner, Post};
+use super::doorbell::{Owner, Post};
 use super::limits::{Counters, GID_TABLE_LEN, Limits, Objects};
 use super::mr::MrTable;
+use super::outbox::Outbox;
 use super::port::Port;
 use super::qp::{Qp, State, Waiter};
 use super::srq::Srq;
@@ -49,12 +51,6 @@ pub(super) enum Life {
     Failed,
 }
 
-/// A process of the guest, or its kernel.
-#[derive(Debug)]
-pub(super) struct Context {
-    pub(super) pages: Vec<DoorbellPage>,
-}
-
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct Pd {
@@ -73,12 +69,11 @@ pub(super) struct Ah {
 pub(super) struct Nic {
     pub(super) id: NicId,
     pub(super) settings: NicSettings,
-    pub(super) port: Box<dyn Port>,
+    pub(super) outbox: Outbox,
     pub(super) life: Life,
     pub(super) space: AddressSpace,
     pub(super) status_page: Option<Ring>,
-    pub(super) contexts: BTreeMap<u32, Context>,
-    pub(super) next_ctx: u32,
+    pub(super) contexts: Contexts,
     pub(super) pds: Slab<Pd>,
     pub(super) mrs: MrTable,
     pub(super) cqs: Slab<Cq>,
@@ -96,14 +91,8 @@ pub(super) struct Nic {
     pub(super) dirty: Vec<u32>,
     /// Requesters elsewhere to try again, because this NIC posted a receive or became reachable.
     pub(super) wakes: Vec<Waiter>,
-    /// CQs whose completion event waits for a buffer.
-    pending_completions: VecDeque<u32>,
-    pending_events: VecDeque<(u32, u32, u32)>,
-    pending_set: FxHashSet<(u32, u32)>,
-    pub(super) offer_events: bool,
     /// Segment list of the receive in progress, kept for its allocation.
     pub(super) scratch: Vec<Segment>,
-    put_events: bool,
 }
 
 impl fmt::Debug for Nic {
@@ -115,20 +104,16 @@ impl fmt::Debug for Nic {
     }
 }
 
-/// The kernel's context.
-pub(super) const KERNEL: u32 = 0;
-
 impl Nic {
     pub(super) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>) -> Self {
         Self {
             id,
             settings,
-            port,
+            outbox: Outbox::new(port),
             life: Life::Idle,
             space: AddressSpace::default(),
             status_page: None,
-            contexts: BTreeMap::new(),
-            next_ctx: 1,
+            contexts: Contexts::default(),
             pds: Slab::new(),
             mrs: MrTable::default(),
             cqs: Slab::new(),
@@ -142,12 +127,7 @@ impl Nic {
             run: VecDeque::new(),
             dirty: Vec::new(),
             wakes: Vec::new(),
-            pending_completions: VecDeque::new(),
-            pending_events: VecDeque::new(),
-            pending_set: FxHashSet::default(),
-            offer_events: false,
             scratch: Vec::new(),
-            put_events: false,
         }
     }
 
@@ -155,15 +135,15 @@ impl Nic {
     pub(super) fn clear(&mut self, freed: &mut Vec<u32>) {
         freed.extend(self.qps.keys());
         let fresh = Self::new(self.id, self.settings.clone(), Box::new(super::port::Nowhere));
-        let old = std::mem::replace(self, fresh);
-        self.port = old.port;
+        let mut old = std::mem::replace(self, fresh);
+        self.outbox = old.outbox.succeed();
         self.counters = old.counters;
     }
 
     pub(super) fn objects(&self) -> Objects {
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         Objects {
-            contexts: count(self.contexts.len().saturating_sub(1)),
+            contexts: count(self.contexts.processes()),
             pds: count(self.pds.len()),
             mrs: count(self.mrs.len()),
             mr_bytes: self.mrs.bytes(),
@@ -251,21 +231,12 @@ impl Nic {
 
     /// Raises an asynchronous event; at most one of a type waits per object.
     pub(super) fn raise(&mut self, kind: u32, object: u32, ctx: u32) {
-        if self.pending_set.insert((kind, object)) {
-            self.pending_events.push_back((kind, object, ctx));
-            self.offer_events = true;
-        } else {
-            self.counters.events_coalesced += 1;
-        }
+        self.outbox.raise((kind, object, ctx), &mut self.counters);
     }
 
     /// Drops the waiting events of an object that goes away: `kinds` are those of its class.
     pub(super) fn forget_events(&mut self, kinds: &[u32], object: u32) {
-        for &kind in kinds {
-            if self.pending_set.remove(&(kind, object)) {
-                self.pending_events.retain(|&(k, o, _)| (k, o) != (kind, object));
-            }
-        }
+        self.outbox.forget(kinds, object);
     }
 
     /// Looks at the arm words of the CQs with new entries.
@@ -274,69 +245,13 @@ impl Nic {
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
             let Some(seq) = cq.fire(visible) else { continue };
-            if cq.event_pending {
-                self.counters.events_coalesced += 1;
-                continue;
-            }
-            let vector = cq.vector;
-            if self.port.completion_event(
-                vector,
-                abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(seq) },
-            ) {
-                self.counters.events += 1;
-                self.put_events = true;
-            } else {
-                cq.event_pending = true;
-                self.pending_completions.push_back(cqn);
-            }
+            self.outbox.complete(cqn, cq, seq, &mut self.counters);
         }
     }
 
     /// Offers waiting events to the port and lets it notify the guest.
     pub(super) fn deliver_events(&mut self) {
-        if std::mem::take(&mut self.offer_events) {
-            self.offer_completions();
-            self.offer_async();
-        }
-        if std::mem::take(&mut self.put_events) {
-            self.port.flush();
-        }
-    }
-
-    fn offer_completions(&mut self) {
-        // Vectors run dry one by one, so every waiting CQ is offered once.
-        for _ in 0..self.pending_completions.len() {
-            let Some(cqn) = self.pending_completions.pop_front() else { return };
-            let Some(cq) = self.cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
-                continue;
-            };
-            let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(cq.fired()) };
-            if self.port.completion_event(cq.vector, event) {
-                cq.event_pending = false;
-                self.counters.events += 1;
-                self.put_events = true;
-            } else {
-                self.pending_completions.push_back(cqn);
-            }
-        }
-    }
-
-    fn offer_async(&mut self) {
-        while let Some(&(kind, object, ctx)) = self.pending_events.front() {
-            let event = abi::AsyncEvent {
-                r#type: U32::new(kind),
-                object: U32::new(object),
-                ctx: U32::new(ctx),
-                reserved: U32::new(0),
-            };
-            if !self.port.async_event(event) {
-                return;
-            }
-            self.pending_events.pop_front();
-            self.pending_set.remove(&(kind, object));
-            self.counters.events += 1;
-            self.put_events = true;
-        }
+        self.outbox.deliver(&mut self.cqs, &mut self.counters);
     }
 
     /// Tells the guest whether posts need a kick.
@@ -352,11 +267,7 @@ impl Nic {
             return false;
         }
         posts.clear();
-        for context in self.contexts.values_mut() {
-            for page in &mut context.pages {
-                page.collect(posts);
-            }
-        }
+        self.contexts.collect(posts);
         for post in posts.iter() {
             self.posted(*post);
         }
@@ -381,7 +292,7 @@ impl Nic {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.state == State::Reset {
             let (ctx, [doorbell, _]) = (qp.ctx, qp.doorbells);
-            return self.reset_doorbell(ctx, doorbell);
+            return self.contexts.reset_doorbell(ctx, doorbell);
         }
         let Some(send) = &mut qp.send else { return };
         match send.posted(producer) {
@@ -394,7 +305,7 @@ impl Nic {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.state == State::Reset {
             let (ctx, [_, doorbell]) = (qp.ctx, qp.doorbells);
-            return self.reset_doorbell(ctx, doorbell);
+            return self.contexts.reset_doorbell(ctx, doorbell);
         }
         let Some(receive) = &mut qp.receive else { return };
         match receive.posted(producer) {
@@ -405,35 +316,6 @@ impl Nic {
                 }
             }
             Err(_) => self.qp_fatal(qpn),
-        }
-    }
-
-    /// Gives a doorbell slot of a context to a queue; the doorbell number.
-    pub(super) fn take_doorbell(&mut self, ctx: u32, owner: Owner) -> Option<u32> {
-        let pages = &mut self.contexts.get_mut(&ctx)?.pages;
-        pages.iter_mut().zip(0u32..).find_map(|(page, number)| {
-            page.take(owner).map(|slot| number << abi::db::PAGE_SHIFT | slot)
-        })
-    }
-
-    /// The page and slot of a doorbell number.
-    fn doorbell(&mut self, ctx: u32, number: u32) -> Option<(&mut DoorbellPage, u32)> {
-        let page = (number >> abi::db::PAGE_SHIFT) as usize;
-        let page = self.contexts.get_mut(&ctx)?.pages.get_mut(page)?;
-        Some((page, number & ((1 << abi::db::PAGE_SHIFT) - 1)))
-    }
-
-    pub(super) fn free_doorbell(&mut self, ctx: u32, number: u32) {
-        if let Some((page, slot)) = self.doorbell(ctx, number) {
-            page.free(slot);
-        }
-    }
-
-    /// The queue begins again at index 0. Also for whatever is seen while its QP is in RESET: the driver zeroes the index only when the
-    /// command has returned, and a leftover that counted as seen would hide the next life's posts up to the same index.
-    pub(super) fn reset_doorbell(&mut self, ctx: u32, number: u32) {
-        if let Some((page, slot)) = self.doorbell(ctx, number) {
-            page.reset(slot);
         }
     }
 }

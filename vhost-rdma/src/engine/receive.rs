@@ -10,11 +10,11 @@ use super::limits::MAX_SGE;
 use crate::memory::Ring;
 
 /// Scatter-gather elements, copied out of a ring.
-pub(super) type SgeList = ArrayVec<Sge, { MAX_SGE as usize }>;
+pub(crate) type SgeList = ArrayVec<Sge, { MAX_SGE as usize }>;
 
 /// A ring of receive work requests.
 #[derive(Debug)]
-pub(super) struct ReceiveRing {
+pub(crate) struct ReceiveRing {
     ring: Ring,
     entries: u32,
     log2_stride: u8,
@@ -25,55 +25,55 @@ pub(super) struct ReceiveRing {
 
 /// A receive that was taken out of its ring; the slot is never read again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Receive {
-    pub(super) wr_id: u64,
-    pub(super) index: u32,
-    pub(super) sges: SgeList,
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    pub(crate) index: u32,
+    pub(crate) sges: SgeList,
     /// It names more elements than its queue allows.
-    pub(super) malformed: bool,
+    pub(crate) malformed: bool,
 }
 
 impl Receive {
     /// Bytes that it can take.
-    pub(super) fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
     }
 }
 
 /// The guest's producer index cannot be true.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BadIndex;
+pub(crate) struct BadIndex;
 
 impl ReceiveRing {
-    pub(super) const fn new(ring: Ring, entries: u32, log2_stride: u8, max_sge: u32) -> Self {
+    pub(crate) const fn new(ring: Ring, entries: u32, log2_stride: u8, max_sge: u32) -> Self {
         Self { ring, entries, log2_stride, max_sge, producer: 0, taken: 0 }
     }
 
-    pub(super) const fn ring(&self) -> &Ring {
+    pub(crate) const fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    pub(super) const fn max_sge(&self) -> u32 {
+    pub(crate) const fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
     /// The free-running number of receives taken.
-    pub(super) const fn taken(&self) -> u32 {
+    pub(crate) const fn taken(&self) -> u32 {
         self.taken
     }
 
     /// Receives posted and not taken.
-    pub(super) const fn waiting(&self) -> u32 {
+    pub(crate) const fn waiting(&self) -> u32 {
         self.producer.wrapping_sub(self.taken)
     }
 
-    pub(super) const fn reset(&mut self) {
+    pub(crate) const fn reset(&mut self) {
         self.producer = 0;
         self.taken = 0;
     }
 
     /// Moves to another ring, carrying the receives that wait at their indices; the offset of the new control block.
-    pub(super) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<u64, Status> {
+    pub(crate) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<u64, Status> {
         let control = control_offset(u64::from(entries) << self.log2_stride);
         let fits = ring.len() >= control + ctrl::SIZE as u64;
         if self.waiting() > max_wr.min(entries) || !fits {
@@ -90,7 +90,7 @@ impl ReceiveRing {
     }
 
     /// Takes note of a new producer index.
-    pub(super) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
+    pub(crate) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
         let waiting = producer.wrapping_sub(self.taken);
         // Backwards looks like far ahead: both are beyond the ring.
         if waiting > self.entries || waiting < self.waiting() {
@@ -101,7 +101,7 @@ impl ReceiveRing {
     }
 
     /// Takes the oldest receive, copying it once.
-    pub(super) fn take(&mut self, into: &mut Receive) -> bool {
+    pub(crate) fn take(&mut self, into: &mut Receive) -> bool {
         if self.waiting() == 0 {
             return false;
         }
@@ -121,7 +121,7 @@ impl ReceiveRing {
 }
 
 /// Copies `count` elements at `at`; the caller has bounded `count` by the queue's limit, hence by the stride.
-pub(super) fn read_sges(ring: &Ring, at: u64, count: u32, into: &mut SgeList) {
+pub(crate) fn read_sges(ring: &Ring, at: u64, count: u32, into: &mut SgeList) {
     into.clear();
     for n in 0..count.min(MAX_SGE) {
         let mut bytes = [0; size_of::<Sge>()];

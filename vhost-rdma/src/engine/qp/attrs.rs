@@ -7,7 +7,7 @@ use crate::engine::command::Status;
 use crate::engine::limits::{MAX_RD_ATOM, MTU_ENUM};
 
 /// The Q_Key of every GSI QP (IBTA 16.1.2).
-pub(in crate::engine) const GSI_QKEY: u32 = 0x8001_0000;
+pub(crate) const GSI_QKEY: u32 = 0x8001_0000;
 
 const RIGHTS: u32 = access::LOCAL_WRITE
     | access::REMOTE_WRITE
@@ -22,18 +22,14 @@ const MIGRATED: u8 = 0;
 
 /// The attributes of a QP, in the ABI's own layout so that query returns what modify was given.
 #[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Attrs(QpAttr);
+pub(crate) struct Attrs(QpAttr);
 
 impl Attrs {
     /// Takes over what `new` sets, after checking all of it. `held` tells which GID indices hold an address.
     ///
     /// # Errors
     /// The status to answer; then nothing was changed.
-    pub(in crate::engine) fn set(
-        &mut self,
-        new: &QpAttr,
-        held: impl Fn(u16) -> bool,
-    ) -> Result<(), Status> {
+    pub(crate) fn set(&mut self, new: &QpAttr, held: impl Fn(u16) -> bool) -> Result<(), Status> {
         check(new, held)?;
         let mask = new.mask.get();
         let own = &mut self.0;
@@ -62,7 +58,7 @@ impl Attrs {
     }
 
     /// The answer to QP_QUERY.
-    pub(in crate::engine) fn report(&self, state: State, draining: bool) -> QpAttr {
+    pub(crate) fn report(&self, state: State, draining: bool) -> QpAttr {
         let mut attr = self.0;
         attr.qp_state = state.to_abi();
         attr.cur_qp_state = state.to_abi();
@@ -71,39 +67,39 @@ impl Attrs {
         attr
     }
 
-    pub(in crate::engine) fn has(&self, right: u32) -> bool {
+    pub(crate) fn has(&self, right: u32) -> bool {
         self.0.qp_access_flags.get() & right == right
     }
 
-    pub(in crate::engine) const fn av(&self) -> &Av {
+    pub(crate) const fn av(&self) -> &Av {
         &self.0.ah
     }
 
-    pub(in crate::engine) fn dest_qpn(&self) -> u32 {
+    pub(crate) fn dest_qpn(&self) -> u32 {
         self.0.dest_qpn.get()
     }
 
-    pub(in crate::engine) fn qkey(&self, kind: Kind) -> u32 {
+    pub(crate) fn qkey(&self, kind: Kind) -> u32 {
         if kind == Kind::Gsi { GSI_QKEY } else { self.0.qkey.get() }
     }
 
-    pub(in crate::engine) const fn min_rnr_timer(&self) -> u8 {
+    pub(crate) const fn min_rnr_timer(&self) -> u8 {
         self.0.min_rnr_timer
     }
 
-    pub(in crate::engine) const fn timeout(&self) -> u8 {
+    pub(crate) const fn timeout(&self) -> u8 {
         self.0.timeout
     }
 
-    pub(in crate::engine) const fn retry_cnt(&self) -> u8 {
+    pub(crate) const fn retry_cnt(&self) -> u8 {
         self.0.retry_cnt
     }
 
-    pub(in crate::engine) const fn rnr_retry(&self) -> u8 {
+    pub(crate) const fn rnr_retry(&self) -> u8 {
         self.0.rnr_retry
     }
 
-    pub(in crate::engine) const fn wants_drain_event(&self) -> bool {
+    pub(crate) const fn wants_drain_event(&self) -> bool {
         self.0.en_sqd_async_notify != 0
     }
 }
@@ -132,7 +128,7 @@ fn check(new: &QpAttr, held: impl Fn(u16) -> bool) -> Result<(), Status> {
 }
 
 /// Checks an address vector: RoCE always has a GRH, and the source must be an address of this port.
-pub(in crate::engine) fn check_av(av: &Av, held: impl Fn(u16) -> bool) -> Result<(), Status> {
+pub(crate) fn check_av(av: &Av, held: impl Fn(u16) -> bool) -> Result<(), Status> {
     let ok = av.flags & av_flags::GRH != 0 && av.port_num == 1 && held(av.sgid_index.get());
     if ok { Ok(()) } else { Err(Status::INVAL) }
 }

@@ -1,8 +1,8 @@
 //! Queue pairs: their state machine, their attributes, their send queue, and the receive that an inbound message fills.
 
-pub(super) mod attrs;
-pub(super) mod send;
-pub(super) mod state;
+pub(crate) mod attrs;
+pub(crate) mod send;
+pub(crate) mod state;
 
 pub(super) use attrs::Attrs;
 pub(super) use send::{SendQueue, Wait};

@@ -9,7 +9,7 @@ use crate::memory::Ring;
 
 /// What the work request that is being executed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(in crate::engine) enum Wait {
+pub(crate) enum Wait {
     /// Nothing: it can be executed.
     #[default]
     None,
@@ -23,40 +23,40 @@ pub(in crate::engine) enum Wait {
 
 /// A send queue.
 #[derive(Debug)]
-pub(in crate::engine) struct SendQueue {
+pub(crate) struct SendQueue {
     ring: Ring,
     entries: u32,
     log2_stride: u8,
-    pub(in crate::engine) max_sge: u32,
-    pub(in crate::engine) max_inline: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
     producer: u32,
     taken: u32,
     /// The work request being executed, copied out of the ring once.
-    pub(in crate::engine) current: Option<SqWqe>,
+    pub(crate) current: Option<SqWqe>,
     /// Its elements or inline bytes have been copied too.
-    pub(in crate::engine) fetched: bool,
+    pub(crate) fetched: bool,
     /// Its scatter-gather elements.
-    pub(in crate::engine) sges: SgeList,
+    pub(crate) sges: SgeList,
     /// Its inline bytes, allocated once for the largest that the QP may have.
-    pub(in crate::engine) inline: Vec<u8>,
+    pub(crate) inline: Vec<u8>,
     /// Bytes of its message that are done.
-    pub(in crate::engine) done: u32,
-    pub(in crate::engine) wait: Wait,
-    pub(in crate::engine) rnr_left: u8,
-    pub(in crate::engine) retries_left: u8,
+    pub(crate) done: u32,
+    pub(crate) wait: Wait,
+    pub(crate) rnr_left: u8,
+    pub(crate) retries_left: u8,
 }
 
 /// Shape of a send queue.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct SendShape {
-    pub(in crate::engine) entries: u32,
-    pub(in crate::engine) log2_stride: u8,
-    pub(in crate::engine) max_sge: u32,
-    pub(in crate::engine) max_inline: u32,
+pub(crate) struct SendShape {
+    pub(crate) entries: u32,
+    pub(crate) log2_stride: u8,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
 }
 
 impl SendQueue {
-    pub(in crate::engine) fn new(ring: Ring, shape: SendShape) -> Self {
+    pub(crate) fn new(ring: Ring, shape: SendShape) -> Self {
         Self {
             ring,
             entries: shape.entries,
@@ -76,40 +76,40 @@ impl SendQueue {
         }
     }
 
-    pub(in crate::engine) const fn ring(&self) -> &Ring {
+    pub(crate) const fn ring(&self) -> &Ring {
         &self.ring
     }
 
     /// Free-running index of the work request being executed.
-    pub(in crate::engine) const fn current_index(&self) -> u32 {
+    pub(crate) const fn current_index(&self) -> u32 {
         self.taken.wrapping_sub(1)
     }
 
     /// Work requests posted and not taken.
-    pub(in crate::engine) const fn waiting(&self) -> u32 {
+    pub(crate) const fn waiting(&self) -> u32 {
         self.producer.wrapping_sub(self.taken)
     }
 
     /// Whether anything is left to execute or to flush.
-    pub(in crate::engine) const fn has_work(&self) -> bool {
+    pub(crate) const fn has_work(&self) -> bool {
         self.current.is_some() || self.waiting() > 0
     }
 
-    pub(in crate::engine) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.producer = 0;
         self.taken = 0;
         self.retire();
     }
 
     /// The current work request is over.
-    pub(in crate::engine) fn retire(&mut self) {
+    pub(crate) fn retire(&mut self) {
         self.current = None;
         self.done = 0;
         self.wait = Wait::None;
     }
 
     /// Takes note of a new producer index.
-    pub(in crate::engine) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
+    pub(crate) const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
         let waiting = producer.wrapping_sub(self.taken);
         if waiting > self.entries || waiting < self.waiting() {
             return Err(BadIndex);
@@ -120,7 +120,7 @@ impl SendQueue {
 
     /// Takes the next work request, copying it once. Elements and inline bytes are left for `fetch_sges` and `fetch_inline`.
     #[inline]
-    pub(in crate::engine) fn take(&mut self) -> Option<SqWqe> {
+    pub(crate) fn take(&mut self) -> Option<SqWqe> {
         if self.waiting() == 0 {
             return None;
         }
@@ -135,13 +135,13 @@ impl SendQueue {
     }
 
     /// Copies the current work request's elements; the caller has checked `count` against `max_sge`.
-    pub(in crate::engine) fn fetch_sges(&mut self, count: u32) {
+    pub(crate) fn fetch_sges(&mut self, count: u32) {
         let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
         read_sges(&self.ring, at, count, &mut self.sges);
     }
 
     /// Copies the current work request's inline bytes; the caller has checked `len` against `max_inline`.
-    pub(in crate::engine) fn fetch_inline(&mut self, len: u32) {
+    pub(crate) fn fetch_inline(&mut self, len: u32) {
         let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
         self.inline.resize(len as usize, 0);
         self.ring.read(at, &mut self.inline);

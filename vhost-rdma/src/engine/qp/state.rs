@@ -5,7 +5,7 @@ use virtio_rdma_abi::{attr_mask as m, qps, qpt};
 
 /// A QP type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Kind {
+pub(crate) enum Kind {
     Rc,
     Uc,
     Ud,
@@ -13,7 +13,7 @@ pub(in crate::engine) enum Kind {
 }
 
 impl Kind {
-    pub(in crate::engine) const fn from_abi(kind: u32) -> Option<Self> {
+    pub(crate) const fn from_abi(kind: u32) -> Option<Self> {
         match kind {
             qpt::RC => Some(Self::Rc),
             qpt::UC => Some(Self::Uc),
@@ -24,14 +24,14 @@ impl Kind {
     }
 
     /// Connected to one peer.
-    pub(in crate::engine) const fn is_connected(self) -> bool {
+    pub(crate) const fn is_connected(self) -> bool {
         matches!(self, Self::Rc | Self::Uc)
     }
 }
 
 /// A QP state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(in crate::engine) enum State {
+pub(crate) enum State {
     #[default]
     Reset,
     Init,
@@ -43,7 +43,7 @@ pub(in crate::engine) enum State {
 }
 
 impl State {
-    pub(in crate::engine) const fn from_abi(state: u8) -> Option<Self> {
+    pub(crate) const fn from_abi(state: u8) -> Option<Self> {
         match state {
             qps::RESET => Some(Self::Reset),
             qps::INIT => Some(Self::Init),
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    pub(in crate::engine) const fn to_abi(self) -> u8 {
+    pub(crate) const fn to_abi(self) -> u8 {
         match self {
             Self::Reset => qps::RESET,
             Self::Init => qps::INIT,
@@ -69,7 +69,7 @@ impl State {
     }
 
     /// Inbound requests are executed.
-    pub(in crate::engine) const fn receives(self) -> bool {
+    pub(crate) const fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
     }
 }
@@ -139,7 +139,7 @@ fn find(kind: Kind, from: State, to: State) -> Option<Rule> {
 }
 
 /// Whether a QP of this kind may go from `from` to `to` with exactly these attributes.
-pub(in crate::engine) fn allows(kind: Kind, from: State, to: State, mask: u32) -> bool {
+pub(crate) fn allows(kind: Kind, from: State, to: State, mask: u32) -> bool {
     find(kind, from, to).is_some_and(|Rule { required, optional }| {
         mask & required == required && mask & !(required | optional | m::STATE) == 0
     })

@@ -1,0 +1,143 @@
+//! Events on their way to the guest: at most one waits per CQ, and one of a type per object, for as long as the guest has no buffer.
+//!
+//! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with its event queues.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use rustc_hash::FxHashSet;
+use slab::Slab;
+use virtio_rdma_abi as abi;
+use zerocopy::little_endian::U32;
+
+use super::cq::Cq;
+use super::limits::Counters;
+use super::port::{Nowhere, Port};
+
+/// The events of one NIC.
+pub(crate) struct Outbox {
+    port: Box<dyn Port>,
+    /// CQs whose completion event waits for a buffer.
+    completions: VecDeque<u32>,
+    events: VecDeque<(u32, u32, u32)>,
+    waiting: FxHashSet<(u32, u32)>,
+    offer: bool,
+    put: bool,
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("events", &self.events).finish_non_exhaustive()
+    }
+}
+
+impl Outbox {
+    pub(crate) fn new(port: Box<dyn Port>) -> Self {
+        Self {
+            port,
+            completions: VecDeque::new(),
+            events: VecDeque::new(),
+            waiting: FxHashSet::default(),
+            offer: false,
+            put: false,
+        }
+    }
+
+    /// An empty one with the same way out, which this one loses.
+    pub(crate) fn succeed(&mut self) -> Self {
+        Self::new(std::mem::replace(&mut self.port, Box::new(Nowhere)))
+    }
+
+    /// Another way out.
+    pub(crate) fn set_port(&mut self, port: Box<dyn Port>) {
+        self.port = port;
+        self.offer = true;
+    }
+
+    /// There are buffers again, or may be.
+    pub(crate) const fn wanted(&mut self) {
+        self.offer = true;
+    }
+
+    /// Raises an asynchronous event; at most one of a type waits per object.
+    pub(crate) fn raise(&mut self, (kind, object, ctx): (u32, u32, u32), counters: &mut Counters) {
+        if self.waiting.insert((kind, object)) {
+            self.events.push_back((kind, object, ctx));
+            self.offer = true;
+        } else {
+            counters.events_coalesced += 1;
+        }
+    }
+
+    /// Drops the waiting events of an object that goes away: `kinds` are those of its class.
+    pub(crate) fn forget(&mut self, kinds: &[u32], object: u32) {
+        for &kind in kinds {
+            if self.waiting.remove(&(kind, object)) {
+                self.events.retain(|&(k, o, _)| (k, o) != (kind, object));
+            }
+        }
+    }
+
+    /// The completion event of a CQ whose arm `seq` fired.
+    pub(crate) fn complete(&mut self, cqn: u32, cq: &mut Cq, seq: u32, counters: &mut Counters) {
+        if cq.event_pending {
+            counters.events_coalesced += 1;
+            return;
+        }
+        let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(seq) };
+        if self.port.completion_event(cq.vector, event) {
+            counters.events += 1;
+            self.put = true;
+        } else {
+            cq.event_pending = true;
+            self.completions.push_back(cqn);
+        }
+    }
+
+    /// Offers waiting events to the port and lets it notify the guest.
+    pub(crate) fn deliver(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) {
+        if std::mem::take(&mut self.offer) {
+            self.offer_completions(cqs, counters);
+            self.offer_events(counters);
+        }
+        if std::mem::take(&mut self.put) {
+            self.port.flush();
+        }
+    }
+
+    fn offer_completions(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) {
+        // Vectors run dry one by one, so every waiting CQ is offered once.
+        for _ in 0..self.completions.len() {
+            let Some(cqn) = self.completions.pop_front() else { return };
+            let Some(cq) = cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
+                continue;
+            };
+            let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(cq.fired()) };
+            if self.port.completion_event(cq.vector, event) {
+                cq.event_pending = false;
+                counters.events += 1;
+                self.put = true;
+            } else {
+                self.completions.push_back(cqn);
+            }
+        }
+    }
+
+    fn offer_events(&mut self, counters: &mut Counters) {
+        while let Some(&(kind, object, ctx)) = self.events.front() {
+            let event = abi::AsyncEvent {
+                r#type: U32::new(kind),
+                object: U32::new(object),
+                ctx: U32::new(ctx),
+                reserved: U32::new(0),
+            };
+            if !self.port.async_event(event) {
+                return;
+            }
+            self.events.pop_front();
+            self.waiting.remove(&(kind, object));
+            counters.events += 1;
+            self.put = true;
+        }
+    }
+}
