@@ -2,9 +2,8 @@
 
 use netlink_packet_core::{NLA_HEADER_SIZE, NLA_TYPE_MASK, NlaBuffer, NlasIterator};
 
-/// Appends one attribute.
-///
-/// The length field has 16 bits; what does not fit is no request of ours, so it is cut where the kernel would refuse it anyway.
+/// Appends one attribute of bytes.
+#[cfg(test)]
 pub(crate) fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let start = to.len();
     to.extend_from_slice(&[0; NLA_HEADER_SIZE]);
@@ -12,7 +11,9 @@ pub(crate) fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     close(to, start, kind);
 }
 
-/// Appends an attribute whose value is made of attributes.
+/// Appends one attribute, whose value `fill` appends.
+///
+/// The length field has 16 bits; what does not fit is no request of ours, so it is cut where the kernel would refuse it anyway.
 pub(crate) fn put_nested(to: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = to.len();
     to.extend_from_slice(&[0; NLA_HEADER_SIZE]);
