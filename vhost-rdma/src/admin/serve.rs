@@ -266,10 +266,7 @@ async fn until_signal<B: Backend>(
             let _ = stopped.await;
         });
     tokio::pin!(server);
-    tracing::info!(socket = %path.display(), version = env!("CARGO_PKG_VERSION"), "ready");
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
-    }
+    announce(path);
     let name = tokio::select! {
         ended = &mut server => return Ok(ended?),
         _ = term.recv() => "SIGTERM",
@@ -281,6 +278,13 @@ async fn until_signal<B: Backend>(
         Ok(ended) => Ok(ended?),
         // A client that keeps its connection open does not keep the daemon alive.
         Err(_) => Ok(()),
+    }
+}
+
+fn announce(path: &Path) {
+    tracing::info!(socket = %path.display(), version = env!("CARGO_PKG_VERSION"), "ready");
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
     }
 }
 

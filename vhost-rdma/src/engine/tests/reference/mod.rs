@@ -8,6 +8,7 @@
 mod guest;
 mod model;
 mod ops;
+mod posts;
 mod run;
 
 use proptest::prelude::*;

@@ -22,6 +22,14 @@ pub(super) struct Place {
     pub(super) offset: u16,
 }
 
+impl Place {
+    /// The number of bytes from here that a drawn length means.
+    pub(super) fn len(&self, drawn: u16) -> u16 {
+        let left = (super::model::PIECE as u16).saturating_sub(self.offset);
+        drawn.checked_sub(TO_THE_END).map_or(drawn, |n| (left + n).saturating_sub(2))
+    }
+}
+
 /// The kinds of posted sends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
@@ -73,8 +81,11 @@ fn place() -> impl Strategy<Value = Place> {
     (key, offset).prop_map(|(key, offset)| Place { key, offset })
 }
 
+/// Lengths from here on mean: to the end of the piece, less two bytes and so on.
+pub(super) const TO_THE_END: u16 = 1000;
+
 fn len() -> impl Strategy<Value = u16> {
-    prop_oneof![1 => Just(0u16), 8 => 1u16..200, 1 => 200u16..700]
+    prop_oneof![1 => Just(0u16), 8 => 1u16..200, 1 => 200u16..700, 2 => TO_THE_END..TO_THE_END + 4]
 }
 
 fn post() -> impl Strategy<Value = Post> {

@@ -2,22 +2,19 @@
 
 use std::sync::Arc;
 
-use virtio_rdma_abi::{self as abi, access, opcode, qps, qpt, send_flags};
-use zerocopy::little_endian::{U32, U64};
+use virtio_rdma_abi::{self as abi, access, qps, qpt};
+use zerocopy::little_endian::U32;
 
-use super::model::{
-    self, Action, Bind, Done, LINES, Model, Named, PIECE, REGIONS, Receive, Region, Request, State,
-    Window,
-};
-use super::ops::{Key, Op, Place, Post};
+use super::model::{self, Action, Done, LINES, Model, PIECE, REGIONS, Region, State, Window};
+use super::ops::Op;
 use crate::engine::tests::driver::{
-    Cq, Guest, Qp, RQ_STRIDE, World, init_attr, rtr_attr, rts_attr, state_attr, wqe,
+    Cq, Guest, Qp, RQ_STRIDE, World, init_attr, rtr_attr, rts_attr, state_attr,
 };
 use crate::engine::{Command, Reply, Status, control_offset};
 use crate::memory::PageList;
 
 /// Entries of each queue; one less is used.
-const DEPTH: u32 = 16;
+pub(super) const DEPTH: u32 = 16;
 /// Rights that regions are registered with.
 const RIGHTS: [u32; 6] = [
     access::LOCAL_WRITE
@@ -32,44 +29,44 @@ const RIGHTS: [u32; 6] = [
     access::LOCAL_WRITE | access::MW_BIND,
 ];
 /// Rights that windows are bound with.
-const WINDOW_RIGHTS: [u32; 4] = [
+pub(super) const WINDOW_RIGHTS: [u32; 4] = [
     access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC,
     access::REMOTE_WRITE,
     access::REMOTE_READ,
     0,
 ];
 
-struct End {
-    qp: Qp,
+pub(super) struct End {
+    pub(super) qp: Qp,
     /// Requests and receives that are posted and not completed.
-    open: [u32; 2],
-    peer: (u32, [u8; 16]),
+    pub(super) open: [u32; 2],
+    pub(super) peer: (u32, [u8; 16]),
 }
 
-struct Queue {
-    ring: (u64, u32, u32),
-    srqn: u32,
-    posted: u32,
-    open: u32,
+pub(super) struct Queue {
+    pub(super) ring: (u64, u32, u32),
+    pub(super) srqn: u32,
+    pub(super) posted: u32,
+    pub(super) open: u32,
 }
 
 /// What one guest's program holds.
-struct Side {
-    guest: Guest,
-    domains: [u32; 2],
-    cqs: [Option<Cq>; LINES],
-    ends: [Option<End>; LINES],
-    queue: Option<Queue>,
-    base: u64,
-    stale: u32,
+pub(super) struct Side {
+    pub(super) guest: Guest,
+    pub(super) domains: [u32; 2],
+    pub(super) cqs: [Option<Cq>; LINES],
+    pub(super) ends: [Option<End>; LINES],
+    pub(super) queue: Option<Queue>,
+    pub(super) base: u64,
+    pub(super) stale: u32,
 }
 
 /// Both worlds, side by side.
 pub(super) struct Run {
-    world: World,
-    sides: [Side; 2],
-    model: Model,
-    next: u64,
+    pub(super) world: World,
+    pub(super) sides: [Side; 2],
+    pub(super) model: Model,
+    pub(super) next: u64,
 }
 
 impl Run {
@@ -403,143 +400,6 @@ impl Run {
         self.world.ok(guest, guest.ctx, Command::MwDealloc(old.key));
     }
 
-    fn window_key(&self, side: usize, window: u8) -> u32 {
-        let window = self.model.guests[side].windows[usize::from(window)];
-        window.map_or(self.sides[side].stale, |window| window.key)
-    }
-
-    /// The memory of guest `side` that `place` names.
-    fn named(&self, side: usize, place: Place) -> Named {
-        let guest = &self.model.guests[side];
-        let (key, base) = match place.key {
-            Key::Region(n) => {
-                let n = usize::from(n);
-                let stale = self.sides[side].stale;
-                (guest.regions[n].map_or(stale, |region| region.key), guest.piece(n))
-            }
-            // Windows are bound near the start of a region, most of the time of the first.
-            Key::Window(n) => (self.window_key(side, n), guest.piece(0)),
-            Key::Stale => (self.sides[side].stale, guest.piece(0)),
-            Key::Foreign(n) => {
-                let region = self.model.guests[1 - side].regions[usize::from(n)];
-                (region.map_or(1, |region| region.key), guest.piece(usize::from(n)))
-            }
-        };
-        Named { key, addr: base + u64::from(place.offset) }
-    }
-
-    const fn request(&self, action: Action) -> Request {
-        let nothing = Named { key: 0, addr: 0 };
-        Request { id: self.next, action, local: nothing, len: 0, remote: nothing }
-    }
-
-    fn transfer(&self, side: usize, what: Post, places: (Place, Place), len: u16) -> Request {
-        let (local, remote) = (self.named(side, places.0), self.named(1 - side, places.1));
-        let atomic = matches!(what, Post::FetchAdd(_) | Post::CompareSwap(..));
-        let action = match what {
-            Post::Send => Action::Send { invalidate: None },
-            Post::SendInvalidate(window) => {
-                Action::Send { invalidate: Some(self.window_key(1 - side, window)) }
-            }
-            Post::Write => Action::Write { immediate: false },
-            Post::WriteImmediate => Action::Write { immediate: true },
-            Post::Read => Action::Read,
-            Post::FetchAdd(n) => Action::FetchAdd(n),
-            Post::CompareSwap(hit, new) => {
-                let peer = &self.model.guests[1 - side];
-                let at = (remote.addr - peer.base) as usize;
-                let there = peer.memory.get(at..at + 8).filter(|_| hit);
-                let word = there.map_or(1, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
-                Action::CompareSwap(word, new)
-            }
-        };
-        let len = if atomic { 8 } else { len.into() };
-        Request { id: self.next, action, local, len, remote }
-    }
-
-    fn bind(&mut self, at: (usize, usize), window: usize, place: Place, how: (u16, u8)) {
-        let (side, line) = at;
-        let Some(old) = self.model.guests[side].windows[window] else { return };
-        let named = self.named(side, place);
-        let bind = Bind {
-            present: old.key,
-            new: old.key ^ (self.next as u32 & 0x7f | 0x80),
-            region: named.key,
-            addr: named.addr,
-            len: how.0.into(),
-            rights: WINDOW_RIGHTS[usize::from(how.1)],
-        };
-        let request = self.request(Action::Bind(bind));
-        self.post(side, line, request);
-    }
-
-    fn post(&mut self, side: usize, line: usize, request: Request) {
-        let Side { guest, ends, .. } = &mut self.sides[side];
-        let Some(end) = ends[line].as_mut().filter(|end| end.open[0] < DEPTH - 1) else { return };
-        let (code, imm) = match request.action {
-            Action::Send { invalidate: None } => (opcode::SEND, 0),
-            Action::Send { invalidate: Some(key) } => (opcode::SEND_WITH_INV, key),
-            Action::Write { immediate: false } => (opcode::RDMA_WRITE, 0),
-            Action::Write { immediate: true } => (opcode::RDMA_WRITE_WITH_IMM, 7),
-            Action::Read => (opcode::RDMA_READ, 0),
-            Action::FetchAdd(_) => (opcode::ATOMIC_FETCH_AND_ADD, 0),
-            Action::CompareSwap(..) => (opcode::ATOMIC_CMP_AND_SWP, 0),
-            Action::Bind(bind) => (opcode::BIND_MW, bind.present),
-            Action::Invalidate(key) => (opcode::LOCAL_INV, key),
-        };
-        let mut entry = wqe(code, send_flags::SIGNALED, request.id);
-        entry.imm = U32::new(imm);
-        entry.remote_addr = U64::new(request.remote.addr);
-        entry.rkey = U32::new(request.remote.key);
-        match request.action {
-            Action::FetchAdd(n) => entry.arg0 = U64::new(n),
-            Action::CompareSwap(expected, new) => {
-                (entry.arg0, entry.arg1) = (U64::new(expected), U64::new(new));
-            }
-            Action::Bind(bind) => {
-                entry.rkey = U32::new(bind.new);
-                entry.remote_addr = U64::new(bind.addr);
-                entry.arg0 = U64::new(bind.len);
-                entry.arg1 = U64::new(bind.region.into());
-                entry.aux = U32::new(bind.rights);
-            }
-            _ => {}
-        }
-        let element = abi::Sge {
-            addr: U64::new(request.local.addr),
-            length: U32::new(request.len),
-            lkey: U32::new(request.local.key),
-        };
-        let local = matches!(request.action, Action::Bind(_) | Action::Invalidate(_));
-        let elements = [element];
-        guest.post_send(&mut end.qp, entry, if local { &[] } else { &elements });
-        end.open[0] += 1;
-        self.model.post(side, line, request);
-    }
-
-    fn receive(&mut self, side: usize, line: usize, into: Place, len: u16) {
-        let receive = Receive { id: self.next, into: self.named(side, into), len: len.into() };
-        let Side { guest, ends, .. } = &mut self.sides[side];
-        let shared = self.model.guests[side].qps[line].as_ref().is_none_or(|qp| qp.shared);
-        let Some(end) = ends[line].as_mut().filter(|end| !shared && end.open[1] < DEPTH - 1) else {
-            return;
-        };
-        guest.post_receive(&mut end.qp, receive.id, &[element(&receive)]);
-        end.open[1] += 1;
-        self.model.receive(side, line, receive);
-    }
-
-    fn receive_shared(&mut self, side: usize, into: Place, len: u16) {
-        let into = self.named(side, into);
-        let Side { guest, queue, .. } = &mut self.sides[side];
-        let Some(queue) = queue.as_mut().filter(|queue| queue.open < DEPTH - 1) else { return };
-        let receive = Receive { id: queue.posted.into(), into, len: len.into() };
-        guest.post_shared(queue.ring, queue.posted, element(&receive));
-        queue.posted += 1;
-        queue.open += 1;
-        self.model.receive_shared(side, receive);
-    }
-
     fn create_shared(&mut self, side: usize) {
         if self.sides[side].queue.is_some() {
             return;
@@ -596,13 +456,5 @@ impl Run {
         (*cqs, *ends, *queue) = Default::default();
         self.model.guests[side].reset();
         self.second_domain(side);
-    }
-}
-
-fn element(receive: &Receive) -> abi::Sge {
-    abi::Sge {
-        addr: U64::new(receive.into.addr),
-        length: U32::new(receive.len),
-        lkey: U32::new(receive.into.key),
     }
 }

@@ -1,0 +1,166 @@
+//! Requests and receives: chosen by numbers, posted to the engine and to the model.
+
+use virtio_rdma_abi::{self as abi, opcode, send_flags};
+use zerocopy::little_endian::{U32, U64};
+
+use super::model::{Action, Bind, Named, Receive, Request};
+use super::ops::{Key, Place, Post};
+use super::run::{DEPTH, Run, Side, WINDOW_RIGHTS};
+use crate::engine::tests::driver::wqe;
+
+impl Run {
+    pub(super) fn window_key(&self, side: usize, window: u8) -> u32 {
+        let window = self.model.guests[side].windows[usize::from(window)];
+        window.map_or(self.sides[side].stale, |window| window.key)
+    }
+
+    /// The memory of guest `side` that `place` names.
+    pub(super) fn named(&self, side: usize, place: Place) -> Named {
+        let guest = &self.model.guests[side];
+        let (key, base) = match place.key {
+            Key::Region(n) => {
+                let n = usize::from(n);
+                let stale = self.sides[side].stale;
+                (guest.regions[n].map_or(stale, |region| region.key), guest.piece(n))
+            }
+            // Windows are bound near the start of a region, most of the time of the first.
+            Key::Window(n) => (self.window_key(side, n), guest.piece(0)),
+            Key::Stale => (self.sides[side].stale, guest.piece(0)),
+            Key::Foreign(n) => {
+                let region = self.model.guests[1 - side].regions[usize::from(n)];
+                (region.map_or(1, |region| region.key), guest.piece(usize::from(n)))
+            }
+        };
+        Named { key, addr: base + u64::from(place.offset) }
+    }
+
+    pub(super) const fn request(&self, action: Action) -> Request {
+        let nothing = Named { key: 0, addr: 0 };
+        Request { id: self.next, action, local: nothing, len: 0, remote: nothing }
+    }
+
+    pub(super) fn transfer(
+        &self,
+        side: usize,
+        what: Post,
+        places: (Place, Place),
+        len: u16,
+    ) -> Request {
+        let (local, remote) = (self.named(side, places.0), self.named(1 - side, places.1));
+        let atomic = matches!(what, Post::FetchAdd(_) | Post::CompareSwap(..));
+        let action = match what {
+            Post::Send => Action::Send { invalidate: None },
+            Post::SendInvalidate(window) => {
+                Action::Send { invalidate: Some(self.window_key(1 - side, window)) }
+            }
+            Post::Write => Action::Write { immediate: false },
+            Post::WriteImmediate => Action::Write { immediate: true },
+            Post::Read => Action::Read,
+            Post::FetchAdd(n) => Action::FetchAdd(n),
+            Post::CompareSwap(hit, new) => {
+                let peer = &self.model.guests[1 - side];
+                let at = (remote.addr - peer.base) as usize;
+                let there = peer.memory.get(at..at + 8).filter(|_| hit);
+                let word = there.map_or(1, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+                Action::CompareSwap(word, new)
+            }
+        };
+        // The end that matters is that of the side which is written or read from afar.
+        let drawn =
+            if matches!(what, Post::Send | Post::SendInvalidate(_)) { places.0 } else { places.1 };
+        let len = if atomic { 8 } else { drawn.len(len).into() };
+        Request { id: self.next, action, local, len, remote }
+    }
+
+    pub(super) fn bind(&mut self, at: (usize, usize), window: usize, place: Place, how: (u16, u8)) {
+        let (side, line) = at;
+        let Some(old) = self.model.guests[side].windows[window] else { return };
+        let named = self.named(side, place);
+        let bind = Bind {
+            present: old.key,
+            new: old.key ^ (self.next as u32 & 0x7f | 0x80),
+            region: named.key,
+            addr: named.addr,
+            len: place.len(how.0).into(),
+            rights: WINDOW_RIGHTS[usize::from(how.1)],
+        };
+        let request = self.request(Action::Bind(bind));
+        self.post(side, line, request);
+    }
+
+    pub(super) fn post(&mut self, side: usize, line: usize, request: Request) {
+        let Side { guest, ends, .. } = &mut self.sides[side];
+        let Some(end) = ends[line].as_mut().filter(|end| end.open[0] < DEPTH - 1) else { return };
+        let (code, imm) = match request.action {
+            Action::Send { invalidate: None } => (opcode::SEND, 0),
+            Action::Send { invalidate: Some(key) } => (opcode::SEND_WITH_INV, key),
+            Action::Write { immediate: false } => (opcode::RDMA_WRITE, 0),
+            Action::Write { immediate: true } => (opcode::RDMA_WRITE_WITH_IMM, 7),
+            Action::Read => (opcode::RDMA_READ, 0),
+            Action::FetchAdd(_) => (opcode::ATOMIC_FETCH_AND_ADD, 0),
+            Action::CompareSwap(..) => (opcode::ATOMIC_CMP_AND_SWP, 0),
+            Action::Bind(bind) => (opcode::BIND_MW, bind.present),
+            Action::Invalidate(key) => (opcode::LOCAL_INV, key),
+        };
+        let mut entry = wqe(code, send_flags::SIGNALED, request.id);
+        entry.imm = U32::new(imm);
+        entry.remote_addr = U64::new(request.remote.addr);
+        entry.rkey = U32::new(request.remote.key);
+        match request.action {
+            Action::FetchAdd(n) => entry.arg0 = U64::new(n),
+            Action::CompareSwap(expected, new) => {
+                (entry.arg0, entry.arg1) = (U64::new(expected), U64::new(new));
+            }
+            Action::Bind(bind) => {
+                entry.rkey = U32::new(bind.new);
+                entry.remote_addr = U64::new(bind.addr);
+                entry.arg0 = U64::new(bind.len);
+                entry.arg1 = U64::new(bind.region.into());
+                entry.aux = U32::new(bind.rights);
+            }
+            _ => {}
+        }
+        let element = abi::Sge {
+            addr: U64::new(request.local.addr),
+            length: U32::new(request.len),
+            lkey: U32::new(request.local.key),
+        };
+        let local = matches!(request.action, Action::Bind(_) | Action::Invalidate(_));
+        let elements = [element];
+        guest.post_send(&mut end.qp, entry, if local { &[] } else { &elements });
+        end.open[0] += 1;
+        self.model.post(side, line, request);
+    }
+
+    pub(super) fn receive(&mut self, side: usize, line: usize, into: Place, len: u16) {
+        let receive =
+            Receive { id: self.next, into: self.named(side, into), len: into.len(len).into() };
+        let Side { guest, ends, .. } = &mut self.sides[side];
+        let shared = self.model.guests[side].qps[line].as_ref().is_none_or(|qp| qp.shared);
+        let Some(end) = ends[line].as_mut().filter(|end| !shared && end.open[1] < DEPTH - 1) else {
+            return;
+        };
+        guest.post_receive(&mut end.qp, receive.id, &[element(&receive)]);
+        end.open[1] += 1;
+        self.model.receive(side, line, receive);
+    }
+
+    pub(super) fn receive_shared(&mut self, side: usize, into: Place, len: u16) {
+        let (into, len) = (self.named(side, into), into.len(len));
+        let Side { guest, queue, .. } = &mut self.sides[side];
+        let Some(queue) = queue.as_mut().filter(|queue| queue.open < DEPTH - 1) else { return };
+        let receive = Receive { id: queue.posted.into(), into, len: len.into() };
+        guest.post_shared(queue.ring, queue.posted, element(&receive));
+        queue.posted += 1;
+        queue.open += 1;
+        self.model.receive_shared(side, receive);
+    }
+}
+
+fn element(receive: &Receive) -> abi::Sge {
+    abi::Sge {
+        addr: U64::new(receive.into.addr),
+        length: U32::new(receive.len),
+        lkey: U32::new(receive.into.key),
+    }
+}
