@@ -185,6 +185,7 @@ mod tests {
             netns: "/run/netns/x".to_owned(),
             network: "net".to_owned(),
             device_id: Some("blue-0".to_owned()),
+            config: None,
         })
     }
 
@@ -213,6 +214,7 @@ mod tests {
             nic,
             steps: vec![Step::MakeLink { name: "rdma0".to_owned(), netns: None }],
             done: None,
+            config: None,
         }
     }
 

@@ -43,6 +43,9 @@ pub struct Attach {
     /// `deviceID` of the configuration: an ID that the device plugin granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
+    /// The whole network configuration: with it the agent can have a `DEL` made that nobody else will ask for (IPAM included).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<serde_json::Value>,
 }
 
 /// Writes down what is about to be done for one NIC; answered when it is on the disk. Steps add up over several calls.
@@ -94,7 +97,7 @@ pub struct Detach {
     /// `CNI_IFNAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_name: Option<String>,
-    /// `deviceID` of the configuration: also finds a NIC whose sandbox ID was never told.
+    /// `deviceID` of the configuration: only this NIC of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
 }

@@ -97,6 +97,9 @@ pub struct Record {
     /// What `attached` told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done: Option<AttachedNic>,
+    /// The configuration that `attach` was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<serde_json::Value>,
 }
 
 /// What the agent sees of a NIC now.
