@@ -72,6 +72,9 @@ pub struct Counters {
     pub completion_errors: u64,
     pub receive_drops: u64,
     pub events_coalesced: u64,
+    pub completions: u64,
+    pub events: u64,
+    pub commands: u64,
 }
 
 /// A context: the kernel's, or a process's with doorbell pages of its own.
@@ -308,6 +311,9 @@ impl Guest {
             completion_errors: word(9),
             receive_drops: word(10),
             events_coalesced: word(11),
+            completions: word(12),
+            events: word(13),
+            commands: word(14),
         })
     }
 

@@ -244,6 +244,12 @@ impl Cq {
         word >> spec::ARM_SEQ_SHIFT != fired & spec::ARM_SEQ_MASK
     }
 
+    /// CQ_MODERATE.
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
+        let body = Put::new().u32(self.cqn).u16(count).u16(period_us).done(8);
+        self.ctx.command(cmd::CQ_MODERATE, &body, 0).map(|_| ())
+    }
+
     /// CQ_RESIZE to a new ring: the device moves the entries that were not consumed (7.3).
     pub fn resize_request(&self, entries: u32, requested: u32, ring: &PageList) -> Vec<u8> {
         Put::new().u32(self.cqn).u32(entries).u32(requested).u32(0).bytes(&ring.bytes()).done(40)

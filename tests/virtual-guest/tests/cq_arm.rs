@@ -101,6 +101,60 @@ fn an_error_counts_as_solicited() {
 }
 
 #[test]
+fn moderated_events_wait_for_the_count_or_the_period() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let target = b.node.area(8);
+    let write = SendWr::write(1, &[], target.addr(0), target.rkey()).inline(&[1; 8]);
+    // The longest period, so that only the count can end the first wait within it.
+    a.scq.moderate(8, u16::MAX).unwrap();
+    let start = std::time::Instant::now();
+    a.scq.arm(ARM_ANY);
+    for _ in 0..7 {
+        a.run_ok(&write);
+    }
+    let early = event_of(&a, &a.scq, Duration::from_millis(1));
+    // A machine that is slow enough may have reached the period.
+    assert!(!early || start.elapsed() >= Duration::from_millis(65), "seven are not eight");
+    if !early {
+        a.run_ok(&write);
+        assert!(event_of(&a, &a.scq, SECOND));
+    }
+    // One alone comes after the period, and not before.
+    for _ in 0..3 {
+        a.scq.arm(ARM_ANY);
+        let start = std::time::Instant::now();
+        a.run_ok(&write);
+        assert!(event_of(&a, &a.scq, SECOND), "nothing else will come");
+        assert!(start.elapsed() >= Duration::from_micros(65_535), "{:?}", start.elapsed());
+    }
+    assert!(!event_of(&a, &a.scq, Duration::from_millis(100)), "not armed");
+    // A completion between two program runs must not stay in the device: off is off at once.
+    a.scq.arm(ARM_ANY);
+    a.run_ok(&write);
+    a.scq.moderate(0, 0).unwrap();
+    assert!(event_of(&a, &a.scq, SECOND));
+    let counters = a.node.guest.query_counters().unwrap();
+    assert!(counters.completions >= 11 && counters.events >= 5 && counters.commands > 10);
+}
+
+#[test]
+fn an_error_is_not_kept_waiting() {
+    let world = World::new();
+    let (mut a, _b) = world.rc_pair();
+    let inbox = a.node.area(8);
+    a.qp.post_recv(1, &[inbox.sge()]);
+    a.rcq.moderate(u16::MAX, u16::MAX).unwrap();
+    a.rcq.arm(ARM_ANY);
+    let start = std::time::Instant::now();
+    a.qp.fail().unwrap();
+    assert!(event_of(&a, &a.rcq, SECOND));
+    let took = start.elapsed();
+    assert_eq!(a.rcq.one().status, status::WR_FLUSH_ERR);
+    assert!(took < Duration::from_micros(65_535), "{took:?}: it waited for the period");
+}
+
+#[test]
 fn vectors_have_queues_of_their_own() {
     let world = World::new();
     let node = world.node();

@@ -393,7 +393,10 @@ struct virtio_rdma_query_counters_resp {
 	__le64 completion_errors;
 	__le64 receive_drops;
 	__le64 events_coalesced;
-	__le64 reserved[4];
+	__le64 completions;
+	__le64 events;
+	__le64 commands;
+	__le64 reserved[1];
 };						/* 128 */
 
 struct virtio_rdma_context_create_req {

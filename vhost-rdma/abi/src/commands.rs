@@ -365,8 +365,14 @@ abi_struct! {
         pub receive_drops: U64,
         /// Events merged with one that was pending already.
         pub events_coalesced: U64,
+        /// Completions written.
+        pub completions: U64,
+        /// Events put into the driver's buffers.
+        pub events: U64,
+        /// Control commands answered, this one not counted.
+        pub commands: U64,
         /// Zero.
-        pub reserved: [U64; 4],
+        pub reserved: [U64; 1],
     }
 }
 

@@ -14,6 +14,7 @@ static const struct ib_device_ops vrdma_ops = {
 	.uverbs_abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION,
 
 	.add_gid = vrdma_add_gid,
+	.alloc_hw_device_stats = vrdma_alloc_device_stats,
 	.alloc_hw_port_stats = vrdma_alloc_port_stats,
 	.alloc_pd = vrdma_alloc_pd,
 	.alloc_ucontext = vrdma_alloc_ucontext,

@@ -187,9 +187,14 @@ void vrdma_fw_str(struct ib_device *ib, char *str)
 	snprintf(str, IB_FW_VERSION_NAME_MAX, "%u.%u.%u", (u32)(v >> 32), (u32)(v >> 16) & 0xffff, (u32)v & 0xffff);
 }
 
-/* ---- Counters: the order is that of struct virtio_rdma_query_counters_resp ---- */
+/*
+ * ---- Counters ----
+ *
+ * Port and device have each a part of struct virtio_rdma_query_counters_resp, in its order. The core asks again at most once in
+ * RDMA_HW_STATS_DEFAULT_LIFESPAN (10 ms, or what was written to `lifespan`), so a reader sees values no older than that.
+ */
 
-static const struct rdma_stat_desc vrdma_stats[] = {
+static const struct rdma_stat_desc vrdma_port_stats[] = {
 	{ .name = "tx_bytes" },
 	{ .name = "rx_bytes" },
 	{ .name = "tx_messages" },
@@ -201,29 +206,42 @@ static const struct rdma_stat_desc vrdma_stats[] = {
 	{ .name = "request_errors" },
 	{ .name = "completion_errors" },
 	{ .name = "receive_drops" },
+};
+
+static const struct rdma_stat_desc vrdma_device_stats[] = {
 	{ .name = "events_coalesced" },
+	{ .name = "completions" },
+	{ .name = "events" },
+	{ .name = "commands" },
 };
 
 struct rdma_hw_stats *vrdma_alloc_port_stats(struct ib_device *ib, u32 port)
 {
-	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, reserved) !=
-		     ARRAY_SIZE(vrdma_stats) * sizeof(__le64));
-	return rdma_alloc_hw_stats_struct(vrdma_stats, ARRAY_SIZE(vrdma_stats), RDMA_HW_STATS_DEFAULT_LIFESPAN);
+	return rdma_alloc_hw_stats_struct(vrdma_port_stats, ARRAY_SIZE(vrdma_port_stats),
+					  RDMA_HW_STATS_DEFAULT_LIFESPAN);
 }
 
+struct rdma_hw_stats *vrdma_alloc_device_stats(struct ib_device *ib)
+{
+	return rdma_alloc_hw_stats_struct(vrdma_device_stats, ARRAY_SIZE(vrdma_device_stats),
+					  RDMA_HW_STATS_DEFAULT_LIFESPAN);
+}
+
+/* Port 0 is the device. */
 int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 port, int index)
 {
 	struct virtio_rdma_query_counters_resp resp;
-	const __le64 *values = (const __le64 *)&resp;
-	int ret;
-	u32 i;
+	const __le64 *values = port ? &resp.tx_bytes : &resp.events_coalesced;
+	int ret, i;
 
-	if (!port)
-		return 0;
+	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, events_coalesced) !=
+		     ARRAY_SIZE(vrdma_port_stats) * sizeof(__le64));
+	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, reserved) !=
+		     (ARRAY_SIZE(vrdma_port_stats) + ARRAY_SIZE(vrdma_device_stats)) * sizeof(__le64));
 	ret = vrdma_cmd(to_vr(ib), VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0, NULL, 0, &resp, sizeof(resp));
 	if (ret)
 		return ret;
-	for (i = 0; i < ARRAY_SIZE(vrdma_stats); i++)
+	for (i = 0; i < stats->num_counters; i++)
 		stats->value[i] = le64_to_cpu(values[i]);
-	return ARRAY_SIZE(vrdma_stats);
+	return stats->num_counters;
 }

@@ -417,6 +417,7 @@ enum rdma_link_layer vrdma_link_layer(struct ib_device *ib, u32 port);
 int vrdma_add_gid(const struct ib_gid_attr *attr, void **context);
 int vrdma_del_gid(const struct ib_gid_attr *attr, void **context);
 void vrdma_fw_str(struct ib_device *ib, char *str);
+struct rdma_hw_stats *vrdma_alloc_device_stats(struct ib_device *ib);
 struct rdma_hw_stats *vrdma_alloc_port_stats(struct ib_device *ib, u32 port);
 int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 port, int index);
 

@@ -3,7 +3,7 @@
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::{U32, U64};
 
-use super::limits;
+use super::limits::{self, Counters};
 use super::nic::Nic;
 
 impl Nic {
@@ -52,20 +52,26 @@ impl Nic {
     }
 
     pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        let c = &self.counters;
+        // The operator's counters outlive the guest's driver; what it is told begins with it.
+        let since = |count: fn(&Counters) -> u64| {
+            U64::new(count(&self.counters).wrapping_sub(count(&self.counters_at_init)))
+        };
         abi::QueryCountersResp {
-            tx_bytes: U64::new(c.tx_bytes),
-            rx_bytes: U64::new(c.rx_bytes),
-            tx_messages: U64::new(c.tx_messages),
-            rx_messages: U64::new(c.rx_messages),
-            rnr_naks_sent: U64::new(c.rnr_naks_sent),
-            rnr_naks_received: U64::new(c.rnr_naks_received),
-            ack_timeouts: U64::new(c.ack_timeouts),
-            access_errors: U64::new(c.access_errors),
-            request_errors: U64::new(c.request_errors),
-            completion_errors: U64::new(c.completion_errors),
-            receive_drops: U64::new(c.receive_drops),
-            events_coalesced: U64::new(c.events_coalesced),
+            tx_bytes: since(|c| c.tx_bytes),
+            rx_bytes: since(|c| c.rx_bytes),
+            tx_messages: since(|c| c.tx_messages),
+            rx_messages: since(|c| c.rx_messages),
+            rnr_naks_sent: since(|c| c.rnr_naks_sent),
+            rnr_naks_received: since(|c| c.rnr_naks_received),
+            ack_timeouts: since(|c| c.ack_timeouts),
+            access_errors: since(|c| c.access_errors),
+            request_errors: since(|c| c.request_errors),
+            completion_errors: since(|c| c.completion_errors),
+            receive_drops: since(|c| c.receive_drops),
+            events_coalesced: since(|c| c.events_coalesced),
+            completions: since(|c| c.completions),
+            events: since(|c| c.events),
+            commands: since(|c| c.commands),
             ..abi::QueryCountersResp::default()
         }
     }

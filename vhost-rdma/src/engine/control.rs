@@ -9,6 +9,7 @@ use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
+use super::timer::Waiting;
 use super::window::WindowKind;
 use super::{Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
@@ -32,6 +33,20 @@ impl Shard {
         if let Some(nic) = self.hosted_mut(id) {
             return nic.execute(ctx, command, now);
         }
+        let reply = self.dispatch(id, ctx, command, now);
+        if let Some(nic) = self.nic_mut(id) {
+            nic.counters.commands += 1;
+        }
+        reply
+    }
+
+    fn dispatch(
+        &mut self,
+        id: NicId,
+        ctx: u32,
+        command: Command,
+        now: Nanos,
+    ) -> Result<Reply, Status> {
         let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
         match (life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
@@ -70,6 +85,11 @@ impl Shard {
             Command::MrAlloc { pdn, max_pages } => {
                 return self.allocate_fast(id, ctx, pdn, max_pages);
             }
+            Command::CqDestroy(cqn) => {
+                let reply = self.nic_mut(id).ok_or(Status::FATAL)?.destroy_cq(ctx, cqn)?;
+                self.timers.remove(id, Waiting::Event(cqn));
+                return Ok(reply);
+            }
             // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
             Command::CqResize { cqn, .. } => self.settle_sends(id, cqn, now),
             _ => {}
@@ -80,6 +100,7 @@ impl Shard {
     fn init(&mut self, id: NicId, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
         self.reset(id);
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        nic.counters_at_init = nic.counters;
         nic.space = space;
         nic.status_page = Some(status_page);
         nic.contexts.begin();
@@ -221,12 +242,21 @@ impl Nic {
             Command::CqCreate { entries, vector, ring } => {
                 self.create_cq(ctx, entries, vector, ring)
             }
-            Command::CqDestroy(cqn) => self.destroy_cq(ctx, cqn),
             Command::CqResize { cqn, entries, requested, ring } => {
                 self.owned_cq(ctx, cqn)?;
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
                 cq.resize(entries, requested, ring)?;
-                self.dirty.push(cqn);
+                self.look_at(cqn);
+                Ok(Reply::Done)
+            }
+            Command::CqModerate { cqn, count, period_us } => {
+                self.owned_cq(ctx, cqn)?;
+                let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
+                cq.moderation.set(count, period_us);
+                // A wait under the old setting is over.
+                if cq.moderation.is_waiting() {
+                    self.look_at(cqn);
+                }
                 Ok(Reply::Done)
             }
             Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),

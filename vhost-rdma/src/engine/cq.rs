@@ -1,9 +1,11 @@
 //! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3, §7.4), made of any [`Words`] so that models can try them.
 
-use virtio_rdma_abi::{Cqe, arm, ctrl};
+use virtio_rdma_abi::{Cqe, arm, ctrl, wc_status};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
+use super::Nanos;
+use super::moderation::{Moderation, Verdict};
 use crate::memory::Ring;
 use crate::protocol::{Visible, Words};
 
@@ -14,6 +16,17 @@ const SEQ: usize = 60;
 /// The ring is full, or the guest's consumer index is nonsense; the CQ is dead from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overrun;
+
+/// What a look at the arm word came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fire {
+    /// Nobody waits for these entries.
+    No,
+    /// An event is due, which answers this arm; the CQ is disarmed.
+    Event(u32),
+    /// The event waits for more entries; `Some`: it begins to, and is to be looked at again at this time.
+    Later(Option<Nanos>),
+}
 
 /// A completion queue.
 #[derive(Debug)]
@@ -33,6 +46,11 @@ pub(crate) struct Cq<W = Ring> {
     consumer: u32,
     /// A new entry since the last look at the arm word was solicited or an error.
     solicited: bool,
+    /// A new entry since then was an error.
+    failed: bool,
+    /// Entries produced at the last look.
+    looked: u32,
+    pub(crate) moderation: Moderation,
     /// There are new entries since the last look at the arm word.
     pub(crate) dirty: bool,
     /// An event waits for a buffer.
@@ -46,18 +64,21 @@ pub const fn control_offset(bytes: u64) -> u64 {
 }
 
 impl<W: Words> Cq<W> {
-    pub(crate) const fn new(ctx: u32, vector: u32, entries: u32, ring: W) -> Self {
+    pub(crate) fn new(ctx: u32, vector: u32, entries: u32, ring: W) -> Self {
         Self {
             ctx,
             vector,
             users: 0,
             ring,
             entries,
-            control: control_offset(entries as u64 * STRIDE as u64),
+            control: control_offset(u64::from(entries) * u64::from(STRIDE)),
             produced: 0,
             fired: 0,
             consumer: 0,
             solicited: false,
+            failed: false,
+            looked: 0,
+            moderation: Moderation::default(),
             dirty: false,
             event_pending: false,
             dead: false,
@@ -104,26 +125,34 @@ impl<W: Words> Cq<W> {
         // Release: the entry, and the payload copied before it, are visible to whoever sees `seq`.
         self.ring.store_u32(at + SEQ as u64, self.produced);
         self.solicited |= solicited;
+        self.failed |= cqe.status != wc_status::SUCCESS;
         self.dirty = true;
         Ok(())
     }
 
-    /// Looks at the arm word after a full fence; `Some(seq)` if an event is due, which disarms the CQ.
-    pub(crate) fn fire(&mut self, _: Visible) -> Option<u32> {
+    /// Looks at the arm word after a full fence; an event that is due disarms the CQ.
+    pub(crate) fn fire(&mut self, _: Visible, now: Nanos) -> Fire {
         let solicited = std::mem::take(&mut self.solicited);
+        let failed = std::mem::take(&mut self.failed);
+        let fresh = self.produced.wrapping_sub(self.looked);
+        self.looked = self.produced;
         let word = self.ring.load_u32(self.control + ctrl::ARM as u64);
         let seq = word >> arm::SEQ_SHIFT;
         if self.dead || seq == self.fired {
-            return None;
+            self.moderation.forget();
+            return Fire::No;
         }
+        // A solicited entry that found the CQ unarmed is over; one that finds it armed for solicited has fired, or its event waits.
         let due = word & arm::ANY != 0 || (word & arm::SOLICITED != 0 && solicited);
-        if !due {
-            // A solicited entry that found the CQ unarmed is over; one that finds it armed for solicited has fired.
-            return None;
+        if !due && !self.moderation.is_waiting() {
+            return Fire::No;
+        }
+        if let Verdict::Later(until) = self.moderation.ask(fresh, failed, now) {
+            return Fire::Later(until);
         }
         self.fired = seq;
         self.ring.store_u32(self.control + ctrl::FIRED as u64, seq);
-        Some(seq)
+        Fire::Event(seq)
     }
 
     /// Moves to another ring, carrying what the guest has not consumed; indices go on.
@@ -151,7 +180,6 @@ impl<W: Words> Cq<W> {
         self.ring = ring;
         self.entries = entries;
         self.control = control;
-        self.dirty = true;
         Ok(())
     }
 }

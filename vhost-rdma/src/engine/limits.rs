@@ -45,6 +45,7 @@ pub const CAPS: u64 = abi::cap::ATOMIC
     | abi::cap::MR_REREG
     | abi::cap::ZERO_BASED
     | abi::cap::CQ_RESIZE
+    | abi::cap::CQ_MODERATE
     | abi::cap::SRQ_RESIZE
     | abi::cap::MEM_MGT
     | abi::cap::MW_TYPE1
@@ -114,4 +115,6 @@ pub struct Counters {
     pub completions: u64,
     /// Events put on queues.
     pub events: u64,
+    /// Control commands executed, refused ones too.
+    pub commands: u64,
 }

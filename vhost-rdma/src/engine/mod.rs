@@ -31,6 +31,7 @@ mod local;
 mod mcast;
 #[cfg(test)]
 mod models;
+mod moderation;
 mod modify;
 mod mr;
 mod network;
@@ -66,7 +67,7 @@ use self::network::Networks;
 use self::nic::{Life, Nic};
 use self::numbers::Numbers;
 use self::qp::Waiter;
-use self::timer::Timers;
+use self::timer::{Timers, Waiting};
 use crate::memory::{AddressSpace, Segment};
 use crate::protocol::{self, Cpu};
 use crate::transport::{Gid, Local, NicId, Transport};
@@ -318,7 +319,7 @@ impl Shard {
             busy = true;
         }
         busy |= self.run_hosted(now);
-        self.publish();
+        self.publish(now);
         busy
     }
 
@@ -347,10 +348,17 @@ impl Shard {
 
     fn fire_timers(&mut self, now: Nanos) -> bool {
         let mut fired = false;
-        while let Some((deadline, nic, qpn)) = self.timers.pop(now) {
+        while let Some((deadline, id, waiting)) = self.timers.pop(now) {
             fired = true;
-            self.serving = Some(nic);
-            self.timer_fired(nic, qpn, deadline);
+            self.serving = Some(id);
+            match waiting {
+                Waiting::Send(qpn) => self.timer_fired(id, qpn, deadline),
+                Waiting::Event(cqn) => {
+                    if let Some(nic) = self.nic_mut(id) {
+                        nic.event_timer_fired(cqn, now);
+                    }
+                }
+            }
         }
         fired
     }
@@ -403,12 +411,12 @@ impl Shard {
         busy
     }
 
-    fn publish(&mut self) {
+    fn publish(&mut self, now: Nanos) {
         let dirty = self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty())
             || self.hosted.iter().flatten().any(|nic| nic.is_dirty());
         // One fence for the CQs of all NICs.
         let visible = dirty.then(|| protocol::entries_visible(&Cpu));
-        let Self { nics, hosted, serving, .. } = self;
+        let Self { nics, hosted, serving, timers, .. } = self;
         for (nic, number) in hosted.iter_mut().zip(0u32..) {
             if let Some(nic) = nic {
                 *serving = Some(NicId(number));
@@ -419,7 +427,7 @@ impl Shard {
             *serving = Some(nic.id);
             if nic.life != Life::Paused {
                 if let Some(visible) = visible {
-                    nic.fire_completions(visible);
+                    nic.fire_completions(visible, now, timers);
                 }
                 nic.deliver_events();
             }

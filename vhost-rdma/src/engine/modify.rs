@@ -6,6 +6,7 @@ use super::Shard;
 use super::command::{Reply, Status};
 use super::nic::{KERNEL, Nic};
 use super::qp::{Kind, State, Waiter, state};
+use super::timer::Waiting;
 use crate::transport::NicId;
 
 /// Events whose object is a QP.
@@ -30,7 +31,7 @@ impl Shard {
 
     /// What the shard keeps for a QP ends with it.
     pub(super) fn qp_gone(&mut self, id: NicId, qpn: u32) {
-        self.timers.remove(id, qpn);
+        self.timers.remove(id, Waiting::Send(qpn));
         if qpn != abi::GSI_QPN {
             self.qpns.free(qpn);
         }

@@ -7,9 +7,10 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
 
+use super::Nanos;
 use super::contexts::Contexts;
 pub(super) use super::contexts::KERNEL;
-use super::cq::Cq;
+use super::cq::{Cq, Fire};
 use super::doorbell::{Owner, Post};
 use super::limits::{Counters, GID_TABLE_LEN, Limits, Objects};
 use super::mr::MrTable;
@@ -17,6 +18,7 @@ use super::outbox::Outbox;
 use super::port::Port;
 use super::qp::{Qp, State, Waiter};
 use super::srq::Srq;
+use super::timer::{Timers, Waiting};
 use crate::memory::{AddressSpace, Ring, Segment};
 use crate::protocol::{self, Visible};
 use crate::transport::{Gid, NicId};
@@ -82,6 +84,8 @@ pub(super) struct Nic {
     pub(super) ahs: Slab<Ah>,
     pub(super) gids: Vec<Option<Gid>>,
     pub(super) counters: Counters,
+    /// Where they stood when the driver that lives now began.
+    pub(super) counters_at_init: Counters,
     pub(super) groups: super::mcast::Groups,
     /// Groups that no QP is in any more and that the network still lists this NIC for.
     pub(super) left: Vec<Gid>,
@@ -122,6 +126,7 @@ impl Nic {
             ahs: Slab::new(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             counters: Counters::default(),
+            counters_at_init: Counters::default(),
             groups: super::mcast::Groups::default(),
             left: Vec::new(),
             run: VecDeque::new(),
@@ -239,13 +244,32 @@ impl Nic {
         self.outbox.forget(kinds, object);
     }
 
+    /// Has the arm word of a CQ looked at in this round.
+    pub(super) fn look_at(&mut self, cqn: u32) {
+        if let Some(cq) = self.cqs.get_mut(cqn as usize)
+            && !std::mem::replace(&mut cq.dirty, true)
+        {
+            self.dirty.push(cqn);
+        }
+    }
+
+    /// The event of a CQ has waited long enough, if it still waits.
+    pub(super) fn event_timer_fired(&mut self, cqn: u32, now: Nanos) {
+        if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
+            self.look_at(cqn);
+        }
+    }
+
     /// Looks at the arm words of the CQs with new entries.
-    pub(super) fn fire_completions(&mut self, visible: Visible) {
+    pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos, timers: &mut Timers) {
         while let Some(cqn) = self.dirty.pop() {
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
-            let Some(seq) = cq.fire(visible) else { continue };
-            self.outbox.complete(cqn, cq, seq, &mut self.counters);
+            match cq.fire(visible, now) {
+                Fire::No | Fire::Later(None) => {}
+                Fire::Later(Some(until)) => timers.set(until, self.id, Waiting::Event(cqn)),
+                Fire::Event(seq) => self.outbox.complete(cqn, cq, seq, &mut self.counters),
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
 use super::qp::{Kind, SendQueue, State, Wait};
+use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
 use crate::transport::{
@@ -194,17 +195,17 @@ impl Shard {
                         None => return Step::Failed(wc_status::RNR_RETRY_EXC_ERR),
                     }
                 }
-                let until = turn.now.saturating_add(super::timer::rnr_delay(code));
+                let until = turn.now.saturating_add(timer::rnr_delay(code));
                 send.wait = Wait::Receiver(until);
-                self.timers.set(until, turn.nic, turn.qpn);
+                self.timers.set(until, turn.nic, Waiting::Send(turn.qpn));
                 Step::Waits
             }
             Outcome::NoAnswer => {
                 let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
-                let until = super::timer::ack_timeout(timeout)
-                    .map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
+                let until =
+                    timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
                 send.wait = Wait::Answer(until);
-                self.timers.set(until, turn.nic, turn.qpn);
+                self.timers.set(until, turn.nic, Waiting::Send(turn.qpn));
                 Step::Waits
             }
             Outcome::Refused(Nak::InvalidRequest) => Step::Failed(wc_status::REM_INV_REQ_ERR),

@@ -1,8 +1,8 @@
-//! Waits of send queues: receiver-not-ready delays and acknowledgement timeouts.
+//! Waits of send queues (receiver-not-ready delays, acknowledgement timeouts) and of completion events under moderation.
 //!
-//! One deadline for each QP, in order. A wait that ends early leaves its deadline behind, so that waking costs nothing: when it comes, its QP
-//! does not wait for it any more and nothing happens. The next wait of the QP replaces it and the end of the QP removes it; a guest that
-//! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory than it has QPs.
+//! One deadline for each QP and CQ, in order. A wait that ends early leaves its deadline behind, so that waking costs nothing: when it comes, its owner
+//! does not wait for it any more and nothing happens. The next wait of the owner replaces it and the end of a QP removes it; a guest that
+//! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory than it has QPs and CQs.
 
 use std::collections::BTreeSet;
 
@@ -28,34 +28,43 @@ pub(super) fn ack_timeout(exponent: u8) -> Option<Nanos> {
     (exponent != 0).then(|| 4096u64 << exponent)
 }
 
+/// Who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Waiting {
+    /// The send queue of a QP, by QPN.
+    Send(u32),
+    /// The event of a CQ, by CQN.
+    Event(u32),
+}
+
 /// The deadlines of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    order: BTreeSet<(Nanos, NicId, u32)>,
-    of_qp: FxHashMap<(NicId, u32), Nanos>,
+    order: BTreeSet<(Nanos, NicId, Waiting)>,
+    of: FxHashMap<(NicId, Waiting), Nanos>,
 }
 
 impl Timers {
-    /// Sets a QP's deadline, in place of the one that it had. `Nanos::MAX` never comes.
-    pub(super) fn set(&mut self, deadline: Nanos, nic: NicId, qpn: u32) {
-        self.remove(nic, qpn);
+    /// Sets an owner's deadline, in place of the one that it had. `Nanos::MAX` never comes.
+    pub(super) fn set(&mut self, deadline: Nanos, nic: NicId, waiting: Waiting) {
+        self.remove(nic, waiting);
         if deadline != Nanos::MAX {
-            self.order.insert((deadline, nic, qpn));
-            self.of_qp.insert((nic, qpn), deadline);
+            self.order.insert((deadline, nic, waiting));
+            self.of.insert((nic, waiting), deadline);
         }
     }
 
-    /// Forgets a QP.
-    pub(super) fn remove(&mut self, nic: NicId, qpn: u32) {
-        if let Some(old) = self.of_qp.remove(&(nic, qpn)) {
-            self.order.remove(&(old, nic, qpn));
+    /// Forgets an owner.
+    pub(super) fn remove(&mut self, nic: NicId, waiting: Waiting) {
+        if let Some(old) = self.of.remove(&(nic, waiting)) {
+            self.order.remove(&(old, nic, waiting));
         }
     }
 
-    /// Forgets the QPs of a NIC.
+    /// Forgets a NIC.
     pub(super) fn remove_nic(&mut self, nic: NicId) {
         self.order.retain(|&(_, of, _)| of != nic);
-        self.of_qp.retain(|&(of, _), _| of != nic);
+        self.of.retain(|&(of, _), _| of != nic);
     }
 
     pub(super) fn next(&self) -> Option<Nanos> {
@@ -63,43 +72,47 @@ impl Timers {
     }
 
     /// The first deadline that has passed.
-    pub(super) fn pop(&mut self, now: Nanos) -> Option<(Nanos, NicId, u32)> {
+    pub(super) fn pop(&mut self, now: Nanos) -> Option<(Nanos, NicId, Waiting)> {
         if self.next()? > now {
             return None;
         }
-        let (deadline, nic, qpn) = self.order.pop_first()?;
-        self.of_qp.remove(&(nic, qpn));
-        Some((deadline, nic, qpn))
+        let (deadline, nic, waiting) = self.order.pop_first()?;
+        self.of.remove(&(nic, waiting));
+        Some((deadline, nic, waiting))
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        assert_eq!(self.order.len(), self.of_qp.len(), "the two views differ");
+        assert_eq!(self.order.len(), self.of.len(), "the two views differ");
         self.order.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Waiting::{Event, Send};
     use super::{NicId, Timers, ack_timeout, rnr_delay};
 
     #[test]
-    fn a_qp_has_one_deadline() {
+    fn an_owner_has_one_deadline() {
         let mut timers = Timers::default();
-        timers.set(50, NicId(0), 7);
-        timers.set(30, NicId(1), 7);
-        timers.set(90, NicId(0), 7);
-        timers.set(u64::MAX, NicId(0), 8);
+        timers.set(50, NicId(0), Send(7));
+        timers.set(30, NicId(1), Send(7));
+        timers.set(90, NicId(0), Send(7));
+        timers.set(u64::MAX, NicId(0), Send(8));
         assert_eq!((timers.len(), timers.next()), (2, Some(30)));
         assert_eq!(timers.pop(29), None);
-        assert_eq!(timers.pop(60), Some((30, NicId(1), 7)));
+        assert_eq!(timers.pop(60), Some((30, NicId(1), Send(7))));
         assert_eq!(timers.pop(60), None, "90 is in place of 50");
-        timers.remove(NicId(0), 7);
+        timers.remove(NicId(0), Send(7));
         assert_eq!((timers.len(), timers.next()), (0, None));
-        timers.set(1, NicId(0), 7);
-        timers.set(2, NicId(2), 7);
+        timers.set(1, NicId(0), Send(7));
+        timers.set(2, NicId(2), Send(7));
         timers.remove_nic(NicId(0));
         assert_eq!((timers.len(), timers.next()), (1, Some(2)));
+        timers.set(3, NicId(2), Event(7));
+        assert_eq!(timers.pop(9), Some((2, NicId(2), Send(7))), "a QP and a CQ of one number");
+        assert_eq!(timers.pop(9), Some((3, NicId(2), Event(7))));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use zerocopy::FromZeros as _;
 use super::guest::{Consumer, control, cq_ring, seq};
 use super::memory::{Memory, Signal};
 use super::{LOST_WAKE, RACE, Without, fails, holds, holds_within_bound};
-use crate::engine::cq::{Cq, Overrun};
+use crate::engine::cq::{Cq, Fire, Overrun};
 use crate::protocol::{self, Fence};
 
 /// The device's side of a queue.
@@ -29,7 +29,7 @@ impl Producer {
     /// `Shard::publish` and `Nic::fire_completions`. True if there was an event.
     fn publish(&mut self) -> bool {
         let visible = protocol::entries_visible(&self.cpu);
-        let fired = self.cq.fire(visible).is_some();
+        let fired = matches!(self.cq.fire(visible, 0), Fire::Event(_));
         if fired {
             self.event.give();
         }

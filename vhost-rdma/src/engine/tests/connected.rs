@@ -1,9 +1,10 @@
 //! RC and UC: every operation, with its data.
 
-use virtio_rdma_abi::{arm, cqe_flags, opcode, qpt, send_flags, wc_opcode, wc_status};
+use virtio_rdma_abi::{arm, cqe_flags, opcode, qps, qpt, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::driver::{World, wqe};
+use super::driver::{Guest, Qp, World, state_attr, wqe};
+use crate::engine::{Command, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 
@@ -180,6 +181,117 @@ fn solicited_arming_ignores_what_is_not_solicited() {
     b.arm(&qb.cq, arm::ANY);
     world.settle();
     assert!(b.completion_events().is_empty(), "what was there before arming raises nothing");
+}
+
+/// A receiver under moderation: `count` entries or `period_us`.
+struct Moderated {
+    world: World,
+    a: Guest,
+    b: Guest,
+    qa: Qp,
+    qb: Qp,
+}
+
+const US: u64 = 1000;
+
+impl Moderated {
+    fn new(count: u16, period_us: u16) -> Self {
+        let mut world = World::new();
+        let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+        let (qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+        (0..12).for_each(|n| b.post_receive(&mut qb, n, &[]));
+        let mut m = Self { world, a, b, qa, qb };
+        m.moderate(count, period_us);
+        m.b.arm(&m.qb.cq, arm::ANY);
+        m
+    }
+
+    fn moderate(&mut self, count: u16, period_us: u16) {
+        let cqn = self.qb.cq.cqn;
+        self.world.ok(&self.b, self.b.ctx, Command::CqModerate { cqn, count, period_us });
+        self.world.settle();
+    }
+
+    fn send(&mut self, count: u64) {
+        (0..count).for_each(|n| self.a.post_send(&mut self.qa, wqe(opcode::SEND, 0, n), &[]));
+        self.world.settle();
+    }
+
+    /// Events since the last question.
+    fn events(&self) -> usize {
+        self.b.completion_events().len()
+    }
+}
+
+#[test]
+fn moderated_events_wait_for_the_count() {
+    let mut m = Moderated::new(4, u16::MAX);
+    m.send(3);
+    m.world.advance(60_000 * US);
+    assert_eq!(m.events(), 0);
+    m.send(1);
+    assert_eq!(m.events(), 1);
+    // Without a new arm nothing is due, however many come.
+    m.send(5);
+    m.world.advance(200_000 * US);
+    assert_eq!(m.events(), 0);
+    assert_eq!(m.b.statuses(&mut m.qb.cq).len(), 9, "entries never wait");
+}
+
+#[test]
+fn moderated_events_wait_no_longer_than_the_period() {
+    let mut m = Moderated::new(100, 50);
+    for _ in 0..3 {
+        m.send(1);
+        m.world.advance(49 * US);
+        assert_eq!(m.events(), 0);
+        m.world.advance(US);
+        assert_eq!(m.events(), 1);
+        m.b.arm(&m.qb.cq, arm::ANY);
+    }
+    m.world.advance(1_000 * US);
+    assert_eq!(m.events(), 0, "no entry since the arm, no event");
+    assert_eq!(m.world.shard.next_deadline(), None, "no timer is left behind");
+}
+
+#[test]
+fn errors_and_new_settings_end_the_wait() {
+    let mut m = Moderated::new(100, u16::MAX);
+    m.send(1);
+    assert_eq!(m.events(), 0);
+    m.world.modify(&m.b, &m.qb, state_attr(qps::ERR)).unwrap();
+    m.world.settle();
+    assert_eq!(m.events(), 1, "a flush is an error");
+
+    let mut m = Moderated::new(100, u16::MAX);
+    m.send(1);
+    m.moderate(100, u16::MAX);
+    assert_eq!(m.events(), 1, "the old wait is over");
+    m.moderate(0, 10);
+    m.b.arm(&m.qb.cq, arm::ANY);
+    m.send(1);
+    assert_eq!(m.events(), 1, "off");
+    let stranger =
+        m.world.execute(&m.b, 0, Command::CqModerate { cqn: m.qb.cq.cqn, count: 1, period_us: 1 });
+    assert_eq!(stranger.unwrap_err(), Status::NOENT);
+}
+
+#[test]
+fn moderation_outlives_its_cq_by_no_event() {
+    let mut m = Moderated::new(100, 50);
+    m.send(1);
+    let bigger = m.world.resize(&mut m.b, &m.qb.cq.clone(), 512);
+    m.qb.cq = bigger;
+    m.world.settle();
+    m.world.advance(100 * US);
+    let armed_again = m.events();
+    assert!(armed_again <= 1);
+    m.b.arm(&m.qb.cq, arm::ANY);
+    m.send(1);
+    m.world.ok(&m.b, m.b.ctx, Command::QpDestroy(m.qb.qpn));
+    m.world.ok(&m.b, m.b.ctx, Command::CqDestroy(m.qb.cq.cqn));
+    m.world.advance(100 * US);
+    assert_eq!(m.events(), 0);
 }
 
 #[test]
