@@ -23,6 +23,7 @@ mod cache;
 mod chores;
 mod exec;
 mod host;
+mod k8s;
 mod products;
 mod roots;
 mod rows;
@@ -73,6 +74,9 @@ enum Chore {
     /// The VM lab
     #[command(subcommand)]
     Vm(vm::scenarios::Scenario),
+    /// A real Kubernetes on one node, in namespaces of its own
+    #[command(subcommand)]
+    K8s(k8s::Command),
 }
 
 fn run(cli: &Cli) -> Result<bool> {
@@ -88,6 +92,7 @@ fn run(cli: &Cli) -> Result<bool> {
         }
         Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Vm(scenario) => scenario.run(&Cache::open()?),
+        Chore::K8s(command) => command.run(&Cache::open()?),
     }
 }
 

@@ -157,15 +157,20 @@ done
 "#;
 
 /// A root to be made.
-struct Recipe<'a> {
+pub(crate) struct Recipe<'a> {
     /// Names the log.
-    name: &'a str,
-    suite: &'a str,
-    variant: &'a str,
-    packages: &'a [String],
+    pub(crate) name: &'a str,
+    pub(crate) suite: &'a str,
+    pub(crate) variant: &'a str,
+    pub(crate) packages: &'a [String],
 }
 
-fn mmdebstrap(cache: &Cache, archive: &Archive, recipe: &Recipe<'_>, root: &Path) -> Result<()> {
+pub(crate) fn mmdebstrap(
+    cache: &Cache,
+    archive: &Archive,
+    recipe: &Recipe<'_>,
+    root: &Path,
+) -> Result<()> {
     let Recipe { name, suite, variant, packages } = recipe;
     let mut cmd = tied_private_mounts("mmdebstrap");
     cmd.arg("--mode=root").arg(format!("--variant={variant}")).args(archive.mmdebstrap_options());
@@ -182,7 +187,7 @@ fn mmdebstrap(cache: &Cache, archive: &Archive, recipe: &Recipe<'_>, root: &Path
     )
 }
 
-fn owned(packages: &[&str]) -> Vec<String> {
+pub(crate) fn owned(packages: &[&str]) -> Vec<String> {
     packages.iter().map(|p| (*p).to_owned()).collect()
 }
 

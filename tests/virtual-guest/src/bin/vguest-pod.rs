@@ -1,0 +1,396 @@
+//! `vguest-pod`: the virtual guest as the program of a container, in the place of a virtual machine.
+//!
+//! It connects to the vhost-user socket that the node agent mounted for it, as a VMM would, connects again whenever the daemon comes back,
+//! and does RDMA with the same program in another pod when it is told to. Requests are lines of JSON over TCP, answers likewise:
+//!
+//! | request | answer |
+//! |---|---|
+//! | `{"do":"status"}` | session number (1 is the first), MAC, GID, QPN of the last queue pair |
+//! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways |
+//! | `{"do":"peer",…}` | from another of its kind: the passive side of a transfer |
+//!
+//! Queue pair numbers and addresses are exchanged over that TCP connection, so the pods' own network is used as by real programs.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path as FsPath, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use virtual_guest::control::Mr;
+use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::rings::Cqe;
+use virtual_guest::spec::status;
+use virtual_guest::world::{End, Node, pattern};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a daemon that is away is looked for.
+const RETRY: Duration = Duration::from_millis(100);
+/// A pod's memory limit is small.
+const RAM: u64 = 16 << 20;
+
+#[derive(Debug, Parser)]
+#[command(about = "A virtual guest in a container: RDMA between pods without a VM")]
+struct Args {
+    /// The NIC's socket; without it, the file or directory that the agent's environment variables name
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Where requests come in
+    #[arg(long, default_value = "0.0.0.0:7471")]
+    listen: SocketAddr,
+    /// Stay without a NIC when the daemon has ended the session, as QEMU does
+    #[arg(long)]
+    no_reconnect: bool,
+    /// Give up, with an error, if no session comes about in this many seconds
+    #[arg(long, default_value_t = 60)]
+    patience: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+enum Request {
+    Status,
+    Transfer { peer: SocketAddr, bytes: u32 },
+    Peer(Half),
+    Check,
+    Bye,
+}
+
+/// What one side of a connection tells the other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Half {
+    gid: [u8; 16],
+    qpn: u32,
+    addr: u64,
+    rkey: u32,
+    bytes: u32,
+    seed: u64,
+}
+
+/// One life of the connection to the daemon.
+struct Session {
+    node: Node,
+    /// Shares the connection, to see it end.
+    watch: UnixStream,
+}
+
+impl Session {
+    fn open(socket: &FsPath) -> Result<Self> {
+        let stream = UnixStream::connect(socket)
+            .with_context(|| format!("cannot connect to {}", socket.display()))?;
+        let watch = stream.try_clone()?;
+        let config = GuestConfig { ram_bytes: RAM, ..Default::default() };
+        let guest = Guest::attach(stream, config)?;
+        let gid = link_local(guest.device().mac);
+        // The driver's steps panic where the device refuses them.
+        let node = quietly(|| Node::start("pod".into(), socket.to_path_buf(), guest, gid))?;
+        Ok(Self { node, watch })
+    }
+}
+
+/// The GID that every NIC may use: RFC 4291, appendix A.
+fn link_local(mac: [u8; 6]) -> [u8; 16] {
+    let [a, b, c, d, e, f] = mac;
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}
+
+/// Runs `f`, whose panic becomes an error: one request that fails must not end the program.
+fn quietly<T>(f: impl FnOnce() -> T) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|cause| {
+        let text = cause
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        anyhow::anyhow!("{}", text.unwrap_or_else(|| "panic".into()))
+    })
+}
+
+/// One side of a transfer: a connected queue pair, a region that the peer writes and reads, one that receives.
+struct Side {
+    end: End,
+    /// First half: what the peer writes. Second half: what it reads.
+    shared: Mr,
+    inbox: Mr,
+    bytes: u32,
+    seed: u64,
+}
+
+impl Side {
+    fn new(node: &Node, bytes: u32, seed: u64) -> Result<Self> {
+        ensure!((1..=1 << 20).contains(&bytes), "bytes must be 1 to 1 MiB");
+        let mut side = quietly(|| {
+            let (shared, inbox) = (node.mr(2 * u64::from(bytes)), node.mr(bytes.into()));
+            shared.view().write(bytes.into(), &pattern(seed + 1, bytes as usize));
+            Self { end: node.rc(), shared, inbox, bytes, seed }
+        })?;
+        // What is posted before INIT is lost.
+        side.end.qp.to_init(&Path::default())?;
+        side.end.qp.post_recv(1, &[side.inbox.sge(0, bytes)]);
+        Ok(side)
+    }
+
+    fn half(&self) -> Half {
+        let (gid, qpn) = self.end.address();
+        let (bytes, seed) = (self.bytes, self.seed);
+        Half { gid, qpn, addr: self.shared.addr(0), rkey: self.shared.rkey, bytes, seed }
+    }
+
+    fn connect(&self, peer: &Half) -> Result<()> {
+        self.end.qp.to_rtr((peer.gid, peer.qpn), &Path::default()).context("INIT to RTR")?;
+        Ok(self.end.qp.to_rts(&Path::default())?)
+    }
+
+    fn sent(&mut self, what: &str, request: &SendWr) -> Result<()> {
+        self.end.qp.post_send(request);
+        let cqe = self.end.scq.wait(PATIENCE);
+        completed(what, cqe)
+    }
+
+    fn received(&mut self, seed: u64) -> Result<()> {
+        let cqe = self.end.rcq.wait(PATIENCE);
+        completed("RECV", cqe)?;
+        self.same("what was received", &self.inbox, 0, seed)
+    }
+
+    fn same(&self, what: &str, mr: &Mr, at: u64, seed: u64) -> Result<()> {
+        let (found, wanted) =
+            (mr.view().vec(at, self.bytes.into()), pattern(seed, self.bytes as usize));
+        let wrong = found.iter().zip(&wanted).position(|(a, b)| a != b);
+        wrong.map_or(Ok(()), |at| bail!("{what} differs from what was sent at byte {at}"))
+    }
+
+    /// Sends the pattern of `seed` from a buffer of its own.
+    fn send(&mut self, seed: u64) -> Result<()> {
+        let from = self.end.node.clone();
+        let mr = quietly(|| from.mr_with(&pattern(seed, self.bytes as usize)))?;
+        self.sent("SEND", &SendWr::send(2, &[mr.sge(0, self.bytes)]))?;
+        Ok(from.ctx.dereg(mr.lkey)?)
+    }
+
+    fn close(self) -> Result<()> {
+        self.end.qp.destroy()?;
+        self.end.scq.destroy()?;
+        self.end.rcq.destroy()?;
+        for mr in [&self.shared, &self.inbox] {
+            self.end.node.ctx.dereg(mr.lkey)?;
+        }
+        Ok(())
+    }
+}
+
+fn completed(what: &str, cqe: Option<Cqe>) -> Result<()> {
+    match cqe {
+        Some(cqe) if cqe.status == status::SUCCESS => Ok(()),
+        Some(cqe) => bail!("{what} completed with status {}", cqe.status),
+        None => bail!("{what} did not complete within {} s", PATIENCE.as_secs()),
+    }
+}
+
+/// A line-wise conversation.
+struct Talk {
+    lines: BufReader<TcpStream>,
+}
+
+impl Talk {
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { lines: BufReader::new(stream) })
+    }
+
+    fn say(&mut self, message: &Value) -> Result<()> {
+        let mut line = message.to_string();
+        line.push('\n');
+        Ok(self.lines.get_mut().write_all(line.as_bytes())?)
+    }
+
+    fn hear(&mut self) -> Result<String> {
+        let mut line = String::new();
+        ensure!(self.lines.read_line(&mut line)? > 0, "the peer ended the connection");
+        Ok(line)
+    }
+
+    /// An answer that is not `{"error":…}`.
+    fn answer(&mut self) -> Result<Value> {
+        let value: Value = serde_json::from_str(&self.hear()?)?;
+        match value.get("error").and_then(Value::as_str) {
+            Some(error) => bail!("the peer says: {error}"),
+            None => Ok(value),
+        }
+    }
+}
+
+/// Runs `f` in a process of its own, as the device sees it: what it leaves when it fails goes with its context.
+fn in_context(node: &Node, f: impl FnOnce(&Node) -> Result<Value>) -> Result<Value> {
+    let ctx = node.guest.open()?;
+    let pdn = ctx.create_pd()?;
+    let result = f(&Node { ctx: ctx.clone(), pdn, ..node.clone() });
+    ctx.destroy()?;
+    result
+}
+
+/// The active side: everything is checked by the side that received it.
+fn transfer(node: &Node, peer: SocketAddr, bytes: u32, qpn: &mut u32) -> Result<Value> {
+    let seed = std::process::id().into();
+    let mut side = Side::new(node, bytes, seed)?;
+    let half = side.half();
+    *qpn = half.qpn;
+    let stream = TcpStream::connect_timeout(&peer, PATIENCE)
+        .with_context(|| format!("cannot reach the peer at {peer}"))?;
+    let mut talk = Talk::new(stream)?;
+    let mut hello = serde_json::to_value(&half)?;
+    if let Some(map) = hello.as_object_mut() {
+        map.insert("do".into(), "peer".into());
+    }
+    talk.say(&hello)?;
+    let theirs: Half = serde_json::from_value(talk.answer()?)?;
+    side.connect(&theirs)?;
+    let from = quietly(|| node.mr_with(&pattern(seed, bytes as usize)))?;
+    let into = quietly(|| node.mr(bytes.into()))?;
+    side.sent("WRITE", &SendWr::write(3, &[from.sge(0, bytes)], theirs.addr, theirs.rkey))?;
+    side.sent(
+        "READ",
+        &SendWr::read(4, &[into.sge(0, bytes)], theirs.addr + u64::from(bytes), theirs.rkey),
+    )?;
+    side.same("what was read", &into, 0, seed + 1)?;
+    side.send(seed + 2)?;
+    talk.say(&json!({"do": "check"}))?;
+    talk.answer()?;
+    side.received(seed + 3)?;
+    talk.say(&json!({"do": "bye"}))?;
+    talk.answer()?;
+    for mr in [from, into] {
+        node.ctx.dereg(mr.lkey)?;
+    }
+    side.close()?;
+    Ok(json!({"bytes": 4 * u64::from(bytes), "qpn": half.qpn, "peer_qpn": theirs.qpn}))
+}
+
+/// The passive side, from the peer's first word to its last.
+fn serve_peer(node: &Node, theirs: &Half, talk: &mut Talk) -> Result<Value> {
+    let mut side = Side::new(node, theirs.bytes, theirs.seed)?;
+    side.connect(theirs)?;
+    talk.say(&serde_json::to_value(side.half())?)?;
+    let word: Request = serde_json::from_str(&talk.hear()?)?;
+    ensure!(matches!(word, Request::Check), "expected check");
+    side.same("what was written", &side.shared, 0, theirs.seed)?;
+    side.received(theirs.seed + 2)?;
+    side.send(theirs.seed + 3)?;
+    talk.say(&json!({}))?;
+    let word: Request = serde_json::from_str(&talk.hear()?)?;
+    ensure!(matches!(word, Request::Bye), "expected bye");
+    side.close()?;
+    Ok(json!({}))
+}
+
+/// What `status` tells.
+struct Seen {
+    session: u32,
+    qpn: u32,
+}
+
+fn answer(session: Option<&Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
+    let request: Request = serde_json::from_str(&talk.hear()?).context("no request")?;
+    let Some(Session { node, .. }) = session else {
+        return match request {
+            Request::Status => Ok(json!({"session": seen.session, "connected": false})),
+            _ => bail!("not connected to a NIC"),
+        };
+    };
+    match request {
+        Request::Status => {
+            node.guest.keepalive()?;
+            Ok(json!({
+                "session": seen.session, "connected": true, "mac": node.guest.device().mac,
+                "gid": node.gid, "qpn": seen.qpn
+            }))
+        }
+        Request::Transfer { peer, bytes } => {
+            in_context(node, |node| transfer(node, peer, bytes, &mut seen.qpn))
+        }
+        Request::Peer(half) => in_context(node, |node| serve_peer(node, &half, talk)),
+        Request::Check | Request::Bye => bail!("not in a transfer"),
+    }
+}
+
+/// Waits for a request or for the end of the session; a request's connection.
+fn next(listener: &TcpListener, session: &mut Option<Session>) -> Result<Option<TcpStream>> {
+    let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+    if let Some(session) = session.as_ref() {
+        fds.push(PollFd::new(&session.watch, PollFlags::RDHUP | PollFlags::HUP));
+    }
+    let pause = Timespec { tv_sec: 0, tv_nsec: RETRY.subsec_nanos().into() };
+    poll(&mut fds, if session.is_some() { None } else { Some(&pause) })?;
+    let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
+    drop(fds);
+    if ready.get(1) == Some(&true) {
+        eprintln!("the daemon ended the session");
+        *session = None;
+    }
+    Ok(if ready.first() == Some(&true) { Some(listener.accept()?.0) } else { None })
+}
+
+/// The socket that the agent gave to this container.
+fn given() -> Result<PathBuf> {
+    let mut sockets: Vec<PathBuf> = std::env::vars()
+        .filter(|(name, value)| name.starts_with("VHOST_RDMA_") && value.ends_with(".sock"))
+        .map(|(_, value)| value.into())
+        .collect();
+    sockets.sort();
+    sockets.dedup();
+    match sockets.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => bail!("no variable VHOST_RDMA_… names a socket: was this container given a NIC?"),
+        many => bail!("this container has {} NICs: say which with --socket", many.len()),
+    }
+}
+
+fn run() -> Result<()> {
+    let args = Args::parse();
+    let socket = args.socket.map_or_else(given, Ok)?;
+    let listener = TcpListener::bind(args.listen)?;
+    let mut session: Option<Session> = None;
+    let mut seen = Seen { session: 0, qpn: 0 };
+    let mut since = Instant::now();
+    loop {
+        if session.is_none() && !(args.no_reconnect && seen.session > 0) {
+            match Session::open(&socket) {
+                Ok(new) => {
+                    seen.session += 1;
+                    eprintln!("session {} on {}", seen.session, socket.display());
+                    session = Some(new);
+                    since = Instant::now();
+                }
+                Err(e) if since.elapsed() > Duration::from_secs(args.patience) => return Err(e),
+                Err(e) if seen.session == 0 => eprintln!("{e:#}"),
+                Err(_) => {}
+            }
+        } else {
+            since = Instant::now();
+        }
+        let Some(stream) = next(&listener, &mut session)? else { continue };
+        let mut talk = Talk::new(stream)?;
+        let said = answer(session.as_ref(), &mut seen, &mut talk)
+            .unwrap_or_else(|e| json!({"error": format!("{e:#}")}));
+        if let Err(e) = talk.say(&said) {
+            eprintln!("no answer: {e:#}");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! A node: a root file system of its own in mount, PID, network, cgroup, IPC and UTS namespaces of its own.
+//!
+//! kubelet, containerd and our agent have paths that no option moves (`/var/lib/kubelet/device-plugins`, `/run/netns`), write sysctls and
+//! make cgroups at the top. Here they have a machine to themselves: the paths are those of production, any number of nodes live side by side, and
+//! the end of one is the end of its first process, which takes every process, mount and network of it along, however the run ended. What
+//! the kernel does not take back by itself is cgroups; they lie below one directory per hierarchy, and the next run removes what a
+//! killed one left. The sysctls that kubelet insists on are covered with files that hold the values that it wants, so that the machine's own are never
+//! written.
+//!
+//! Commands enter with `nsenter`. One that detaches itself becomes a child of the node's first process (`tini`, which reaps it).
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::exec::{self, capture, tail, tied};
+
+const BASE: &str = "/tmp";
+const PREFIX: &str = "vhost-rdma-k8s.";
+const START_WAIT: Duration = Duration::from_secs(60);
+const COMMAND_WAIT: Duration = Duration::from_secs(60);
+const STOP_WAIT: Duration = Duration::from_secs(30);
+
+/// Holds the lock of the state directory and puts itself into the cgroups, then makes the namespaces.
+/// `$1` state directory, `$2` root file system.
+const ENTER: &str = r#"
+while read -r dir; do echo $$ > "$dir/cgroup.procs"; done < "$1/cgroups"
+exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net --ipc --uts --cgroup \
+  sh -ec "$3" sh "$1" "$2"
+"#;
+
+/// The node's first process, up to the moment when it becomes `tini`. `/proc` is still the machine's here, so the first line writes the process id as the
+/// machine counts. Each cgroup hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
+const INIT: &str = r#"
+state=$1
+read -r pid rest < /proc/self/stat
+echo "$pid" > "$state/init.pid"
+cd "$state"
+mkdir -p upper work root node/containerd node/etcd node/kubelet
+mount -t overlay overlay -o "lowerdir=$2,upperdir=$state/upper,workdir=$state/work" root
+cd root
+mkdir -p lab var/lib/containerd var/lib/etcd var/lib/kubelet etc/cni/net.d opt/cni/bin .old
+mount --bind "$state/lab" lab
+for d in containerd etcd kubelet; do mount --bind "$state/node/$d" var/lib/$d; done
+mount -t tmpfs -o mode=755 run run
+mount -t tmpfs tmp tmp
+mount -t proc proc proc
+mount -t sysfs sys sys
+mount --rbind /dev dev
+mount -t tmpfs shm dev/shm
+mount -t tmpfs -o mode=755 cgroup sys/fs/cgroup
+while read -r point kind options; do
+  mkdir -p "sys/fs/cgroup/$point"
+  mount -t $kind -o "$options" "$kind" "sys/fs/cgroup/$point"
+done < "$state/hierarchies"
+while read -r key value; do
+  [ -e "proc/sys/$key" ] || continue
+  echo "$value" > "tmp/sysctl"
+  mkdir -p "run/sysctl/${key%/*}"
+  mv tmp/sysctl "run/sysctl/$key"
+  mount --bind "run/sysctl/$key" "proc/sys/$key"
+done <<END
+kernel/keys/root_maxbytes 25000000
+kernel/keys/root_maxkeys 1000000
+kernel/panic 10
+kernel/panic_on_oops 1
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+END
+echo nameserver 127.0.0.1 > etc/resolv.conf
+echo 127.0.0.1 localhost node1 > etc/hosts
+hostname node1
+ip link set lo up
+ip link add k8sbr0 type bridge
+ip addr add 10.222.0.1/24 dev k8sbr0
+ip link set k8sbr0 up
+echo 1 > proc/sys/net/ipv4/ip_forward
+pivot_root . .old
+exec chroot . sh -ec 'umount -l /.old; touch /lab/up; exec tini -- sleep infinity'
+"#;
+
+/// `nsenter` changes what a process sees of the cgroups, not which it is in.
+const JOIN: &str = r#"for f in /sys/fs/cgroup/*/cgroup.procs; do echo $$ > $f; done; exec "$@""#;
+
+const NAMESPACES: &str = "--mount --pid --net --ipc --uts --cgroup";
+
+/// A running node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    dir: PathBuf,
+    pid: u32,
+    /// The process that keeps the namespaces, if this run ends with them.
+    keeper: Option<Child>,
+}
+
+/// How long a node lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Until the value is dropped or this process ends.
+    Ours,
+    /// Until [`Node::end`], across runs.
+    Detached,
+}
+
+impl Node {
+    /// A new node called `name` on this root file system. What dead ones left is removed first.
+    pub(crate) fn start(name: &str, root: &Path, life: Life) -> Result<Self> {
+        sweep();
+        let dir = Path::new(BASE).join(format!("{PREFIX}{name}"));
+        if dir.exists() {
+            bail!(
+                "a cluster runs in {}: `cargo xtask k8s down` ends one that `up` made",
+                dir.display()
+            );
+        }
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::create_dir_all(dir.join("lab/log"))?;
+        let hierarchies = cgroup_hierarchies()?;
+        write_hierarchies(&dir, name, &hierarchies)?;
+        let log = fs::File::create(dir.join("lab/log/init.log"))?;
+        let mut cmd = match life {
+            Life::Ours => tied("flock"),
+            Life::Detached => {
+                // A group leader would make setsid fork and end.
+                let mut cmd = Command::new("setsid");
+                cmd.arg("flock").stdin(Stdio::null());
+                cmd
+            }
+        };
+        cmd.args(["--nonblock", "--no-fork"]).arg(dir.join("lock"));
+        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(&dir).arg(root).arg(INIT);
+        let keeper = cmd.stdout(log.try_clone()?).stderr(log).spawn().context("flock")?;
+        let mut node = Self { dir, pid: 0, keeper: Some(keeper) };
+        let up = node.dir.join("lab/up");
+        exec::wait_for("the node's first process", START_WAIT, || {
+            if let Some(keeper) = &mut node.keeper
+                && let Some(status) = keeper.try_wait()?
+            {
+                bail!("the node ended at its start: {status}\n{}", tail(&node.log("init"), 0, 25));
+            }
+            Ok(up.exists().then_some(()))
+        })?;
+        node.pid = fs::read_to_string(node.dir.join("init.pid"))?.trim().parse()?;
+        if life == Life::Detached {
+            node.keeper = None;
+        }
+        Ok(node)
+    }
+
+    /// The node that an earlier run left, if it is there and alive.
+    pub(crate) fn find(name: &str) -> Result<Option<Self>> {
+        sweep();
+        let dir = Path::new(BASE).join(format!("{PREFIX}{name}"));
+        if !dir.exists() {
+            return Ok(None);
+        }
+        let pid = fs::read_to_string(dir.join("init.pid"))
+            .with_context(|| format!("the node in {} is not up yet", dir.display()))?;
+        Ok(Some(Self { dir, pid: pid.trim().parse()?, keeper: None }))
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A script beside the node's files that runs `program` in it, for people.
+    pub(crate) fn write_entry(&self, name: &str, program: &str) -> Result<()> {
+        let script = format!(
+            "#!/bin/sh\nexec nsenter --target {} {NAMESPACES} -- sh -ec '{JOIN}' sh {program} \"$@\"\n",
+            self.pid
+        );
+        let path = self.dir.join(name);
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(())
+    }
+
+    /// What the node sees as `/lab`.
+    pub(crate) fn lab(&self) -> PathBuf {
+        self.dir.join("lab")
+    }
+
+    /// The path of a file of the node as this process can open it.
+    pub(crate) fn path(&self, inside: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{inside}", self.pid))
+    }
+
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.dir.join("lab/log").join(format!("{name}.log"))
+    }
+
+    /// A command in the node.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut cmd = tied("nsenter");
+        cmd.arg("--target").arg(self.pid.to_string());
+        cmd.args(NAMESPACES.split(' ')).args(["--", "sh", "-ec", JOIN, "sh", program]);
+        cmd.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        cmd.env("HOME", "/root").env("LC_ALL", "C.UTF-8");
+        cmd
+    }
+
+    /// Runs a short command in the node; its standard output.
+    pub(crate) fn run(&self, args: &[&str]) -> Result<String> {
+        let (program, rest) = args.split_first().context("no command")?;
+        capture(self.command(program).args(rest), COMMAND_WAIT)
+    }
+
+    /// Runs a shell script in the node.
+    pub(crate) fn sh(&self, script: &str) -> Result<String> {
+        self.run(&["sh", "-ec", script])
+    }
+
+    /// Starts a server in the node that outlives this call; its output goes to the log of this name.
+    pub(crate) fn spawn(&self, name: &str, command: &[&str]) -> Result<()> {
+        let script = r#"log=$1; pid=$2; shift 2
+setsid "$@" < /dev/null >> "$log" 2>&1 &
+echo $! > "$pid""#;
+        let log = format!("/lab/log/{name}.log");
+        let pid = format!("/lab/{name}.pid");
+        let mut args = vec!["sh", "-ec", script, "sh", &log, &pid];
+        args.extend_from_slice(command);
+        self.run(&args).map(|_| ()).with_context(|| format!("cannot start {name}"))
+    }
+
+    /// Whether a server that [`Self::spawn`] started is alive.
+    pub(crate) fn alive(&self, name: &str) -> bool {
+        fs::read_to_string(self.lab().join(format!("{name}.pid"))).is_ok_and(|pid| {
+            let stat = self.path(&format!("/proc/{}/stat", pid.trim()));
+            fs::read_to_string(stat)
+                .is_ok_and(|s| s.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+        })
+    }
+
+    /// An error with the end of its log if the server is gone.
+    pub(crate) fn check_alive(&self, name: &str) -> Result<()> {
+        if !self.alive(name) {
+            bail!("{name} ended:\n{}", tail(&self.log(name), 0, 25));
+        }
+        Ok(())
+    }
+
+    /// Sends a signal to a server and waits until it is gone.
+    pub(crate) fn kill(&self, name: &str, signal: &str) -> Result<()> {
+        self.check_alive(name)?;
+        let script = r#"kill -"$1" "$(cat "/lab/$2.pid")""#;
+        self.run(&["sh", "-ec", script, "sh", signal, name])?;
+        exec::wait_for(&format!("the end of {name}"), STOP_WAIT, || {
+            Ok((!self.alive(name)).then_some(()))
+        })
+    }
+
+    /// Ends the node and takes away what the kernel left; an error names what would not go.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if self.dir.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let dir = std::mem::take(&mut self.dir);
+        let namespaces = namespaces_of(self.pid);
+        let procs = cgroup_dirs(&dir);
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
+            // The first process of a PID namespace takes the others along.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        if let Some(keeper) = &mut self.keeper {
+            exec::end_group(keeper, Duration::from_secs(1));
+        }
+        let deadline = std::time::Instant::now() + STOP_WAIT;
+        let left = loop {
+            let left = leftovers(&dir, &namespaces, &procs);
+            if left.is_empty() || std::time::Instant::now() > deadline {
+                break left;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        if !left.is_empty() {
+            bail!("the node is gone, but these are not:\n  {}", left.join("\n  "));
+        }
+        fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A detached node that was only looked at stays.
+        if self.keeper.is_some()
+            && let Err(e) = self.finish()
+        {
+            eprintln!("warning: {e:#}");
+        }
+    }
+}
+
+/// Hierarchies of cgroup version 1: mount point below `/sys/fs/cgroup`, type, options, and the directory in it that this process is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    point: String,
+    kind: &'static str,
+    options: String,
+    own: PathBuf,
+}
+
+fn cgroup_hierarchies() -> Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let groups = fs::read_to_string("/proc/self/cgroup")?;
+    let found = parse_hierarchies(&mounts, &groups);
+    if !found.iter().any(|h| h.point.split(',').any(|c| c == "memory")) {
+        bail!(
+            "the cluster needs cgroup version 1 hierarchies below /sys/fs/cgroup (cpu, cpuacct, cpuset, memory, pids), which this machine does not have mounted: boot it with `systemd.unified_cgroup_hierarchy=0`"
+        );
+    }
+    Ok(found)
+}
+
+fn parse_hierarchies(mounts: &str, groups: &str) -> Vec<Hierarchy> {
+    // `id:controllers:path`, proc_pid_cgroup(5).
+    let own_path = |controllers: &str| {
+        groups.lines().find_map(|l| {
+            let mut fields = l.splitn(3, ':').skip(1);
+            (fields.next()? == controllers).then(|| fields.next().map(ToOwned::to_owned))?
+        })
+    };
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for line in mounts.lines() {
+        let Some((head, fs_part)) = line.split_once(" - ") else { continue };
+        let Some(at) = head.split(' ').nth(4) else { continue };
+        let Some(point) = at.strip_prefix("/sys/fs/cgroup/") else { continue };
+        let mut words = fs_part.split(' ');
+        let (kind, options) = (words.next().unwrap_or(""), words.nth(1).unwrap_or(""));
+        let (kind, options, controllers) = match kind {
+            "cgroup" => {
+                let kept: Vec<&str> =
+                    options.split(',').filter(|o| !["rw", "ro"].contains(o)).collect();
+                let controllers: Vec<&str> = kept
+                    .iter()
+                    .filter(|o| !o.contains('=') || o.starts_with("name="))
+                    .copied()
+                    .collect();
+                let named = kept.iter().any(|o| o.starts_with("name="));
+                let shown = if named {
+                    format!("none,{}", controllers.join(","))
+                } else {
+                    controllers.join(",")
+                };
+                ("cgroup", shown, controllers.join(","))
+            }
+            "cgroup2" => ("cgroup2", "rw".to_owned(), String::new()),
+            _ => continue,
+        };
+        let Some(own) = own_path(&controllers) else { continue };
+        if found.iter().any(|h| h.point == point) {
+            continue;
+        }
+        let own = Path::new(at).join(own.trim_start_matches('/'));
+        found.push(Hierarchy { point: point.to_owned(), kind, options, own });
+    }
+    found
+}
+
+/// Makes our directory in every hierarchy. The list is written first, so that whatever happens next, somebody can clean up.
+fn write_hierarchies(dir: &Path, name: &str, hierarchies: &[Hierarchy]) -> Result<()> {
+    let mut dirs = String::new();
+    let mut mounts = String::new();
+    for h in hierarchies {
+        dirs.push_str(&format!("{}\n", h.own.join(format!("{PREFIX}{name}")).display()));
+        mounts.push_str(&format!("{} {} {}\n", h.point, h.kind, h.options));
+    }
+    let mut file = fs::File::create(dir.join("cgroups"))?;
+    file.write_all(dirs.as_bytes())?;
+    file.sync_all()?;
+    fs::write(dir.join("hierarchies"), mounts)?;
+    for h in hierarchies {
+        let ours = h.own.join(format!("{PREFIX}{name}"));
+        fs::create_dir(&ours).with_context(|| format!("cannot make {}", ours.display()))?;
+        // A new cpuset is empty, and an empty one takes no process.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = fs::read_to_string(h.own.join(file))
+                && h.kind == "cgroup"
+            {
+                fs::write(ours.join(file), value.trim())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cgroup_dirs(dir: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string(dir.join("cgroups")).unwrap_or_default();
+    text.lines().filter(|l| l.contains(PREFIX)).map(PathBuf::from).collect()
+}
+
+/// The inode numbers of a process's namespaces, as links say them.
+fn namespaces_of(pid: u32) -> Vec<String> {
+    ["mnt", "net", "pid", "cgroup", "ipc", "uts"]
+        .iter()
+        .filter_map(|n| fs::read_link(format!("/proc/{pid}/ns/{n}")).ok())
+        .map(|l| l.display().to_string())
+        .collect()
+}
+
+/// What is still there of a node: processes in its namespaces, cgroups, mounts.
+fn leftovers(dir: &Path, namespaces: &[String], cgroups: &[PathBuf]) -> Vec<String> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let theirs = namespaces_of(pid);
+        if theirs.iter().any(|n| namespaces.contains(n)) {
+            let what = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            left.push(format!("process {pid} ({})", what.trim()));
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let at = dir.display().to_string();
+    left.extend(mounts.lines().filter(|l| l.contains(&at)).map(|l| format!("mount {l}")));
+    for cgroup in cgroups {
+        remove_cgroup(cgroup);
+        if cgroup.exists() {
+            left.push(format!("cgroup {}", cgroup.display()));
+        }
+    }
+    left
+}
+
+/// `rmdir` from the leaves up: a cgroup's files cannot be removed, and go with it.
+fn remove_cgroup(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(dir);
+}
+
+/// Removes what is left of nodes whose lock nobody holds.
+fn sweep() {
+    for entry in fs::read_dir(BASE).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(|n| n.starts_with(PREFIX)) {
+            continue;
+        }
+        let dir = entry.path();
+        // Without a lock file the node is being made, or its maker died before: an old one is no longer being made.
+        let free = match fs::File::open(dir.join("lock")) {
+            Ok(lock) => lock.try_lock().is_ok(),
+            Err(_) => fs::metadata(&dir)
+                .and_then(|m| m.modified())
+                .is_ok_and(|t| t.elapsed().unwrap_or_default() > START_WAIT),
+        };
+        if free {
+            for cgroup in cgroup_dirs(&dir) {
+                remove_cgroup(&cgroup);
+            }
+            let _ = fs::remove_dir_all(&dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_of_both_versions() {
+        let mounts = "\
+30 25 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 30 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+34 30 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+35 25 0:31 / /proc rw - proc proc rw
+";
+        let groups = "4:name=systemd:/\n3:memory:/a/b\n2:cpu,cpuacct:/\n0::/u\n";
+        let found = parse_hierarchies(mounts, groups);
+        let shown: Vec<String> = found
+            .iter()
+            .map(|h| format!("{} {} {} {}", h.point, h.kind, h.options, h.own.display()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "cpu,cpuacct cgroup cpu,cpuacct /sys/fs/cgroup/cpu,cpuacct/",
+                "memory cgroup memory /sys/fs/cgroup/memory/a/b",
+                "systemd cgroup none,name=systemd /sys/fs/cgroup/systemd/",
+                "unified cgroup2 rw /sys/fs/cgroup/unified/u",
+            ]
+        );
+    }
+}

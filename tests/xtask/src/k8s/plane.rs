@@ -1,0 +1,231 @@
+//! The servers of a cluster on one node, in the order in which they need each other.
+//!
+//! Everything listens on addresses that only the node's network namespace has. Certificates last a day: a cluster does not.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::exec::{Progress, wait_for};
+use crate::k8s::kubectl::Kubectl;
+use crate::k8s::node::Node;
+use crate::k8s::parts::{Parts, SERVERS};
+
+const WAIT: Duration = Duration::from_secs(120);
+
+/// One CA; a serving certificate for the API server; a client certificate and a kubeconfig for everybody else. `$1` is the directory.
+const PKI: &str = r#"
+cd "$1"
+new() { # name, subject, extensions
+  openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"
+  openssl req -new -key "$1.key" -subj "$2" -out "$1.csr"
+  printf '%s\n' "$3" > "$1.ext"
+  openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 -extfile "$1.ext" -out "$1.crt"
+}
+client() { # file, subject
+  new "$1" "$2" extendedKeyUsage=clientAuth
+  cat > "$1.kubeconfig" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: lab, cluster: {server: "https://127.0.0.1:6443", certificate-authority: $PWD/ca.crt}}]
+users: [{name: $1, user: {client-certificate: $PWD/$1.crt, client-key: $PWD/$1.key}}]
+contexts: [{name: lab, context: {cluster: lab, user: $1}}]
+current-context: lab
+END
+}
+openssl ecparam -name prime256v1 -genkey -noout -out ca.key
+openssl req -x509 -new -key ca.key -subj /CN=lab-ca -days 1 -out ca.crt
+openssl ecparam -name prime256v1 -genkey -noout -out sa.key
+openssl ec -in sa.key -pubout -out sa.pub
+new apiserver /CN=kube-apiserver 'subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:10.222.0.1,DNS:localhost,DNS:kubernetes.default.svc'
+client admin /O=system:masters/CN=admin
+client node /O=system:nodes/CN=system:node:node1
+client kcm /CN=system:kube-controller-manager
+client scheduler /CN=system:kube-scheduler
+"#;
+
+/// `restrict_oom_score_adj`: root in a container often has no CAP_SYS_RESOURCE, without which runc cannot lower the score of a sandbox.
+const CONTAINERD: &str = r#"
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:lab"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  stream_server_address = "127.0.0.1"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+"#;
+
+const KUBELET: &str = "
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+failSwapOn: false
+makeIPTablesUtilChains: false
+address: 0.0.0.0
+readOnlyPort: 0
+authentication: {x509: {clientCAFile: /lab/pki/ca.crt}, webhook: {enabled: false}, anonymous: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
+maxPods: 250
+nodeStatusUpdateFrequency: 2s
+syncFrequency: 10s
+";
+
+/// The pod network, the way most clusters have one; our plugin is chained behind it when it is there.
+const BRIDGE: &str = r#"{
+  "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+}"#;
+
+const APISERVER: &[&str] = &[
+    "--etcd-servers=http://127.0.0.1:2379",
+    "--bind-address=127.0.0.1",
+    "--advertise-address=127.0.0.1",
+    "--secure-port=6443",
+    "--tls-cert-file=/lab/pki/apiserver.crt",
+    "--tls-private-key-file=/lab/pki/apiserver.key",
+    "--client-ca-file=/lab/pki/ca.crt",
+    "--service-account-issuer=https://kubernetes.default.svc",
+    "--service-account-key-file=/lab/pki/sa.pub",
+    "--service-account-signing-key-file=/lab/pki/sa.key",
+    "--service-cluster-ip-range=10.96.0.0/16",
+    "--authorization-mode=Node,RBAC",
+    "--enable-admission-plugins=NodeRestriction",
+    "--kubelet-client-certificate=/lab/pki/admin.crt",
+    "--kubelet-client-key=/lab/pki/admin.key",
+    "--allow-privileged=true",
+    "--kubelet-preferred-address-types=InternalIP",
+    "--endpoint-reconciler-type=none",
+];
+
+const KCM: &[&str] = &[
+    "--kubeconfig=/lab/pki/kcm.kubeconfig",
+    "--bind-address=127.0.0.1",
+    "--port=0",
+    "--secure-port=10257",
+    "--use-service-account-credentials",
+    "--service-account-private-key-file=/lab/pki/sa.key",
+    "--root-ca-file=/lab/pki/ca.crt",
+    "--leader-elect=false",
+];
+
+const SCHEDULER: &[&str] = &[
+    "--kubeconfig=/lab/pki/scheduler.kubeconfig",
+    "--bind-address=127.0.0.1",
+    "--port=0",
+    "--secure-port=10259",
+    "--leader-elect=false",
+];
+
+const KUBELET_ARGS: &[&str] = &[
+    "--config=/lab/kubelet.yaml",
+    "--kubeconfig=/lab/pki/node.kubeconfig",
+    "--hostname-override=node1",
+    "--node-ip=10.222.0.1",
+    "--container-runtime=remote",
+    "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+    "--pod-infra-container-image=localhost/pause:lab",
+];
+
+const ETCD: &[&str] = &[
+    "etcd",
+    "--data-dir=/var/lib/etcd",
+    "--listen-client-urls=http://127.0.0.1:2379",
+    "--advertise-client-urls=http://127.0.0.1:2379",
+    "--listen-peer-urls=http://127.0.0.1:2380",
+    "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+    "--initial-cluster=default=http://127.0.0.1:2380",
+    "--unsafe-no-fsync",
+];
+
+fn start(node: &Node, name: &str, args: &[&str]) -> Result<()> {
+    let program = format!("/lab/bin/{name}");
+    let mut command = vec![program.as_str()];
+    command.extend_from_slice(args);
+    node.spawn(name, &command)
+}
+
+/// Starts kubelet; it comes back with what it has on disk.
+pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
+    start(node, "kubelet", KUBELET_ARGS)
+}
+
+/// The network configuration list: the bridge, and what is chained behind it.
+pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -> Result<()> {
+    let more = chained.map(|c| format!(", {c}")).unwrap_or_default();
+    let list = format!(
+        "{{\"cniVersion\": \"{version}\", \"name\": \"lab\", \"plugins\": [{BRIDGE}{more}]}}\n"
+    );
+    // Under its final name at once: containerd watches the directory and reads whatever it sees.
+    let dir = node.path("/etc/cni/net.d");
+    fs::write(dir.join(".new"), list)?;
+    fs::rename(dir.join(".new"), dir.join("10-lab.conflist"))?;
+    Ok(())
+}
+
+/// The whole cluster on `node`; returns when it is Ready.
+pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
+    let bin = node.lab().join("bin");
+    fs::create_dir_all(&bin)?;
+    for server in SERVERS {
+        let (from, to) = (parts.servers.join(server), bin.join(server));
+        // A hard link where cache and state are on one file system: 340 MB less to copy.
+        if fs::hard_link(&from, &to).is_err() {
+            fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+    }
+    fs::create_dir_all(node.path("/etc/containerd"))?;
+    fs::write(node.path("/etc/containerd/config.toml"), CONTAINERD)?;
+    fs::write(node.lab().join("kubelet.yaml"), KUBELET)?;
+    write_network(node, "0.4.0", None)?;
+    node.sh("ln -s /usr/lib/cni/* /opt/cni/bin/")?;
+    let mut progress = Progress::new("starting a cluster");
+    node.spawn("containerd", &["containerd"])?;
+    node.spawn("etcd", ETCD)?;
+    node.run(&["sh", "-ec", &format!("mkdir -p /lab/pki; {PKI}"), "sh", "/lab/pki"])?;
+    wait_for("etcd", WAIT, || {
+        node.check_alive("etcd")?;
+        progress.tick();
+        Ok(node.sh("busybox wget -q -O /dev/null http://127.0.0.1:2379/health").ok())
+    })?;
+    start(node, "kube-apiserver", APISERVER)?;
+    let kubectl = Kubectl::new(node);
+    wait_for("the API server", WAIT, || {
+        node.check_alive("kube-apiserver")?;
+        progress.tick();
+        Ok(kubectl.run(&["get", "--raw", "/readyz"]).ok())
+    })?;
+    start(node, "kube-controller-manager", KCM)?;
+    start(node, "kube-scheduler", SCHEDULER)?;
+    wait_for("containerd", WAIT, || {
+        node.check_alive("containerd")?;
+        progress.tick();
+        Ok(node.run(&["ctr", "version"]).ok())
+    })?;
+    start_kubelet(node)?;
+    wait_for("the node to become Ready", WAIT, || {
+        for name in ["kubelet", "kube-apiserver", "kube-controller-manager", "containerd", "etcd"] {
+            node.check_alive(name)?;
+        }
+        progress.tick();
+        let ready = kubectl.run(&[
+            "get",
+            "node",
+            "node1",
+            "-o",
+            "jsonpath={.status.conditions[?(@.type=='Ready')].status}",
+        ]);
+        Ok(ready.is_ok_and(|r| r == "True").then_some(()))
+    })?;
+    wait_for("the default service account", WAIT, || {
+        progress.tick();
+        Ok(kubectl.run(&["get", "serviceaccount", "default"]).ok())
+    })?;
+    progress.done("the node is Ready");
+    Ok(())
+}
