@@ -43,6 +43,9 @@ pub enum Error {
     /// An argument makes no sense; nothing was done.
     #[error("{0}")]
     Invalid(String),
+    /// Something stands in the way that can be removed: a user, a reservation, a driver that is not loaded. Nothing was done.
+    #[error("{0}")]
+    Conflict(String),
 }
 
 fn refusal(errno: i32, message: Option<&str>) -> String {
@@ -68,7 +71,7 @@ impl Error {
         match self {
             Self::Kernel { errno, .. } => Some(*errno),
             Self::Io { source, .. } => source.raw_os_error(),
-            Self::Decode { .. } | Self::NotFound(_) | Self::Invalid(_) => None,
+            Self::Decode { .. } | Self::NotFound(_) | Self::Invalid(_) | Self::Conflict(_) => None,
         }
     }
 
