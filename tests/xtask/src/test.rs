@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
-use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, ulp};
+use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, ulp, verbs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -37,7 +37,10 @@ impl Args {
                 pair::Args { cpus: 2, only, no_reference: true, ..Default::default() }.run(cache)
             })?;
             steps.step("life of drivers, guests and VMs", || life::Args::default().run(cache))?;
-            steps.step("rdma-core's Python suite", || pyverbs::Args::default().run(cache))?;
+            steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
+            steps.step("rdma-core's Python suite", || {
+                pyverbs::Args::with_all(self.full).run(cache)
+            })?;
         }
         if self.full {
             steps.step("kernel storage", || nvme::Args::default().run(cache))?;

@@ -11,6 +11,7 @@ mod run;
 mod rxe;
 mod shell;
 pub(crate) mod ulp;
+pub(crate) mod verbs;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -26,6 +27,8 @@ pub(crate) enum Scenario {
     Rxe(rxe::Args),
     /// rdma-core's own Python suite in a guest with one of our NICs
     Pyverbs(pyverbs::Args),
+    /// What no suite of others looks at: events, states, resources, statistics, network namespaces
+    Verbs(verbs::Args),
     /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
     Nvme(nvme::Args),
     /// Programs, drivers, guests and VMs ended under load: nothing leaks, nobody else is harmed
@@ -49,6 +52,7 @@ impl Scenario {
             Self::Pair(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
+            Self::Verbs(args) => args.run(cache),
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
             Self::Ulp(args) => args.run(cache),
