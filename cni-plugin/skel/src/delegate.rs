@@ -64,6 +64,14 @@ impl<'a> Delegate<'a> {
         self
     }
 
+    /// Sees that the plugin is there: a caller that makes other things first finds out before it makes them.
+    ///
+    /// # Errors
+    /// Code 4 or 7.
+    pub fn installed(&self) -> Result<(), Error> {
+        find(self.kind, &self.search_path(), self.network.path.is_empty()).map(drop)
+    }
+
     /// Runs the command and returns what the plugin printed.
     ///
     /// # Errors
@@ -141,6 +149,14 @@ impl<'a> Ipam<'a> {
     #[must_use]
     pub fn config(self, config: &Map<String, Value>) -> Self {
         Self(self.0.config(config))
+    }
+
+    /// As [`Delegate::installed`].
+    ///
+    /// # Errors
+    /// Code 4 or 7.
+    pub fn installed(&self) -> Result<(), Error> {
+        self.0.installed()
     }
 
     /// Asks for addresses. What was given is taken back if the answer cannot be read.

@@ -3,10 +3,10 @@
 //! Attributes are decoded one by one by `netlink-packet-route`, and only those that are wanted: one that a newer kernel has
 //! changed must not hide the interface.
 
-use netlink_packet_core::{NLA_TYPE_MASK, ParseableParametrized as _};
+use netlink_packet_core::{NLA_TYPE_MASK, Nla as _, ParseableParametrized as _};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::link::{
-    LinkAttribute, LinkFlags, LinkHeader, LinkInfo, LinkLayerType, State,
+    InfoData, InfoTun, LinkAttribute, LinkFlags, LinkHeader, LinkInfo, LinkLayerType, State,
 };
 use serde::Serialize;
 
@@ -41,6 +41,10 @@ pub struct Link {
     pub master: Option<u32>,
     /// The interface below it, or its peer.
     pub lower: Option<u32>,
+    /// Taps: the user who may open it.
+    pub owner: Option<u32>,
+    /// Taps: the group whose members may.
+    pub group: Option<u32>,
     /// A description that somebody set.
     pub alias: Option<String>,
     /// Device that it is part of, such as a PCI address, with the name of its bus.
@@ -101,6 +105,8 @@ impl Link {
             state: "unknown".to_owned(),
             master: None,
             lower: None,
+            owner: None,
+            group: None,
             alias: None,
             parent: None,
             parent_bus: None,
@@ -141,16 +147,37 @@ impl Link {
             LinkAttribute::ParentDevName(name) => self.parent = Some(name),
             LinkAttribute::ParentDevBusName(name) => self.parent_bus = Some(name),
             LinkAttribute::NumVf(count) => self.vf_count = count,
-            LinkAttribute::LinkInfo(list) => {
-                self.driver_kind = list.into_iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind.to_string()),
-                    _ => None,
-                });
+            LinkAttribute::LinkInfo(list) => list.into_iter().for_each(|info| self.take_info(info)),
+            _ => {}
+        }
+    }
+
+    fn take_info(&mut self, info: LinkInfo) {
+        match info {
+            LinkInfo::Kind(kind) => self.driver_kind = Some(kind.to_string()),
+            LinkInfo::Data(InfoData::Tun(list)) => {
+                for info in list {
+                    let InfoTun::Other(nla) = info else { continue };
+                    let mut value = [0; 4];
+                    if nla.value_len() != value.len() {
+                        continue;
+                    }
+                    nla.emit_value(&mut value);
+                    match nla.kind() {
+                        IFLA_TUN_OWNER => self.owner = Some(u32::from_ne_bytes(value)),
+                        IFLA_TUN_GROUP => self.group = Some(u32::from_ne_bytes(value)),
+                        _ => {}
+                    }
+                }
             }
             _ => {}
         }
     }
 }
+
+/// `linux/if_link.h`.
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
 
 /// `struct ifinfomsg`.
 const HEADER: usize = 16;

@@ -1,0 +1,166 @@
+//! The node agent, as the plugin asks it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cni_skel::{Attachment, Code, Error, ValidAttachment};
+use vhost_rdma_agent_api as api;
+use vhost_rdma_agent_api::{Checked, Nic, Record, Reply, Request, Step};
+
+/// The agent syncs its journal and may ask kubelet and daemon before it answers; a runtime waits some minutes for a plugin.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The agent behind a socket. Every question is a connection of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Agent {
+    socket: PathBuf,
+}
+
+impl Agent {
+    pub(crate) fn new(settings: &crate::settings::Settings) -> Self {
+        Self { socket: settings.agent.clone() }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply, Error> {
+        api::call(&self.socket, request, PATIENCE)
+            .map_err(|error| Error::new(Code(error.cni_code()), error.to_string()))
+    }
+
+    /// The NICs to attach.
+    pub(crate) fn attach(&self, attach: api::Attach) -> Result<Vec<Nic>, Error> {
+        match self.ask(&Request::Attach(attach))? {
+            Reply::Nics(nics) => Ok(nics),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has it written down what is about to be done.
+    pub(crate) fn intend(
+        &self,
+        attachment: &Attachment,
+        nic: &str,
+        steps: &[Step],
+    ) -> Result<(), Error> {
+        let (attachment, nic) = (id(attachment), nic.to_owned());
+        self.told(&Request::Intend(api::Intend { attachment, nic, steps: steps.to_vec() }))
+    }
+
+    /// Tells it what came of an ADD.
+    pub(crate) fn attached(
+        &self,
+        attachment: &Attachment,
+        nics: Vec<api::AttachedNic>,
+    ) -> Result<(), Error> {
+        self.told(&Request::Attached(api::Attached { attachment: id(attachment), nics }))
+    }
+
+    /// What there is to undo for a DEL.
+    pub(crate) fn detach(
+        &self,
+        attachment: &Attachment,
+        device_id: Option<&str>,
+    ) -> Result<Vec<Record>, Error> {
+        self.records(&Request::Detach(api::Detach {
+            container_id: attachment.container_id.clone(),
+            if_name: Some(attachment.ifname.clone()),
+            device_id: device_id.map(str::to_owned),
+        }))
+    }
+
+    /// Tells it that NICs of an attachment are put back.
+    pub(crate) fn detached(
+        &self,
+        attachment: api::Attachment,
+        nics: Vec<String>,
+    ) -> Result<(), Error> {
+        self.told(&Request::Detached(api::Detached { attachment, nics }))
+    }
+
+    /// What is written down for an attachment, and the live state of its NICs.
+    pub(crate) fn check(&self, attachment: api::Attachment) -> Result<Vec<Checked>, Error> {
+        match self.ask(&Request::Check(attachment))? {
+            Reply::Checked(checked) => Ok(checked),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What belongs to no valid attachment.
+    pub(crate) fn gc(
+        &self,
+        network: &str,
+        valid: &[ValidAttachment],
+    ) -> Result<Vec<Record>, Error> {
+        let valid = valid.iter().map(valid_id).collect();
+        self.records(&Request::Gc(api::Gc { network: network.to_owned(), valid }))
+    }
+
+    /// Whether it can attach NICs.
+    ///
+    /// # Errors
+    /// Code 50 if not; 51 if NICs that pods have do not work either.
+    pub(crate) fn ready(&self) -> Result<(), Error> {
+        let status = match self.ask(&Request::Status) {
+            Ok(Reply::Status(status)) => status,
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => return Err(Error { code: Code::NOT_AVAILABLE, ..error }),
+        };
+        if status.ready {
+            return Ok(());
+        }
+        let broken =
+            |device: &&api::DeviceStatus| !device.healthy && !device.attachments.is_empty();
+        let broken: Vec<&str> =
+            status.devices.iter().filter(broken).map(|device| device.id.as_str()).collect();
+        let problems = status.problems.join("; ");
+        if broken.is_empty() {
+            return Err(
+                Error::new(Code::NOT_AVAILABLE, "the node agent is not ready").details(problems)
+            );
+        }
+        let msg = format!(
+            "the node agent is not ready, and NICs of pods do not work: {}",
+            broken.join(", ")
+        );
+        Err(Error::new(Code::NOT_AVAILABLE_LIMITED, msg).details(problems))
+    }
+
+    fn told(&self, request: &Request) -> Result<(), Error> {
+        match self.ask(request)? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn records(&self, request: &Request) -> Result<Vec<Record>, Error> {
+        match self.ask(request)? {
+            Reply::Records(records) => Ok(records),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The attachment in the agent's words.
+pub(crate) fn id(attachment: &Attachment) -> api::Attachment {
+    api::Attachment {
+        container_id: attachment.container_id.clone(),
+        if_name: attachment.ifname.clone(),
+    }
+}
+
+/// Likewise for one of GC's list.
+pub(crate) fn valid_id(valid: &ValidAttachment) -> api::Attachment {
+    api::Attachment { container_id: valid.container_id.clone(), if_name: valid.ifname.clone() }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    let what = match reply {
+        Reply::Done => "done",
+        Reply::Status(_) => "status",
+        Reply::Nics(_) => "nics",
+        Reply::Records(_) => "records",
+        Reply::Checked(_) => "checked",
+        Reply::Fault(_) => "fault",
+    };
+    let msg = format!("the node agent answered something else than was asked: {what}");
+    Error::new(Code::INTERNAL, msg).details("install plugin and agent of the same release")
+}

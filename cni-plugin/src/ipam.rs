@@ -1,0 +1,92 @@
+//! Addresses, by the IPAM plugin that the network configuration names.
+//!
+//! IPAM plugins file an address under container and interface. With Multus that interface is `CNI_IFNAME`; without, one call
+//! attaches several NICs, and each asks under the name of its own interface in the pod.
+
+use cni_skel::{AddResult, Code, Error, Ipam, Network, ValidAttachment};
+use serde_json::{Value, json};
+use vhost_rdma_agent_api::{Checked, Kind, Nic, Step};
+
+use crate::add::has_interface;
+use crate::agent::{Agent, valid_id};
+
+/// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no interface to have them. (That of a
+/// function on vfio is made by the program that drives it.)
+pub(crate) fn step(network: &Network, nic: &Nic) -> Result<Option<Step>, Error> {
+    let can_have = has_interface(nic) || nic.personality.kind() == Kind::VfVfio;
+    let plugin = network.config.ipam_kind()?.filter(|_| nic.addresses.is_empty() && can_have);
+    Ok(plugin.map(|plugin| Step::Ipam { plugin: plugin.to_owned(), if_name: nic.if_name.clone() }))
+}
+
+/// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no addresses.
+pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
+    if step(network, nic)?.is_none() {
+        let fixed: Vec<Value> =
+            nic.addresses.iter().map(|address| json!({ "address": address })).collect();
+        return AddResult::from_json(&json!({ "ips": fixed }), network.version)
+            .map_err(|error| error.during(&format!("the addresses of NIC {}", nic.id)));
+    }
+    let ipam = Ipam::of(network)?;
+    ipam.map_or_else(|| Ok(AddResult::default()), |ipam| ipam.ifname(&nic.if_name).add())
+}
+
+/// Gives the addresses of an interface back.
+pub(crate) fn del(network: &Network, if_name: &str) -> Result<(), Error> {
+    Ipam::of(network)?.map_or(Ok(()), |ipam| ipam.ifname(if_name).del())
+}
+
+/// Asks whether the addresses of an interface are still given to it.
+pub(crate) fn check(network: &Network, if_name: &str) -> Result<(), Error> {
+    Ipam::of(network)?.map_or(Ok(()), |ipam| ipam.ifname(if_name).check())
+}
+
+/// DEL for which nothing is written down: if there is an address after all (a ledger was lost), it is given back. Nobody waits
+/// for this, so nothing fails by it.
+pub(crate) fn release_unrecorded(network: &Network) {
+    if let Ok(Some(ipam)) = Ipam::of(network)
+        && let Err(error) = ipam.del()
+    {
+        eprintln!("vhost-rdma: {error}");
+    }
+}
+
+/// Passes GC on, with the interfaces under which addresses were asked for beside those that the runtime names.
+pub(crate) fn collect(
+    network: &Network,
+    agent: &Agent,
+    valid: &[ValidAttachment],
+) -> Result<(), Error> {
+    let Some(ipam) = Ipam::of(network)? else { return Ok(()) };
+    let mut keep = valid.to_vec();
+    for attachment in valid {
+        // Without all of them nothing can be called stale.
+        let checked = agent.check(valid_id(attachment))?;
+        keep.extend(checked.iter().flat_map(interfaces).map(|ifname| ValidAttachment {
+            container_id: attachment.container_id.clone(),
+            ifname,
+        }));
+    }
+    let mut config = network.config.document().clone();
+    for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
+        config.insert(key.to_owned(), json!(keep));
+    }
+    known(ipam.config(&config).gc())
+}
+
+/// Passes STATUS on.
+pub(crate) fn status(network: &Network) -> Result<(), Error> {
+    Ipam::of(network)?.map_or(Ok(()), |ipam| known(ipam.status()))
+}
+
+fn interfaces(checked: &Checked) -> impl Iterator<Item = String> {
+    checked.record.steps.iter().filter_map(|step| match step {
+        Step::Ipam { if_name, .. } => Some(if_name.clone()),
+        _ => None,
+    })
+}
+
+/// A plugin from before 1.1.0 does not know the command, and says that `CNI_COMMAND` is bad: that is no failure of the node.
+fn known(answer: Result<(), Error>) -> Result<(), Error> {
+    answer
+        .or_else(|error| if error.code == Code::INVALID_ENVIRONMENT { Ok(()) } else { Err(error) })
+}

@@ -1,0 +1,48 @@
+//! The program that a container runtime executes.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use vhost_rdma_cni::VhostRdma;
+
+const HELP: &str = "\
+CNI plugin that gives pods their virtual RDMA NICs.
+
+A container runtime executes it: the command comes in CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS, VERSION), the
+network configuration on stdin, the answer goes to stdout. CNI 0.3.0 to 1.1.0. It asks the node agent
+(vhost-rdma-agent) which NICs the pod was granted. Fields of its own in the network configuration:
+
+  type         \"vhost-rdma\": the name under which this program is installed
+  agentSocket  where the node agent listens, if elsewhere than
+               /run/vhost-rdma-agent/agent.sock
+  deviceID     the one NIC to attach (Multus fills it in); without it, all NICs of the pod
+
+Options:
+  -h, --help     this text
+  -V, --version  the program's version; CNI_COMMAND=VERSION answers with those of CNI
+
+Manual: vhost-rdma-cni(8)
+";
+
+fn main() -> ExitCode {
+    let text = match std::env::args_os().nth(1) {
+        Some(option) if option == "--help" || option == "-h" => HELP.to_owned(),
+        Some(option) if option == "--version" || option == "-V" => {
+            format!("vhost-rdma-cni {}\n", env!("CARGO_PKG_VERSION"))
+        }
+        Some(other) => {
+            let other = other.to_string_lossy();
+            eprintln!("vhost-rdma-cni: unknown argument {other:?}; --help says how it is used");
+            return ExitCode::from(2);
+        }
+        None if std::env::var_os("CNI_COMMAND").is_none() && std::io::stdin().is_terminal() => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+        None => return cni_skel::run(&VhostRdma),
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,145 @@
+//! Undoing what was written down: newest first, each step whether or not it was made.
+//!
+//! The pod's namespace may be gone. Then the kernel has removed what was made in it and has given hardware back to the host, under the
+//! name that it had in the pod; what is left is to give it its own name and settings again.
+
+use std::path::Path;
+
+use cni_skel::{Attachment, Code, Error, Network};
+use rdma_netlink::Netns;
+use rdma_netlink::link::Links;
+use vhost_rdma_agent_api::{Nic, Record, Step};
+
+use crate::agent::Agent;
+use crate::lock::Lock;
+use crate::pod::{self, ALIAS, netlink};
+use crate::settings::Settings;
+use crate::{NOT_UNDONE, ipam, vf};
+
+/// Undoes records and tells the agent, one by one, and goes on after a failure: what one pod holds must not keep another's.
+///
+/// # Errors
+/// The first failure, with the number of others.
+pub(crate) fn records(
+    network: &Network,
+    agent: &Agent,
+    records: &[Record],
+    netns: Option<&Path>,
+) -> Result<(), Error> {
+    let locks = Settings::lenient(network).locks();
+    let mut failed: Vec<Error> = Vec::new();
+    for record in records {
+        let undone = Lock::take(&locks, &record.nic.id).and_then(|_lock| {
+            let remembered = Path::new(&record.netns);
+            let paths = [netns.unwrap_or(remembered), remembered];
+            steps(network, &record.nic, &record.steps, &paths)?;
+            agent.detached(record.attachment.clone(), vec![record.nic.id.clone()])
+        });
+        if let Err(error) = undone {
+            failed.push(error.during(&format!("NIC {}", record.nic.id)));
+        }
+    }
+    let others: Vec<String> = failed.iter().skip(1).map(ToString::to_string).collect();
+    match failed.into_iter().next() {
+        None => Ok(()),
+        Some(first) if others.is_empty() => Err(first),
+        Some(first) => {
+            let details = format!("{} also: {}", first.details, others.join("; "));
+            Err(first.details(details.trim_start()))
+        }
+    }
+}
+
+/// Undoes steps of one NIC. `netns` are the paths at which the pod's namespace may be.
+///
+/// # Errors
+/// The first failure; the steps before it are undone all the same, since they do not stand on each other.
+pub(crate) fn steps(
+    network: &Network,
+    nic: &Nic,
+    steps: &[Step],
+    netns: &[&Path],
+) -> Result<(), Error> {
+    let mut first = Ok(());
+    for step in steps.iter().rev() {
+        let undone = step_undone(network, nic, step, netns);
+        first = first.and(undone);
+    }
+    first
+}
+
+fn step_undone(network: &Network, nic: &Nic, step: &Step, netns: &[&Path]) -> Result<(), Error> {
+    match step {
+        Step::MakeLink { name, netns: None } => remove(&mut Links::open().map_err(netlink)?, name),
+        Step::MakeLink { name, netns: Some(path) } => {
+            for path in [Path::new(path)].iter().chain(netns) {
+                if let Some(pod) = open_pod(path)? {
+                    remove(&mut Links::open_in(&pod).map_err(netlink)?, name)?;
+                }
+            }
+            Ok(())
+        }
+        Step::MoveNetdev { .. } => vf::netdev_back(nic, step, &pods(netns)?),
+        Step::MoveRdma { .. } => vf::rdma_back(step, &pods(netns)?),
+        Step::Ipam { if_name, .. } => ipam::del(network, if_name),
+        Step::Other { name, data } => vf::other_back(name, data),
+    }
+}
+
+/// The pod's namespace behind a path; `None` if it is gone, or if what is there now is the host's own.
+fn open_pod(path: &Path) -> Result<Option<Netns>, Error> {
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let Ok(pod) = Netns::from_path(path) else { return Ok(None) };
+    let host = Netns::current().map_err(netlink)?;
+    Ok(Some(pod).filter(|pod| *pod != host))
+}
+
+fn pods(paths: &[&Path]) -> Result<Vec<Netns>, Error> {
+    let mut pods: Vec<Netns> = Vec::new();
+    for path in paths {
+        if let Some(pod) = open_pod(path)?
+            && !pods.contains(&pod)
+        {
+            pods.push(pod);
+        }
+    }
+    Ok(pods)
+}
+
+/// Removes what we made. Its name was free when it was written down; what has it now and is hardware is not ours.
+fn remove(links: &mut Links, name: &str) -> Result<(), Error> {
+    let Some(link) = pod::find(links, name)? else { return Ok(()) };
+    if !matches!(link.driver_kind.as_deref(), Some("veth" | "bridge" | "tun")) {
+        return Ok(());
+    }
+    match links.delete(link.index) {
+        Err(error) if !error.is_not_found() => {
+            let msg = format!("interface {name} is not removed: {error}");
+            Err(Error::new(NOT_UNDONE, msg))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether anything on this host says that the container has a NIC of ours: asked when the agent cannot be.
+pub(crate) fn has_ours(attachment: &Attachment) -> bool {
+    let ours = |links: rdma_netlink::Result<Links>| {
+        let mark = format!(" {}", attachment.container_id);
+        let listed = links.and_then(|mut links| links.list()).unwrap_or_default();
+        listed
+            .iter()
+            .filter_map(|link| link.alias.as_deref())
+            .any(|alias| alias.starts_with(ALIAS) && alias.ends_with(&mark))
+    };
+    let pod = attachment.netns.as_deref().and_then(|path| open_pod(path).ok().flatten());
+    ours(Links::open()) || pod.is_some_and(|pod| ours(Links::open_in(&pod)))
+}
+
+/// A device that is held where nobody can reach it: it comes back when its holder ends.
+pub(crate) fn out_of_reach(what: &str) -> Error {
+    let msg = format!("{what} is neither on the host nor in the pod's namespace");
+    Error::new(Code::TRY_AGAIN, msg)
+        .details("a process still holds the namespace; the device comes back when it ends")
+}

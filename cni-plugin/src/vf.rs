@@ -1,0 +1,328 @@
+//! A virtual function's netdev and RDMA device, into the pod and back.
+//!
+//! The netdev goes first, as its events are what gives the RDMA device its GIDs in the new namespace, and comes back last. How it was is
+//! written down before it is touched: name, MAC, MTU, whether it was up, its addresses and description. On the way back the device is
+//! looked for where it can be, in the pod or (if the kernel gave it back) on the host, by its description, PCI function or
+//! MAC, since a crash may have left it under either name.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cni_skel::{AddResult, Code, Error};
+use rdma_netlink::link::{Link, Links, NewAddress, NewRoute};
+use rdma_netlink::{HardwareAddress, IpPrefix, Netns};
+use serde_json::{Value, json};
+use vhost_rdma_agent_api::{NetnsMode, Nic, Step};
+
+use crate::pod::{self, ALIAS, Namespaces, alias, netlink};
+use crate::undo::out_of_reach;
+use crate::{CONFLICT, NOT_UNDONE, rdma};
+
+/// How long a namespace takes to let go of its devices: the kernel dismantles it in the background.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// [`Step::Other`]: what else of the netdev is to be put back.
+const HOST_INTERFACE: &str = "host-interface";
+
+/// What the agent says of the function.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) pci: &'a str,
+    pub(crate) netdev: Option<&'a str>,
+    pub(crate) rdma_device: &'a str,
+    pub(crate) mode: NetnsMode,
+}
+
+/// What will be done.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pci: String,
+    link: Link,
+    addresses: Vec<IpPrefix>,
+    /// The RDMA device that goes along; none in shared mode.
+    rdma_device: Option<String>,
+}
+
+/// Finds the devices and sees that they can go.
+///
+/// # Errors
+/// Code 7 if the host is not as the pool says, 100 if something is in the way.
+pub(crate) fn plan(
+    nic: &Nic,
+    wanted: &Wanted<'_>,
+    namespaces: &mut Namespaces,
+) -> Result<Plan, Error> {
+    let host = &mut namespaces.host;
+    let named = wanted.netdev.map_or(Ok(None), |name| pod::find(host, name))?;
+    let found = match named {
+        Some(link) => Some(link),
+        None => host.list().map_err(netlink)?.into_iter().find(|link| is_of(link, wanted.pci)),
+    };
+    let link = found.ok_or_else(|| {
+        let msg = format!("the host has no network interface of {}", wanted.pci);
+        Error::new(CONFLICT, msg)
+            .details("another namespace has it, or its driver does not drive it")
+    })?;
+    if let Some(master) = link.master {
+        let msg = format!("{} is a port of the host's interface {master}", link.name);
+        return Err(
+            Error::new(CONFLICT, msg).details("a function that the host uses belongs into no pool")
+        );
+    }
+    namespaces.free_in_pod(&nic.if_name)?;
+    rdma::expect(wanted.rdma_device, wanted.mode)?;
+    let listed = namespaces.host.addresses(Some(link.index)).map_err(netlink)?;
+    let addresses =
+        listed.into_iter().filter(|address| !address.link_local).map(|address| address.prefix);
+    Ok(Plan {
+        pci: wanted.pci.to_owned(),
+        addresses: addresses.collect(),
+        link,
+        rdma_device: (wanted.mode == NetnsMode::Exclusive).then(|| wanted.rdma_device.to_owned()),
+    })
+}
+
+impl Plan {
+    /// What is to be written down first.
+    pub(crate) fn steps(&self, nic: &Nic) -> Vec<Step> {
+        let Link { name, mtu, up, .. } = &self.link;
+        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        let alias = self.link.alias.as_deref().filter(|alias| !alias.starts_with(ALIAS));
+        let mut steps = vec![
+            Step::Other {
+                name: HOST_INTERFACE.to_owned(),
+                data: json!({ "name": name, "addresses": addresses, "alias": alias }),
+            },
+            Step::MoveNetdev {
+                host_name: name.clone(),
+                pod_name: nic.if_name.clone(),
+                pci: Some(self.pci.clone()),
+                mac: self.link.address.as_ref().map(ToString::to_string),
+                mtu: Some(*mtu),
+                up: *up,
+            },
+        ];
+        steps.extend(self.rdma_device.as_ref().map(|device| Step::MoveRdma {
+            host_name: device.clone(),
+            pod_name: device.clone(),
+            pci: Some(self.pci.clone()),
+        }));
+        steps
+    }
+
+    /// Does it; the interface is up in the pod then, without addresses.
+    pub(crate) fn carry_out(
+        &self,
+        nic: &Nic,
+        container: &str,
+        namespaces: &mut Namespaces,
+    ) -> Result<(), Error> {
+        let Namespaces { host, pod, pod_netns, .. } = namespaces;
+        let index = self.link.index;
+        host.set_alias(index, &alias(&nic.id, container)).map_err(netlink)?;
+        host.set_up(index, false).map_err(netlink)?;
+        host.move_to(index, pod_netns, Some(&nic.if_name)).map_err(netlink)?;
+        let inside = pod.by_name(&nic.if_name).map_err(netlink)?;
+        let mac = nic.mac.as_deref().map(str::parse).transpose().map_err(netlink)?;
+        adjust(pod, &inside, mac.as_ref(), nic.mtu)?;
+        pod.set_up(inside.index, true).map_err(netlink)?;
+        self.rdma_device.as_ref().map_or(Ok(()), |device| rdma::send(device, pod_netns))
+    }
+
+    /// Gives the interface its addresses and routes. A route that is there already stays as it is: another network of the pod has
+    /// the default route.
+    pub(crate) fn configure(
+        &self,
+        nic: &Nic,
+        addresses: &AddResult,
+        namespaces: &mut Namespaces,
+    ) -> Result<(), Error> {
+        let pod = &mut namespaces.pod;
+        let index = pod.by_name(&nic.if_name).map_err(netlink)?.index;
+        for ip in &addresses.ips {
+            let prefix = prefix(ip.address)?;
+            pod.add_address(index, &NewAddress { prefix, no_dad: true }).map_err(netlink)?;
+        }
+        for route in &addresses.routes {
+            let of_family = |gateway: &IpAddr| gateway.is_ipv4() == route.dst.address.is_ipv4();
+            let gateways = addresses.ips.iter().filter_map(|ip| ip.gateway);
+            let gateway = route.gw.or_else(|| gateways.into_iter().find(of_family));
+            let new = NewRoute {
+                destination: prefix(route.dst)?,
+                gateway,
+                index,
+                metric: route.priority,
+                table: route.table,
+            };
+            match pod.add_route(&new) {
+                Err(error) if !error.is_exists() => return Err(netlink(error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn prefix(cidr: cni_skel::Cidr) -> Result<IpPrefix, Error> {
+    IpPrefix::new(cidr.address, cidr.prefix)
+        .ok_or_else(|| Error::new(Code::DECODING, format!("{cidr} is no network")))
+}
+
+/// Sets MAC and MTU where they differ; the interface is down.
+fn adjust(
+    links: &mut Links,
+    link: &Link,
+    mac: Option<&HardwareAddress>,
+    mtu: Option<u32>,
+) -> Result<(), Error> {
+    if let Some(mac) = mac.filter(|mac| link.address.as_ref() != Some(mac)) {
+        links.set_address(link.index, mac).map_err(netlink)?;
+    }
+    if let Some(mtu) = mtu.filter(|mtu| *mtu != link.mtu) {
+        links.set_mtu(link.index, mtu).map_err(netlink)?;
+    }
+    Ok(())
+}
+
+/// Undoes [`Step::MoveNetdev`].
+///
+/// # Errors
+/// Code 11 if the device is out of reach, 102 if it cannot be put back.
+pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), Error> {
+    let Step::MoveNetdev { host_name, pci, mac, mtu, up, .. } = step else { return Ok(()) };
+    let pci = pci.as_deref().filter(|pci| !pci.is_empty());
+    let mark = format!("{ALIAS}{} ", nic.id);
+    let macs = [mac.as_deref(), nic.mac.as_deref()];
+    let is_it = |link: &Link| {
+        let address = link.address.as_ref().filter(|address| !address.is_zero());
+        let address = address.map(ToString::to_string);
+        link.alias.as_deref().is_some_and(|alias| alias.starts_with(&mark))
+            || pci.is_some_and(|pci| link.parent.as_deref() == Some(pci))
+            || (link.driver_kind.is_none()
+                && address.is_some()
+                && macs.contains(&address.as_deref()))
+    };
+    let host_netns = Netns::current().map_err(netlink)?;
+    for pod in pods {
+        let mut links = Links::open_in(pod).map_err(netlink)?;
+        let found = links.list().map_err(netlink)?.into_iter().find(|link| is_it(link));
+        if let Some(link) = found {
+            links.set_up(link.index, false).map_err(netlink)?;
+            bring(&mut links, &link, &host_netns, host_name)?;
+        }
+    }
+    let mut host = Links::open().map_err(netlink)?;
+    let until = Instant::now() + PATIENCE;
+    let link = loop {
+        let listed = host.list().map_err(netlink)?;
+        let by_mark =
+            listed.iter().find(|link| is_it(link) || pci.is_some_and(|pci| is_of(link, pci)));
+        if let Some(link) = by_mark.or_else(|| listed.iter().find(|link| link.name == *host_name)) {
+            break link.clone();
+        }
+        if !pci.is_some_and(is_driven) {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(out_of_reach(&format!("the network interface {host_name}")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if link.name != *host_name {
+        host.set_up(link.index, false).map_err(netlink)?;
+        host.rename(link.index, host_name).map_err(|error| taken(&link.name, host_name, &error))?;
+    }
+    let mac = mac.as_deref().map(str::parse).transpose().map_err(netlink)?;
+    if mac.as_ref() != link.address.as_ref() {
+        host.set_up(link.index, false).map_err(netlink)?;
+    }
+    adjust(&mut host, &link, mac.as_ref(), *mtu)?;
+    host.set_up(link.index, *up).map_err(netlink)
+}
+
+/// Takes a netdev to the host under its name; if another has that name, under one of ours, so that the namespace can go.
+fn bring(pod: &mut Links, link: &Link, host: &Netns, host_name: &str) -> Result<(), Error> {
+    match pod.move_to(link.index, host, Some(host_name)) {
+        Err(error) if error.is_exists() => {
+            let other = pod::name("vn", host_name, &link.name);
+            pod.move_to(link.index, host, Some(&other)).map_err(netlink)
+        }
+        moved => moved.map_err(netlink),
+    }
+}
+
+fn taken(now: &str, host_name: &str, error: &rdma_netlink::Error) -> Error {
+    let msg = format!("{now} is back on the host, but cannot be named {host_name} again: {error}");
+    Error::new(NOT_UNDONE, msg)
+}
+
+/// Undoes [`Step::MoveRdma`].
+///
+/// # Errors
+/// As [`netdev_back`].
+pub(crate) fn rdma_back(step: &Step, pods: &[Netns]) -> Result<(), Error> {
+    let Step::MoveRdma { host_name, pod_name, pci } = step else { return Ok(()) };
+    let host = Netns::current().map_err(netlink)?;
+    for pod in pods {
+        rdma::fetch(pod_name, pod, &host)?;
+    }
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if rdma::present(&host, host_name)? {
+            return Ok(());
+        }
+        if rdma::present(&host, pod_name)? {
+            return rdma::rename(pod_name, host_name);
+        }
+        if !pci.as_deref().is_some_and(is_driven) {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(out_of_reach(&format!("the RDMA device {host_name}")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Undoes [`Step::Other`].
+///
+/// # Errors
+/// Code 102 if it cannot be put back.
+pub(crate) fn other_back(name: &str, data: &Value) -> Result<(), Error> {
+    let text = |key| data.get(key).and_then(Value::as_str);
+    let (HOST_INTERFACE, Some(interface)) = (name, text("name")) else {
+        let msg = format!("step {name:?} is not known to this version of the plugin");
+        return Err(
+            Error::new(NOT_UNDONE, msg).details("install plugin and agent of the same release")
+        );
+    };
+    let mut host = Links::open().map_err(netlink)?;
+    let Some(link) = pod::find(&mut host, interface)? else { return Ok(()) };
+    if let Some(addresses) = data.get("addresses").and_then(Value::as_array) {
+        for address in addresses.iter().filter_map(Value::as_str) {
+            let prefix: IpPrefix = address.parse().map_err(netlink)?;
+            match host.add_address(link.index, &NewAddress { prefix, no_dad: true }) {
+                Err(error) if !error.is_exists() => return Err(netlink(error)),
+                _ => {}
+            }
+        }
+    }
+    // Ours goes last: until then it says whose the interface was.
+    host.set_alias(link.index, text("alias").unwrap_or_default()).map_err(netlink)
+}
+
+/// Whether an interface of the host belongs to a PCI function, directly or by a virtio device on it.
+fn is_of(link: &Link, pci: &str) -> bool {
+    link.parent.as_deref() == Some(pci)
+        || Path::new("/sys/class/net")
+            .join(&link.name)
+            .join("device")
+            .canonicalize()
+            .is_ok_and(|path| path.components().any(|part| part.as_os_str() == pci))
+}
+
+/// Whether there is such a function with a driver: without, it has no device that could be anywhere.
+fn is_driven(pci: &str) -> bool {
+    !pci.contains('/') && Path::new("/sys/bus/pci/devices").join(pci).join("driver").exists()
+}

@@ -1,0 +1,341 @@
+//! Functions that go into pods and come back, against the kernel. A veth's end stands for the VF's netdev, as this needs no hardware;
+//! RDMA devices are moved in a VM (`cargo xtask vm cni-rdma`).
+
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod lab;
+
+use lab::{CONTAINER, FakeAgent, Kill, Lab, Pod, answer, files_in, variables, vf, vhost_user};
+use rdma_netlink::link::{Links, NewAddress, Veth};
+use serde_json::{Value, json};
+use vhost_rdma_agent_api::Personality;
+
+/// What must be the same before and after.
+#[derive(Debug, PartialEq, Eq)]
+struct Interface {
+    mac: String,
+    mtu: u32,
+    up: bool,
+    alias: Option<String>,
+    addresses: Vec<String>,
+}
+
+fn with_function(lab: &Lab) {
+    let mut host = Links::open_in(&lab.host).unwrap();
+    host.add_veth(&Veth { name: "vf0", peer: "wire", mtu: Some(2000), ..Veth::default() }).unwrap();
+    let (vf, wire) = (host.by_name("vf0").unwrap().index, host.by_name("wire").unwrap().index);
+    host.set_address(vf, &"02:aa:00:00:00:01".parse().unwrap()).unwrap();
+    host.set_alias(vf, "port 3, rack 9").unwrap();
+    host.set_up(wire, true).unwrap();
+    host.set_up(vf, true).unwrap();
+    host.add_address(vf, &NewAddress::new("192.168.7.1/24".parse().unwrap())).unwrap();
+}
+
+fn function(lab: &Lab) -> Option<Interface> {
+    let mut host = Links::open_in(&lab.host).unwrap();
+    let link = host.by_name("vf0").ok()?;
+    let addresses = host.addresses(Some(link.index)).unwrap();
+    Some(Interface {
+        mac: link.address.unwrap().to_string(),
+        mtu: link.mtu,
+        up: link.up,
+        alias: link.alias,
+        addresses: addresses
+            .iter()
+            .filter(|a| !a.link_local)
+            .map(|a| a.prefix.to_string())
+            .collect(),
+    })
+}
+
+fn config(lab: &Lab, version: &str) -> Value {
+    let mut config = lab.config(version);
+    config["ipam"] = json!({"type": "ipam"});
+    config
+}
+
+#[test]
+fn there_and_back() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let given = lab.ipam();
+    with_function(&lab);
+    let before = function(&lab).unwrap();
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let mut config = config(&lab, "1.1.0");
+    let result = lab.call("ADD", &pod, &config).good();
+    assert_eq!(function(&lab), None);
+    let link = pod.link("net1");
+    assert_eq!(
+        (link.up, link.mtu, link.address.unwrap().to_string().as_str()),
+        (true, 1400, "02:00:00:00:00:07")
+    );
+    assert_eq!(link.alias.as_deref(), Some("vhost-rdma vf-0 c0ffee"));
+    let addresses = pod.links().addresses(Some(link.index)).unwrap();
+    assert!(addresses.iter().any(|a| json!(a.prefix.to_string()) == result["ips"][0]["address"]));
+    let routes: Vec<String> =
+        pod.links().routes().unwrap().iter().map(|r| r.destination.to_string()).collect();
+    for route in ["0.0.0.0/0", "172.16.0.0/12"] {
+        assert!(routes.iter().any(|there| there == route), "{route}: {routes:?}");
+    }
+    assert_eq!(
+        result["interfaces"],
+        json!([{"name": "net1", "mac": "02:00:00:00:00:07", "mtu": 1400, "sandbox": pod.path, "pciID": ""}])
+    );
+    config["prevResult"] = result;
+    lab.call("CHECK", &pod, &config).good();
+    let mut links = pod.links();
+    let refused = |word: &str| {
+        let answer = lab.call("CHECK", &pod, &config);
+        assert!(
+            answer.code() == 101 && answer.document["msg"].as_str().unwrap().contains(word),
+            "{answer:?}"
+        );
+    };
+    links.set_mtu(link.index, 1300).unwrap();
+    refused("MTU");
+    links.set_mtu(link.index, 1400).unwrap();
+    let address = addresses.iter().find(|a| !a.link_local).unwrap().prefix;
+    links.delete_address(link.index, address).unwrap();
+    refused("address");
+    links.add_address(link.index, &NewAddress::new(address)).unwrap();
+    refused("route");
+    for _ in 0..5 {
+        lab.call("DEL", &pod, &config).good();
+        assert_eq!(function(&lab).unwrap(), before);
+        assert!(
+            pod.left().is_empty()
+                && files_in(&given).is_empty()
+                && agent.ledger().records.is_empty()
+        );
+    }
+}
+
+#[test]
+fn with_the_mac_that_the_runtime_wants() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab).unwrap();
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let mut config = config(&lab, "1.0.0");
+    config["runtimeConfig"] = json!({"mac": "02:bb:00:00:00:09"});
+    let result = lab.call("ADD", &pod, &config).good();
+    assert_eq!(pod.link("net1").address.unwrap().to_string(), "02:bb:00:00:00:09");
+    assert_eq!(result["interfaces"][0]["mac"], "02:bb:00:00:00:09");
+    config["prevResult"] = result;
+    lab.call("CHECK", &pod, &config).good();
+    lab.call("DEL", &pod, &config).good();
+    assert_eq!(function(&lab).unwrap(), before);
+    // A VM's NIC has one for good.
+    agent.ledger().granted.insert("web-0".to_owned(), vec![vhost_user("blue-0", "rdma0", "t")]);
+    let answer = lab.call("ADD", &pod, &config);
+    assert_eq!(answer.code(), 2, "{answer:?}");
+    config["runtimeConfig"]["mac"] = json!("02:00:00:00:00:07");
+    lab.call("ADD", &pod, &config).good();
+    lab.call("DEL", &pod, &config).good();
+    assert!(pod.left().is_empty());
+}
+
+#[test]
+fn what_the_host_uses_stays() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let config = config(&lab, "1.0.0");
+    let mut host = Links::open_in(&lab.host).unwrap();
+    let (vf, bridge) = (host.by_name("vf0").unwrap().index, host.by_name("br0").unwrap().index);
+    host.set_master(vf, Some(bridge)).unwrap();
+    assert_eq!(lab.call("ADD", &pod, &config).code(), 100);
+    host.set_master(vf, None).unwrap();
+    pod.links().add_bridge("net1").unwrap();
+    assert_eq!(lab.call("ADD", &pod, &config).code(), 100);
+    assert_eq!((pod.left(), function(&lab)), (vec!["net1".to_owned()], before));
+    assert!(agent.ledger().records.is_empty());
+}
+
+#[test]
+fn a_name_that_was_taken_meanwhile() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let config = config(&lab, "1.0.0");
+    lab.call("ADD", &pod, &config).good();
+    let mut host = Links::open_in(&lab.host).unwrap();
+    host.add_bridge("vf0").unwrap();
+    let answer = lab.call("DEL", &pod, &config);
+    assert_eq!(answer.code(), 102, "{answer:?}");
+    assert!(pod.left().is_empty(), "the pod's namespace can go");
+    assert_eq!(agent.ledger().records.len(), 1, "and the next DEL tries again");
+    let index = host.by_name("vf0").unwrap().index;
+    host.delete(index).unwrap();
+    lab.call("DEL", &pod, &config).good();
+    assert_eq!(function(&lab), before);
+}
+
+#[test]
+fn killed_after_each_system_call_that_changes_the_host() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let given = lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let config = config(&lab, "1.0.0");
+    let path = lab.dir.path().to_str().unwrap();
+    let mut kills = 0;
+    for command in ["ADD", "DEL"] {
+        for number in 1.. {
+            if command == "DEL" {
+                lab.call("ADD", &pod, &config).good();
+            }
+            let inject = format!("inject=sendto:signal=KILL:when={number}");
+            let program = [
+                "strace",
+                "-f",
+                "-qq",
+                "-o",
+                "/dev/null",
+                "-e",
+                "trace=sendto",
+                "-e",
+                &inject,
+                env!("CARGO_BIN_EXE_vhost-rdma-cni"),
+            ];
+            let child = lab.start_as(
+                &program,
+                &variables(command, &pod.path, "eth1", path),
+                config.to_string().as_bytes(),
+            );
+            let ended = answer(child);
+            let done = ended.status.success();
+            assert!(done || ended.document.is_null(), "killed, not refused: {ended:?}");
+            kills += usize::from(!done);
+            lab.call("DEL", &pod, &config).good();
+            assert_eq!(function(&lab), before, "{command} {number}");
+            assert!(
+                pod.left().is_empty()
+                    && files_in(&given).is_empty()
+                    && agent.ledger().records.is_empty()
+            );
+            if done {
+                break;
+            }
+        }
+    }
+    assert!(kills > 20, "only {kills} system calls were found to kill it at");
+}
+
+#[test]
+fn killed_at_each_word_with_the_agent() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let config = config(&lab, "1.0.0");
+    for number in 0..3 {
+        for when in [Kill::Before(number), Kill::After(number)] {
+            agent.kill(Some(when));
+            assert!(lab.call("ADD", &pod, &config).killed());
+            agent.kill(None);
+            lab.call("DEL", &pod, &config).good();
+            assert_eq!(function(&lab), before, "{when:?}");
+            assert!(pod.left().is_empty() && agent.ledger().records.is_empty());
+        }
+    }
+}
+
+/// What Multus sent for a pod with the annotation `networks: [{"name":"blue","interface":"net1","mac":...}]` on a network with
+/// `resourceName`, recorded and replayed; paths are the test's own.
+#[test]
+fn multus_replayed() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    let agent = FakeAgent::start(
+        &lab.socket(),
+        vec![vhost_user("blue-0", "rdma0", "vmtap"), vhost_user("blue-1", "rdma1", "t1")],
+    );
+    let recorded: Value = serde_json::from_str(include_str!("multus.json")).unwrap();
+    let info = lab.dir.path().join("devinfo/cni/blue-device.json");
+    let fill = |value: &Value| -> Value {
+        let text = value
+            .to_string()
+            .replace("@NETNS@", &pod.path)
+            .replace("@SOCKET@", lab.socket().to_str().unwrap());
+        serde_json::from_str(&text.replace("@INFO@", info.to_str().unwrap())).unwrap()
+    };
+    let mut result = Value::Null;
+    for call in recorded["calls"].as_array().unwrap() {
+        let environment = fill(&call["environment"]);
+        let mut variables: Vec<(&str, &str)> = environment
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str().unwrap()))
+            .collect();
+        variables.push(("CNI_PATH", lab.dir.path().to_str().unwrap()));
+        let mut config = fill(&call["stdin"]);
+        if config["prevResult"] == "@RESULT@" {
+            config["prevResult"] = result.clone();
+        }
+        let command = environment["CNI_COMMAND"].as_str().unwrap().to_owned();
+        let document = lab.run(&variables, &config).good();
+        if command == "ADD" {
+            assert_eq!(document["interfaces"][0]["name"], "net1");
+            assert_eq!(pod.link("vmtap").driver_kind.as_deref(), Some("tun"));
+            assert_eq!(agent.ledger().records.len(), 1, "the one with the deviceID");
+            let said: Value = serde_json::from_slice(&std::fs::read(&info).unwrap()).unwrap();
+            assert_eq!(
+                said,
+                json!({"type": "vhost-user", "version": "1.1.0",
+                "vhost-user": {"mode": "client", "path": "/var/run/vhost-rdma/blue-0/vhost.sock"}})
+            );
+            result = document;
+        }
+    }
+    assert!(pod.left().is_empty() && agent.ledger().records.is_empty());
+}
+
+/// Kinds without an interface: nothing to do in the pod, but addresses for a function on vfio.
+#[test]
+fn vfio_and_shared() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let given = lab.ipam();
+    let mut vfio = vf("vf-1", "net1", "x");
+    vfio.personality = Personality::VfVfio { pci: "0000:3b:00.2".to_owned() };
+    let mut shared = vf("mlx-1", "rdma1", "x");
+    shared.mac = None;
+    shared.mtu = None;
+    shared.personality = Personality::Shared {
+        pci: Some("0000:3b:00.0".to_owned()),
+        netdev: None,
+        rdma_device: "mlx5_0".to_owned(),
+        netns_mode: vhost_rdma_agent_api::NetnsMode::Shared,
+    };
+    let agent = FakeAgent::start(&lab.socket(), vec![vfio, shared]);
+    let mut config = config(&lab, "1.1.0");
+    let result = lab.call("ADD", &pod, &config).good();
+    assert_eq!(result["interfaces"][0]["pciID"], "0000:3b:00.2");
+    assert_eq!(
+        result["interfaces"][1],
+        json!({"name": "rdma1", "sandbox": pod.path, "pciID": "0000:3b:00.0"})
+    );
+    assert_eq!(
+        (result["ips"].as_array().unwrap().len(), files_in(&given)),
+        (1, vec![format!("{CONTAINER}.net1")])
+    );
+    assert!(pod.left().is_empty());
+    config["prevResult"] = result;
+    let answer = lab.call("CHECK", &pod, &config);
+    let msg = answer.document["msg"].as_str().unwrap();
+    assert!(
+        msg.contains("not bound to vfio-pci") && msg.contains("mlx5_0"),
+        "there is neither here: {msg}"
+    );
+    lab.call("DEL", &pod, &config).good();
+    assert!(files_in(&given).is_empty() && agent.ledger().records.is_empty());
+}
