@@ -8,6 +8,16 @@ use super::model::{
 };
 
 impl Window {
+    /// Where it is bound.
+    pub(super) fn start(&self) -> Option<u64> {
+        self.bound.map(|bound| bound.addr)
+    }
+
+    /// Bytes that it shows.
+    pub(super) fn size(&self) -> Option<u64> {
+        self.bound.map(|bound| bound.len)
+    }
+
     pub(super) const fn new(key: u32, domain: usize) -> Self {
         Self { key, domain, bound: None }
     }

@@ -13,13 +13,16 @@ mod run;
 
 use proptest::prelude::*;
 
-use ops::op;
+use ops::{furnished, op};
 
 proptest! {
     #[test]
-    fn the_engine_does_what_the_model_does(ops in prop::collection::vec(op(), 1..80)) {
+    fn the_engine_does_what_the_model_does(
+        begun in prop::bool::weighted(0.9),
+        ops in prop::collection::vec(op(), 1..150),
+    ) {
         let mut run = run::Run::new();
-        for op in &ops {
+        for op in furnished().iter().filter(|_| begun).chain(&ops) {
             run.apply(op);
         }
         run.finish();

@@ -22,14 +22,6 @@ pub(super) struct Place {
     pub(super) offset: u16,
 }
 
-impl Place {
-    /// The number of bytes from here that a drawn length means.
-    pub(super) fn len(&self, drawn: u16) -> u16 {
-        let left = (super::model::PIECE as u16).saturating_sub(self.offset);
-        drawn.checked_sub(TO_THE_END).map_or(drawn, |n| (left + n).saturating_sub(2))
-    }
-}
-
 /// The kinds of posted sends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
@@ -72,20 +64,20 @@ pub(super) enum Op {
 fn place() -> impl Strategy<Value = Place> {
     let key = prop_oneof![
         14 => (0u8..4).prop_map(Key::Region),
-        4 => (0u8..2).prop_map(Key::Window),
+        6 => (0u8..2).prop_map(Key::Window),
         1 => Just(Key::Stale),
         1 => (0u8..4).prop_map(Key::Foreign),
     ];
     // Mostly aligned and inside.
-    let offset = prop_oneof![8 => (0u16..32).prop_map(|n| n * 8), 1 => 0u16..600];
+    let offset = prop_oneof![8 => (0u16..10).prop_map(|n| n * 8), 1 => 0u16..600];
     (key, offset).prop_map(|(key, offset)| Place { key, offset })
 }
 
-/// Lengths from here on mean: to the end of the piece, less two bytes and so on.
+/// Lengths from here on mean: to the end of what the key opens, less two bytes and so on.
 pub(super) const TO_THE_END: u16 = 1000;
 
 fn len() -> impl Strategy<Value = u16> {
-    prop_oneof![1 => Just(0u16), 8 => 1u16..200, 1 => 200u16..700, 2 => TO_THE_END..TO_THE_END + 4]
+    prop_oneof![1 => Just(0u16), 8 => 1u16..100, 1 => 100u16..700, 2 => TO_THE_END..TO_THE_END + 4]
 }
 
 fn post() -> impl Strategy<Value = Post> {
@@ -100,39 +92,51 @@ fn post() -> impl Strategy<Value = Post> {
     ]
 }
 
+/// A beginning with which most steps find what they need.
+pub(super) fn furnished() -> Vec<Op> {
+    let sides = [false, true];
+    let mut ops: Vec<Op> = sides.map(|side| Op::CreateShared { side }).into();
+    for side in sides {
+        ops.extend((0..4).map(|region| Op::Register { side, region, rights: 0, domain: false }));
+        ops.extend((0..2).map(|window| Op::AllocateWindow { side, window, domain: false }));
+    }
+    ops.extend((0..3).map(|line| Op::Connect { line, domains: [false; 2] }));
+    ops
+}
+
 /// Any step.
 pub(super) fn op() -> impl Strategy<Value = Op> {
     let at = || (any::<bool>(), 0u8..3);
-    let domain = || prop::bool::weighted(0.1);
+    let domain = || prop::bool::weighted(0.15);
     prop_oneof![
         8 => (0u8..3, [domain(), domain()])
             .prop_map(|(line, domains)| Op::Connect { line, domains }),
-        6 => (0u8..3).prop_map(|line| Op::Reconnect { line }),
+        14 => (0u8..3).prop_map(|line| Op::Reconnect { line }),
         1 => at().prop_map(|(side, line)| Op::Destroy { side, line }),
         1 => at().prop_map(|(side, line)| Op::Error { side, line }),
         1 => at().prop_map(|(side, line)| Op::BadIndex { side, line }),
-        2 => at().prop_map(|(side, line)| Op::Drain { side, line }),
-        2 => at().prop_map(|(side, line)| Op::GoOn { side, line }),
+        4 => at().prop_map(|(side, line)| Op::Drain { side, line }),
+        3 => at().prop_map(|(side, line)| Op::GoOn { side, line }),
         10 => (any::<bool>(), 0u8..4, 0u8..6, domain())
             .prop_map(|(side, region, rights, domain)| Op::Register { side, region, rights, domain }),
-        1 => (any::<bool>(), 0u8..4, 0u8..6, domain())
+        3 => (any::<bool>(), 0u8..4, 0u8..6, domain())
             .prop_map(|(side, region, rights, domain)| Op::Reregister { side, region, rights, domain }),
         2 => (any::<bool>(), 0u8..4).prop_map(|(side, region)| Op::Deregister { side, region }),
         3 => (any::<bool>(), 0u8..2, domain())
             .prop_map(|(side, window, domain)| Op::AllocateWindow { side, window, domain }),
         1 => (any::<bool>(), 0u8..2).prop_map(|(side, window)| Op::FreeWindow { side, window }),
-        4 => (at(), 0u8..2, place(), len(), 0u8..4).prop_map(|((side, line), window, place, len, rights)| {
+        8 => (at(), 0u8..2, place(), len(), 0u8..4).prop_map(|((side, line), window, place, len, rights)| {
             Op::Bind { side, line, window, place, len, rights }
         }),
         2 => (at(), 0u8..2).prop_map(|((side, line), window)| Op::Invalidate { side, line, window }),
         2 => any::<bool>().prop_map(|side| Op::CreateShared { side }),
-        1 => (any::<bool>(), 0u8..5).prop_map(|(side, limit)| Op::Limit { side, limit }),
+        4 => (any::<bool>(), 0u8..5).prop_map(|(side, limit)| Op::Limit { side, limit }),
         24 => (at(), post(), place(), place(), len()).prop_map(|((side, line), what, local, remote, len)| {
             Op::Post { side, line, what, local, remote, len }
         }),
         12 => (at(), place(), len())
             .prop_map(|((side, line), into, len)| Op::Receive { side, line, into, len }),
-        6 => (any::<bool>(), place(), len())
+        10 => (any::<bool>(), place(), len())
             .prop_map(|(side, into, len)| Op::ReceiveShared { side, into, len }),
         1 => at().prop_map(|(side, line)| Op::ResizeCq { side, line }),
         3 => Just(Op::TimePasses),

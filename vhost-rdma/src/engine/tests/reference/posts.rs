@@ -3,8 +3,8 @@
 use virtio_rdma_abi::{self as abi, opcode, send_flags};
 use zerocopy::little_endian::{U32, U64};
 
-use super::model::{Action, Bind, Named, Receive, Request};
-use super::ops::{Key, Place, Post};
+use super::model::{Action, Bind, Named, PIECE, Receive, Request};
+use super::ops::{Key, Place, Post, TO_THE_END};
 use super::run::{DEPTH, Run, Side, WINDOW_RIGHTS};
 use crate::engine::tests::driver::wqe;
 
@@ -23,8 +23,10 @@ impl Run {
                 let stale = self.sides[side].stale;
                 (guest.regions[n].map_or(stale, |region| region.key), guest.piece(n))
             }
-            // Windows are bound near the start of a region, most of the time of the first.
-            Key::Window(n) => (self.window_key(side, n), guest.piece(0)),
+            Key::Window(n) => {
+                let bound = guest.windows[usize::from(n)].and_then(|window| window.start());
+                (self.window_key(side, n), bound.unwrap_or_else(|| guest.piece(0)))
+            }
             Key::Stale => (self.sides[side].stale, guest.piece(0)),
             Key::Foreign(n) => {
                 let region = self.model.guests[1 - side].regions[usize::from(n)];
@@ -32,6 +34,20 @@ impl Run {
             }
         };
         Named { key, addr: base + u64::from(place.offset) }
+    }
+
+    /// The number of bytes that a drawn length means at a place.
+    fn len(&self, side: usize, place: Place, drawn: u16) -> u32 {
+        let Some(beyond) = drawn.checked_sub(TO_THE_END) else { return drawn.into() };
+        let all = match place.key {
+            Key::Window(n) => {
+                let window = self.model.guests[side].windows[usize::from(n)];
+                window.and_then(|window| window.size()).unwrap_or(PIECE)
+            }
+            _ => PIECE,
+        };
+        let left = (all as u32).saturating_sub(place.offset.into());
+        (left + u32::from(beyond)).saturating_sub(2)
     }
 
     pub(super) const fn request(&self, action: Action) -> Request {
@@ -66,9 +82,10 @@ impl Run {
             }
         };
         // The end that matters is that of the side which is written or read from afar.
+        let sends = matches!(what, Post::Send | Post::SendInvalidate(_));
         let drawn =
-            if matches!(what, Post::Send | Post::SendInvalidate(_)) { places.0 } else { places.1 };
-        let len = if atomic { 8 } else { drawn.len(len).into() };
+            if sends { self.len(side, places.0, len) } else { self.len(1 - side, places.1, len) };
+        let len = if atomic { 8 } else { drawn };
         Request { id: self.next, action, local, len, remote }
     }
 
@@ -81,7 +98,7 @@ impl Run {
             new: old.key ^ (self.next as u32 & 0x7f | 0x80),
             region: named.key,
             addr: named.addr,
-            len: place.len(how.0).into(),
+            len: self.len(side, place, how.0).into(),
             rights: WINDOW_RIGHTS[usize::from(how.1)],
         };
         let request = self.request(Action::Bind(bind));
@@ -134,7 +151,7 @@ impl Run {
 
     pub(super) fn receive(&mut self, side: usize, line: usize, into: Place, len: u16) {
         let receive =
-            Receive { id: self.next, into: self.named(side, into), len: into.len(len).into() };
+            Receive { id: self.next, into: self.named(side, into), len: self.len(side, into, len) };
         let Side { guest, ends, .. } = &mut self.sides[side];
         let shared = self.model.guests[side].qps[line].as_ref().is_none_or(|qp| qp.shared);
         let Some(end) = ends[line].as_mut().filter(|end| !shared && end.open[1] < DEPTH - 1) else {
@@ -146,7 +163,7 @@ impl Run {
     }
 
     pub(super) fn receive_shared(&mut self, side: usize, into: Place, len: u16) {
-        let (into, len) = (self.named(side, into), into.len(len));
+        let (into, len) = (self.named(side, into), self.len(side, into, len));
         let Side { guest, queue, .. } = &mut self.sides[side];
         let Some(queue) = queue.as_mut().filter(|queue| queue.open < DEPTH - 1) else { return };
         let receive = Receive { id: queue.posted.into(), into, len: len.into() };
