@@ -97,16 +97,24 @@ pub(super) fn furnished() -> Vec<Op> {
     let sides = [false, true];
     let mut ops: Vec<Op> = sides.map(|side| Op::CreateShared { side }).into();
     for side in sides {
-        ops.extend((0..4).map(|region| Op::Register { side, region, rights: 0, domain: false }));
+        ops.extend((0..4).map(|region| Op::Register {
+            side,
+            region,
+            rights: 0,
+            domain: region == 3,
+        }));
         ops.extend((0..2).map(|window| Op::AllocateWindow { side, window, domain: false }));
     }
-    ops.extend((0..3).map(|line| Op::Connect { line, domains: [false; 2] }));
+    // One QP of another domain than its shared queue.
+    ops.extend((0..3).map(|line| Op::Connect { line, domains: [false, line == 1] }));
     ops
 }
 
 /// Any step.
 pub(super) fn op() -> impl Strategy<Value = Op> {
-    let at = || (any::<bool>(), 0u8..3);
+    // Uneven, so that steps meet.
+    let at =
+        || (prop::bool::weighted(0.3), prop_oneof![5 => Just(0u8), 3 => Just(1), 2 => Just(2)]);
     let domain = || prop::bool::weighted(0.15);
     prop_oneof![
         8 => (0u8..3, [domain(), domain()])

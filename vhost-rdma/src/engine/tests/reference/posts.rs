@@ -166,7 +166,7 @@ impl Run {
         let (into, len) = (self.named(side, into), self.len(side, into, len));
         let Side { guest, queue, .. } = &mut self.sides[side];
         let Some(queue) = queue.as_mut().filter(|queue| queue.open < DEPTH - 1) else { return };
-        let receive = Receive { id: queue.posted.into(), into, len: len.into() };
+        let receive = Receive { id: queue.posted.into(), into, len };
         guest.post_shared(queue.ring, queue.posted, element(&receive));
         queue.posted += 1;
         queue.open += 1;
