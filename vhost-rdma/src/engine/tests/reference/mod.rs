@@ -3,7 +3,7 @@
 //! pass, reset a NIC. After each step completions, events, states, statuses of commands and every byte of both guests' memory must be
 //! those of the model.
 //!
-//! `PROPTEST_CASES` says how many sequences are tried (256). A failure shrinks to a short sequence of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
+//! `PROPTEST_CASES` says how many sequences are tried (512). A failure shrinks to a short sequence of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
 
 mod guest;
 mod model;
@@ -15,7 +15,14 @@ use proptest::prelude::*;
 
 use ops::{furnished, op};
 
+/// More than proptest's own number: what is rare is what is wrong.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(512)
+}
+
 proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
     #[test]
     fn the_engine_does_what_the_model_does(
         begun in prop::bool::weighted(0.9),

@@ -61,16 +61,21 @@ pub(super) enum Op {
     ResetNic { side: bool },
 }
 
-fn place() -> impl Strategy<Value = Place> {
+/// A place of one's own; `windows`: how often its key is a window's, which only peers may use.
+fn place_with(windows: u32) -> impl Strategy<Value = Place> {
     let key = prop_oneof![
-        14 => (0u8..4).prop_map(Key::Region),
-        6 => (0u8..2).prop_map(Key::Window),
+        40 => (0u8..4).prop_map(Key::Region),
+        windows => (0u8..2).prop_map(Key::Window),
         1 => Just(Key::Stale),
         1 => (0u8..4).prop_map(Key::Foreign),
     ];
     // Mostly aligned and inside.
-    let offset = prop_oneof![8 => (0u16..10).prop_map(|n| n * 8), 1 => 0u16..600];
+    let offset = prop_oneof![20 => (0u16..10).prop_map(|n| n * 8), 1 => 0u16..600];
     (key, offset).prop_map(|(key, offset)| Place { key, offset })
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    place_with(1)
 }
 
 /// Lengths from here on mean: to the end of what the key opens, less two bytes and so on.
@@ -139,7 +144,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         2 => (at(), 0u8..2).prop_map(|((side, line), window)| Op::Invalidate { side, line, window }),
         2 => any::<bool>().prop_map(|side| Op::CreateShared { side }),
         4 => (any::<bool>(), 0u8..5).prop_map(|(side, limit)| Op::Limit { side, limit }),
-        24 => (at(), post(), place(), place(), len()).prop_map(|((side, line), what, local, remote, len)| {
+        30 => (at(), post(), place(), place_with(30), len()).prop_map(|((side, line), what, local, remote, len)| {
             Op::Post { side, line, what, local, remote, len }
         }),
         12 => (at(), place(), len())
