@@ -8,6 +8,11 @@ use super::model::{
 };
 
 impl Window {
+    /// Whether a work request of this QP would free it.
+    pub(super) fn is_bound_to(&self, qpn: u32) -> bool {
+        self.bound.is_some_and(|bound| bound.qpn == qpn)
+    }
+
     /// Where it is bound.
     pub(super) fn start(&self) -> Option<u64> {
         self.bound.map(|bound| bound.addr)

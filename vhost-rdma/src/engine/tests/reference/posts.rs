@@ -55,19 +55,34 @@ impl Run {
         Request { id: self.next, action, local: nothing, len: 0, remote: nothing }
     }
 
+    /// Most of the time a program does not do what must fail.
+    const fn is_reckless(&self) -> bool {
+        self.next.is_multiple_of(5)
+    }
+
+    /// The key of a window that a request of this QP shall free.
+    pub(super) fn frees(&self, side: usize, line: usize, window: u8) -> Option<u32> {
+        let guest = &self.model.guests[side];
+        let qpn = guest.qps[line].as_ref()?.qpn;
+        let good = guest.windows[usize::from(window)].is_some_and(|w| w.is_bound_to(qpn));
+        (good || self.is_reckless()).then(|| self.window_key(side, window))
+    }
+
     pub(super) fn transfer(
         &self,
-        side: usize,
+        at: (usize, usize),
         what: Post,
         places: (Place, Place),
         len: u16,
     ) -> Request {
+        let (side, line) = at;
         let (local, remote) = (self.named(side, places.0), self.named(1 - side, places.1));
         let atomic = matches!(what, Post::FetchAdd(_) | Post::CompareSwap(..));
         let action = match what {
             Post::Send => Action::Send { invalidate: None },
             Post::SendInvalidate(window) => {
-                Action::Send { invalidate: Some(self.window_key(1 - side, window)) }
+                let invalidate = self.frees(1 - side, line, window);
+                Action::Send { invalidate }
             }
             Post::Write => Action::Write { immediate: false },
             Post::WriteImmediate => Action::Write { immediate: true },
@@ -92,6 +107,9 @@ impl Run {
     pub(super) fn bind(&mut self, at: (usize, usize), window: usize, place: Place, how: (u16, u8)) {
         let (side, line) = at;
         let Some(old) = self.model.guests[side].windows[window] else { return };
+        if old.start().is_some() && !self.is_reckless() {
+            return;
+        }
         let named = self.named(side, place);
         let bind = Bind {
             present: old.key,

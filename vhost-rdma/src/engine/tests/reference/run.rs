@@ -133,14 +133,15 @@ impl Run {
                 self.bind((side.into(), line.into()), window.into(), place, (len, rights));
             }
             Op::Invalidate { side, line, window } => {
-                let key = self.window_key(side.into(), window);
-                let request = self.request(Action::Invalidate(key));
-                self.post(side.into(), line.into(), request);
+                if let Some(key) = self.frees(side.into(), line.into(), window) {
+                    let request = self.request(Action::Invalidate(key));
+                    self.post(side.into(), line.into(), request);
+                }
             }
             Op::CreateShared { side } => self.create_shared(side.into()),
             Op::Limit { side, limit } => self.limit(side.into(), limit),
             Op::Post { side, line, what, local, remote, len } => {
-                let request = self.transfer(side.into(), what, (local, remote), len);
+                let request = self.transfer((side.into(), line.into()), what, (local, remote), len);
                 self.post(side.into(), line.into(), request);
             }
             Op::Receive { side, line, into, len } => {
