@@ -19,7 +19,14 @@ pub(super) enum Key {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) key: Key,
-    pub(super) offset: u16,
+    offset: u16,
+}
+
+impl Place {
+    /// Windows are small.
+    pub(super) const fn offset(&self) -> u16 {
+        if matches!(self.key, Key::Window(_)) { self.offset % 32 } else { self.offset }
+    }
 }
 
 /// The kinds of posted sends.

@@ -33,7 +33,7 @@ impl Run {
                 (region.map_or(1, |region| region.key), guest.piece(usize::from(n)))
             }
         };
-        Named { key, addr: base + u64::from(place.offset) }
+        Named { key, addr: base + u64::from(place.offset()) }
     }
 
     /// The number of bytes that a drawn length means at a place.
@@ -46,7 +46,7 @@ impl Run {
             }
             _ => PIECE,
         };
-        let left = (all as u32).saturating_sub(place.offset.into());
+        let left = (all as u32).saturating_sub(place.offset().into());
         (left + u32::from(beyond)).saturating_sub(2)
     }
 
