@@ -1,0 +1,539 @@
+//! The CNI binary's requests: remembers what it does to the host for each pod.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vhost_rdma_agent_api as api;
+use vhost_rdma_agent_api::{
+    Attach, Attached, Attachment, Checked, Companion, Detach, Detached, FaultKind, Gc, Intend,
+    Kind, Live, Nic, Personality, Record, Reply, Request, State as Progress,
+};
+use vhost_rdma_proto::v1;
+
+use super::allocate::limits;
+use super::health::defect;
+use super::{Agent, State, now};
+use crate::config::AddressPolicy;
+use crate::daemon::{Daemon, session_word};
+use crate::grant::{self, nic_name};
+use crate::kubelet::{Holding, Kubelet};
+use crate::ledger::{Grant, Owner, Slot};
+use crate::pool::{Device, Pool, Pools};
+
+fn fault(kind: FaultKind, message: impl Into<String>) -> api::Fault {
+    api::Fault { kind, message: message.into() }
+}
+
+fn internal(error: impl std::fmt::Display) -> api::Fault {
+    fault(FaultKind::Internal, error.to_string())
+}
+
+impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// Answers one request.
+    pub async fn answer(&self, request: Request) -> Reply {
+        let answered = match request {
+            Request::Status => Ok(Reply::Status(Box::new(self.status().await))),
+            Request::Attach(attach) => self.attach(attach).await.map(Reply::Nics),
+            Request::Intend(intend) => self.intend(intend).await.map(|()| Reply::Done),
+            Request::Attached(attached) => self.attached(attached).await.map(|()| Reply::Done),
+            Request::Check(attachment) => self.check(attachment).await.map(Reply::Checked),
+            Request::Detach(detach) => self.detach(detach).await.map(Reply::Records),
+            Request::Detached(detached) => self.detached(detached).await.map(|()| Reply::Done),
+            Request::Gc(gc) => self.gc(gc).await.map(Reply::Records),
+            Request::Cordon(target) => self.cordon(&target.id, true).await.map(|()| Reply::Done),
+            Request::Uncordon(target) => self.cordon(&target.id, false).await.map(|()| Reply::Done),
+        };
+        answered.unwrap_or_else(|fault| {
+            tracing::warn!(kind = ?fault.kind, message = fault.message, "request refused");
+            Reply::Fault(fault)
+        })
+    }
+
+    async fn attach(&self, asked: Attach) -> Result<Vec<Nic>, api::Fault> {
+        let holdings = self
+            .kubelet
+            .holdings()
+            .await
+            .map_err(|error| fault(FaultKind::TryAgain, error.to_string()))?;
+        // Twice: what an earlier sandbox left is undone without the lock, then everything is looked at again.
+        for last in [false, true] {
+            let mut state = self.state.lock().await;
+            let pools = Arc::clone(&state.pools);
+            let ids = wanted(&state, &pools, &asked, &holdings)?;
+            let stale: Vec<String> =
+                ids.iter().filter(|id| has_stale(&state, id, &asked)).cloned().collect();
+            if stale.is_empty() {
+                return self.attach_ids(&mut state, &pools, &asked, &ids).await;
+            }
+            drop(state);
+            if last {
+                return Err(fault(
+                    FaultKind::TryAgain,
+                    format!("an earlier sandbox of this pod still has {}", stale.join(", ")),
+                ));
+            }
+            for id in stale {
+                self.undo(&id).await.map_err(|error| fault(FaultKind::TryAgain, error))?;
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    async fn attach_ids(
+        &self,
+        state: &mut State,
+        pools: &Pools,
+        asked: &Attach,
+        ids: &[String],
+    ) -> Result<Vec<Nic>, api::Fault> {
+        let mut changes = Vec::new();
+        let mut nics = Vec::new();
+        for (n, id) in ids.iter().enumerate() {
+            let Some((pool, device)) = pools.device(id) else {
+                return Err(fault(
+                    FaultKind::TryAgain,
+                    format!("{id} is not in the configuration any more, or its hardware is gone"),
+                ));
+            };
+            let seen = state.daemon.view.as_ref().and_then(|view| view.nics.get(&nic_name(id)));
+            let socket = seen.map(|nic| nic.socket.clone()).unwrap_or_default();
+            let mut slot = state.ledger.slot(id, pool.name());
+            if slot.grant.is_none() {
+                // The kubelet says that the pod has it; the ledger was lost, or this agent never saw the Allocate.
+                slot.grant = Some(adopted(pool, seen.map(|nic| nic.mac.clone())));
+            }
+            if let Some(grant) = &mut slot.grant {
+                let container = grant.owner.take().map(|owner| owner.container).unwrap_or_default();
+                grant.owner = Some(Owner {
+                    namespace: asked.pod.namespace.clone(),
+                    pod: asked.pod.name.clone(),
+                    container,
+                    uid: asked.pod.uid.clone(),
+                });
+            }
+            let mac = slot.grant.as_ref().and_then(|grant| grant.mac.clone());
+            let nic = Nic {
+                mac,
+                personality: personality(pool, device, socket, &if_name(asked, pool, id, n)),
+                ..bare_nic(pool, id, if_name(asked, pool, id, n))
+            };
+            let record = Record {
+                pod: asked.pod.clone(),
+                attachment: asked.attachment.clone(),
+                network: asked.network.clone(),
+                netns: asked.netns.clone(),
+                state: Progress::Attaching,
+                nic: nic.clone(),
+                steps: slot
+                    .record(&asked.attachment)
+                    .map(|old| old.steps.clone())
+                    .unwrap_or_default(),
+                done: None,
+                config: asked.config.clone(),
+            };
+            slot.records.retain(|old| old.attachment != asked.attachment);
+            slot.records.push(record);
+            changes.push((id.clone(), slot));
+            nics.push(nic);
+        }
+        self.commit(state, changes, true).await.map_err(internal)?;
+        for nic in &nics {
+            self.refresh_document(pools, &nic.id, Some(&nic.if_name)).await.map_err(internal)?;
+        }
+        Ok(nics)
+    }
+
+    /// Writes the NIC's JSON file again with what the daemon says now.
+    async fn refresh_document(
+        &self,
+        pools: &Pools,
+        id: &str,
+        tap: Option<&str>,
+    ) -> Result<(), String> {
+        let Some((pool, _)) =
+            pools.device(id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser)
+        else {
+            return Ok(());
+        };
+        let nic = self.daemon.nic(&nic_name(id)).await.map_err(|error| error.to_string())?;
+        let usual = grant::tap_name(id);
+        self.describe(pool, id, &nic, tap.unwrap_or(&usual)).map_err(|error| error.to_string())
+    }
+
+    async fn intend(&self, asked: Intend) -> Result<(), api::Fault> {
+        let mut state = self.state.lock().await;
+        let mut slot = known(&state, &asked.nic)?;
+        let record = slot.record_mut(&asked.attachment).ok_or_else(|| unattached(&asked.nic))?;
+        for step in asked.steps {
+            if !record.steps.contains(&step) {
+                record.steps.push(step);
+            }
+        }
+        self.commit(&mut state, vec![(asked.nic, slot)], true).await.map_err(internal)
+    }
+
+    async fn attached(&self, asked: Attached) -> Result<(), api::Fault> {
+        let mut state = self.state.lock().await;
+        let pools = Arc::clone(&state.pools);
+        let mut changes = Vec::new();
+        for done in asked.nics {
+            let mut slot = known(&state, &done.nic)?;
+            let id = done.nic.clone();
+            let ipam = pools.device(&id).is_some_and(|(pool, _)| {
+                pool.config.kind == Kind::VhostUser && pool.config.addresses == AddressPolicy::Ipam
+            });
+            let addresses: Vec<String> = done
+                .addresses
+                .iter()
+                .map(|cidr| {
+                    cidr.split_once('/').map_or(cidr.as_str(), |(address, _)| address).to_owned()
+                })
+                .collect();
+            let record = slot.record_mut(&asked.attachment).ok_or_else(|| unattached(&id))?;
+            record.state = Progress::Attached;
+            let tap = done.if_name.clone();
+            record.done = Some(done);
+            if ipam && let Some(grant) = &mut slot.grant {
+                grant.addresses.clone_from(&addresses);
+                let request = v1::UpdateNicRequest {
+                    name: nic_name(&id),
+                    addresses: Some(v1::Addresses { addresses }),
+                    ..v1::UpdateNicRequest::default()
+                };
+                self.daemon
+                    .update_nic(request)
+                    .await
+                    .map_err(|error| fault(FaultKind::TryAgain, error.to_string()))?;
+            }
+            self.refresh_document(&pools, &id, tap.as_deref()).await.map_err(internal)?;
+            changes.push((id, slot));
+        }
+        self.commit(&mut state, changes, true).await.map_err(internal)
+    }
+
+    async fn check(&self, attachment: Attachment) -> Result<Vec<Checked>, api::Fault> {
+        let state = self.state.lock().await;
+        let pools = Arc::clone(&state.pools);
+        let mut checked = Vec::new();
+        for id in state.ledger.attached_to(&attachment) {
+            let Some(slot) = state.ledger.get(&id) else { continue };
+            let Some(record) = slot.record(&attachment) else { continue };
+            let live = self.live(&state, &pools, &id, slot).await;
+            checked.push(Checked { record: record.clone(), live });
+        }
+        if checked.is_empty() {
+            return Err(fault(
+                FaultKind::NotFound,
+                format!(
+                    "nothing is attached to container {} as {}",
+                    attachment.container_id, attachment.if_name
+                ),
+            ));
+        }
+        Ok(checked)
+    }
+
+    async fn live(&self, state: &State, pools: &Pools, id: &str, slot: &Slot) -> Live {
+        let Some((pool, device)) = pools.device(id) else {
+            let reason =
+                "it is not in the configuration any more, or its hardware is gone".to_owned();
+            return Live { reason: Some(reason), ..Live::default() };
+        };
+        let reason = defect(state, pool, device);
+        let mut live = Live { healthy: reason.is_none(), reason, ..Live::default() };
+        if pool.config.kind != Kind::VhostUser {
+            return live;
+        }
+        match self.daemon.nic(&nic_name(id)).await {
+            Ok(nic) => {
+                live.session = Some(session_word(nic.session()).to_owned());
+                let now = nic.limits.unwrap_or_default();
+                live.limits = named_limits(&now);
+                live.differs = differences(pool, slot, &nic);
+            }
+            Err(error) => {
+                live.healthy = false;
+                live.reason = Some(error.to_string());
+            }
+        }
+        live
+    }
+
+    async fn detach(&self, asked: Detach) -> Result<Vec<Record>, api::Fault> {
+        let means = |id: &str, record: &Record| {
+            record.attachment.container_id == asked.container_id
+                && asked.if_name.as_ref().is_none_or(|name| *name == record.attachment.if_name)
+                && asked.device_id.as_deref().is_none_or(|device| device == id)
+        };
+        self.mark_detaching(means).await
+    }
+
+    async fn gc(&self, asked: Gc) -> Result<Vec<Record>, api::Fault> {
+        let means = |_: &str, record: &Record| {
+            record.network == asked.network && !asked.valid.contains(&record.attachment)
+        };
+        self.mark_detaching(means).await
+    }
+
+    async fn mark_detaching(
+        &self,
+        means: impl Fn(&str, &Record) -> bool,
+    ) -> Result<Vec<Record>, api::Fault> {
+        let mut state = self.state.lock().await;
+        let mut changes = Vec::new();
+        let mut records = Vec::new();
+        for (id, slot) in state.ledger.iter() {
+            if !slot.records.iter().any(|record| means(id, record)) {
+                continue;
+            }
+            let mut slot = slot.clone();
+            for record in slot.records.iter_mut().filter(|record| means(id, record)) {
+                record.state = Progress::Detaching;
+                records.push(record.clone());
+            }
+            changes.push((id.clone(), slot));
+        }
+        self.commit(&mut state, changes, true).await.map_err(internal)?;
+        Ok(records)
+    }
+
+    async fn detached(&self, asked: Detached) -> Result<(), api::Fault> {
+        let mut state = self.state.lock().await;
+        let mut changes = Vec::new();
+        for id in state.ledger.attached_to(&asked.attachment) {
+            if !asked.nics.is_empty() && !asked.nics.contains(&id) {
+                continue;
+            }
+            let Some(slot) = state.ledger.get(&id) else { continue };
+            let mut slot = slot.clone();
+            slot.records.retain(|record| record.attachment != asked.attachment);
+            // Used is remembered: the next pod must get a NIC without the objects of this one.
+            if let Some(grant) = &mut slot.grant {
+                grant.used = true;
+            }
+            changes.push((id, slot));
+        }
+        self.commit(&mut state, changes, true).await.map_err(internal)?;
+        self.publish(&mut state);
+        drop(state);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    async fn cordon(&self, id: &str, cordoned: bool) -> Result<(), api::Fault> {
+        let mut state = self.state.lock().await;
+        let pools = Arc::clone(&state.pools);
+        let pool = match (pools.device(id), state.ledger.get(id)) {
+            (Some((pool, _)), _) => pool.name().to_owned(),
+            (None, Some(slot)) => slot.pool.clone(),
+            (None, None) => {
+                let message =
+                    format!("there is no NIC {id:?}; `vhost-rdma-agent status` shows all");
+                return Err(fault(FaultKind::NotFound, message));
+            }
+        };
+        let mut slot = state.ledger.slot(id, &pool);
+        slot.cordoned = cordoned;
+        self.commit(&mut state, vec![(id.to_owned(), slot)], true).await.map_err(internal)?;
+        self.publish(&mut state);
+        Ok(())
+    }
+}
+
+/// The IDs that an attach means, in the pools' order.
+fn wanted(
+    state: &State,
+    pools: &Pools,
+    asked: &Attach,
+    holdings: &[Holding],
+) -> Result<Vec<String>, api::Fault> {
+    let is_asked =
+        |owner: &Owner| owner.namespace == asked.pod.namespace && owner.pod == asked.pod.name;
+    let holds = |id: &str, pool: &Pool| {
+        holdings.iter().find(|holding| holding.id == id && holding.resource == pool.resource)
+    };
+    if let Some(id) = &asked.device_id {
+        let Some((pool, _)) = pools.device(id) else {
+            let message = format!(
+                "there is no NIC {id:?} on this node: deviceID comes from another resource than this plugin's"
+            );
+            return Err(fault(FaultKind::NotFound, message));
+        };
+        return match holds(id, pool) {
+            Some(holding) if is_asked(&holding.owner) => Ok(vec![id.clone()]),
+            Some(holding) => Err(fault(
+                FaultKind::Conflict,
+                format!("{id} belongs to pod {}/{}", holding.owner.namespace, holding.owner.pod),
+            )),
+            // A kubelet of version 1.20 lists no init containers; the promise must do.
+            None if state.ledger.get(id).is_some_and(|slot| slot.grant.is_some()) => {
+                Ok(vec![id.clone()])
+            }
+            None => Err(fault(FaultKind::NotFound, format!("{id} was not granted to any pod"))),
+        };
+    }
+    let elsewhere = |id: &str| {
+        state.ledger.get(id).is_some_and(|slot| {
+            slot.records.iter().any(|record| {
+                record.attachment.container_id == asked.attachment.container_id
+                    && record.attachment.if_name != asked.attachment.if_name
+                    && record.state != Progress::Detaching
+            })
+        })
+    };
+    let mut ids = Vec::new();
+    for pool in &pools.pools {
+        let mut mine: Vec<&str> = holdings
+            .iter()
+            .filter(|holding| holding.resource == pool.resource && is_asked(&holding.owner))
+            .map(|holding| holding.id.as_str())
+            .filter(|id| !elsewhere(id))
+            .collect();
+        mine.sort_unstable();
+        mine.dedup();
+        ids.extend(mine.into_iter().map(str::to_owned));
+    }
+    Ok(ids)
+}
+
+/// Records of other sandboxes: this pod's earlier one, or a pod's that is gone.
+fn has_stale(state: &State, id: &str, asked: &Attach) -> bool {
+    state.ledger.get(id).is_some_and(|slot| {
+        slot.records
+            .iter()
+            .any(|record| record.attachment.container_id != asked.attachment.container_id)
+    })
+}
+
+fn adopted(pool: &Pool, mac: Option<String>) -> Grant {
+    Grant {
+        since: now(),
+        kind: pool.config.kind,
+        network: if pool.config.kind == Kind::VhostUser {
+            pool.config.network().to_owned()
+        } else {
+            String::new()
+        },
+        mac,
+        addresses: Vec::new(),
+        used: true,
+        owner: None,
+    }
+}
+
+fn known(state: &State, id: &str) -> Result<Slot, api::Fault> {
+    state
+        .ledger
+        .get(id)
+        .cloned()
+        .ok_or_else(|| fault(FaultKind::NotFound, format!("nothing is known of NIC {id:?}")))
+}
+
+fn unattached(id: &str) -> api::Fault {
+    fault(FaultKind::NotFound, format!("NIC {id:?} has no such attachment; attach comes first"))
+}
+
+/// Multus names the interface of its one NIC; a VM's tap has the name that its options have; others are numbered.
+fn if_name(asked: &Attach, pool: &Pool, id: &str, n: usize) -> String {
+    match (&asked.device_id, pool.config.kind) {
+        (Some(_), _) => asked.attachment.if_name.clone(),
+        (None, Kind::VhostUser) => grant::tap_name(id),
+        (None, _) => format!("{}{n}", pool.config.if_prefix),
+    }
+}
+
+fn bare_nic(pool: &Pool, id: &str, if_name: String) -> Nic {
+    let vhost_user = pool.config.kind == Kind::VhostUser;
+    Nic {
+        id: id.to_owned(),
+        pool: pool.name().to_owned(),
+        network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
+        if_name,
+        mac: None,
+        addresses: Vec::new(),
+        mtu: pool.config.mtu,
+        personality: Personality::VfVfio { pci: String::new() },
+    }
+}
+
+fn personality(pool: &Pool, device: &Device, socket: String, if_name: &str) -> Personality {
+    let function = device.hardware.clone().unwrap_or_default();
+    let rdma_device = function.rdma.clone().unwrap_or_default();
+    let netdev = function.netdevs.first().cloned();
+    let (pci, netns_mode) = (function.pci, pool.netns_mode);
+    match pool.config.kind {
+        Kind::VhostUser => {
+            let (uid, gid) = pool.config.tap_owner();
+            let bridge = pool.config.companion.bridge.clone();
+            Personality::VhostUser {
+                dir: socket.rsplit_once('/').map_or_else(String::new, |(dir, _)| dir.to_owned()),
+                socket,
+                container_socket: grant::container_socket(&device.id),
+                companion: Companion { bridge, tap: if_name.to_owned(), uid, gid },
+            }
+        }
+        Kind::Vf => {
+            Personality::Vf { pci: pci.unwrap_or_default(), netdev, rdma_device, netns_mode }
+        }
+        Kind::VfVfio => Personality::VfVfio { pci: pci.unwrap_or_default() },
+        Kind::Shared => Personality::Shared { pci, netdev, rdma_device, netns_mode },
+    }
+}
+
+fn named_limits(limits: &v1::Limits) -> std::collections::BTreeMap<String, u64> {
+    [
+        ("max_contexts", u64::from(limits.max_contexts)),
+        ("max_pds", limits.max_pds.into()),
+        ("max_mrs", limits.max_mrs.into()),
+        ("max_mr_bytes", limits.max_mr_bytes),
+        ("max_cqs", limits.max_cqs.into()),
+        ("max_srqs", limits.max_srqs.into()),
+        ("max_qps", limits.max_qps.into()),
+        ("max_ahs", limits.max_ahs.into()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+/// What the daemon enforces and the pool does not say, in words.
+fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
+    let mut differs = Vec::new();
+    let now = nic.limits.unwrap_or_default();
+    let wanted = limits(pool);
+    let mut compare = |name: &str, wanted: Option<u64>, now: u64| {
+        if let Some(wanted) = wanted
+            && wanted != now
+        {
+            differs.push(format!("{name} is {now}, the pool says {wanted}"));
+        }
+    };
+    compare("max_contexts", wanted.max_contexts.map(u64::from), now.max_contexts.into());
+    compare("max_pds", wanted.max_pds.map(u64::from), now.max_pds.into());
+    compare("max_mrs", wanted.max_mrs.map(u64::from), now.max_mrs.into());
+    compare("max_mr_bytes", wanted.max_mr_bytes, now.max_mr_bytes);
+    compare("max_cqs", wanted.max_cqs.map(u64::from), now.max_cqs.into());
+    compare("max_srqs", wanted.max_srqs.map(u64::from), now.max_srqs.into());
+    compare("max_qps", wanted.max_qps.map(u64::from), now.max_qps.into());
+    compare("max_ahs", wanted.max_ahs.map(u64::from), now.max_ahs.into());
+    if nic.network != pool.config.network() {
+        differs.push(format!(
+            "it is in network {:?}, the pool in {:?}",
+            nic.network,
+            pool.config.network()
+        ));
+    }
+    if let Some(grant) = &slot.grant {
+        if grant.mac.as_ref().is_some_and(|mac| !mac.eq_ignore_ascii_case(&nic.mac)) {
+            differs.push(format!("its MAC address is {}", nic.mac));
+        }
+        if pool.config.addresses == AddressPolicy::Ipam && grant.addresses != nic.addresses {
+            differs
+                .push(format!("it may use {:?}, IPAM gave {:?}", nic.addresses, grant.addresses));
+        }
+    }
+    if !Path::new(&nic.socket).exists() {
+        differs.push(format!("its socket {} is gone", nic.socket));
+    }
+    differs
+}

@@ -1,0 +1,384 @@
+//! The agent: ledger, pools, daemon, kubelet and files, kept in step.
+//!
+//! All decisions are made under one lock, in this order: decide on what the tables say, write the ledger, change the world, tell the
+//! kubelet. What fails after the ledger was written is taken back, and if the agent dies in between, [`reconcile`](Agent::reconcile)
+//! finds the same state again: a grant that nobody holds is taken back, one that somebody holds is made good.
+
+mod allocate;
+mod attach;
+mod health;
+mod reconcile;
+mod status;
+mod undo;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Mutex, Notify, watch};
+
+use crate::config::{Config, Injection};
+use crate::daemon::{Daemon, DaemonError, View};
+use crate::events::Events;
+use crate::files::Dirs;
+use crate::grant::BadGift;
+use crate::host::Host;
+use crate::journal::{Journal, JournalError};
+use crate::kubelet::Kubelet;
+use crate::ledger::{Ledger, Slot};
+use crate::pool::{Pool, Pools};
+use crate::v1beta1;
+
+pub use allocate::AllocateError;
+pub use status::Snapshot;
+
+/// What does not change while the agent runs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where files for others go.
+    pub dirs: Dirs,
+    /// The CNI plugin, for a `DEL` that nobody else will ask for.
+    pub cni_plugin: PathBuf,
+    /// Where the agent itself listens: the CNI plugin is told.
+    pub socket: PathBuf,
+    /// How long an ID must be without a holder before it is taken back.
+    pub reclaim: Duration,
+    /// How long a VMM may take to come back to a daemon that was started again.
+    pub reconnect: Duration,
+    /// What [`Injection::Auto`] means here.
+    pub auto_cdi: bool,
+}
+
+/// A pool's devices as the kubelet is told; shared, since every stream has it.
+pub type List = Arc<Vec<v1beta1::Device>>;
+
+/// The agent.
+pub struct Agent<D, K> {
+    settings: Settings,
+    daemon: D,
+    kubelet: K,
+    host: Arc<dyn Host>,
+    events: Events,
+    state: Mutex<State>,
+    journal: Arc<StdMutex<Journal>>,
+    lists: StdMutex<BTreeMap<String, watch::Sender<List>>>,
+    names: watch::Sender<Vec<String>>,
+    wake: Notify,
+}
+
+impl<D, K> std::fmt::Debug for Agent<D, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// What changes.
+#[derive(Debug)]
+struct State {
+    config: Config,
+    /// Why the configuration file is not the one in force.
+    config_error: Option<String>,
+    pools: Arc<Pools>,
+    ledger: Ledger,
+    daemon: DaemonState,
+    kubelet_error: Option<String>,
+    host_error: Option<String>,
+    registered: BTreeSet<String>,
+    networks: BTreeSet<String>,
+    /// Granted IDs that the kubelet did not list: how often, and since when.
+    missing: BTreeMap<String, Missing>,
+    /// NICs of the daemon that look like ours and are not: seen once.
+    strangers: BTreeSet<String>,
+    /// What was wrong with an ID when the kubelet was told last.
+    defects: BTreeMap<String, String>,
+    counters: Counters,
+    /// See [`Settings::reconnect`].
+    reconnect: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    times: u32,
+    since: Instant,
+}
+
+/// What happened since the agent started.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    /// Containers that got their devices.
+    pub allocations: u64,
+    /// Containers that did not.
+    pub refusals: u64,
+    /// IDs taken back after their pod was gone.
+    pub reclaims: u64,
+    /// Configurations taken.
+    pub reloads: u64,
+    /// Configurations refused.
+    pub bad_reloads: u64,
+    /// Times that the daemon went away.
+    pub daemon_losses: u64,
+}
+
+#[derive(Debug, Default)]
+struct DaemonState {
+    /// Absent: it does not answer.
+    view: Option<View>,
+    error: String,
+    /// The process that was seen last.
+    pid: Option<u32>,
+    /// IDs whose VMM was connected when it was seen last.
+    connected: BTreeSet<String>,
+    /// IDs whose VMM lost the daemon and has not come back, and when the daemon did.
+    lost: BTreeMap<String, Instant>,
+}
+
+/// A change of the world failed.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    #[error(transparent)]
+    Gift(#[from] BadGift),
+    #[error("cannot write {what}: {source}")]
+    File { what: String, source: std::io::Error },
+}
+
+/// What an agent is made of.
+pub struct Parts<D, K> {
+    /// What does not change.
+    pub settings: Settings,
+    /// The first configuration.
+    pub config: Config,
+    /// The daemon.
+    pub daemon: D,
+    /// The kubelet.
+    pub kubelet: K,
+    /// The hardware.
+    pub host: Arc<dyn Host>,
+    /// Where events go.
+    pub events: Events,
+}
+
+impl<D, K> std::fmt::Debug for Parts<D, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// Takes the ledger up and looks at the hardware. The daemon is not asked yet: until it answered, its NICs are unhealthy.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn new(parts: Parts<D, K>, state_dir: &std::path::Path) -> Result<Arc<Self>, JournalError> {
+        let (journal, slots) = Journal::open(state_dir)?;
+        let state = State {
+            config: parts.config,
+            config_error: None,
+            pools: Arc::default(),
+            ledger: Ledger::new(slots),
+            daemon: DaemonState {
+                error: "it was not asked yet".to_owned(),
+                ..DaemonState::default()
+            },
+            kubelet_error: Some("it was not asked yet".to_owned()),
+            host_error: None,
+            registered: BTreeSet::new(),
+            networks: BTreeSet::new(),
+            missing: BTreeMap::new(),
+            strangers: BTreeSet::new(),
+            defects: BTreeMap::new(),
+            counters: Counters::default(),
+            reconnect: parts.settings.reconnect,
+        };
+        let agent = Arc::new(Self {
+            settings: parts.settings,
+            daemon: parts.daemon,
+            kubelet: parts.kubelet,
+            host: parts.host,
+            events: parts.events,
+            state: Mutex::new(state),
+            journal: Arc::new(StdMutex::new(journal)),
+            lists: StdMutex::default(),
+            names: watch::Sender::new(Vec::new()),
+            wake: Notify::new(),
+        });
+        Ok(agent)
+    }
+
+    /// Puts another configuration in force. Nothing that was granted is taken away: an ID that the new one does not have is offered
+    /// to nobody, and goes when its pod goes.
+    pub async fn configure(&self, config: Config) {
+        let host = Arc::clone(&self.host);
+        let looked = tokio::task::spawn_blocking(move || host.inventory()).await;
+        let mut state = self.state.lock().await;
+        state.host_error = None;
+        let inventory = match looked {
+            Ok(Ok(inventory)) => inventory,
+            Ok(Err(error)) => {
+                state.host_error = Some(error.to_string());
+                return;
+            }
+            Err(error) => {
+                state.host_error = Some(error.to_string());
+                return;
+            }
+        };
+        let pools = Pools::build(&config, &inventory);
+        for problem in &pools.problems {
+            tracing::warn!(problem, "in the configuration");
+        }
+        state.networks.clear();
+        state.config = config;
+        state.config_error = None;
+        state.pools = Arc::new(pools);
+        self.publish(&mut state);
+    }
+
+    /// Looks at the hardware again.
+    pub async fn rescan(&self) {
+        let host = Arc::clone(&self.host);
+        let looked = tokio::task::spawn_blocking(move || host.inventory()).await;
+        let mut state = self.state.lock().await;
+        match looked {
+            Ok(Ok(inventory)) => {
+                state.host_error = None;
+                let pools = Pools::build(&state.config, &inventory);
+                if *state.pools != pools {
+                    tracing::info!("the hardware of the node changed");
+                    state.pools = Arc::new(pools);
+                    self.publish(&mut state);
+                }
+            }
+            Ok(Err(error)) => state.host_error = Some(error.to_string()),
+            Err(error) => state.host_error = Some(error.to_string()),
+        }
+    }
+
+    /// A configuration came and was good.
+    pub async fn reloaded(&self, config: Config) {
+        self.configure(config).await;
+        self.state.lock().await.counters.reloads += 1;
+        tracing::info!("the configuration is in force");
+        self.events.node("ConfigurationLoaded", "the new configuration is in force", false);
+    }
+
+    /// A configuration came and was bad: the old one stays.
+    pub async fn refused(&self, error: &str) {
+        let mut state = self.state.lock().await;
+        if state.config_error.as_deref() == Some(error) {
+            return;
+        }
+        tracing::error!(error, "the new configuration is refused; the old one stays in force");
+        state.config_error = Some(error.to_owned());
+        state.counters.bad_reloads += 1;
+        self.events.node("ConfigurationRefused", error, true);
+    }
+
+    /// The names of all pools, now and at each change.
+    #[must_use]
+    pub fn pool_names(&self) -> watch::Receiver<Vec<String>> {
+        self.names.subscribe()
+    }
+
+    /// The device list of a pool, now and at each change.
+    #[must_use]
+    pub fn subscribe(&self, pool: &str) -> Option<watch::Receiver<List>> {
+        self.lists().get(pool).map(watch::Sender::subscribe)
+    }
+
+    fn lists(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, watch::Sender<List>>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What pods ask for to get NICs of a pool.
+    pub async fn resource(&self, pool: &str) -> String {
+        self.state.lock().await.config.resource(pool)
+    }
+
+    /// The kubelet watches this pool, or does not.
+    pub async fn set_registered(&self, pool: &str, registered: bool) {
+        let mut state = self.state.lock().await;
+        if registered {
+            state.registered.insert(pool.to_owned());
+        } else {
+            state.registered.remove(pool);
+        }
+    }
+
+    /// Which of the available IDs are best given together.
+    pub async fn preferred(
+        &self,
+        pool: &str,
+        available: &[String],
+        must: &[String],
+        size: usize,
+    ) -> Vec<String> {
+        let pools = Arc::clone(&self.state.lock().await.pools);
+        pools
+            .get(pool)
+            .map(|pool| crate::preferred::preferred(pool, available, must, size))
+            .unwrap_or_default()
+    }
+
+    /// Comes back when something happened after which [`Self::reconcile`] has work to do.
+    pub async fn woken(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Writes changed slots to the ledger, on the disk first if `durable`, then in memory.
+    async fn commit(
+        &self,
+        state: &mut State,
+        changes: Vec<(String, Slot)>,
+        durable: bool,
+    ) -> Result<(), JournalError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let journal = Arc::clone(&self.journal);
+        let written = tokio::task::spawn_blocking(move || {
+            let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+            let pairs = changes.iter().map(|(id, slot)| (id.as_str(), slot));
+            journal.append(pairs, durable).map(|()| (changes, journal.wants_compaction()))
+        });
+        let (changes, compact) = written.await.map_err(|error| JournalError::Io {
+            action: "write the ledger",
+            path: String::new(),
+            source: std::io::Error::other(error),
+        })??;
+        for (id, slot) in changes {
+            state.ledger.put(&id, slot);
+        }
+        if compact {
+            let journal = Arc::clone(&self.journal);
+            let ledger = state.ledger.clone();
+            let compacted = tokio::task::spawn_blocking(move || {
+                journal.lock().unwrap_or_else(PoisonError::into_inner).compact(ledger.iter())
+            });
+            if let Ok(Err(error)) = compacted.await {
+                tracing::warn!(%error, "the ledger grows on");
+            }
+        }
+        Ok(())
+    }
+
+    fn uses_cdi(&self, state: &State) -> bool {
+        match state.config.injection {
+            Injection::Classic => false,
+            Injection::Cdi => true,
+            Injection::Auto => self.settings.auto_cdi,
+        }
+    }
+}
+
+fn pool_of<'a>(pools: &'a Pools, name: &str) -> Result<&'a Pool, String> {
+    pools.get(name).ok_or_else(|| format!("there is no pool {name:?} in the configuration"))
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

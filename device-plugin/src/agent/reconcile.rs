@@ -1,0 +1,373 @@
+//! Makes ledger, daemon and kubelet agree again, at start and every few seconds.
+//!
+//! ```text
+//!   kubelet lists an ID ─┬─ the ledger has no grant    adopt it
+//!                        └─ the daemon has no NIC      make it again, with the same MAC address and path
+//!   ledger has a grant ──── nobody holds it            take it back, when every witness agrees that the pod is gone
+//!   daemon has a NIC ────── the ledger does not        remove it
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use vhost_rdma_agent_api::Kind;
+
+use super::{Agent, Missing, State, now};
+use crate::daemon::{Daemon, DaemonError, View, is_connected};
+use crate::grant::{NIC_PREFIX, nic_name};
+use crate::kubelet::{Holding, Kubelet, KubeletError};
+use crate::ledger::{Grant, Owner, Slot};
+use crate::pool::{Pool, Pools};
+
+/// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time that this must last.
+const MISSES: u32 = 3;
+
+impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// One round.
+    pub async fn reconcile(&self) {
+        let started = Instant::now();
+        let (view, holdings) = tokio::join!(self.daemon.view(), self.kubelet.holdings());
+        let gone = {
+            let mut state = self.state.lock().await;
+            self.see_daemon(&mut state, view);
+            match &holdings {
+                Ok(holdings) => {
+                    state.kubelet_error = None;
+                    self.attribute(&mut state, holdings).await;
+                }
+                Err(KubeletError(error)) => {
+                    state.kubelet_error = Some(error.clone());
+                    state.missing.clear();
+                }
+            }
+            self.see_sessions(&mut state).await;
+            self.restore(&mut state).await;
+            let gone = match &holdings {
+                Ok(holdings) => self.gone(&mut state, holdings, started),
+                Err(_) => Vec::new(),
+            };
+            if let Ok(holdings) = &holdings {
+                self.remove_strangers(&mut state, holdings).await;
+            }
+            self.publish(&mut state);
+            gone
+        };
+        for id in gone {
+            self.reclaim(&id).await;
+        }
+    }
+
+    fn see_daemon(&self, state: &mut State, view: Result<View, DaemonError>) {
+        let daemon = &mut state.daemon;
+        match view {
+            Ok(view) => {
+                let other = daemon.pid.is_some_and(|pid| pid != view.pid);
+                let back = daemon.view.is_none() && daemon.pid.is_some();
+                if other {
+                    // Whoever was connected to the old process has lost its session.
+                    let back_at = Instant::now();
+                    for id in std::mem::take(&mut daemon.connected) {
+                        daemon.lost.entry(id).or_insert(back_at);
+                    }
+                    state.networks.clear();
+                }
+                if other || back {
+                    tracing::info!(pid = view.pid, "the daemon answers again");
+                    self.events.node("DaemonBack", "the vhost-rdma daemon answers again", false);
+                }
+                daemon.pid = Some(view.pid);
+                daemon.view = Some(view);
+            }
+            Err(error) => {
+                daemon.error = error.to_string();
+                if daemon.view.take().is_some() {
+                    state.counters.daemon_losses += 1;
+                    tracing::error!(%error, "the daemon is gone");
+                    self.events.node("DaemonGone", &error.to_string(), true);
+                }
+            }
+        }
+    }
+
+    /// Who is connected, and who has not come back.
+    async fn see_sessions(&self, state: &mut State) {
+        let Some(view) = &state.daemon.view else { return };
+        let mut connected = BTreeSet::new();
+        let mut used = Vec::new();
+        for (id, slot) in state.ledger.iter() {
+            let Some(grant) = &slot.grant else { continue };
+            let Some(nic) = view.nics.get(&nic_name(id)) else { continue };
+            let counted = nic.counters.is_some_and(|counters| counters.control_commands > 0);
+            if is_connected(nic) {
+                connected.insert(id.clone());
+            }
+            if !grant.used && (is_connected(nic) || counted) {
+                let mut slot = slot.clone();
+                if let Some(grant) = &mut slot.grant {
+                    grant.used = true;
+                }
+                used.push((id.clone(), slot));
+            }
+        }
+        state.daemon.lost.retain(|id, _| !connected.contains(id));
+        // A VMM that went away while the daemon ran is a container that ends or starts again: nothing is wrong with that.
+        state.daemon.connected = connected;
+        if let Err(error) = self.commit(state, used, true).await {
+            tracing::error!(%error, "cannot write down which NICs are used; it is tried again");
+        }
+    }
+
+    /// Who has what, as the kubelet says.
+    async fn attribute(&self, state: &mut State, holdings: &[Holding]) {
+        let pools = Arc::clone(&state.pools);
+        let mut changes: BTreeMap<String, Slot> = BTreeMap::new();
+        let mut durable = false;
+        for holding in holdings {
+            let Some((pool, _)) =
+                pools.device(&holding.id).filter(|(pool, _)| pool.resource == holding.resource)
+            else {
+                continue;
+            };
+            if changes.contains_key(&holding.id) {
+                continue;
+            }
+            let mut slot = state.ledger.slot(&holding.id, pool.name());
+            let grant = match &mut slot.grant {
+                Some(grant) => grant,
+                None => {
+                    tracing::warn!(
+                        id = holding.id,
+                        pod = holding.owner.pod,
+                        "a pod has this ID and the ledger did not know; taking it up"
+                    );
+                    durable = true;
+                    slot.grant.insert(self.adopted(state, pool, &holding.id))
+                }
+            };
+            let mut owner = holding.owner.clone();
+            if let Some(old) = &grant.owner {
+                if old.is_pod(&owner.pod()) {
+                    owner.uid.clone_from(&old.uid);
+                }
+                if *old == owner {
+                    continue;
+                }
+            }
+            grant.owner = Some(owner);
+            changes.insert(holding.id.clone(), slot);
+        }
+        // Who has it can be asked again after a crash: that alone is not worth a wait for the disk.
+        if let Err(error) = self.commit(state, changes.into_iter().collect(), durable).await {
+            tracing::error!(%error, "cannot write down who has what; it is tried again");
+        }
+    }
+
+    fn adopted(&self, state: &State, pool: &Pool, id: &str) -> Grant {
+        let nic = state.daemon.view.as_ref().and_then(|view| view.nics.get(&nic_name(id)));
+        let vhost_user = pool.config.kind == Kind::VhostUser;
+        Grant {
+            since: now(),
+            kind: pool.config.kind,
+            network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
+            mac: nic.map(|nic| nic.mac.clone()),
+            addresses: nic.map(|nic| nic.addresses.clone()).unwrap_or_default(),
+            used: true,
+            owner: None,
+        }
+    }
+
+    /// NICs and files that the ledger promises and that are not there: after a reboot, or a daemon without its state.
+    async fn restore(&self, state: &mut State) {
+        let pools = Arc::clone(&state.pools);
+        let Some(view) = &state.daemon.view else { return };
+        let absent: Vec<String> = state
+            .ledger
+            .iter()
+            .filter(|(id, slot)| {
+                let promised =
+                    slot.grant.as_ref().is_some_and(|grant| grant.kind == Kind::VhostUser);
+                promised && !view.nics.contains_key(&nic_name(id))
+            })
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in absent {
+            let Some((pool, device)) =
+                pools.device(&id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser)
+            else {
+                continue;
+            };
+            match self.make(state, pool, device).await {
+                Ok(_) => tracing::info!(id, "the NIC was made again as it was"),
+                Err(error) => {
+                    tracing::error!(id, %error, "cannot make the NIC again; it is tried again");
+                }
+            }
+        }
+    }
+
+    /// Granted IDs whose pod is gone for certain.
+    fn gone(&self, state: &mut State, holdings: &[Holding], observed: Instant) -> Vec<String> {
+        let held: BTreeSet<&str> = holdings.iter().map(|holding| holding.id.as_str()).collect();
+        let age = observed.elapsed().as_secs() + 2;
+        let candidates: Vec<(String, Option<Owner>)> = state
+            .ledger
+            .iter()
+            .filter(|(id, _)| !held.contains(id.as_str()))
+            .filter(|(_, slot)| match &slot.grant {
+                // A pod that is admitted right now is listed a moment later.
+                Some(grant) => grant.since + age < now() || grant.since > now() + age,
+                None => !slot.records.is_empty(),
+            })
+            .map(|(id, slot)| {
+                let owner = slot.grant.as_ref().and_then(|grant| grant.owner.clone());
+                (id.clone(), owner.or_else(|| recorded_owner(slot)))
+            })
+            .collect();
+        let checkpoint =
+            if candidates.is_empty() { BTreeMap::new() } else { self.kubelet.checkpoint() };
+        let pools = Arc::clone(&state.pools);
+        state.missing.retain(|id, _| candidates.iter().any(|(candidate, _)| candidate == id));
+        let mut gone = Vec::new();
+        for (id, owner) in candidates {
+            if self.may_live(state, &pools, &id, owner.as_ref(), &checkpoint) {
+                state.missing.remove(&id);
+                continue;
+            }
+            let missing = state
+                .missing
+                .entry(id.clone())
+                .or_insert_with(|| Missing { times: 0, since: Instant::now() });
+            missing.times += 1;
+            if missing.times >= MISSES && missing.since.elapsed() >= self.settings.reclaim {
+                gone.push(id);
+            }
+        }
+        gone
+    }
+
+    /// Does any witness say that the pod may live, although the kubelet does not list it?
+    fn may_live(
+        &self,
+        state: &State,
+        pools: &Pools,
+        id: &str,
+        owner: Option<&Owner>,
+        checkpoint: &BTreeMap<(String, String), String>,
+    ) -> bool {
+        if state.daemon.connected.contains(id) {
+            return true;
+        }
+        let resource = pools
+            .device(id)
+            .map(|(pool, _)| pool.resource.clone())
+            .or_else(|| state.ledger.get(id).map(|slot| state.config.resource(&slot.pool)));
+        let noted = resource.and_then(|resource| checkpoint.get(&(resource, id.to_owned())));
+        let uid = owner.and_then(|owner| owner.uid.as_ref());
+        [noted, uid].into_iter().flatten().any(|uid| self.kubelet.pod_exists(uid) == Some(true))
+    }
+
+    /// Takes an ID back, or tries again in a later round.
+    async fn reclaim(&self, id: &str) {
+        match self.try_reclaim(id).await {
+            Ok(true) => tracing::info!(id, "its pod is gone: taken back"),
+            Ok(false) => {}
+            Err(error) => tracing::error!(
+                id,
+                error,
+                "its pod is gone, but it cannot be taken back; it is tried again"
+            ),
+        }
+    }
+
+    async fn try_reclaim(&self, id: &str) -> Result<bool, String> {
+        self.undo(id).await?;
+        let mut state = self.state.lock().await;
+        // It may have been granted again in between.
+        let slot = state.ledger.get(id).filter(|_| state.missing.contains_key(id)).cloned();
+        let Some(mut slot) = slot else { return Ok(false) };
+        let pools = Arc::clone(&state.pools);
+        self.erase_slot(&mut state, &pools, id, &slot).await.map_err(|error| error.to_string())?;
+        slot.grant = None;
+        slot.records.clear();
+        let changes = vec![(id.to_owned(), slot)];
+        self.commit(&mut state, changes, true).await.map_err(|error| error.to_string())?;
+        state.missing.remove(id);
+        state.counters.reclaims += 1;
+        self.publish(&mut state);
+        Ok(true)
+    }
+
+    async fn erase_slot(
+        &self,
+        state: &mut State,
+        pools: &Pools,
+        id: &str,
+        slot: &Slot,
+    ) -> Result<(), super::Fault> {
+        if let Some(pool) = pools.get(&slot.pool)
+            && slot.grant.as_ref().is_none_or(|grant| grant.kind == pool.config.kind)
+        {
+            return self.erase(state, pool, id).await;
+        }
+        // The pool is gone from the configuration, or is of another kind now.
+        if slot.grant.as_ref().is_some_and(|grant| grant.kind == Kind::VhostUser) {
+            match self.daemon.nic(&nic_name(id)).await {
+                Ok(nic) => self.remove_nic(&nic).await?,
+                Err(DaemonError::NotFound(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let name =
+            format!("{}-{id}-device.json", state.config.resource(&slot.pool).replace('/', "-"));
+        crate::files::remove(&self.settings.dirs.device_info, &name);
+        let name = crate::grant::cdi_file(&state.config.resource_prefix, id);
+        crate::files::remove(&self.settings.dirs.cdi, &name);
+        Ok(())
+    }
+
+    /// NICs under our names that nobody was promised: a crash between two steps, or a ledger that was lost.
+    async fn remove_strangers(&self, state: &mut State, holdings: &[Holding]) {
+        let Some(view) = &state.daemon.view else { return };
+        let strangers: BTreeMap<String, _> = view
+            .nics
+            .iter()
+            .filter_map(|(name, nic)| {
+                Some((name.strip_prefix(NIC_PREFIX)?.to_owned(), nic.clone()))
+            })
+            .filter(|(id, nic)| {
+                state.ledger.get(id).is_none_or(|slot| slot.grant.is_none())
+                    && !is_connected(nic)
+                    && !holdings.iter().any(|holding| holding.id == *id)
+            })
+            .collect();
+        for (id, nic) in &strangers {
+            // Seen in two rounds: what is being made right now is no stranger.
+            if !state.strangers.contains(id) {
+                continue;
+            }
+            match self.remove_nic(nic).await {
+                Ok(()) => {
+                    tracing::warn!(nic = nic.name, "removed a NIC that nobody was promised");
+                    if let Some(view) = &mut state.daemon.view {
+                        view.nics.remove(&nic.name);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(nic = nic.name, %error, "cannot remove a NIC that nobody was promised");
+                }
+            }
+        }
+        state.strangers = strangers.into_keys().collect();
+    }
+}
+
+fn recorded_owner(slot: &Slot) -> Option<Owner> {
+    let pod = &slot.records.first()?.pod;
+    Some(Owner {
+        namespace: pod.namespace.clone(),
+        pod: pod.name.clone(),
+        container: String::new(),
+        uid: pod.uid.clone(),
+    })
+}

@@ -1,0 +1,187 @@
+//! The daemon as the agent needs it, and its admin API as the real one.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use vhost_rdma_proto::v1;
+use vhost_rdma_proto::v1::admin_client::AdminClient;
+
+/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is instant.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a look may take, before the daemon counts as gone.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Why the daemon did not do it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DaemonError {
+    /// It does not answer.
+    #[error("the vhost-rdma daemon does not answer: {0}")]
+    Unreachable(String),
+    /// It has no such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// It has one of this name.
+    #[error("{0}")]
+    Exists(String),
+    /// It refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<Status> for DaemonError {
+    fn from(status: Status) -> Self {
+        let message = status.message().to_owned();
+        // A status that carries a source was made by the transport here; the daemon's own has a code and a message only.
+        if std::error::Error::source(&status).is_some() {
+            return Self::Unreachable(message);
+        }
+        match status.code() {
+            Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown => {
+                Self::Unreachable(message)
+            }
+            Code::NotFound => Self::NotFound(message),
+            Code::AlreadyExists => Self::Exists(message),
+            _ => Self::Refused(message),
+        }
+    }
+}
+
+type Done<T> = Result<T, DaemonError>;
+
+/// What there is in the daemon.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct View {
+    /// Its process: another one has lost every session.
+    pub pid: u32,
+    /// Every NIC by name.
+    pub nics: BTreeMap<String, v1::Nic>,
+}
+
+/// The calls that the agent makes.
+pub trait Daemon: Send + Sync + 'static {
+    /// Who it is and what it has.
+    fn view(&self) -> impl Future<Output = Done<View>> + Send;
+    /// Makes a network unless it exists.
+    fn ensure_network(&self, name: &str, vni: Option<u32>)
+    -> impl Future<Output = Done<()>> + Send;
+    /// Makes a NIC.
+    fn add_nic(&self, request: v1::AddNicRequest) -> impl Future<Output = Done<v1::Nic>> + Send;
+    /// Changes a NIC.
+    fn update_nic(
+        &self,
+        request: v1::UpdateNicRequest,
+    ) -> impl Future<Output = Done<v1::Nic>> + Send;
+    /// Shows a NIC.
+    fn nic(&self, name: &str) -> impl Future<Output = Done<v1::Nic>> + Send;
+    /// Ends a NIC; one that does not exist is no fault.
+    fn remove_nic(&self, name: &str) -> impl Future<Output = Done<()>> + Send;
+}
+
+/// The admin API on its unix socket; the connection is made when it is needed, and again when it broke.
+#[derive(Debug, Clone)]
+pub struct AdminApi {
+    client: AdminClient<Channel>,
+}
+
+impl AdminApi {
+    /// A client of the daemon behind `socket`. It must be called inside a runtime.
+    #[must_use]
+    pub fn new(socket: &Path) -> Self {
+        let socket = socket.to_owned();
+        let connector = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        // The address is only the authority that HTTP/2 wants; the connector does not look at it.
+        let channel =
+            Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
+        Self { client: AdminClient::new(channel) }
+    }
+}
+
+async fn within<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>> + Send,
+) -> Done<T> {
+    match tokio::time::timeout(patience, call).await {
+        Ok(answer) => Ok(answer?.into_inner()),
+        Err(_) => Err(DaemonError::Unreachable(format!("no answer in {} s", patience.as_secs()))),
+    }
+}
+
+impl Daemon for AdminApi {
+    async fn view(&self) -> Done<View> {
+        let (mut a, mut b) = (self.client.clone(), self.client.clone());
+        let status = within(LOOK, a.get_status(v1::GetStatusRequest {})).await?;
+        let nics = within(LOOK, b.list_nics(v1::ListNicsRequest::default())).await?.nics;
+        let nics = nics.into_iter().map(|nic| (nic.name.clone(), nic)).collect();
+        Ok(View { pid: status.pid, nics })
+    }
+
+    async fn ensure_network(&self, name: &str, vni: Option<u32>) -> Done<()> {
+        let mut client = self.client.clone();
+        let request = v1::AddNetworkRequest { name: name.to_owned(), vni };
+        match within(PATIENCE, client.add_network(request)).await {
+            Ok(_) => Ok(()),
+            Err(DaemonError::Exists(message)) => {
+                // Either the name exists, which is well, or another network has the VNI.
+                let known =
+                    within(LOOK, client.list_networks(v1::ListNetworksRequest {})).await?.networks;
+                match known.iter().find(|network| network.name == name) {
+                    Some(network) if vni.is_none_or(|vni| vni == network.vni) => Ok(()),
+                    Some(network) => Err(DaemonError::Refused(format!(
+                        "network {name:?} has VNI {}, not {}; correct the pool's vni or leave it away",
+                        network.vni,
+                        vni.unwrap_or(0)
+                    ))),
+                    None => Err(DaemonError::Exists(message)),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn add_nic(&self, request: v1::AddNicRequest) -> Done<v1::Nic> {
+        within(PATIENCE, self.client.clone().add_nic(request)).await
+    }
+
+    async fn update_nic(&self, request: v1::UpdateNicRequest) -> Done<v1::Nic> {
+        within(PATIENCE, self.client.clone().update_nic(request)).await
+    }
+
+    async fn nic(&self, name: &str) -> Done<v1::Nic> {
+        within(LOOK, self.client.clone().get_nic(v1::GetNicRequest { name: name.to_owned() })).await
+    }
+
+    async fn remove_nic(&self, name: &str) -> Done<()> {
+        let request = v1::RemoveNicRequest { name: name.to_owned() };
+        match within(PATIENCE, self.client.clone().remove_nic(request)).await {
+            Ok(_) | Err(DaemonError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The daemon's word for a session.
+#[must_use]
+pub const fn session_word(session: v1::Session) -> &'static str {
+    match session {
+        v1::Session::Connected => "connected",
+        v1::Session::DriverReady => "driver_ready",
+        v1::Session::Failed => "failed",
+        v1::Session::Absent => "absent",
+        v1::Session::Unspecified => "unknown",
+    }
+}
+
+/// Is a VMM connected?
+#[must_use]
+pub fn is_connected(nic: &v1::Nic) -> bool {
+    matches!(nic.session(), v1::Session::Connected | v1::Session::DriverReady)
+}

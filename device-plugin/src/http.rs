@@ -1,0 +1,197 @@
+//! Health and metrics over HTTP.
+//!
+//! `/healthz` says that the agent runs and its tables can be read, `/readyz` that it can attach NICs, `/metrics` everything else. Labels
+//! are pool, ID, and the namespace and name of the pod that holds the ID: so there are never more series than IDs, whatever pods
+//! are called and however many there were.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use vhost_rdma_agent_api::{DeviceStatus, PoolStatus};
+use vhost_rdma_proto::v1;
+
+use crate::agent::{Agent, Snapshot};
+use crate::daemon::Daemon;
+use crate::kubelet::Kubelet;
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers everyone at `listener`.
+pub async fn serve<D: Daemon, K: Kubelet>(listener: TcpListener, agent: Arc<Agent<D, K>>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let agent = Arc::clone(&agent);
+                tokio::spawn(async move { answer(stream, agent).await });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            }
+        }
+    }
+}
+
+async fn answer<D: Daemon, K: Kubelet>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    agent: Arc<Agent<D, K>>,
+) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let agent = Arc::clone(&agent);
+        async move { respond(&request, &agent).await }
+    });
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(hyper_util::rt::TokioTimer::new());
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "an HTTP connection ended badly");
+    }
+}
+
+async fn respond<D: Daemon, K: Kubelet>(
+    request: &Request<Incoming>,
+    agent: &Agent<D, K>,
+) -> Result<Response<Full<Bytes>>, hyper::http::Error> {
+    let plain = |status: StatusCode, text: String| {
+        Response::builder().status(status).body(Full::new(Bytes::from(text)))
+    };
+    if request.method() != Method::GET {
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    }
+    match request.uri().path() {
+        "/healthz" => {
+            let _alive = agent.status().await;
+            plain(StatusCode::OK, "ok\n".to_owned())
+        }
+        "/readyz" => {
+            let status = agent.status().await;
+            let code = if status.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            let lines = if status.ready { vec!["ok".to_owned()] } else { status.problems };
+            plain(code, lines.join("\n") + "\n")
+        }
+        "/metrics" => {
+            let mut registry = Registry::with_prefix("vhost_rdma_agent");
+            registry.register_collector(Box::new(View(agent.snapshot().await)));
+            let mut text = String::new();
+            match prometheus_client::encoding::text::encode(&mut text, &registry) {
+                Ok(()) => Response::builder()
+                    .header(header::CONTENT_TYPE, CONTENT_TYPE)
+                    .body(Full::new(Bytes::from(text))),
+                Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            }
+        }
+        _ => plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".to_owned()),
+    }
+}
+
+struct View(Snapshot);
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("View")
+    }
+}
+
+type PoolRead = fn(&PoolStatus) -> u32;
+type TrafficRead = fn(&v1::Counters) -> u64;
+
+const POOL_GAUGES: [(&str, &str, PoolRead); 5] = [
+    ("pool_devices", "IDs of the pool", |pool| pool.total),
+    ("pool_healthy", "IDs that can be used", |pool| pool.healthy),
+    ("pool_granted", "IDs that a pod has", |pool| pool.granted),
+    ("pool_free", "IDs that can be granted", |pool| pool.free),
+    ("pool_registered", "1 if the kubelet knows the pool", |pool| u32::from(pool.registered)),
+];
+
+const TRAFFIC: [(&str, &str, TrafficRead); 4] = [
+    ("nic_tx_bytes", "Payload bytes sent", |counters| counters.tx_bytes),
+    ("nic_rx_bytes", "Payload bytes received", |counters| counters.rx_bytes),
+    ("nic_tx_messages", "Messages sent", |counters| counters.tx_messages),
+    ("nic_rx_messages", "Messages received", |counters| counters.rx_messages),
+];
+
+fn labels(device: &DeviceStatus) -> [(&'static str, String); 4] {
+    let pod = device.pod.as_ref();
+    [
+        ("pool", device.pool.clone()),
+        ("id", device.id.clone()),
+        ("namespace", pod.map(|pod| pod.namespace.clone()).unwrap_or_default()),
+        ("pod", pod.map(|pod| pod.name.clone()).unwrap_or_default()),
+    ]
+}
+
+impl View {
+    fn numbers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters = &self.0.counters;
+        let all = [
+            ("allocations", "Containers that got their devices", counters.allocations),
+            ("refusals", "Containers that got nothing", counters.refusals),
+            ("reclaims", "IDs taken back after their pod was gone", counters.reclaims),
+            ("config_loads", "Configurations taken", counters.reloads),
+            ("config_refusals", "Configurations refused", counters.bad_reloads),
+            ("daemon_losses", "Times that the daemon went away", counters.daemon_losses),
+        ];
+        for (name, help, value) in all {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        let flags = [
+            ("config_valid", "1 if the configuration file is in force", self.0.config_valid),
+            ("daemon_up", "1 if the daemon answers", self.0.daemon_up),
+            ("ready", "1 if NICs can be attached", self.0.status.ready),
+        ];
+        for (name, help, value) in flags {
+            let gauge = ConstGauge::new(i64::from(value));
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for View {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.numbers(&mut encoder)?;
+        for (name, help, read) in POOL_GAUGES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for pool in &self.0.status.pools {
+                let labels = [("pool", pool.name.clone()), ("resource", pool.resource.clone())];
+                ConstGauge::new(i64::from(read(pool))).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        let held: Vec<&DeviceStatus> =
+            self.0.status.devices.iter().filter(|device| device.state != "free").collect();
+        let mut metric = encoder.encode_descriptor(
+            "nic_healthy",
+            "1 if a granted NIC can be used",
+            None,
+            MetricType::Gauge,
+        )?;
+        for device in &held {
+            let gauge = ConstGauge::new(i64::from(device.healthy));
+            gauge.encode(metric.encode_family(&labels(device))?)?;
+        }
+        for (name, help, read) in TRAFFIC {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for device in &held {
+                let nic = self.0.nics.iter().find(|(id, _)| *id == device.id).map(|(_, nic)| nic);
+                if let Some(counters) = nic.and_then(|nic| nic.counters.as_ref()) {
+                    ConstCounter::new(read(counters))
+                        .encode(metric.encode_family(&labels(device))?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

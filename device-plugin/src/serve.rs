@@ -1,0 +1,182 @@
+//! One run of the agent.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::agent::{Agent, Parts, Settings};
+use crate::cli::ServeArgs;
+use crate::cni::CniSocket;
+use crate::config::{Config, ConfigError, Injection, KubeletPaths};
+use crate::daemon::{AdminApi, Daemon};
+use crate::events::{Events, kubelet_knows_cdi};
+use crate::files::Dirs;
+use crate::host::NodeHost;
+use crate::http;
+use crate::journal::JournalError;
+use crate::kubelet::{Kubelet, NodeKubelet, Registrar};
+
+/// How often the hardware is looked at.
+const RESCAN: Duration = Duration::from_secs(60);
+
+/// Why the agent does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The configuration file.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The ledger.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A socket, a signal, the runtime.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> ServeError {
+    let action = action.into();
+    move |source| ServeError::Io { action, source }
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The agent cannot start.
+pub fn run(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(io("start the runtime"))?;
+    let served = runtime.block_on(serve(args, socket));
+    // A call that is still busy on a blocking thread must not hold the end up.
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    served
+}
+
+async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
+    let mut term = signal(SignalKind::terminate()).map_err(io("watch for signals"))?;
+    let mut int = signal(SignalKind::interrupt()).map_err(io("watch for signals"))?;
+    let config = Config::read(&args.config)?;
+    let paths = KubeletPaths::new(&args.kubelet_root, args.device_plugin_dir.clone());
+    let agent = Agent::new(parts(&args, &config, &paths, &socket).await, &args.state_dir)?;
+    let cni = CniSocket::bind(&socket).map_err(io(format!("listen on {}", socket.display())))?;
+    // The inventory is there before the kubelet hears of us: a pod that is admitted finds its IDs, unhealthy until the daemon answers.
+    agent.configure(config).await;
+    agent.reconcile().await;
+    let mut tasks = vec![
+        tokio::spawn(cni.serve(Arc::clone(&agent))),
+        tokio::spawn(Registrar::new(Arc::clone(&agent), paths.device_plugins.clone()).run()),
+        tokio::spawn(keep(Arc::clone(&agent), Duration::from_secs(args.interval))),
+        tokio::spawn(reload(Arc::clone(&agent), args.config.clone())),
+    ];
+    if let Some(address) = args.http {
+        tasks.push(tokio::spawn(http::serve(listen(address).await?, Arc::clone(&agent))));
+    }
+    tracing::info!(socket = %socket.display(), version = env!("CARGO_PKG_VERSION"), "ready");
+    // There may be no service manager.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    stop(tasks).await;
+    Ok(())
+}
+
+async fn listen(address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind(address).await.map_err(io(format!(
+        "serve health and metrics on {address}; choose another with --http"
+    )))?;
+    tracing::info!(%address, "serving health and metrics");
+    Ok(listener)
+}
+
+async fn stop(tasks: Vec<tokio::task::JoinHandle<()>>) {
+    tracing::info!("stopping; pods keep their NICs");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    for task in tasks {
+        task.abort();
+        // Its sockets are removed when it is dropped.
+        let _ = task.await;
+    }
+}
+
+async fn parts(
+    args: &ServeArgs,
+    config: &Config,
+    paths: &KubeletPaths,
+    socket: &Path,
+) -> Parts<AdminApi, NodeKubelet> {
+    let auto_cdi = match (&args.node_name, config.injection) {
+        (Some(node), Injection::Auto) => kubelet_knows_cdi(node).await,
+        _ => false,
+    };
+    let settings = Settings {
+        dirs: Dirs { cdi: args.cdi_dir.clone(), device_info: args.device_info_dir.clone() },
+        cni_plugin: args.cni_plugin.clone(),
+        socket: socket.to_owned(),
+        reclaim: Duration::from_secs(args.reclaim),
+        reconnect: Duration::from_secs(args.reconnect),
+        auto_cdi,
+    };
+    Parts {
+        settings,
+        config: config.clone(),
+        daemon: AdminApi::new(&args.daemon),
+        kubelet: NodeKubelet::new(&args.kubelet_root, paths),
+        host: Arc::new(NodeHost::default()),
+        events: args.node_name.clone().map_or_else(Events::default, Events::to_api_server),
+    }
+}
+
+/// Reconciles every `interval`, and soon after something happened.
+async fn keep<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, interval: Duration) {
+    let mut rescan = tokio::time::Instant::now() + RESCAN;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            // The kubelet lists a pod a moment after its Allocate.
+            () = agent.woken() => tokio::time::sleep(Duration::from_millis(300)).await,
+        }
+        agent.reconcile().await;
+        if tokio::time::Instant::now() >= rescan {
+            agent.rescan().await;
+            rescan = tokio::time::Instant::now() + RESCAN;
+        }
+    }
+}
+
+/// Tells one state of a file from another. A ConfigMap changes by a symlink in the middle of its path, so the file itself is asked.
+fn fingerprint(path: &Path) -> Option<(u64, u64, SystemTime)> {
+    use std::os::unix::fs::MetadataExt as _;
+    let metadata = path.metadata().ok()?;
+    Some((metadata.ino(), metadata.len(), metadata.modified().ok()?))
+}
+
+async fn reload<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, path: PathBuf) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    let mut seen = fingerprint(&path);
+    loop {
+        let asked = tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(1)) => false,
+            _ = hangup.recv() => true,
+        };
+        let now = fingerprint(&path);
+        if now == seen && !asked {
+            continue;
+        }
+        seen = now;
+        match Config::read(&path) {
+            Ok(config) => agent.reloaded(config).await,
+            Err(error) => agent.refused(&error.to_string()).await,
+        }
+    }
+}
