@@ -37,6 +37,8 @@ case $2 in
 esac
 
 addresses() { ip addr show eth0 | grep -q 'inet 10.9.0.1/'; }
+# The kernel moderates for its own users where the driver can.
+must "adaptive moderation" sh -c "rdma dev set $dev adaptive-moderation on && rdma -d dev show $dev | grep -q 'adaptive-moderation on'"
 must "exclusive mode" rdma system set netns exclusive
 must "make a namespace" ip netns add red
 # The way back: `rdma` knows namespaces by name only.

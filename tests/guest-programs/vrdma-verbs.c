@@ -332,10 +332,11 @@ static bool case_sqd(struct end *e)
 	uint64_t id;
 
 	TRY(make(e, IBV_QPT_RC, DEPTH, false, false) && connect_rc(e, e->qp->qp_num));
+	/* A post and a modify are not ordered: only what has completed has surely begun. */
 	TRY(post_write(e, 1));
+	TRY(completion(e->scq, WAIT_MS, &id) == IBV_WC_SUCCESS && id == 1);
 	TRY(set_state(e->qp, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY, (struct ibv_qp_attr){ .en_sqd_async_notify = 1 }));
 	TRY(async_event(IBV_EVENT_SQ_DRAINED, e->qp, WAIT_MS));
-	TRY(completion(e->scq, WAIT_MS, &id) == IBV_WC_SUCCESS && id == 1);
 	TRY(!ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
 	TRY(attr.qp_state == IBV_QPS_SQD && !attr.sq_draining);
 	/* What is posted now waits for RTS. */

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | mckey | multicast: join, attach, datagrams to a group |
 //! | rstream, riostream, rcopy (rsockets) | RDMA writes with immediate, inline, completion events under poll() |
+//! | cmtime | the connection manager under load: hundreds of datagrams of QP 1, QPs made and moved in number |
 //! | RDS | kernel verbs: long-lived RC connections with their own flow control, receives refilled from completions |
 //!
 //! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS would else be free to go
@@ -114,6 +115,14 @@ const CLIENTS: &[Client] = &[
         client: "dd if=/dev/urandom of=/tmp/original bs=1M count=8 2>/dev/null
                  rcopy /tmp/original 10.9.0.2:copy && sha256sum < /tmp/original",
         bytes: 8 << 20,
+    },
+    Client {
+        name: "cmtime: 200 connections at once, with QPs and without",
+        server: "stdbuf -oL cmtime -c 200",
+        ready: LISTENS,
+        client: "sleep 1; stdbuf -oL cmtime -s 10.9.0.2 -c 200",
+        // What carries a connection: REQ, REP, RTU, DREQ, DREP of 256 bytes each, twice 200 times.
+        bytes: 2 * 200 * 2 * 256,
     },
     Client {
         name: "RDS",
