@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::vf::VfArgs;
 use crate::admin::MetricsAddress;
 use crate::config::parse_mode;
 use crate::telemetry::LogFormat;
@@ -44,6 +45,8 @@ pub enum Command {
     /// Virtual RDMA NICs
     #[command(subcommand)]
     Nic(NicCommand),
+    /// Virtual functions (SR-IOV) of the host's NICs; needs no daemon
+    Vf(VfArgs),
     /// Show the daemon's state
     Status,
     /// Show the versions of this program and of the daemon

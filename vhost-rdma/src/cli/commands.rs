@@ -12,7 +12,7 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet,
 };
 use super::view::{Changed, Network, Nic, Removed, Status, Versions, print, print_json, show};
-use super::{Failure, client};
+use super::{Failure, client, vf};
 use crate::config;
 
 /// Runs any command but `serve`.
@@ -22,6 +22,7 @@ use crate::config;
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let json = cli.json;
     match cli.command {
+        Command::Vf(args) => return vf::run(args, json),
         Command::Man { dir } => return man(dir.as_deref()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -47,7 +48,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
                 network(json, client::connect(&socket).await?, command).await
             }
             Command::Nic(command) => nic(json, client::connect(&socket).await?, command).await,
-            Command::Serve(_) | Command::Man { .. } | Command::Completions { .. } => Ok(()),
+            Command::Serve(_)
+            | Command::Vf(_)
+            | Command::Man { .. }
+            | Command::Completions { .. } => Ok(()),
         }
     })
 }
@@ -158,7 +162,7 @@ async fn get(client: &mut AdminClient<Channel>, name: String) -> Result<Nic, Fai
     Ok(client.get_nic(v1::GetNicRequest { name }).await?.into_inner().into())
 }
 
-fn options(json: bool, options: &Vec<String>) -> Result<(), Failure> {
+pub(super) fn options(json: bool, options: &Vec<String>) -> Result<(), Failure> {
     if json {
         return print_json(options);
     }

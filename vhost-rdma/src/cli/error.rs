@@ -19,6 +19,9 @@ pub enum Failure {
     /// An argument makes no sense.
     #[error("{0}")]
     Usage(String),
+    /// A change of the host was refused, or failed.
+    #[error("{}", host_fault(.0))]
+    Host(Box<rdma_netlink::Error>),
     /// Anything else.
     #[error("cannot {action}: {source}")]
     Io {
@@ -46,6 +49,16 @@ impl From<vhost_rdma_vmm::BadOption> for Failure {
     }
 }
 
+impl From<rdma_netlink::Error> for Failure {
+    fn from(error: rdma_netlink::Error) -> Self {
+        Self::Host(Box::new(error))
+    }
+}
+
+fn host_fault(error: &rdma_netlink::Error) -> String {
+    if error.is_permission() { format!("{error}; this needs root") } else { error.to_string() }
+}
+
 impl Failure {
     /// A connection was made, but what came over it was no answer.
     pub(super) fn silent(why: &str) -> Self {
@@ -71,6 +84,13 @@ impl Failure {
             Self::Unreachable(_) => "unavailable",
             Self::Forbidden(_) => "permission_denied",
             Self::Usage(_) => "invalid_argument",
+            Self::Host(error) => match &**error {
+                _ if error.is_permission() => "permission_denied",
+                rdma_netlink::Error::Invalid(_) => "invalid_argument",
+                rdma_netlink::Error::Conflict(_) => "failed_precondition",
+                _ if error.is_not_found() => "not_found",
+                _ => "internal",
+            },
             Self::Io { .. } => "internal",
         }
     }

@@ -4,7 +4,11 @@
 //! IP addresses, routes and neighbours from it. Guest memory must be shared with the daemon in both VMMs, because the device
 //! reads and writes it directly. The command line prints these options, the Kubernetes node agent hands them to pods.
 
+mod passthrough;
+
 use std::borrow::Cow;
+
+pub use passthrough::{cloud_hypervisor_passthrough, qemu_passthrough};
 
 /// Options that make no sense; the message says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

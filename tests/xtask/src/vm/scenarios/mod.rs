@@ -10,6 +10,7 @@ pub(crate) mod pyverbs;
 mod run;
 mod rxe;
 mod shell;
+pub(crate) mod sriov;
 pub(crate) mod ulp;
 pub(crate) mod verbs;
 
@@ -35,6 +36,8 @@ pub(crate) enum Scenario {
     Life(life::Args),
     /// Clients of other kinds: multicast, rsockets, NFS over RDMA, RDS
     Ulp(ulp::Args),
+    /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
+    Sriov(sriov::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -56,6 +59,7 @@ impl Scenario {
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
             Self::Ulp(args) => args.run(cache),
+            Self::Sriov(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),
