@@ -79,7 +79,7 @@ impl Vfs {
     fn create(&mut self, name: &str, count: u32, confirm: Confirm) -> Result<(), Failure> {
         let inventory = self.manager.inventory()?;
         let pf = inventory.pf(name)?;
-        if pf.vf_count > 0 && pf.vf_count != count {
+        if pf.vf_count > 0 && pf.vf_count != count && count <= pf.total_vfs {
             confirm.ask(&format!(
                 "This removes the {} virtual functions of {name}, with their settings.",
                 pf.vf_count
