@@ -87,8 +87,11 @@ void vrdma_cmdq_drop(struct vrdma *vr)
 {
 	struct vrdma_cmd_buf *buf;
 
+	if (!vr->cmdq.vq)
+		return;
 	while ((buf = virtqueue_detach_unused_buf(vr->cmdq.vq)))
 		kfree(buf);
+	vr->cmdq.vq = NULL;
 }
 
 static int vrdma_status_to_errno(struct vrdma *vr, u32 status)
@@ -267,6 +270,7 @@ static int __vrdma_cmd(struct vrdma *vr, u16 opcode, u32 ctx, const void *req, s
 	if (ret == -ETIMEDOUT) {
 		if (!vrdma_is_lost(vr))
 			dev_err(&vr->vdev->dev, "command 0x%x: no answer\n", opcode);
+		WRITE_ONCE(vr->silent, true);
 		vrdma_lost(vr, "a command was not answered in time");
 		return -EIO;
 	}

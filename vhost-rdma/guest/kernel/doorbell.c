@@ -224,7 +224,8 @@ void vrdma_find_notify(struct vrdma *vr)
 	for (i = 0; i < vr->num_vqs; i++)
 		if (!vrdma_notify_is_at(vr->vqs[i], base + (u64)i * multiplier))
 			return;
-	vr->notify_phys = devm_kcalloc(&vr->vdev->dev, vr->num_vqs, sizeof(*vr->notify_phys), GFP_KERNEL);
+	if (!vr->notify_phys)
+		vr->notify_phys = devm_kcalloc(&vr->vdev->dev, vr->num_vqs, sizeof(*vr->notify_phys), GFP_KERNEL);
 	for (i = 0; vr->notify_phys && i < vr->num_vqs; i++)
 		vr->notify_phys[i] = base + (u64)i * multiplier;
 }

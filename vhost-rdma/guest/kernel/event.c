@@ -71,6 +71,7 @@ void vrdma_eq_free(struct vrdma_eq *eq)
 			;
 	kfree(eq->buffers);
 	eq->buffers = NULL;
+	eq->vq = NULL;
 }
 
 #define VRDMA_GET(name, type, table)							\

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The virtio RDMA driver: the virtio device from probe to remove.
+ * The virtio RDMA driver: the virtio device from probe to remove, with as many sleeps in between as the machine takes.
+ *
+ * A sleep is an end and a new beginning: the state of verbs objects lives in the device and does not survive a reset, so that freeze does what
+ * remove does and restore what probe does, and only `struct vrdma` stays. Programs lose the device as they do when it is unplugged.
  *
  * The order at the end is the one that keeps memory safe (docs/virtio-rdma.md, section 5.3): the RDMA device goes first and with it every object, then
  * SHUTDOWN, then the virtio reset, and only then is memory freed that the device may still have known.
@@ -130,8 +133,11 @@ static int vrdma_find_queues(struct vrdma *vr)
 	u32 n = vr->num_vqs, i;
 	int ret = -ENOMEM;
 
-	vr->vqs = devm_kcalloc(&vr->vdev->dev, n, sizeof(*vr->vqs), GFP_KERNEL);
-	vr->comp_eqs = devm_kcalloc(&vr->vdev->dev, vr->num_comp, sizeof(*vr->comp_eqs), GFP_KERNEL);
+	/* Once: they serve again after a sleep. */
+	if (!vr->vqs)
+		vr->vqs = devm_kcalloc(&vr->vdev->dev, n, sizeof(*vr->vqs), GFP_KERNEL);
+	if (!vr->comp_eqs)
+		vr->comp_eqs = devm_kcalloc(&vr->vdev->dev, vr->num_comp, sizeof(*vr->comp_eqs), GFP_KERNEL);
 	callbacks = kcalloc(n, sizeof(*callbacks), GFP_KERNEL);
 	names = kcalloc(n, sizeof(*names), GFP_KERNEL);
 	if (vr->vqs && vr->comp_eqs && callbacks && names) {
@@ -163,8 +169,7 @@ static void vrdma_free_queues(struct vrdma *vr)
 {
 	u32 i;
 
-	if (vr->cmdq.vq)
-		vrdma_cmdq_drop(vr);
+	vrdma_cmdq_drop(vr);
 	vrdma_eq_free(&vr->event_eq);
 	for (i = 0; vr->comp_eqs && i < vr->num_comp; i++)
 		vrdma_eq_free(&vr->comp_eqs[i]);
@@ -237,8 +242,10 @@ static struct vrdma *vrdma_new(struct virtio_device *vdev)
 	return vr;
 }
 
+/* ---- Up and down ---- */
+
 /* The device is reset; nobody uses the driver any more. */
-static void vrdma_free(struct vrdma *vr)
+static void vrdma_let_go(struct vrdma *vr)
 {
 	cancel_delayed_work_sync(&vr->keepalive);
 	cancel_work_sync(&vr->lost_work);
@@ -248,6 +255,55 @@ static void vrdma_free(struct vrdma *vr)
 	vrdma_ib_dealloc(vr);
 	mutex_unlock(&vr->ib_lock);
 	vrdma_mem_put(vr, vr->status_page, true);
+	vr->status_page = NULL;
+}
+
+static int vrdma_up(struct vrdma *vr)
+{
+	int ret;
+
+	vr->status_page = vrdma_mem_page();
+	if (IS_ERR(vr->status_page)) {
+		ret = PTR_ERR(vr->status_page);
+		goto err_free;
+	}
+	ret = vrdma_check_dma(vr);
+	if (ret)
+		goto err_free;
+	ret = vrdma_find_queues(vr);
+	if (ret)
+		goto err_queues;
+	ret = vrdma_start(vr);
+	if (!ret) {
+		vr->up = true;
+		return 0;
+	}
+	virtio_reset_device(vr->vdev);
+err_queues:
+	vrdma_free_queues(vr);
+err_free:
+	vrdma_let_go(vr);
+	return ret;
+}
+
+static void vrdma_down(struct vrdma *vr)
+{
+	if (!vr->up) {
+		/* A restore that failed; what is left is the status that the virtio core wrote. */
+		virtio_reset_device(vr->vdev);
+		return;
+	}
+	vr->up = false;
+	vrdma_netdev_unwatch(vr);
+	cancel_delayed_work_sync(&vr->keepalive);
+	vrdma_cmd(vr, VIRTIO_RDMA_CMD_SHUTDOWN, 0, NULL, 0, NULL, 0);
+	virtio_reset_device(vr->vdev);
+	vrdma_free_queues(vr);
+	vrdma_let_go(vr);
+}
+
+static void vrdma_free(struct vrdma *vr)
+{
 	vr->vdev->priv = NULL;
 	kfree(vr);
 }
@@ -266,27 +322,10 @@ static int vrdma_probe(struct virtio_device *vdev)
 		return -ENOMEM;
 	vdev->priv = vr;
 	ret = vrdma_read_config(vr);
-	if (ret)
-		goto err_free;
-	vr->status_page = vrdma_mem_page();
-	if (IS_ERR(vr->status_page)) {
-		ret = PTR_ERR(vr->status_page);
-		goto err_free;
-	}
-	ret = vrdma_check_dma(vr);
-	if (ret)
-		goto err_free;
-	ret = vrdma_find_queues(vr);
-	if (ret)
-		goto err_queues;
-	ret = vrdma_start(vr);
 	if (!ret)
-		return 0;
-	virtio_reset_device(vdev);
-err_queues:
-	vrdma_free_queues(vr);
-err_free:
-	vrdma_free(vr);
+		ret = vrdma_up(vr);
+	if (ret)
+		vrdma_free(vr);
 	return ret;
 }
 
@@ -294,24 +333,31 @@ static void vrdma_remove(struct virtio_device *vdev)
 {
 	struct vrdma *vr = vdev->priv;
 
-	vrdma_netdev_unwatch(vr);
-	cancel_delayed_work_sync(&vr->keepalive);
-	vrdma_cmd(vr, VIRTIO_RDMA_CMD_SHUTDOWN, 0, NULL, 0, NULL, 0);
-	virtio_reset_device(vdev);
-	vrdma_free_queues(vr);
+	vrdma_down(vr);
 	vrdma_free(vr);
 }
 
 #ifdef CONFIG_PM_SLEEP
-/* RDMA state lives in the device and would not survive. */
 static int vrdma_freeze(struct virtio_device *vdev)
 {
-	return -EOPNOTSUPP;
+	vrdma_down(vdev->priv);
+	return 0;
 }
 
+/*
+ * A device whose process did not answer when the machine fell asleep is left alone: some monitors abort the machine when such a device is started
+ * again (section 5.6). It comes back when it is plugged anew.
+ */
 static int vrdma_restore(struct virtio_device *vdev)
 {
-	return -EOPNOTSUPP;
+	struct vrdma *vr = vdev->priv;
+
+	if (vr->silent) {
+		dev_err(&vdev->dev, "the device did not answer before the sleep and stays off: unplug it\n");
+		return -ENODEV;
+	}
+	vr->lost = false;
+	return vrdma_up(vr);
 }
 #endif
 

@@ -183,7 +183,9 @@ struct vrdma {
 
 	struct vrdma_mem *status_page;
 	u64 nonce;
+	bool up;
 	bool lost;
+	bool silent;			/* lost, because a command was not answered */
 	struct work_struct lost_work;
 
 	struct virtio_rdma_query_device_resp attr;

@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::cache::Cache;
@@ -93,7 +94,8 @@ impl Daemon {
     pub(crate) fn start(binary: &Path, run: &Path) -> Result<Self> {
         let dir = run.join("d");
         std::fs::create_dir_all(&dir)?;
-        let log = File::create(run.join("daemon.log"))?;
+        // One that follows another in the same run writes after it.
+        let log = File::options().create(true).append(true).open(run.join("daemon.log"))?;
         let child = tied(binary)
             .arg("serve")
             .arg("--runtime-dir")
@@ -126,6 +128,28 @@ impl Daemon {
         if let Some(status) = self.child.try_wait()? {
             bail!("the daemon ended: {status}\n{}", self.log_tail(25));
         }
+        Ok(())
+    }
+
+    /// SIGKILL: no destructor runs, nothing is said to anyone.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// A daemon in the place of one that is gone, with the NICs that it had.
+    pub(crate) fn replace(&mut self) -> Result<()> {
+        let run = self.dir.parent().context("the daemon's directory has no parent")?.to_path_buf();
+        *self = Self::start(&self.binary, &run)?;
+        Ok(())
+    }
+
+    /// SIGSTOP or SIGCONT: a daemon that hangs, and no longer does.
+    pub(crate) fn hang(&self, hang: bool) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let signal = if hang { Signal::STOP } else { Signal::CONT };
+        kill_process(pid.context("the daemon has no process id")?, signal)?;
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::exec::{self, tail, tied_private_mounts};
 use crate::roots::GuestImage;
+use crate::vm::qmp::Qmp;
 
 /// From QEMU's start to our init: 4-7 s alone, more on a busy host.
 const BOOT_WAIT: Duration = Duration::from_secs(120);
@@ -89,6 +90,7 @@ pub(crate) struct Guest {
     share: PathBuf,
     console: PathBuf,
     qemu_log: PathBuf,
+    monitor: PathBuf,
     pending: Vec<u8>,
     ready: bool,
     next: u32,
@@ -151,6 +153,7 @@ impl Guest {
             share,
             console,
             qemu_log,
+            monitor: monitor(run, &spec.name),
             pending: Vec::new(),
             ready: false,
             next: 0,
@@ -182,6 +185,11 @@ impl Guest {
     /// The directory that the guest has as `/host`.
     pub(crate) fn share(&self) -> &Path {
         &self.share
+    }
+
+    /// A connection to QEMU's monitor, which takes one at a time.
+    pub(crate) fn monitor(&self) -> Result<Qmp> {
+        Qmp::connect(&self.monitor)
     }
 
     /// The last lines of the guest's console.
@@ -350,6 +358,10 @@ pub(crate) fn cable(run: &Path, name: &str) -> PathBuf {
     run.join(format!("{name}.net"))
 }
 
+fn monitor(run: &Path, name: &str) -> PathBuf {
+    run.join(format!("{name}.qmp"))
+}
+
 fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
     let p = |path: &Path| path.display().to_string();
     let mut args: Vec<String> = Vec::new();
@@ -370,7 +382,7 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
     push(&[
         "-append",
         &format!(
-            "console=ttyS0 quiet panic=0 mitigations=off lab.name={} lab.ip={}",
+            "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name={} lab.ip={}",
             spec.name, spec.number
         ),
     ]);
@@ -380,6 +392,7 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
         "-serial",
         &format!("unix:{},server=on,wait=off", p(agent)),
     ]);
+    push(&["-qmp", &format!("unix:{},server=on,wait=off", p(&monitor(run, &spec.name)))]);
     push(&["-virtfs", &format!("local,path={},mount_tag=host,security_model=none", p(share))]);
     // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second of boot.
     push(&["-device", "virtio-rng-pci", "-global", "virtio-net-pci.romfile="]);

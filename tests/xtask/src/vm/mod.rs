@@ -4,6 +4,7 @@ pub(crate) mod daemon;
 pub(crate) mod guest;
 pub(crate) mod peers;
 pub(crate) mod programs;
+pub(crate) mod qmp;
 pub(crate) mod rundir;
 pub(crate) mod scenarios;
 

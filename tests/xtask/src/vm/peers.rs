@@ -41,6 +41,23 @@ pub(crate) struct Devices {
     b: (String, String),
 }
 
+impl Devices {
+    fn of(&self, n: usize) -> &(String, String) {
+        if n == 0 { &self.a } else { &self.b }
+    }
+
+    /// The device's name in guest a (0) or b.
+    pub(crate) fn name(&self, n: usize) -> &str {
+        &self.of(n).0
+    }
+
+    /// Options that name the device and its IPv4 GID to our own programs.
+    pub(crate) fn options(&self, n: usize) -> String {
+        let (device, gid) = self.of(n);
+        format!("-d {device} -g {gid}")
+    }
+}
+
 /// What a program did.
 #[derive(Debug, Clone)]
 pub(crate) struct Ran {

@@ -38,6 +38,15 @@ pub(super) fn nic(n: usize) -> String {
 
 impl Fixture {
     pub(super) fn start(cache: &Cache, wish: Wish) -> Result<Self> {
+        Self::start_as(cache, wish, |options| options)
+    }
+
+    /// The same with other options for machine and NIC than the daemon prints.
+    pub(super) fn start_as(
+        cache: &Cache,
+        wish: Wish,
+        change: impl Fn(Vec<String>) -> Vec<String>,
+    ) -> Result<Self> {
         let mut lab = Lab::prepare(cache)?;
         if wish.keep {
             lab.run.keep();
@@ -54,7 +63,7 @@ impl Fixture {
             let here = guest::cable(lab.run.path(), NAMES[n]);
             // A lone guest's cable leads nowhere.
             let there = guest::cable(lab.run.path(), NAMES[n ^ 1]);
-            nics.push(Nic::Options(daemon.qemu_args(&nic(n), &here, &there)?));
+            nics.push(Nic::Options(change(daemon.qemu_args(&nic(n), &here, &there)?)));
         }
         lab.boot(&Plan { image, cpus: wish.cpus, nics })?;
         lab.deliver(&products)?;

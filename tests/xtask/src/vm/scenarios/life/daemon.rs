@@ -1,0 +1,65 @@
+//! The daemon: hung, killed, replaced, under guests that go on.
+//!
+//! Nothing tells a guest that its device's process is gone: the driver finds out by a keepalive that is not answered. From then on everything fails
+//! at once, for programs that sleep and for programs that only poll.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::drivers::LOAD;
+use super::{Life, NICS, SHORT};
+
+/// 2 s between keepalives and 5 s without an answer to one, and what an emulated guest on a busy host adds.
+const LOSS: Duration = Duration::from_secs(20);
+/// Of a lost device, commands fail at once.
+const AT_ONCE: &str = "timeout 3 ibv_devinfo -v > /tmp/devinfo 2>&1; s=$?; cat /tmp/devinfo; [ $s != 0 ] && [ $s != 124 ]";
+
+impl Life {
+    pub(super) fn hang_daemon(&mut self) -> Result<()> {
+        let holders = self.hold(0, &["poll", "sleep", "busy"])?;
+        self.fixture.daemon.hang(true)?;
+        let start = Instant::now();
+        let lost = self.must_flush(0, &holders, start, LOSS);
+        let at_once = lost.and_then(|()| self.guest(0)?.must(AT_ONCE, SHORT));
+        self.fixture.daemon.hang(false)?;
+        at_once?;
+        // It answers again, and the driver's next start is a new life of the device.
+        self.remove_driver(0)?;
+        self.guest(0)?.must(LOAD, SHORT)?;
+        self.reattach()?;
+        self.wait_empty(NICS[0], true)
+    }
+
+    pub(super) fn kill_daemon(&mut self) -> Result<()> {
+        let a = self.hold(0, &["poll", "sleep", "busy"])?;
+        let b = self.hold(1, &["poll", "sleep"])?;
+        let (client, server) = self.load()?;
+        self.fixture.daemon.kill()?;
+        let start = Instant::now();
+        self.must_flush(0, &a, start, LOSS)?;
+        self.must_flush(1, &b, start, LOSS)?;
+        eprintln!(
+            "    all work came back {:.1} s after the daemon's end",
+            start.elapsed().as_secs_f64()
+        );
+        self.must_end(0, client)?;
+        self.end(1, server)?;
+        self.guest(0)?.must(AT_ONCE, SHORT)?;
+        // Guest a lets its driver go, guest b's is there when its NIC is unplugged.
+        self.remove_driver(0)?;
+        self.guest(0)?.must("ping -q -c 1 -W 10 10.9.0.2", SHORT)?;
+        self.fixture.daemon.replace()?;
+        for n in 0..2 {
+            let mut monitor = self.unplug_nic(n)?;
+            self.plug_nic(n, &mut monitor)?;
+        }
+        self.guest(0)?.must(LOAD, SHORT)?;
+        self.reattach()?;
+        ensure!(
+            self.fixture.daemon.nic(NICS[1])?.session == "driver_ready",
+            "guest b is not served"
+        );
+        Ok(())
+    }
+}
