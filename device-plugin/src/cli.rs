@@ -212,8 +212,10 @@ fn man(dir: Option<&Path>) -> Result<(), Failure> {
 
 fn check(path: &Path) -> Result<(), Failure> {
     let config = crate::config::Config::read(path)?;
-    let inventory = crate::host::Host::inventory(&crate::host::NodeHost::default())
-        .map_err(|source| Failure::Io { action: "look at the hardware", source })?;
+    let inventory =
+        crate::host::Host::inventory(&crate::host::NodeHost::default()).map_err(|error| {
+            Failure::Io { action: "look at the hardware", source: std::io::Error::other(error) }
+        })?;
     let pools = crate::pool::Pools::build(&config, &inventory);
     let mut text = String::new();
     for pool in &pools.pools {

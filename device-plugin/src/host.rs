@@ -33,10 +33,8 @@ pub struct Function {
     pub iommu_group: Option<u32>,
     /// Device nodes that verbs need: `uverbsN`, `rdma_cm`, `umadN`.
     pub char_devices: Vec<PathBuf>,
-    /// It has VFs: its own RDMA device belongs to the host.
-    pub has_vfs: bool,
-    /// Its port is up; absent: it has no port that we can see.
-    pub link_up: Option<bool>,
+    /// Why it cannot be used now although all is there, such as a port without a link.
+    pub fault: Option<String>,
 }
 
 /// A VF's PF.
@@ -76,16 +74,10 @@ pub trait Host: Send + Sync + 'static {
     /// What there is now. It may take some milliseconds: it is called on a blocking thread.
     ///
     /// # Errors
-    /// What could not be read.
-    fn inventory(&self) -> std::io::Result<Inventory>;
+    /// What could not be read, in words.
+    fn inventory(&self) -> Result<Inventory, String>;
 }
 
-/// The node that this process runs on.
-#[derive(Debug, Default)]
-pub struct NodeHost(());
+mod node;
 
-impl Host for NodeHost {
-    fn inventory(&self) -> std::io::Result<Inventory> {
-        Ok(Inventory::default())
-    }
-}
+pub use node::NodeHost;

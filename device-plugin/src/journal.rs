@@ -350,6 +350,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+
         /// A crash at any byte leaves what was acknowledged before, never more and never an error.
         #[test]
         fn any_cut_leaves_a_prefix(cut in any::<proptest::sample::Index>()) {

@@ -156,7 +156,7 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
         numa: if pool.exclude_topology { Vec::new() } else { function.numa.into_iter().collect() },
         group: function.group(),
         hardware: Some(function.clone()),
-        defect,
+        defect: defect.or_else(|| function.fault.clone()),
     };
     match pool.kind {
         Kind::VhostUser => Vec::new(),
@@ -241,7 +241,6 @@ mod tests {
             pci: Some("0000:03:00.0".to_owned()),
             vendor: "15b3".to_owned(),
             rdma: Some("mlx5_0".to_owned()),
-            has_vfs: true,
             ..Function::default()
         };
         let functions = vec![pf, vf(0, "mlx5_core"), vf(1, "mlx5_core"), vf(2, "vfio-pci")];

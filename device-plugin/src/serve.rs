@@ -20,7 +20,9 @@ use crate::journal::JournalError;
 use crate::kubelet::{Kubelet, NodeKubelet, Registrar};
 
 /// How often the hardware is looked at.
-const RESCAN: Duration = Duration::from_secs(60);
+const RESCAN: Duration = Duration::from_secs(10);
+/// Seconds that the kubelet may take to list a pod after its `Allocate`.
+const SETTLE: u64 = 2;
 
 /// Why the agent does not start.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +125,7 @@ async fn parts(
         dirs: Dirs { cdi: args.cdi_dir.clone(), device_info: args.device_info_dir.clone() },
         cni_plugin: args.cni_plugin.clone(),
         socket: socket.to_owned(),
+        settle: SETTLE,
         reclaim: Duration::from_secs(args.reclaim),
         reconnect: Duration::from_secs(args.reconnect),
         auto_cdi,

@@ -112,11 +112,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 });
             }
             let mac = slot.grant.as_ref().and_then(|grant| grant.mac.clone());
-            let nic = Nic {
+            let fresh = || Nic {
                 mac,
                 personality: personality(pool, device, socket, &if_name(asked, pool, id, n)),
                 ..bare_nic(pool, id, if_name(asked, pool, id, n))
             };
+            // Asked again: what was moved meanwhile cannot be seen from here.
+            let nic = slot.record(&asked.attachment).map_or_else(fresh, |old| old.nic.clone());
             let record = Record {
                 pod: asked.pod.clone(),
                 attachment: asked.attachment.clone(),

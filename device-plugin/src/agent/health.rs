@@ -16,10 +16,12 @@ use crate::v1beta1;
 
 /// What is wrong with an ID that is in the configuration; `None` is good.
 pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<String> {
-    if let Some(defect) = &device.defect {
+    let slot = state.ledger.get(&device.id);
+    // What was moved into a pod cannot be seen from here: that is no defect.
+    let moved = pool.config.kind == Kind::Vf && slot.is_some_and(|slot| !slot.records.is_empty());
+    if let Some(defect) = device.defect.as_ref().filter(|_| !moved) {
         return Some(defect.clone());
     }
-    let slot = state.ledger.get(&device.id);
     if slot.is_some_and(|slot| slot.cordoned) {
         return Some("it is cordoned".to_owned());
     }

@@ -17,13 +17,14 @@ use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Mutex, Notify, watch};
+use vhost_rdma_agent_api::Kind;
 
 use crate::config::{Config, Injection};
 use crate::daemon::{Daemon, DaemonError, View};
 use crate::events::Events;
 use crate::files::Dirs;
 use crate::grant::BadGift;
-use crate::host::Host;
+use crate::host::{Host, Inventory};
 use crate::journal::{Journal, JournalError};
 use crate::kubelet::Kubelet;
 use crate::ledger::{Ledger, Slot};
@@ -42,6 +43,8 @@ pub struct Settings {
     pub cni_plugin: PathBuf,
     /// Where the agent itself listens: the CNI plugin is told.
     pub socket: PathBuf,
+    /// Seconds that the kubelet may take to list a pod after its `Allocate`.
+    pub settle: u64,
     /// How long an ID must be without a holder before it is taken back.
     pub reclaim: Duration,
     /// How long a VMM may take to come back to a daemon that was started again.
@@ -219,12 +222,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let inventory = match looked {
             Ok(Ok(inventory)) => inventory,
             Ok(Err(error)) => {
-                state.host_error = Some(error.to_string());
-                return;
+                state.host_error = Some(error);
+                Inventory::default()
             }
             Err(error) => {
                 state.host_error = Some(error.to_string());
-                return;
+                Inventory::default()
             }
         };
         let pools = Pools::build(&config, &inventory);
@@ -238,8 +241,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.publish(&mut state);
     }
 
-    /// Looks at the hardware again.
+    /// Looks at the hardware again, if a pool gives any away.
     pub async fn rescan(&self) {
+        let pools = Arc::clone(&self.state.lock().await.pools);
+        if pools.pools.iter().all(|pool| pool.config.kind == Kind::VhostUser) {
+            return;
+        }
         let host = Arc::clone(&self.host);
         let looked = tokio::task::spawn_blocking(move || host.inventory()).await;
         let mut state = self.state.lock().await;
@@ -253,7 +260,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     self.publish(&mut state);
                 }
             }
-            Ok(Err(error)) => state.host_error = Some(error.to_string()),
+            Ok(Err(error)) => state.host_error = Some(error),
             Err(error) => state.host_error = Some(error.to_string()),
         }
     }

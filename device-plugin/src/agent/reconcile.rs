@@ -209,14 +209,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Granted IDs whose pod is gone for certain.
     fn gone(&self, state: &mut State, holdings: &[Holding], observed: Instant) -> Vec<String> {
         let held: BTreeSet<&str> = holdings.iter().map(|holding| holding.id.as_str()).collect();
-        let age = observed.elapsed().as_secs() + 2;
+        let age = observed.elapsed().as_secs() + self.settings.settle;
         let candidates: Vec<(String, Option<Owner>)> = state
             .ledger
             .iter()
             .filter(|(id, _)| !held.contains(id.as_str()))
             .filter(|(_, slot)| match &slot.grant {
                 // A pod that is admitted right now is listed a moment later.
-                Some(grant) => grant.since + age < now() || grant.since > now() + age,
+                Some(grant) => grant.since + age <= now() || grant.since > now() + age,
                 None => !slot.records.is_empty(),
             })
             .map(|(id, slot)| {

@@ -1,0 +1,188 @@
+//! Who gets what, and who does not.
+
+use vhost_rdma_proto::v1::Session;
+
+use crate::world::{BLUE, CONFIG, World, config};
+
+#[tokio::test]
+async fn an_allocation_that_is_repeated_gives_the_same_nic() {
+    let world = World::new().await;
+    let first = world.allocate(&["blue-0"]).await.unwrap();
+    assert_eq!(world.allocate(&["blue-0"]).await.unwrap(), first);
+    // The container that asked runs now, and its init container's ID is asked for again.
+    world.daemon.set_session("k8s.blue-0", Session::DriverReady);
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    assert_eq!(world.allocate(&["blue-0"]).await.unwrap(), first);
+    assert_eq!(world.nics(), ["k8s.blue-0"]);
+}
+
+#[tokio::test]
+async fn an_id_goes_to_another_pod_only_torn_down_and_never_from_a_living_one() {
+    let world = World::new().await;
+    let first = world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.daemon.set_session("k8s.blue-0", Session::Connected);
+    world.settle().await;
+    // The kubelet forgot the pod, the VMM lives.
+    world.kubelet.delete("p");
+    world.settle().await;
+    let refused = world.allocate(&["blue-0"]).await.unwrap_err();
+    assert!(refused.contains("in use by pod ns/p") && refused.contains("VMM"), "{refused}");
+    assert_eq!(world.nics(), ["k8s.blue-0"]);
+    world.daemon.set_session("k8s.blue-0", Session::Absent);
+    let second = world.allocate(&["blue-0"]).await.unwrap();
+    assert_ne!(first["VHOST_RDMA_BLUE_0_MAC"], second["VHOST_RDMA_BLUE_0_MAC"]);
+}
+
+#[tokio::test]
+async fn without_the_kubelets_word_a_used_id_is_given_to_nobody() {
+    let mut world = World::new().await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    world.daemon.set_session("k8s.blue-0", Session::Connected);
+    world.settle().await;
+    world.daemon.set_session("k8s.blue-0", Session::Absent);
+    world.kubelet.kill();
+    assert!(world.allocate(&["blue-0"]).await.unwrap_err().contains("pod-resources"));
+    // A free one needs no word.
+    world.allocate(&["blue-1"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_pod_left_is_taken_back_and_nothing_remains() {
+    let world = World::new().await;
+    world.allocate(&["blue-0", "blue-1"]).await.unwrap();
+    for id in ["blue-0", "blue-1"] {
+        world.kubelet.give("p", BLUE, id);
+    }
+    world.settle().await;
+    assert_eq!(world.state_of("blue-1").await, "granted");
+    world.kubelet.delete("p");
+    world.settle().await;
+    assert_eq!(world.state_of("blue-0").await, "free");
+    assert!(world.nics().is_empty());
+    assert_eq!(std::fs::read_dir(world.path("nics")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(world.path("devinfo")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_another_witness_knows_keeps_its_nic() {
+    let world = World::new().await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    // The kubelet has just started and lists nobody yet; its checkpoint and its folder know better.
+    let checkpoint = serde_json::json!({"Data": {"PodDeviceEntries": [
+        {"PodUID": "u-1", "ContainerName": "c", "ResourceName": BLUE, "DeviceIDs": {"-1": ["blue-0"]}}
+    ]}});
+    std::fs::write(
+        world.kubelet.plugins().join("kubelet_internal_checkpoint"),
+        checkpoint.to_string(),
+    )
+    .unwrap();
+    std::fs::create_dir_all(world.path("kubelet/pods/u-1")).unwrap();
+    world.settle().await;
+    assert_eq!(world.nics(), ["k8s.blue-0"]);
+    std::fs::remove_dir(world.path("kubelet/pods/u-1")).unwrap();
+    world.settle().await;
+    assert!(world.nics().is_empty());
+}
+
+#[tokio::test]
+async fn a_daemon_that_loses_its_state_gets_the_same_nics_again() {
+    let world = World::new().await;
+    let env = world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    {
+        let mut table = world.daemon.table();
+        table.nics.clear();
+        table.pid += 1;
+    }
+    world.settle().await;
+    assert_eq!(world.daemon.table().nics["k8s.blue-0"].mac, env["VHOST_RDMA_BLUE_0_MAC"]);
+}
+
+#[tokio::test]
+async fn a_vmm_that_does_not_come_back_to_a_new_daemon_makes_its_id_unhealthy() {
+    let world = World::new().await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.daemon.set_session("k8s.blue-0", Session::DriverReady);
+    world.settle().await;
+    world.daemon.restart();
+    world.settle().await;
+    let sick = |status: &vhost_rdma_agent_api::Status| {
+        status
+            .devices
+            .iter()
+            .filter(|device| !device.healthy)
+            .map(|device| device.id.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sick(&world.agent().status().await), ["blue-0"]);
+    // One that can connect again is well again.
+    world.daemon.set_session("k8s.blue-0", Session::DriverReady);
+    world.settle().await;
+    assert!(sick(&world.agent().status().await).is_empty());
+    // And a pod that is made again gets its turn.
+    world.daemon.restart();
+    world.settle().await;
+    world.kubelet.delete("p");
+    world.settle().await;
+    assert!(sick(&world.agent().status().await).is_empty());
+}
+
+#[tokio::test]
+async fn another_configuration_takes_nothing_from_a_pod() {
+    let world = World::new().await;
+    world.allocate(&["blue-3"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-3");
+    world.settle().await;
+    world.agent().reloaded(config(&CONFIG.replace("count=4", "count=2"))).await;
+    let list = world.agent().subscribe("blue").unwrap().borrow().clone();
+    let health: Vec<_> =
+        list.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(health, [("blue-0", "Healthy"), ("blue-1", "Healthy"), ("blue-3", "Unhealthy")]);
+    world.settle().await;
+    assert_eq!(world.nics(), ["k8s.blue-3"]);
+    world.agent().refused("line 1: no").await;
+    assert!(world.agent().status().await.problems[0].contains("line 1"));
+    // The whole pool goes; the pod keeps what it has until it ends.
+    world.agent().reloaded(config("")).await;
+    world.settle().await;
+    assert_eq!(world.nics(), ["k8s.blue-3"]);
+    world.kubelet.delete("p");
+    world.settle().await;
+    assert!(world.nics().is_empty());
+}
+
+#[tokio::test]
+async fn a_cordoned_id_is_offered_to_nobody_and_kept_by_who_has_it() {
+    use vhost_rdma_agent_api::{Reply, Request, Target};
+
+    let mut world = World::new().await;
+    let cordon = |id: &str| Request::Cordon(Target { id: id.to_owned() });
+    assert_eq!(world.ask(cordon("blue-0")).await, Reply::Done);
+    assert!(matches!(world.ask(cordon("nobody")).await, Reply::Fault(_)));
+    assert!(world.allocate(&["blue-0"]).await.unwrap_err().contains("cordoned"));
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    assert!(world.allocate(&["blue-0"]).await.is_err(), "a cordon outlives the agent");
+    world.ask(Request::Uncordon(Target { id: "blue-0".to_owned() })).await;
+    world.allocate(&["blue-0"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn cdi_tells_names_and_writes_specifications() {
+    let mut world = World::new().await;
+    world.kill_agent().await;
+    world.start_agent(&CONFIG.replace("classic", "cdi")).await;
+    let answer =
+        world.agent().allocate("blue", &[vec!["blue-0".to_owned()]]).await.unwrap().remove(0);
+    assert_eq!(answer.cdi_devices[0].name, "vhost-rdma.io/nic=blue-0");
+    assert!(answer.mounts.is_empty());
+    let spec = std::fs::read(world.path("cdi/vhost-rdma.io-nic_blue-0.json")).unwrap();
+    let spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
+    assert_eq!(spec["devices"][0]["name"], "blue-0");
+    world.settle().await;
+    assert!(!world.path("cdi/vhost-rdma.io-nic_blue-0.json").exists());
+}

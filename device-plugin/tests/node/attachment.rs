@@ -1,0 +1,255 @@
+//! The CNI plugin's side: what it is told, what is remembered for it.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use vhost_rdma_agent::cni::CniSocket;
+use vhost_rdma_agent_api::{
+    Attach, Attached, AttachedNic, Detach, Detached, FaultKind, Gc, Intend, Personality, Record,
+    Reply, Request, State, Step, call,
+};
+use vhost_rdma_proto::v1::Session;
+
+use crate::kubelet::eventually;
+use crate::world::{BLUE, CONFIG, World, attach, attachment};
+
+async fn granted(pod: &str, ids: &[&str]) -> World {
+    let world = World::new().await;
+    world.allocate(ids).await.unwrap();
+    for id in ids {
+        world.kubelet.give(pod, BLUE, id);
+    }
+    world.settle().await;
+    world
+}
+
+async fn nics(world: &World, asked: Attach) -> Vec<vhost_rdma_agent_api::Nic> {
+    match world.ask(Request::Attach(asked)).await {
+        Reply::Nics(nics) => nics,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn records(world: &World, request: Request) -> Vec<Record> {
+    match world.ask(request).await {
+        Reply::Records(records) => records,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn detach(container: &str) -> Request {
+    Request::Detach(Detach { container_id: container.to_owned(), if_name: None, device_id: None })
+}
+
+fn fault_kind(reply: &Reply) -> Option<FaultKind> {
+    match reply {
+        Reply::Fault(fault) => Some(fault.kind),
+        _ => None,
+    }
+}
+
+/// What a plugin does for `ADD`.
+async fn add(world: &World, pod: &str, container: &str) -> Vec<String> {
+    let asked = attach(pod, container);
+    let given = nics(world, asked.clone()).await;
+    let mut done = Vec::new();
+    for nic in &given {
+        let step = Step::MakeLink { name: nic.if_name.clone(), netns: Some(asked.netns.clone()) };
+        let intend =
+            Intend { attachment: asked.attachment.clone(), nic: nic.id.clone(), steps: vec![step] };
+        assert_eq!(world.ask(Request::Intend(intend)).await, Reply::Done);
+        done.push(AttachedNic {
+            nic: nic.id.clone(),
+            if_name: Some(nic.if_name.clone()),
+            addresses: vec!["10.9.0.5/24".to_owned()],
+            ..AttachedNic::default()
+        });
+    }
+    let attached = Attached { attachment: asked.attachment, nics: done };
+    assert_eq!(world.ask(Request::Attached(attached)).await, Reply::Done);
+    given.into_iter().map(|nic| nic.id).collect()
+}
+
+#[tokio::test]
+async fn a_pod_gets_its_nics_and_one_with_none_gets_none() {
+    let world = granted("p", &["blue-0", "blue-2"]).await;
+    assert_eq!(nics(&world, attach("other", "c9")).await, []);
+    let given = nics(&world, attach("p", "c1")).await;
+    assert_eq!(given.iter().map(|nic| nic.id.as_str()).collect::<Vec<_>>(), ["blue-0", "blue-2"]);
+    let nic = &given[0];
+    assert_eq!(nic.mac.as_ref(), Some(&world.daemon.table().nics["k8s.blue-0"].mac));
+    let Personality::VhostUser { dir, socket, companion, .. } = &nic.personality else {
+        panic!("{nic:?}")
+    };
+    assert!(socket.starts_with(dir.as_str()) && std::path::Path::new(socket).exists());
+    assert_eq!(
+        (companion.bridge.as_deref(), companion.uid, companion.gid),
+        (Some("br0"), Some(107), Some(107))
+    );
+    assert_eq!(companion.tap, nic.if_name);
+    // Again, since a runtime repeats what it does not know the end of.
+    assert_eq!(nics(&world, attach("p", "c1")).await, given);
+}
+
+#[tokio::test]
+async fn multus_gets_the_one_nic_that_it_names() {
+    let world = granted("p", &["blue-0", "blue-2"]).await;
+    let named =
+        |pod: &str, id: &str| Attach { device_id: Some(id.to_owned()), ..attach(pod, "c1") };
+    let given = nics(&world, named("p", "blue-2")).await;
+    assert_eq!(
+        (given.len(), given[0].id.as_str(), given[0].if_name.as_str()),
+        (1, "blue-2", "eth0")
+    );
+    let reply = world.ask(Request::Attach(named("thief", "blue-2"))).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::Conflict));
+    let reply = world.ask(Request::Attach(named("p", "blue-3"))).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::NotFound));
+    let reply = world.ask(Request::Attach(named("p", "0000:00:00.0"))).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::NotFound));
+    // The tap has the name that Multus wants, and the pod's file says so.
+    let file = std::fs::read_to_string(world.path("nics/k8s.blue-2/nic.json")).unwrap();
+    assert!(file.contains("ifname=eth0,"), "{file}");
+}
+
+#[tokio::test]
+async fn addresses_from_ipam_bind_the_nic_and_check_sees_what_is() {
+    let world = granted("p", &["blue-0"]).await;
+    add(&world, "p", "c1").await;
+    assert_eq!(world.daemon.table().nics["k8s.blue-0"].addresses, ["10.9.0.5"]);
+    let file = std::fs::read_to_string(world.path("nics/k8s.blue-0/nic.json")).unwrap();
+    assert!(file.contains("10.9.0.5"), "{file}");
+    let check = || Request::Check(attachment("c1", "eth0"));
+    let Reply::Checked(checked) = world.ask(check()).await else { panic!() };
+    assert_eq!(checked[0].record.state, State::Attached);
+    assert_eq!(checked[0].live.differs, Vec::<String>::new());
+    assert_eq!(checked[0].live.limits["max_qps"], 7);
+    {
+        let mut table = world.daemon.table();
+        let nic = table.nics.get_mut("k8s.blue-0").unwrap();
+        nic.limits.as_mut().unwrap().max_qps = 999;
+        nic.addresses.clear();
+    }
+    let Reply::Checked(checked) = world.ask(check()).await else { panic!() };
+    assert_eq!(checked[0].live.differs.len(), 2, "{:?}", checked[0].live.differs);
+    let reply = world.ask(Request::Check(attachment("c1", "eth9"))).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::NotFound));
+}
+
+#[tokio::test]
+async fn what_was_intended_outlives_the_agent_and_del_may_be_repeated() {
+    let mut world = granted("p", &["blue-0"]).await;
+    let asked = attach("p", "c1");
+    let given = nics(&world, asked.clone()).await;
+    let step = Step::MakeLink { name: "vr-blue-0".to_owned(), netns: None };
+    let intend = |id: &str| {
+        Request::Intend(Intend {
+            attachment: asked.attachment.clone(),
+            nic: id.to_owned(),
+            steps: vec![step.clone()],
+        })
+    };
+    assert_eq!(world.ask(intend(&given[0].id)).await, Reply::Done);
+    assert_eq!(world.ask(intend(&given[0].id)).await, Reply::Done);
+    assert_eq!(fault_kind(&world.ask(intend("blue-1")).await), Some(FaultKind::NotFound));
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    let left = records(&world, detach("c1")).await;
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].steps, [step]);
+    assert_eq!(left[0].state, State::Detaching);
+    let detached = Request::Detached(Detached { attachment: asked.attachment, nics: Vec::new() });
+    for _ in 0..5 {
+        assert_eq!(world.ask(detached.clone()).await, Reply::Done);
+        assert_eq!(records(&world, detach("c1")).await, []);
+    }
+    assert_eq!(world.state_of("blue-0").await, "granted");
+}
+
+#[tokio::test]
+async fn garbage_is_what_no_valid_attachment_names() {
+    let world = granted("p", &["blue-0"]).await;
+    add(&world, "p", "c1").await;
+    let gc = |network: &str, valid: Vec<_>| Request::Gc(Gc { network: network.to_owned(), valid });
+    assert_eq!(records(&world, gc("net", vec![attachment("c1", "eth0")])).await, []);
+    assert_eq!(records(&world, gc("other", Vec::new())).await, []);
+    assert_eq!(records(&world, gc("net", vec![attachment("c1", "eth1")])).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_its_runtime_forgot_is_undone_by_the_plugin_before_anyone_else_gets_the_nic()
+{
+    let world = granted("p", &["blue-0"]).await;
+    add(&world, "p", "c1").await;
+    let (called, done) = (world.path("called"), world.path("done"));
+    let plugin = world.path("cni-plugin");
+    let script = format!(
+        "#!/bin/sh\nenv > {called}.new; cat >> {called}.new; mv {called}.new {called}\nwhile [ ! -e {done} ]; do sleep 0.01; done\n",
+        called = called.display(),
+        done = done.display()
+    );
+    std::fs::write(&plugin, script).unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    world.kubelet.delete("p");
+    world.daemon.set_session("k8s.blue-0", Session::Absent);
+    let agent = Arc::clone(world.agent());
+    // The kubelet gives the ID to another pod at once.
+    let allocated =
+        tokio::spawn(async move { agent.allocate("blue", &[vec!["blue-0".to_owned()]]).await });
+    let text = eventually("the plugin is called", || std::fs::read_to_string(&called).ok()).await;
+    for expected in [
+        "CNI_COMMAND=DEL",
+        "CNI_CONTAINERID=c1",
+        "CNI_IFNAME=eth0",
+        "\"name\":\"net\"",
+        "agentSocket",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert_eq!(records(&world, detach("c1")).await.len(), 1);
+    let detached = Detached { attachment: attachment("c1", "eth0"), nics: Vec::new() };
+    world.ask(Request::Detached(detached)).await;
+    std::fs::write(&done, "").unwrap();
+    allocated.await.unwrap().unwrap();
+    assert_eq!(world.state_of("blue-0").await, "granted");
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_keeps_the_nic_from_everyone() {
+    let world = granted("p", &["blue-0"]).await;
+    add(&world, "p", "c1").await;
+    let plugin = world.path("cni-plugin");
+    std::fs::write(&plugin, "#!/bin/sh\necho '{\"code\":5,\"msg\":\"broken\"}'\nexit 1\n").unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    world.kubelet.delete("p");
+    world.settle().await;
+    let refused = world.allocate(&["blue-0"]).await.unwrap_err();
+    assert!(refused.contains("broken"), "{refused}");
+    assert_eq!(world.nics(), ["k8s.blue-0"]);
+}
+
+#[tokio::test]
+async fn the_socket_speaks_the_contract_and_only_root_may_open_it() {
+    let world = granted("p", &["blue-0"]).await;
+    let path = world.path("agent.sock");
+    let socket = CniSocket::bind(&path).unwrap();
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let server = tokio::spawn(socket.serve(Arc::clone(world.agent())));
+    let (asked, at) = (Request::Attach(attach("p", "c1")), path.clone());
+    let patience = std::time::Duration::from_secs(30);
+    let reply = tokio::task::spawn_blocking(move || call(&at, &asked, patience)).await.unwrap();
+    assert!(matches!(reply, Ok(Reply::Nics(nics)) if nics.len() == 1));
+    let at = path.clone();
+    let junk = tokio::task::spawn_blocking(move || {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::os::unix::net::UnixStream::connect(at).unwrap();
+        stream.write_all(b"{\"version\":99}\n").unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        said
+    });
+    assert!(junk.await.unwrap().contains("bad-request"));
+    server.abort();
+    let _ = server.await;
+    assert!(!path.exists());
+}

@@ -1,0 +1,130 @@
+//! A daemon that is a table.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use vhost_rdma_agent::daemon::{Daemon, DaemonError, View};
+use vhost_rdma_proto::v1;
+
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) nics: BTreeMap<String, v1::Nic>,
+    pub(crate) networks: Vec<String>,
+    pub(crate) down: bool,
+    pub(crate) pid: u32,
+    /// Calls that change something until one fails; then all do.
+    pub(crate) fuse: Option<u32>,
+    pub(crate) calls: u32,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct FakeDaemon {
+    dir: PathBuf,
+    table: Arc<Mutex<Table>>,
+}
+
+impl FakeDaemon {
+    pub(crate) fn new(dir: &Path) -> Self {
+        let table = Table { pid: 1, ..Table::default() };
+        Self { dir: dir.to_owned(), table: Arc::new(Mutex::new(table)) }
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap()
+    }
+
+    /// A VMM connects to a NIC, or goes.
+    pub(crate) fn set_session(&self, name: &str, session: v1::Session) {
+        self.table().nics.get_mut(name).unwrap().set_session(session);
+    }
+
+    /// Ends and starts again, with its state: all sessions are gone.
+    pub(crate) fn restart(&self) {
+        let mut table = self.table();
+        table.pid += 1;
+        table.down = false;
+        for nic in table.nics.values_mut() {
+            nic.set_session(v1::Session::Absent);
+        }
+    }
+
+    fn read(&self) -> Result<MutexGuard<'_, Table>, DaemonError> {
+        let table = self.table();
+        if table.down { Err(DaemonError::Unreachable("it is down".to_owned())) } else { Ok(table) }
+    }
+
+    fn change(&self) -> Result<MutexGuard<'_, Table>, DaemonError> {
+        let mut table = self.read()?;
+        table.calls += 1;
+        match &mut table.fuse {
+            Some(0) => return Err(DaemonError::Unreachable("the fuse blew".to_owned())),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(table)
+    }
+}
+
+impl Daemon for FakeDaemon {
+    async fn view(&self) -> Result<View, DaemonError> {
+        let table = self.read()?;
+        Ok(View { pid: table.pid, nics: table.nics.clone() })
+    }
+
+    async fn ensure_network(&self, name: &str, _vni: Option<u32>) -> Result<(), DaemonError> {
+        self.change()?.networks.push(name.to_owned());
+        Ok(())
+    }
+
+    async fn add_nic(&self, request: v1::AddNicRequest) -> Result<v1::Nic, DaemonError> {
+        let mut table = self.change()?;
+        if table.nics.contains_key(&request.name) {
+            return Err(DaemonError::Exists(request.name));
+        }
+        let dir = self.dir.join(&request.name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let limits = request.limits.unwrap_or_default();
+        let mut nic = v1::Nic {
+            name: request.name.clone(),
+            network: request.network,
+            mac: request.mac,
+            addresses: request.addresses,
+            socket: dir.join("vhost.sock").to_str().unwrap().to_owned(),
+            comp_vectors: 4,
+            num_queues: 8,
+            limits: Some(v1::Limits {
+                max_qps: limits.max_qps.unwrap_or(100),
+                ..v1::Limits::default()
+            }),
+            ..v1::Nic::default()
+        };
+        nic.set_session(v1::Session::Absent);
+        std::fs::write(&nic.socket, "").unwrap();
+        table.nics.insert(request.name, nic.clone());
+        Ok(nic)
+    }
+
+    async fn update_nic(&self, request: v1::UpdateNicRequest) -> Result<v1::Nic, DaemonError> {
+        let mut table = self.change()?;
+        let nic = table.nics.get_mut(&request.name).ok_or(DaemonError::NotFound(request.name))?;
+        if let Some(addresses) = request.addresses {
+            nic.addresses = addresses.addresses;
+        }
+        Ok(nic.clone())
+    }
+
+    async fn nic(&self, name: &str) -> Result<v1::Nic, DaemonError> {
+        self.read()?.nics.get(name).cloned().ok_or_else(|| DaemonError::NotFound(name.to_owned()))
+    }
+
+    async fn remove_nic(&self, name: &str) -> Result<(), DaemonError> {
+        let mut table = self.change()?;
+        if let Some(nic) = table.nics.remove(name) {
+            std::fs::remove_file(&nic.socket).unwrap();
+            // As the daemon: only an empty directory goes, so what the agent leaves in it stays for ever.
+            std::fs::remove_dir(self.dir.join(name)).unwrap();
+        }
+        Ok(())
+    }
+}
