@@ -130,15 +130,19 @@ impl Args {
         for &debian in releases {
             let label = if self.full { format!("{}/", debian.name()) } else { String::new() };
             good &= self.release(cache, debian, &label, &mut table)?;
+            // An hour's work is not lost with its last step.
+            self.write(&table)?;
         }
         if self.full {
             let race = Self { cpus: 2, only: RACE.into(), repeat: RACES, ..Self::default() };
             good &= race.release(cache, race.debian, "2 vCPUs/", &mut table)?;
-        }
-        if let Some(path) = &self.json {
-            rows::write_json(path, &table)?;
+            self.write(&table)?;
         }
         Ok(good)
+    }
+
+    fn write(&self, table: &[Row]) -> Result<()> {
+        self.json.as_ref().map_or(Ok(()), |path| rows::write_json(path, table))
     }
 
     fn release(
