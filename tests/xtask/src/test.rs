@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
-use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, ulp, verbs};
+use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, sriov, ulp, verbs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -38,6 +38,7 @@ impl Args {
             })?;
             steps.step("life of drivers, guests and VMs", || life::Args::default().run(cache))?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
+            steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;

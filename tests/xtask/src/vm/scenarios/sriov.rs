@@ -20,7 +20,7 @@ use crate::rows::{self, Row};
 use crate::vm::guest::{self, Guest, Output};
 use crate::vm::{Lab, MEMORY_MIB, NAMES, Nic, Plan};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Release of the guest
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
