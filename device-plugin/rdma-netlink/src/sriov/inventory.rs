@@ -415,6 +415,8 @@ mod tests {
             alias: None,
             parent: None,
             parent_bus: None,
+            owner: None,
+            group: None,
             vf_count: 2,
             vfs: vec![VfSettings { index: 1, max_tx_rate: Some(100), ..VfSettings::default() }],
         };

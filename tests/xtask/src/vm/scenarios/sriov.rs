@@ -52,6 +52,7 @@ type Step = (&'static str, fn(&mut Host) -> Result<()>);
 
 const STEPS: &[Step] = &[
     ("rdma netlink says what `rdma` says", compare::rdma),
+    ("rdma netlink changes what it shall", compare::changes),
     ("VFs created and listed", Host::create),
     ("VF set: rate, address, VLAN, trust", Host::set),
     ("refusals", Host::refusals),
@@ -335,32 +336,44 @@ impl Host {
         Ok(())
     }
 
-    /// The RDMA device on a VF that backs a NIC is an rxe here: this NIC has no RDMA of its own.
     fn carrier(&mut self) -> Result<()> {
         let pf = self.pf.clone();
-        self.sh(&format!("set -e; i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip link set $i up; rdma link add rxevf type rxe netdev $i; ibv_devinfo -d rxevf", self.address))?;
-        let shown = self.vf("show rxevf")?;
+        self.with_rdma_device(|host, device| {
+            let shown = host.vf(&format!("show {device}"))?;
+            ensure!(
+                shown.get("index") == Some(&Value::from(0)),
+                "the RDMA device is shown on another function: {shown}"
+            );
+            ensure!(
+                shown.pointer("/rdma_devices/0/software") == Some(&Value::from(true)),
+                "rxe is shown as hardware: {shown}"
+            );
+            host.fails(&format!("create {pf} 0 --yes"), 5, device)?;
+            host.sh(&format!(
+                "timeout 100 ibv_rc_pingpong -d {device} -g 0 >/dev/null 2>&1 & sleep 2"
+            ))?;
+            let shown = host.vf(&format!("show {device}"))?;
+            ensure!(
+                shown.to_string().contains("ibv_rc_pingpong"),
+                "the program that has it open is not shown: {shown}"
+            );
+            host.sh("pkill -x ibv_rc_pingpong; sleep 0.5").map(|_| ())
+        })?;
+        let shown = self.vf(&format!("show {pf}/0"))?;
         ensure!(
-            shown.get("index") == Some(&Value::from(0)),
-            "the RDMA device is shown on another function: {shown}"
-        );
-        ensure!(
-            shown.pointer("/rdma_devices/0/software") == Some(&Value::from(true)),
-            "rxe is shown as hardware: {shown}"
-        );
-        self.fails(&format!("create {pf} 0 --yes"), 5, "rxevf")?;
-        self.sh("timeout 20 ibv_rc_pingpong -d rxevf -g 0 >/dev/null 2>&1 & sleep 1.5")?;
-        let shown = self.vf("show rxevf")?;
-        ensure!(
-            shown.to_string().contains("ibv_rc_pingpong"),
-            "the program that has it open is not shown: {shown}"
-        );
-        self.sh("pkill -x ibv_rc_pingpong; sleep 0.3; rdma link delete rxevf")?;
-        ensure!(
-            self.vf(&format!("show {pf}/0"))?.pointer("/rdma_devices/0").is_none(),
-            "a deleted RDMA device is shown"
+            shown.pointer("/rdma_devices/0").is_none(),
+            "a deleted RDMA device is shown: {shown}"
         );
         Ok(())
+    }
+
+    /// VF 0 with an RDMA device on it, as long as `work` takes: what can back a NIC (`--backing rnic:DEVICE`). It is an rxe: the emulated NIC
+    /// has no RDMA of its own.
+    fn with_rdma_device(&mut self, work: impl FnOnce(&mut Self, &str) -> Result<()>) -> Result<()> {
+        self.sh(&format!("set -e; i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip link set $i up; rdma link add rxevf type rxe netdev $i; ibv_devinfo -d rxevf", self.address))?;
+        let result = work(self, "rxevf");
+        self.sh("rdma link delete rxevf")?;
+        result
     }
 
     /// Commands for one physical function wait for each other, and each does its work.
