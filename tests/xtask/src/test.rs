@@ -36,7 +36,9 @@ impl Args {
                 let only = Some("atomic -t".to_owned());
                 pair::Args { cpus: 2, only, no_reference: true, ..Default::default() }.run(cache)
             })?;
-            steps.step("life of drivers, guests and VMs", || life::Args::default().run(cache))?;
+            steps.step("life of drivers, guests and VMs", || {
+                life::Args { full: self.full, ..Default::default() }.run(cache)
+            })?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("rdma-core's Python suite", || {

@@ -19,8 +19,8 @@ use crate::exec::{self, tail, tied_private_mounts};
 use crate::roots::GuestImage;
 use crate::vm::qmp::Qmp;
 
-/// From QEMU's start to our init: 4-7 s alone, more on a busy host.
-const BOOT_WAIT: Duration = Duration::from_secs(120);
+/// From QEMU's start to our init: 4-7 s alone, minutes on a host that is busy with twenty other things.
+const BOOT_WAIT: Duration = Duration::from_secs(300);
 const QUIT_WAIT: Duration = Duration::from_secs(1);
 
 /// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc.
@@ -379,6 +379,7 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
     push(&["-kernel", "/mnt/vmlinuz", "-initrd", "/mnt/initrd.gz"]);
     push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
     push(&["-smp", &spec.cpus.to_string()]);
+    // The kernel's check of its timer takes a starved emulator for broken hardware and panics.
     push(&[
         "-append",
         &format!(

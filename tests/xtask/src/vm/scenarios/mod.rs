@@ -32,9 +32,9 @@ pub(crate) enum Scenario {
     Verbs(verbs::Args),
     /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
     Nvme(nvme::Args),
-    /// Programs, drivers, guests and VMs ended under load: nothing leaks, nobody else is harmed
+    /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing leaks, nobody else is harmed
     Life(life::Args),
-    /// Clients of other kinds: multicast, rsockets, NFS over RDMA, RDS
+    /// Clients of other kinds: multicast, rsockets, cmtime, RDS
     Ulp(ulp::Args),
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
