@@ -28,7 +28,7 @@ use crate::vm::peers::{self, Devices};
 #[group(skip)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pair: pair::Args,
+    pub(crate) pair: pair::Args,
     /// Also the steps that CI has no time for
     #[arg(long)]
     pub(crate) full: bool,
