@@ -43,12 +43,6 @@ impl Image {
         self
     }
 
-    /// Adds a file as it is.
-    pub(crate) fn file(mut self, from: &Path, to: &str) -> Self {
-        self.files.push((from.to_path_buf(), to.to_owned()));
-        self
-    }
-
     /// Adds a program of this machine with the libraries that the loader would take for it.
     pub(crate) fn program(mut self, from: &Path, to: &str) -> Result<Self> {
         self.files.push((from.to_path_buf(), to.to_owned()));
@@ -195,7 +189,8 @@ mod tests {
 
     #[test]
     fn what_the_index_names_is_in_the_archive() {
-        let image = Image::default().entry(&["/bin/x"]).file(Path::new("/etc/hostname"), "bin/x");
+        let mut image = Image::default().entry(&["/bin/x"]);
+        image.files.push(("/etc/hostname".into(), "bin/x".into()));
         let bytes = image.archive("localhost/x:lab").unwrap();
         let mut blobs = std::collections::BTreeMap::new();
         for entry in tar::Archive::new(bytes.as_slice()).entries().unwrap() {

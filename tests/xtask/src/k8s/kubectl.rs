@@ -11,6 +11,7 @@ use crate::exec::{capture, wait_for};
 use crate::k8s::node::Node;
 
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
+const DELETE_WAIT: Duration = Duration::from_secs(180);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kubectl<'a> {
@@ -97,18 +98,25 @@ impl<'a> Kubectl<'a> {
         format!("pod {name}: {status}\nevents:\n{events}\nits output:\n{logs}")
     }
 
-    /// Deletes pods and waits until they are gone.
+    /// Deletes pods and waits until they are gone: this kubelet reports the end of a pod up to ten seconds late.
     pub(crate) fn delete_pods(&self, names: &[&str]) -> Result<()> {
-        let mut args = vec![
-            "delete",
-            "pod",
-            "--wait=true",
-            "--timeout=50s",
-            "--grace-period=1",
-            "--ignore-not-found",
-        ];
+        let mut args = vec!["delete", "pod", "--wait=false", "--ignore-not-found"];
         args.extend_from_slice(names);
-        self.run(&args).map(|_| ())
+        self.run(&args)?;
+        for name in names {
+            self.wait_gone(&["pod", name])?;
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing that these words select is there.
+    pub(crate) fn wait_gone(&self, what: &[&str]) -> Result<()> {
+        let mut args = vec!["get", "-o", "name", "--ignore-not-found"];
+        args.extend_from_slice(what);
+        wait_for(&format!("{} to be gone", what.join(" ")), DELETE_WAIT, || {
+            std::thread::sleep(Duration::from_millis(200));
+            Ok(self.run(&args)?.trim().is_empty().then_some(()))
+        })
     }
 
     /// How much of an extended resource the node offers.

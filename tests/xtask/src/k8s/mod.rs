@@ -2,16 +2,19 @@
 //! own, our daemon and agent on it as they would be on any node.
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `image` makes
-//! container images; `kubectl` asks and tells.
+//! container images; `kubectl` asks and tells; `ours` is what is tested, `pods` who uses
+//! it, `test`, `restarts` and `attach` the rows.
 
-#![allow(dead_code, reason = "the test that uses the rest comes next")]
-
+mod attach;
 mod image;
 mod kubectl;
 mod node;
 mod ours;
 mod parts;
 mod plane;
+mod pods;
+mod restarts;
+mod test;
 
 use std::time::Instant;
 
@@ -31,6 +34,8 @@ const UP: &str = "up";
 pub(crate) enum Command {
     /// Start a cluster that stays; prints how to reach it
     Up,
+    /// Everything that a node must do: pods with NICs, restarts and deaths of its parts, CNI
+    Test(test::Args),
     /// End the cluster that `up` made; fails if anything of it is left on the machine
     Down,
 }
@@ -40,6 +45,7 @@ impl Command {
         host::require_root()?;
         match self {
             Self::Up => up(cache),
+            Self::Test(args) => args.run(cache),
             Self::Down => down(),
         }
     }
@@ -56,7 +62,8 @@ fn start(cache: &Cache, name: &str, life: Life) -> Result<(Node, Parts)> {
             .entry(&["/bin/sleep", "1000000000"])
             .import(&node, "localhost/pause:lab")?;
         ours.install(&node, &parts.root)?;
-        ours::start_daemon(&node)
+        ours::start_daemon(&node)?;
+        ours::start_agent(&node)
     });
     if let Err(e) = result {
         let shown = keep_logs(&node);

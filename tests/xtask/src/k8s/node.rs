@@ -254,6 +254,21 @@ echo $! > "$pid""#;
         })
     }
 
+    /// The process id of a server as the machine counts.
+    pub(crate) fn outer_pid(&self, name: &str) -> Result<rustix::process::Pid> {
+        let inner = fs::read_to_string(self.lab().join(format!("{name}.pid")))?;
+        let here = fs::read_link(format!("/proc/{}/ns/pid", self.pid))?;
+        let found = fs::read_dir("/proc")?.flatten().find_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let status = fs::read_to_string(entry.path().join("status")).ok()?;
+            let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
+            let ours = ids.split_whitespace().next_back()? == inner.trim()
+                && fs::read_link(entry.path().join("ns/pid")).ok()? == here;
+            ours.then(|| rustix::process::Pid::from_raw(pid)).flatten()
+        });
+        found.with_context(|| format!("{name} is not running"))
+    }
+
     /// Ends the node and takes away what the kernel left; an error names what would not go.
     pub(crate) fn end(mut self) -> Result<()> {
         self.finish()

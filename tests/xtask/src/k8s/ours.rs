@@ -2,6 +2,7 @@
 //!
 //! Paths are those of an installed node. The configuration files are written here, as an administrator would.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cache::Cache;
-use crate::exec::{run_logged, tied, wait_for, workspace};
+use crate::exec::{run_logged, tail, tied, wait_for, workspace};
 use crate::k8s::image::Image;
 use crate::k8s::node::Node;
 
@@ -19,8 +20,38 @@ const WAIT: Duration = Duration::from_secs(60);
 
 /// The image of the virtual guest.
 pub(crate) const GUEST_IMAGE: &str = "localhost/vguest:lab";
-const DAEMON: &str = "vhost-rdma";
+pub(crate) const DAEMON: &str = "vhost-rdma";
+pub(crate) const AGENT: &str = "vhost-rdma-agent";
+const CNI: &str = "vhost-rdma-cni";
 const METRICS: &str = "127.0.0.1:9471";
+
+/// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev beside each NIC.
+const POOLS: &str = r#"
+[[pools]]
+name = "blue"
+kind = "vhost-user"
+count = 24
+network = "blue"
+vni = 7
+socket = { owner = 1000, group = 1000, mode = "0660" }
+
+[[pools]]
+name = "green"
+kind = "vhost-user"
+count = 4
+network = "green"
+vni = 8
+socket = { owner = 1000, group = 1000, mode = "0660" }
+
+[[pools]]
+name = "tapped"
+kind = "vhost-user"
+count = 4
+network = "tapped"
+vni = 9
+socket = { owner = 1000, group = 1000, mode = "0660" }
+companion = { bridge = "k8sbr0" }
+"#;
 
 /// Programs of this workspace, as cargo left them.
 #[derive(Debug, Clone)]
@@ -33,7 +64,7 @@ impl Ours {
     pub(crate) fn build(cache: &Cache) -> Result<Self> {
         let mut cmd = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cmd.current_dir(workspace()).args(["build", "--locked", "--bins"]);
-        for package in ["vhost-rdma", "virtual-guest"] {
+        for package in [DAEMON, AGENT, CNI, "virtual-guest"] {
             cmd.args(["-p", package]);
         }
         run_logged(&mut cmd, "building the node's programs", &cache.log("k8s-build"), BUILD_WAIT)?;
@@ -49,10 +80,12 @@ impl Ours {
 
     /// Puts programs and images where they belong on a node.
     pub(crate) fn install(&self, node: &Node, root: &Path) -> Result<()> {
-        for name in [DAEMON] {
-            fs::copy(self.program(name), node.lab().join("bin").join(name))
+        for (name, dir) in [(DAEMON, "/usr/bin"), (AGENT, "/usr/bin"), (CNI, "/opt/cni/bin")] {
+            fs::copy(self.program(name), node.path(dir).join(name))
                 .with_context(|| format!("cannot copy {name}"))?;
         }
+        fs::create_dir_all(node.path("/etc/vhost-rdma-agent"))?;
+        fs::write(node.path("/etc/vhost-rdma-agent/config.toml"), POOLS)?;
         Image::with_busybox(root)
             .program(&self.program("vguest-pod"), "bin/vguest-pod")?
             .entry(&["/bin/vguest-pod"])
@@ -62,7 +95,7 @@ impl Ours {
 
 /// Starts the daemon on the node and waits until it answers.
 pub(crate) fn start_daemon(node: &Node) -> Result<()> {
-    node.spawn(DAEMON, &["/lab/bin/vhost-rdma", "serve", "--metrics", METRICS])?;
+    node.spawn(DAEMON, &["/usr/bin/vhost-rdma", "serve", "--metrics", METRICS])?;
     wait_for("the daemon", WAIT, || {
         node.check_alive(DAEMON)?;
         Ok(daemon(node, &["status"]).ok())
@@ -72,13 +105,100 @@ pub(crate) fn start_daemon(node: &Node) -> Result<()> {
 
 /// One command of the daemon's command line, with `--json`.
 pub(crate) fn daemon(node: &Node, args: &[&str]) -> Result<Value> {
-    let mut all = vec!["/lab/bin/vhost-rdma", "--json"];
+    let mut all = vec!["/usr/bin/vhost-rdma", "--json"];
     all.extend_from_slice(args);
     let text = node.run(&all)?;
     serde_json::from_str(&text).with_context(|| format!("`vhost-rdma {}`:\n{text}", args.join(" ")))
 }
 
-/// The daemon's metrics page.
-pub(crate) fn metrics(node: &Node) -> Result<String> {
-    node.run(&["busybox", "wget", "-q", "-O", "-", &format!("http://{METRICS}/metrics")])
+/// Starts the agent and waits until it is ready.
+pub(crate) fn start_agent(node: &Node) -> Result<()> {
+    let variable = "KUBECONFIG=/lab/pki/agent.kubeconfig";
+    node.spawn(
+        AGENT,
+        &["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", "node1"],
+    )?;
+    wait_for("the agent", WAIT, || {
+        node.check_alive(AGENT)?;
+        Ok(agent(node).ok().filter(|s| s.get("ready") == Some(&true.into())))
+    })
+    .map(drop)
+}
+
+/// What the agent says of itself.
+pub(crate) fn agent(node: &Node) -> Result<Value> {
+    let text = node.run(&["/usr/bin/vhost-rdma-agent", "status", "--json"])?;
+    serde_json::from_str(&text).with_context(|| format!("`vhost-rdma-agent status`:\n{text}"))
+}
+
+/// The agent's devices that are not free.
+pub(crate) fn granted(node: &Node) -> Result<BTreeSet<String>> {
+    let status = agent(node)?;
+    let devices = status.get("devices").and_then(Value::as_array).context("no devices")?;
+    Ok(devices
+        .iter()
+        .filter(|d| d.get("state").and_then(Value::as_str) != Some("free"))
+        .filter_map(|d| d.get("id").and_then(Value::as_str).map(ToOwned::to_owned))
+        .collect())
+}
+
+/// The agent's name for a NIC in the daemon begins like this.
+const PREFIX: &str = "k8s.";
+
+/// IDs of the agent's NICs in the daemon.
+pub(crate) fn nics(node: &Node) -> Result<BTreeSet<String>> {
+    let list = daemon(node, &["nic", "list"])?;
+    let list = list.as_array().context("no list of NICs")?;
+    Ok(list
+        .iter()
+        .filter_map(|n| n.get("name")?.as_str()?.strip_prefix(PREFIX).map(ToOwned::to_owned))
+        .collect())
+}
+
+/// A NIC as the daemon shows it.
+pub(crate) fn nic(node: &Node, id: &str) -> Result<Value> {
+    daemon(node, &["nic", "show", &format!("{PREFIX}{id}")])
+}
+
+/// Payload bytes, sent and received, by ID, from the daemon's metrics page.
+pub(crate) fn bytes(node: &Node) -> Result<BTreeMap<String, u64>> {
+    let page =
+        node.run(&["busybox", "wget", "-q", "-O", "-", &format!("http://{METRICS}/metrics")])?;
+    let mut sums = BTreeMap::new();
+    for line in page.lines() {
+        let counts = ["vhost_rdma_nic_tx_bytes_total{", "vhost_rdma_nic_rx_bytes_total{"];
+        if !counts.iter().any(|c| line.starts_with(c)) {
+            continue;
+        }
+        let Some((labels, value)) = line.rsplit_once(' ') else { continue };
+        let id = labels.split_once(&format!("nic=\"{PREFIX}")).and_then(|(_, r)| r.split_once('"'));
+        if let Some((id, _)) = id {
+            *sums.entry(id.to_owned()).or_default() += value.parse::<u64>()?;
+        }
+    }
+    Ok(sums)
+}
+
+/// The IDs that kubelet has on disk as given to pods.
+pub(crate) fn kubelet_checkpoint(node: &Node) -> Result<BTreeSet<String>> {
+    let file = node.path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint");
+    let value: Value = serde_json::from_str(&fs::read_to_string(file)?)?;
+    let entries = value.pointer("/Data/PodDeviceEntries").and_then(Value::as_array);
+    let mut ids = BTreeSet::new();
+    for entry in entries.into_iter().flatten() {
+        // A list by NUMA node.
+        let by_node = entry.get("DeviceIDs").and_then(Value::as_object);
+        for list in by_node.into_iter().flat_map(|m| m.values()) {
+            let list = list.as_array().into_iter().flatten();
+            ids.extend(list.filter_map(|i| i.as_str().map(ToOwned::to_owned)));
+        }
+    }
+    Ok(ids)
+}
+
+/// The ends of the logs that tell most.
+pub(crate) fn tails(node: &Node) -> String {
+    [AGENT, DAEMON, "kubelet"]
+        .map(|name| format!("the end of {name}'s log:\n{}", tail(&node.log(name), 0, 12)))
+        .concat()
 }

@@ -17,7 +17,7 @@ use crate::host::Archive;
 use crate::roots::{Recipe, mmdebstrap, owned};
 
 const SUITE: &str = "bookworm";
-const BUILD_WAIT: Duration = Duration::from_secs(1800);
+const BUILD_WAIT: Duration = Duration::from_secs(3000);
 const STEP_WAIT: Duration = Duration::from_secs(120);
 
 /// The servers, as their programs are called.

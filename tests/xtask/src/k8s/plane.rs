@@ -43,6 +43,7 @@ client admin /O=system:masters/CN=admin
 client node /O=system:nodes/CN=system:node:node1
 client kcm /CN=system:kube-controller-manager
 client scheduler /CN=system:kube-scheduler
+client agent /CN=vhost-rdma-agent
 "#;
 
 /// `restrict_oom_score_adj`: root in a container often has no CAP_SYS_RESOURCE, without which runc cannot lower the score of a sandbox.
@@ -70,7 +71,9 @@ address: 0.0.0.0
 readOnlyPort: 0
 authentication: {x509: {clientCAFile: /lab/pki/ca.crt}, webhook: {enabled: false}, anonymous: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
+evictionHard: {memory.available: 50Mi, nodefs.available: 50Mi, imagefs.available: 50Mi}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
 maxPods: 250
 nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
@@ -155,6 +158,11 @@ pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
     start(node, "kubelet", KUBELET_ARGS)
 }
 
+/// An error if a server of the cluster is gone.
+pub(crate) fn healthy(node: &Node) -> Result<()> {
+    SERVERS.iter().chain(&["containerd", "etcd"]).try_for_each(|name| node.check_alive(name))
+}
+
 /// The network configuration list: the bridge, and what is chained behind it.
 pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -> Result<()> {
     let more = chained.map(|c| format!(", {c}")).unwrap_or_default();
@@ -209,9 +217,7 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
     })?;
     start_kubelet(node)?;
     wait_for("the node to become Ready", WAIT, || {
-        for name in ["kubelet", "kube-apiserver", "kube-controller-manager", "containerd", "etcd"] {
-            node.check_alive(name)?;
-        }
+        healthy(node)?;
         progress.tick();
         let ready = kubectl.run(&[
             "get",
@@ -226,6 +232,16 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
         progress.tick();
         Ok(kubectl.run(&["get", "serviceaccount", "default"]).ok())
     })?;
+    // What the agent may do in the cluster; more would hide that it needs more.
+    kubectl.run(&[
+        "create",
+        "clusterrole",
+        "vhost-rdma-agent",
+        "--verb=create,patch",
+        "--resource=events.events.k8s.io",
+    ])?;
+    let (role, user) = ("--clusterrole=vhost-rdma-agent", "--user=vhost-rdma-agent");
+    kubectl.run(&["create", "clusterrolebinding", "vhost-rdma-agent", role, user])?;
     progress.done("the node is Ready");
     Ok(())
 }
