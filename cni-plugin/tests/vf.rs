@@ -249,10 +249,10 @@ fn killed_at_each_word_with_the_agent() {
     }
 }
 
-/// What Multus sent for a pod with the annotation `networks: [{"name":"blue","interface":"net1","mac":...}]` on a network with
-/// `resourceName`, recorded and replayed; paths are the test's own.
+/// The calls of Multus for a pod with a network that has a `resourceName` and a MAC of its own: a replay of written calls, as
+/// `multus.json` says, not of a running Multus.
 #[test]
-fn multus_replayed() {
+fn calls_of_multus_replayed() {
     let (lab, pod) = (Lab::new(), Pod::new());
     lab.ipam();
     let agent = FakeAgent::start(

@@ -36,6 +36,8 @@ pub(crate) struct Ledger {
     pub(crate) asked: usize,
     pub(crate) requests: Vec<Request>,
     pub(crate) refuse: Option<(usize, FaultKind)>,
+    /// Where changes are written and synced before they are answered, as the agent's journal is.
+    pub(crate) journal: Option<std::fs::File>,
 }
 
 pub(crate) struct FakeAgent {
@@ -88,6 +90,11 @@ fn serve(mut stream: UnixStream, ledger: &Mutex<Ledger>) {
     let number = ledger.asked;
     ledger.asked += 1;
     ledger.requests.push(request.clone());
+    let changes = !matches!(request, Request::Status | Request::Check(_) | Request::Gc(_));
+    if let Some(mut journal) = ledger.journal.as_ref().filter(|_| changes) {
+        journal.write_all(&bytes).unwrap();
+        journal.sync_data().unwrap();
+    }
     let kill = || {
         let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap().pid;
         rustix::process::kill_process(peer, rustix::process::Signal::KILL).unwrap();

@@ -21,6 +21,7 @@
 
 mod cache;
 mod chores;
+mod cni;
 mod exec;
 mod host;
 mod k8s;
@@ -63,6 +64,8 @@ enum Chore {
         #[arg(last = true)]
         rest: Vec<String>,
     },
+    /// CNI ADD beside the reference ptp plugin, in one run
+    CniBench(cni::Args),
     /// rustfmt, clippy, cargo doc and cargo-deny
     Lint,
     /// Write the manual page to standard output, or one page per command to a directory
@@ -85,6 +88,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Demo(args) => args.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),
         Chore::Bench { json, rest } => chores::bench(json.as_deref(), rest),
+        Chore::CniBench(args) => args.run(&Cache::open()?),
         Chore::Lint => {
             let mut steps = Steps::default();
             chores::lint(&Cache::open()?, &mut steps)?;

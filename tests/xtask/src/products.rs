@@ -11,10 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::cache::{Cache, tree_digest};
-use crate::exec::{run_logged, tied_private_mounts, workspace};
+use crate::exec::{run_logged, tied, tied_private_mounts, workspace};
 use crate::roots::{self, Builder, Debian, RDMA_CORE};
 
 const BUILD_WAIT: Duration = Duration::from_secs(400);
+const STATIC_WAIT: Duration = Duration::from_secs(1200);
 
 /// `$1` builder root, `$2` directory that becomes `/work`, `$3` script.
 const ENTER: &str = r#"
@@ -80,6 +81,38 @@ pub(crate) fn programs(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(files)
+}
+
+/// Programs of this workspace as they are shipped to nodes: static (there is no musl target where only Debian's own toolchain is),
+/// release. `programs` are paths below the target's directory.
+pub(crate) fn static_programs(
+    cache: &Cache,
+    packages: &[&str],
+    programs: &[&str],
+) -> Result<Vec<PathBuf>> {
+    const TARGET: &str = if cfg!(target_arch = "aarch64") {
+        "aarch64-unknown-linux-gnu"
+    } else {
+        "x86_64-unknown-linux-gnu"
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cmd = tied(cargo);
+    cmd.current_dir(workspace()).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cmd.args(["build", "--release", "--locked", "--bins", "--examples", "--target", TARGET]);
+    for package in packages {
+        cmd.args(["-p", package]);
+    }
+    run_logged(&mut cmd, "building static programs", &cache.log("static-build"), STATIC_WAIT)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    let dir = target.join(TARGET).join("release");
+    programs
+        .iter()
+        .map(|program| {
+            let path = dir.join(program);
+            path.canonicalize().with_context(|| format!("cargo left no {}", path.display()))
+        })
+        .collect()
 }
 
 fn build(

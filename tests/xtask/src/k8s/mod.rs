@@ -10,7 +10,7 @@ mod image;
 mod kubectl;
 mod node;
 mod ours;
-mod parts;
+pub(crate) mod parts;
 mod plane;
 mod pods;
 mod restarts;

@@ -165,7 +165,8 @@ fn make_writable(dir: &Path) {
     let _ = crate::exec::capture(&mut cmd, STEP_WAIT);
 }
 
-fn node_root(cache: &Cache) -> Result<PathBuf> {
+/// A node's root: containerd, runc, the reference CNI plugins.
+pub(crate) fn node_root(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
     let inputs = format!("1\n{}", archive.resolve(NODE_PACKAGES)?.join("\n"));
     let name = "k8s-node";

@@ -1,5 +1,6 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
 
+pub(crate) mod cni_rdma;
 pub(crate) mod drivers;
 mod fixture;
 pub(crate) mod life;
@@ -30,6 +31,8 @@ pub(crate) enum Scenario {
     Pyverbs(pyverbs::Args),
     /// What no suite of others looks at: events, states, resources, statistics, network namespaces
     Verbs(verbs::Args),
+    /// The CNI plugin moves an RDMA device into a pod's namespace and back, also when it is killed
+    CniRdma(cni_rdma::Args),
     /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
     Nvme(nvme::Args),
     /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing leaks, nobody else is harmed
@@ -56,6 +59,7 @@ impl Scenario {
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
             Self::Verbs(args) => args.run(cache),
+            Self::CniRdma(args) => args.run(cache),
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
             Self::Ulp(args) => args.run(cache),

@@ -68,7 +68,7 @@ impl Args {
             std::fs::write(guest.share().join("netns-check.sh"), NAMESPACES)?;
             for (name, command) in PARTS.iter().filter(|(name, _)| chosen(name)) {
                 let command = command.replace("{dev}", dev).replace("{gid}", gid);
-                part(guest, name, &command, &mut table)?;
+                part(guest, (name, &command), PART, &mut table)?;
             }
         }
         let clean = fixture.clean();
@@ -80,8 +80,14 @@ impl Args {
     }
 }
 
-fn part(guest: &mut Guest, name: &str, command: &str, table: &mut Vec<Row>) -> Result<()> {
-    let out = guest.run(&format!("ulimit -l unlimited\n{command}\n"), PART)?;
+/// Runs a part, a name and a command, and takes its verdicts as rows.
+pub(super) fn part(
+    guest: &mut Guest,
+    (name, command): (&str, &str),
+    wait: Duration,
+    table: &mut Vec<Row>,
+) -> Result<()> {
+    let out = guest.run(&format!("ulimit -l unlimited\n{command}\n"), wait)?;
     let lines = verdicts(&out.text);
     for (line, ok) in &lines {
         table.push(row(format!("{name}: {line}"), *ok));
