@@ -12,7 +12,7 @@ A container runtime executes it: the command comes in CNI_COMMAND (ADD, DEL, CHE
 network configuration on stdin, the answer goes to stdout. CNI 0.3.0 to 1.1.0. It asks the node agent
 (vhost-rdma-agent) which NICs the pod was granted. Fields of its own in the network configuration:
 
-  type         \"vhost-rdma\": the name under which this program is installed
+  type         the name under which this program is installed: \"vhost-rdma-cni\"
   agentSocket  where the node agent listens, if elsewhere than
                /run/vhost-rdma-agent/agent.sock
   deviceID     the one NIC to attach (Multus fills it in); without it, all NICs of the pod
