@@ -150,6 +150,12 @@ impl<B: Backend> Daemon<B> {
         self.store.is_ephemeral()
     }
 
+    /// How the threads that move data are.
+    #[must_use]
+    pub fn workers(&self) -> Vec<node::WorkerStatus> {
+        self.backend.workers()
+    }
+
     /// Adds a network.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! Metrics for Prometheus: read from the NICs' counters at each scrape, nothing is counted twice or kept.
+//! Metrics for Prometheus: read from the counters of NICs and workers at each scrape, nothing is counted twice or kept.
 //!
-//! Labels are NIC and network only, so there are as many series as the operator made NICs; nothing that a guest chooses (QPN, GID,
+//! Labels are NIC, network and the number of a worker only, so there are as many series as the operator made NICs; nothing that a guest chooses (QPN, GID,
 //! process) ever becomes a label.
 
 use std::fmt;
@@ -15,14 +15,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::daemon::{Daemon, NicView};
-use crate::node::{Backend, Session};
+use crate::node::{Backend, Session, WorkerStatus};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -115,23 +116,13 @@ impl<B: Backend> Collector for NicCollector<B> {
             [("nic", nic.config.name.clone()), ("network", nic.config.network.clone())]
         };
         for (name, help, read) in COUNTERS {
-            let mut metric = encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                prometheus_client::metrics::MetricType::Counter,
-            )?;
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for nic in &nics {
                 ConstCounter::new(read(nic)).encode(metric.encode_family(&label(nic))?)?;
             }
         }
         for (name, help, read) in GAUGES {
-            let mut metric = encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                prometheus_client::metrics::MetricType::Gauge,
-            )?;
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for nic in &nics {
                 // OpenMetrics gauges are signed here; no count comes near 2^63.
                 let value = i64::try_from(read(nic)).unwrap_or(i64::MAX);
@@ -142,9 +133,65 @@ impl<B: Backend> Collector for NicCollector<B> {
     }
 }
 
+/// Reads every worker at a scrape. Whoever watches these knows whether a guest holds others up.
+struct WorkerCollector<B>(Arc<Daemon<B>>);
+
+impl<B> fmt::Debug for WorkerCollector<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WorkerCollector")
+    }
+}
+
+type Measure = fn(&WorkerStatus) -> f64;
+
+const WORKER_GAUGES: [(&str, &str, Measure); 2] = [
+    (
+        "turn_max_seconds",
+        "The longest turn since the start, without the wait for a processor",
+        |worker| worker.longest,
+    ),
+    ("stalled_seconds", "For how long the present turn has lasted", |worker| worker.stalled),
+];
+
+impl<B: Backend> Collector for WorkerCollector<B> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let workers = self.0.workers();
+        let label = |index: usize| [("worker", index.to_string())];
+        let mut turns = encoder.encode_descriptor(
+            "turn_seconds",
+            "Turns of a worker, without the wait for a processor: what one guest can make another wait",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (index, worker) in workers.iter().enumerate() {
+            let count = worker.turns.iter().map(|(_, turns)| turns).sum();
+            let finite = |&(bound, turns): &(f64, u64)| (bound.min(f64::MAX), turns);
+            let buckets: Vec<_> = worker.turns.iter().map(finite).collect();
+            turns.encode_family(&label(index))?.encode_histogram::<NoLabelSet>(
+                worker.busy,
+                count,
+                &buckets,
+                None,
+            )?;
+        }
+        for (name, help, read) in WORKER_GAUGES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (index, worker) in workers.iter().enumerate() {
+                ConstGauge::new(read(worker)).encode(metric.encode_family(&label(index))?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 pub(super) fn registry<B: Backend>(daemon: Arc<Daemon<B>>) -> Arc<Registry> {
-    let mut registry = Registry::with_prefix("vhost_rdma_nic");
-    registry.register_collector(Box::new(NicCollector(daemon)));
+    let mut registry = Registry::with_prefix("vhost_rdma");
+    registry
+        .sub_registry_with_prefix("nic")
+        .register_collector(Box::new(NicCollector(Arc::clone(&daemon))));
+    registry
+        .sub_registry_with_prefix("worker")
+        .register_collector(Box::new(WorkerCollector(daemon)));
     Arc::new(registry)
 }
 

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::events::NoPort;
 use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, JOB_TIMEOUT, Nic};
 use super::queues::QueueLayout;
-use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus};
+use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, WorkerStatus};
 use crate::socket;
-use crate::worker::{Placement, WorkerConfig, Workers};
+use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
 /// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
 struct Attached {
@@ -132,6 +133,21 @@ impl Backend for DeviceBackend {
     fn status(&self, name: &str) -> NicStatus {
         let nic = self.state().nics.get(name).map(|attached| attached.nic.clone());
         nic.map_or_else(NicStatus::default, |nic| nic.status())
+    }
+
+    fn workers(&self) -> Vec<WorkerStatus> {
+        self.workers.handles().iter().map(|worker| worker_status(&worker.beat())).collect()
+    }
+}
+
+fn worker_status(beat: &Beat) -> WorkerStatus {
+    let seconds = |nanos| Duration::from_nanos(nanos).as_secs_f64();
+    let bounds = TURN_BOUNDS.iter().copied().map(seconds).chain([f64::INFINITY]);
+    WorkerStatus {
+        turns: bounds.zip(beat.turns).collect(),
+        busy: seconds(beat.total),
+        longest: seconds(beat.longest),
+        stalled: seconds(beat.stalled),
     }
 }
 

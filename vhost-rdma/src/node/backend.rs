@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::{NicConfig, NicStatus};
+use super::{NicConfig, NicStatus, WorkerStatus};
 
 /// Why the device layer cannot serve a NIC, with what to do next.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +74,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;
+
+    /// How the threads that move data are, one entry each; none where there are no such threads.
+    fn workers(&self) -> Vec<WorkerStatus> {
+        Vec::new()
+    }
 }
 
 /// A backend that only remembers: it tests the admin side without a device.

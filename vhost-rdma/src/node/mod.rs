@@ -30,5 +30,5 @@ pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
     Backing, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
     KICK_QUEUES, LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects, Session,
-    SocketAccess, VNI_MAX,
+    SocketAccess, VNI_MAX, WorkerStatus,
 };

@@ -271,3 +271,17 @@ pub struct NicStatus {
     /// The GIDs that the guest has set now.
     pub gids: Vec<IpAddr>,
 }
+
+/// What the device layer reports of one of its worker threads. A turn is what one guest can make another wait; its length is the worker's
+/// own time, without what it waited for a processor.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct WorkerStatus {
+    /// Turns by length: the upper bound of each class in seconds, infinite for the last, and how many there were.
+    pub turns: Vec<(f64, u64)>,
+    /// All turns together, in seconds.
+    pub busy: f64,
+    /// The longest turn, in seconds.
+    pub longest: f64,
+    /// For how many seconds the present turn has lasted; 0 between turns.
+    pub stalled: f64,
+}

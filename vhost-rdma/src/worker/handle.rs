@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, Sender, sync_channel};
 use std::time::Duration;
 
+use super::pulse::{Beat, Pulse};
 use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
 use crate::transport::NicId;
@@ -38,11 +39,22 @@ pub enum CallError {
 pub struct WorkerHandle {
     mailbox: Sender<Message>,
     waker: Arc<Waker>,
+    pulse: Arc<Pulse>,
 }
 
 impl WorkerHandle {
-    pub(super) const fn new(mailbox: Sender<Message>, waker: Arc<Waker>) -> Self {
-        Self { mailbox, waker }
+    pub(super) const fn new(
+        mailbox: Sender<Message>,
+        waker: Arc<Waker>,
+        pulse: Arc<Pulse>,
+    ) -> Self {
+        Self { mailbox, waker, pulse }
+    }
+
+    /// How the worker is.
+    #[must_use]
+    pub fn beat(&self) -> Beat {
+        self.pulse.beat()
     }
 
     /// Lets the worker look at its doorbells.

@@ -19,6 +19,7 @@
 mod clock;
 mod handle;
 mod placement;
+mod pulse;
 mod random;
 mod shard_thread;
 mod waker;
@@ -29,6 +30,7 @@ use std::thread::JoinHandle;
 pub use clock::Clock;
 pub use handle::{CallError, WorkerHandle};
 pub use placement::Placement;
+pub use pulse::{BOUNDS as TURN_BOUNDS, Beat, Pulse};
 pub use waker::WatchedKick;
 
 use crate::engine::Shard;

@@ -11,13 +11,17 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::handle::{Message, WorkerHandle};
+use super::pulse::{Counter, Pulse};
 use super::waker::Waker;
 use crate::engine::{Nanos, Shard};
 use crate::memory;
+use crate::signal;
 use crate::transport::NicId;
 
 /// Jobs per round: a flood of control commands must not stop the data path.
 const JOBS_PER_ROUND: usize = 32;
+/// And the time after which no further job is begun in a round: those of many guests together must not either.
+const JOBS_TIME: Nanos = 500_000;
 
 /// Rounds without work that a worker makes at least before it sleeps.
 const ROUNDS_BEFORE_SLEEP: u64 = 16;
@@ -30,18 +34,25 @@ pub(super) fn spawn(
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let (sender, mailbox) = channel();
     let waker = Arc::new(Waker::new()?);
+    let clock = Clock::new();
+    let pulse = Arc::new(Pulse::new(clock));
     let runner = Runner {
         shard,
         mailbox,
         peeked: None,
         waker: waker.clone(),
-        clock: Clock::new(),
+        clock,
         poll_for: u64::from(poll_us) * 1000,
         vanished: memory::vanished(),
     };
-    let thread =
-        thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn(move || runner.run())?;
-    Ok((WorkerHandle::new(sender, waker), thread))
+    let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn({
+        let pulse = pulse.clone();
+        move || {
+            signal::own_context();
+            runner.run(Counter::new(pulse));
+        }
+    })?;
+    Ok((WorkerHandle::new(sender, waker, pulse), thread))
 }
 
 /// What draining the mailbox found.
@@ -65,9 +76,10 @@ struct Runner {
 }
 
 impl Runner {
-    fn run(mut self) {
+    fn run(mut self, mut counter: Counter) {
         let mut before = self.clock.now();
         let mut idle = 0;
+        counter.begin(before);
         loop {
             let mail = self.drain();
             if mail == Mail::Stop {
@@ -75,6 +87,9 @@ impl Runner {
             }
             // Read last thing before the doorbells are: a timer counted from a time that is past would run out too early.
             let now = self.clock.now();
+            // A turn is a round of polling with the jobs after it, so that it costs no look at the clock of its own.
+            counter.end(now);
+            counter.begin(now);
             if self.vanished != memory::vanished() {
                 self.vanished = memory::vanished();
                 self.guarded(None, Shard::memory_vanished);
@@ -91,8 +106,9 @@ impl Runner {
             if idle < self.poll_for {
                 hint::spin_loop();
             } else {
-                self.sleep();
+                self.sleep(&mut counter);
                 before = self.clock.now();
+                counter.begin(before);
                 idle = 0;
             }
         }
@@ -100,11 +116,20 @@ impl Runner {
 
     fn drain(&mut self) -> Mail {
         let mut found = Mail::None;
+        let mut until = Nanos::MAX;
         for _ in 0..JOBS_PER_ROUND {
-            match self.next_message() {
+            let message = self.next_message();
+            match message {
                 Some(Message::Job(nic, job)) => {
-                    found = Mail::Some;
                     let now = self.clock.now();
+                    if now > until {
+                        self.peeked = Some(Message::Job(nic, job));
+                        break;
+                    }
+                    if found == Mail::None {
+                        until = now.saturating_add(JOBS_TIME);
+                    }
+                    found = Mail::Some;
                     self.guarded(nic, |shard| job(shard, now));
                 }
                 Some(Message::Stop) => return Mail::Stop,
@@ -124,11 +149,12 @@ impl Runner {
     }
 
     /// Sleeps, unless the last look before it finds something to do.
-    fn sleep(&mut self) {
+    fn sleep(&mut self, counter: &mut Counter) {
         self.waker.announce();
         // A panic in here counts as found: the round that follows deals with its NIC.
         let found = self.guarded(None, Shard::prepare_sleep).unwrap_or(true);
         self.peeked = self.next_message();
+        counter.end(self.clock.now());
         if found || self.peeked.is_some() {
             self.waker.stay_awake();
         } else {

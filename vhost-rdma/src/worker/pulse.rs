@@ -1,0 +1,187 @@
+//! The pulse of a worker: that it goes on, and how long its turns are.
+//!
+//! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what one guest can make another wait.
+//! What counts is the time that is *ours*: a turn during which the host ran somebody else is long on the wall clock, and no guest's doing.
+//! The scheduler tells the two apart: `/proc/thread-self/schedstat` has the time that the thread stood in a run queue, and what is left of
+//! the wall clock was spent on the processor or blocked in a system call, a page fault or a lock, all of which are ours.
+//!
+//! Reading it costs a microsecond, so it is read only for turns that are long at all, and once a millisecond as the value to compare
+//! with: time in a run queue before the turn but after that reading is taken off too, a millisecond at most, and a turn is never made longer by it.
+//! A worker that is stuck inside a turn is seen from outside by [`Pulse::stalled`].
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::clock::Clock;
+use crate::engine::Nanos;
+
+/// Upper bounds of the buckets of turns, in nanoseconds.
+pub const BOUNDS: [Nanos; 5] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
+/// Turns that are shorter than this on the wall clock are taken as they are.
+const SHORT: Nanos = 1_000_000;
+/// How old the reading that is compared with may be.
+const FRESH: Nanos = 1_000_000;
+
+/// What others see of a worker.
+#[derive(Debug)]
+pub struct Pulse {
+    clock: Clock,
+    /// When the present turn began; 0 between turns and asleep.
+    since: AtomicU64,
+    longest: AtomicU64,
+    total: AtomicU64,
+    turns: [AtomicU64; BOUNDS.len() + 1],
+}
+
+/// A worker at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beat {
+    /// Turns by length: as [`BOUNDS`], and one more for longer ones. Not cumulative.
+    pub turns: [u64; BOUNDS.len() + 1],
+    /// The longest turn, and the sum of all: the worker's own time, in nanoseconds.
+    pub longest: Nanos,
+    /// See `longest`.
+    pub total: Nanos,
+    /// For how long the present turn has lasted, on the wall clock; 0 between turns.
+    pub stalled: Nanos,
+}
+
+impl Pulse {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            since: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            turns: Default::default(),
+        }
+    }
+
+    /// For how long the worker has been in its present turn.
+    fn stalled(&self) -> Nanos {
+        match self.since.load(Ordering::Relaxed) {
+            0 => 0,
+            since => self.clock.now().saturating_sub(since),
+        }
+    }
+
+    /// The worker now.
+    #[must_use]
+    pub fn beat(&self) -> Beat {
+        let mut turns = [0; BOUNDS.len() + 1];
+        for (count, turn) in turns.iter_mut().zip(&self.turns) {
+            *count = turn.load(Ordering::Relaxed);
+        }
+        Beat {
+            turns,
+            longest: self.longest.load(Ordering::Relaxed),
+            total: self.total.load(Ordering::Relaxed),
+            stalled: self.stalled(),
+        }
+    }
+
+    /// Only the worker itself counts, so that a load and a store do.
+    fn count(&self, own: Nanos) {
+        let bucket = BOUNDS.iter().position(|&bound| own <= bound).unwrap_or(BOUNDS.len());
+        if let Some(turns) = self.turns.get(bucket) {
+            turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        self.total.store(self.total.load(Ordering::Relaxed) + own, Ordering::Relaxed);
+        if own > self.longest.load(Ordering::Relaxed) {
+            self.longest.store(own, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The worker's end.
+#[derive(Debug)]
+pub(super) struct Counter {
+    pulse: Arc<Pulse>,
+    /// `None` where the host does not tell.
+    schedstat: Option<File>,
+    began: Nanos,
+    /// Time in run queues, and when that was read.
+    queued: (Nanos, Nanos),
+}
+
+impl Counter {
+    /// To be called on the worker's thread: the file is the thread's own.
+    pub(super) fn new(pulse: Arc<Pulse>) -> Self {
+        let schedstat = File::open("/proc/thread-self/schedstat").ok();
+        Self { pulse, schedstat, began: 0, queued: (0, 0) }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(super) fn begin(&mut self, now: Nanos) {
+        if now.saturating_sub(self.queued.1) > FRESH {
+            self.queued = (self.read().unwrap_or(0), now);
+        }
+        self.began = now;
+        self.pulse.since.store(now, Ordering::Relaxed);
+    }
+
+    /// It is over.
+    #[inline]
+    pub(super) fn end(&mut self, now: Nanos) {
+        let mut own = now.saturating_sub(self.began);
+        if own >= SHORT
+            && let Some(queued) = self.read()
+        {
+            own = own.saturating_sub(queued.saturating_sub(self.queued.0));
+            self.queued = (queued, now);
+        }
+        self.pulse.since.store(0, Ordering::Relaxed);
+        self.pulse.count(own);
+    }
+
+    /// Nanoseconds that the thread has stood in run queues: the second number (Documentation/scheduler/sched-stats.rst).
+    fn read(&self) -> Option<Nanos> {
+        let mut bytes = [0; 96];
+        let len = self.schedstat.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let text = std::str::from_utf8(bytes.get(..len)?).ok()?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_turn_that_blocks_is_long_and_one_in_progress_is_seen() {
+        let clock = Clock::new();
+        let pulse = Arc::new(Pulse::new(clock));
+        let mut counter = Counter::new(pulse.clone());
+        counter.begin(clock.now());
+        counter.end(clock.now());
+        assert_eq!(pulse.beat().turns.iter().sum::<u64>(), 1);
+        assert_eq!(pulse.beat().stalled, 0);
+        counter.begin(clock.now());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(pulse.beat().stalled >= 20_000_000, "seen from outside while it lasts");
+        counter.end(clock.now());
+        let beat = pulse.beat();
+        assert!(beat.longest >= 15_000_000, "blocked is not waiting for a processor: {beat:?}");
+        assert_eq!(beat.stalled, 0);
+        assert_eq!(beat.turns[BOUNDS.len() - 2] + beat.turns[BOUNDS.len() - 1], 1, "{beat:?}");
+    }
+
+    #[test]
+    fn the_wait_for_a_processor_is_not_ours() {
+        let clock = Clock::new();
+        let mut counter = Counter::new(Arc::new(Pulse::new(clock)));
+        let before = counter.read().expect("this host tells");
+        // As if 50 ms of the turn had been spent in a run queue.
+        counter.began = clock.now().saturating_sub(60_000_000).max(1);
+        counter.queued = (before.saturating_sub(50_000_000), counter.began);
+        counter.began = clock.now();
+        counter.end(counter.began + 60_000_000);
+        let waited = 50_000_000u64.min(before);
+        assert!(counter.pulse.beat().longest <= 60_000_000 - waited);
+    }
+}
