@@ -12,6 +12,7 @@ pub mod engine;
 pub mod memory;
 pub mod node;
 mod protocol;
+mod signal;
 pub mod socket;
 pub mod telemetry;
 pub mod transport;

@@ -14,7 +14,7 @@ pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of a response that there may be.
 pub(super) const RESPONSE_MAX: usize = 256;
 /// Descriptors in one chain: no ring is longer, and an indirect table must not be longer than the ring.
-const DESCRIPTORS_MAX: usize = 1024;
+pub(super) const DESCRIPTORS_MAX: usize = 1024;
 
 /// A chain that was taken from the available ring.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ pub(super) fn available(queue: &Queue, memory: &GuestMemoryMmap<()>) -> Option<b
     (ahead <= queue.size()).then_some(ahead > 0)
 }
 
-/// Takes the next chain.
-pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>) -> Taken {
+/// Takes the next chain, which must not have more than `most` descriptors.
+pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>, most: usize) -> Taken {
     match available(queue, memory) {
         Some(true) => {}
         Some(false) => return Taken::Empty,
@@ -61,7 +61,7 @@ pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>) -> Taken {
     let mut complete = false;
     for (count, descriptor) in descriptors.enumerate() {
         let (addr, len) = (descriptor.addr(), descriptor.len());
-        let taken = count < DESCRIPTORS_MAX
+        let taken = count < most
             && if descriptor.is_write_only() {
                 chain.add_writable(memory, addr, len)
             } else {

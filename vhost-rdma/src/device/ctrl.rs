@@ -91,9 +91,18 @@ impl Controller {
                 Ok(command) => command,
                 Err(status) => return Err(Self::refuse(executor, generation, opcode, status)),
             };
-            let Outcome::Done(result) = executor.execute(generation, ctx, command) else {
+            let Outcome::Done(mut result) = executor.execute(generation, ctx, command) else {
                 continue;
             };
+            // Only the end of a context can be too much work for one go.
+            while matches!(result, Ok(Reply::More)) {
+                let (_, generation) = executor.space();
+                if let Outcome::Done(next) =
+                    executor.execute(generation, ctx, Command::ContextDestroy)
+                {
+                    result = next;
+                }
+            }
             return self.conclude(opcode, body, result);
         }
         Err(Status::FAULT)

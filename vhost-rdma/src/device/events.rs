@@ -1,7 +1,7 @@
 //! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md §7.5).
 //!
 //! All of this runs on a worker and must not wait for a guest or a VMM: queue locks are held for moments, notifications go to
-//! descriptors that never block, and of buffers that are too short only as many as the ring holds are looked at.
+//! descriptors that never block, and only a few buffers that are too short or too long are looked at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,11 @@ use zerocopy::IntoBytes;
 use super::chain::{self, Taken};
 use super::vring::{Memory, Vring, runs};
 use crate::engine::Port;
+
+/// Buffers that are looked at for one event. A driver's first fits; who fills the ring with others waits for its next kick.
+const BUFFERS: usize = 16;
+/// Descriptors of one buffer.
+const PIECES: usize = 16;
 
 /// The event queues of one connection.
 pub(super) struct EventPort {
@@ -46,10 +51,9 @@ impl EventPort {
 
 /// Uses up buffers until one can take the event.
 fn put(state: &mut VringState<Memory>, memory: &GuestMemoryMmap<()>, event: &[u8]) -> bool {
-    let limit = state.get_queue().size();
     let queue = state.get_queue_mut();
-    for _ in 0..=limit {
-        let (head, len) = match chain::take(queue, memory) {
+    for _ in 0..BUFFERS {
+        let (head, len) = match chain::take(queue, memory, PIECES) {
             Taken::Chain(chain) if chain.room() >= event.len() => {
                 (chain.head, chain.respond(memory, event))
             }
@@ -86,10 +90,13 @@ impl Port for EventPort {
             let index = self.dirty.trailing_zeros() as usize;
             self.dirty &= self.dirty - 1;
             let Some(vring) = self.queues.get(index) else { continue };
+            let memory = self.memory.memory();
             let mut state = vring.get_mut();
-            if runs(&state) && state.needs_notification().unwrap_or(true) {
-                // A full counter has notified already.
-                let _ = state.signal_used_queue();
+            let wanted =
+                runs(&state) && state.get_queue_mut().needs_notification(&*memory).unwrap_or(true);
+            drop(state);
+            if wanted {
+                vring.signal();
             }
         }
     }

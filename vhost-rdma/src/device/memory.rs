@@ -32,6 +32,10 @@ pub(super) enum MemoryError {
     FileSystem(u64),
     #[error("guest memory at {0:#x} is longer than its file")]
     TooShort(u64),
+    #[error(
+        "there are more mappings of guest memory than can be guarded; give VMs fewer memory regions, or serve some from another daemon"
+    )]
+    Unguarded,
     #[error("the memory table makes no sense: {0}")]
     Table(vm_memory::GuestRegionCollectionError),
 }

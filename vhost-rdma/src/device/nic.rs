@@ -118,7 +118,13 @@ impl Nic {
         job: impl FnOnce(&mut Shard, NicId, Nanos) -> R + Send + 'static,
     ) -> Result<R, CallError> {
         let id = self.id;
-        self.worker.call(Some(id), timeout, move |shard, now| job(shard, id, now))
+        let (result, remains) = self.worker.call(Some(id), timeout, move |shard, now| {
+            let result = job(shard, id, now);
+            (result, shard.take_remains())
+        })?;
+        // On this thread, which serves this NIC only.
+        drop(remains);
+        Ok(result)
     }
 
     /// Has a job run on the worker, soon.

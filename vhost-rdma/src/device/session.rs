@@ -21,6 +21,7 @@ use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatu
 use vhost_user_backend::{VhostUserBackend, VringT};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::QueueT;
 use virtio_rdma_abi::vq;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
@@ -30,12 +31,13 @@ use super::config;
 use super::ctrl::{Controller, Executor, Outcome};
 use super::events::{EventPort, NoPort};
 use super::gate::Gate;
-use super::memory;
+use super::memory::{self, MemoryError};
 use super::nic::{JOB_TIMEOUT, Nic};
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
 use crate::engine::{Command, Status};
 use crate::memory::AddressSpace;
+use crate::worker::CallError;
 
 /// The event that ends the queue thread. Above every queue index, as the framework requires.
 pub(super) const EXIT_EVENT: u16 = u16::MAX;
@@ -58,7 +60,10 @@ pub(super) struct Session {
     nic: Arc<Nic>,
     exit: OwnedFd,
     gate: Gate,
+    /// What the framework writes: a new table before we have seen it. Nothing is read through it.
     memory: Memory,
+    /// What was found to be shared memory in whole: other files could hold whoever touches them up for ever.
+    vetted: Memory,
     table: Mutex<Table>,
     generation: Arc<AtomicU64>,
     controller: Mutex<Controller>,
@@ -79,6 +84,7 @@ impl Session {
             exit,
             gate: Gate::default(),
             memory: Memory::new(GuestMemoryMmap::new()),
+            vetted: Memory::new(GuestMemoryMmap::new()),
             table: Mutex::default(),
             generation: Arc::default(),
             controller: Mutex::new(controller),
@@ -151,7 +157,7 @@ impl Session {
         let queues = vrings.get(usize::from(vq::EVENT)..usize::from(self.nic.layout.kick_base()));
         let port = EventPort::new(
             queues.unwrap_or_default(),
-            self.memory(),
+            self.vetted.clone(),
             self.nic.stats.events.clone(),
         );
         self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
@@ -176,7 +182,9 @@ impl Session {
             if pass.first {
                 self.begin(vring.queue_next_avail());
             }
-            let taken = chain::take(vring.get_mut().get_queue_mut(), &self.memory.memory());
+            let memory = self.vetted.memory();
+            let taken =
+                chain::take(vring.get_mut().get_queue_mut(), &memory, chain::DESCRIPTORS_MAX);
             match taken {
                 Taken::Chain(chain) => {
                     let len = self.answer(&chain);
@@ -184,11 +192,12 @@ impl Session {
                     if !self.gate.is_open() {
                         return;
                     }
-                    give_back(vring, chain.head, len);
+                    give_back(vring, &memory, chain.head, len);
                 }
-                Taken::Malformed(head) => give_back(vring, head, 0),
+                Taken::Malformed(head) => give_back(vring, &memory, head, 0),
                 Taken::Empty => {
-                    if !vring.enable_notification().unwrap_or(false) {
+                    let more = vring.get_mut().get_queue_mut().enable_notification(&*memory);
+                    if !more.unwrap_or(false) {
                         return;
                     }
                 }
@@ -230,42 +239,65 @@ impl Session {
         let response = self.controller().serve(self, chain.request(), chain.room(), max_mr_bytes);
         match response {
             Some(response) if self.gate.is_open() => {
-                chain.respond(&self.memory.memory(), response.bytes())
+                chain.respond(&self.vetted.memory(), response.bytes())
             }
             _ => 0,
         }
     }
 
     /// Takes a new memory table over, in the framework and in the engine.
-    fn change_memory(&self, offered: &Memory) -> Result<(), memory::MemoryError> {
+    fn change_memory(&self, offered: &Memory) -> Result<(), MemoryError> {
         let mut table = self.table();
         let adopted = memory::adopt(&table.map, &offered.memory());
-        let (map, refusal) = match adopted {
-            Ok(map) => (map, None),
-            // What is refused is not touched either: the queues lose their memory as well.
-            Err(error) => (GuestMemoryMmap::new(), Some(error)),
+        let guarded = adopted.and_then(|map| {
+            let space = table.space.successor(&map);
+            if space.guarded() { Ok((map, space)) } else { Err(MemoryError::Unguarded) }
+        });
+        // What is refused is not touched either: the queues lose their memory as well.
+        let (map, space, refusal) = match guarded {
+            Ok((map, space)) => (map, space, None),
+            Err(error) => (GuestMemoryMmap::new(), AddressSpace::default(), Some(error)),
         };
-        offered.lock().unwrap_or_else(PoisonError::into_inner).replace(map.clone());
-        let space = AddressSpace::new(&map);
+        for memory in [offered, &self.vetted] {
+            memory.lock().unwrap_or_else(PoisonError::into_inner).replace(map.clone());
+        }
         *table = Table { map, space: space.clone() };
         // Before the engine hears of it: a command resolved with the old table that comes later is stale.
         self.generation.fetch_add(1, Ordering::AcqRel);
         drop(table);
-        let changed = self.nic.call(JOB_TIMEOUT, |shard, id, _| shard.memory_changed(id, space));
-        if let Err(error) = changed {
+        if let Err(error) = self.follow_memory(space) {
             self.nic.failed(format!("the engine could not take over the guest's memory: {error}"));
         }
         refusal.map_or(Ok(()), Err)
     }
+
+    /// Has the engine take the guest's memory over, in steps between which others are served.
+    fn follow_memory(&self, space: AddressSpace) -> Result<(), CallError> {
+        let mut change =
+            self.nic.call(JOB_TIMEOUT, |shard, id, _| shard.memory_changed(id, space))?;
+        loop {
+            let (rest, more) = self.nic.call(JOB_TIMEOUT, move |shard, id, _| {
+                let more = shard.follow_memory(id, &mut change);
+                (change, more)
+            })?;
+            if !more {
+                return Ok(());
+            }
+            change = rest;
+        }
+    }
 }
 
 /// Returns a chain to the driver and notifies it if it wants that.
-fn give_back(vring: &Vring, head: u16, len: u32) {
+fn give_back(vring: &Vring, memory: &GuestMemoryMmap<()>, head: u16, len: u32) {
     let mut state = vring.get_mut();
+    let queue = state.get_queue_mut();
     // Refused is only a head that is not in the ring, which the driver cannot get back.
-    if state.add_used(head, len).is_ok() && state.needs_notification().unwrap_or(true) {
-        // A full counter has notified already.
-        let _ = state.signal_used_queue();
+    let wanted = queue.add_used(memory, head, len).is_ok()
+        && queue.needs_notification(memory).unwrap_or(true);
+    drop(state);
+    if wanted {
+        vring.signal();
     }
 }
 

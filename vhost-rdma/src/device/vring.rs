@@ -1,8 +1,9 @@
 //! A virtqueue whose file descriptors never block.
 //!
 //! The framework's own type reads the kick descriptor and writes the call descriptor while it holds the queue's lock. Both
-//! descriptors come from the VMM; one that blocks would hold up the worker thread, and with it every other NIC. So they are
-//! made non-blocking when they arrive, and must be eventfds, on which nothing else can block.
+//! descriptors come from the VMM; one that blocks would hold up the worker thread, and with it every other NIC. So they must be
+//! eventfds, on which nothing else can block, the framework never gets the call descriptor, and both are used without the
+//! queue's lock and by calls that do not wait, whatever the VMM does to the descriptors' flags meanwhile (`signal`).
 //!
 //! The kick descriptors of kick queues go straight to the worker that sleeps on them, which saves each kick the way through
 //! the queue thread. The framework, which makes its queues itself and does not tell them what they are for, gets a stand-in
@@ -22,6 +23,7 @@ use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutG
 use virtio_queue::{Error, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
+use crate::signal;
 use crate::worker::{WatchedKick, WorkerHandle};
 
 /// The memory of one guest, as the framework swaps it.
@@ -32,6 +34,20 @@ pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap<()>>;
 pub(super) struct Vring {
     inner: VringMutex<Memory>,
     route: Option<Arc<KickRoute>>,
+    /// Our copies of the VMM's descriptors.
+    kick: Slot,
+    call: Slot,
+}
+
+/// A descriptor that may be replaced at any time.
+type Slot = Arc<Mutex<Option<Arc<File>>>>;
+
+fn held(slot: &Slot) -> Option<Arc<File>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn replace(slot: &Slot, file: Option<File>) {
+    *slot.lock().unwrap_or_else(PoisonError::into_inner) = file.map(Arc::new);
 }
 
 /// How the kicks of one queue reach a worker.
@@ -99,6 +115,13 @@ impl Vring {
     pub(super) fn runs(&self) -> bool {
         runs(&self.inner.get_ref())
     }
+
+    /// Tells the VMM that there are used buffers.
+    pub(super) fn signal(&self) {
+        if let Some(call) = held(&self.call) {
+            signal::signal(call.as_fd());
+        }
+    }
 }
 
 /// As [`Vring::runs`], of a queue that is locked already.
@@ -133,7 +156,8 @@ fn check_eventfd(file: &File) -> io::Result<()> {
 impl VringT<Memory> for Vring {
     fn new(mem: Memory, max_queue_size: u16) -> Result<Self, Error> {
         let route = ROUTES.with_borrow_mut(VecDeque::pop_front).flatten();
-        Ok(Self { inner: VringMutex::new(mem, max_queue_size)?, route })
+        let inner = VringMutex::new(mem, max_queue_size)?;
+        Ok(Self { inner, route, kick: Slot::default(), call: Slot::default() })
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, Memory>>::G {
@@ -149,7 +173,8 @@ impl VringT<Memory> for Vring {
     }
 
     fn signal_used_queue(&self) -> io::Result<()> {
-        self.inner.signal_used_queue()
+        self.signal();
+        Ok(())
     }
 
     fn enable_notification(&self) -> Result<bool, Error> {
@@ -207,24 +232,25 @@ impl VringT<Memory> for Vring {
 
     fn set_kick(&self, file: Option<File>) {
         let file = tame(file);
-        self.inner.set_kick(match &self.route {
+        let file = match &self.route {
             Some(route) => route.take(file),
             None => file,
-        });
+        };
+        replace(&self.kick, file.as_ref().and_then(|file| file.try_clone().ok()));
+        self.inner.set_kick(file);
     }
 
-    /// An `Err` would end the queue's thread; a counter that someone else has emptied is not worth that.
+    /// Without the queue's lock, which the worker takes. An `Err` would end the queue's thread; a counter that someone else has emptied
+    /// is not worth that.
     fn read_kick(&self) -> io::Result<bool> {
-        self.inner.read_kick().or_else(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                Ok(self.inner.get_ref().is_enabled())
-            }
-            _ => Err(error),
-        })
+        if let Some(kick) = held(&self.kick) {
+            signal::take(kick.as_fd())?;
+        }
+        Ok(self.inner.get_ref().is_enabled())
     }
 
     fn set_call(&self, file: Option<File>) {
-        self.inner.set_call(tame(file));
+        replace(&self.call, tame(file));
     }
 
     fn set_err(&self, file: Option<File>) {

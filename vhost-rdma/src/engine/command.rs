@@ -88,6 +88,8 @@ pub enum Command {
 #[allow(missing_docs, reason = "the variants are the responses of docs/virtio-rdma.md §12")]
 pub enum Reply {
     Done,
+    /// Not an answer: the command was carried out in part, and has to be given again.
+    More,
     Init(abi::InitResp),
     Device(Box<abi::QueryDeviceResp>),
     Port(abi::QueryPortResp),

@@ -10,6 +10,8 @@ use super::doorbell::{DoorbellPage, Owner, Post};
 use super::limits::MAX_DB_PAGES;
 use crate::memory::Ring;
 
+/// Doorbell pages that a context may have though it does not need them.
+const SPARE_PAGES: usize = 4;
 /// The kernel's context.
 pub(crate) const KERNEL: u32 = 0;
 
@@ -77,7 +79,10 @@ impl Contexts {
     /// DB_PAGE_ADD.
     pub(crate) fn add_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
         let context = self.all.get_mut(&ctx).ok_or(Status::NOENT)?;
-        if context.pages.len() >= MAX_DB_PAGES {
+        // Every page is looked at in every round, so only a context that fills its pages gets more of them.
+        let needless = context.pages.len() >= SPARE_PAGES
+            && context.pages.iter().map(DoorbellPage::room).sum::<u32>() >= db::SLOTS;
+        if needless || context.pages.len() >= MAX_DB_PAGES {
             return Err(Status::NOMEM);
         }
         let page = u32::try_from(context.pages.len()).map_err(|_| Status::NOMEM)?;

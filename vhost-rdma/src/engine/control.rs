@@ -1,5 +1,6 @@
 //! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
 
+use rustc_hash::FxHashSet;
 use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
@@ -17,6 +18,8 @@ use crate::transport::{Gid, NicId};
 
 /// Turns of send queues before a CQ is resized.
 const SETTLE_TURNS: u32 = 64;
+/// Objects that go with their context in one go: neighbours wait meanwhile.
+const DESTROYED_AT_ONCE: usize = 512;
 
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
@@ -90,6 +93,8 @@ impl Shard {
                 self.timers.remove(id, Waiting::Event(cqn));
                 return Ok(reply);
             }
+            // What was posted moves with the ring, also what no round has seen yet.
+            Command::SrqModify { ring: Some(_), .. } => self.scan_nic(id),
             // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
             Command::CqResize { cqn, .. } => self.settle_sends(id, cqn, now),
             _ => {}
@@ -114,12 +119,16 @@ impl Shard {
     /// Executes what is posted on the send queues that complete to a CQ, within a bound that neighbours do not feel.
     fn settle_sends(&mut self, id: NicId, cqn: u32, now: Nanos) {
         self.scan();
+        let mut bytes = 0u32;
         for _ in 0..SETTLE_TURNS {
+            if bytes >= super::ROUND_BYTES {
+                return;
+            }
             let Some(nic) = self.nic_mut(id) else { return };
             let due = |qpn: &&u32| nic.qps.get(*qpn).is_some_and(|qp| qp.send_cqn == cqn);
             let Some(qpn) = nic.run.iter().find(due).copied() else { return };
             nic.run.retain(|&queued| queued != qpn);
-            self.run_qp(id, qpn, now);
+            bytes = bytes.saturating_add(self.run_qp(id, qpn, now));
         }
     }
 
@@ -208,11 +217,12 @@ impl Shard {
         if !nic.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        for qpn in nic.destroy_context(ctx) {
+        let (qpns, done) = nic.destroy_context(ctx, DESTROYED_AT_ONCE);
+        for qpn in qpns {
             self.qp_gone(id, qpn);
         }
         self.leave_empty_groups(id);
-        Ok(Reply::Done)
+        Ok(if done { Reply::Done } else { Reply::More })
     }
 }
 
@@ -303,42 +313,6 @@ impl Nic {
         }
     }
 
-    /// Follows a new memory map: whatever lies in memory that is gone fails.
-    pub(super) fn follow_memory(&mut self, space: AddressSpace) {
-        let gone = |ring: &Ring| !ring.lives_in(&space);
-        let base_gone =
-            self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);
-        let cqs: Vec<u32> =
-            numbers(self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| n));
-        let srqs: Vec<u32> =
-            numbers(self.srqs.iter().filter(|(_, srq)| gone(srq.ring.ring())).map(|(n, _)| n));
-        let qps: Vec<u32> = self
-            .qps
-            .values()
-            .filter(|qp| {
-                qp.send.as_ref().is_some_and(|send| gone(send.ring()))
-                    || qp.receive.as_ref().is_some_and(|receive| gone(receive.ring()))
-            })
-            .map(|qp| qp.qpn)
-            .collect();
-        self.mrs.follow(&space);
-        self.space = space;
-        if base_gone {
-            self.fail();
-            return;
-        }
-        cqs.into_iter().for_each(|cqn| self.cq_failed(cqn));
-        srqs.into_iter().for_each(|srqn| self.srq_failed(srqn));
-        for qpn in qps {
-            self.qp_fatal(qpn);
-            // Its rings cannot even be flushed.
-            if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.send = None;
-                qp.receive = None;
-            }
-        }
-    }
-
     pub(super) fn owned_pd(&self, ctx: u32, pdn: u32) -> Result<(), Status> {
         self.pds.get(pdn as usize).filter(|pd| pd.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
     }
@@ -355,20 +329,41 @@ impl Nic {
         self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
     }
 
-    /// Destroys a context with all it owns; the QPNs that are free again.
-    fn destroy_context(&mut self, ctx: u32) -> Vec<u32> {
-        let qpns: Vec<u32> =
-            self.qps.values().filter(|qp| qp.ctx == ctx).map(|qp| qp.qpn).collect();
-        qpns.iter().for_each(|&qpn| self.remove_qp(qpn));
-        let srqs = numbers(self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx).map(|(n, _)| n));
+    /// Destroys a context with all it owns, `most` objects at a time; the QPNs that are free again, and whether that was all.
+    fn destroy_context(&mut self, ctx: u32, most: usize) -> (Vec<u32>, bool) {
+        let of_context = self.qps.values().filter(|qp| qp.ctx == ctx);
+        let qpns: Vec<u32> = of_context.take(most).map(|qp| qp.qpn).collect();
+        let in_groups: FxHashSet<u32> = qpns
+            .iter()
+            .copied()
+            .filter(|qpn| self.qps.get(qpn).is_some_and(|qp| qp.groups > 0))
+            .collect();
+        if !in_groups.is_empty() {
+            self.leave_all(|member| in_groups.contains(&member));
+        }
+        for &qpn in &qpns {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.groups = 0;
+            }
+            self.remove_qp(qpn);
+        }
+        let mut left = most - qpns.len();
+        let srqs = self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx);
+        let srqs = numbers(srqs.take(left).map(|(n, _)| n));
+        left -= srqs.len();
         srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
-        let cqs = numbers(self.cqs.iter().filter(|(_, cq)| cq.ctx == ctx).map(|(n, _)| n));
+        let cqs = self.cqs.iter().filter(|(_, cq)| cq.ctx == ctx);
+        let cqs = numbers(cqs.take(left).map(|(n, _)| n));
+        left -= cqs.len();
         cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
-        self.ahs.retain(|_, ah| ah.ctx != ctx);
-        self.mrs.remove_context(ctx);
-        self.pds.retain(|_, pd| pd.ctx != ctx);
-        self.contexts.remove(ctx);
-        qpns
+        left -= self.mrs.remove_context(ctx, left);
+        let done = left > 0;
+        if done {
+            self.ahs.retain(|_, ah| ah.ctx != ctx);
+            self.pds.retain(|_, pd| pd.ctx != ctx);
+            self.contexts.remove(ctx);
+        }
+        (qpns, done)
     }
 
     fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
@@ -447,6 +442,7 @@ impl Nic {
     fn remove_cq(&mut self, cqn: u32) {
         self.cqs.try_remove(cqn as usize);
         self.forget_events(&[event::CQ_ERR], cqn);
+        self.forget_completion(cqn);
     }
 
     fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
@@ -460,8 +456,8 @@ impl Nic {
     fn remove_srq(&mut self, srqn: u32) {
         if let Some(srq) = self.srqs.try_remove(srqn as usize) {
             self.contexts.free_doorbell(srq.ctx, srq.doorbell);
+            self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
         }
-        self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
     }
 
     fn modify_srq(
@@ -508,6 +504,6 @@ pub(super) fn object(index: usize) -> Result<Reply, Status> {
     u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
 }
 
-fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
+pub(super) fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
     indices.filter_map(|index| u32::try_from(index).ok()).collect()
 }

@@ -189,6 +189,8 @@ impl Nic {
             established: false,
             draining: false,
             last_wqe_raised: false,
+            groups: 0,
+            refused: 0,
         };
         for cqn in [qp.send_cqn, qp.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {

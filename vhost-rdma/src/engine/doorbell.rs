@@ -35,6 +35,7 @@ pub(crate) struct DoorbellPage<W = Ring> {
     ring: W,
     /// One bit per slot in use, one word per group.
     used: [u64; GROUPS],
+    /// As far as slots were ever used: pages cost a guest nothing, and should cost us little.
     slots: Vec<Slot>,
 }
 
@@ -46,8 +47,7 @@ struct Slot {
 
 impl<W: Words> DoorbellPage<W> {
     pub(crate) fn new(ring: W) -> Self {
-        let free = Slot { owner: Owner::Send(0), seen: 0 };
-        Self { ring, used: [0; GROUPS], slots: vec![free; GROUPS * GROUP_SLOTS] }
+        Self { ring, used: [0; GROUPS], slots: Vec::new() }
     }
 
     pub(crate) const fn ring(&self) -> &W {
@@ -60,7 +60,11 @@ impl<W: Words> DoorbellPage<W> {
         let bit = self.used[group].trailing_ones();
         self.used[group] |= 1 << bit;
         let slot = group * GROUP_SLOTS + bit as usize;
-        self.slots[slot] = Slot { owner, seen: 0 };
+        let taken = Slot { owner, seen: 0 };
+        if self.slots.len() <= slot {
+            self.slots.resize(slot + 1, taken);
+        }
+        self.slots[slot] = taken;
         // The index of an earlier owner must not look like a post of this one.
         self.ring.store_u32(index_offset(slot), 0);
         u32::try_from(slot).ok()
@@ -71,6 +75,11 @@ impl<W: Words> DoorbellPage<W> {
         if let Some(used) = self.used.get_mut(slot / GROUP_SLOTS) {
             *used &= !(1 << (slot % GROUP_SLOTS));
         }
+    }
+
+    /// Free slots.
+    pub(super) fn room(&self) -> u32 {
+        self.used.iter().map(|used| used.count_zeros()).sum()
     }
 
     /// Forgets what was posted: the queue begins again at index 0.
@@ -107,7 +116,7 @@ impl<W: Words> DoorbellPage<W> {
             let index = group * GROUP_SLOTS + bits.trailing_zeros() as usize;
             bits &= bits - 1;
             let producer = self.ring.load_u32(index_offset(index));
-            let slot = &mut self.slots[index];
+            let Some(slot) = self.slots.get_mut(index) else { continue };
             if producer != slot.seen {
                 slot.seen = producer;
                 posts.push(Post { owner: slot.owner, producer });

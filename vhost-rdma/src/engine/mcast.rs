@@ -32,6 +32,9 @@ impl Nic {
                 return Err(Status::NOMEM);
             }
             members.push(qpn);
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.groups += 1;
+            }
         }
         Ok(joins)
     }
@@ -42,6 +45,9 @@ impl Nic {
         let members = self.groups.get_mut(&mgid).ok_or(Status::INVAL)?;
         let at = members.iter().position(|&member| member == qpn).ok_or(Status::INVAL)?;
         members.swap_remove(at);
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.groups = qp.groups.saturating_sub(1);
+        }
         let leaves = members.is_empty();
         if leaves {
             self.groups.remove(&mgid);
@@ -49,11 +55,11 @@ impl Nic {
         Ok(leaves)
     }
 
-    /// Takes a QP that goes away out of all groups. Those that it leaves empty wait in `left` for the shard to leave them too.
-    pub(super) fn leave_all(&mut self, qpn: u32) {
+    /// Takes QPs that go away out of all groups. Those that it leaves empty wait in `left` for the shard to leave them too.
+    pub(super) fn leave_all(&mut self, goes: impl Fn(u32) -> bool) {
         let Self { groups, left, .. } = self;
         groups.retain(|mgid, members| {
-            members.retain(|&member| member != qpn);
+            members.retain(|&member| !goes(member));
             if members.is_empty() {
                 left.push(*mgid);
             }

@@ -24,6 +24,7 @@ pub(crate) mod cq;
 mod create;
 pub(crate) mod doorbell;
 mod fastreg;
+mod follow;
 mod grh;
 mod hosted;
 pub mod limits;
@@ -38,6 +39,7 @@ mod network;
 mod nic;
 mod numbers;
 pub(crate) mod outbox;
+mod pending;
 mod placement;
 mod port;
 pub(crate) mod qp;
@@ -56,6 +58,7 @@ use std::fmt;
 pub use crate::protocol::Visible;
 pub use command::{Command, Reply, Status};
 pub use cq::control_offset;
+pub use follow::MemoryChange;
 pub use hosted::Hosted;
 pub use limits::{Counters, Limits, Objects};
 pub use nic::NicSettings;
@@ -77,6 +80,8 @@ pub type Nanos = u64;
 
 /// QPs of one NIC that run in one round.
 const ROUND_QPS: usize = 16;
+/// Bytes that one NIC's QPs move in one round; the turn that reaches it is the last.
+const ROUND_BYTES: u32 = 4 << 20;
 
 /// What is seen of a NIC from outside.
 #[derive(Clone, Debug)]
@@ -109,6 +114,13 @@ pub struct Shard {
     wakes: Vec<Waiter>,
     /// The NIC whose content is being looked at.
     serving: Option<NicId>,
+    remains: Vec<Remains>,
+}
+
+/// The objects of a NIC that was reset, in use by nobody.
+#[derive(Debug)]
+pub struct Remains {
+    _nic: Box<Nic>,
 }
 
 impl fmt::Debug for Shard {
@@ -133,6 +145,7 @@ impl Shard {
             posts: Vec::new(),
             wakes: Vec::new(),
             serving: None,
+            remains: Vec::new(),
         }
     }
 
@@ -214,14 +227,19 @@ impl Shard {
             return nic.reset();
         }
         let mut freed = Vec::new();
-        if let Some(nic) = self.nic_mut(id) {
-            nic.clear(&mut freed);
-        }
+        let old = self.nic_mut(id).map(|nic| nic.clear(&mut freed));
+        self.remains.extend(old.map(|nic| Remains { _nic: Box::new(nic) }));
         for qpn in freed.into_iter().filter(|&qpn| qpn != virtio_rdma_abi::GSI_QPN) {
             self.qpns.free(qpn);
         }
         self.timers.remove_nic(id);
         self.networks.release_all(id);
+    }
+
+    /// What is left of NICs that were reset since the last call. There may be a hundred thousand objects in it, so it should be dropped where
+    /// nobody waits: not on the thread that runs the shard.
+    pub fn take_remains(&mut self) -> Vec<Remains> {
+        std::mem::take(&mut self.remains)
     }
 
     /// Stops all access to a NIC's memory; its objects stay.
@@ -254,14 +272,24 @@ impl Shard {
     }
 
     /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
-    pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
+    ///
+    /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is called until nothing is left to do.
+    pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) -> MemoryChange {
         if let Some(nic) = self.hosted_mut(id) {
-            return nic.memory_changed(space);
+            nic.memory_changed(space);
+            return MemoryChange::default();
         }
-        let Some(nic) = self.nic_mut(id) else { return };
-        if matches!(nic.life, Life::Ready | Life::Paused) {
-            nic.follow_memory(space);
+        let Some(nic) = self.nic_mut(id) else { return MemoryChange::default() };
+        match nic.life {
+            Life::Ready | Life::Paused => nic.memory_changed(space),
+            Life::Idle | Life::Failed => MemoryChange::default(),
         }
+    }
+
+    /// Looks at some more objects after a change of memory; true if there are others.
+    pub fn follow_memory(&mut self, id: NicId, change: &mut MemoryChange) -> bool {
+        let Some(nic) = self.nic_mut(id) else { return false };
+        matches!(nic.life, Life::Ready | Life::Paused) && nic.follow_memory(change)
     }
 
     /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
@@ -363,6 +391,14 @@ impl Shard {
         fired
     }
 
+    /// Looks at the doorbells of one NIC.
+    fn scan_nic(&mut self, id: NicId) {
+        let Self { nics, posts, .. } = self;
+        if let Some(nic) = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut) {
+            nic.scan(posts);
+        }
+    }
+
     fn scan(&mut self) -> bool {
         let Self { nics, hosted, posts, serving, .. } = self;
         let mut found = false;
@@ -400,11 +436,15 @@ impl Shard {
                 Some(nic) if nic.life == Life::Ready => nic.run.len().min(ROUND_QPS),
                 _ => 0,
             };
+            let mut bytes = 0u32;
             for _ in 0..turns {
+                if bytes >= ROUND_BYTES {
+                    break;
+                }
                 let Some(nic) = self.nics[index].as_deref_mut() else { break };
                 let (id, Some(qpn)) = (nic.id, nic.run.pop_front()) else { break };
                 self.serving = Some(id);
-                self.run_qp(id, qpn, now);
+                bytes = bytes.saturating_add(self.run_qp(id, qpn, now));
                 busy = true;
             }
         }

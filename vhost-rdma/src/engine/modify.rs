@@ -59,8 +59,10 @@ impl Shard {
 impl Nic {
     pub(super) fn remove_qp(&mut self, qpn: u32) {
         let Some(qp) = self.qps.remove(&qpn) else { return };
-        self.leave_all(qpn);
-        self.run.retain(|&queued| queued != qpn);
+        if qp.groups > 0 {
+            self.leave_all(|member| member == qpn);
+        }
+        // Its place in the run queue stays: it stands for nothing, and whoever searched for it could be made to search all day.
         for cqn in [qp.send_cqn, qp.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {
                 cq.users -= 1;

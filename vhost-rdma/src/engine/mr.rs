@@ -216,14 +216,16 @@ impl MrTable {
         self.numbers.free(key >> 8);
     }
 
-    /// Removes every region and window of a context.
-    pub(super) fn remove_context(&mut self, ctx: u32) {
+    /// Removes regions and windows of a context, `most` at a time; how many those were.
+    pub(super) fn remove_context(&mut self, ctx: u32, most: usize) -> usize {
         let of_context = |keyed: &Keyed| match keyed {
             Keyed::Region(mr) => (mr.ctx == ctx).then_some(mr.key),
             Keyed::Window(window) => (window.ctx == ctx).then_some(window.key),
         };
-        let keys: Vec<u32> = self.by_number.values().filter_map(of_context).collect();
+        let keys: Vec<u32> = self.by_number.values().filter_map(of_context).take(most).collect();
+        let removed = keys.len();
         keys.into_iter().for_each(|key| self.remove(key));
+        removed
     }
 
     /// Whether a region or window lies in the domain.
@@ -234,18 +236,16 @@ impl MrTable {
         })
     }
 
-    /// Follows a change of the guest's memory: regions whose memory is gone open nothing any more.
-    pub(super) fn follow(&mut self, space: &AddressSpace) {
-        for keyed in self.by_number.values_mut() {
-            let Keyed::Region(mr) = keyed else { continue };
-            let Some(map) = &mr.map else { continue };
-            if map.is_identity() {
-                mr.map = Some(Arc::new(Translation::identity(space.clone())));
-            } else if !map.lives_in(space) {
-                self.bytes -= mr.charged();
-                mr.len = 0;
-                mr.map = None;
-            }
+    /// Follows a change of the guest's memory: a region whose memory is gone opens nothing any more.
+    pub(super) fn follow(&mut self, number: u32, space: &AddressSpace) {
+        let Some(Keyed::Region(mr)) = self.by_number.get_mut(&number) else { return };
+        let Some(map) = &mr.map else { return };
+        if map.is_identity() {
+            mr.map = Some(Arc::new(Translation::identity(space.clone())));
+        } else if !map.lives_in(space) {
+            self.bytes -= mr.charged();
+            mr.len = 0;
+            mr.map = None;
         }
     }
 

@@ -61,6 +61,12 @@ impl Networks {
         self.groups.len()
     }
 
+    /// NICs with QPs in a group.
+    pub(super) fn members(&self, vni: u32, mgid: &Gid) -> u32 {
+        let members = self.groups.get(&(vni, *mgid)).map_or(0, Vec::len);
+        u32::try_from(members).unwrap_or(u32::MAX)
+    }
+
     fn member(&self, vni: u32, mgid: &Gid, index: usize) -> Option<NicId> {
         self.groups.get(&(vni, *mgid))?.get(index).copied()
     }

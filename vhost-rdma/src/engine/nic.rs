@@ -136,13 +136,14 @@ impl Nic {
         }
     }
 
-    /// Forgets every object and every guest address. QPNs go back through `freed`.
-    pub(super) fn clear(&mut self, freed: &mut Vec<u32>) {
+    /// Forgets every object and every guest address. QPNs go back through `freed`; what is returned holds the objects.
+    pub(super) fn clear(&mut self, freed: &mut Vec<u32>) -> Self {
         freed.extend(self.qps.keys());
         let fresh = Self::new(self.id, self.settings.clone(), Box::new(super::port::Nowhere));
         let mut old = std::mem::replace(self, fresh);
         self.outbox = old.outbox.succeed();
         self.counters = old.counters;
+        old
     }
 
     pub(super) fn objects(&self) -> Objects {
@@ -258,6 +259,11 @@ impl Nic {
         if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
             self.look_at(cqn);
         }
+    }
+
+    /// Drops the waiting event of a CQ that goes away.
+    pub(super) fn forget_completion(&mut self, cqn: u32) {
+        self.outbox.forget_completion(cqn);
     }
 
     /// Looks at the arm words of the CQs with new entries.

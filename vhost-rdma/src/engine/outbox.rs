@@ -2,25 +2,24 @@
 //!
 //! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with its event queues.
 
-use std::collections::VecDeque;
 use std::fmt;
 
-use rustc_hash::FxHashSet;
 use slab::Slab;
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::U32;
 
 use super::cq::Cq;
 use super::limits::Counters;
+use super::pending::Pending;
 use super::port::{Nowhere, Port};
 
 /// The events of one NIC.
 pub(crate) struct Outbox {
     port: Box<dyn Port>,
     /// CQs whose completion event waits for a buffer.
-    completions: VecDeque<u32>,
-    events: VecDeque<(u32, u32, u32)>,
-    waiting: FxHashSet<(u32, u32)>,
+    completions: Pending<u32, ()>,
+    /// The context of each event that waits, by type and object.
+    events: Pending<(u32, u32), u32>,
     offer: bool,
     put: bool,
 }
@@ -35,9 +34,8 @@ impl Outbox {
     pub(crate) fn new(port: Box<dyn Port>) -> Self {
         Self {
             port,
-            completions: VecDeque::new(),
-            events: VecDeque::new(),
-            waiting: FxHashSet::default(),
+            completions: Pending::default(),
+            events: Pending::default(),
             offer: false,
             put: false,
         }
@@ -61,8 +59,7 @@ impl Outbox {
 
     /// Raises an asynchronous event; at most one of a type waits per object.
     pub(crate) fn raise(&mut self, (kind, object, ctx): (u32, u32, u32), counters: &mut Counters) {
-        if self.waiting.insert((kind, object)) {
-            self.events.push_back((kind, object, ctx));
+        if self.events.insert((kind, object), ctx) {
             self.offer = true;
         } else {
             counters.events_coalesced += 1;
@@ -72,10 +69,13 @@ impl Outbox {
     /// Drops the waiting events of an object that goes away: `kinds` are those of its class.
     pub(crate) fn forget(&mut self, kinds: &[u32], object: u32) {
         for &kind in kinds {
-            if self.waiting.remove(&(kind, object)) {
-                self.events.retain(|&(k, o, _)| (k, o) != (kind, object));
-            }
+            self.events.remove((kind, object));
         }
+    }
+
+    /// Drops the waiting event of a CQ that goes away.
+    pub(crate) fn forget_completion(&mut self, cqn: u32) {
+        self.completions.remove(cqn);
     }
 
     /// The completion event of a CQ whose arm `seq` fired.
@@ -90,7 +90,7 @@ impl Outbox {
             self.put = true;
         } else {
             cq.event_pending = true;
-            self.completions.push_back(cqn);
+            self.completions.insert(cqn, ());
         }
     }
 
@@ -106,25 +106,32 @@ impl Outbox {
     }
 
     fn offer_completions(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) {
-        // Vectors run dry one by one, so every waiting CQ is offered once.
+        // Vectors run dry one by one, so every waiting CQ is offered once, but none to a vector that was found dry.
+        let mut dry = 0u64;
         for _ in 0..self.completions.len() {
-            let Some(cqn) = self.completions.pop_front() else { return };
+            let Some((cqn, ())) = self.completions.pop() else { return };
             let Some(cq) = cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
                 continue;
             };
+            let vector = 1u64.checked_shl(cq.vector).unwrap_or(0);
+            if dry & vector != 0 {
+                self.completions.insert(cqn, ());
+                continue;
+            }
             let event = abi::CompEvent { cqn: U32::new(cqn), arm_seq: U32::new(cq.fired()) };
             if self.port.completion_event(cq.vector, event) {
                 cq.event_pending = false;
                 counters.events += 1;
                 self.put = true;
             } else {
-                self.completions.push_back(cqn);
+                dry |= vector;
+                self.completions.insert(cqn, ());
             }
         }
     }
 
     fn offer_events(&mut self, counters: &mut Counters) {
-        while let Some(&(kind, object, ctx)) = self.events.front() {
+        while let Some(((kind, object), ctx)) = self.events.pop() {
             let event = abi::AsyncEvent {
                 r#type: U32::new(kind),
                 object: U32::new(object),
@@ -132,10 +139,9 @@ impl Outbox {
                 reserved: U32::new(0),
             };
             if !self.port.async_event(event) {
+                self.events.put_back((kind, object), ctx);
                 return;
             }
-            self.events.pop_front();
-            self.waiting.remove(&(kind, object));
             counters.events += 1;
             self.put = true;
         }

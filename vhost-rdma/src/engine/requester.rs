@@ -9,7 +9,7 @@ use virtio_rdma_abi::{
 };
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::limits::{MAX_MSG, MTU};
+use super::limits::{MAX_FAST_REG_PAGES, MAX_MCAST_QPS, MAX_MSG, MTU};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
@@ -18,13 +18,15 @@ use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
 use crate::transport::{
-    Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
+    Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport, is_multicast,
 };
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
 /// Bytes of one turn.
 const TURN_BYTES: u32 = PIECE;
+/// What the registration of a page is worth, in bytes of copying.
+const REGISTERED_PAGE: u32 = 4096;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
 /// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
@@ -60,25 +62,28 @@ struct Planned {
 }
 
 impl Shard {
-    /// Runs one QP of a NIC for a turn.
-    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, now: Nanos) {
-        let Some(nic) = self.nic_mut(id) else { return };
-        let Some(qp) = nic.qps.get_mut(&qpn) else { return };
+    /// Runs one QP of a NIC for a turn; the bytes that it moved, or what its work was worth in bytes.
+    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, now: Nanos) -> u32 {
+        let Some(nic) = self.nic_mut(id) else { return 0 };
+        let Some(qp) = nic.qps.get_mut(&qpn) else { return 0 };
         qp.scheduled = false;
         match qp.state {
             State::Rts => self.send_turn(id, qpn, now),
             State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
-                self.send_turn(id, qpn, now);
+                self.send_turn(id, qpn, now)
             }
-            State::Err | State::Sqe => nic.flush_turn(qpn),
-            _ => {}
+            State::Err | State::Sqe => {
+                nic.flush_turn(qpn);
+                0
+            }
+            _ => 0,
         }
     }
 
-    fn send_turn(&mut self, id: NicId, qpn: u32, now: Nanos) {
-        let Some(nic) = self.nic_mut(id) else { return };
-        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
-        let mut bytes = 0;
+    fn send_turn(&mut self, id: NicId, qpn: u32, now: Nanos) -> u32 {
+        let Some(nic) = self.nic_mut(id) else { return 0 };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return 0 };
+        let mut bytes = 0u32;
         let mut more = false;
         for count in 0.. {
             if send.wait != Wait::None || !send.has_work() {
@@ -109,6 +114,7 @@ impl Shard {
         if let Some(nic) = self.nic_mut(id) {
             nic.end_turn(qpn, send, more);
         }
+        bytes
     }
 
     /// Executes one piece of one work request.
@@ -136,6 +142,11 @@ impl Shard {
             },
         };
         if let Some(local) = local_operation(turn.kind, wqe.opcode) {
+            if local == LocalOperation::FastRegister {
+                // Each page is looked up in the guest's memory map.
+                let pages = wqe.aux.get().min(MAX_FAST_REG_PAGES);
+                *bytes = bytes.saturating_add(pages * REGISTERED_PAGE);
+            }
             return nic.execute_locally(turn, send, &wqe, local);
         }
         let planned = match nic.plan(turn, send, &wqe) {
@@ -154,10 +165,16 @@ impl Shard {
         let len = (planned.total - send.done).min(PIECE);
         let payload =
             if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
+        let vni = nic.settings.vni;
         let request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         let Self { nics, networks, local, .. } = self;
+        // One datagram to a group is as many copies as there may be receivers.
+        let copies = match is_multicast(&flow.dest_gid) && !turn.kind.is_connected() {
+            true => networks.members(vni, &flow.dest_gid).saturating_mul(MAX_MCAST_QPS),
+            false => 1,
+        };
         let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
-        *bytes += len;
+        *bytes = bytes.saturating_add(len.saturating_mul(copies));
         self.settle(turn, send, &planned, outcome, len)
     }
 

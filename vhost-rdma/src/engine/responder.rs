@@ -15,6 +15,9 @@ use crate::transport::{
     Flow, GRH_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder, Service,
 };
 
+/// Requests of an unreliable connection that are dropped for a key, range or right before it ends.
+const UNRELIABLE_REFUSALS: u32 = 256;
+
 /// What stands in the way of a receive.
 enum Scatter {
     /// An element names memory that the receive may not write.
@@ -393,6 +396,15 @@ impl Nic {
     pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
+            // The peer of an unreliable connection is never told and could guess keys as fast as it can post: not for ever.
+            let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Done };
+            qp.refused += 1;
+            if qp.refused == UNRELIABLE_REFUSALS {
+                let ctx = qp.ctx;
+                self.counters.access_errors += 1;
+                self.raise(event::QP_ACCESS_ERR, qpn, ctx);
+                self.enter_error(qpn);
+            }
             return Outcome::Done;
         }
         let kind = match nak {

@@ -23,6 +23,7 @@ mod page_list;
 mod ring;
 mod segment;
 mod space;
+mod tables;
 mod translation;
 mod vanish;
 

@@ -20,6 +20,8 @@ pub enum Fault {
     Address,
     /// The list itself is malformed, or too small for what it describes.
     Shape,
+    /// The guest has more page lists than its memory is worth.
+    Room,
 }
 
 /// A page list as a command carries it.
@@ -47,6 +49,13 @@ impl PageList {
         let page = 1u64 << self.page_shift;
         let first = u64::from(self.offset);
         let needed = (first + len).div_ceil(page);
+        if self.levels == 0 {
+            // The usual case of memory in one piece, without a table.
+            if let Some(flat) = self.one_piece(space, len, needed) {
+                return Ok(flat);
+            }
+        }
+        let charge = space.charge(needed.saturating_mul(8)).ok_or(Fault::Room)?;
         let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
         builder.tables.reserve(usize::try_from(needed.min(ENTRIES)).map_err(|_| Fault::Shape)?);
         if self.levels == 0 {
@@ -61,7 +70,19 @@ impl PageList {
             builder.walk(self.addr, self.levels, needed)?;
         }
         let Builder { tables, regions, .. } = builder;
-        Ok(Translation::new(first, len, self.page_shift, Pages::from_table(tables, page), regions))
+        let pages = Pages::from_table(tables, page);
+        Ok(Translation::new(first, len, self.page_shift, pages, regions).charged(charge))
+    }
+
+    fn one_piece(&self, space: &AddressSpace, len: u64, needed: u64) -> Option<Translation> {
+        let bytes = needed.checked_mul(1 << self.page_shift)?;
+        let (region, _) = space.find(self.addr)?;
+        let (host, run) = space.run(self.addr, bytes)?;
+        let fits = run == bytes && self.addr.is_multiple_of(1 << self.page_shift);
+        let first = u64::from(self.offset);
+        fits.then(|| {
+            Translation::new(first, len, self.page_shift, Pages::Flat(host), vec![region.clone()])
+        })
     }
 
     /// The bytes that the list describes, if its shape makes sense at all.
@@ -105,13 +126,15 @@ impl PageArray {
         if len == 0 || needed > u64::from(self.npages) {
             return Err(Fault::Shape);
         }
+        let charge = space.charge(needed.saturating_mul(8)).ok_or(Fault::Room)?;
         let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
         for index in 0..needed {
             let entry = self.addr.checked_add(index * 8).ok_or(Fault::Address)?;
             builder.push(space.load_u64(entry)?)?;
         }
         let Builder { tables, regions, .. } = builder;
-        Ok(Translation::new(first, len, self.page_shift, Pages::from_table(tables, page), regions))
+        let pages = Pages::from_table(tables, page);
+        Ok(Translation::new(first, len, self.page_shift, pages, regions).charged(charge))
     }
 }
 

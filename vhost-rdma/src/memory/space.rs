@@ -12,6 +12,7 @@ use vm_memory::{
 };
 
 use super::HostPtr;
+use super::tables::{Charge, Tables};
 use super::vanish::Watch;
 
 /// One mapping of guest memory.
@@ -27,6 +28,7 @@ pub struct Region {
 impl Region {
     fn new(region: &GuestRegionMmap<()>) -> Self {
         let mapping = region.get_mmap();
+        // No reference to the mapping is made here, only its address and size are taken.
         let watch = Watch::new(HostPtr(mapping.as_ptr()), mapping.size()).map(Arc::new);
         Self { start: region.start_addr().0, len: region.len(), watch, mapping }
     }
@@ -53,15 +55,42 @@ impl fmt::Debug for Region {
 #[derive(Clone, Debug, Default)]
 pub struct AddressSpace {
     regions: Arc<[Region]>,
+    tables: Arc<Tables>,
 }
 
 impl AddressSpace {
     /// The space of a vhost-user memory table, or of test memory (`GuestMemoryMmap::from_ranges`).
     #[must_use]
     pub fn new(map: &GuestMemoryMmap<()>) -> Self {
-        let mut regions: Vec<Region> = map.iter().map(Region::new).collect();
+        Self::default().successor(map)
+    }
+
+    /// The space that follows this one: mappings that stay are the same regions, and the tables of both count together.
+    #[must_use]
+    pub fn successor(&self, map: &GuestMemoryMmap<()>) -> Self {
+        let same = |region: &GuestRegionMmap<()>| {
+            let (mine, _) = self.find(region.start_addr().0)?;
+            let stays = Arc::ptr_eq(&mine.mapping, &region.get_mmap())
+                && mine.start == region.start_addr().0;
+            stays.then(|| mine.clone())
+        };
+        let mut regions: Vec<Region> =
+            map.iter().map(|region| same(region).unwrap_or_else(|| Region::new(region))).collect();
         regions.sort_by_key(|region| region.start);
-        Self { regions: regions.into() }
+        let space = Self { regions: regions.into(), tables: Arc::clone(&self.tables) };
+        space.tables.allow(space.bytes());
+        space
+    }
+
+    /// Whether all of the memory may vanish without harm (see [`super::vanished`]).
+    #[must_use]
+    pub fn guarded(&self) -> bool {
+        self.regions.iter().all(|region| region.watch.is_some())
+    }
+
+    /// Memory for a translation's table of so many bytes.
+    pub(super) fn charge(&self, bytes: u64) -> Option<Charge> {
+        Charge::take(&self.tables, bytes)
     }
 
     /// A space of anonymous memory, for tests and tools: `(guest address, length)` each.
@@ -95,7 +124,7 @@ impl AddressSpace {
     /// Whether `region`'s mapping is part of this space.
     #[must_use]
     pub fn contains(&self, region: &Region) -> bool {
-        self.regions.iter().any(|mine| mine.same_mapping(region))
+        self.find(region.start).is_some_and(|(mine, _)| mine.same_mapping(region))
     }
 
     /// The region that holds `addr`, and the offset in it.

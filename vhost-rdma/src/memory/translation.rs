@@ -1,6 +1,7 @@
 //! An immutable map from offsets of an object to host memory.
 
 use super::space::{AddressSpace, Region};
+use super::tables::Charge;
 use super::{HostPtr, host};
 
 /// How the pages of a translation lie in host memory.
@@ -36,6 +37,8 @@ pub struct Translation {
     pages: Pages,
     /// Keeps the mappings behind `pages` alive.
     regions: Vec<Region>,
+    /// What its table counts for.
+    _charge: Option<Charge>,
 }
 
 impl Translation {
@@ -46,14 +49,21 @@ impl Translation {
         pages: Pages,
         regions: Vec<Region>,
     ) -> Self {
-        Self { first, len, shift, pages, regions }
+        Self { first, len, shift, pages, regions, _charge: None }
+    }
+
+    /// With what was taken for its table; where it turned out to need none, that goes back.
+    pub(super) fn charged(self, charge: Charge) -> Self {
+        let charge = matches!(self.pages, Pages::Table(_)).then_some(charge);
+        Self { _charge: charge, ..self }
     }
 
     /// A translation in which offsets are guest physical addresses, for kernel DMA keys.
     #[must_use]
     pub fn identity(space: AddressSpace) -> Self {
         let regions = space.regions().to_vec();
-        Self { first: 0, len: u64::MAX, shift: 12, pages: Pages::Identity(space), regions }
+        let pages = Pages::Identity(space);
+        Self { first: 0, len: u64::MAX, shift: 12, pages, regions, _charge: None }
     }
 
     /// Length in bytes.

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 use super::HostPtr;
 
-/// Mappings of all guests together that can be watched; one beyond is used unwatched.
-const SLOTS: usize = 4096;
+/// Mappings of all guests together that can be watched: more than the host lets one process have (`vm.max_map_count`, 65530 by default).
+const SLOTS: usize = 1 << 16;
 
 struct Slot {
     taken: AtomicBool,
@@ -82,8 +82,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches `len` bytes at `start`. `None` without a free slot, or where no handler can be installed: then the memory is used
-    /// unwatched.
+    /// Watches `len` bytes at `start`. `None` without a free slot, or where no handler can be installed: then the memory must not be
+    /// used.
     pub(super) fn new(start: HostPtr, len: usize) -> Option<Self> {
         PREVIOUS.get_or_init(install).as_ref()?;
         let free = |slot: &Slot| {
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(ring.load_u32(0), 0);
         assert!(space.vanished());
         drop((ring, space));
-        for _ in 0..2 * SLOTS {
+        for _ in 0..100 {
             let (_file, fresh) = guest();
             assert!(!fresh.vanished());
         }

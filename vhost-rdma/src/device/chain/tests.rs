@@ -36,9 +36,9 @@ fn offer(memory: &GuestMemoryMmap<()>, descriptors: &[RawDescriptor], head: u16)
     vq.avail().ring().ref_at(0).expect("in the ring").store(head);
     vq.avail().idx().store(1);
     let mut queue: Queue = vq.create_queue().expect("a valid queue");
-    let taken = take(&mut queue, memory);
+    let taken = take(&mut queue, memory, DESCRIPTORS_MAX);
     assert_eq!(queue.next_avail(), 1, "the chain is consumed whatever it is");
-    assert!(matches!(take(&mut queue, memory), Taken::Empty));
+    assert!(matches!(take(&mut queue, memory, DESCRIPTORS_MAX), Taken::Empty));
     taken
 }
 
@@ -150,10 +150,10 @@ fn a_ring_that_claims_too_much_is_broken() {
     let memory = memory();
     let vq = MockSplitQueue::new(&memory, 16);
     let mut queue: Queue = vq.create_queue().expect("a valid queue");
-    assert!(matches!(take(&mut queue, &memory), Taken::Empty));
+    assert!(matches!(take(&mut queue, &memory, DESCRIPTORS_MAX), Taken::Empty));
     vq.avail().idx().store(17);
-    assert!(matches!(take(&mut queue, &memory), Taken::Broken));
-    assert!(matches!(take(&mut queue, &GuestMemoryMmap::new()), Taken::Broken));
+    assert!(matches!(take(&mut queue, &memory, DESCRIPTORS_MAX), Taken::Broken));
+    assert!(matches!(take(&mut queue, &GuestMemoryMmap::new(), DESCRIPTORS_MAX), Taken::Broken));
 }
 
 proptest! {

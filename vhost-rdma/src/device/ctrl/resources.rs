@@ -60,6 +60,7 @@ const fn status(fault: Fault) -> Status {
     match fault {
         Fault::Address => Status::FAULT,
         Fault::Shape => Status::INVAL,
+        Fault::Room => Status::NOMEM,
     }
 }
 

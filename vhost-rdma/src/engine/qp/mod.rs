@@ -49,6 +49,10 @@ pub(super) struct Qp {
     pub(super) draining: bool,
     /// LAST_WQE_REACHED was raised since ERR.
     pub(super) last_wqe_raised: bool,
+    /// Multicast groups that it is in.
+    pub(super) groups: u32,
+    /// Requests of an unreliable peer that were dropped since RESET for a key, range or right.
+    pub(super) refused: u32,
 }
 
 impl Qp {
@@ -68,5 +72,6 @@ impl Qp {
         self.established = false;
         self.draining = false;
         self.last_wqe_raised = false;
+        self.refused = 0;
     }
 }

@@ -1,0 +1,86 @@
+//! What the daemon keeps about a guest's memory, and a bound on it.
+//!
+//! A page list may name the same page of the guest a million times, and a guest may have a hundred thousand objects with a list each:
+//! so what the lists cost the daemon has nothing to do with what they cost the guest. All tables of a guest together are therefore
+//! bounded by the memory that the guest has. The bound is generous: the whole guest eight times over in pages of 4 KiB, and rings
+//! in any number; memory in one piece needs no table at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of tables that every guest may have.
+const BASE: u64 = 32 << 20;
+/// Bytes of guest memory for each further byte of tables: 8 bytes for each page, eight times.
+const PER_BYTE: u64 = 4096 / 8 / 8;
+
+/// The tables of one guest.
+#[derive(Debug)]
+pub(super) struct Tables {
+    used: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self { used: AtomicU64::new(0), most: AtomicU64::new(BASE) }
+    }
+}
+
+impl Tables {
+    /// What a guest with so much memory may have from now on.
+    pub(super) fn allow(&self, guest: u64) {
+        self.most.store(BASE + guest / PER_BYTE, Ordering::Relaxed);
+    }
+}
+
+/// A part of a guest's tables, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Charge {
+    tables: Arc<Tables>,
+    bytes: u64,
+}
+
+impl Charge {
+    /// `None` if the guest has too much already.
+    pub(super) fn take(tables: &Arc<Tables>, bytes: u64) -> Option<Self> {
+        let most = tables.most.load(Ordering::Relaxed);
+        let add = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= most);
+        tables.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Self { tables: Arc::clone(tables), bytes })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.tables.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::memory::{AddressSpace, Fault, PageList};
+
+    #[test]
+    fn tables_are_bounded_by_the_guests_memory_and_come_back() {
+        let space = AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
+        let ring = crate::memory::Ring::page(&space, 0x1000).unwrap();
+        // 512 times the same page.
+        (0..512).for_each(|n| ring.store_u32(n * 8, 0x2000));
+        let list = PageList { addr: 0x1000, npages: 512, offset: 0, page_shift: 12, levels: 1 };
+        let mut held = Vec::new();
+        let fault = loop {
+            match list.resolve(&space, 512 * 4096) {
+                Ok(map) => held.push(map),
+                Err(fault) => break fault,
+            }
+        };
+        assert_eq!(fault, Fault::Room);
+        let most = ((32 << 20) + (1 << 20) / 64) / 4096;
+        assert_eq!(held.len(), most, "4 KiB each");
+        held.pop();
+        assert!(list.resolve(&space, 512 * 4096).is_ok());
+        let one = PageList { addr: 0, npages: 256, offset: 0, page_shift: 12, levels: 0 };
+        let flat: Vec<_> = (0..1000).map(|_| one.resolve(&space, 1 << 20)).collect();
+        assert!(flat.iter().all(Result::is_ok), "memory in one piece needs no table");
+    }
+}
