@@ -345,7 +345,7 @@ impl Guest {
         page.view().fill(0, spec::PAGE, 0);
         let gpa = page.pages().gpa(0);
         let b = self.command(cmd::CONTEXT_CREATE, 0, &Put::new().u64(gpa).done(8), 8)?;
-        self.hold(&page);
+        self.hold(b.u32_at(0), &page);
         let kick_queue = b.u32_at(4) as usize;
         if !(self.first_kick_queue()..self.queue_count()).contains(&kick_queue) {
             return Err(Error::Broken(format!("kick queue {kick_queue}")));
@@ -391,7 +391,7 @@ impl Ctx {
         page.view().fill(0, spec::PAGE, 0);
         let gpa = page.pages().gpa(0);
         let b = self.command(cmd::DB_PAGE_ADD, &Put::new().u64(gpa).done(8), 8)?;
-        self.0.guest.hold(&page);
+        self.0.guest.hold(self.0.id, &page);
         let number = b.u32_at(0) as usize;
         let mut pages = self.0.pages.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if pages.len() != number {
@@ -436,7 +436,9 @@ impl Ctx {
 
     /// CONTEXT_DESTROY.
     pub fn destroy(&self) -> Result<()> {
-        self.command(cmd::CONTEXT_DESTROY, &[], 0).map(drop)
+        self.command(cmd::CONTEXT_DESTROY, &[], 0)?;
+        self.0.guest.release_context(self.0.id);
+        Ok(())
     }
 
     /// PD_CREATE.

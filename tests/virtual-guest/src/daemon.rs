@@ -81,6 +81,7 @@ impl Daemon {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(&binary).arg("serve");
         command.arg("--runtime-dir").arg(dir.path()).arg("--ephemeral").args(&options.args);
+        command.arg("--metrics").arg(format!("unix:{}", dir.path().join("metrics.sock").display()));
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let child = command.spawn().expect("setpriv (util-linux) starts the daemon");
         let mut daemon = Self { child, binary, dir };

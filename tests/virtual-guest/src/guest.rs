@@ -134,7 +134,7 @@ pub(crate) struct Inner {
     pub(crate) nonce: Mutex<u64>,
     pub(crate) gid: Mutex<[u8; 16]>,
     /// Rings and doorbell pages that the device works on, whoever forgot them here.
-    held: Mutex<Vec<Arc<Buf>>>,
+    held: Mutex<Vec<(u32, Arc<Buf>)>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -268,13 +268,18 @@ impl Guest {
 
     /// Keeps memory that was given to the device until [`Self::release`] or the end of this life, even if a test drops its object:
     /// the device goes on writing to it.
-    pub(crate) fn hold(&self, memory: &Arc<Buf>) {
-        lock(&self.0.held).push(Arc::clone(memory));
+    pub(crate) fn hold(&self, ctx: u32, memory: &Arc<Buf>) {
+        lock(&self.0.held).push((ctx, Arc::clone(memory)));
     }
 
     /// The object that used the memory is destroyed.
     pub(crate) fn release(&self, memory: &Arc<Buf>) {
-        lock(&self.0.held).retain(|held| !Arc::ptr_eq(held, memory));
+        lock(&self.0.held).retain(|(_, held)| !Arc::ptr_eq(held, memory));
+    }
+
+    /// All objects of a context are destroyed.
+    pub(crate) fn release_context(&self, ctx: u32) {
+        lock(&self.0.held).retain(|(of, _)| *of != ctx);
     }
 
     /// All objects are destroyed.

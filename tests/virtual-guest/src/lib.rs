@@ -1,7 +1,7 @@
 //! A guest without a VM: a virtio RDMA driver that speaks to the real daemon over its real vhost-user socket.
 //!
 //! ```text
-//!  tests, bench ── World ── Daemon (the real binary, its CLI)      daemon.rs
+//!  tests, bench, soak ── World ── Daemon (the real binary, its CLI) daemon.rs vitals.rs
 //!        │
 //!      Guest ─┬─ control commands, event queues                   guest.rs control.rs events.rs
 //!             ├─ Cq, Srq, Qp: rings, doorbells, arming             rings.rs qp.rs
@@ -32,6 +32,8 @@ pub mod pages;
 pub mod qp;
 pub mod ram;
 pub mod rings;
+pub mod soak;
 pub mod spec;
 pub mod virtq;
+pub mod vitals;
 pub mod world;

@@ -422,7 +422,7 @@ impl Qp {
             .done(96);
         let b = ctx.command(cmd::QP_CREATE, &body, 16)?;
         for buf in [&sq, &rq].into_iter().flatten() {
-            ctx.guest().hold(buf);
+            ctx.guest().hold(ctx.id(), buf);
         }
         let ring = |buf: Option<Arc<Buf>>, entries, log2_stride, db| -> Result<Option<Ring>> {
             let doorbell = ctx.doorbell(db)?;

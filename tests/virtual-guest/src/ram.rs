@@ -6,13 +6,14 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::spec::PAGE;
 
@@ -21,6 +22,12 @@ pub const POISON: u8 = 0xa5;
 
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The descriptor of an eventfd that tells only its number.
+pub fn fd_of(eventfd: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the eventfd owns its descriptor, which is open for as long as the borrow lasts.
+    unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
 }
 
 /// One contiguous piece of guest-physical memory with a memfd of its own.
@@ -79,6 +86,11 @@ impl Region {
     /// The memfd, for the memory table.
     pub fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+
+    /// The memfd, for what only a hostile monitor does to it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// The address at which this process maps the region (what vhost-user calls the user address).

@@ -99,7 +99,7 @@ impl Cq {
         let list = PageList::of(ctx.guest().ram(), buf.pages(), 0);
         let body = Put::new().u32(entries).u32(vector).bytes(&list.bytes()).done(32);
         let cqn = ctx.command(cmd::CQ_CREATE, &body, 8)?.u32_at(0);
-        ctx.guest().hold(&buf);
+        ctx.guest().hold(ctx.id(), &buf);
         Ok(Self { ctx: ctx.clone(), cqn, entries, buf, ctrl, consumer: 0, release: true })
     }
 
@@ -259,7 +259,7 @@ impl Cq {
     pub fn moved_to(&mut self, entries: u32, ring: Arc<Buf>) {
         self.ctrl = ring_with_control(entries, 6).1;
         self.entries = entries;
-        self.ctx.guest().hold(&ring);
+        self.ctx.guest().hold(self.ctx.id(), &ring);
         self.ctx.guest().release(&self.buf);
         self.buf = ring;
     }
@@ -319,7 +319,7 @@ impl Srq {
             .bytes(&list.bytes())
             .done(48);
         let b = ctx.command(cmd::SRQ_CREATE, &body, 8)?;
-        ctx.guest().hold(&buf);
+        ctx.guest().hold(ctx.id(), &buf);
         let doorbell = ctx
             .doorbell(b.u32_at(4))?
             .ok_or_else(|| crate::guest::Error::Broken("an SRQ without a doorbell".into()))?;
@@ -383,7 +383,7 @@ impl Srq {
             .bytes(&PageList::of(ram, buf.pages(), 0).bytes())
             .done(48);
         self.ctx.command(cmd::SRQ_MODIFY, &body, 0)?;
-        self.ctx.guest().hold(&buf);
+        self.ctx.guest().hold(self.ctx.id(), &buf);
         self.ctx.guest().release(&self.buf);
         (self.entries, self.buf, self.ctrl) = (entries, buf, ctrl);
         Ok(())

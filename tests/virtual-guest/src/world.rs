@@ -70,6 +70,17 @@ pub struct Node {
     pub gid: [u8; 16],
 }
 
+/// A NIC whose guest has yet to come.
+#[derive(Debug, Clone)]
+pub struct Vacancy {
+    /// The NIC's name.
+    pub name: String,
+    /// The NIC's socket.
+    pub socket: PathBuf,
+    /// The address that its guest will have.
+    pub gid: [u8; 16],
+}
+
 /// A queue pair with two completion queues of its own.
 #[derive(Debug)]
 pub struct End {
@@ -137,12 +148,25 @@ impl World {
     /// As [`Self::node`], on another network, with options of `nic add`, and another guest.
     #[track_caller]
     pub fn node_with(&self, network: &str, options: &[&str], config: GuestConfig) -> Node {
+        let Vacancy { name, socket, gid } = self.vacancy_with(network, options);
+        let guest = Guest::connect(&socket, config)
+            .unwrap_or_else(|e| panic!("{name}: {e}\n{}", self.daemon.log()));
+        Node::start(name, socket, guest, gid)
+    }
+
+    /// A new NIC on `net` without a guest.
+    #[track_caller]
+    pub fn vacancy(&self) -> Vacancy {
+        self.vacancy_with("net", &[])
+    }
+
+    /// As [`Self::vacancy`], on another network and with options of `nic add`.
+    #[track_caller]
+    pub fn vacancy_with(&self, network: &str, options: &[&str]) -> Vacancy {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let name = format!("nic{n}");
         let socket = self.daemon.add_nic(&name, network, options);
-        let guest = Guest::connect(&socket, config)
-            .unwrap_or_else(|e| panic!("{name}: {e}\n{}", self.daemon.log()));
-        Node::start(name, socket, guest, ipv4_gid(0, n))
+        Vacancy { name, socket, gid: ipv4_gid(0, n) }
     }
 
     /// Two guests with a connected pair of RC queue pairs.

@@ -218,3 +218,22 @@ fn a_resize_keeps_the_receives_that_wait() {
     take(a, b, 2);
     assert_eq!(srq.taken(), 39);
 }
+
+#[test]
+fn what_was_posted_just_before_a_resize_moves_with_it() {
+    let world = World::new();
+    let (node, mut srq, mut pairs) = with_srq(&world, 8, 0, 1);
+    let inbox = node.area(8);
+    let (a, b) = &mut pairs[0];
+    for round in 0..60u64 {
+        for i in 0..4 {
+            srq.post(round * 4 + i, &[inbox.sge()]);
+        }
+        // The device may not have looked at the doorbell yet.
+        srq.resize(if round % 2 == 0 { 32 } else { 8 }).unwrap();
+        for i in 0..4 {
+            a.run_ok(&SendWr::send(1, &[]).inline(&[1; 8]));
+            assert_eq!(b.rcq.ok().wr_id, round * 4 + i);
+        }
+    }
+}

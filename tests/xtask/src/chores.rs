@@ -145,33 +145,41 @@ pub(crate) fn mutants(cache: &Cache, steps: &mut Steps) -> Result<()> {
 
 /// A cargo command whose output the user wants to see.
 fn shown(cmd: &mut Command) -> Result<bool> {
-    let mut child = cmd.spawn().with_context(|| format!("cannot start {cmd:?}"))?;
-    Ok(wait(&mut child, CARGO_WAIT, || {})?.success())
+    shown_for(cmd, CARGO_WAIT)
 }
 
-/// The virtual guest's benchmarks.
-pub(crate) fn bench(json: Option<&Path>, rest: &[String]) -> Result<bool> {
-    // The daemon under test is the optimised one.
+fn shown_for(cmd: &mut Command, limit: Duration) -> Result<bool> {
+    let mut child = cmd.spawn().with_context(|| format!("cannot start {cmd:?}"))?;
+    Ok(wait(&mut child, limit, || {})?.success())
+}
+
+/// A program of the virtual guest, optimised, with the optimised daemon.
+fn guest_program(name: &str, json: Option<&Path>) -> Result<Option<Command>> {
     if !shown(cargo().args(["build", "--release", "--locked", "-p", "vhost-rdma"]))? {
-        return Ok(false);
+        return Ok(None);
     }
     let mut cmd = cargo();
-    cmd.args([
-        "run",
-        "--release",
-        "--locked",
-        "--quiet",
-        "-p",
-        "virtual-guest",
-        "--bin",
-        "bench",
-        "--",
-    ]);
+    cmd.args(["run", "--release", "--locked", "--quiet", "-p", "virtual-guest", "--bin", name]);
+    cmd.arg("--");
     if let Some(path) = json {
         // The program runs in the workspace's root.
         cmd.arg("--json").arg(std::path::absolute(path)?);
     }
+    Ok(Some(cmd))
+}
+
+/// The virtual guest's benchmarks.
+pub(crate) fn bench(json: Option<&Path>, rest: &[String]) -> Result<bool> {
+    let Some(mut cmd) = guest_program("bench", json)? else { return Ok(false) };
     shown(cmd.args(rest))
+}
+
+/// The virtual guest's soak.
+pub(crate) fn soak(minutes: f64, json: Option<&Path>, rest: &[String]) -> Result<bool> {
+    let Some(mut cmd) = guest_program("soak", json)? else { return Ok(false) };
+    cmd.arg("--minutes").arg(minutes.to_string());
+    let limit = CARGO_WAIT + Duration::from_secs_f64((minutes * 60.0).clamp(0.0, 1e6));
+    shown_for(cmd.args(rest), limit)
 }
 
 /// The manual page, as the program itself writes it.
@@ -183,4 +191,37 @@ pub(crate) fn man(dir: Option<&Path>) -> Result<bool> {
         cmd.arg("--dir").arg(std::path::absolute(dir)?);
     }
     shown(&mut cmd)
+}
+
+/// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of which needs a nightly compiler.
+const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1";
+
+/// A fuzz target, guided by coverage. What it finds new is kept in the cache; the repository's corpus is read.
+pub(crate) fn fuzz(cache: &Cache, target: &str, seconds: u64) -> Result<bool> {
+    let fuzz = workspace().join("vhost-rdma/fuzz");
+    let (build, found) = (cache.dir().join("fuzz/build"), cache.dir().join("fuzz").join(target));
+    std::fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
+    // With a target of its own, so that build scripts and macros are not instrumented.
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut cmd = cargo();
+    cmd.args(["build", "--release", "--target", &host, "--manifest-path"]);
+    cmd.arg(fuzz.join("Cargo.toml")).env("CARGO_TARGET_DIR", &build).env("RUSTFLAGS", COVERAGE);
+    if !shown(&mut cmd)? {
+        return Ok(false);
+    }
+    let mut cmd = tied(build.join(host).join("release/fuzz"));
+    cmd.current_dir(&found).env("VHOST_RDMA_FUZZ_TARGET", target);
+    cmd.arg(&found).arg(fuzz.join("corpus").join(target));
+    cmd.arg(format!("-max_total_time={seconds}")).args(["-max_len=4096", "-timeout=20"]);
+    let limit = CARGO_WAIT + Duration::from_secs(seconds);
+    let ok = shown_for(&mut cmd, limit)?;
+    if !ok {
+        eprintln!(
+            "the string is in {}; put it to {} when what it shows is mended",
+            found.display(),
+            fuzz.join("corpus").join(target).display()
+        );
+    }
+    Ok(ok)
 }

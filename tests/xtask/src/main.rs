@@ -8,6 +8,8 @@
 //! cargo xtask demo                                        # the README's table
 //! cargo xtask test [--fast | --full]                      # everything that must hold
 //! cargo xtask bench                                       # ratios on the virtual guest
+//! cargo xtask soak --minutes 30                           # nothing grows
+//! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
 //! ```
 //! For work on the guest side:
@@ -66,6 +68,27 @@ enum Chore {
     },
     /// CNI ADD beside the reference ptp plugin, in one run
     CniBench(cni::Args),
+    /// Churn, errors and traffic in virtual guests for a long time: the daemon must not grow
+    Soak {
+        /// How long
+        #[arg(long, default_value_t = 1.0, value_name = "N")]
+        minutes: f64,
+        /// Write the rows here
+        #[arg(long)]
+        json: Option<PathBuf>,
+        /// For the soak program: `--seed N`
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
+    /// Fuzz what guests write, guided by coverage (libFuzzer; needs a C++ compiler). `cargo test` runs the same targets for a bounded time
+    Fuzz {
+        /// What to fuzz
+        #[arg(value_parser = ["chains", "commands", "rings"])]
+        target: String,
+        /// How long
+        #[arg(long, default_value_t = 60, value_name = "N")]
+        seconds: u64,
+    },
     /// rustfmt, clippy, cargo doc and cargo-deny
     Lint,
     /// Write the manual page to standard output, or one page per command to a directory
@@ -89,6 +112,8 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Test(args) => args.run(&Cache::open()?),
         Chore::Bench { json, rest } => chores::bench(json.as_deref(), rest),
         Chore::CniBench(args) => args.run(&Cache::open()?),
+        Chore::Soak { minutes, json, rest } => chores::soak(*minutes, json.as_deref(), rest),
+        Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),
         Chore::Lint => {
             let mut steps = Steps::default();
             chores::lint(&Cache::open()?, &mut steps)?;

@@ -30,6 +30,7 @@ impl Args {
         chores::tests(cache, &mut steps)?;
         if !self.fast {
             chores::mutants(cache, &mut steps)?;
+            steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {

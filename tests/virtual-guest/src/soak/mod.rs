@@ -1,0 +1,155 @@
+//! The soak: hours of what guests do in a day, and nothing grows.
+//!
+//! Two guests share objects of all kinds that are made, used and destroyed without end, in every order that is allowed and with every error
+//! that is not (`churn`), a third one comes and goes as VMs do (`lives`), and a connection of long standing moves verified data all
+//! the while (`traffic`). The daemon is sampled once a second. After a warm-up, in which allocators and tables reach their size, its
+//! memory, descriptors, threads and mappings must not grow; at the end it must know of no object, and no worker may have kept
+//! others waiting.
+
+mod churn;
+mod lives;
+mod report;
+mod traffic;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub use report::{Report, Row};
+
+use crate::daemon::DaemonOptions;
+use crate::vitals::Vitals;
+use crate::world::World;
+
+/// Time between samples.
+const SAMPLE: Duration = Duration::from_secs(1);
+/// Time between lines of progress.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// The part of the time that is warm-up, and the least that it is.
+const WARM_UP: (u32, Duration) = (10, Duration::from_secs(20));
+
+/// What the threads share.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    rounds: AtomicU64,
+    lives: AtomicU64,
+    messages: AtomicU64,
+}
+
+impl Shared {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// A source of choices that repeats with its seed.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % sides
+    }
+
+    fn coin(&mut self) -> bool {
+        self.roll(2) == 0
+    }
+}
+
+/// The daemon at one moment of the run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) at: Duration,
+    pub(crate) vitals: Vitals,
+}
+
+/// Runs for `time`.
+pub fn run(time: Duration, seed: u64) -> Report {
+    let world = World::with(&DaemonOptions::default(), time + Duration::from_secs(180));
+    let (a, b, c) = (world.node(), world.node(), world.vacancy());
+    let shared = Arc::new(Shared::default());
+    let begin = Instant::now();
+    let mut samples = Vec::new();
+    std::thread::scope(|scope| {
+        let spawn = |work: Box<dyn FnOnce() + Send>| {
+            let shared = Arc::clone(&shared);
+            scope.spawn(move || {
+                // A failure of one ends all.
+                let _guard = StopOnPanic(shared);
+                work();
+            })
+        };
+        let (x, y, s) = (a.clone(), b.clone(), Arc::clone(&shared));
+        let threads = [
+            spawn(Box::new(move || churn::run(&x, &y, &s, Dice(seed | 1)))),
+            spawn({
+                let s = Arc::clone(&shared);
+                Box::new(move || lives::run(&c, &s, Dice(seed.rotate_left(17) | 1)))
+            }),
+            spawn({
+                let (x, y, s) = (a.clone(), b.clone(), Arc::clone(&shared));
+                Box::new(move || traffic::run(&x, &y, &s))
+            }),
+        ];
+        let mut told = begin;
+        while begin.elapsed() < time && shared.goes_on() {
+            std::thread::sleep(SAMPLE.min(time.saturating_sub(begin.elapsed())));
+            samples.push(Sample { at: begin.elapsed(), vitals: world.daemon.vitals() });
+            if told.elapsed() >= PROGRESS {
+                told = Instant::now();
+                tell(&world, &shared, begin.elapsed(), time);
+            }
+        }
+        shared.stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            if let Err(cause) = thread.join() {
+                std::panic::resume_unwind(cause);
+            }
+        }
+    });
+    for node in [&a, &b] {
+        node.ctx.destroy().expect("CONTEXT_DESTROY");
+    }
+    let left = world.daemon.objects();
+    for node in [&a, &b] {
+        node.guest.disconnect();
+    }
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Report::new(
+        &samples,
+        (time / WARM_UP.0).max(WARM_UP.1).min(time / 2),
+        left,
+        world.daemon.turns(),
+        [count(&shared.rounds), count(&shared.lives), count(&shared.messages)],
+    )
+}
+
+struct StopOnPanic(Arc<Shared>);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn tell(world: &World, shared: &Shared, at: Duration, time: Duration) {
+    let vitals = world.daemon.vitals();
+    let turns = world.daemon.turns();
+    eprintln!(
+        "{:>5.1} of {:.0} min: {} rounds, {} lives, {} messages; {:.1} MiB, {} descriptors, {} threads, {} mappings; longest turn {:.2} ms",
+        at.as_secs_f64() / 60.0,
+        time.as_secs_f64() / 60.0,
+        shared.rounds.load(Ordering::Relaxed),
+        shared.lives.load(Ordering::Relaxed),
+        shared.messages.load(Ordering::Relaxed),
+        vitals.memory as f64 / f64::from(1 << 20),
+        vitals.files,
+        vitals.threads,
+        vitals.mappings,
+        turns.longest * 1e3,
+    );
+}

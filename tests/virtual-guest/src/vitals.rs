@@ -1,0 +1,99 @@
+//! How the daemon is: what it takes of the host, and what it says of itself.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::daemon::Daemon;
+
+/// What the process takes of the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Memory of its own in bytes: without what it shares with guests and with its file.
+    pub memory: u64,
+    /// Open descriptors.
+    pub files: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Mappings.
+    pub mappings: usize,
+}
+
+/// How the engine's workers have been since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Turns {
+    /// How many.
+    pub count: f64,
+    /// The longest of any worker, in seconds of the worker's own time.
+    pub longest: f64,
+    /// For how long a worker has been in its present turn, in seconds.
+    pub stalled: f64,
+}
+
+/// Kinds of objects that the daemon counts for each NIC.
+pub const OBJECTS: [&str; 8] = ["contexts", "pds", "mrs", "mr_bytes", "cqs", "srqs", "qps", "ahs"];
+
+impl Daemon {
+    /// What the process takes of the host now.
+    pub fn vitals(&self) -> Vitals {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let kib = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        Vitals {
+            memory: (kib("RssAnon:") + kib("VmPTE:")) * 1024,
+            files: self.open_files(),
+            threads: self.threads(),
+            mappings: self.mappings(),
+        }
+    }
+
+    /// The metrics, by name and labels as they are written.
+    pub fn metrics(&self) -> std::io::Result<BTreeMap<String, f64>> {
+        let mut stream = UnixStream::connect(self.dir().join("metrics.sock"))?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: daemon\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let rows = body.lines().filter(|line| !line.starts_with('#'));
+        let parsed = rows.filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        });
+        Ok(parsed.collect())
+    }
+
+    /// How the workers have been.
+    #[track_caller]
+    pub fn turns(&self) -> Turns {
+        let metrics = self.metrics().expect("the daemon's metrics");
+        let of = |name: &str| {
+            let prefix = format!("vhost_rdma_worker_{name}{{");
+            let values = metrics.iter().filter(move |(key, _)| key.starts_with(&prefix));
+            values.map(|(_, value)| *value).collect::<Vec<_>>()
+        };
+        let longest = of("turn_max_seconds");
+        assert!(!longest.is_empty(), "the daemon tells nothing of its workers");
+        Turns {
+            count: of("turn_seconds_count").iter().sum(),
+            longest: longest.into_iter().fold(0.0, f64::max),
+            stalled: of("stalled_seconds").into_iter().fold(0.0, f64::max),
+        }
+    }
+
+    /// Objects of all NICs together, by kind.
+    #[track_caller]
+    pub fn objects(&self) -> BTreeMap<&'static str, u64> {
+        let metrics = self.metrics().expect("the daemon's metrics");
+        let sum = |kind: &str| {
+            let prefix = format!("vhost_rdma_nic_{kind}{{");
+            let values = metrics.iter().filter(|(key, _)| key.starts_with(&prefix));
+            values.map(|(_, value)| *value as u64).sum()
+        };
+        OBJECTS.iter().map(|kind| (*kind, sum(kind))).collect()
+    }
+}

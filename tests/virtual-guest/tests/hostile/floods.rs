@@ -1,0 +1,268 @@
+//! Too much of everything.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use virtual_guest::guest::GuestConfig;
+use virtual_guest::pages::{Buf, PageList};
+use virtual_guest::qp::{Av, Qp, QpSpec, SendWr};
+use virtual_guest::spec::{self, Put, access, cmd, err, qpt, wr};
+use virtual_guest::world::{End, Node};
+
+use crate::scene::{HASTY, case, case_within};
+
+const TIME: Duration = Duration::from_secs(2);
+
+#[test]
+fn commands_without_end() {
+    case(|scene| {
+        let node = scene.villain();
+        let deadline = Instant::now() + TIME;
+        let mut sent = 0;
+        scene.during(|| {
+            while Instant::now() < deadline {
+                node.guest.keepalive().expect("KEEPALIVE");
+                let pdn = node.ctx.create_pd().expect("PD_CREATE");
+                node.ctx.destroy_pd(pdn).expect("PD_DESTROY");
+                sent += 3;
+            }
+        });
+        assert!(sent > 100, "only {sent} commands");
+    });
+}
+
+#[test]
+fn doorbells_and_kicks_without_end() {
+    case(|scene| {
+        let node = scene.villain();
+        let stop = AtomicBool::new(false);
+        let kicks: Vec<_> =
+            (0..node.guest.queue_count()).map(|q| node.guest.kick_fd(q).expect("it")).collect();
+        scene.during(|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        for kick in &kicks {
+                            let _full = kick.write(1);
+                        }
+                    }
+                });
+                scope.spawn(|| {
+                    let page = node.ctx.doorbell_page(0);
+                    while !stop.load(Ordering::Relaxed) {
+                        (0..15).for_each(|n| page.store8(n, 1, Ordering::Release));
+                    }
+                });
+                std::thread::sleep(TIME);
+                stop.store(true, Ordering::Relaxed);
+            });
+        });
+        node.guest.keepalive().expect("the NIC works");
+    });
+}
+
+/// Sixteen send queues that are never empty, each request as large as it can be.
+#[test]
+fn work_without_end() {
+    case(|scene| {
+        let node = scene.villain();
+        let blob = node.area(1 << 20);
+        let mut ends: Vec<End> = (0..16)
+            .map(|_| {
+                let end = node.rc();
+                end.qp.connect(end.address(), &HASTY).expect("to itself");
+                end
+            })
+            .collect();
+        let deadline = Instant::now() + TIME;
+        scene.during(|| {
+            while Instant::now() < deadline {
+                for end in &mut ends {
+                    for _ in 0..2 {
+                        let write = SendWr::write(1, &[blob.sge()], blob.addr(0), blob.rkey());
+                        end.qp.post_send(&write);
+                    }
+                }
+                for end in &mut ends {
+                    (0..2).for_each(|_| assert_eq!(end.scq.ok().status, 0));
+                }
+            }
+        });
+    });
+}
+
+/// A datagram to a group is as many copies as the group has members.
+#[test]
+fn datagrams_to_as_many_receivers_as_can_be() {
+    const MEMBERS: usize = 64;
+    case(|scene| {
+        let node = scene.villain();
+        let mut group = [0; 16];
+        group[10..].copy_from_slice(&[0xff, 0xff, 239, 1, 2, 3]);
+        let (scq, rcq) = (node.cq(256), node.cq(4096));
+        let blob = node.area(40 + 4096);
+        let mut ends: Vec<Qp> = (0..MEMBERS)
+            .map(|_| {
+                let spec = QpSpec { sq: 64, rq: 64, ..QpSpec::new(qpt::UD) };
+                let qp = Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec).expect("QP_CREATE");
+                qp.start_datagrams(5).expect("to RTS");
+                let join = Put::new().u32(qp.qpn).u32(0).bytes(&group).done(24);
+                node.ctx.command(cmd::MCAST_ATTACH, &join, 0).expect("MCAST_ATTACH");
+                qp
+            })
+            .collect();
+        let ah = node.ctx.create_ah(node.pdn, &Av::to(group)).expect("AH_CREATE");
+        let send = SendWr::datagram(1, &[blob.part(0, 4096)], ah, 0xff_ffff, 5).unsignaled();
+        let deadline = Instant::now() + TIME;
+        scene.during(|| {
+            while Instant::now() < deadline {
+                for qp in &mut ends {
+                    for n in 0..8 {
+                        qp.queue_recv(n, &[blob.sge()]);
+                    }
+                    qp.ring_rq();
+                    qp.queue_send(&send);
+                }
+                ends.iter_mut().for_each(Qp::ring_sq);
+                std::thread::sleep(Duration::from_millis(2));
+                // Full queues are their owner's affair; new ones for the next round.
+                for qp in &mut ends {
+                    qp.reset(&[&scq, &rcq]).expect("to RESET");
+                    qp.start_datagrams(5).expect("to RTS");
+                }
+            }
+        });
+    });
+}
+
+/// Each registration by a work request looks 512 pages up.
+#[test]
+fn fast_registrations_without_end() {
+    const PAGES: u64 = 512;
+    case(|scene| {
+        let node = scene.villain();
+        let kernel = node.guest.kernel().expect("the kernel's context");
+        let pdn = kernel.create_pd().expect("PD_CREATE");
+        let kernel = Node { ctx: kernel, pdn, ..node.clone() };
+        let buf = Buf::scattered(node.guest.ram(), 0, PAGES * spec::PAGE);
+        let list = Buf::contiguous(node.guest.ram(), spec::PAGE);
+        for (n, gpa) in buf.pages().gpas().iter().enumerate() {
+            list.view().store64(8 * n as u64, *gpa, Ordering::Relaxed);
+        }
+        let alloc = Put::new().u32(pdn).u32(PAGES as u32).done(8);
+        let mut ends: Vec<(End, u32)> = (0..16)
+            .map(|_| {
+                let end = kernel.rc();
+                end.qp.connect(end.address(), &HASTY).expect("to itself");
+                let answer = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).expect("MR_ALLOC");
+                (end, u32::from_le_bytes(answer[..4].try_into().expect("a key")))
+            })
+            .collect();
+        let deadline = Instant::now() + TIME;
+        scene.during(|| {
+            while Instant::now() < deadline {
+                for (end, key) in &mut ends {
+                    for _ in 0..30 {
+                        end.qp.queue_send(&SendWr {
+                            rkey: *key,
+                            imm: access::ALL,
+                            remote_addr: 0,
+                            arg0: PAGES * spec::PAGE,
+                            arg1: list.pages().gpa(0) | 12 << 56,
+                            aux: PAGES as u32,
+                            ..SendWr::new(1, wr::REG_MR, &[])
+                        });
+                        let undo = SendWr { imm: *key, ..SendWr::new(2, wr::LOCAL_INV, &[]) };
+                        end.qp.queue_send(&undo);
+                    }
+                    end.qp.ring_sq();
+                }
+                for (end, _) in &mut ends {
+                    (0..60).for_each(|_| assert_eq!(end.scq.ok().status, 0));
+                }
+            }
+        });
+    });
+}
+
+/// Makes `n` queue pairs on one pair of CQs, and raises an event on each for which there is no buffer.
+fn crowd(node: &Node, n: u32) {
+    let spec = QpSpec { sq: 2, rq: 2, send_sge: 1, recv_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
+    let (scq, rcq) = (node.cq(64), node.cq(64));
+    for index in 0..n {
+        if index % 480 == 479 {
+            node.ctx.add_doorbell_page().expect("DB_PAGE_ADD: the others are full");
+        }
+        let mut qp = Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec).expect("QP_CREATE");
+        qp.connect((node.gid, qp.qpn), &HASTY).expect("to itself");
+        let (_, _, doorbell) = qp.raw_sq(0);
+        doorbell.ring(1000);
+    }
+}
+
+#[test]
+fn thousands_of_objects_with_events_that_wait_go_at_once() {
+    case_within(32 << 20, |scene| {
+        let config =
+            GuestConfig { event_buffers: 0, ram_bytes: 96 << 20, ..GuestConfig::default() };
+        let node = scene.villain_with(config);
+        scene.during(|| crowd(&node, 1500));
+        let gpa = node.guest.ram().regions()[0].gpa();
+        let one = PageList::contiguous(gpa, 1, 0, 12);
+        for n in 0..3000 {
+            node.ctx.mr_reg(node.pdn, access::ALL, (n << 12, 4096), &one).expect("MR_REG");
+        }
+        scene.during(|| node.ctx.destroy().expect("CONTEXT_DESTROY"));
+        let again = node.guest.open().expect("CONTEXT_CREATE");
+        let pdn = again.create_pd().expect("PD_CREATE");
+        let again = Node { ctx: again, pdn, ..node };
+        crowd(&again, 500);
+        scene.during(|| again.guest.reset().expect("a reset"));
+    });
+}
+
+/// Every doorbell page is looked at in every round, and costs the guest nothing: it may be the same page again and again.
+#[test]
+fn doorbell_pages_come_to_an_end() {
+    case(|scene| {
+        let node = scene.villain();
+        let page = node.guest.ram().alloc(1).gpa(0);
+        let add = Put::new().u64(page).done(8);
+        let mut pages = 0;
+        scene.during(|| {
+            for _ in 0..200 {
+                let made = node.ctx.command(cmd::CONTEXT_CREATE, &add, 8);
+                let Ok(made) = made else { break };
+                let number: [u8; 4] = made[..4].try_into().expect("a context");
+                loop {
+                    let number = u32::from_le_bytes(number);
+                    match node.guest.command(cmd::DB_PAGE_ADD, number, &add, 8) {
+                        Ok(_) => pages += 1,
+                        Err(refused) => {
+                            assert_eq!(refused.status(), Some(err::NOMEM));
+                            break;
+                        }
+                    }
+                    assert!(pages < 2000, "there is no end to it");
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn ten_thousand_connections() {
+    use std::os::unix::net::UnixStream;
+    case(|scene| {
+        scene.during(|| {
+            for n in 0..10_000 {
+                let stream = UnixStream::connect(&scene.place.socket).expect("a connection");
+                if n % 100 == 0 {
+                    // Some say something.
+                    let _refused =
+                        virtual_guest::guest::Guest::attach(stream, GuestConfig::default());
+                }
+            }
+        });
+    });
+}

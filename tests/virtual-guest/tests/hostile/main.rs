@@ -1,0 +1,23 @@
+//! A guest and a VMM that try everything, over the real socket, beside a pair of guests that must not notice.
+//!
+//! Each case has a villain and two bystanders on the same network, hence on the same worker, whose connection moves data all the
+//! while and compares it. A case asserts what its villain is answered; the scene (`scene`) asserts what all cases have in common: the
+//! bystanders' traffic went on, no turn of a worker took longer than 10 ms of the worker's own time, none is stuck, the daemon's
+//! memory stayed in its budget, and when the villain is gone nothing is left of it.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test on a 64-bit host"
+)]
+
+mod chains;
+mod floods;
+mod keys;
+mod memory;
+mod races;
+mod rings;
+mod scene;
+mod vmm;

@@ -1,0 +1,281 @@
+//! Page lists that lie, and memory that is not what it was.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use virtual_guest::guest::GuestConfig;
+use virtual_guest::pages::{Buf, PageList};
+use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::spec::{PAGE, access, err, event, status};
+use virtual_guest::world::Node;
+
+use crate::scene::{HASTY, SOON, case, case_within};
+
+const PLUGGED: u64 = 0x2_0000_0000;
+
+fn list(addr: u64, npages: u32, offset: u32, page_shift: u8, levels: u8) -> PageList {
+    let mut list = PageList::contiguous(addr, npages, offset, page_shift);
+    list.levels = levels;
+    list
+}
+
+#[test]
+fn page_lists_that_lie_are_refused() {
+    case(|scene| {
+        let node = scene.villain();
+        let base = node.guest.ram().regions()[0].gpa();
+        let size = node.guest.ram().regions()[0].size();
+        let root = node.guest.ram().alloc(1);
+        let page = root.gpa(0);
+        // Every entry of the list page is the list page itself.
+        (0..512).for_each(|n| root.view(0, PAGE).store64(8 * n, page, Ordering::Relaxed));
+        let reg = |iova, length, list: &PageList| {
+            let answer = node.ctx.mr_reg(node.pdn, access::ALL, (iova, length), list);
+            answer.map(|(lkey, _)| lkey).map_err(|e| e.status().expect("a status"))
+        };
+        let cases: [(&str, u64, u64, PageList, u32); 17] = [
+            ("outside memory", 0, 4096, list(0xdead_0000_0000, 1, 0, 12, 0), err::FAULT),
+            ("half outside memory", 0, 8192, list(base + size - PAGE, 2, 0, 12, 0), err::FAULT),
+            ("not aligned", 0, 4096, list(base + 8, 1, 0, 12, 0), err::FAULT),
+            ("at the end of addresses", 0, 8192, list(!0xfff, 2, 0, 12, 0), err::FAULT),
+            ("a list page outside", 0, 4096, list(0xdead_0000_0000, 1, 0, 12, 1), err::FAULT),
+            ("a list page not aligned", 0, 4096, list(page + 8, 1, 0, 12, 2), err::FAULT),
+            ("no pages", 0, 4096, list(base, 0, 0, 12, 0), err::INVAL),
+            ("too few pages", 0, 8192, list(base, 1, 0, 12, 0), err::INVAL),
+            ("an offset beyond the page", 0, 4096, list(base, 2, 4096, 12, 0), err::INVAL),
+            ("pages of 2^255 bytes", 0, 4096, list(base, 1, 0, 255, 0), err::INVAL),
+            ("pages of a byte", 0, 1, list(base, 1, 0, 0, 0), err::INVAL),
+            ("200 levels", 0, 4096, list(page, 1, 0, 12, 200), err::INVAL),
+            ("length 0", 0, 0, list(base, 1, 0, 12, 0), err::INVAL),
+            ("length 2^64-1", 0, u64::MAX, list(base, u32::MAX, 0, 30, 0), err::INVAL),
+            ("iova and length wrap", u64::MAX - 10, 4096, list(base, 1, 0, 12, 0), err::INVAL),
+            ("longer than the guest", 0, size + PAGE, list(page, u32::MAX, 0, 12, 4), err::NOMEM),
+            ("2^32-1 pages of a GiB", 0, 1 << 30, list(base, u32::MAX, 0, 30, 0), err::NOMEM),
+        ];
+        for (what, iova, length, list, expected) in cases {
+            assert_eq!(scene.during(|| reg(iova, length, &list)), Err(expected), "{what}");
+        }
+        // A list that is its own list page: the same page over and over, which is a guest's own affair. All levels, and the whole guest.
+        for levels in 1..=4 {
+            let lkey = scene.during(|| reg(0, size, &list(page, u32::MAX, 0, 12, levels)));
+            let lkey = lkey.expect("its own pages, if many times the same");
+            node.ctx.dereg(lkey).expect("MR_DEREG");
+        }
+    });
+}
+
+/// Page lists cost the guest one page and the daemon eight bytes for each entry.
+#[test]
+fn tables_of_the_same_page_again_and_again_come_to_an_end() {
+    case_within(48 << 20, |scene| {
+        let node = scene.villain();
+        let size = node.guest.ram().regions()[0].size();
+        let root = node.guest.ram().alloc(1);
+        (0..512).for_each(|n| root.view(0, PAGE).store64(8 * n, root.gpa(0), Ordering::Relaxed));
+        let all = list(root.gpa(0), u32::MAX, 0, 12, 4);
+        let mut held = Vec::new();
+        let refused = scene.during(|| {
+            loop {
+                match node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &all) {
+                    Ok((lkey, _)) => held.push(lkey),
+                    Err(refused) => break refused.status(),
+                }
+                assert!(held.len() < 5000, "there is no end to it");
+            }
+        });
+        assert_eq!(refused, Some(err::NOMEM));
+        assert!(held.len() > 8, "the guest's memory eight times over is allowed");
+        node.ctx.dereg(held[0]).expect("MR_DEREG");
+        node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &all).expect("there is room again");
+    });
+}
+
+/// Plugs memory in and registers all of it.
+fn plugged(node: &Node, size: u64) -> virtual_guest::control::Mr {
+    node.guest.add_memory(PLUGGED, size).expect("ADD_MEM_REG");
+    let buf = Arc::new(Buf::contiguous_in(node.guest.ram(), PLUGGED, size));
+    node.ctx.register(node.pdn, buf, access::ALL).expect("MR_REG")
+}
+
+#[test]
+fn memory_removed_under_a_region_in_traffic_ends_the_access() {
+    case(|scene| {
+        let node = scene.villain();
+        for _ in 0..10 {
+            let mr = plugged(&node, 2 << 20);
+            let mut end = node.rc();
+            end.qp.connect(end.address(), &HASTY).expect("to itself");
+            for n in 0..60 {
+                let half = mr.sge(0, 1 << 20);
+                end.qp.queue_send(&SendWr::write(n, &[half], mr.addr(1 << 20), mr.rkey));
+            }
+            end.qp.ring_sq();
+            scene.during(|| node.guest.remove_memory(PLUGGED).expect("REM_MEM_REG"));
+            let mut last = status::SUCCESS;
+            while last == status::SUCCESS {
+                match end.scq.wait(Duration::from_millis(500)) {
+                    Some(cqe) => last = cqe.status,
+                    None => break,
+                }
+            }
+            let expected = [status::SUCCESS, status::LOC_PROT_ERR, status::REM_ACCESS_ERR];
+            assert!(expected.contains(&last), "status {last}");
+            node.ctx.dereg(mr.lkey).expect("MR_DEREG");
+        }
+    });
+}
+
+#[test]
+fn a_table_without_the_pages_that_all_rests_on_is_fatal_for_that_guest() {
+    case(|scene| {
+        let node = scene.villain();
+        node.guest.add_memory(PLUGGED, 2 << 20).expect("ADD_MEM_REG");
+        let plugged = node.guest.ram().regions()[1].clone();
+        let only = VhostUserMemoryRegionInfo {
+            guest_phys_addr: PLUGGED,
+            memory_size: plugged.size(),
+            userspace_addr: plugged.host_addr(),
+            mmap_offset: 0,
+            mmap_handle: plugged.raw_fd(),
+        };
+        scene.during(|| node.guest.front(|f| f.set_mem_table(&[only])).expect("a table"));
+        scene.await_state("failed");
+    });
+}
+
+#[test]
+fn memory_that_is_cut_off_is_fatal_for_that_guest() {
+    case(|scene| {
+        let node = scene.villain();
+        let mr = plugged(&node, 2 << 20);
+        let mut end = node.rc();
+        end.qp.connect(end.address(), &Path::default()).expect("to itself");
+        let word = node.area(8);
+        let region = node.guest.ram().regions()[1].clone();
+        rustix::fs::ftruncate(region.fd(), PAGE).expect("ftruncate");
+        scene.during(|| {
+            end.qp.post_send(&SendWr::write(1, &[word.sge()], mr.addr(1 << 20), mr.rkey));
+            let fatal = node.guest.await_async(event::DEVICE_FATAL, 0, SOON);
+            assert!(fatal.is_ok(), "{fatal:?}");
+        });
+        scene.await_state("failed");
+    });
+}
+
+#[test]
+fn holes_in_memory_are_zeroes() {
+    case(|scene| {
+        let node = scene.villain();
+        let mr = plugged(&node, 2 << 20);
+        let mut end = node.rc();
+        end.qp.connect(end.address(), &Path::default()).expect("to itself");
+        let back = node.area(64);
+        let region = node.guest.ram().regions()[1].clone();
+        scene.during(|| {
+            for n in 0..200 {
+                mr.view().fill(0, PAGE, 0x77);
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(region.fd(), punch, 0, 2 << 20).expect("a hole");
+                end.run_ok(&SendWr::read(n, &[back.sge()], mr.addr(0), mr.rkey));
+                assert_eq!(back.bytes(), [0; 64]);
+            }
+        });
+    });
+}
+
+/// The memory table with `fd` as a second region.
+fn offer(node: &Node, fd: &OwnedFd, size: u64) -> bool {
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: PLUGGED,
+        memory_size: size,
+        userspace_addr: 0x7000_0000_0000,
+        mmap_offset: 0,
+        mmap_handle: fd.as_raw_fd(),
+    };
+    node.guest.front(|f| f.add_mem_region(&region).map(drop)).is_ok()
+}
+
+fn memfd(flags: MemfdFlags, size: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("villain", MemfdFlags::CLOEXEC | flags).expect("memfd");
+    rustix::fs::ftruncate(&fd, size).expect("room");
+    fd
+}
+
+#[test]
+fn descriptors_that_are_no_memory_are_refused() {
+    const SIZE: u64 = 1 << 20;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let disk = File::create_new(dir.path().join("disk")).expect("a file");
+    disk.set_len(SIZE).expect("room");
+    let kind = rustix::fs::fstatfs(&disk).expect("fstatfs").f_type;
+    assert_ne!(kind as u64, 0x0102_1994, "the build directory is on tmpfs: this test needs a disk");
+    let open = |path: &str| OwnedFd::from(File::open(path).expect(path));
+    let sealed = memfd(MemfdFlags::ALLOW_SEALING, SIZE);
+    rustix::fs::fcntl_add_seals(&sealed, SealFlags::WRITE).expect("seals");
+    let (pipe, _other) = std::io::pipe().expect("a pipe");
+    let cases: Vec<(&str, OwnedFd)> = vec![
+        ("a file on a disk", disk.into()),
+        ("a file that is too short", memfd(MemfdFlags::empty(), SIZE - PAGE)),
+        ("a file that may not be written", sealed),
+        ("a device", open("/dev/zero")),
+        ("a directory", open("/")),
+        ("a file of procfs", open("/proc/self/status")),
+        ("a pipe", pipe.into()),
+        ("a socket", std::os::unix::net::UnixDatagram::unbound().expect("a socket").into()),
+        (
+            "an eventfd",
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("it"),
+        ),
+    ];
+    for (what, fd) in cases {
+        case(|scene| {
+            let node = scene.villain();
+            assert!(!scene.during(|| offer(&node, &fd, SIZE)), "{what} was taken");
+            scene.others_go_on();
+        });
+    }
+}
+
+#[test]
+fn memory_with_seals_against_shrinking_is_taken() {
+    case(|scene| {
+        let node = scene.villain();
+        let fd = memfd(MemfdFlags::ALLOW_SEALING, 1 << 20);
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
+        assert!(offer(&node, &fd, 1 << 20));
+        node.guest.keepalive().expect("the NIC works");
+    });
+}
+
+/// Each change of the memory map looks at every object and every piece of memory that it lies in.
+#[test]
+fn hundreds_of_pieces_of_memory_under_hundreds_of_objects_hold_nobody_up() {
+    case_within(24 << 20, |scene| {
+        let config = GuestConfig { memory_table: false, ..GuestConfig::default() };
+        let node = scene.villain_with(config);
+        let pieces = 200u64;
+        // Gaps between them, so that each is a region of its own.
+        for n in 0..pieces {
+            node.guest.add_memory(PLUGGED + n * 2 * PAGE, PAGE).expect("ADD_MEM_REG");
+        }
+        let gpas: Vec<u64> = (0..pieces).map(|n| PLUGGED + n * 2 * PAGE).collect();
+        let all = PageList::tree(node.guest.ram(), &gpas, 0, 12, 1);
+        for _ in 0..400 {
+            node.ctx
+                .mr_reg(node.pdn, access::ALL, (0, pieces * PAGE), &all)
+                .expect("a region over all pieces");
+        }
+        scene.during(|| {
+            for n in 0..20 {
+                node.guest.remove_memory(PLUGGED + n * 2 * PAGE).expect("REM_MEM_REG");
+            }
+        });
+        node.guest.keepalive().expect("the NIC works");
+    });
+}

@@ -1,0 +1,253 @@
+//! What all cases share: a daemon, a villain's NIC, two bystanders, and the verdict.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use virtual_guest::daemon::DaemonOptions;
+use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::qp::{Path, QpSpec, SendWr};
+use virtual_guest::spec::{access, qpt};
+use virtual_guest::vitals::Vitals;
+use virtual_guest::world::{Node, Vacancy, World, pattern};
+
+/// How often a case may be tried. Only a turn that was too long is tried again: where this machine's own processors are taken away for
+/// a while (a hypervisor's doing, which no counter in here tells of), a turn looks long once; a turn that is long by our doing always is.
+const ATTEMPTS: usize = 3;
+/// The longest turn of a worker, in seconds of its own time.
+const LONGEST_TURN: f64 = 0.010;
+/// What the daemon may take for a villain, if its case says nothing else.
+pub(crate) const BUDGET: u64 = 12 << 20;
+/// A connection that gives up soon.
+pub(crate) const HASTY: Path = Path {
+    access: access::ALL,
+    timeout: 6,
+    retry_cnt: 1,
+    rnr_retry: 1,
+    min_rnr_timer: 1,
+    rd_atomic: 4,
+};
+/// How long anything may take that comes at all.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A daemon with a villain's NIC and two bystanders.
+pub(crate) struct Scene {
+    pub(crate) world: World,
+    pub(crate) place: Vacancy,
+    messages: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    traffic: Option<JoinHandle<()>>,
+    before: Vitals,
+    budget: u64,
+}
+
+/// Runs a case.
+#[track_caller]
+pub(crate) fn case(act: impl Fn(&Scene)) {
+    case_within(BUDGET, act);
+}
+
+/// As [`case`], with another budget of memory.
+#[track_caller]
+pub(crate) fn case_within(budget: u64, act: impl Fn(&Scene)) {
+    for attempt in 1..=ATTEMPTS {
+        let scene = Scene::new(budget);
+        act(&scene);
+        let longest = scene.verdict();
+        if longest <= LONGEST_TURN {
+            return;
+        }
+        eprintln!("attempt {attempt}: a worker's turn took {:.1} ms", longest * 1e3);
+    }
+    panic!("a worker's turn takes longer than 10 ms, {ATTEMPTS} times of {ATTEMPTS}");
+}
+
+impl Scene {
+    fn new(budget: u64) -> Self {
+        let world = World::with(&DaemonOptions::default(), Duration::from_secs(240));
+        let (a, b) = (world.node(), world.node());
+        let place = world.vacancy();
+        // What a connection takes for the first time (threads, their allocators) is no villain's doing.
+        Guest::connect(&place.socket, GuestConfig::default()).expect("a first connection");
+        let (messages, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, end) = (Arc::clone(&messages), Arc::clone(&stop));
+        let traffic = std::thread::spawn(move || bystand(&a, &b, &count, &end));
+        let mut scene = Self {
+            world,
+            place,
+            messages,
+            stop,
+            traffic: Some(traffic),
+            before: Vitals::default(),
+            budget,
+        };
+        scene.others_go_on();
+        scene.before = scene.world.daemon.vitals();
+        scene
+    }
+
+    /// The villain, its driver ready.
+    #[track_caller]
+    pub(crate) fn villain(&self) -> Node {
+        self.villain_with(GuestConfig::default())
+    }
+
+    /// As [`Self::villain`], another guest.
+    #[track_caller]
+    pub(crate) fn villain_with(&self, config: GuestConfig) -> Node {
+        let Vacancy { name, socket, gid } = self.place.clone();
+        let guest = Guest::connect(&socket, config)
+            .unwrap_or_else(|e| panic!("{e}\n{}", self.world.daemon.log()));
+        Node::start(name, socket, guest, gid)
+    }
+
+    /// The villain's socket, connected.
+    #[track_caller]
+    pub(crate) fn stream(&self) -> UnixStream {
+        UnixStream::connect(&self.place.socket).expect("the NIC's socket")
+    }
+
+    /// Verified messages of the bystanders so far.
+    pub(crate) fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// The bystanders move data, and no worker is stuck.
+    #[track_caller]
+    pub(crate) fn others_go_on(&self) {
+        let (from, deadline) = (self.messages(), Instant::now() + SOON);
+        while self.messages() < from + 10 {
+            let ended = self.traffic.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!ended, "the bystanders' traffic failed");
+            assert!(
+                Instant::now() < deadline,
+                "the bystanders stand still; a worker is in its turn for {:.3} s",
+                self.world.daemon.turns().stalled
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Runs `attack` and checks that the bystanders moved data meanwhile, at least one message in each tenth of a second.
+    #[track_caller]
+    pub(crate) fn during<R>(&self, attack: impl FnOnce() -> R) -> R {
+        let (from, begin) = (self.messages(), Instant::now());
+        let result = attack();
+        let (moved, took) = (self.messages() - from, begin.elapsed());
+        let least = took.as_millis() as u64 / 100;
+        assert!(moved >= least, "the bystanders moved {moved} messages in {took:?}");
+        result
+    }
+
+    /// What the daemon says of the villain's NIC.
+    pub(crate) fn state(&self) -> String {
+        let shown = self.world.daemon.show_nic(&self.place.name);
+        shown["session"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until the daemon says so of the villain's NIC.
+    #[track_caller]
+    pub(crate) fn await_state(&self, wanted: &str) {
+        let deadline = Instant::now() + SOON;
+        while self.state() != wanted {
+            assert!(
+                Instant::now() < deadline,
+                "the NIC is {:?}, not {wanted}\n{}",
+                self.world.daemon.show_nic(&self.place.name),
+                self.world.daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The NIC is as good as new for whoever connects next.
+    #[track_caller]
+    pub(crate) fn works_again(&self) {
+        let node = self.villain();
+        let mut end = node.rc();
+        end.qp.connect(end.address(), &Path::default()).expect("to itself");
+        let word = node.area(8);
+        end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[9; 8]));
+        assert_eq!(word.bytes(), [9; 8]);
+        node.guest.disconnect();
+    }
+
+    /// After the case; the longest turn of a worker, in seconds.
+    #[track_caller]
+    fn verdict(mut self) -> f64 {
+        self.others_go_on();
+        let attacked = self.world.daemon.vitals();
+        let taken = attacked.memory.saturating_sub(self.before.memory);
+        let turns = self.world.daemon.turns();
+        assert!(
+            taken <= self.budget,
+            "the daemon took {taken} bytes for the villain, {} are its budget",
+            self.budget
+        );
+        self.works_again();
+        self.await_state("absent");
+        self.stop.store(true, Ordering::Relaxed);
+        let traffic = self.traffic.take().expect("it was started");
+        assert!(traffic.join().is_ok(), "the bystanders' traffic failed");
+        let shown = self.world.daemon.show_nic(&self.place.name);
+        for (kind, count) in shown["objects"].as_object().expect("objects") {
+            assert_eq!(count.as_u64(), Some(0), "{kind} of the villain are left");
+        }
+        let after = self.world.daemon.vitals();
+        assert!(
+            after.files <= self.before.files + 4 && after.threads <= self.before.threads + 2,
+            "descriptors or threads are left: {:?}, then {after:?}",
+            self.before
+        );
+        turns.longest
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(traffic) = self.traffic.take() {
+            let _ended = traffic.join();
+        }
+    }
+}
+
+/// Moves data from `a` to `b` by all kinds of requests and compares it, until told to stop.
+fn bystand(a: &Node, b: &Node, messages: &AtomicU64, stop: &AtomicBool) {
+    const LEN: u64 = 8192;
+    let spec = QpSpec::new(qpt::RC);
+    let (mut x, mut y) = (a.end(&spec), b.end(&spec));
+    x.connect(&y, &Path::default());
+    y.connect(&x, &Path::default());
+    let (source, back, target) = (a.area(LEN), a.area(LEN), b.area(LEN));
+    let mut n = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let bytes = pattern(n, LEN as usize);
+        source.set(&bytes);
+        x.run_ok(&SendWr::write(n, &[source.sge()], target.addr(0), target.rkey()));
+        assert_eq!(target.bytes(), bytes);
+        x.run_ok(&SendWr::read(n, &[back.sge()], target.addr(0), target.rkey()));
+        assert_eq!(back.bytes(), bytes);
+        target.set(&[0; LEN as usize]);
+        y.qp.post_recv(n, &[target.sge()]);
+        x.run_ok(&SendWr::send(n, &[source.sge()]));
+        y.rcq.ok();
+        assert_eq!(target.bytes(), bytes);
+        n += 1;
+        messages.fetch_add(3, Ordering::Relaxed);
+    }
+}
+
+/// A source of bytes that repeats with its seed.
+pub(crate) struct Noise(pub u64);
+
+impl Noise {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
