@@ -28,6 +28,8 @@ mod chain;
 mod config;
 mod ctrl;
 mod events;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod gate;
 mod listener;
 mod memory;
