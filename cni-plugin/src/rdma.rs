@@ -52,14 +52,25 @@ pub(crate) fn send(device: &str, pod: &Netns) -> Result<(), Error> {
 }
 
 /// Takes a device back from a pod, if it is there.
+///
+/// The kernel looks at the namespace of the calling *thread* and not only at the socket's when a device is moved (`rdma_dev_change_netns`
+/// is told `current`'s), so all of it happens on a thread inside.
 pub(crate) fn fetch(device: &str, pod: &Netns, host: &Netns) -> Result<(), Error> {
-    let Some(mut rdma) = open_in(pod)? else { return Ok(()) };
-    // In shared mode the pod sees the host's own: there is nothing to fetch, and moving is refused.
-    if rdma.system().map_err(netlink)?.netns_mode == Some(KernelMode::Shared) {
-        return Ok(());
-    }
-    let Some(found) = find(&mut rdma, device)? else { return Ok(()) };
-    match rdma.move_to(found.index, host, None) {
+    let fetched = pod.run(|| {
+        let mut rdma = match Rdma::open() {
+            Ok(rdma) => rdma,
+            // A kernel without RDMA (any more) has no device either.
+            Err(error) if error.is_unsupported() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // In shared mode the pod sees the host's own: there is nothing to fetch, and moving is refused.
+        if rdma.system()?.netns_mode == Some(KernelMode::Shared) {
+            return Ok(());
+        }
+        let index = rdma.by_name(device)?.index;
+        rdma.move_to(index, host, None)
+    });
+    match fetched {
         Err(error) if !error.is_not_found() => Err(Error::new(NOT_UNDONE, error.to_string())),
         _ => Ok(()),
     }

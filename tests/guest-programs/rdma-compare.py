@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Lays what the netlink crate says of a namespace beside what iproute2 says: rdma-compare.py RDMA-JSON DEVICE NETNS"""
 
-import json, os, subprocess, sys
+import json, os, re, subprocess, sys
 
 tool, device, netns = sys.argv[1:]
 ours = json.loads(subprocess.check_output([tool, netns]))
 inside = ["ip", "netns", "exec", os.path.basename(netns)]
 
 
+def text(*args):
+    return subprocess.check_output(inside + list(args), text=True)
+
+
 def theirs(*args):
-    return json.loads(subprocess.check_output(inside + list(args)) or "[]")
+    said = text(*args).strip()
+    try:
+        return json.loads(said or "[]")
+    except ValueError:
+        sys.exit(f"{' '.join(args)} does not print JSON: {said[:200]!r}")
 
 
 bad = []
@@ -26,7 +34,9 @@ def same(what, a, b):
 mine = [entry for entry in ours["devices"] if entry["device"]["name"] == device]
 assert len(mine) == 1, ours
 mine = mine[0]
-same("mode", ours["system"]["netns_mode"], theirs("rdma", "-j", "system", "show")[0]["netns"])
+# Plain text: not every version of the tool has JSON for this.
+mode = re.search(r'netns"?:?\s*"?(\w+)', text("rdma", "system", "show"))
+same("mode", ours["system"]["netns_mode"], mode and mode[1])
 listed = theirs("rdma", "-j", "dev", "show")
 same("devices", sorted(e["device"]["name"] for e in ours["devices"]), sorted(e["ifname"] for e in listed))
 dev = next(e for e in listed if e["ifname"] == device)

@@ -92,7 +92,8 @@ impl Rdma {
         self.set(command::SET, &payload, &format!("rename RDMA device {index} to {name}"))
     }
 
-    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`]. Its users are disconnected, its GIDs follow the
+    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`], and the calling *thread* in the device's namespace, not only the
+    /// socket (`rdma_dev_change_netns` is told `current`'s): use [`Netns::run`] to fetch one from elsewhere. Its users are disconnected, its GIDs follow the
     /// addresses of its interface there.
     ///
     /// With `name` it is renamed in the same step on kernels that can; older ones take the name as a request to rename and nothing more,
