@@ -14,3 +14,5 @@ mod json;
 mod mistakes;
 #[path = "cli/running.rs"]
 mod running;
+#[path = "cli/vf.rs"]
+mod vf;

@@ -46,6 +46,9 @@ pub enum Command {
     #[command(subcommand)]
     Nic(NicCommand),
     /// Virtual functions (SR-IOV) of the host's NICs; needs no daemon
+    ///
+    /// A physical function is named by its PCI address, its network interface or its RDMA device; a virtual one likewise, or as
+    /// PF/NUMBER, such as ens3f0/2. Changes are journaled: what a crash interrupts is completed or undone.
     Vf(VfArgs),
     /// Show the daemon's state
     Status,

@@ -18,9 +18,6 @@ pub struct VfArgs {
 }
 
 /// `vf …`
-///
-/// A physical function is named by its PCI address, its network interface or its RDMA device; a virtual one likewise, or as
-/// PF/NUMBER, such as ens3f0/2.
 #[derive(Debug, Subcommand)]
 pub enum VfCommand {
     /// Show the physical functions with their virtual ones
@@ -35,7 +32,7 @@ pub enum VfCommand {
     },
     /// Give a physical function this number of virtual ones
     ///
-    /// The kernel goes from one number to another only through none: all present functions are removed first. Functions in use are not.
+    /// The kernel goes from one number to another only through none: all present functions are removed first, unless one is in use.
     Create {
         /// Which physical function
         pf: String,

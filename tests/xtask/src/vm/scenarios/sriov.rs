@@ -133,7 +133,7 @@ fn build(cache: &Cache) -> Result<Vec<PathBuf>> {
     Ok(vec![target.join("vhost-rdma"), target.join("examples/rdma-json")])
 }
 
-/// The IOMMU must be there for vfio-pci; the root port has the access control that puts each VF into a group of its own.
+/// The IOMMU must be there for vfio-pci, without interrupt remapping: with it the kernel panics at boot if the host is too busy for its timer check; the root port has the access control that puts each VF into a group of its own.
 fn options(cable: &std::path::Path) -> Vec<String> {
     let cable = cable.display();
     let nowhere = |n: u8| {
@@ -149,7 +149,7 @@ fn options(cable: &std::path::Path) -> Vec<String> {
         "-object",
         &format!("memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on"),
         "-device",
-        "intel-iommu",
+        "intel-iommu,intremap=off",
         "-netdev",
         &nowhere(0),
         "-device",

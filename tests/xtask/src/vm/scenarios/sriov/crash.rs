@@ -155,6 +155,8 @@ pub(super) fn unbind(host: &mut Host) -> Result<()> {
 
 pub(super) fn remove(host: &mut Host) -> Result<()> {
     let pf = host.pf.clone();
+    // What an earlier step has set would not come back with new functions.
+    host.vf(&format!("create {pf} 0 --yes"))?;
     operation(format!("vhost-rdma vf create {pf} 2 --yes"), &format!("create {pf} 0 --yes"))
         .run(host)
 }
