@@ -11,7 +11,7 @@ use crate::k8s::{ours, plane};
 const POOL: &str = "tapped";
 
 fn version(bench: &Bench<'_>, version: &str) -> Result<()> {
-    plane::write_network(bench.node, version, Some(r#"{"type": "vhost-rdma-cni"}"#))?;
+    plane::write_network(bench.node, version, Some(ours::CHAINED))?;
     let (a, _) = bench.pair()?;
     let with = bench.pods.start(&Wanted::new("tapped", POOL))?;
     let tap = format!("vr-{}", with.id);

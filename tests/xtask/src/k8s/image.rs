@@ -1,7 +1,8 @@
 //! Container images without a registry or a builder: one layer of the files that are named, as an OCI layout in a tar file.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub(crate) struct Image {
     files: Vec<(PathBuf, String)>,
     links: Vec<(String, String)>,
     entry: Vec<String>,
+    /// A whole root file system below it all.
+    root: Option<PathBuf>,
 }
 
 impl Image {
@@ -40,6 +43,17 @@ impl Image {
 
     pub(crate) fn entry(mut self, entry: &[&str]) -> Self {
         self.entry = entry.iter().map(|e| (*e).to_owned()).collect();
+        self
+    }
+
+    /// An image on a root file system, without what a container gets from its runtime.
+    pub(crate) fn on_root(root: &Path) -> Self {
+        Self { root: Some(root.to_path_buf()), ..Self::default() }
+    }
+
+    /// Adds a file as it is.
+    pub(crate) fn file(mut self, from: &Path, to: &str) -> Self {
+        self.files.push((from.to_path_buf(), to.to_owned()));
         self
     }
 
@@ -58,55 +72,81 @@ impl Image {
     /// Puts the image into the node's containerd under `reference`.
     pub(crate) fn import(&self, node: &Node, reference: &str) -> Result<()> {
         let name = reference.replace(['/', ':'], "-");
-        let file = format!("{name}.tar");
-        fs::write(node.lab().join(&file), self.archive(reference)?)?;
-        node.run(&["ctr", "-n", "k8s.io", "images", "import", &format!("/lab/{file}")])
+        let layer = node.lab().join(format!("{name}.layer"));
+        let archive = node.lab().join(format!("{name}.tar"));
+        self.layer(File::create(&layer)?)?;
+        self.archive(reference, &layer, File::create(&archive)?)?;
+        node.run(&["ctr", "-n", "k8s.io", "images", "import", &format!("/lab/{name}.tar")])
             .with_context(|| format!("containerd does not take the image {reference}"))?;
-        fs::remove_file(node.lab().join(&file))?;
+        fs::remove_file(layer)?;
+        fs::remove_file(archive)?;
         Ok(())
     }
 
-    fn layer(&self) -> Result<Vec<u8>> {
-        let mut tar = Builder::new(Vec::new());
-        let mut dirs: BTreeSet<String> =
-            ["tmp", "proc", "sys", "dev", "etc", "run", "var"].map(ToOwned::to_owned).into();
+    fn layer(&self, to: File) -> Result<()> {
+        let mut tar = Builder::new(BufWriter::new(to));
+        tar.follow_symlinks(false);
+        if let Some(root) = &self.root {
+            for entry in fs::read_dir(root).with_context(|| root.display().to_string())? {
+                let entry = entry?;
+                let name = entry.file_name();
+                if RUNTIMES_OWN.iter().any(|d| name == *d) {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    tar.append_dir_all(&name, entry.path())?;
+                } else {
+                    tar.append_path_with_name(entry.path(), &name)?;
+                }
+            }
+        }
+        let mut dirs: BTreeSet<String> = RUNTIMES_OWN.map(ToOwned::to_owned).into();
+        if self.root.is_none() {
+            dirs.extend(["etc", "var"].map(ToOwned::to_owned));
+        }
         for (_, to) in &self.files {
-            let parents = Path::new(to).ancestors().skip(1);
-            dirs.extend(
-                parents.filter_map(Path::to_str).filter(|p| !p.is_empty()).map(ToOwned::to_owned),
-            );
+            let parents = Path::new(to).ancestors().skip(1).filter_map(Path::to_str);
+            let new = parents.filter(|p| {
+                !p.is_empty() && self.root.as_ref().is_none_or(|r| !r.join(p).exists())
+            });
+            dirs.extend(new.map(ToOwned::to_owned));
         }
         for dir in dirs {
             let mode = if dir == "tmp" { 0o1777 } else { 0o755 };
             append(&mut tar, &dir, EntryType::Directory, mode, &[])?;
         }
         for (from, to) in &self.files {
-            let bytes =
-                fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-            append(&mut tar, to, EntryType::Regular, 0o755, &bytes)?;
+            let mut file =
+                File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
+            let mut header = header(EntryType::Regular, 0o755, file.metadata()?.len());
+            tar.append_data(&mut header, to, &mut file)?;
         }
         for (at, to) in &self.links {
             let mut header = header(EntryType::Symlink, 0o777, 0);
             tar.append_link(&mut header, at, to)?;
         }
-        append(
-            &mut tar,
-            "etc/passwd",
-            EntryType::Regular,
-            0o644,
-            b"root:x:0:0::/:/bin/sh\npod:x:1000:1000::/tmp:/bin/sh\n",
-        )?;
-        append(&mut tar, "etc/group", EntryType::Regular, 0o644, b"root:x:0:\npod:x:1000:\n")?;
-        Ok(tar.into_inner()?)
+        if self.root.is_none() {
+            let (kind, mode) = (EntryType::Regular, 0o644);
+            append(
+                &mut tar,
+                "etc/passwd",
+                kind,
+                mode,
+                b"root:x:0:0::/:/bin/sh\npod:x:1000:1000::/tmp:/bin/sh\n",
+            )?;
+            append(&mut tar, "etc/group", kind, mode, b"root:x:0:\npod:x:1000:\n")?;
+        }
+        tar.into_inner()?.flush()?;
+        Ok(())
     }
 
-    fn archive(&self, reference: &str) -> Result<Vec<u8>> {
-        let layer = self.layer()?;
+    fn archive(&self, reference: &str, layer: &Path, to: File) -> Result<()> {
+        let (layer_digest, layer_size) = (digest_of(layer)?, fs::metadata(layer)?.len());
         let config = json!({
             "architecture": std::env::consts::ARCH.replace("x86_64", "amd64").replace("aarch64", "arm64"),
             "os": "linux",
-            "config": {"Entrypoint": self.entry, "Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+            "config": {"Entrypoint": self.entry, "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
             "history": [{"created_by": "xtask"}],
         })
         .to_string()
@@ -114,35 +154,55 @@ impl Image {
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+            "config": descriptor("application/vnd.oci.image.config.v1+json", &digest(&config), config.len() as u64),
+            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer_digest, layer_size)],
         })
         .to_string()
         .into_bytes();
-        let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let mut entry = descriptor(kind, &digest(&manifest), manifest.len() as u64);
         if let Some(map) = entry.as_object_mut() {
             map.insert("annotations".into(), json!({"io.containerd.image.name": reference}));
         }
         let index = json!({"schemaVersion": 2, "manifests": [entry]}).to_string();
-        let mut tar = Builder::new(Vec::new());
+        let mut tar = Builder::new(BufWriter::new(to));
         let file = EntryType::Regular;
         append(&mut tar, "oci-layout", file, 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         append(&mut tar, "index.json", file, 0o644, index.as_bytes())?;
-        for blob in [&layer, &config, &manifest] {
-            let name = format!("blobs/{}", digest(blob).replace(':', "/"));
-            append(&mut tar, &name, file, 0o644, blob)?;
+        for blob in [&config, &manifest] {
+            append(&mut tar, &blob_path(&digest(blob)), file, 0o644, blob)?;
         }
-        Ok(tar.into_inner()?)
+        let mut header = header(file, 0o644, layer_size);
+        tar.append_data(&mut header, blob_path(&layer_digest), &mut File::open(layer)?)?;
+        tar.into_inner()?.flush()?;
+        Ok(())
     }
 }
 
-fn digest(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+/// Mounted over by every runtime.
+const RUNTIMES_OWN: [&str; 5] = ["dev", "proc", "run", "sys", "tmp"];
+
+fn blob_path(digest: &str) -> String {
+    format!("blobs/{}", digest.replace(':', "/"))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hex}")
 }
 
-fn descriptor(kind: &str, blob: &[u8]) -> Value {
-    json!({"mediaType": kind, "digest": digest(blob), "size": blob.len()})
+fn digest_of(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    std::io::copy(&mut File::open(path)?, &mut hash)?;
+    Ok(hex(&hash.finalize()))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn descriptor(kind: &str, digest: &str, size: u64) -> Value {
+    json!({"mediaType": kind, "digest": digest, "size": size})
 }
 
 fn header(kind: EntryType, mode: u32, size: u64) -> Header {
@@ -157,7 +217,7 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
 }
 
 fn append(
-    tar: &mut Builder<Vec<u8>>,
+    tar: &mut Builder<impl Write>,
     path: &str,
     kind: EntryType,
     mode: u32,
@@ -191,7 +251,13 @@ mod tests {
     fn what_the_index_names_is_in_the_archive() {
         let mut image = Image::default().entry(&["/bin/x"]);
         image.files.push(("/etc/hostname".into(), "bin/x".into()));
-        let bytes = image.archive("localhost/x:lab").unwrap();
+        let dir = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (layer, archive) = (dir.join("layer"), dir.join("archive"));
+        image.layer(File::create(&layer).unwrap()).unwrap();
+        image.archive("localhost/x:lab", &layer, File::create(&archive).unwrap()).unwrap();
+        let bytes = fs::read(&archive).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
         let mut blobs = std::collections::BTreeMap::new();
         for entry in tar::Archive::new(bytes.as_slice()).entries().unwrap() {
             let mut entry = entry.unwrap();

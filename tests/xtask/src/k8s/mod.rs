@@ -15,6 +15,7 @@ mod plane;
 mod pods;
 mod restarts;
 mod test;
+mod vms;
 
 use std::time::Instant;
 

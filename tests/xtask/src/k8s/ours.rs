@@ -23,6 +23,8 @@ pub(crate) const GUEST_IMAGE: &str = "localhost/vguest:lab";
 pub(crate) const DAEMON: &str = "vhost-rdma";
 pub(crate) const AGENT: &str = "vhost-rdma-agent";
 const CNI: &str = "vhost-rdma-cni";
+/// Our part of the network configuration list.
+pub(crate) const CHAINED: &str = r#"{"type": "vhost-rdma-cni"}"#;
 const METRICS: &str = "127.0.0.1:9471";
 
 /// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev beside each NIC.

@@ -23,10 +23,13 @@ impl Bench<'_> {
             ensure!(session.number == 1, "{} lost its session: {session:?}", pod.name);
         }
         self.counted(a, b)?;
-        let new = self.pods.start(&Wanted::new("new", POOL))?;
-        self.consistent(std::slice::from_ref(&new))?;
-        self.counted(&new, a)?;
-        self.pods.kubectl.delete_pods(&["new"])?;
+        // A set: the node object shows what the last kubelet offered until the new one has been told, and a pod that comes too early fails.
+        let wanted = Wanted::new("new", POOL);
+        self.pods.create_set(&wanted, 1)?;
+        let new = self.pods.wait_set(&wanted, 1)?;
+        self.consistent(&new)?;
+        self.counted(new.first().context("no pod")?, a)?;
+        self.pods.delete_set("new")?;
         self.consistent(&[])
     }
 

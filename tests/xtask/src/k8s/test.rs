@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, ours, plane, restarts};
+use crate::k8s::{attach, ours, plane, restarts, vms};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Only steps whose name contains this
     #[arg(long)]
     only: Option<String>,
+    /// Also two VMs in pods, with unmodified programs between them
+    #[arg(long)]
+    full: bool,
     /// Write the rows here
     #[arg(long)]
     json: Option<PathBuf>,
@@ -36,12 +39,16 @@ pub(crate) struct Args {
 /// What the steps share.
 pub(crate) struct Bench<'a> {
     pub(crate) node: &'a Node,
+    pub(crate) cache: &'a Cache,
     pub(crate) pods: Pods<'a>,
     /// Two pods of one network that live through all steps.
     pub(crate) pair: Vec<Pod>,
 }
 
 type Step = fn(&mut Bench<'_>) -> Result<()>;
+
+/// The step that only `--full` takes.
+const VMS: &str = "VMs in pods: ibv_rc_pingpong, rping";
 
 const STEPS: &[(&str, Step)] = &[
     ("kubelet registers the pools", |b| b.register()),
@@ -57,6 +64,7 @@ const STEPS: &[(&str, Step)] = &[
     ("CNI 0.4.0: ADD and DEL", attach::cni_040),
     ("CNI 1.0.0: ADD and DEL", attach::cni_100),
     ("20 pods at once", |b| b.crowd()),
+    (VMS, |b| vms::two_vms(b)),
     ("nothing remains of deleted pods", |b| b.nothing_left()),
 ];
 
@@ -65,10 +73,11 @@ impl Args {
         let begun = Instant::now();
         let (node, _) = super::start(cache, &std::process::id().to_string(), Life::Ours)?;
         let mut table = vec![row("cluster and node parts up", &Ok(()), begun.elapsed())];
-        let mut bench = Bench { node: &node, pods: Pods::new(&node), pair: Vec::new() };
+        let mut bench = Bench { node: &node, cache, pods: Pods::new(&node), pair: Vec::new() };
         // Later steps stand on the first two.
         let wanted = |n: usize, name: &str| {
-            n < 2 || self.only.as_ref().is_none_or(|o| name.contains(o.as_str()))
+            (name != VMS || self.full)
+                && (n < 2 || self.only.as_ref().is_none_or(|o| name.contains(o.as_str())))
         };
         for (_, (name, step)) in STEPS.iter().enumerate().filter(|(n, (name, _))| wanted(*n, name))
         {
