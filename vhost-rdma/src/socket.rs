@@ -6,10 +6,12 @@
 //! here; the caller holds the runtime directory's lock, so no second daemon can be between its own `bind` and `listen`.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::node::{AttachError, SocketAccess};
@@ -81,6 +83,31 @@ pub fn bind(path: &Path, access: &SocketAccess) -> Result<UnixListener, AttachEr
     }
 }
 
+/// The directory that a socket is to be in, opened without following a link at its end.
+///
+/// # Errors
+/// It is not there, or is a link.
+pub fn own_dir(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?)
+}
+
+/// Is the socket that was made at `path` the one in this directory?
+///
+/// # Errors
+/// It is not: something put a link in between.
+pub fn check_in(dir: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default();
+    let inside = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let made = rustix::fs::lstat(path)?;
+    if (inside.st_dev, inside.st_ino) == (made.st_dev, made.st_ino)
+        && FileType::from_raw_mode(inside.st_mode) == FileType::Socket
+    {
+        return Ok(());
+    }
+    Err(io::Error::other("its directory was replaced while it was made"))
+}
+
 /// Gives an existing socket its owner, group and mode.
 ///
 /// # Errors
@@ -104,6 +131,36 @@ pub fn set_access(path: &Path, access: &SocketAccess) -> Result<(), AttachError>
     })
 }
 
+/// Who connected, as they were when they did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// The process; 0 if it is in a process namespace that we do not see.
+    pub pid: i32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// `SO_PEERCRED` (unix(7)). Not by rustix, whose process numbers cannot be 0.
+#[must_use]
+pub fn credentials(stream: BorrowedFd<'_>) -> Option<Credentials> {
+    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into a structure of that size, all of whose bit
+    // patterns are valid.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(Credentials { pid: found.pid, uid: found.uid, gid: found.gid })
+}
+
 /// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.
 pub fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)
@@ -119,7 +176,7 @@ mod tests {
 
     use std::os::unix::net::UnixStream;
 
-    use super::{UnixListener, bind, clear, remove};
+    use super::{UnixListener, bind, check_in, clear, own_dir, remove};
     use crate::node::{AttachError, SocketAccess};
 
     #[test]
@@ -137,6 +194,25 @@ mod tests {
         remove(&path);
         remove(&path);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_is_a_link_or_was_replaced_is_not_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(own_dir(&link.join("s")).is_err());
+        let path = real.join("s");
+        let opened = own_dir(&path).unwrap();
+        let access = SocketAccess { mode: 0o600, ..SocketAccess::default() };
+        let _listener = bind(&path, &access).unwrap();
+        check_in(&opened, &path).unwrap();
+        let moved = dir.path().join("moved");
+        std::fs::rename(&real, &moved).unwrap();
+        std::fs::create_dir(&real).unwrap();
+        let _other = bind(&path, &access).unwrap();
+        assert!(check_in(&opened, &path).is_err());
     }
 
     #[test]

@@ -28,6 +28,11 @@ fn internal(error: impl std::fmt::Display) -> api::Fault {
     fault(FaultKind::Internal, error.to_string())
 }
 
+/// The daemon is being started again, most likely.
+fn later(error: impl std::fmt::Display) -> api::Fault {
+    fault(FaultKind::TryAgain, error.to_string())
+}
+
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Answers one request.
     pub async fn answer(&self, request: Request) -> Reply {
@@ -140,7 +145,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
         self.commit(state, changes, true).await.map_err(internal)?;
         for nic in &nics {
-            self.refresh_document(pools, &nic.id, Some(&nic.if_name)).await.map_err(internal)?;
+            self.refresh_document(pools, &nic.id, Some(&nic.if_name)).await.map_err(later)?;
         }
         Ok(nics)
     }
@@ -202,12 +207,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     addresses: Some(v1::Addresses { addresses }),
                     ..v1::UpdateNicRequest::default()
                 };
-                self.daemon
-                    .update_nic(request)
-                    .await
-                    .map_err(|error| fault(FaultKind::TryAgain, error.to_string()))?;
+                self.daemon.update_nic(request).await.map_err(later)?;
             }
-            self.refresh_document(&pools, &id, tap.as_deref()).await.map_err(internal)?;
+            self.refresh_document(&pools, &id, tap.as_deref()).await.map_err(later)?;
             changes.push((id, slot));
         }
         self.commit(&mut state, changes, true).await.map_err(internal)

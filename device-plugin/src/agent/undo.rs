@@ -31,7 +31,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             tracing::info!(id, container, if_name, "undoing an attachment that its runtime forgot");
             let call = Call {
                 plugin: self.settings.cni_plugin.clone(),
-                config: configuration(&record, &self.settings.socket),
+                config: configuration(&record, &self.settings.cni_plugin, &self.settings.socket),
                 netns: if Path::new(&record.netns).exists() { record.netns } else { String::new() },
                 container,
                 if_name,
@@ -50,12 +50,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 }
 
 /// What the plugin is told: the configuration that it was called with, or the least that names this agent.
-fn configuration(record: &Record, socket: &Path) -> Value {
+fn configuration(record: &Record, plugin: &Path, socket: &Path) -> Value {
     record.config.clone().unwrap_or_else(|| {
         json!({
             "cniVersion": "1.0.0",
             "name": record.network,
-            "type": "vhost-rdma-cni",
+            "type": plugin.file_name().and_then(|name| name.to_str()),
             "agentSocket": socket,
         })
     })

@@ -423,3 +423,23 @@ fn a_long_stream_survives_a_neighbours_churn() {
     });
     assert_eq!(to.bytes(), pattern(1, 1 << 16));
 }
+
+#[test]
+fn a_second_vmm_is_refused_while_one_lives_and_a_new_one_finds_a_clean_device() {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let (from, to) = (a.node.area_of(&pattern(9, 4096)), b.node.area(4096));
+    let mut second = UnixStream::connect(&a.node.socket).unwrap();
+    second.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "it is closed, not kept waiting");
+    // The first does not notice.
+    a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+    // One that comes the moment the first goes, as a container that starts again.
+    a.node.guest.disconnect();
+    let again = Guest::connect(&a.node.socket, GuestConfig::default()).unwrap();
+    assert!(no_objects(&world.daemon, &a.node.name));
+    again.init().unwrap();
+}

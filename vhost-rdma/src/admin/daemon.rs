@@ -302,12 +302,17 @@ impl<B: Backend> Daemon<B> {
         NicView { config, status }
     }
 
-    /// Ends every NIC and removes its socket; the saved state stays.
+    /// Ends every NIC and removes its socket; the saved state stays, and so do the directories of NICs that come back: they may be
+    /// mounted into containers, which would go on looking at one that was removed.
     pub fn stop(&self) {
         let (_alone, registry) = self.change();
         let broken = self.known().broken.clone();
         for nic in registry.nics().filter(|nic| !broken.contains_key(&nic.name)) {
-            self.detach(nic);
+            if self.is_ephemeral() {
+                self.detach(nic);
+            } else {
+                self.backend.detach(&nic.name);
+            }
         }
     }
 }

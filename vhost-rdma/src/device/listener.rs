@@ -1,8 +1,9 @@
 //! The thread of one NIC that waits for VMMs, one connection after the other.
 //!
-//! A second VMM that connects while one is there waits in the socket's backlog until the first is gone. The framework's
-//! daemon object serves a single connection (it refuses a second `SET_OWNER`), so each gets a new one; the listening socket
-//! stays.
+//! A second VMM that connects while one is there is refused: its connection is closed at once, for whoever has a NIC must not be kept
+//! waiting behind a stranger, nor a stranger wait for the NIC. One that comes when the first has just gone (a container that starts
+//! again) waits in the backlog until the old session is undone, and finds a device without old objects. The framework's daemon object
+//! serves a single connection (it refuses a second `SET_OWNER`), so each gets a new one; the listening socket stays.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,6 +20,7 @@ use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
 use vmm_sys_util::epoll::EventSet;
 
 use super::nic::Nic;
+use super::peer::Peer;
 use super::queues::QueueKind;
 use super::session::{EXIT_EVENT, Session};
 use super::vring::with_routes;
@@ -40,10 +42,17 @@ pub(super) struct NicSocket {
 impl NicSocket {
     /// The socket that `config` asks for.
     pub(super) fn open(config: &NicConfig) -> Result<Self, AttachError> {
-        Ok(Self {
+        let making =
+            |error| AttachError::io(format!("make the socket {}", config.socket.display()), error);
+        // Its directory is mounted into containers. A link in its place, or one that comes while the socket is made, must not put
+        // the socket (and its owner) elsewhere.
+        let dir = socket::own_dir(&config.socket).map_err(making)?;
+        let opened = Self {
             listener: socket::bind(&config.socket, &config.access)?,
             path: config.socket.clone(),
-        })
+        };
+        socket::check_in(&dir, &config.socket).map_err(making)?;
+        Ok(opened)
     }
 }
 
@@ -153,9 +162,11 @@ impl Thread {
         let mut listener = Listener::from(self.socket.listener.try_clone()?);
         connection.daemon.start(&mut listener).map_err(framework)?;
         self.nic.connected();
-        tracing::info!(nic = self.nic.name, "a VMM connected");
         *self.shared.connection() = connection.daemon.shutdown_handle();
         if self.shared.stopping.load(Ordering::SeqCst) {
+            connection.daemon.request_shutdown();
+        }
+        if !self.watch() {
             connection.daemon.request_shutdown();
         }
         let ended = connection.daemon.wait();
@@ -172,6 +183,47 @@ impl Thread {
             }
         }
         Ok(())
+    }
+}
+
+impl Thread {
+    /// Watches over a session: refuses other VMMs until this one is gone, or until the end. False if it may not be here itself.
+    fn watch(&self) -> bool {
+        let path = &self.socket.path;
+        let Some(peer) = Peer::of(path) else { return true };
+        let who = peer.credentials();
+        let (pid, uid, gid) = (who.pid, who.uid, who.gid);
+        if !peer.may_enter(path) {
+            tracing::warn!(
+                nic = self.nic.name,
+                pid,
+                uid,
+                gid,
+                "a VMM connected whom the socket's mode does not let in: refused"
+            );
+            return false;
+        }
+        tracing::info!(nic = self.nic.name, pid, uid, gid, "a VMM connected");
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(peer.as_fd(), PollFlags::RDHUP),
+                PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN),
+            ];
+            let polled = poll(&mut fds, None);
+            if self.shared.stopping.load(Ordering::SeqCst) || !fds[1].revents().is_empty() {
+                return true;
+            }
+            if polled.is_ok() && !fds[2].revents().is_empty() {
+                // Dropped at once: that is the refusal.
+                let refused = self.socket.listener.accept().is_ok();
+                tracing::warn!(
+                    nic = self.nic.name,
+                    refused,
+                    "a second VMM connected while one is there"
+                );
+            }
+        }
     }
 }
 

@@ -34,6 +34,7 @@ mod gate;
 mod listener;
 mod memory;
 mod nic;
+mod peer;
 mod queues;
 mod session;
 mod vring;
