@@ -46,7 +46,7 @@ fn start(dir: &Path, count: usize) -> TheAgent {
     let config = Config::parse(&text, Path::new("bench")).unwrap();
     let settings = Settings {
         dirs: Dirs { cdi: dir.join("cdi"), device_info: dir.join("devinfo") },
-        cni_plugin: dir.join("none"),
+        cni_dir: dir.join("none"),
         socket: dir.join("none"),
         settle: 0,
         reclaim: Duration::ZERO,

@@ -98,9 +98,9 @@ pub struct ServeArgs {
     /// Where device information for network plugins goes
     #[arg(long, value_name = "DIR", default_value = "/var/run/k8s.cni.cncf.io/devinfo/dp")]
     pub device_info_dir: PathBuf,
-    /// The CNI plugin, for a DEL that no runtime asks for
-    #[arg(long, value_name = "PATH", default_value = "/opt/cni/bin/vhost-rdma")]
-    pub cni_plugin: PathBuf,
+    /// Where the CNI plugin is, for a DEL that no runtime asks for
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub cni_dir: PathBuf,
     /// Health and metrics over HTTP; none by default
     #[arg(long, value_name = "IP:PORT")]
     pub http: Option<SocketAddr>,

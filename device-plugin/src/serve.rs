@@ -123,7 +123,7 @@ async fn parts(
     };
     let settings = Settings {
         dirs: Dirs { cdi: args.cdi_dir.clone(), device_info: args.device_info_dir.clone() },
-        cni_plugin: args.cni_plugin.clone(),
+        cni_dir: args.cni_dir.clone(),
         socket: socket.to_owned(),
         settle: SETTLE,
         reclaim: Duration::from_secs(args.reclaim),

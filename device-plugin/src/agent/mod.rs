@@ -39,8 +39,8 @@ pub use status::Snapshot;
 pub struct Settings {
     /// Where files for others go.
     pub dirs: Dirs,
-    /// The CNI plugin, for a `DEL` that nobody else will ask for.
-    pub cni_plugin: PathBuf,
+    /// Where CNI plugins are, for a `DEL` that nobody else will ask for.
+    pub cni_dir: PathBuf,
     /// Where the agent itself listens: the CNI plugin is told.
     pub socket: PathBuf,
     /// Seconds that the kubelet may take to list a pod after its `Allocate`.

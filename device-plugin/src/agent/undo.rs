@@ -13,6 +13,8 @@ use super::Agent;
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
 
+/// The name under which the plugin is installed, if its configuration was not told.
+const PLUGIN: &str = "vhost-rdma-cni";
 /// How long the plugin may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks whether it has ended.
@@ -30,8 +32,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 (record.attachment.container_id.clone(), record.attachment.if_name.clone());
             tracing::info!(id, container, if_name, "undoing an attachment that its runtime forgot");
             let call = Call {
-                plugin: self.settings.cni_plugin.clone(),
-                config: configuration(&record, &self.settings.cni_plugin, &self.settings.socket),
+                plugin: plugin(&self.settings.cni_dir, &record),
+                config: configuration(&record, &self.settings.socket),
                 netns: if Path::new(&record.netns).exists() { record.netns } else { String::new() },
                 container,
                 if_name,
@@ -49,13 +51,20 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
+/// The program that did it: the one that its configuration names, as a runtime finds it.
+fn plugin(dir: &Path, record: &Record) -> PathBuf {
+    let named =
+        record.config.as_ref().and_then(|config| config.get("type")).and_then(Value::as_str);
+    dir.join(named.filter(|name| !name.contains('/') && *name != "..").unwrap_or(PLUGIN))
+}
+
 /// What the plugin is told: the configuration that it was called with, or the least that names this agent.
-fn configuration(record: &Record, plugin: &Path, socket: &Path) -> Value {
+fn configuration(record: &Record, socket: &Path) -> Value {
     record.config.clone().unwrap_or_else(|| {
         json!({
             "cniVersion": "1.0.0",
             "name": record.network,
-            "type": plugin.file_name().and_then(|name| name.to_str()),
+            "type": PLUGIN,
             "agentSocket": socket,
         })
     })
@@ -73,7 +82,7 @@ impl Call {
     fn make(self) -> Result<(), String> {
         let fault = |error: &io::Error| {
             format!(
-                "cannot run the CNI plugin {}: {error}; name it with --cni-plugin",
+                "cannot run the CNI plugin {}: {error}; say where it is with --cni-dir",
                 self.plugin.display()
             )
         };

@@ -182,7 +182,7 @@ async fn a_sandbox_that_its_runtime_forgot_is_undone_by_the_plugin_before_anyone
     let world = granted("p", &["blue-0"]).await;
     add(&world, "p", "c1").await;
     let (called, done) = (world.path("called"), world.path("done"));
-    let plugin = world.path("cni-plugin");
+    let plugin = world.path("vhost-rdma-cni");
     let script = format!(
         "#!/bin/sh\nenv > {called}.new; cat >> {called}.new; mv {called}.new {called}\nwhile [ ! -e {done} ]; do sleep 0.01; done\n",
         called = called.display(),
@@ -218,7 +218,7 @@ async fn a_sandbox_that_its_runtime_forgot_is_undone_by_the_plugin_before_anyone
 async fn a_plugin_that_fails_keeps_the_nic_from_everyone() {
     let world = granted("p", &["blue-0"]).await;
     add(&world, "p", "c1").await;
-    let plugin = world.path("cni-plugin");
+    let plugin = world.path("vhost-rdma-cni");
     std::fs::write(&plugin, "#!/bin/sh\necho '{\"code\":5,\"msg\":\"broken\"}'\nexit 1\n").unwrap();
     std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
     world.kubelet.delete("p");

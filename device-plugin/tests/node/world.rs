@@ -85,7 +85,7 @@ impl World {
         let paths = KubeletPaths::new(&root, None);
         let settings = Settings {
             dirs: Dirs { cdi: self.path("cdi"), device_info: self.path("devinfo") },
-            cni_plugin: self.path("cni-plugin"),
+            cni_dir: self.dir.path().to_owned(),
             socket: self.path("agent.sock"),
             settle: 0,
             reclaim: Duration::ZERO,

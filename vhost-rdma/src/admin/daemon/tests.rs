@@ -1,5 +1,6 @@
 //! The daemon's promise: a change holds in registry, state and device layer, or in none of them.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,10 +108,14 @@ fn a_restart_brings_back_what_was_added_and_changed() {
     let limits = LimitsPatch { max_mrs: Some(5), ..LimitsPatch::default() };
     let before = daemon.update_nic("a", NicPatch { limits, ..NicPatch::default() }).unwrap().config;
     daemon.remove_nic("gone").unwrap();
+    let inode = |name: &str| dir.path().join(name).metadata().ok().map(|metadata| metadata.ino());
+    let mounted = inode("nics/a");
     daemon.stop();
-    assert!(!dir.path().join("nics/a").exists());
     drop(daemon);
     let daemon = start(dir.path(), "").unwrap();
+    // A container that has it mounted goes on seeing it.
+    assert!(mounted.is_some() && mounted == inode("nics/a"));
+    assert_eq!(inode("nics/gone"), None);
     assert_eq!(daemon.nic("a").unwrap().config, before);
     assert_eq!(daemon.backend.inner.config("a"), Some(before));
     assert_eq!(daemon.nics(None).unwrap().len(), 1);
@@ -151,6 +156,7 @@ fn a_nic_that_cannot_be_served_at_start_is_failed_and_the_others_run() {
     daemon.add_nic(spec("b")).unwrap();
     daemon.stop();
     drop(daemon);
+    std::fs::remove_dir(dir.path().join("nics/a")).unwrap();
     std::fs::write(dir.path().join("nics/a"), "in the way").unwrap();
     let daemon = start(dir.path(), "").unwrap();
     let failed = daemon.nic("a").unwrap().status;
