@@ -17,6 +17,8 @@ use crate::{Error, Netns, Result};
 #[derive(Debug)]
 pub struct Rdma {
     channel: Channel,
+    /// Where it was opened, if not where its user is.
+    netns: Option<Netns>,
 }
 
 /// `RDMA_NL_GET_TYPE`.
@@ -30,7 +32,7 @@ impl Rdma {
     /// # Errors
     /// [`Error::is_unsupported`] if the kernel has no RDMA (module `ib_core` is not loaded).
     pub fn open() -> Result<Self> {
-        Ok(Self { channel: Channel::open(NETLINK_RDMA, "RDMA")? })
+        Ok(Self { channel: Channel::open(NETLINK_RDMA, "RDMA")?, netns: None })
     }
 
     /// Opens another namespace.
@@ -38,7 +40,8 @@ impl Rdma {
     /// # Errors
     /// As [`open`](Self::open), or the namespace cannot be entered.
     pub fn open_in(netns: &Netns) -> Result<Self> {
-        netns.run(Self::open)
+        let opened = netns.run(Self::open)?;
+        Ok(Self { netns: Some(netns.try_clone()?), ..opened })
     }
 
     /// All devices.
@@ -92,9 +95,11 @@ impl Rdma {
         self.set(command::SET, &payload, &format!("rename RDMA device {index} to {name}"))
     }
 
-    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`], and the calling *thread* in the device's namespace, not only the
-    /// socket (`rdma_dev_change_netns` is told `current`'s): use [`Netns::run`] to fetch one from elsewhere. Its users are disconnected, its GIDs follow the
+    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`]. Its users are disconnected, its GIDs follow the
     /// addresses of its interface there.
+    ///
+    /// The kernel demands not only the socket but also the calling *thread* in the device's namespace (`rdma_dev_change_netns` is told `current`'s); a
+    /// client of [`open_in`](Self::open_in) sees to that itself.
     ///
     /// With `name` it is renamed in the same step on kernels that can; older ones take the name as a request to rename and nothing more,
     /// so the move follows, and if that fails the old name comes back.
@@ -107,19 +112,19 @@ impl Rdma {
             .map_err(|error| Error::Invalid(error.to_string()))?;
         let mut plain = of_device(index);
         codec::put(&mut plain, attribute::NET_NS_FD, &fd);
-        let Some(name) = name else { return self.set(command::SET, &plain, &what) };
+        let Some(name) = name else { return self.set_at_home(&plain, &what) };
         if self.system()?.netns_mode == Some(NetnsMode::Shared) {
             // Refused, in the kernel's words; with a name an older kernel would rename it.
-            return self.set(command::SET, &plain, &what);
+            return self.set_at_home(&plain, &what);
         }
         let old = self.by_index(index)?.name;
         let mut renamed = plain.clone();
         codec::put(&mut renamed, attribute::DEV_NAME, &check_name(name)?);
-        self.set(command::SET, &renamed, &what)?;
+        self.set_at_home(&renamed, &what)?;
         if Self::open_in(netns)?.by_index(index).is_ok() {
             return Ok(());
         }
-        self.set(command::SET, &plain, &what).inspect_err(|_| {
+        self.set_at_home(&plain, &what).inspect_err(|_| {
             let _ = self.rename(index, &old);
         })
     }
@@ -216,6 +221,14 @@ impl Rdma {
         codec::put(&mut payload, attribute::PORT_INDEX, &port);
         let what = format!("read the counters of port {port} of RDMA device {index}");
         self.table(command::STAT_GET, attribute::STAT_HWCOUNTERS, &payload, &what)
+    }
+
+    /// Sends a move from a thread that is where the socket is.
+    fn set_at_home(&mut self, payload: &[u8], what: &str) -> Result<()> {
+        match self.netns.as_ref().map(Netns::try_clone).transpose()? {
+            Some(netns) => netns.run(|| self.set(command::SET, payload, what)),
+            None => self.set(command::SET, payload, what),
+        }
     }
 
     fn dump<T: Message>(&mut self, command: u16, payload: &[u8], what: &str) -> Result<Vec<T>> {
