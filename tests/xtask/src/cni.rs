@@ -12,7 +12,7 @@ use crate::products::static_programs;
 
 const WAIT: Duration = Duration::from_secs(1200);
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Write the rows here
     #[arg(long)]

@@ -8,7 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
-use crate::vm::scenarios::{drivers, life, nvme, pair, pyverbs, sriov, ulp, verbs};
+use crate::vm::scenarios::{cni_rdma, drivers, life, nvme, pair, pyverbs, sriov, ulp, verbs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -41,12 +41,14 @@ impl Args {
                 life::Args { full: self.full, ..Default::default() }.run(cache)
             })?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
+            steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;
         }
         if self.full {
+            steps.step("CNI ADD beside ptp", || crate::cni::Args::default().run(cache))?;
             steps.step("kernel storage", || nvme::Args::default().run(cache))?;
             steps.step("clients of other kinds", || ulp::Args::default().run(cache))?;
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {

@@ -18,7 +18,7 @@ use crate::cache::Cache;
 use crate::roots::Debian;
 use crate::rows;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Release of the guests
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
