@@ -68,7 +68,9 @@ const GUEST_PACKAGES: &[&str] = &[
     "iproute2",
     "iputils-ping",
     "kmod",
+    "libfabric-bin",
     "mount",
+    "nfs-kernel-server",
     "nvme-cli",
     "perftest",
     "procps",
@@ -76,6 +78,7 @@ const GUEST_PACKAGES: &[&str] = &[
     "qperf",
     "rdmacm-utils",
     "strace",
+    "ucx-utils",
     "util-linux",
 ];
 

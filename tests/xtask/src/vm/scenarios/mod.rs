@@ -37,7 +37,7 @@ pub(crate) enum Scenario {
     Nvme(nvme::Args),
     /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing leaks, nobody else is harmed
     Life(life::Args),
-    /// Clients of other kinds: multicast, rsockets, cmtime, RDS
+    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, NFS over RDMA, libfabric
     Ulp(ulp::Args),
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
