@@ -12,6 +12,7 @@ pub mod engine;
 pub mod memory;
 pub mod node;
 mod protocol;
+pub mod rnic;
 mod signal;
 pub mod socket;
 pub mod telemetry;

@@ -60,6 +60,11 @@ fn build() -> Result<PathBuf, String> {
     Ok(dir.join("vhost-rdma"))
 }
 
+/// What shall carry the NICs under test: `$VHOST_RDMA_BACKING`, or the daemon's own engine.
+pub fn backing() -> String {
+    std::env::var("VHOST_RDMA_BACKING").unwrap_or_else(|_| "soft".to_owned())
+}
+
 /// The daemon's binary, built if need be.
 pub fn binary() -> PathBuf {
     static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();

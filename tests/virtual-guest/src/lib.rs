@@ -27,6 +27,7 @@ pub mod bench;
 pub mod control;
 pub mod daemon;
 pub mod events;
+pub mod foreign;
 pub mod guest;
 pub mod pages;
 pub mod qp;

@@ -165,7 +165,9 @@ impl World {
     pub fn vacancy_with(&self, network: &str, options: &[&str]) -> Vacancy {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let name = format!("nic{n}");
-        let socket = self.daemon.add_nic(&name, network, options);
+        let backing = crate::daemon::backing();
+        let options = [&["--backing", &backing], options].concat();
+        let socket = self.daemon.add_nic(&name, network, &options);
         Vacancy { name, socket, gid: ipv4_gid(0, n) }
     }
 

@@ -62,6 +62,17 @@ pub(crate) fn ensure_tools(cache: &Cache) -> Result<()> {
     install(cache, &missing)
 }
 
+/// Installs those of some packages that are not there.
+pub(crate) fn ensure_packages(cache: &Cache, packages: &[&str]) -> Result<()> {
+    let there = |package: &&str| {
+        let mut query = Command::new("dpkg-query");
+        query.args(["-W", "-f", "${Status}", package]);
+        query.output().is_ok_and(|out| out.stdout.ends_with(b" installed"))
+    };
+    let missing: Vec<&str> = packages.iter().filter(|package| !there(package)).copied().collect();
+    install(cache, &missing)
+}
+
 /// `apt-get install` on this machine.
 pub(crate) fn install(cache: &Cache, packages: &[&str]) -> Result<()> {
     if packages.is_empty() {

@@ -7,9 +7,7 @@ use vhost_rdma_proto::v1;
 
 use super::daemon::{Error, NicView};
 use super::users::{group_id, group_name, user_id, user_name};
-use crate::node::{
-    self, AttachError, Backing, LimitsPatch, NicPatch, NicSpec, Session, SocketAccess,
-};
+use crate::node::{self, AttachError, LimitsPatch, NicPatch, NicSpec, Session, SocketAccess};
 
 /// The gRPC status of an error; its message is the error's own.
 pub(super) fn status(error: &Error) -> Status {
@@ -20,7 +18,7 @@ fn code(error: &Error) -> Code {
     use node::Error as E;
     match error {
         Error::Node(error) => match error {
-            E::NoSuchNetwork { .. } | E::NoSuchNic { .. } => Code::NotFound,
+            E::NoSuchNetwork { .. } | E::NoSuchNic { .. } | E::NoSuchPeer { .. } => Code::NotFound,
             E::NameTaken { .. }
             | E::VniTaken { .. }
             | E::MacTaken { .. }
@@ -28,7 +26,9 @@ fn code(error: &Error) -> Code {
             E::NetworkNotEmpty { .. } | E::DefaultNetwork | E::NoFreeVni => {
                 Code::FailedPrecondition
             }
-            E::Attach { source: AttachError::SocketInUse { .. }, .. } => Code::FailedPrecondition,
+            E::Attach {
+                source: AttachError::SocketInUse { .. } | AttachError::Backing(_), ..
+            } => Code::FailedPrecondition,
             E::Attach { source: AttachError::Permission { .. }, .. } => Code::PermissionDenied,
             E::Attach { source: AttachError::Resources(_), .. } => Code::ResourceExhausted,
             E::Attach { source: AttachError::Io { .. }, .. } => Code::Internal,
@@ -51,13 +51,6 @@ fn addresses(texts: Vec<String>) -> Result<Vec<IpAddr>, Error> {
         })
     };
     texts.into_iter().map(parse).collect()
-}
-
-fn backing(text: &str) -> Result<Backing, Error> {
-    match text {
-        "" | "soft" => Ok(Backing::Soft),
-        other => Err(node::Error::BadBacking { text: other.to_owned() }.into()),
-    }
 }
 
 const fn limits(patch: Option<v1::LimitsPatch>) -> LimitsPatch {
@@ -95,7 +88,7 @@ pub(super) fn spec(request: v1::AddNicRequest) -> Result<NicSpec, Error> {
         virtio_id: request.virtio_id,
         comp_vectors: request.comp_vectors,
         limits: limits(request.limits),
-        backing: backing(&request.backing)?,
+        backing: request.backing.parse().map_err(node::Error::from)?,
         access: SocketAccess {
             uid: access.owner.as_deref().map(user_id).transpose()?,
             gid: access.group.as_deref().map(group_id).transpose()?,
@@ -116,6 +109,21 @@ pub(super) fn patch(request: v1::UpdateNicRequest) -> Result<NicPatch, Error> {
     })
 }
 
+pub(super) fn peer_of(message: &v1::Peer) -> Result<node::Peer, Error> {
+    let network =
+        if message.network.is_empty() { node::DEFAULT_NETWORK } else { message.network.as_str() };
+    let through = Some(message.through.as_str()).filter(|host| !host.is_empty());
+    Ok(node::Peer::parse(network, &message.address, through)?)
+}
+
+pub(super) fn peer(peer: &node::Peer) -> v1::Peer {
+    v1::Peer {
+        network: peer.network.clone(),
+        address: peer.to_string(),
+        through: peer.through.map(|host| host.to_string()).unwrap_or_default(),
+    }
+}
+
 pub(super) fn nic(view: NicView) -> v1::Nic {
     let NicView { config, status } = view;
     let num_queues = config.num_queues();
@@ -129,7 +137,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         mac: config.mac.to_string(),
         addresses: config.addresses.iter().map(IpAddr::to_string).collect(),
         virtio_id: config.virtio_id,
-        backing: config.backing.as_str().to_owned(),
+        backing: config.backing.to_string(),
         socket: config.socket.display().to_string(),
         access: Some(v1::SocketAccess {
             owner: Some(user_name(uid)),

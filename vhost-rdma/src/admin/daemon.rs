@@ -9,8 +9,8 @@ use super::store::{Store, StoreError};
 use super::users::{UserError, group_id, user_id};
 use crate::config;
 use crate::node::{
-    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Registry,
-    Saved, Session, SocketAccess,
+    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Peer,
+    Registry, Saved, Session, SocketAccess,
 };
 use crate::socket;
 
@@ -99,6 +99,7 @@ impl<B: Backend> Daemon<B> {
             changing: Mutex::new(()),
             known: Mutex::new(Known { registry, broken: BTreeMap::new() }),
         };
+        daemon.tell_peers(&daemon.known().registry);
         for nic in nics {
             if let Err(error) = daemon.attach(&nic) {
                 tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
@@ -178,6 +179,52 @@ impl<B: Backend> Daemon<B> {
         self.commit(registry)?;
         tracing::info!(network = name, "network removed");
         Ok(network)
+    }
+
+    /// Tells the device layer the peers of every network.
+    fn tell_peers(&self, registry: &Registry) {
+        for network in registry.networks() {
+            let peers: Vec<Peer> = registry.peers(Some(&network.name)).cloned().collect();
+            self.backend.set_peers(network.vni, &peers);
+        }
+    }
+
+    /// Lets NICs of a network reach a peer.
+    ///
+    /// # Errors
+    /// The network does not exist, or the state cannot be kept.
+    pub fn add_peer(&self, peer: Peer) -> Result<Peer, Error> {
+        let (_alone, mut registry) = self.change();
+        registry.add_peer(peer.clone())?;
+        self.commit(registry.clone())?;
+        self.tell_peers(&registry);
+        tracing::info!(network = peer.network, %peer, "peer added");
+        Ok(peer)
+    }
+
+    /// Forbids it again; connections to it end.
+    ///
+    /// # Errors
+    /// There is no such peer, or the state cannot be kept.
+    pub fn remove_peer(&self, peer: &Peer) -> Result<(), Error> {
+        let (_alone, mut registry) = self.change();
+        registry.remove_peer(peer)?;
+        self.commit(registry.clone())?;
+        self.tell_peers(&registry);
+        tracing::info!(network = peer.network, %peer, "peer removed");
+        Ok(())
+    }
+
+    /// All peers, or those of one network.
+    ///
+    /// # Errors
+    /// The network does not exist.
+    pub fn peers(&self, network: Option<&str>) -> Result<Vec<Peer>, Error> {
+        let registry = &self.known().registry;
+        if let Some(network) = network {
+            registry.network(network)?;
+        }
+        Ok(registry.peers(network).cloned().collect())
     }
 
     /// Every network, with how many NICs it has.
@@ -353,7 +400,7 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
         name: name.to_owned(),
         source: Box::new(source),
     };
-    let mut networks_left = Saved { networks: saved.networks.clone(), nics: vec![] };
+    let mut networks_left = Saved { networks: saved.networks.clone(), ..Saved::default() };
     for network in &file.networks {
         let old = saved.networks.iter().find(|old| old.name == network.name);
         if let Some(vni) = network.vni.or(old.map(|old| old.vni))
@@ -386,7 +433,7 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
             .add_nic(spec, random)
             .map_err(|error| configured("NIC", &nic.name, error.into()))?;
     }
-    registry.restore(Saved { networks: vec![], nics: saved.nics }).map_err(Error::Restore)
+    registry.restore(Saved { networks: vec![], ..saved }).map_err(Error::Restore)
 }
 
 fn spec_of(nic: &config::Nic, saved: &Saved) -> Result<NicSpec, Error> {
@@ -400,7 +447,7 @@ fn spec_of(nic: &config::Nic, saved: &Saved) -> Result<NicSpec, Error> {
         virtio_id: nic.virtio_id,
         comp_vectors: nic.comp_vectors,
         limits: nic.limits,
-        backing: nic.backing,
+        backing: nic.backing.clone(),
         access: resolve(&nic.access, SocketAccess::default().mode)?,
         configured: true,
     })

@@ -125,6 +125,36 @@ impl<B: Backend> Admin for Service<B> {
         .await
     }
 
+    async fn add_peer(&self, request: Request<v1::Peer>) -> Result<Response<v1::Peer>, Status> {
+        let message = request.into_inner();
+        self.call(move |daemon| Ok(convert::peer(&daemon.add_peer(convert::peer_of(&message)?)?)))
+            .await
+    }
+
+    async fn remove_peer(
+        &self,
+        request: Request<v1::Peer>,
+    ) -> Result<Response<v1::RemovePeerResponse>, Status> {
+        let message = request.into_inner();
+        self.call(move |daemon| {
+            daemon.remove_peer(&convert::peer_of(&message)?)?;
+            Ok(v1::RemovePeerResponse {})
+        })
+        .await
+    }
+
+    async fn list_peers(
+        &self,
+        request: Request<v1::ListPeersRequest>,
+    ) -> Result<Response<v1::ListPeersResponse>, Status> {
+        let network = Some(request.into_inner().network).filter(|name| !name.is_empty());
+        self.call(move |daemon| {
+            let peers = daemon.peers(network.as_deref())?;
+            Ok(v1::ListPeersResponse { peers: peers.iter().map(convert::peer).collect() })
+        })
+        .await
+    }
+
     async fn add_nic(
         &self,
         request: Request<v1::AddNicRequest>,

@@ -129,7 +129,7 @@ mod tests {
     fn saved() -> Saved {
         Saved {
             networks: vec![NetworkConfig { name: "blue".to_owned(), vni: 9, configured: false }],
-            nics: vec![],
+            ..Saved::default()
         }
     }
 

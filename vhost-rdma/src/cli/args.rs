@@ -50,6 +50,9 @@ pub enum Command {
     /// A physical function is named by its PCI address, its network interface or its RDMA device; a virtual one likewise, or as
     /// PF/NUMBER, such as ens3f0/2. Changes are journaled: what a crash interrupts is completed or undone.
     Vf(VfArgs),
+    /// Addresses outside of this host that NICs on an RNIC may reach
+    #[command(subcommand)]
+    Peer(PeerCommand),
     /// Show the daemon's state
     Status,
     /// Show the versions of this program and of the daemon
@@ -120,6 +123,37 @@ pub enum NetworkCommand {
     },
     /// Show all networks
     List,
+}
+
+/// `peer …`
+#[derive(Debug, Subcommand)]
+pub enum PeerCommand {
+    /// Let NICs of a network reach an address; an entry of the same address is replaced
+    Add {
+        /// As guests name it: an address, or a prefix such as 10.0.0.0/24
+        address: String,
+        /// The network
+        #[arg(long, default_value = "default")]
+        network: String,
+        /// The address of the host that has it, where that is another [default: the same]
+        #[arg(long, value_name = "IP")]
+        through: Option<String>,
+    },
+    /// Forbid it again: connections to it end
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// As it was added
+        address: String,
+        /// The network
+        #[arg(long, default_value = "default")]
+        network: String,
+    },
+    /// Show all peers
+    List {
+        /// Only those of this network
+        #[arg(long)]
+        network: Option<String>,
+    },
 }
 
 /// `nic …`
@@ -222,8 +256,9 @@ pub struct NicAdd {
     /// Completion vectors [default: 4]
     #[arg(long, value_name = "N")]
     pub vectors: Option<u32>,
-    /// What carries the verbs
-    #[arg(long, default_value = "soft")]
+    /// What carries the verbs: soft, or rnic:DEVICE for an RNIC of this host, or rnic:DEVICE@ADDRESS with an address of the host that
+    /// stands for the guest's
+    #[arg(long, default_value = "soft", value_name = "BACKING")]
     pub backing: String,
     #[command(flatten)]
     pub limits: LimitArgs,

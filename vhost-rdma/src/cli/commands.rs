@@ -9,9 +9,11 @@ use vhost_rdma_proto::v1::admin_client::AdminClient;
 use vhost_rdma_vmm as vmm;
 
 use super::args::{
-    AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet,
+    AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
-use super::view::{Changed, Network, Nic, Removed, Status, Versions, print, print_json, show};
+use super::view::{
+    Changed, Network, Nic, Peer, Removed, Status, Versions, print, print_json, show,
+};
 use super::{Failure, client, vf};
 use crate::config;
 
@@ -47,6 +49,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Network(command) => {
                 network(json, client::connect(&socket).await?, command).await
             }
+            Command::Peer(command) => peer(json, client::connect(&socket).await?, command).await,
             Command::Nic(command) => nic(json, client::connect(&socket).await?, command).await,
             Command::Serve(_)
             | Command::Vf(_)
@@ -106,6 +109,30 @@ async fn network(
                 json,
                 &list.into_inner().networks.into_iter().map(Network::from).collect::<Vec<_>>(),
             )
+        }
+    }
+}
+
+async fn peer(
+    json: bool,
+    mut client: AdminClient<Channel>,
+    command: PeerCommand,
+) -> Result<(), Failure> {
+    match command {
+        PeerCommand::Add { address, network, through } => {
+            let through = through.unwrap_or_default();
+            let added = client.add_peer(v1::Peer { network, address, through }).await?;
+            show(json, &Peer::from(added.into_inner()))
+        }
+        PeerCommand::Rm { address, network } => {
+            let gone = v1::Peer { network, address: address.clone(), through: String::new() };
+            client.remove_peer(gone).await?;
+            show(json, &removed(address, String::new()))
+        }
+        PeerCommand::List { network } => {
+            let network = network.unwrap_or_default();
+            let list = client.list_peers(v1::ListPeersRequest { network }).await?;
+            show(json, &list.into_inner().peers.into_iter().map(Peer::from).collect::<Vec<_>>())
         }
     }
 }

@@ -60,6 +60,7 @@ type CountersMessage = v1::Counters;
 type ObjectsMessage = v1::Objects;
 type StatusMessage = v1::GetStatusResponse;
 type NetworkMessage = v1::Network;
+type PeerMessage = v1::Peer;
 
 mirror!(Limits from LimitsMessage {
     max_contexts: u32, max_pds: u32, max_mrs: u32, max_mr_bytes: u64, max_cqs: u32, max_srqs: u32, max_qps: u32, max_ahs: u32,
@@ -75,6 +76,7 @@ mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,
     nics_ready: u32, ephemeral: bool,
 });
+mirror!(Peer from PeerMessage { network: String, address: String, through: String });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
 
 impl Nic {
@@ -220,6 +222,20 @@ impl Show for Status {
 impl Show for Network {
     fn text(&self) -> String {
         columns(&self.rows())
+    }
+}
+
+impl Show for Peer {
+    fn text(&self) -> String {
+        columns(&self.rows())
+    }
+}
+
+impl Show for Vec<Peer> {
+    fn text(&self) -> String {
+        let head = ["NETWORK", "ADDRESS", "THROUGH"].map(str::to_owned);
+        let row = |peer: &Peer| [peer.network.clone(), peer.address.clone(), peer.through.clone()];
+        columns(&std::iter::once(head).chain(self.iter().map(row)).collect::<Vec<_>>())
     }
 }
 

@@ -9,7 +9,9 @@ use super::events::NoPort;
 use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, JOB_TIMEOUT, Nic};
 use super::queues::QueueLayout;
-use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, WorkerStatus};
+use super::rnic;
+use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus};
+use crate::rnic::Directory;
 use crate::socket;
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
@@ -28,6 +30,8 @@ struct State {
 /// Serves NICs at vhost-user sockets with a pool of workers. Dropping it cuts all VMMs off.
 pub struct DeviceBackend {
     state: Mutex<State>,
+    /// NICs on RNICs, whatever worker they are on.
+    directory: Arc<Directory>,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -46,7 +50,8 @@ impl DeviceBackend {
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
         let workers = Workers::start(config)?;
         let placement = Placement::new(workers.handles().len());
-        Ok(Self { state: Mutex::new(State { nics: BTreeMap::new(), placement }), workers })
+        let state = Mutex::new(State { nics: BTreeMap::new(), placement });
+        Ok(Self { state, directory: Arc::default(), workers })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -57,19 +62,34 @@ impl DeviceBackend {
     fn place(&self, config: &NicConfig) -> Result<Arc<Nic>, AttachError> {
         let layout = layout(config)?;
         let index = self.state().placement.add(config.vni);
-        let settings = nic::settings(config, layout);
-        let worker = self.workers.handles().get(index);
-        let placed = worker.and_then(|worker| {
-            let add = worker
-                .call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(settings, Box::new(NoPort)));
-            Some(Arc::new(Nic::new(config, layout, worker.clone(), add.ok()?)))
-        });
-        placed.ok_or_else(|| {
+        self.place_on(index, config, layout).inspect_err(|_| {
             self.state().placement.remove(config.vni);
+        })
+    }
+
+    fn place_on(
+        &self,
+        index: usize,
+        config: &NicConfig,
+        layout: QueueLayout,
+    ) -> Result<Arc<Nic>, AttachError> {
+        let refused = || {
             AttachError::Resources(
                 "the engine does not take the NIC; see the daemon's log, and restart it".to_owned(),
             )
-        })
+        };
+        let settings = nic::settings(config, layout);
+        let worker = self.workers.handles().get(index).ok_or_else(refused)?;
+        let carried = rnic::place(&config.backing, worker, &self.directory)?;
+        let added = worker.call(None, JOB_TIMEOUT, move |shard, _| match carried {
+            Some((place, host)) => {
+                let nic = crate::rnic::Nic::new(place, settings, host, Box::new(NoPort));
+                shard.add_hosted(Box::new(nic))
+            }
+            None => shard.add_nic(settings, Box::new(NoPort)),
+        });
+        let id = added.map_err(|_| refused())?;
+        Ok(Arc::new(Nic::new(config, layout, worker.clone(), id)))
     }
 
     /// Takes the NIC from its worker.
@@ -128,6 +148,23 @@ impl Backend for DeviceBackend {
         )?;
         nic.set_max_mr_bytes(config.limits.max_mr_bytes);
         Ok(())
+    }
+
+    fn set_peers(&self, vni: u32, peers: &[Peer]) {
+        let entries = peers.iter().map(|peer| crate::rnic::Peer {
+            address: peer.address,
+            prefix_len: peer.prefix_len,
+            through: peer.through,
+        });
+        self.directory.set_peers(vni, entries.collect());
+        let nics: Vec<_> = {
+            let state = self.state();
+            let of_network = state.nics.values().filter(|attached| attached.vni == vni);
+            of_network.map(|attached| attached.nic.clone()).collect()
+        };
+        for nic in nics {
+            nic.post(|shard, id, _| shard.peers_changed(id));
+        }
     }
 
     fn status(&self, name: &str) -> NicStatus {

@@ -36,6 +36,7 @@ mod memory;
 mod nic;
 mod peer;
 mod queues;
+mod rnic;
 mod session;
 mod vring;
 

@@ -72,7 +72,7 @@ pub(super) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
 }
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
-fn gid(address: IpAddr) -> [u8; 16] {
+pub(super) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

@@ -25,6 +25,7 @@ pub trait Hosted: Send + fmt::Debug {
     fn memory_vanished(&mut self);
     fn fail(&mut self);
     fn events_wanted(&mut self);
+    fn peers_changed(&mut self);
     fn status(&self) -> NicSnapshot;
 
     /// Executes one command of context `ctx`.
@@ -61,6 +62,13 @@ impl Shard {
         }
         self.hosted[index] = Some(nic);
         id
+    }
+
+    /// Ends connections of a hosted NIC to peers that it may not reach any more.
+    pub fn peers_changed(&mut self, id: NicId) {
+        if let Some(nic) = self.hosted_mut(id) {
+            nic.peers_changed();
+        }
     }
 
     pub(super) fn hosted_mut(&mut self, id: NicId) -> Option<&mut (dyn Hosted + 'static)> {

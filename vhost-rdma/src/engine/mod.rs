@@ -49,7 +49,7 @@ mod responder;
 mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
-mod tests;
+pub(crate) mod tests;
 mod timer;
 mod window;
 

@@ -26,6 +26,7 @@ mod space;
 mod tables;
 mod translation;
 mod vanish;
+mod window;
 
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
 pub use page_list::{Fault, PageArray, PageList};
@@ -34,6 +35,7 @@ pub use segment::{Segment, total_len};
 pub use space::{AddressSpace, Region};
 pub use translation::Translation;
 pub use vanish::vanished;
+pub use window::{Window, WindowError};
 
 /// The page size of the ABI, in bytes (docs/virtio-rdma.md §6).
 pub const PAGE_SIZE: u64 = 4096;

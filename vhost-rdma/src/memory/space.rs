@@ -4,6 +4,7 @@
 //! one keep the mappings that they use alive until the engine has let go of them.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegion;
@@ -37,6 +38,13 @@ impl Region {
     #[must_use]
     pub fn same_mapping(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.mapping, &other.mapping)
+    }
+
+    /// The file behind a host address of this mapping, and the offset in it.
+    pub(super) fn file_of(&self, at: HostPtr) -> Option<(BorrowedFd<'_>, u64)> {
+        let within = at.addr().checked_sub(self.mapping.as_ptr().addr())?;
+        let file = self.mapping.file_offset().filter(|_| within < self.mapping.size())?;
+        Some((file.file().as_fd(), file.start() + within as u64))
     }
 
     pub(super) fn host(&self, offset: u64) -> Option<HostPtr> {

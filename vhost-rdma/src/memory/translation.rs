@@ -1,5 +1,7 @@
 //! An immutable map from offsets of an object to host memory.
 
+use std::os::fd::BorrowedFd;
+
 use super::space::{AddressSpace, Region};
 use super::tables::Charge;
 use super::{HostPtr, host};
@@ -88,6 +90,11 @@ impl Translation {
     #[must_use]
     pub fn lives_in(&self, space: &AddressSpace) -> bool {
         self.regions.iter().all(|region| space.contains(region))
+    }
+
+    /// The file behind a host address, and the offset in it.
+    pub(super) fn file_of(&self, at: HostPtr) -> Option<(BorrowedFd<'_>, u64)> {
+        self.regions.iter().find_map(|region| region.file_of(at))
     }
 
     /// Whether `len` bytes at `offset` can be accessed.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::{NicConfig, NicStatus, WorkerStatus};
+use super::{NicConfig, NicStatus, Peer, WorkerStatus};
 
 /// Why the device layer cannot serve a NIC, with what to do next.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +35,9 @@ pub enum AttachError {
         /// What it said.
         source: io::Error,
     },
+    /// What shall carry the NIC cannot be used.
+    #[error("{0}")]
+    Backing(String),
     /// The device layer is out of something.
     #[error("{0}")]
     Resources(String),
@@ -71,6 +74,9 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// An [`AttachError`], and then the old ones still hold.
     fn update(&self, nic: &NicConfig) -> Result<(), AttachError>;
+
+    /// Replaces the peers of a network; connections to one that is not named any more end. A backend that never leaves the host has none.
+    fn set_peers(&self, _vni: u32, _peers: &[Peer]) {}
 
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;

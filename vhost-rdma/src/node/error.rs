@@ -162,10 +162,27 @@ pub enum Error {
         mode: u32,
     },
     /// Not known.
-    #[error("backing {text:?} is not known; this version has \"soft\"")]
-    BadBacking {
+    #[error(transparent)]
+    BadBacking(#[from] super::BadBacking),
+    /// Not an address or prefix.
+    #[error(
+        "peer {text:?} is not valid: {why}; write an address such as 10.0.0.5 or a prefix such as 10.0.0.0/24"
+    )]
+    BadPeer {
         /// As given.
         text: String,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// Not there.
+    #[error(
+        "network {network:?} has no peer {peer}; `vhost-rdma peer list` shows all, each as it was added"
+    )]
+    NoSuchPeer {
+        /// As given.
+        peer: String,
+        /// The network.
+        network: String,
     },
     /// Longer than `sun_path`.
     #[error(

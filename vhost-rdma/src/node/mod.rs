@@ -16,19 +16,23 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod backing;
 mod error;
 mod mac;
 mod name;
+mod peer;
 mod registry;
 mod types;
 
 pub use backend::{AttachError, Backend, NullBackend};
+pub use backing::{Backing, BadBacking};
 pub use error::Error;
 pub use mac::MacAddr;
 pub use name::{check_name, near};
+pub use peer::Peer;
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
-    Backing, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
-    KICK_QUEUES, LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects, Session,
-    SocketAccess, VNI_MAX, WorkerStatus,
+    COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, KICK_QUEUES,
+    LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects, Session, SocketAccess,
+    VNI_MAX, WorkerStatus,
 };

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::name::{check_name, near};
 use super::types::{
-    Backing, COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch,
+    COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch,
     NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
 };
-use super::{Error, MacAddr};
+use super::{Backing, Error, MacAddr, Peer};
 
 /// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero (unix(7)).
 pub const SOCKET_PATH_MAX: usize = 107;
@@ -63,6 +63,9 @@ pub struct Saved {
     pub networks: Vec<NetworkConfig>,
     /// Every NIC.
     pub nics: Vec<NicConfig>,
+    /// Every peer.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
 }
 
 /// The networks and NICs of this host.
@@ -71,6 +74,7 @@ pub struct Registry {
     nics_dir: PathBuf,
     networks: BTreeMap<String, NetworkConfig>,
     nics: BTreeMap<String, NicConfig>,
+    pub(super) peers: BTreeSet<Peer>,
 }
 
 impl Registry {
@@ -83,6 +87,7 @@ impl Registry {
             nics_dir,
             networks: BTreeMap::from([(default.name.clone(), default)]),
             nics: BTreeMap::new(),
+            peers: BTreeSet::new(),
         }
     }
 
@@ -186,6 +191,7 @@ impl Registry {
             return Err(Error::DefaultNetwork);
         }
         self.networks.remove(name);
+        self.peers.retain(|peer| peer.network != name);
         Ok(network)
     }
 
@@ -321,6 +327,7 @@ impl Registry {
         Saved {
             networks: self.networks.values().cloned().collect(),
             nics: self.nics.values().cloned().collect(),
+            peers: self.peers.iter().cloned().collect(),
         }
     }
 
@@ -351,7 +358,7 @@ impl Registry {
             self.check_nic(&nic)?;
             self.put(nic);
         }
-        Ok(())
+        saved.peers.into_iter().try_for_each(|peer| self.add_peer(peer))
     }
 }
 

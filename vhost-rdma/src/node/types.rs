@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::MacAddr;
+use super::{Backing, MacAddr};
 
 /// The network that always exists.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -34,25 +34,6 @@ pub struct NetworkConfig {
     /// Named in the configuration file, which brings it back at every start.
     #[serde(default)]
     pub configured: bool,
-}
-
-/// What carries a NIC's verbs; fixed at creation, since it decides capabilities and who chooses keys and QPNs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backing {
-    /// The daemon's own engine.
-    #[default]
-    Soft,
-}
-
-impl Backing {
-    /// The name that users write.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Soft => "soft",
-        }
-    }
 }
 
 /// The most that a guest may hold at one time. All of them can change on a live NIC: one that is lowered below the present use

@@ -123,7 +123,7 @@ fn values_of_a_nic() {
     refused(&["--address", "10.0.0.1"], 5, &["belongs to NIC \"a\"", "nic set a"]);
     refused(&["--owner", "no-such-user"], 2, &["no user \"no-such-user\"", "getent passwd"]);
     refused(&["--group", "no-such-group"], 2, &["no group \"no-such-group\"", "getent group"]);
-    refused(&["--backing", "rnic:mlx5_0"], 2, &["\"rnic:mlx5_0\"", "soft"]);
+    refused(&["--backing", "hard"], 2, &["\"hard\"", "soft", "rnic:DEVICE"]);
     refused(&["--virtio-id", "64"], 2, &["virtio id 64"]);
     refused(&["--vectors", "33"], 2, &["1 to 32"]);
     refused(&["--vectors", "65537"], 2, &["1 to 32"]);

@@ -80,9 +80,15 @@ pub(crate) struct Daemon {
 
 /// `cargo build --release -p vhost-rdma`; the path of the program.
 pub(crate) fn build(cache: &Cache) -> Result<PathBuf> {
+    build_with(cache, &[])
+}
+
+/// The same with features.
+pub(crate) fn build_with(cache: &Cache, features: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cmd = tied(cargo);
     cmd.current_dir(workspace()).args(["build", "--release", "--locked", "-p", "vhost-rdma"]);
+    cmd.arg("--features").arg(features.join(","));
     run_logged(&mut cmd, "building the daemon", &cache.log("daemon-build"), BUILD_WAIT)?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), PathBuf::from);

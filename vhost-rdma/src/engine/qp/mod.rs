@@ -4,9 +4,9 @@ pub(crate) mod attrs;
 pub(crate) mod send;
 pub(crate) mod state;
 
-pub(super) use attrs::Attrs;
-pub(super) use send::{SendQueue, Wait};
-pub(super) use state::{Kind, State};
+pub(crate) use attrs::Attrs;
+pub(crate) use send::{SendQueue, Wait};
+pub(crate) use state::{Kind, State};
 
 use super::receive::{Receive, ReceiveRing};
 use crate::transport::NicId;

@@ -18,7 +18,7 @@ const RAM: usize = 16 << 20;
 
 /// A predictable source, so that tests repeat.
 #[derive(Debug)]
-pub(super) struct Lcg(pub(super) u64);
+pub(crate) struct Lcg(pub(crate) u64);
 
 impl Random for Lcg {
     fn next_u32(&mut self) -> u32 {
@@ -30,10 +30,10 @@ impl Random for Lcg {
 
 /// What a NIC's port was given.
 #[derive(Debug, Default)]
-pub(super) struct Events {
-    pub(super) completions: VecDeque<(u32, u32)>,
-    pub(super) asynchronous: VecDeque<(u32, u32)>,
-    pub(super) buffers: usize,
+pub(crate) struct Events {
+    pub(crate) completions: VecDeque<(u32, u32)>,
+    pub(crate) asynchronous: VecDeque<(u32, u32)>,
+    pub(crate) buffers: usize,
 }
 
 #[derive(Debug)]
@@ -64,51 +64,51 @@ impl Port for TestPort {
 }
 
 /// A guest and its NIC.
-pub(super) struct Guest {
-    pub(super) nic: NicId,
-    pub(super) gid: [u8; 16],
-    pub(super) events: Arc<Mutex<Events>>,
-    pub(super) space: AddressSpace,
+pub(crate) struct Guest {
+    pub(crate) nic: NicId,
+    pub(crate) gid: [u8; 16],
+    pub(crate) events: Arc<Mutex<Events>>,
+    pub(crate) space: AddressSpace,
     ram: Ring,
     next: u64,
     doorbells: u64,
-    pub(super) ctx: u32,
-    pub(super) pd: u32,
-    pub(super) key: u32,
+    pub(crate) ctx: u32,
+    pub(crate) pd: u32,
+    pub(crate) key: u32,
 }
 
 /// Guests on one shard.
-pub(super) struct World {
-    pub(super) shard: Shard,
-    pub(super) now: u64,
+pub(crate) struct World {
+    pub(crate) shard: Shard,
+    pub(crate) now: u64,
 }
 
 /// A completion queue as its owner sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cq {
-    pub(super) cqn: u32,
+pub(crate) struct Cq {
+    pub(crate) cqn: u32,
     at: u64,
     entries: u32,
-    pub(super) consumer: u32,
+    pub(crate) consumer: u32,
 }
 
 /// A queue pair as its owner sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Qp {
-    pub(super) qpn: u32,
-    pub(super) cq: Cq,
+pub(crate) struct Qp {
+    pub(crate) qpn: u32,
+    pub(crate) cq: Cq,
     sq: u64,
     rq: u64,
     entries: u32,
     sq_db: u32,
     rq_db: u32,
-    pub(super) posted: [u32; 2],
+    pub(crate) posted: [u32; 2],
 }
 
-pub(super) const SQ_STRIDE: u8 = 8;
-pub(super) const RQ_STRIDE: u8 = 7;
+pub(crate) const SQ_STRIDE: u8 = 8;
+pub(crate) const RQ_STRIDE: u8 = 7;
 
-pub(super) fn limits() -> Limits {
+pub(crate) fn limits() -> Limits {
     Limits {
         max_contexts: 8,
         max_pds: 16,
@@ -122,12 +122,22 @@ pub(super) fn limits() -> Limits {
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { shard: Shard::new(Box::new(Lcg(7))), now: 1 }
     }
 
     /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one region over all its memory.
-    pub(super) fn guest(&mut self, vni: u32, host: u8) -> Guest {
+    pub(crate) fn guest(&mut self, vni: u32, host: u8) -> Guest {
+        self.guest_with(vni, host, Shard::add_nic)
+    }
+
+    /// The same on a NIC that `add` puts on the shard.
+    pub(crate) fn guest_with(
+        &mut self,
+        vni: u32,
+        host: u8,
+        add: impl FnOnce(&mut Shard, NicSettings, Box<dyn Port>) -> NicId,
+    ) -> Guest {
         let events = Arc::new(Mutex::new(Events { buffers: 1000, ..Events::default() }));
         let settings = NicSettings {
             vni,
@@ -137,7 +147,7 @@ impl World {
             kick_queues: 2,
             limits: limits(),
         };
-        let nic = self.shard.add_nic(settings, Box::new(TestPort(Arc::clone(&events))));
+        let nic = add(&mut self.shard, settings, Box::new(TestPort(Arc::clone(&events))));
         let space = AddressSpace::anonymous(&[(0, RAM)]).unwrap();
         let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
         let map = Arc::new(whole.resolve(&space, RAM as u64).unwrap());
@@ -161,7 +171,7 @@ impl World {
     }
 
     /// What a driver does on a NIC that was reset.
-    pub(super) fn start_again(&mut self, guest: &mut Guest) {
+    pub(crate) fn start_again(&mut self, guest: &mut Guest) {
         let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
         let map = Arc::new(whole.resolve(&guest.space, RAM as u64).unwrap());
         self.start(guest, map);
@@ -185,7 +195,7 @@ impl World {
         guest.key = self.register(guest, 0, map, 0xf).unwrap();
     }
 
-    pub(super) fn register(
+    pub(crate) fn register(
         &mut self,
         guest: &Guest,
         iova: u64,
@@ -198,7 +208,7 @@ impl World {
         }
     }
 
-    pub(super) fn execute(
+    pub(crate) fn execute(
         &mut self,
         guest: &Guest,
         ctx: u32,
@@ -207,12 +217,12 @@ impl World {
         self.shard.execute(guest.nic, ctx, command, self.now)
     }
 
-    pub(super) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {
+    pub(crate) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {
         self.execute(guest, ctx, command).unwrap()
     }
 
     /// Runs until nothing is left to do at the present time.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.shard.poll(self.now) {
                 return;
@@ -222,7 +232,7 @@ impl World {
     }
 
     /// Moves time on, deadline by deadline.
-    pub(super) fn advance(&mut self, by: u64) {
+    pub(crate) fn advance(&mut self, by: u64) {
         let end = self.now + by;
         loop {
             self.settle();
@@ -235,7 +245,7 @@ impl World {
         self.settle();
     }
 
-    pub(super) fn cq(&mut self, guest: &mut Guest, entries: u32) -> Cq {
+    pub(crate) fn cq(&mut self, guest: &mut Guest, entries: u32) -> Cq {
         let bytes = control_offset(u64::from(entries) * 64) + 128;
         let (at, ring) = guest.ring(bytes);
         let command = Command::CqCreate { entries, vector: 1, ring };
@@ -244,14 +254,14 @@ impl World {
     }
 
     /// Moves a CQ to a larger ring.
-    pub(super) fn resize(&mut self, guest: &mut Guest, cq: &Cq, entries: u32) -> Cq {
+    pub(crate) fn resize(&mut self, guest: &mut Guest, cq: &Cq, entries: u32) -> Cq {
         let (at, ring) = guest.ring(control_offset(u64::from(entries) * 64) + 128);
         let command = Command::CqResize { cqn: cq.cqn, entries, requested: entries, ring };
         self.ok(guest, guest.ctx, command);
         Cq { at, entries, ..*cq }
     }
 
-    pub(super) fn qp(
+    pub(crate) fn qp(
         &mut self,
         guest: &mut Guest,
         kind: u32,
@@ -262,7 +272,7 @@ impl World {
         self.qp_on(guest, (kind, entries, srqn), cq)
     }
 
-    pub(super) fn qp_on(
+    pub(crate) fn qp_on(
         &mut self,
         guest: &mut Guest,
         shape: (u32, u32, Option<u32>),
@@ -299,7 +309,7 @@ impl World {
         Qp { qpn: qp.qpn.get(), cq, sq: sq_at, rq: rq_at, entries, sq_db, rq_db, posted: [0; 2] }
     }
 
-    pub(super) fn modify(
+    pub(crate) fn modify(
         &mut self,
         guest: &Guest,
         qp: &Qp,
@@ -309,7 +319,7 @@ impl World {
         self.execute(guest, guest.ctx, command).map(|_| ())
     }
 
-    pub(super) fn query(&mut self, guest: &Guest, qp: &Qp) -> abi::QpAttr {
+    pub(crate) fn query(&mut self, guest: &Guest, qp: &Qp) -> abi::QpAttr {
         match self.ok(guest, guest.ctx, Command::QpQuery(qp.qpn)) {
             Reply::QpAttr(reply) => reply.attr,
             other => panic!("{other:?}"),
@@ -317,14 +327,14 @@ impl World {
     }
 
     /// Brings a connected QP to RTS towards `peer` at `peer_gid`.
-    pub(super) fn connect(&mut self, guest: &Guest, qp: &Qp, kind: u32, peer: (u32, [u8; 16])) {
+    pub(crate) fn connect(&mut self, guest: &Guest, qp: &Qp, kind: u32, peer: (u32, [u8; 16])) {
         self.modify(guest, qp, init_attr(kind)).unwrap();
         self.modify(guest, qp, rtr_attr(kind, peer)).unwrap();
         self.modify(guest, qp, rts_attr(kind)).unwrap();
     }
 
     /// A connected pair of QPs.
-    pub(super) fn pair(&mut self, a: &mut Guest, b: &mut Guest, kind: u32) -> (Qp, Qp) {
+    pub(crate) fn pair(&mut self, a: &mut Guest, b: &mut Guest, kind: u32) -> (Qp, Qp) {
         let qa = self.qp(a, kind, 16, None);
         let qb = self.qp(b, kind, 16, None);
         self.connect(a, &qa, kind, (qb.qpn, b.gid));
@@ -333,7 +343,7 @@ impl World {
     }
 }
 
-pub(super) fn init_attr(kind: u32) -> abi::QpAttr {
+pub(crate) fn init_attr(kind: u32) -> abi::QpAttr {
     let mask = if kind == qpt::UD { m::QKEY } else { m::ACCESS_FLAGS };
     abi::QpAttr {
         mask: U32::new(m::STATE | m::PKEY_INDEX | m::PORT | mask),
@@ -345,7 +355,7 @@ pub(super) fn init_attr(kind: u32) -> abi::QpAttr {
     }
 }
 
-pub(super) fn rtr_attr(kind: u32, peer: (u32, [u8; 16])) -> abi::QpAttr {
+pub(crate) fn rtr_attr(kind: u32, peer: (u32, [u8; 16])) -> abi::QpAttr {
     let mut mask = m::STATE;
     if kind != qpt::UD {
         mask |= m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
@@ -365,7 +375,7 @@ pub(super) fn rtr_attr(kind: u32, peer: (u32, [u8; 16])) -> abi::QpAttr {
     }
 }
 
-pub(super) fn rts_attr(kind: u32) -> abi::QpAttr {
+pub(crate) fn rts_attr(kind: u32) -> abi::QpAttr {
     let mut mask = m::STATE | m::SQ_PSN;
     if kind == qpt::RC {
         mask |= m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC;
@@ -381,11 +391,11 @@ pub(super) fn rts_attr(kind: u32) -> abi::QpAttr {
     }
 }
 
-pub(super) fn state_attr(state: u8) -> abi::QpAttr {
+pub(crate) fn state_attr(state: u8) -> abi::QpAttr {
     abi::QpAttr { mask: U32::new(m::STATE), qp_state: state, ..abi::QpAttr::default() }
 }
 
-pub(super) fn av(dgid: [u8; 16]) -> abi::Av {
+pub(crate) fn av(dgid: [u8; 16]) -> abi::Av {
     abi::Av {
         dgid,
         sgid_index: U16::new(1),
@@ -397,13 +407,13 @@ pub(super) fn av(dgid: [u8; 16]) -> abi::Av {
 }
 
 /// A send work request with elements; `opcode` and flags are the ABI's.
-pub(super) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
+pub(crate) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
     abi::SqWqe { wr_id: U64::new(wr_id), opcode, flags, ..abi::SqWqe::default() }
 }
 
 impl Guest {
     /// Goes on as context 0, with a doorbell page and a PD of its own.
-    pub(super) fn become_kernel(&mut self, world: &mut World) {
+    pub(crate) fn become_kernel(&mut self, world: &mut World) {
         self.doorbells = self.alloc(4096);
         let db_page = Ring::page(&self.space, self.doorbells).unwrap();
         world.ok(self, 0, Command::DbPageAdd { db_page });
@@ -416,7 +426,7 @@ impl Guest {
     }
 
     /// A zeroed piece of memory for a ring.
-    pub(super) fn ring(&mut self, bytes: u64) -> (u64, Ring) {
+    pub(crate) fn ring(&mut self, bytes: u64) -> (u64, Ring) {
         let at = self.alloc(bytes);
         let npages = bytes.div_ceil(4096) as u32;
         let list = PageList { addr: at, npages, page_shift: 12, ..PageList::default() };
@@ -424,25 +434,25 @@ impl Guest {
     }
 
     /// Page-aligned memory that nobody else uses.
-    pub(super) fn alloc(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn alloc(&mut self, bytes: u64) -> u64 {
         let at = self.next;
         self.next += bytes.next_multiple_of(4096);
         assert!(self.next <= RAM as u64, "guest memory is used up");
         at
     }
 
-    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
         self.ram.write(at, bytes);
     }
 
-    pub(super) fn read(&self, at: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.ram.read(at, &mut bytes);
         bytes
     }
 
     /// A buffer with bytes that depend on `seed`.
-    pub(super) fn pattern(&mut self, len: usize, seed: u8) -> (u64, Vec<u8>) {
+    pub(crate) fn pattern(&mut self, len: usize, seed: u8) -> (u64, Vec<u8>) {
         let at = self.alloc(len.max(1) as u64);
         let bytes: Vec<u8> =
             (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add(seed)).collect();
@@ -450,7 +460,7 @@ impl Guest {
         (at, bytes)
     }
 
-    pub(super) fn sge(&self, addr: u64, length: u32) -> abi::Sge {
+    pub(crate) fn sge(&self, addr: u64, length: u32) -> abi::Sge {
         abi::Sge { addr: U64::new(addr), length: U32::new(length), lkey: U32::new(self.key) }
     }
 
@@ -461,12 +471,12 @@ impl Guest {
     }
 
     /// Posts a send with elements, or with inline bytes.
-    pub(super) fn post_send(&self, qp: &mut Qp, mut wqe: abi::SqWqe, sges: &[abi::Sge]) {
+    pub(crate) fn post_send(&self, qp: &mut Qp, mut wqe: abi::SqWqe, sges: &[abi::Sge]) {
         wqe.num_sge = U16::new(sges.len() as u16);
         self.post_raw(qp, wqe, sges.as_bytes());
     }
 
-    pub(super) fn post_raw(&self, qp: &mut Qp, wqe: abi::SqWqe, data: &[u8]) {
+    pub(crate) fn post_raw(&self, qp: &mut Qp, wqe: abi::SqWqe, data: &[u8]) {
         let at = qp.sq + (u64::from(qp.posted[0] & (qp.entries - 1)) << SQ_STRIDE);
         self.write(at, wqe.as_bytes());
         self.write(at + abi::SQ_WQE_DATA as u64, data);
@@ -474,7 +484,7 @@ impl Guest {
         self.ring_doorbell(qp.sq_db, qp.posted[0]);
     }
 
-    pub(super) fn post_receive(&self, qp: &mut Qp, wr_id: u64, sges: &[abi::Sge]) {
+    pub(crate) fn post_receive(&self, qp: &mut Qp, wr_id: u64, sges: &[abi::Sge]) {
         let at = qp.rq + (u64::from(qp.posted[1] & (qp.entries - 1)) << RQ_STRIDE);
         let wqe = abi::RqWqe {
             wr_id: U64::new(wr_id),
@@ -488,7 +498,7 @@ impl Guest {
     }
 
     /// Posts to an SRQ whose ring is at `at`.
-    pub(super) fn post_shared(&self, ring: (u64, u32, u32), index: u32, sge: abi::Sge) {
+    pub(crate) fn post_shared(&self, ring: (u64, u32, u32), index: u32, sge: abi::Sge) {
         let (at, entries, doorbell) = ring;
         let slot = at + (u64::from(index & (entries - 1)) << RQ_STRIDE);
         let wqe = abi::RqWqe {
@@ -501,12 +511,12 @@ impl Guest {
         self.ring_doorbell(doorbell, index + 1);
     }
 
-    pub(super) fn raw_doorbell(&self, qp: &Qp, send: u32) {
+    pub(crate) fn raw_doorbell(&self, qp: &Qp, send: u32) {
         self.ring_doorbell(qp.sq_db, send);
     }
 
     /// What a driver does after RESET: both producer indices are zero again.
-    pub(super) fn raw_reset(&self, qp: &Qp) {
+    pub(crate) fn raw_reset(&self, qp: &Qp) {
         for number in [qp.sq_db, qp.rq_db] {
             let slot = u64::from(number & 0xffff);
             self.ram.store_u32(self.doorbells + abi::db::INDEX as u64 + 4 * slot, 0);
@@ -514,7 +524,7 @@ impl Guest {
     }
 
     /// Takes the next completion, if there is one.
-    pub(super) fn poll(&self, cq: &mut Cq) -> Option<abi::Cqe> {
+    pub(crate) fn poll(&self, cq: &mut Cq) -> Option<abi::Cqe> {
         let at = cq.at + u64::from(cq.consumer & (cq.entries - 1)) * 64;
         let cqe = abi::Cqe::read_from_bytes(&self.read(at, 64)).unwrap();
         if cqe.seq.get() != cq.consumer.wrapping_add(1) {
@@ -526,16 +536,16 @@ impl Guest {
     }
 
     /// All completions there are.
-    pub(super) fn drain(&self, cq: &mut Cq) -> Vec<abi::Cqe> {
+    pub(crate) fn drain(&self, cq: &mut Cq) -> Vec<abi::Cqe> {
         std::iter::from_fn(|| self.poll(cq)).collect()
     }
 
     /// The statuses of all completions there are.
-    pub(super) fn statuses(&self, cq: &mut Cq) -> Vec<(u64, u8)> {
+    pub(crate) fn statuses(&self, cq: &mut Cq) -> Vec<(u64, u8)> {
         self.drain(cq).iter().map(|cqe| (cqe.wr_id.get(), cqe.status)).collect()
     }
 
-    pub(super) fn arm(&self, cq: &Cq, what: u32) {
+    pub(crate) fn arm(&self, cq: &Cq, what: u32) {
         let fired = self.ram.load_u32(self.control(cq) + abi::ctrl::FIRED as u64);
         let word = (fired + 1) << abi::arm::SEQ_SHIFT | what;
         self.ram.store_u32(self.control(cq) + abi::ctrl::ARM as u64, word);
@@ -545,11 +555,11 @@ impl Guest {
         cq.at + control_offset(u64::from(cq.entries) * 64)
     }
 
-    pub(super) fn asynchronous(&self) -> Vec<(u32, u32)> {
+    pub(crate) fn asynchronous(&self) -> Vec<(u32, u32)> {
         self.events.lock().unwrap().asynchronous.drain(..).collect()
     }
 
-    pub(super) fn completion_events(&self) -> Vec<(u32, u32)> {
+    pub(crate) fn completion_events(&self) -> Vec<(u32, u32)> {
         self.events.lock().unwrap().completions.drain(..).collect()
     }
 }

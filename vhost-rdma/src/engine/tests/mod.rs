@@ -2,7 +2,7 @@
 
 mod connected;
 mod datagram;
-mod driver;
+pub(crate) mod driver;
 mod failures;
 mod keys;
 mod lifecycle;

@@ -90,7 +90,7 @@ impl Fixture {
 }
 
 /// A warning or oops in a guest's kernel fails the run, whatever the programs said.
-fn kernel_is_clean(guest: &mut Guest) -> bool {
+pub(super) fn kernel_is_clean(guest: &mut Guest) -> bool {
     let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", Duration::from_secs(30));
     match found {
         Ok(out) if out.text.trim().is_empty() => true,

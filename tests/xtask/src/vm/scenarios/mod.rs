@@ -8,6 +8,7 @@ pub(crate) mod nvme;
 pub(crate) mod pair;
 mod prepare;
 pub(crate) mod pyverbs;
+pub(crate) mod rnic;
 mod run;
 mod rxe;
 mod shell;
@@ -25,6 +26,8 @@ use crate::cache::Cache;
 pub(crate) enum Scenario {
     /// Two VMs on one daemon: every program of the demo, beside rxe
     Pair(pair::Args),
+    /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a foreign peer
+    Rnic(rnic::Args),
     /// The rxe baseline alone
     Rxe(rxe::Args),
     /// rdma-core's own Python suite in a guest with one of our NICs
@@ -56,6 +59,7 @@ impl Scenario {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         match self {
             Self::Pair(args) => args.run(cache),
+            Self::Rnic(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
             Self::Verbs(args) => args.run(cache),

@@ -1,0 +1,161 @@
+//! Peers: whom NICs on RNICs may reach beyond this host.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Registry};
+
+/// Addresses that NICs of a network on an RNIC may connect to. NICs on the daemon's own engine never leave the host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Peer {
+    /// The network's name.
+    pub network: String,
+    /// The address as guests name it, or the first of a prefix.
+    pub address: IpAddr,
+    /// Bits of the address that count.
+    pub prefix_len: u8,
+    /// The host that has it, where that is another address.
+    pub through: Option<IpAddr>,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        if self.prefix_len < bits(self.address) {
+            write!(f, "/{}", self.prefix_len)?;
+        }
+        Ok(())
+    }
+}
+
+const fn bits(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    }
+}
+
+impl Peer {
+    /// The peer that `text` (an address, or a prefix such as 10.0.0.0/24) names in a network.
+    ///
+    /// # Errors
+    /// [`Error::BadPeer`].
+    pub fn parse(network: &str, text: &str, through: Option<&str>) -> Result<Self, Error> {
+        let bad = |why| Error::BadPeer { text: text.to_owned(), why };
+        let (address, len) = match text.split_once('/') {
+            Some((address, len)) => (address, Some(len)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| bad("it is not an IP address"))?;
+        let most = bits(address);
+        let prefix_len = match len {
+            None => most,
+            Some(len) => len
+                .parse()
+                .ok()
+                .filter(|len| *len <= most)
+                .ok_or_else(|| bad("its prefix length is not one"))?,
+        };
+        let trailing = match address {
+            IpAddr::V4(v4) => u32::from(v4).trailing_zeros(),
+            IpAddr::V6(v6) => u128::from(v6).trailing_zeros(),
+        };
+        if trailing < u32::from(most - prefix_len) {
+            return Err(bad("it has bits set behind its prefix"));
+        }
+        let through = through
+            .map(|host| {
+                host.parse().map_err(|_| Error::BadPeer {
+                    text: host.to_owned(),
+                    why: "it is not an IP address",
+                })
+            })
+            .transpose()?;
+        Ok(Self { network: network.to_owned(), address, prefix_len, through })
+    }
+}
+
+impl Registry {
+    /// All peers, or those of one network.
+    pub fn peers<'a>(&'a self, network: Option<&'a str>) -> impl Iterator<Item = &'a Peer> {
+        self.peers.iter().filter(move |peer| network.is_none_or(|name| peer.network == name))
+    }
+
+    /// Lets the NICs of a network reach a peer; one that was there before is replaced.
+    ///
+    /// # Errors
+    /// The network does not exist.
+    pub fn add_peer(&mut self, peer: Peer) -> Result<(), Error> {
+        self.network(&peer.network)?;
+        self.forget_peer(&peer);
+        self.peers.insert(peer);
+        Ok(())
+    }
+
+    /// Forbids it again.
+    ///
+    /// # Errors
+    /// There is no such network or peer.
+    pub fn remove_peer(&mut self, peer: &Peer) -> Result<(), Error> {
+        self.network(&peer.network)?;
+        if self.forget_peer(peer) {
+            Ok(())
+        } else {
+            Err(Error::NoSuchPeer { peer: peer.to_string(), network: peer.network.clone() })
+        }
+    }
+
+    fn forget_peer(&mut self, peer: &Peer) -> bool {
+        let before = self.peers.len();
+        let key = |peer: &Peer| (peer.network.clone(), peer.address, peer.prefix_len);
+        self.peers.retain(|other| key(other) != key(peer));
+        self.peers.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_prefixes() {
+        for text in ["10.0.0.5", "10.0.0.0/24", "0.0.0.0/0", "fd00::/64", "fd00::7"] {
+            assert_eq!(Peer::parse("net", text, None).expect(text).to_string(), text);
+        }
+        for text in ["", "10.0.0.5/24", "10.0.0.0/33", "10.0.0.0/", "fd00::1/64", "host"] {
+            assert!(Peer::parse("net", text, None).is_err(), "{text}");
+        }
+        assert!(Peer::parse("net", "10.0.0.5", Some("192.0.2.1")).is_ok());
+        assert!(Peer::parse("net", "10.0.0.5", Some("192.0.2.0/24")).is_err());
+    }
+
+    #[test]
+    fn a_peer_is_of_its_network_and_goes_with_it() {
+        let mut registry = Registry::new("/run".into());
+        let peer =
+            |network: &str, through| Peer::parse(network, "10.0.0.5", through).expect("good");
+        assert!(matches!(registry.add_peer(peer("blue", None)), Err(Error::NoSuchNetwork { .. })));
+        registry.add_network("blue", None, false).expect("new");
+        registry.add_peer(peer("blue", None)).expect("new");
+        registry.add_peer(peer("blue", Some("192.0.2.1"))).expect("replaced");
+        registry.add_peer(peer("default", None)).expect("of another network");
+        assert_eq!(registry.peers(None).count(), 2);
+        assert!(registry.peers(Some("blue")).all(|peer| peer.through.is_some()));
+        let saved = registry.save();
+        let mut restored = Registry::new("/run".into());
+        restored.restore(saved).expect("its own state");
+        assert_eq!(
+            restored.peers(None).collect::<Vec<_>>(),
+            registry.peers(None).collect::<Vec<_>>()
+        );
+        registry.remove_network("blue").expect("empty");
+        assert_eq!(registry.peers(None).count(), 1);
+        registry.remove_peer(&peer("default", None)).expect("there");
+        assert!(matches!(
+            registry.remove_peer(&peer("default", None)),
+            Err(Error::NoSuchPeer { .. })
+        ));
+    }
+}

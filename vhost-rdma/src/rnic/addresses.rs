@@ -1,0 +1,283 @@
+//! Addresses: which of the host's GIDs stands for which of a guest's, and who may be reached.
+//!
+//! *Flat*: a guest's address is one of the host port's own. *Mapped*: one host address stands for all addresses of a NIC, and peers are found in
+//! a table. In both, a connection is checked where it is made (INIT→RTR, AH creation): the destination must be an address of a NIC of
+//! the same network on this RNIC, or be named by a peer entry of the network. The hardware looks at QPNs only, so the QPN that a guest wants to
+//! connect to is checked as well, as far as it is one of this host's.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use virtio_rdma_abi::{self as abi, attr_mask, event};
+use zerocopy::little_endian::U16;
+
+use super::nic::Nic;
+use crate::engine::contexts::KERNEL;
+use crate::engine::qp::State;
+use crate::engine::{Reply, Status};
+use crate::transport::{Gid, is_multicast};
+
+/// Whom NICs of a network may reach beyond this host's own NICs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The address as guests name it: one, or the first of `prefix_len` bits' worth.
+    pub address: IpAddr,
+    /// Bits of the address that count.
+    pub prefix_len: u8,
+    /// The host that has it, where that is another address.
+    pub through: Option<IpAddr>,
+}
+
+impl Peer {
+    /// The host's address of `gid`, if this entry names it.
+    fn through(&self, gid: &Gid) -> Option<Gid> {
+        let wanted = IpAddr::from(*gid).to_canonical();
+        let same = match (self.address, wanted) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let differ = u32::from(a) ^ u32::from(b);
+                differ.leading_zeros() >= u32::from(self.prefix_len)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let differ = u128::from(a) ^ u128::from(b);
+                differ.leading_zeros() >= u32::from(self.prefix_len)
+            }
+            _ => false,
+        };
+        same.then(|| self.through.map_or(*gid, gid_of))
+    }
+}
+
+/// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
+pub(super) fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// An address of a NIC on an RNIC.
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    nic: [u8; 6],
+    host: Gid,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Addresses by device, network and guest address.
+    holders: BTreeMap<(String, u32, Gid), Holder>,
+    /// Networks of QPs, by device and QPN.
+    qps: BTreeMap<(String, u32), u32>,
+    peers: BTreeMap<u32, Vec<Peer>>,
+}
+
+/// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands only.
+#[derive(Debug, Default)]
+pub struct Directory {
+    known: Mutex<Known>,
+}
+
+impl Directory {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the peers of a network.
+    pub fn set_peers(&self, vni: u32, peers: Vec<Peer>) {
+        self.known().peers.insert(vni, peers);
+    }
+
+    pub(super) fn add_qp(&self, device: &str, qpn: u32, vni: u32) {
+        self.known().qps.insert((device.to_owned(), qpn), vni);
+    }
+
+    pub(super) fn remove_qp(&self, device: &str, qpn: u32) {
+        self.known().qps.remove(&(device.to_owned(), qpn));
+    }
+
+    /// The network of a QP of this host.
+    fn network_of(&self, device: &str, qpn: u32) -> Option<u32> {
+        self.known().qps.get(&(device.to_owned(), qpn)).copied()
+    }
+
+    /// Gives an address to a NIC; false if another has it. A host address that a guest has for its own (`flat`) is one guest's only,
+    /// in whatever network.
+    fn claim(&self, device: &str, vni: u32, gid: Gid, holder: Holder) -> bool {
+        let mut known = self.known();
+        let flat = holder.host == gid;
+        let taken = known.holders.iter().any(|((at, of, other), held)| {
+            at == device
+                && held.nic != holder.nic
+                && ((*of == vni && *other == gid) || (flat && held.host == gid && *other == gid))
+        });
+        if !taken {
+            known.holders.insert((device.to_owned(), vni, gid), holder);
+        }
+        !taken
+    }
+
+    fn release(&self, device: &str, vni: u32, gid: Gid, nic: [u8; 6]) {
+        let key = (device.to_owned(), vni, gid);
+        let mut known = self.known();
+        if known.holders.get(&key).is_some_and(|held| held.nic == nic) {
+            known.holders.remove(&key);
+        }
+    }
+
+    /// The host's address of a destination that NICs of a network may reach.
+    fn find(&self, device: &str, vni: u32, gid: &Gid) -> Option<Gid> {
+        let known = self.known();
+        if let Some(held) = known.holders.get(&(device.to_owned(), vni, *gid)) {
+            return Some(held.host);
+        }
+        known.peers.get(&vni)?.iter().find_map(|peer| peer.through(gid))
+    }
+}
+
+/// An entry of a NIC's GID table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostAddress {
+    pub(super) guest: Gid,
+    /// The host's index and address; none if the host has no such address (a link-local one, say), and nothing can be sent from it.
+    host: Option<(u16, Gid)>,
+}
+
+impl Nic {
+    pub(super) fn holds(&self, index: u16) -> bool {
+        self.gids.get(usize::from(index)).is_some_and(Option::is_some)
+    }
+
+    /// Whether datagrams that arrive have an IPv4 header: all of a port's peers speak the version that its own address has.
+    pub(super) fn is_ipv4(&self) -> bool {
+        let host = self.gids.iter().flatten().find_map(|entry| entry.host);
+        host.is_some_and(|(_, gid)| gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff])
+    }
+
+    fn may_use(&self, gid: &Gid) -> bool {
+        let [a, b, c, d, e, f] = self.settings.mac;
+        let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+        self.settings.gids.is_empty() || self.settings.gids.contains(gid) || *gid == link_local
+    }
+
+    /// The host's entry that stands for an address of the guest.
+    fn host_entry(&mut self, gid: &Gid) -> Option<(u16, Gid)> {
+        let wanted = self.place.through.unwrap_or(*gid);
+        let table = self.host.gids().unwrap_or_default();
+        table.iter().find(|entry| entry.gid == wanted).map(|entry| (entry.index, entry.gid))
+    }
+
+    pub(super) fn set_gid(&mut self, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
+        let slot = usize::from(index);
+        let old = *self.gids.get(slot).ok_or(Status::INVAL)?;
+        let new = match gid {
+            None => None,
+            Some(gid) if gid == [0; 16] => return Err(Status::INVAL),
+            Some(gid) if !self.may_use(&gid) => return Err(Status::PERM),
+            Some(gid) => {
+                let host = self.host_entry(&gid);
+                if let Some((_, address)) = host {
+                    let holder = Holder { nic: self.settings.mac, host: address };
+                    let place = &self.place;
+                    if !place.directory.claim(&place.device, self.settings.vni, gid, holder) {
+                        return Err(Status::EXIST);
+                    }
+                }
+                Some(HostAddress { guest: gid, host })
+            }
+        };
+        self.gids[slot] = new;
+        if let Some(old) = old {
+            self.release(old.guest);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Gives an address back, unless another entry of the table has it too.
+    fn release(&self, gid: Gid) {
+        if !self.gids.iter().flatten().any(|entry| entry.guest == gid) {
+            let place = &self.place;
+            place.directory.release(&place.device, self.settings.vni, gid, self.settings.mac);
+        }
+    }
+
+    pub(super) fn release_addresses(&mut self) {
+        for slot in 0..self.gids.len() {
+            if let Some(old) = self.gids[slot].take() {
+                self.release(old.guest);
+            }
+        }
+    }
+
+    /// Takes back addresses that the operator gives no longer.
+    pub(super) fn withdraw_addresses(&mut self) {
+        for slot in 0..self.gids.len() {
+            if let Some(old) = self.gids[slot].filter(|entry| !self.may_use(&entry.guest)) {
+                self.gids[slot] = None;
+                self.release(old.guest);
+                self.raise(event::GID_CHANGE, 1, KERNEL);
+            }
+        }
+    }
+
+    /// The host port's table changed: indices are looked up again.
+    pub(super) fn host_addresses_changed(&mut self) {
+        for slot in 0..self.gids.len() {
+            let Some(entry) = self.gids[slot] else { continue };
+            let host = self.host_entry(&entry.guest);
+            if let Some((_, address)) = host {
+                let holder = Holder { nic: self.settings.mac, host: address };
+                let place = &self.place;
+                place.directory.claim(&place.device, self.settings.vni, entry.guest, holder);
+            }
+            self.gids[slot] = Some(HostAddress { host, ..entry });
+        }
+    }
+
+    /// The address vector that the hardware is given for one of the guest's.
+    pub(super) fn resolve(&self, av: &abi::Av) -> Result<abi::Av, Status> {
+        let entry = self.gids.get(usize::from(av.sgid_index.get())).copied().flatten();
+        let (index, _) = entry.and_then(|entry| entry.host).ok_or(Status::UNREACH)?;
+        if is_multicast(&av.dgid) {
+            return Err(Status::NOTSUPP);
+        }
+        let dgid = self.reach(&av.dgid).ok_or(Status::UNREACH)?;
+        Ok(abi::Av { dgid, sgid_index: U16::new(index), dmac: [0; 6], ..*av })
+    }
+
+    fn reach(&self, gid: &Gid) -> Option<Gid> {
+        self.place.directory.find(&self.place.device, self.settings.vni, gid)
+    }
+
+    /// A QP of this host must be one of the same network; whether `dgid` is of this host is asked of the port's table.
+    pub(super) fn check_peer_qp(&mut self, dgid: &Gid, qpn: u32, mask: u32) -> Result<(), Status> {
+        let here = self.host.gids().unwrap_or_default().iter().any(|entry| entry.gid == *dgid);
+        if !here || mask & attr_mask::DEST_QPN == 0 {
+            return Ok(());
+        }
+        match self.place.directory.network_of(&self.place.device, qpn) {
+            Some(vni) if vni != self.settings.vni => Err(Status::UNREACH),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the connections to peers that may not be reached any more.
+    pub(super) fn check_peers(&mut self) {
+        let connected = |qp: &&Box<super::nic::Qp>| {
+            qp.kind.is_connected() && !matches!(qp.state, State::Reset | State::Init | State::Err)
+        };
+        let lost: Vec<u32> = self
+            .qps
+            .values()
+            .filter(connected)
+            .filter(|qp| self.reach(&qp.attrs.av().dgid).is_none())
+            .map(|qp| qp.qpn)
+            .collect();
+        lost.into_iter().for_each(|qpn| self.qp_fatal(qpn));
+        let place = self.place.clone();
+        let vni = self.settings.vni;
+        for (_, ah) in &mut self.ahs {
+            ah.revoked = place.directory.find(&place.device, vni, &ah.dgid).is_none();
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Control commands: dispatch, contexts, domains, address handles, and the end of things.
+
+use virtio_rdma_abi::{self as abi, event, srq_mask};
+use zerocopy::little_endian::U32;
+
+use super::nic::{Ah, Life, Nic, Pd};
+use super::verbs::{HostError, HostPd, Result as HostResult};
+use crate::engine::contexts::KERNEL;
+use crate::engine::qp::attrs::check_av;
+use crate::engine::{Command, Reply, Status};
+use crate::memory::{AddressSpace, Ring};
+
+/// The status of a host's refusal.
+pub(super) const fn status(error: HostError) -> Status {
+    match error.0 {
+        libc::EINVAL | libc::ERANGE => Status::INVAL,
+        libc::EOPNOTSUPP | libc::ENOSYS => Status::NOTSUPP,
+        libc::EPERM | libc::EACCES => Status::PERM,
+        libc::EBUSY => Status::BUSY,
+        libc::EFAULT => Status::FAULT,
+        libc::EIO | libc::ENODEV => Status::FATAL,
+        // No route, no neighbour, no such address.
+        libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL => {
+            Status::UNREACH
+        }
+        // ENOMEM, EAGAIN, ENOSPC, and what nobody foresaw: the host has no more of it.
+        _ => Status::NOMEM,
+    }
+}
+
+/// The answer that names a new object.
+pub(super) fn object(index: usize) -> Result<Reply, Status> {
+    u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
+}
+
+fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
+    indices.filter_map(|index| u32::try_from(index).ok()).collect()
+}
+
+impl Nic {
+    pub(super) fn command(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {
+        match (self.life, &command) {
+            (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
+            (Life::Idle, _) => return Err(Status::STATE),
+            (Life::Failed, Command::Shutdown) => {}
+            (Life::Failed, _) => return Err(Status::FATAL),
+            _ => {}
+        }
+        match command {
+            Command::Init { space, status_page } => self.init(space, status_page),
+            Command::Shutdown => {
+                crate::engine::Hosted::reset(self);
+                Ok(Reply::Done)
+            }
+            Command::Keepalive => Ok(Reply::Done),
+            Command::QueryDevice => Ok(Reply::Device(Box::new(self.device_attributes()))),
+            Command::QueryPort => Ok(Reply::Port(self.port_attributes())),
+            Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
+            Command::GidSet { index, gid } => self.set_gid(index, gid),
+            Command::ContextCreate { db_page } => self.contexts.create(
+                db_page,
+                self.settings.limits.max_contexts,
+                self.settings.kick_queues,
+            ),
+            Command::ContextDestroy => self.destroy_context(ctx),
+            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
+            other => self.object_command(ctx, other),
+        }
+    }
+
+    fn object_command(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {
+        match command {
+            Command::PdCreate => self.create_pd(ctx),
+            Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
+            Command::MrReg { pdn, access, iova, map } => {
+                self.register((ctx, pdn), access, iova, map)
+            }
+            Command::MrDereg(key) => self.deregister(ctx, key),
+            Command::CqCreate { entries, vector, ring } => {
+                self.create_cq(ctx, entries, vector, ring)
+            }
+            Command::CqDestroy(cqn) => self.destroy_cq(ctx, cqn),
+            Command::CqResize { cqn, entries, requested, ring } => {
+                self.owned_cq(ctx, cqn)?;
+                // Whoever shrinks a CQ means the completions of what is done to count (IBTA 11.2.8.3).
+                self.poll_host();
+                let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
+                cq.resize(entries, requested, ring)?;
+                self.dirty.push(cqn);
+                Ok(Reply::Done)
+            }
+            Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
+            Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
+            Command::SrqModify { req, .. } => self.modify_srq(ctx, &req),
+            Command::SrqQuery(srqn) => {
+                let srq = self.owned_srq(ctx, srqn)?;
+                Ok(Reply::SrqAttr(abi::SrqQueryResp {
+                    max_wr: U32::new(srq.max_wr),
+                    max_sge: U32::new(srq.ring.max_sge()),
+                    limit: U32::new(srq.limit),
+                    reserved: U32::new(0),
+                }))
+            }
+            Command::QpCreate { req, sq, rq } => self.create_qp(ctx, (req, sq, rq)),
+            Command::QpDestroy(qpn) => self.destroy_qp(ctx, qpn),
+            Command::QpModify { qpn, attr } => self.modify_qp(ctx, qpn, &attr),
+            Command::QpQuery(qpn) => self.query_qp(ctx, qpn),
+            Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, &av),
+            Command::AhDestroy(number) => {
+                self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
+                self.remove_ah(number);
+                Ok(Reply::Done)
+            }
+            _ => Err(Status::NOTSUPP),
+        }
+    }
+
+    fn init(&mut self, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
+        crate::engine::Hosted::reset(self);
+        self.revive()?;
+        self.space = space;
+        self.status_page = Some(status_page);
+        self.contexts.begin();
+        self.life = Life::Ready;
+        Ok(Reply::Init(abi::InitResp {
+            abi_version: U32::new(abi::ABI_VERSION),
+            reserved: U32::new(0),
+        }))
+    }
+
+    /// A refusal, and what it may say of the device as a whole.
+    pub(super) fn refused(&mut self, error: HostError) -> Status {
+        if matches!(error.0, libc::EIO | libc::ENODEV) {
+            self.lost();
+        }
+        status(error)
+    }
+
+    /// Takes back a host object that could not be used. A device that refuses that as well is gone.
+    pub(super) fn forgo(&mut self, undo: impl FnOnce(&mut Self) -> HostResult<()>) {
+        if let Err(error) = undo(self) {
+            tracing::warn!(device = self.place.device, %error, "an object of the RNIC cannot be destroyed");
+        }
+    }
+
+    pub(super) fn host_pd(&self, ctx: u32, pdn: u32) -> Result<HostPd, Status> {
+        let pd = self.pds.get(pdn as usize).filter(|pd| pd.ctx == ctx);
+        pd.map(|pd| pd.host).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_cq(&self, ctx: u32, cqn: u32) -> Result<(), Status> {
+        self.cqs.get(cqn as usize).filter(|cq| cq.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_qp(&self, ctx: u32, qpn: u32) -> Result<(), Status> {
+        self.qps.get(&qpn).filter(|qp| qp.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
+    }
+
+    pub(super) fn owned_srq(&self, ctx: u32, srqn: u32) -> Result<&super::srq::Srq, Status> {
+        self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
+    }
+
+    fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
+        if !self.contexts.contains(ctx) {
+            return Err(Status::NOENT);
+        }
+        if self.pds.len() >= self.settings.limits.max_pds as usize {
+            return Err(Status::NOMEM);
+        }
+        let host = self.host.alloc_pd().map_err(|error| self.refused(error))?;
+        object(self.pds.insert(Pd { ctx, host }))
+    }
+
+    fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
+        let host = self.host_pd(ctx, pdn)?;
+        let used = self.mrs.values().any(|mr| mr.pdn == pdn)
+            || self.qps.values().any(|qp| qp.pdn == pdn)
+            || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
+            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn);
+        if used {
+            return Err(Status::BUSY);
+        }
+        self.pds.remove(pdn as usize);
+        self.forgo(|nic| nic.host.free_pd(host));
+        Ok(Reply::Done)
+    }
+
+    fn create_ah(&mut self, ctx: u32, pdn: u32, av: &abi::Av) -> Result<Reply, Status> {
+        let pd = self.host_pd(ctx, pdn)?;
+        if self.ahs.len() >= self.settings.limits.max_ahs as usize {
+            return Err(Status::NOMEM);
+        }
+        check_av(av, |index| self.holds(index))?;
+        let resolved = self.resolve(av)?;
+        let host = self.host.create_ah(pd, &resolved).map_err(|error| self.refused(error))?;
+        object(self.ahs.insert(Ah { ctx, pdn, host, dgid: av.dgid, revoked: false }))
+    }
+
+    fn remove_ah(&mut self, number: u32) {
+        if let Some(ah) = self.ahs.try_remove(number as usize) {
+            self.forgo(|nic| nic.host.destroy_ah(ah.host));
+        }
+    }
+
+    fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
+        self.owned_cq(ctx, cqn)?;
+        if self.cqs.get(cqn as usize).is_some_and(|cq| cq.users > 0) {
+            return Err(Status::BUSY);
+        }
+        self.remove_cq(cqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_cq(&mut self, cqn: u32) {
+        self.cqs.try_remove(cqn as usize);
+        self.outbox.forget(&[event::CQ_ERR], cqn);
+    }
+
+    fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
+        if self.owned_srq(ctx, srqn)?.users > 0 {
+            return Err(Status::BUSY);
+        }
+        self.remove_srq(srqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_srq(&mut self, srqn: u32) {
+        if let Some(srq) = self.srqs.try_remove(srqn as usize) {
+            self.contexts.free_doorbell(srq.ctx, srq.doorbell);
+            self.serials.remove(&srq.serial);
+            self.admitted -= srq.cost;
+            self.run_srqs.retain(|&queued| queued != srqn);
+            self.forgo(|nic| nic.host.destroy_srq(srq.host));
+        }
+        self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
+    }
+
+    fn modify_srq(&mut self, ctx: u32, req: &abi::SrqModifyReq) -> Result<Reply, Status> {
+        let srqn = req.srqn.get();
+        let (present, host) = {
+            let srq = self.owned_srq(ctx, srqn)?;
+            (srq.max_wr, srq.host)
+        };
+        if req.mask.get() & srq_mask::MAX_WR != 0 {
+            return Err(Status::NOTSUPP);
+        }
+        if req.mask.get() != srq_mask::LIMIT || req.limit.get() > present {
+            return Err(Status::INVAL);
+        }
+        self.host.arm_srq(host, req.limit.get()).map_err(|error| self.refused(error))?;
+        if let Some(srq) = self.srqs.get_mut(srqn as usize) {
+            srq.limit = req.limit.get();
+        }
+        Ok(Reply::Done)
+    }
+
+    fn destroy_context(&mut self, ctx: u32) -> Result<Reply, Status> {
+        if ctx == KERNEL {
+            return Err(Status::INVAL);
+        }
+        if !self.contexts.contains(ctx) {
+            return Err(Status::NOENT);
+        }
+        self.destroy_of(|owner| owner == ctx);
+        self.contexts.remove(ctx);
+        Ok(Reply::Done)
+    }
+
+    /// Destroys every object of the owners that `chosen` picks, users before what they use.
+    fn destroy_of(&mut self, chosen: impl Fn(u32) -> bool) {
+        let qpns: Vec<u32> =
+            self.qps.values().filter(|qp| chosen(qp.ctx)).map(|qp| qp.qpn).collect();
+        qpns.into_iter().for_each(|qpn| self.remove_qp(qpn));
+        self.drain_host();
+        let srqs = numbers(self.srqs.iter().filter(|(_, srq)| chosen(srq.ctx)).map(|(n, _)| n));
+        srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
+        let cqs = numbers(self.cqs.iter().filter(|(_, cq)| chosen(cq.ctx)).map(|(n, _)| n));
+        cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
+        let ahs = numbers(self.ahs.iter().filter(|(_, ah)| chosen(ah.ctx)).map(|(n, _)| n));
+        ahs.into_iter().for_each(|number| self.remove_ah(number));
+        let mrs: Vec<u32> =
+            self.mrs.iter().filter(|(_, mr)| chosen(mr.ctx)).map(|(&key, _)| key).collect();
+        mrs.into_iter().for_each(|key| self.remove_mr(key));
+        let pds = numbers(self.pds.iter().filter(|(_, pd)| chosen(pd.ctx)).map(|(n, _)| n));
+        for pdn in pds {
+            if let Some(pd) = self.pds.try_remove(pdn as usize) {
+                self.forgo(|nic| nic.host.free_pd(pd.host));
+            }
+        }
+    }
+
+    /// Destroys every object that there is.
+    pub(super) fn destroy_all(&mut self) {
+        self.destroy_of(|_| true);
+        self.run.clear();
+        self.run_srqs.clear();
+        self.dirty.clear();
+        self.release_addresses();
+    }
+}

@@ -1,0 +1,254 @@
+//! Creation of CQs, SRQs and QPs.
+//!
+//! A guest's CQ is a ring of the guest only; SRQs and QPs have a host object each. All of them complete to one host CQ, which must
+//! never overrun: each QP and SRQ takes as many of its entries as it may have work requests, and one that finds too few left is refused.
+
+use virtio_rdma_abi::{self as abi, db, qp_flags, qpt};
+use zerocopy::little_endian::U32;
+
+use super::control::{object, status};
+use super::nic::{Nic, Qp};
+use super::receiver::Receives;
+use super::requester::Sends;
+use super::srq::{Srq, SrqParts};
+use super::verbs::QpInit;
+use crate::engine::cq::Cq;
+use crate::engine::doorbell::Owner;
+use crate::engine::limits::MAX_CQE;
+use crate::engine::qp::send::SendShape;
+use crate::engine::qp::{Attrs, Kind, SendQueue, State};
+use crate::engine::receive::ReceiveRing;
+use crate::engine::{Reply, Status};
+use crate::memory::Ring;
+
+/// What QP_CREATE brings: the request and the resolved rings.
+pub(super) type QpRequest = (Box<abi::QpCreateReq>, Option<Ring>, Option<Ring>);
+
+impl Nic {
+    pub(super) fn create_cq(
+        &mut self,
+        ctx: u32,
+        entries: u32,
+        vector: u32,
+        ring: Ring,
+    ) -> Result<Reply, Status> {
+        if !self.contexts.contains(ctx) {
+            return Err(Status::NOENT);
+        }
+        let shape_ok =
+            entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
+        if !shape_ok {
+            return Err(Status::INVAL);
+        }
+        if self.cqs.len() >= self.settings.limits.max_cqs as usize {
+            return Err(Status::NOMEM);
+        }
+        object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
+    }
+
+    /// Takes entries of the host CQ.
+    fn admit(&self, cost: u32) -> Result<(), Status> {
+        let left = self.host.cq_entries().saturating_sub(self.admitted);
+        if cost > left { Err(Status::NOMEM) } else { Ok(()) }
+    }
+
+    pub(super) fn create_srq(
+        &mut self,
+        ctx: u32,
+        req: &abi::SrqCreateReq,
+        ring: Ring,
+    ) -> Result<Reply, Status> {
+        let pd = self.host_pd(ctx, req.pdn.get())?;
+        let (entries, stride) = (req.entries.get(), req.log2_stride);
+        let (max_wr, max_sge) = (req.max_wr.get(), req.max_sge.get());
+        let fits = self.receive_shape_ok(entries, stride, max_sge)
+            && (1..=entries).contains(&max_wr)
+            && req.limit.get() <= max_wr;
+        if !fits {
+            return Err(Status::INVAL);
+        }
+        if self.srqs.len() >= self.settings.limits.max_srqs as usize {
+            return Err(Status::NOMEM);
+        }
+        self.admit(max_wr)?;
+        let host =
+            self.host.create_srq(pd, max_wr, max_sge).map_err(|error| self.refused(error))?;
+        let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
+        let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Shared(srqn)) else {
+            self.forgo(|nic| nic.host.destroy_srq(host));
+            return Err(Status::NOMEM);
+        };
+        if req.limit.get() != 0
+            && let Err(error) = self.host.arm_srq(host, req.limit.get())
+        {
+            self.contexts.free_doorbell(ctx, doorbell);
+            self.forgo(|nic| nic.host.destroy_srq(host));
+            return Err(status(error));
+        }
+        let serial = self.take_serial(srqn);
+        let parts = SrqParts {
+            ctx,
+            pdn: req.pdn.get(),
+            max_wr,
+            limit: req.limit.get(),
+            ring: ReceiveRing::new(ring, entries, stride, max_sge),
+            ring_bytes: u64::from(entries) << stride,
+            host,
+        };
+        self.admitted += max_wr;
+        self.srqs.insert(Srq::new(parts, doorbell, serial));
+        Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
+    }
+
+    pub(super) fn create_qp(&mut self, ctx: u32, request: QpRequest) -> Result<Reply, Status> {
+        let kind = Kind::from_abi(request.0.r#type.get()).ok_or(Status::NOTSUPP)?;
+        self.check_qp(ctx, kind, &request)?;
+        let (req, ..) = &request;
+        let cost = req.max_send_wr.get() + req.max_recv_wr.get();
+        self.admit(cost)?;
+        let srqn = Some(req.srqn.get()).filter(|&srqn| srqn != abi::NO_SRQ);
+        let init = QpInit {
+            pd: self.host_pd(ctx, req.pdn.get())?,
+            kind: req.r#type.get(),
+            srq: srqn.and_then(|srqn| self.srqs.get(srqn as usize)).map(|srq| srq.host),
+            max_send_wr: req.max_send_wr.get(),
+            max_recv_wr: req.max_recv_wr.get(),
+            max_send_sge: req.max_send_sge.get().into(),
+            max_recv_sge: req.max_recv_sge.get().into(),
+            max_inline: req.max_inline.get().into(),
+        };
+        let (host, qpn) = self.host.create_qp(&init).map_err(|error| self.refused(error))?;
+        let Some(doorbells) = self.take_doorbells(ctx, qpn, &request) else {
+            self.forgo(|nic| nic.host.destroy_qp(host));
+            return Err(Status::NOMEM);
+        };
+        let (req, sq, rq) = request;
+        let shape = SendShape {
+            entries: req.sq_entries.get(),
+            log2_stride: req.sq_log2_stride,
+            max_sge: req.max_send_sge.get().into(),
+            max_inline: req.max_inline.get().into(),
+        };
+        let recv_sge = u32::from(req.max_recv_sge.get());
+        let serial = self.take_serial(qpn);
+        let qp = Qp {
+            qpn,
+            ctx,
+            pdn: req.pdn.get(),
+            kind,
+            state: State::Reset,
+            attrs: Attrs::default(),
+            signal_all: req.flags.get() & qp_flags::SIG_ALL != 0,
+            send_cqn: req.send_cqn.get(),
+            recv_cqn: req.recv_cqn.get(),
+            srqn,
+            host,
+            serial,
+            send: sq.map(|ring| {
+                Sends::new(SendQueue::new(ring, shape), shape.entries, req.max_send_wr.get())
+            }),
+            receive: rq.map(|ring| {
+                let entries = req.rq_entries.get();
+                let ring = ReceiveRing::new(ring, entries, req.rq_log2_stride, recv_sge);
+                Receives::new(ring, entries, req.max_recv_wr.get())
+            }),
+            doorbells,
+            scheduled: false,
+            cost,
+        };
+        for cqn in [qp.send_cqn, qp.recv_cqn] {
+            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
+                cq.users += 1;
+            }
+        }
+        if let Some(srq) = srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
+            srq.users += 1;
+        }
+        self.admitted += cost;
+        self.place.directory.add_qp(&self.place.device, qpn, self.settings.vni);
+        self.qps.insert(qpn, Box::new(qp));
+        let [sq_db, rq_db] = doorbells.map(U32::new);
+        Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))
+    }
+
+    fn take_doorbells(&mut self, ctx: u32, qpn: u32, request: &QpRequest) -> Option<[u32; 2]> {
+        let (_, sq, rq) = request;
+        let mut doorbells = [db::NONE; 2];
+        if sq.is_some() {
+            doorbells[0] = self.contexts.take_doorbell(ctx, Owner::Send(qpn))?;
+        }
+        if rq.is_some() {
+            let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Receive(qpn)) else {
+                self.contexts.free_doorbell(ctx, doorbells[0]);
+                return None;
+            };
+            doorbells[1] = doorbell;
+        }
+        Some(doorbells)
+    }
+
+    fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest) -> Result<(), Status> {
+        let (req, sq, rq) = request;
+        // libibverbs hands out no GSI QP; QUERY_DEVICE says so by the lack of DMA_MR.
+        if kind == Kind::Gsi || !matches!(req.r#type.get(), qpt::RC | qpt::UC | qpt::UD) {
+            return Err(Status::NOTSUPP);
+        }
+        self.host_pd(ctx, req.pdn.get())?;
+        self.owned_cq(ctx, req.send_cqn.get())?;
+        self.owned_cq(ctx, req.recv_cqn.get())?;
+        let with_srq = req.srqn.get() != abi::NO_SRQ;
+        if with_srq {
+            self.owned_srq(ctx, req.srqn.get())?;
+        }
+        let no_receives = req.rq_entries.get() == 0;
+        let receive_ok = no_receives
+            || (!with_srq
+                && self.receive_shape_ok(
+                    req.rq_entries.get(),
+                    req.rq_log2_stride,
+                    req.max_recv_sge.get().into(),
+                ));
+        let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
+            && rq.is_some() == !no_receives
+            && requests_ok(req.max_send_wr.get(), req.sq_entries.get())
+            && requests_ok(req.max_recv_wr.get(), req.rq_entries.get());
+        let send_ok = req.sq_entries.get() == 0 || self.send_shape_ok(req);
+        if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
+            return Err(Status::INVAL);
+        }
+        if self.qps.len() >= self.settings.limits.max_qps as usize {
+            Err(Status::NOMEM)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether a receive ring's numbers fit each other and the device.
+    fn receive_shape_ok(&self, entries: u32, log2_stride: u8, max_sge: u32) -> bool {
+        let strides = abi::RQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE;
+        entries.is_power_of_two()
+            && entries <= self.max_wr()
+            && strides.contains(&log2_stride)
+            && max_sge <= self.max_sge()
+            && abi::RQ_WQE_DATA + size_of::<abi::Sge>() * max_sge as usize <= 1 << log2_stride
+    }
+
+    /// Whether a send ring's numbers fit each other and the device.
+    fn send_shape_ok(&self, req: &abi::QpCreateReq) -> bool {
+        let sges = u32::from(req.max_send_sge.get());
+        let inline = u32::from(req.max_inline.get());
+        let data = (size_of::<abi::Sge>() * sges as usize).max(inline as usize);
+        let strides = abi::SQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE;
+        req.sq_entries.get().is_power_of_two()
+            && req.sq_entries.get() <= self.max_wr()
+            && strides.contains(&req.sq_log2_stride)
+            && sges <= self.max_sge()
+            && inline <= self.max_inline()
+            && abi::SQ_WQE_DATA + data <= 1 << req.sq_log2_stride
+    }
+}
+
+/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its ring.
+const fn requests_ok(max_wr: u32, entries: u32) -> bool {
+    max_wr <= entries && (max_wr == 0) == (entries == 0)
+}

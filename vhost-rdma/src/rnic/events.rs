@@ -1,0 +1,76 @@
+//! Asynchronous events of the host, as the guest's.
+
+use virtio_rdma_abi::event;
+
+use super::nic::{Life, Nic};
+use super::verbs::HostEvent;
+use crate::engine::Nanos;
+use crate::engine::contexts::KERNEL;
+
+/// Events taken in one turn.
+const TURN: usize = 64;
+/// How often a worker that never sleeps asks for events, in nanoseconds: each look is a system call.
+const INTERVAL: Nanos = 1_000_000;
+
+impl Nic {
+    /// Takes the host's events, if it is time; true if there were any.
+    pub(super) fn take_events(&mut self, now: Nanos) -> bool {
+        if self.host_gone || (!self.ask_host && now.saturating_sub(self.asked_at) < INTERVAL) {
+            return false;
+        }
+        self.ask_host = false;
+        self.asked_at = now;
+        let mut found = false;
+        for _ in 0..TURN {
+            let Some(event) = self.host.next_event() else { return found };
+            found = true;
+            self.happened(event);
+        }
+        self.ask_host = true;
+        found
+    }
+
+    fn happened(&mut self, event: HostEvent) {
+        if !matches!(self.life, Life::Ready | Life::Paused) && event != HostEvent::Fatal {
+            return;
+        }
+        match event {
+            HostEvent::Qp(host, kind) => {
+                let found = self.qps.values().find(|qp| qp.host == host);
+                let Some((qpn, ctx)) = found.map(|qp| (qp.qpn, qp.ctx)) else { return };
+                self.raise(kind, qpn, ctx);
+                if matches!(kind, event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR) {
+                    self.enter_error(qpn);
+                }
+            }
+            HostEvent::Srq(host, kind) => {
+                let found = self.srqs.iter_mut().find(|(_, srq)| srq.host == host);
+                let Some((number, srq)) = found else { return };
+                let srqn = u32::try_from(number).unwrap_or(u32::MAX);
+                let ctx = srq.ctx;
+                if kind == event::SRQ_LIMIT_REACHED {
+                    srq.limit = 0;
+                    self.raise(kind, srqn, ctx);
+                } else {
+                    self.srq_failed(srqn);
+                }
+            }
+            // It has room for whatever was admitted: the hardware is at fault, and nobody's completions can be trusted.
+            HostEvent::Cq => self.fail_now(),
+            HostEvent::Port { active } => {
+                let kind = if active { event::PORT_ACTIVE } else { event::PORT_ERR };
+                self.raise(kind, 1, KERNEL);
+            }
+            HostEvent::Gids => self.host_addresses_changed(),
+            HostEvent::Fatal => self.lost(),
+        }
+    }
+
+    /// The device context is of no use any more: the guest is told, and an INIT opens the device anew.
+    pub(super) fn lost(&mut self) {
+        if !std::mem::replace(&mut self.host_gone, true) {
+            tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
+        }
+        self.fail_now();
+    }
+}

@@ -1,0 +1,106 @@
+//! What a NIC on an RNIC reports of itself: the hardware's numbers, where the NIC's own limits are not lower.
+//!
+//! Not offered, because libibverbs passes none of it on: fast registration and keys for all of memory (so no kernel consumers and no
+//! GSI), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers). Not offered yet: memory windows, re-registration,
+//! multicast, zero-based regions, resizing of SRQs.
+
+use virtio_rdma_abi::{self as abi, cap};
+use zerocopy::little_endian::{U32, U64};
+
+use super::nic::Nic;
+use super::verbs::HostPort;
+use crate::engine::limits::{
+    GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
+};
+
+/// What every such NIC offers.
+const CAPS: u64 = cap::SRQ | cap::UC | cap::UD | cap::CQ_RESIZE | cap::SQD;
+
+impl Nic {
+    pub(super) fn max_wr(&self) -> u32 {
+        // Rings are powers of two, and so is what is reported: what fits the report fits the hardware.
+        let host = self.host.limits().max_qp_wr.min(self.host.cq_entries()).max(1);
+        MAX_WR.min(1 << host.ilog2())
+    }
+
+    pub(super) fn max_sge(&self) -> u32 {
+        MAX_SGE.min(self.host.limits().max_sge)
+    }
+
+    pub(super) fn max_inline(&self) -> u32 {
+        MAX_INLINE.min(self.host.limits().max_inline)
+    }
+
+    pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
+        let limits = &self.settings.limits;
+        let host = self.host.limits();
+        let n = U32::new;
+        let [a, b, c, d, e, f] = self.settings.mac;
+        let atomics = if host.atomics { cap::ATOMIC } else { 0 };
+        abi::QueryDeviceResp {
+            // EUI-64 of the MAC (IBTA A16.3).
+            guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
+            caps: U64::new(CAPS | atomics),
+            max_mr_size: U64::new(limits.max_mr_bytes.min(host.max_mr_size)),
+            max_mr_bytes: U64::new(limits.max_mr_bytes),
+            page_size_cap: U64::new(host.page_size_cap),
+            fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
+            clock_khz: U64::new(1_000_000),
+            vendor_id: n(VENDOR_ID),
+            vendor_part_id: n(abi::DEVICE_ID),
+            hw_ver: n(abi::ABI_VERSION),
+            max_contexts: n(limits.max_contexts),
+            max_pd: n(limits.max_pds.min(host.max_pd)),
+            max_mr: n(limits.max_mrs.min(host.max_mr)),
+            max_ah: n(limits.max_ahs.min(host.max_ah)),
+            max_cq: n(limits.max_cqs),
+            max_cqe: n(MAX_CQE),
+            max_qp: n(limits.max_qps.min(host.max_qp)),
+            max_qp_wr: n(self.max_wr()),
+            max_send_sge: n(self.max_sge()),
+            max_recv_sge: n(self.max_sge()),
+            max_rd_sge: n(self.max_sge().min(host.max_sge_rd)),
+            max_inline: n(self.max_inline()),
+            max_srq: n(limits.max_srqs.min(host.max_srq)),
+            max_srq_wr: n(self.max_wr().min(host.max_srq_wr)),
+            max_srq_sge: n(MAX_SGE.min(host.max_srq_sge)),
+            max_rd_atom: n(host.max_qp_rd_atom),
+            max_init_rd_atom: n(host.max_qp_init_rd_atom),
+            local_ca_ack_delay: n(host.local_ca_ack_delay),
+            keepalive_ms: n(KEEPALIVE_MS),
+            max_pkeys: n(1),
+            ..abi::QueryDeviceResp::default()
+        }
+    }
+
+    pub(super) fn port_attributes(&mut self) -> abi::QueryPortResp {
+        // A port that cannot be asked is down.
+        let port =
+            self.host.port().unwrap_or(HostPort { state: 1, phys_state: 3, ..HostPort::default() });
+        abi::QueryPortResp {
+            max_msg_sz: U32::new(MAX_MSG.min(port.max_msg_sz)),
+            gid_tbl_len: U32::new(u32::from(GID_TABLE_LEN)),
+            pkey_tbl_len: U32::new(1),
+            state: port.state,
+            phys_state: port.phys_state,
+            max_mtu: port.max_mtu,
+            active_mtu: port.active_mtu,
+            active_speed: port.active_speed,
+            active_width: port.active_width,
+            ..abi::QueryPortResp::default()
+        }
+    }
+
+    pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
+        let c = &self.counters;
+        abi::QueryCountersResp {
+            tx_bytes: U64::new(c.tx_bytes),
+            rx_bytes: U64::new(c.rx_bytes),
+            tx_messages: U64::new(c.tx_messages),
+            rx_messages: U64::new(c.rx_messages),
+            completion_errors: U64::new(c.completion_errors),
+            events_coalesced: U64::new(c.events_coalesced),
+            ..abi::QueryCountersResp::default()
+        }
+    }
+}

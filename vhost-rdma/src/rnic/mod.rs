@@ -1,0 +1,50 @@
+//! The backing `rnic`: guests share an RNIC of this host, with memory protection in hardware.
+//!
+//! A guest's objects are host objects one to one: a host PD per guest PD, host QPs, SRQs and AHs, and host registrations of the
+//! guest's own pages at the guest's own addresses. The guest sees the hardware's keys and QPNs, so whatever a peer sends is checked and
+//! placed by the RNIC alone: no software is on the inbound path, and no byte is copied. What remains here is the daemon's share of the
+//! sending side: work requests are copied from the guest's ring and posted in bursts, completions are polled from one host CQ, told
+//! apart by their `wr_id`, and written to the guest's CQs.
+//!
+//! ```text
+//!  shard ──Hosted──> nic ─┬─ control, create, modify, mr   commands, one host object each
+//!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
+//!                         ├─ cq                            HostVerbs completions -> guest CQs
+//!                         ├─ events                        HostVerbs events -> the guest's
+//!                         └─ addresses                     which host GID, and who may be reached
+//!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
+//! ```
+//!
+//! Guest-side machinery is the engine's: contexts and doorbells, rings, CQs, the outbox of events, the QP state machine. What the
+//! hardware does that the engine does otherwise is listed in docs/RNIC.md.
+
+mod addresses;
+mod control;
+mod cq;
+mod create;
+mod events;
+mod host;
+#[cfg(feature = "host-rnic")]
+mod ibverbs;
+mod limits;
+mod modify;
+mod mr;
+mod nic;
+mod null;
+mod receiver;
+mod requester;
+mod srq;
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
+mod tests;
+mod verbs;
+
+pub use addresses::{Directory, Peer};
+pub use host::{OpenError, open};
+pub use nic::{Nic, Opener, Place};
+pub use null::{Call, Faults, Null};
+pub use verbs::{
+    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
+    HostQp, HostSge, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst, RecvWr, Registered,
+    Result, SendBurst, SendWr,
+};

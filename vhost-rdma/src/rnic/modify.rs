@@ -1,0 +1,176 @@
+//! Changes of QPs, and their end.
+//!
+//! A change is checked by the engine's own rules first, which are those of every verbs provider (IBTA 10.3), then made by the hardware; the guest's
+//! view of it is kept beside, because addresses and GID indices differ between guest and host.
+
+use virtio_rdma_abi::{self as abi, attr_mask, event, qps};
+use zerocopy::little_endian::U32;
+
+use super::nic::Nic;
+use crate::engine::qp::{State, state};
+use crate::engine::{Reply, Status};
+
+/// Events whose object is a QP.
+const QP_EVENTS: [u32; 6] = [
+    event::QP_FATAL,
+    event::QP_REQ_ERR,
+    event::QP_ACCESS_ERR,
+    event::COMM_EST,
+    event::SQ_DRAINED,
+    event::QP_LAST_WQE_REACHED,
+];
+
+/// A change to a state and nothing else.
+fn to_state(state: u8) -> abi::QpAttr {
+    abi::QpAttr { mask: U32::new(attr_mask::STATE), qp_state: state, ..abi::QpAttr::default() }
+}
+
+impl Nic {
+    pub(super) fn modify_qp(
+        &mut self,
+        ctx: u32,
+        qpn: u32,
+        attr: &abi::QpAttr,
+    ) -> Result<Reply, Status> {
+        self.owned_qp(ctx, qpn)?;
+        let (from, to) = self.check_change(qpn, attr)?;
+        let mut asked = *attr;
+        if attr.mask.get() & attr_mask::AV != 0 {
+            asked.ah = self.resolve(&attr.ah)?;
+            self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
+        }
+        let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
+        let host = qp.host;
+        // The hardware of a QP that failed in software only never left RTS.
+        if from == State::Sqe && to == State::Rts {
+            asked.mask = U32::new(asked.mask.get() & !attr_mask::CUR_STATE);
+        }
+        self.host.modify_qp(host, &asked).map_err(|error| self.refused(error))?;
+        let gids = std::mem::take(&mut self.gids);
+        let held = |index: u16| gids.get(usize::from(index)).is_some_and(Option::is_some);
+        let kept = self.qps.get_mut(&qpn).map(|qp| qp.attrs.set(attr, held));
+        self.gids = gids;
+        kept.transpose()?;
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(Reply::Done) };
+        qp.state = to;
+        match to {
+            State::Reset => self.begin_anew(qpn),
+            _ => self.schedule(qpn),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn check_change(&self, qpn: u32, attr: &abi::QpAttr) -> Result<(State, State), Status> {
+        let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
+        let mask = attr.mask.get();
+        let from = qp.state;
+        let to = if mask & attr_mask::STATE != 0 {
+            State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
+        } else {
+            from
+        };
+        let wrong_current =
+            mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
+        if !state::allows(qp.kind, from, to, mask) || wrong_current {
+            return Err(Status::INVAL);
+        }
+        // On a copy: the hardware may still refuse.
+        qp.attrs.clone().set(attr, |index| self.holds(index))?;
+        Ok((from, to))
+    }
+
+    /// A QP is in RESET: nothing of its earlier life may be mistaken for the next one's.
+    fn begin_anew(&mut self, qpn: u32) {
+        self.drain_host();
+        let serial = self.take_serial(qpn);
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let old = std::mem::replace(&mut qp.serial, serial);
+        qp.attrs = crate::engine::qp::Attrs::default();
+        if let Some(send) = &mut qp.send {
+            send.reset();
+        }
+        if let Some(receive) = &mut qp.receive {
+            receive.reset();
+        }
+        let (ctx, doorbells) = (qp.ctx, qp.doorbells);
+        self.serials.remove(&old);
+        for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
+            self.contexts.reset_doorbell(ctx, doorbell);
+        }
+        self.outbox.forget(&QP_EVENTS, qpn);
+    }
+
+    /// Moves a QP to ERR, in the hardware too; what is posted is flushed, there first.
+    pub(super) fn enter_error(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.state == State::Reset {
+            return;
+        }
+        qp.state = State::Err;
+        let host = qp.host;
+        // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in ERR only when it is told again
+        // (rxe_qp.c, rxe_qp_error), since a post of receives is no system call.
+        self.forgo(|nic| nic.host.modify_qp(host, &to_state(qps::ERR)));
+        self.schedule(qpn);
+    }
+
+    /// Ends all that the hardware could do to guest memory: QPs in ERR neither send nor receive.
+    pub(super) fn stop_hardware(&mut self) {
+        let qpns: Vec<u32> = self.qps.keys().copied().collect();
+        qpns.into_iter().for_each(|qpn| self.enter_error(qpn));
+    }
+
+    pub(super) fn query_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+        self.owned_qp(ctx, qpn)?;
+        let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
+        let known = qp.state;
+        let (state, draining) = self.host.query_qp(qp.host).map_err(|error| self.refused(error))?;
+        let state = State::from_abi(state).unwrap_or(known);
+        // The hardware may have found an error that its completion has not told yet.
+        if state == State::Err && known != State::Err {
+            self.enter_error(qpn);
+        }
+        let shown = if known == State::Sqe && state == State::Rts { known } else { state };
+        let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
+        let attr = qp.attrs.report(shown, draining);
+        Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))
+    }
+
+    pub(super) fn destroy_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+        self.owned_qp(ctx, qpn)?;
+        self.remove_qp(qpn);
+        // Before the number can come back: completions of a shared queue carry only that.
+        self.drain_host();
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn remove_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.remove(&qpn) else { return };
+        self.place.directory.remove_qp(&self.place.device, qpn);
+        self.run.retain(|&queued| queued != qpn);
+        self.serials.remove(&qp.serial);
+        self.admitted -= qp.cost;
+        for cqn in [qp.send_cqn, qp.recv_cqn] {
+            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(srq) = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
+            srq.users -= 1;
+        }
+        for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
+            self.contexts.free_doorbell(qp.ctx, doorbell);
+        }
+        self.forgo(|nic| nic.host.destroy_qp(qp.host));
+        self.outbox.forget(&QP_EVENTS, qpn);
+    }
+
+    /// Takes what the host CQ holds, so that no completion outlives what it is of.
+    pub(super) fn drain_host(&mut self) {
+        if !self.host_gone {
+            // Peers may go on to complete receives of other QPs; those are none of ours.
+            let most = self.host.cq_entries().max(1);
+            let _empty = (0..most).find(|_| !self.poll_host());
+        }
+    }
+}

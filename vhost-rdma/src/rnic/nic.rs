@@ -1,0 +1,494 @@
+//! One NIC on an RNIC: its objects, its life, and how a shard drives it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+use virtio_rdma_abi::event;
+
+use super::addresses::{Directory, HostAddress};
+use super::mr::Mr;
+use super::receiver::Receives;
+use super::requester::Sends;
+use super::srq::Srq;
+use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
+use crate::engine::contexts::{Contexts, KERNEL};
+use crate::engine::cq::Cq;
+use crate::engine::doorbell::{Owner, Post};
+use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
+use crate::engine::outbox::Outbox;
+use crate::engine::qp::{Attrs, Kind, State};
+use crate::engine::{
+    Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Reply, Status, Visible,
+};
+use crate::memory::{AddressSpace, Ring};
+use crate::protocol;
+use crate::transport::Gid;
+
+/// QPs that run in one round.
+const ROUND_QPS: usize = 16;
+
+/// Opens the device again, after it was gone.
+pub type Opener = Arc<dyn Fn() -> Result<Box<dyn HostVerbs>, HostError> + Send + Sync>;
+
+/// Where a NIC is carried, and in whose company.
+#[derive(Clone)]
+pub struct Place {
+    /// The name of the RNIC's RDMA device.
+    pub device: String,
+    /// The host's address that stands for all of the guest's (`mapped`), or none if the guest's are the host's own (`flat`).
+    pub through: Option<Gid>,
+    /// Who else is on this host's RNICs, and who may be reached.
+    pub directory: Arc<Directory>,
+    /// How the device is opened.
+    pub opener: Opener,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Where a NIC is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Before INIT.
+    Idle,
+    /// After INIT.
+    Ready,
+    /// Its control queue is stopped: guest memory is not touched, by the hardware neither.
+    Paused,
+    /// It failed; only a reset helps.
+    Failed,
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(super) struct Pd {
+    pub(super) ctx: u32,
+    pub(super) host: HostPd,
+}
+
+/// An address handle.
+#[derive(Debug)]
+pub(super) struct Ah {
+    pub(super) ctx: u32,
+    pub(super) pdn: u32,
+    pub(super) host: HostAh,
+    /// The address as the guest named it: looked up again when peers change.
+    pub(super) dgid: Gid,
+    /// The peer may no longer be reached.
+    pub(super) revoked: bool,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) qpn: u32,
+    pub(super) ctx: u32,
+    pub(super) pdn: u32,
+    pub(super) kind: Kind,
+    pub(super) state: State,
+    pub(super) attrs: Attrs,
+    pub(super) signal_all: bool,
+    pub(super) send_cqn: u32,
+    pub(super) recv_cqn: u32,
+    pub(super) srqn: Option<u32>,
+    pub(super) host: HostQp,
+    /// Names this life of the QP in `wr_id`s: completions of an earlier one are told by it.
+    pub(super) serial: u32,
+    pub(super) send: Option<Sends>,
+    pub(super) receive: Option<Receives>,
+    /// Doorbell numbers of the two queues.
+    pub(super) doorbells: [u32; 2],
+    /// In the NIC's run queue.
+    pub(super) scheduled: bool,
+    /// Entries of the host CQ that it may fill.
+    pub(super) cost: u32,
+}
+
+/// One NIC. See the module.
+pub struct Nic {
+    pub(super) place: Place,
+    pub(super) settings: NicSettings,
+    pub(super) host: Box<dyn HostVerbs>,
+    pub(super) life: Life,
+    pub(super) space: AddressSpace,
+    pub(super) status_page: Option<Ring>,
+    pub(super) contexts: Contexts,
+    pub(super) outbox: Outbox,
+    pub(super) counters: Counters,
+    pub(super) pds: Slab<Pd>,
+    /// By lkey.
+    pub(super) mrs: FxHashMap<u32, Mr>,
+    pub(super) mr_bytes: u64,
+    pub(super) cqs: Slab<Cq>,
+    pub(super) srqs: Slab<Srq>,
+    pub(super) qps: FxHashMap<u32, Box<Qp>>,
+    /// QPNs and SRQNs by serial.
+    pub(super) serials: FxHashMap<u32, u32>,
+    pub(super) next_serial: u32,
+    pub(super) ahs: Slab<Ah>,
+    pub(super) gids: Vec<Option<HostAddress>>,
+    /// Entries of the host CQ that are spoken for.
+    pub(super) admitted: u32,
+    pub(super) run: VecDeque<u32>,
+    pub(super) run_srqs: Vec<u32>,
+    pub(super) dirty: Vec<u32>,
+    posts: Vec<Post>,
+    pub(super) wcs: Vec<HostWc>,
+    pub(super) sends: SendBurst,
+    pub(super) receives: RecvBurst,
+    /// The host may have something to say: its descriptors became readable, or nobody has looked yet.
+    pub(super) ask_host: bool,
+    /// When it was last asked.
+    pub(super) asked_at: Nanos,
+    /// It was told to wake the worker.
+    armed: bool,
+    /// The device context can not be used any more.
+    pub(super) host_gone: bool,
+}
+
+impl fmt::Debug for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("rnic::Nic")
+            .field("place", &self.place)
+            .field("life", &self.life)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nic {
+    /// A NIC on an opened device, which waits for INIT.
+    #[must_use]
+    pub fn new(
+        place: Place,
+        settings: NicSettings,
+        host: Box<dyn HostVerbs>,
+        port: Box<dyn Port>,
+    ) -> Self {
+        Self {
+            place,
+            settings,
+            host,
+            life: Life::Idle,
+            space: AddressSpace::default(),
+            status_page: None,
+            contexts: Contexts::default(),
+            outbox: Outbox::new(port),
+            counters: Counters::default(),
+            pds: Slab::new(),
+            mrs: FxHashMap::default(),
+            mr_bytes: 0,
+            cqs: Slab::new(),
+            srqs: Slab::new(),
+            qps: FxHashMap::default(),
+            serials: FxHashMap::default(),
+            next_serial: 0,
+            ahs: Slab::new(),
+            gids: vec![None; usize::from(GID_TABLE_LEN)],
+            admitted: 0,
+            run: VecDeque::new(),
+            run_srqs: Vec::new(),
+            dirty: Vec::new(),
+            posts: Vec::new(),
+            wcs: Vec::new(),
+            sends: SendBurst::default(),
+            receives: RecvBurst::default(),
+            ask_host: true,
+            asked_at: 0,
+            armed: false,
+            host_gone: false,
+        }
+    }
+
+    /// A number for `wr_id`s that no living queue has.
+    pub(super) fn take_serial(&mut self, number: u32) -> u32 {
+        loop {
+            self.next_serial = (self.next_serial + 1) & super::cq::SERIAL_MASK;
+            if !self.serials.contains_key(&self.next_serial) {
+                self.serials.insert(self.next_serial, number);
+                return self.next_serial;
+            }
+        }
+    }
+
+    /// Puts a QP on the run queue, once.
+    pub(super) fn schedule(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn)
+            && !std::mem::replace(&mut qp.scheduled, true)
+        {
+            self.run.push_back(qpn);
+        }
+    }
+
+    /// Raises an asynchronous event; at most one of a type waits per object.
+    pub(super) fn raise(&mut self, kind: u32, object: u32, ctx: u32) {
+        self.outbox.raise((kind, object, ctx), &mut self.counters);
+    }
+
+    /// A QP cannot go on for a reason of its own.
+    pub(super) fn qp_fatal(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get(&qpn) else { return };
+        let ctx = qp.ctx;
+        self.raise(event::QP_FATAL, qpn, ctx);
+        self.enter_error(qpn);
+    }
+
+    /// The whole NIC cannot go on.
+    pub(super) fn fail_now(&mut self) {
+        if matches!(self.life, Life::Ready | Life::Paused) {
+            self.raise(event::DEVICE_FATAL, 0, KERNEL);
+            self.outbox.deliver(&mut self.cqs, &mut self.counters);
+            self.life = Life::Failed;
+            // The hardware must not touch the memory of a guest that was told so.
+            self.stop_hardware();
+        }
+    }
+
+    fn posted(&mut self, post: Post) {
+        match post.owner {
+            Owner::Send(qpn) => {
+                let Some(qp) = self.qps.get_mut(&qpn) else { return };
+                if qp.state == State::Reset {
+                    return self.contexts.reset_doorbell(qp.ctx, qp.doorbells[0]);
+                }
+                let Some(send) = &mut qp.send else { return };
+                match send.queue.posted(post.producer) {
+                    Ok(()) => self.schedule(qpn),
+                    Err(_) => self.qp_fatal(qpn),
+                }
+            }
+            Owner::Receive(qpn) => {
+                let Some(qp) = self.qps.get_mut(&qpn) else { return };
+                if qp.state == State::Reset {
+                    return self.contexts.reset_doorbell(qp.ctx, qp.doorbells[1]);
+                }
+                let Some(receive) = &mut qp.receive else { return };
+                match receive.ring.posted(post.producer) {
+                    Ok(()) => self.schedule(qpn),
+                    Err(_) => self.qp_fatal(qpn),
+                }
+            }
+            Owner::Shared(srqn) => {
+                let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
+                match srq.ring.posted(post.producer) {
+                    Ok(()) => self.run_srqs.push(srqn),
+                    Err(_) => self.srq_failed(srqn),
+                }
+            }
+        }
+    }
+
+    fn run_queues(&mut self) -> bool {
+        let mut busy = false;
+        while let Some(srqn) = self.run_srqs.pop() {
+            self.post_shared(srqn);
+            busy = true;
+        }
+        // What is on the queue now; QPs that go back to its end wait for the next round.
+        for _ in 0..self.run.len().min(ROUND_QPS) {
+            let Some(qpn) = self.run.pop_front() else { break };
+            self.run_qp(qpn);
+            busy = true;
+        }
+        busy
+    }
+
+    fn run_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.scheduled = false;
+        match qp.state {
+            State::Reset => {}
+            State::Err => self.flush(qpn),
+            State::Sqe => {
+                self.post_receives(qpn);
+                self.flush(qpn);
+            }
+            State::Rts => {
+                self.post_receives(qpn);
+                self.post_sends(qpn);
+            }
+            State::Init | State::Rtr | State::Sqd => self.post_receives(qpn),
+        }
+    }
+
+    fn objects(&self) -> Objects {
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        Objects {
+            contexts: count(self.contexts.processes()),
+            pds: count(self.pds.len()),
+            mrs: count(self.mrs.len()),
+            mr_bytes: self.mr_bytes,
+            cqs: count(self.cqs.len()),
+            srqs: count(self.srqs.len()),
+            qps: count(self.qps.len()),
+            ahs: count(self.ahs.len()),
+        }
+    }
+
+    /// Makes sure that there is a device to work with: one that was gone is opened anew.
+    pub(super) fn revive(&mut self) -> Result<(), Status> {
+        if self.host_gone {
+            self.host = (self.place.opener)().map_err(|error| {
+                tracing::warn!(device = self.place.device, %error, "the RNIC cannot be opened again");
+                Status::FATAL
+            })?;
+            self.host_gone = false;
+            self.ask_host = true;
+        }
+        Ok(())
+    }
+}
+
+impl Hosted for Nic {
+    fn set_port(&mut self, port: Box<dyn Port>) {
+        self.outbox.set_port(port);
+    }
+
+    fn update(&mut self, settings: NicSettings) {
+        let vni = self.settings.vni;
+        self.settings = NicSettings { vni, ..settings };
+        self.withdraw_addresses();
+        self.check_peers();
+    }
+
+    fn reset(&mut self) {
+        // From here on nothing is written to the guest's memory.
+        self.life = Life::Idle;
+        self.destroy_all();
+        self.outbox = self.outbox.succeed();
+        self.contexts = Contexts::default();
+        self.space = AddressSpace::default();
+        self.status_page = None;
+    }
+
+    /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and its guest finds it in ERR.
+    fn pause(&mut self) {
+        if self.life == Life::Ready {
+            self.life = Life::Paused;
+            self.stop_hardware();
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.life == Life::Paused {
+            self.life = Life::Ready;
+            self.outbox.wanted();
+            let qpns: Vec<u32> = self.qps.keys().copied().collect();
+            for qpn in qpns {
+                if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
+                    self.qp_fatal(qpn);
+                }
+            }
+            self.ask_host = true;
+        }
+    }
+
+    fn memory_changed(&mut self, space: AddressSpace) {
+        if matches!(self.life, Life::Ready | Life::Paused) {
+            self.follow_memory(space);
+        }
+    }
+
+    fn memory_vanished(&mut self) {
+        if matches!(self.life, Life::Ready | Life::Paused) && self.space.vanished() {
+            self.fail_now();
+        }
+    }
+
+    fn fail(&mut self) {
+        self.fail_now();
+    }
+
+    fn peers_changed(&mut self) {
+        self.check_peers();
+    }
+
+    fn events_wanted(&mut self) {
+        self.outbox.wanted();
+    }
+
+    fn status(&self) -> NicSnapshot {
+        NicSnapshot {
+            ready: matches!(self.life, Life::Ready | Life::Paused),
+            failed: self.life == Life::Failed,
+            counters: self.counters,
+            objects: self.objects(),
+            gids: self.gids.iter().flatten().map(|entry| entry.guest).collect(),
+        }
+    }
+
+    fn execute(&mut self, ctx: u32, command: Command, _now: Nanos) -> Result<Reply, Status> {
+        self.command(ctx, command)
+    }
+
+    fn scan(&mut self) -> bool {
+        if self.life != Life::Ready {
+            return false;
+        }
+        let mut posts = std::mem::take(&mut self.posts);
+        posts.clear();
+        self.contexts.collect(&mut posts);
+        for post in &posts {
+            self.posted(*post);
+        }
+        let found = !posts.is_empty();
+        self.posts = posts;
+        found
+    }
+
+    fn run(&mut self, now: Nanos) -> bool {
+        if std::mem::take(&mut self.armed) {
+            self.ask_host = true;
+        }
+        let mut busy = self.take_events(now);
+        if self.life != Life::Ready {
+            return busy;
+        }
+        busy |= self.poll_host();
+        busy |= self.run_queues();
+        busy
+    }
+
+    fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    fn publish(&mut self, visible: Option<Visible>) {
+        if self.life == Life::Paused {
+            return;
+        }
+        if let Some(visible) = visible {
+            self.fire_completions(visible);
+        }
+        self.outbox.deliver(&mut self.cqs, &mut self.counters);
+    }
+
+    fn set_need_kick(&self, need: bool) {
+        if let (Some(page), Life::Ready) = (&self.status_page, self.life) {
+            protocol::need_kick(page, need);
+        }
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if self.host_gone {
+            return false;
+        }
+        self.armed = true;
+        if self.host.arm().is_err() {
+            return false;
+        }
+        // A completion between the last poll and the arm raises no event.
+        !self.run.is_empty() || !self.run_srqs.is_empty() || self.peek_host()
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        self.destroy_all();
+    }
+}

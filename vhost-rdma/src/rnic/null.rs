@@ -1,0 +1,486 @@
+//! Host verbs without hardware: every work request is copied, and completes.
+//!
+//! No byte of guest memory is touched. A SEND to a QP of the same context uses up its oldest receive, so that both directions of the
+//! path from guest ring to guest CQ are there: for benchmarks, which compare this with a bare loop, and for tests, which inject through
+//! [`Faults`] what a real RNIC cannot be made to do at will. The device that is named `null` is one of these.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use slab::Slab;
+use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode, wc_status};
+
+use super::verbs::{
+    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
+    HostQp, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst, Registered, Result,
+    SendBurst, SendWr,
+};
+use crate::memory::Window;
+
+/// Entries of the CQ.
+const CQ_ENTRIES: u32 = 32 << 10;
+/// Completions of one poll.
+const POLL: usize = 32;
+
+/// A call that can be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are those of the calls")]
+pub enum Call {
+    AllocPd,
+    Register,
+    CreateAh,
+    CreateSrq,
+    CreateQp,
+    ModifyQp,
+    PostSend,
+    PostRecv,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    refused: BTreeMap<Call, i32>,
+    events: VecDeque<HostEvent>,
+    gone: bool,
+    failing: Option<u8>,
+    port_down: bool,
+    gids: Vec<HostGid>,
+    /// Of all contexts that were ever opened with this script.
+    live: HostObjects,
+    contexts: usize,
+    /// The last key or QPN that was given out.
+    number: u32,
+}
+
+/// What goes wrong with null host verbs, and what they hold. Clones are of the same script.
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Arc<Mutex<Script>>);
+
+impl Faults {
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses a call with an errno from now on; 0 ends that.
+    pub fn refuse(&self, call: Call, errno: i32) {
+        let mut script = self.script();
+        if errno == 0 {
+            script.refused.remove(&call);
+        } else {
+            script.refused.insert(call, errno);
+        }
+    }
+
+    /// Raises an asynchronous event.
+    pub fn raise(&self, event: HostEvent) {
+        self.script().events.push_back(event);
+    }
+
+    /// Removes the device: every call fails from now on, until it is put back.
+    pub fn remove_device(&self, gone: bool) {
+        let mut script = self.script();
+        script.gone = gone;
+        if gone {
+            script.events.push_back(HostEvent::Fatal);
+        }
+    }
+
+    /// Whether the device is removed.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.script().gone
+    }
+
+    /// Takes the port down or up.
+    pub fn set_port_down(&self, down: bool) {
+        let mut script = self.script();
+        script.port_down = down;
+        script.events.push_back(HostEvent::Port { active: !down });
+    }
+
+    /// Fails the next send with this status.
+    pub fn fail_send(&self, status: u8) {
+        self.script().failing = Some(status);
+    }
+
+    /// The port's addresses.
+    pub fn set_gids(&self, gids: Vec<HostGid>) {
+        self.script().gids = gids;
+    }
+
+    /// Host objects of all contexts together, and how many contexts are open.
+    #[must_use]
+    pub fn live(&self) -> (HostObjects, usize) {
+        let script = self.script();
+        (script.live, script.contexts)
+    }
+}
+
+#[derive(Debug)]
+struct NullQp {
+    qpn: u32,
+    state: u8,
+    dest_qpn: u32,
+    srq: Option<HostSrq>,
+    receives: VecDeque<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Null {
+    faults: Faults,
+    limits: HostLimits,
+    pds: Slab<()>,
+    mrs: Slab<Arc<Window>>,
+    ahs: Slab<()>,
+    srqs: Slab<VecDeque<u64>>,
+    qps: Slab<NullQp>,
+    done: VecDeque<HostWc>,
+    /// Where work requests are copied to.
+    copy: Vec<SendWr>,
+    wake: File,
+}
+
+fn handle(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+impl Null {
+    /// A context whose faults are `faults`.
+    ///
+    /// # Errors
+    /// The host refuses an eventfd.
+    pub fn new(faults: Faults) -> io::Result<Self> {
+        let wake = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        faults.script().contexts += 1;
+        let many = 1 << 20;
+        Ok(Self {
+            faults,
+            limits: HostLimits {
+                page_size_cap: 0x7fff_f000,
+                max_mr_size: u64::MAX,
+                max_qp: many,
+                max_qp_wr: 16 << 10,
+                max_sge: 32,
+                max_sge_rd: 32,
+                max_inline: 512,
+                max_cq: many,
+                max_cqe: CQ_ENTRIES,
+                max_mr: many,
+                max_pd: many,
+                max_ah: many,
+                max_srq: many,
+                max_srq_wr: 16 << 10,
+                max_srq_sge: 32,
+                max_qp_rd_atom: 128,
+                max_qp_init_rd_atom: 128,
+                local_ca_ack_delay: 15,
+                atomics: true,
+                invalidate: true,
+                ..HostLimits::default()
+            },
+            pds: Slab::new(),
+            mrs: Slab::new(),
+            ahs: Slab::new(),
+            srqs: Slab::new(),
+            qps: Slab::new(),
+            done: VecDeque::new(),
+            copy: Vec::new(),
+            wake,
+        })
+    }
+
+    fn check(&self, call: Call) -> Result<()> {
+        let script = self.faults.script();
+        if script.gone {
+            return Err(HostError(libc::EIO));
+        }
+        script.refused.get(&call).map_or(Ok(()), |&errno| Err(HostError(errno)))
+    }
+
+    fn count(&self, change: impl FnOnce(&mut HostObjects)) {
+        change(&mut self.faults.script().live);
+    }
+
+    /// A key or QPN that no context of the device has had.
+    fn number(&self) -> u32 {
+        let mut script = self.faults.script();
+        script.number += 1;
+        0x100 + script.number
+    }
+
+    fn qp(&mut self, qp: HostQp) -> Result<&mut NullQp> {
+        self.qps.get_mut(qp.0 as usize).ok_or(HostError(libc::EINVAL))
+    }
+
+    /// Uses up the oldest receive of the QP that a message is for.
+    fn deliver(&mut self, wr: &SendWr, dest_qpn: u32, byte_len: u32) {
+        let with_imm = matches!(wr.opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM);
+        let takes = with_imm || matches!(wr.opcode, opcode::SEND | opcode::SEND_WITH_INV);
+        let Some((_, qp)) = self.qps.iter_mut().find(|(_, qp)| qp.qpn == dest_qpn) else { return };
+        if !takes || !matches!(qp.state, qps::RTR | qps::RTS | qps::SQD) {
+            return;
+        }
+        let wr_id = match qp.srq {
+            Some(srq) => self.srqs.get_mut(srq.0 as usize).and_then(VecDeque::pop_front),
+            None => qp.receives.pop_front(),
+        };
+        let Some(wr_id) = wr_id else { return };
+        self.done.push_back(HostWc {
+            wr_id,
+            opcode: if wr.opcode == opcode::RDMA_WRITE_WITH_IMM {
+                wc_opcode::RECV_RDMA_WITH_IMM
+            } else {
+                wc_opcode::RECV
+            },
+            byte_len,
+            qpn: dest_qpn,
+            imm: wr.imm,
+            with_imm,
+            with_inv: wr.opcode == opcode::SEND_WITH_INV,
+            ..HostWc::default()
+        });
+    }
+
+    fn flush(&mut self, qp: HostQp) {
+        let Some(qp) = self.qps.get_mut(qp.0 as usize) else { return };
+        let (qpn, receives) = (qp.qpn, std::mem::take(&mut qp.receives));
+        self.done.extend(receives.into_iter().map(|wr_id| HostWc {
+            wr_id,
+            status: wc_status::WR_FLUSH_ERR,
+            qpn,
+            ..HostWc::default()
+        }));
+    }
+}
+
+fn byte_len(burst: &SendBurst, wr: &SendWr) -> u32 {
+    match wr.data {
+        Data::Inline { len, .. } => len,
+        Data::Sges { first, count } => {
+            let range = first as usize..(first + count) as usize;
+            burst.sges.get(range).map_or(0, |sges| sges.iter().map(|sge| sge.length).sum())
+        }
+    }
+}
+
+impl HostVerbs for Null {
+    fn limits(&self) -> &HostLimits {
+        &self.limits
+    }
+
+    fn port(&mut self) -> Result<HostPort> {
+        let down = self.faults.script().port_down;
+        Ok(HostPort {
+            state: if down { 1 } else { 4 },
+            phys_state: if down { 3 } else { 5 },
+            max_mtu: 5,
+            active_mtu: 5,
+            active_speed: 32,
+            active_width: 2,
+            max_msg_sz: 1 << 30,
+        })
+    }
+
+    fn gids(&mut self) -> Result<Vec<HostGid>> {
+        Ok(self.faults.script().gids.clone())
+    }
+
+    fn alloc_pd(&mut self) -> Result<HostPd> {
+        self.check(Call::AllocPd)?;
+        self.count(|live| live.pds += 1);
+        Ok(HostPd(handle(self.pds.insert(()))))
+    }
+
+    fn free_pd(&mut self, pd: HostPd) -> Result<()> {
+        self.pds.try_remove(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.pds -= 1);
+        Ok(())
+    }
+
+    fn register(&mut self, _: HostPd, window: Arc<Window>, _: u64, _: u32) -> Result<Registered> {
+        self.check(Call::Register)?;
+        self.count(|live| live.mrs += 1);
+        let mr = HostMr(handle(self.mrs.insert(window)));
+        let key = self.number() << 8;
+        Ok(Registered { mr, lkey: key, rkey: key })
+    }
+
+    fn deregister(&mut self, mr: HostMr) -> Result<()> {
+        self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.mrs -= 1);
+        Ok(())
+    }
+
+    fn create_ah(&mut self, _: HostPd, _: &abi::Av) -> Result<HostAh> {
+        self.check(Call::CreateAh)?;
+        self.count(|live| live.ahs += 1);
+        Ok(HostAh(handle(self.ahs.insert(()))))
+    }
+
+    fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
+        self.ahs.try_remove(ah.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.ahs -= 1);
+        Ok(())
+    }
+
+    fn create_srq(&mut self, _: HostPd, _: u32, _: u32) -> Result<HostSrq> {
+        self.check(Call::CreateSrq)?;
+        self.count(|live| live.srqs += 1);
+        Ok(HostSrq(handle(self.srqs.insert(VecDeque::new()))))
+    }
+
+    fn arm_srq(&mut self, _: HostSrq, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_srq(&mut self, srq: HostSrq) -> Result<()> {
+        self.srqs.try_remove(srq.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.srqs -= 1);
+        Ok(())
+    }
+
+    fn create_qp(&mut self, init: &QpInit) -> Result<(HostQp, u32)> {
+        self.check(Call::CreateQp)?;
+        self.count(|live| live.qps += 1);
+        let qpn = self.number();
+        let qp = NullQp {
+            qpn,
+            state: qps::RESET,
+            dest_qpn: 0,
+            srq: init.srq,
+            receives: VecDeque::new(),
+        };
+        Ok((HostQp(handle(self.qps.insert(qp))), qpn))
+    }
+
+    fn modify_qp(&mut self, qp: HostQp, attr: &abi::QpAttr) -> Result<()> {
+        self.check(Call::ModifyQp)?;
+        let mask = attr.mask.get();
+        let own = self.qp(qp)?;
+        if mask & attr_mask::DEST_QPN != 0 {
+            own.dest_qpn = attr.dest_qpn.get();
+        }
+        if mask & attr_mask::STATE != 0 {
+            own.state = attr.qp_state;
+            match attr.qp_state {
+                qps::ERR => self.flush(qp),
+                qps::RESET => own.receives.clear(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn query_qp(&mut self, qp: HostQp) -> Result<(u8, bool)> {
+        self.qp(qp).map(|qp| (qp.state, false))
+    }
+
+    fn destroy_qp(&mut self, qp: HostQp) -> Result<()> {
+        self.qps.try_remove(qp.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.qps -= 1);
+        Ok(())
+    }
+
+    fn cq_entries(&self) -> u32 {
+        CQ_ENTRIES
+    }
+
+    fn post_send(&mut self, qp: HostQp, burst: &SendBurst) -> std::result::Result<(), PostError> {
+        let refused = |error| PostError { posted: 0, error };
+        self.check(Call::PostSend).map_err(refused)?;
+        let (qpn, mut state, dest_qpn) =
+            self.qp(qp).map(|qp| (qp.qpn, qp.state, qp.dest_qpn)).map_err(refused)?;
+        self.copy.clear();
+        self.copy.extend_from_slice(&burst.wrs);
+        let failing = self.faults.script().failing.take();
+        let mut failing = failing.filter(|_| !burst.wrs.is_empty());
+        for wr in &burst.wrs {
+            let len = byte_len(burst, wr);
+            let status = match (state, failing.take()) {
+                (qps::RTS, None) => wc_status::SUCCESS,
+                (qps::RTS, Some(status)) => {
+                    state = qps::ERR;
+                    status
+                }
+                _ => wc_status::WR_FLUSH_ERR,
+            };
+            if status == wc_status::SUCCESS {
+                let dest = if wr.ah.is_some() { wr.rkey } else { dest_qpn };
+                self.deliver(wr, dest, len);
+            }
+            if status != wc_status::SUCCESS || wr.flags & send_flags::SIGNALED != 0 {
+                let done = HostWc { wr_id: wr.wr_id, status, qpn, ..HostWc::default() };
+                self.done.push_back(done);
+            }
+        }
+        if let Ok(own) = self.qp(qp)
+            && own.state != state
+        {
+            own.state = state;
+            self.flush(qp);
+        }
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qp: HostQp, burst: &RecvBurst) -> std::result::Result<(), PostError> {
+        let refused = |error| PostError { posted: 0, error };
+        self.check(Call::PostRecv).map_err(refused)?;
+        let own = self.qp(qp).map_err(refused)?;
+        own.receives.extend(burst.wrs.iter().map(|wr| wr.wr_id));
+        if own.state == qps::ERR {
+            self.flush(qp);
+        }
+        Ok(())
+    }
+
+    fn post_srq(&mut self, srq: HostSrq, burst: &RecvBurst) -> std::result::Result<(), PostError> {
+        let refused = |error| PostError { posted: 0, error };
+        self.check(Call::PostRecv).map_err(refused)?;
+        let queue =
+            self.srqs.get_mut(srq.0 as usize).ok_or_else(|| refused(HostError(libc::EINVAL)))?;
+        queue.extend(burst.wrs.iter().map(|wr| wr.wr_id));
+        Ok(())
+    }
+
+    fn poll(&mut self, into: &mut Vec<HostWc>) -> Result<bool> {
+        if self.faults.script().gone {
+            return Err(HostError(libc::EIO));
+        }
+        let count = self.done.len().min(POLL);
+        into.extend(self.done.drain(..count));
+        Ok(!self.done.is_empty())
+    }
+
+    fn arm(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn next_event(&mut self) -> Option<HostEvent> {
+        self.faults.script().events.pop_front()
+    }
+
+    fn wake_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.wake.try_clone()?.into()])
+    }
+
+    fn objects(&self) -> HostObjects {
+        HostObjects {
+            pds: self.pds.len(),
+            mrs: self.mrs.len(),
+            qps: self.qps.len(),
+            srqs: self.srqs.len(),
+            ahs: self.ahs.len(),
+        }
+    }
+}
+
+impl Drop for Null {
+    /// Closing a context destroys what is left in it, as the kernel does; the script goes on counting what nobody destroyed.
+    fn drop(&mut self) {
+        self.faults.script().contexts -= 1;
+    }
+}

@@ -1,0 +1,130 @@
+//! The receiving side: copies receives from guest rings into bursts and posts them to the QP that owns them.
+
+use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::cq::{Queue, Tag};
+use super::nic::{Nic, Qp};
+use super::verbs::{HostSge, RecvBurst, RecvWr};
+use crate::engine::receive::{Receive, ReceiveRing};
+
+/// Work requests of one burst.
+pub(super) const BURST: u32 = 32;
+
+/// A receive queue: the guest's ring, and what of it the hardware holds.
+#[derive(Debug)]
+pub(super) struct Receives {
+    pub(super) ring: ReceiveRing,
+    depth: u32,
+    /// By index, modulo the depth of the guest's ring.
+    wr_ids: Box<[u64]>,
+    posted: u32,
+    done: u32,
+}
+
+impl Receives {
+    pub(super) fn new(ring: ReceiveRing, entries: u32, depth: u32) -> Self {
+        Self { ring, depth, wr_ids: vec![0; entries as usize].into(), posted: 0, done: 0 }
+    }
+
+    const fn in_flight(&self) -> u32 {
+        self.posted.wrapping_sub(self.done)
+    }
+
+    /// The receive at `index` is done; a receive queue completes in order. `None` if it is not with the hardware.
+    pub(super) fn complete(&mut self, index: u32) -> Option<u64> {
+        if index.wrapping_sub(self.done) >= self.in_flight() {
+            return None;
+        }
+        self.done = index.wrapping_add(1);
+        self.wr_ids.get(index as usize & (self.wr_ids.len() - 1)).copied()
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.ring.reset();
+        self.posted = 0;
+        self.done = 0;
+    }
+}
+
+/// Appends a receive to a burst; one that names too many elements goes with one that no key opens, and fails as the hardware fails that.
+pub(super) fn push(burst: &mut RecvBurst, receive: &Receive, wr_id: u64) {
+    let first = u32::try_from(burst.sges.len()).unwrap_or(u32::MAX);
+    if receive.malformed {
+        burst.sges.push(HostSge { addr: u64::MAX & !0xfff, length: 0x1000, lkey: 0 });
+    } else {
+        burst.sges.extend(receive.sges.iter().map(|sge| HostSge {
+            addr: sge.addr.get(),
+            length: sge.length.get(),
+            lkey: sge.lkey.get(),
+        }));
+    }
+    let count = u32::try_from(burst.sges.len()).unwrap_or(u32::MAX) - first;
+    burst.wrs.push(RecvWr { wr_id, first, count });
+}
+
+impl Nic {
+    /// Posts the receives that the guest has posted, as many as the host QP takes.
+    pub(super) fn post_receives(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Qp { receive: Some(receive), serial, host, .. } = &mut **qp else { return };
+        self.receives.clear();
+        let room = receive.depth.saturating_sub(receive.in_flight()).min(BURST);
+        let mut taken = Receive::default();
+        for _ in 0..room {
+            if !receive.ring.take(&mut taken) {
+                break;
+            }
+            let wr_id =
+                Tag { queue: Queue::Receive, serial: *serial, index: taken.index }.to_wr_id();
+            push(&mut self.receives, &taken, wr_id);
+            let slot = taken.index as usize & (receive.wr_ids.len() - 1);
+            if let Some(slot) = receive.wr_ids.get_mut(slot) {
+                *slot = taken.wr_id;
+            }
+            receive.posted = taken.index.wrapping_add(1);
+        }
+        let more = receive.ring.waiting() > 0 && receive.in_flight() < receive.depth;
+        if !self.receives.wrs.is_empty()
+            && let Err(refused) = self.host.post_recv(*host, &self.receives)
+        {
+            tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a receive");
+            return self.qp_fatal(qpn);
+        }
+        if more {
+            self.schedule(qpn);
+        }
+    }
+
+    /// Flushes receives that the hardware never saw, once it has flushed what it had; true if there are more.
+    pub(super) fn flush_receives(&mut self, qpn: u32, budget: &mut u32) -> bool {
+        let mut taken = Receive::default();
+        loop {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            let cqn = qp.recv_cqn;
+            let Some(receive) = &mut qp.receive else { return false };
+            if receive.in_flight() > 0 || receive.ring.waiting() == 0 {
+                return false;
+            }
+            if *budget == 0 {
+                return true;
+            }
+            *budget -= 1;
+            if !receive.ring.take(&mut taken) {
+                return false;
+            }
+            receive.posted = taken.index.wrapping_add(1);
+            receive.done = receive.posted;
+            let mut cqe = Cqe {
+                wr_id: U64::new(taken.wr_id),
+                qpn: U32::new(qpn),
+                opcode: wc_opcode::RECV,
+                status: wc_status::WR_FLUSH_ERR,
+                flags: U16::new(cqe_flags::RECV | cqe_flags::SOLICITED),
+                wqe_index: U32::new(taken.index),
+                ..Cqe::default()
+            };
+            self.complete(cqn, &mut cqe, true);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The sending side: copies work requests from guest rings into bursts and posts them.
+//!
+//! Each work request is copied once, checked for what the hardware would not be asked (form, opcode, whose address handle), and posted with the
+//! guest's own addresses and keys. The last of every burst is signaled to *us* whatever the guest wants, so that it is known how many
+//! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
+
+use virtio_rdma_abi::{Cqe, SqWqe, cqe_flags, opcode, send_flags, wc_opcode, wc_status};
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::cq::{Queue, Tag};
+use super::nic::{Nic, Qp};
+use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr};
+use crate::engine::limits::MAX_MSG;
+use crate::engine::qp::{Kind, SendQueue, State};
+
+/// Work requests of one burst.
+const BURST: u32 = 32;
+/// Flushed work requests of one turn.
+const TURN_FLUSHES: u32 = 64;
+/// Bytes of every atomic operation.
+const ATOMIC_LEN: u64 = 8;
+
+/// A work request that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) wr_id: u64,
+    /// Of its completion.
+    pub(super) opcode: u8,
+    /// The guest wants its completion.
+    pub(super) signaled: bool,
+    /// It carries data to the peer; else from it.
+    pub(super) tells_peer: bool,
+    pub(super) len: u32,
+}
+
+/// What work requests moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) messages: u64,
+    pub(super) out: u64,
+    pub(super) back: u64,
+}
+
+impl Moved {
+    pub(super) fn add(&mut self, sent: &Sent) {
+        self.messages += 1;
+        let bytes = if sent.tells_peer { &mut self.out } else { &mut self.back };
+        *bytes += u64::from(sent.len);
+    }
+}
+
+/// A send queue: the guest's ring, and what of it is under way.
+#[derive(Debug)]
+pub(super) struct Sends {
+    pub(super) queue: SendQueue,
+    /// Work requests that the host QP takes.
+    depth: u32,
+    /// By index, modulo the depth of the guest's ring.
+    sent: Box<[Sent]>,
+    /// Index behind the last posted.
+    posted: u32,
+    /// Index behind the last known to be done.
+    done: u32,
+    /// A work request that cannot be posted fails with this status when all before it are done.
+    pub(super) fault: Option<(u8, Sent, u32)>,
+}
+
+impl Sends {
+    pub(super) fn new(queue: SendQueue, entries: u32, depth: u32) -> Self {
+        let sent = vec![Sent::default(); entries as usize].into();
+        Self { queue, depth, sent, posted: 0, done: 0, fault: None }
+    }
+
+    pub(super) const fn in_flight(&self) -> u32 {
+        self.posted.wrapping_sub(self.done)
+    }
+
+    fn slot(&mut self, index: u32) -> Option<&mut Sent> {
+        let slot = index as usize & (self.sent.len() - 1);
+        self.sent.get_mut(slot)
+    }
+
+    /// The work request at `index` is over, and all before it are done; what those moved. `None` if it is not under way.
+    pub(super) fn complete(&mut self, index: u32) -> Option<(Sent, Moved)> {
+        if index.wrapping_sub(self.done) >= self.in_flight() {
+            return None;
+        }
+        let mut moved = Moved::default();
+        while self.done != index {
+            if let Some(before) = self.slot(self.done) {
+                moved.add(&*before);
+            }
+            self.done = self.done.wrapping_add(1);
+        }
+        self.done = index.wrapping_add(1);
+        self.slot(index).map(|sent| (*sent, moved))
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.queue.reset();
+        self.posted = 0;
+        self.done = 0;
+        self.fault = None;
+    }
+}
+
+/// What a burst needs to know of its QP.
+struct Poster<'a> {
+    kind: Kind,
+    signal_all: bool,
+    pdn: u32,
+    serial: u32,
+    qkey: u32,
+    invalidate: bool,
+    ahs: &'a slab::Slab<super::nic::Ah>,
+}
+
+impl Nic {
+    /// Posts what the guest has posted, as much as the host QP takes.
+    pub(super) fn post_sends(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Qp { send: Some(send), kind, signal_all, pdn, serial, attrs, host, .. } = &mut **qp
+        else {
+            return;
+        };
+        let poster = Poster {
+            kind: *kind,
+            signal_all: *signal_all,
+            pdn: *pdn,
+            serial: *serial,
+            qkey: attrs.qkey(*kind),
+            invalidate: self.host.limits().invalidate,
+            ahs: &self.ahs,
+        };
+        self.sends.clear();
+        let room = send.depth.saturating_sub(send.in_flight()).min(BURST);
+        let first = send.posted;
+        while send.fault.is_none() && send.posted.wrapping_sub(first) < room {
+            let Some(wqe) = send.queue.take() else { break };
+            let index = send.queue.current_index();
+            let built = build(&poster, &mut send.queue, &wqe, &mut self.sends);
+            send.queue.retire();
+            match built {
+                Ok((mut wr, sent)) => {
+                    wr.wr_id = Tag { queue: Queue::Send, serial: poster.serial, index }.to_wr_id();
+                    self.sends.wrs.push(wr);
+                    send.posted = index.wrapping_add(1);
+                    if let Some(slot) = send.slot(index) {
+                        *slot = sent;
+                    }
+                }
+                Err(status) => {
+                    let sent = Sent { wr_id: wqe.wr_id.get(), ..Sent::default() };
+                    send.fault = Some((status, sent, index));
+                }
+            }
+        }
+        let full = send.posted.wrapping_sub(first) == room;
+        let more = full && room == BURST && send.queue.waiting() > 0;
+        let failing = send.fault.is_some() && send.in_flight() == 0;
+        if let Some(last) = self.sends.wrs.last_mut() {
+            last.flags |= send_flags::SIGNALED;
+            if let Err(refused) = self.host.post_send(*host, &self.sends) {
+                tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
+                return self.qp_fatal(qpn);
+            }
+        }
+        if failing {
+            self.fail_send(qpn);
+        } else if more {
+            self.schedule(qpn);
+        }
+    }
+
+    /// The work request that could not be posted is the oldest now: it completes with its error, and the QP stops sending.
+    fn fail_send(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let (cqn, kind) = (qp.send_cqn, qp.kind);
+        let Some(send) = &mut qp.send else { return };
+        let Some((status, sent, index)) = send.fault.take() else { return };
+        send.posted = index.wrapping_add(1);
+        send.done = send.posted;
+        self.complete_send_error(cqn, qpn, (sent.wr_id, index), status);
+        if kind == Kind::Rc {
+            self.enter_error(qpn);
+        } else if let Some(qp) = self.qps.get_mut(&qpn) {
+            // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it: it was not asked.
+            qp.state = State::Sqe;
+            self.schedule(qpn);
+        }
+    }
+
+    fn complete_send_error(&mut self, cqn: u32, qpn: u32, request: (u64, u32), status: u8) {
+        let mut cqe = Cqe {
+            wr_id: U64::new(request.0),
+            qpn: U32::new(qpn),
+            status,
+            flags: U16::new(cqe_flags::SOLICITED),
+            wqe_index: U32::new(request.1),
+            ..Cqe::default()
+        };
+        self.complete(cqn, &mut cqe, true);
+    }
+
+    /// Flushes what the hardware never saw, a bounded number, once it has flushed what it had.
+    pub(super) fn flush(&mut self, qpn: u32) {
+        let mut budget = TURN_FLUSHES;
+        let mut more = self.flush_sends(qpn, &mut budget);
+        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
+            more |= self.flush_receives(qpn, &mut budget);
+        }
+        if more {
+            self.schedule(qpn);
+        }
+    }
+
+    fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {
+        loop {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            let cqn = qp.send_cqn;
+            let Some(send) = &mut qp.send else { return false };
+            // Its completions schedule the QP again.
+            if send.in_flight() > 0 || (send.fault.is_none() && send.queue.waiting() == 0) {
+                return false;
+            }
+            if *budget == 0 {
+                return true;
+            }
+            *budget -= 1;
+            let request = match send.fault.take() {
+                Some((_, sent, index)) => (sent.wr_id, index),
+                None => {
+                    let Some(wqe) = send.queue.take() else { return false };
+                    let index = send.queue.current_index();
+                    send.queue.retire();
+                    send.posted = index.wrapping_add(1);
+                    send.done = send.posted;
+                    (wqe.wr_id.get(), index)
+                }
+            };
+            self.complete_send_error(cqn, qpn, request, wc_status::WR_FLUSH_ERR);
+        }
+    }
+}
+
+/// A work request as the host takes it, and what to remember of it; or the status that it fails with.
+fn build(
+    poster: &Poster<'_>,
+    queue: &mut SendQueue,
+    wqe: &SqWqe,
+    burst: &mut SendBurst,
+) -> Result<(SendWr, Sent), u8> {
+    let done = allowed(poster, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
+    let inline = wqe.flags & send_flags::INLINE != 0;
+    let count = u32::from(wqe.num_sge.get());
+    let from_peer =
+        matches!(done, wc_opcode::RDMA_READ | wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
+    let most = if inline { queue.max_inline } else { queue.max_sge };
+    if count > most || (inline && from_peer) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    let (data, total) = if inline {
+        queue.fetch_inline(count);
+        let first = len32(burst.inline.len());
+        burst.inline.extend_from_slice(&queue.inline);
+        (Data::Inline { first, len: count }, u64::from(count))
+    } else {
+        queue.fetch_sges(count);
+        let first = len32(burst.sges.len());
+        burst.sges.extend(queue.sges.iter().map(|sge| HostSge {
+            addr: sge.addr.get(),
+            length: sge.length.get(),
+            lkey: sge.lkey.get(),
+        }));
+        (
+            Data::Sges { first, count },
+            queue.sges.iter().map(|sge| u64::from(sge.length.get())).sum(),
+        )
+    };
+    let atomic = matches!(done, wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
+    if atomic && (count != 1 || total != ATOMIC_LEN) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    let len =
+        u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;
+    let ah = match poster.kind {
+        Kind::Ud | Kind::Gsi => Some(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
+        Kind::Rc | Kind::Uc => None,
+    };
+    // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which a user may not choose freely.
+    let remote_qkey = if wqe.aux.get() >> 31 == 1 { poster.qkey } else { wqe.aux.get() };
+    let wr = SendWr {
+        wr_id: 0,
+        opcode: wqe.opcode,
+        flags: wqe.flags & (send_flags::FENCE | send_flags::SOLICITED | send_flags::SIGNALED),
+        data,
+        imm: wqe.imm.to_bytes(),
+        remote_addr: wqe.remote_addr.get(),
+        rkey: wqe.rkey.get(),
+        arg0: wqe.arg0.get(),
+        arg1: wqe.arg1.get(),
+        ah,
+        remote_qkey,
+    };
+    let signaled = poster.signal_all || wqe.flags & send_flags::SIGNALED != 0;
+    Ok((
+        SendWr { flags: if signaled { wr.flags | send_flags::SIGNALED } else { wr.flags }, ..wr },
+        Sent { wr_id: wqe.wr_id.get(), opcode: done, signaled, tells_peer: !from_peer, len },
+    ))
+}
+
+/// The host's handle of a datagram's destination, if it is of the QP's domain and may still be reached.
+fn address(poster: &Poster<'_>, wqe: &SqWqe) -> Option<HostAh> {
+    let number = usize::try_from(wqe.arg0.get()).ok()?;
+    let ah = poster.ahs.get(number).filter(|ah| ah.pdn == poster.pdn && !ah.revoked)?;
+    Some(ah.host)
+}
+
+fn len32(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// The completion opcode of a work request, if QPs of this kind may do it and the RNIC passes it on (docs/virtio-rdma.md §7.1).
+fn allowed(poster: &Poster<'_>, code: u8) -> Option<u8> {
+    match (code, poster.kind) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(wc_opcode::SEND),
+        (opcode::SEND_WITH_INV, Kind::Rc) if poster.invalidate => Some(wc_opcode::SEND),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => {
+            Some(wc_opcode::RDMA_WRITE)
+        }
+        (opcode::RDMA_READ, Kind::Rc) => Some(wc_opcode::RDMA_READ),
+        (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(wc_opcode::COMP_SWAP),
+        (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(wc_opcode::FETCH_ADD),
+        _ => None,
+    }
+}
