@@ -206,7 +206,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let grant = state.ledger.get(id).and_then(|slot| slot.grant.clone());
             let nic = self.make_nic(state, pool, id, grant.as_ref()).await?;
             let gift = grant::vhost_user(pool, id, &nic)?;
-            self.describe(pool, id, &nic, &grant::tap_name(id))?;
+            // Multus may have named it otherwise.
+            let attached = state.ledger.get(id).and_then(|slot| slot.records.first());
+            let tap =
+                attached.map_or_else(|| grant::tap_name(id), |record| record.nic.if_name.clone());
+            self.describe(pool, id, &nic, &tap)?;
             if let Some(view) = &mut state.daemon.view {
                 view.nics.insert(nic.name.clone(), nic);
             }

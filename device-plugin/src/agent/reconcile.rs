@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,10 +16,12 @@ use vhost_rdma_agent_api::Kind;
 
 use super::{Agent, Missing, State, now};
 use crate::daemon::{Daemon, DaemonError, View, is_connected};
-use crate::grant::{NIC_PREFIX, nic_name};
+use crate::grant::{
+    NIC_FILE, NIC_PREFIX, cdi_file, device_info, device_info_name, host_dir, nic_name,
+};
 use crate::kubelet::{Holding, Kubelet, KubeletError};
 use crate::ledger::{Grant, Owner, Slot};
-use crate::pool::{Pool, Pools};
+use crate::pool::{Device, Pool, Pools};
 
 /// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time that this must last.
 const MISSES: u32 = 3;
@@ -177,33 +180,45 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
-    /// NICs and files that the ledger promises and that are not there: after a reboot, or a daemon without its state.
+    /// NICs and files that the ledger promises and that are not there: after a reboot, a daemon without its state, somebody's `rm`.
     async fn restore(&self, state: &mut State) {
         let pools = Arc::clone(&state.pools);
-        let Some(view) = &state.daemon.view else { return };
-        let absent: Vec<String> = state
+        let granted: Vec<(String, Kind)> = state
             .ledger
             .iter()
-            .filter(|(id, slot)| {
-                let promised =
-                    slot.grant.as_ref().is_some_and(|grant| grant.kind == Kind::VhostUser);
-                promised && !view.nics.contains_key(&nic_name(id))
-            })
-            .map(|(id, _)| id.clone())
+            .filter_map(|(id, slot)| Some((id.clone(), slot.grant.as_ref()?.kind)))
             .collect();
-        for id in absent {
-            let Some((pool, device)) =
-                pools.device(&id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser)
-            else {
+        for (id, kind) in granted {
+            let found = pools.device(&id).filter(|(pool, _)| pool.config.kind == kind);
+            let Some((pool, device)) = found else { continue };
+            if self.is_whole(state, pool, device) {
                 continue;
-            };
+            }
             match self.make(state, pool, device).await {
-                Ok(_) => tracing::info!(id, "the NIC was made again as it was"),
+                Ok(_) => tracing::info!(id, "what the pod was given was made again as it was"),
                 Err(error) => {
-                    tracing::error!(id, %error, "cannot make the NIC again; it is tried again");
+                    tracing::error!(id, %error, "cannot make again what the pod was given; it is tried again");
                 }
             }
         }
+    }
+
+    /// Is all there that a grant promises? As long as the daemon does not answer, its part is not asked for.
+    fn is_whole(&self, state: &State, pool: &Pool, device: &Device) -> bool {
+        let id = &device.id;
+        if pool.config.kind == Kind::VhostUser {
+            let Some(view) = &state.daemon.view else { return true };
+            let Some(nic) = view.nics.get(&nic_name(id)) else { return false };
+            if !Path::new(&host_dir(nic)).join(NIC_FILE).exists() {
+                return false;
+            }
+        }
+        let dirs = &self.settings.dirs;
+        let info = device_info(pool, device).is_none()
+            || dirs.device_info.join(device_info_name(pool, id)).exists();
+        let spec = !self.uses_cdi(state)
+            || dirs.cdi.join(cdi_file(&state.config.resource_prefix, id)).exists();
+        info && spec
     }
 
     /// Granted IDs whose pod is gone for certain.

@@ -102,6 +102,27 @@ async fn a_daemon_that_loses_its_state_gets_the_same_nics_again() {
 }
 
 #[tokio::test]
+async fn files_that_a_reboot_took_are_written_again() {
+    let mut world = World::new().await;
+    world.kill_agent().await;
+    world.start_agent(&CONFIG.replace("classic", "cdi")).await;
+    world.agent().allocate("blue", &[vec!["blue-0".to_owned()]]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    let files = [
+        "cdi/vhost-rdma.io-nic_blue-0.json",
+        "devinfo/vhost-rdma.io-blue-blue-0-device.json",
+        "nics/k8s.blue-0/nic.json",
+    ];
+    for file in files {
+        let before = std::fs::read(world.path(file)).unwrap();
+        std::fs::remove_file(world.path(file)).unwrap();
+        world.settle().await;
+        assert_eq!(std::fs::read(world.path(file)).unwrap(), before, "{file}");
+    }
+}
+
+#[tokio::test]
 async fn a_vmm_that_does_not_come_back_to_a_new_daemon_makes_its_id_unhealthy() {
     let world = World::new().await;
     world.allocate(&["blue-0"]).await.unwrap();
