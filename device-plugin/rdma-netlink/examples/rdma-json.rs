@@ -6,6 +6,7 @@
 //! rdma-json delete NAME
 //! rdma-json rename OLD NEW
 //! rdma-json move NAME NETNS [NEW]     to another namespace, perhaps under another name
+//! rdma-json fetch NETNS NAME          back from there
 //! rdma-json mode shared|exclusive
 //! rdma-json monitor COUNT             wait for announcements
 //! ```
@@ -41,6 +42,11 @@ fn run(args: &[&str]) -> Result<()> {
         ["move", name, netns, new] => {
             let netns = Netns::from_path(netns)?;
             with(name, |rdma, index| rdma.move_to(index, &netns, Some(new)))
+        }
+        ["fetch", netns, name] => {
+            let mut there = Rdma::open_in(&Netns::from_path(netns)?)?;
+            let index = there.by_name(name)?.index;
+            there.move_to(index, &Netns::current()?, None)
         }
         ["mode", "shared"] => Rdma::open()?.set_netns_mode(NetnsMode::Shared),
         ["mode", "exclusive"] => Rdma::open()?.set_netns_mode(NetnsMode::Exclusive),
