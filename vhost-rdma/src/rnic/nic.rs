@@ -268,15 +268,18 @@ impl Nic {
                     return self.contexts.reset_doorbell(qp.ctx, qp.doorbells[1]);
                 }
                 let Some(receive) = &mut qp.receive else { return };
+                // At once: a guest that rang for a receive and then had its peer send, both on this worker, must not see the message
+                // overtake the receive on its way to the hardware. All doorbells are looked at before any send is posted.
                 match receive.ring.posted(post.producer) {
-                    Ok(()) => self.schedule(qpn),
+                    Ok(()) if qp.state == State::Err => self.schedule(qpn),
+                    Ok(()) => self.post_receives(qpn),
                     Err(_) => self.qp_fatal(qpn),
                 }
             }
             Owner::Shared(srqn) => {
                 let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
                 match srq.ring.posted(post.producer) {
-                    Ok(()) => self.run_srqs.push(srqn),
+                    Ok(()) => self.post_shared(srqn),
                     Err(_) => self.srq_failed(srqn),
                 }
             }

@@ -66,8 +66,14 @@ pub(super) fn push(burst: &mut RecvBurst, receive: &Receive, wr_id: u64) {
 impl Nic {
     /// Posts the receives that the guest has posted, as many as the host QP takes.
     pub(super) fn post_receives(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let Qp { receive: Some(receive), serial, host, .. } = &mut **qp else { return };
+        // Bounded by the depth of the queue.
+        while self.post_receive_burst(qpn) {}
+    }
+
+    /// Posts one burst; true if there are more, and room for them.
+    fn post_receive_burst(&mut self, qpn: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+        let Qp { receive: Some(receive), serial, host, .. } = &mut **qp else { return false };
         self.receives.clear();
         let room = receive.depth.saturating_sub(receive.in_flight()).min(BURST);
         let mut taken = Receive::default();
@@ -89,11 +95,10 @@ impl Nic {
             && let Err(refused) = self.host.post_recv(*host, &self.receives)
         {
             tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a receive");
-            return self.qp_fatal(qpn);
+            self.qp_fatal(qpn);
+            return false;
         }
-        if more {
-            self.schedule(qpn);
-        }
+        more
     }
 
     /// Flushes receives that the hardware never saw, once it has flushed what it had; true if there are more.

@@ -79,7 +79,15 @@ impl Srq {
 impl Nic {
     /// Posts the receives that the guest has posted, as many as the host SRQ takes.
     pub(super) fn post_shared(&mut self, srqn: u32) {
-        let Some(srq) = self.srqs.get_mut(srqn as usize).filter(|srq| !srq.dead) else { return };
+        // Bounded by the depth of the queue.
+        while self.post_shared_burst(srqn) {}
+    }
+
+    /// Posts one burst; true if there are more, and room for them.
+    fn post_shared_burst(&mut self, srqn: u32) -> bool {
+        let Some(srq) = self.srqs.get_mut(srqn as usize).filter(|srq| !srq.dead) else {
+            return false;
+        };
         self.receives.clear();
         let mut taken = Receive::default();
         let room = srq.max_wr.saturating_sub(u32::try_from(srq.held.len()).unwrap_or(u32::MAX));
@@ -97,11 +105,10 @@ impl Nic {
             && let Err(refused) = self.host.post_srq(srq.host, &self.receives)
         {
             tracing::debug!(srqn, %refused.error, refused.posted, "the RNIC refuses a receive");
-            return self.srq_failed(srqn);
+            self.srq_failed(srqn);
+            return false;
         }
-        if more {
-            self.run_srqs.push(srqn);
-        }
+        more
     }
 
     /// An SRQ cannot go on.
