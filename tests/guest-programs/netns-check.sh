@@ -25,7 +25,7 @@ pingpong() {
   g=$(gid) || { echo "no GID of 10.9.0.1"; return 1; }
   timeout 60 ibv_rc_pingpong -d $dev -g $g -n 50 -c -p 20002 > /tmp/pp.server 2>&1 &
   n=0; until grep -qi ':4E22 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || return 1; done
-  timeout 60 ibv_rc_pingpong -d $dev -g $g -n 50 -c -p 20002 localhost && wait $!
+  timeout 60 ibv_rc_pingpong -d $dev -g $g -n 50 -c -p 20002 127.0.0.1 && wait $!
 }
 cm() {
   timeout 60 rping -s -a 10.9.0.1 -C 5 > /tmp/rping.server 2>&1 &
@@ -48,7 +48,7 @@ must "name our own" ip netns attach home 1
 g=$(gid)
 timeout 100 ib_write_bw -d $dev -x $g -D 90 -s 4096 -F -p 20003 > /tmp/bw.server 2>&1 & server=$!
 sleep 2
-timeout 100 ib_write_bw -d $dev -x $g -D 90 -s 4096 -F -p 20003 localhost > /tmp/bw.client 2>&1 & client=$!
+timeout 100 ib_write_bw -d $dev -x $g -D 90 -s 4096 -F -p 20003 127.0.0.1 > /tmp/bw.client 2>&1 & client=$!
 sleep 4
 [ "$(rdma resource show qp | grep -c ib_write_bw)" -ge 2 ] && ok "a program runs" || fail "a program runs" "$(tail -3 /tmp/bw.client | tr '\n' ' ')"
 

@@ -125,7 +125,7 @@ def statistics():
                                                "hw_counters/completions", "hw_counters/commands")}
     server = subprocess.Popen(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100", "-p", "20001"], stdout=subprocess.DEVNULL)
     time.sleep(2)
-    subprocess.run(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100", "-p", "20001", "localhost"],
+    subprocess.run(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100", "-p", "20001", "127.0.0.1"],
                    check=True, stdout=subprocess.DEVNULL, timeout=60)
     server.wait(60)
     # Values are as old as `lifespan` at most, in milliseconds.
