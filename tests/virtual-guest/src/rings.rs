@@ -187,7 +187,7 @@ impl Cq {
     /// The next completion, which must come.
     #[track_caller]
     pub fn one(&mut self) -> Cqe {
-        self.wait(Duration::from_secs(10)).expect("no completion within 10 s")
+        self.wait(Duration::from_secs(30)).expect("no completion within 30 s")
     }
 
     /// The next completion, which must come and be a success.

@@ -19,7 +19,7 @@ const HASTY: Path = Path {
     min_rnr_timer: 1,
     rd_atomic: 4,
 };
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(60);
 
 /// One round after the other.
 pub(super) fn run(a: &Node, b: &Node, shared: &Shared, mut dice: Dice) {

@@ -18,6 +18,7 @@ pub(super) fn run(place: &Vacancy, shared: &Shared, mut dice: Dice) {
     while shared.goes_on() {
         let config = GuestConfig {
             ram_bytes: 8 << 20,
+            timeout: super::PATIENCE,
             memory_table: dice.coin(),
             event_buffers: if dice.coin() { 48 } else { 0 },
             ..GuestConfig::default()

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 pub use report::{Report, Row};
 
 use crate::daemon::DaemonOptions;
+use crate::guest::GuestConfig;
 use crate::vitals::Vitals;
 use crate::world::World;
 
@@ -27,6 +28,11 @@ const SAMPLE: Duration = Duration::from_secs(1);
 const PROGRESS: Duration = Duration::from_secs(10);
 /// The part of the time that is warm-up, and the least that it is.
 const WARM_UP: (u32, Duration) = (10, Duration::from_secs(20));
+
+/// What each thread waits between rounds: a soak of half an hour is no load test, and its machine has others to serve.
+const PAUSE: Duration = Duration::from_millis(4);
+/// How long a command may take on a machine that is busy with others.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the threads share.
 #[derive(Debug, Default)]
@@ -38,7 +44,9 @@ struct Shared {
 }
 
 impl Shared {
+    /// After a pause: shall there be another round?
     fn goes_on(&self) -> bool {
+        std::thread::sleep(PAUSE);
         !self.stop.load(Ordering::Relaxed)
     }
 }
@@ -70,7 +78,9 @@ pub(crate) struct Sample {
 /// Runs for `time`.
 pub fn run(time: Duration, seed: u64) -> Report {
     let world = World::with(&DaemonOptions::default(), time + Duration::from_secs(180));
-    let (a, b, c) = (world.node(), world.node(), world.vacancy());
+    let guest = || GuestConfig { timeout: PATIENCE, ..GuestConfig::default() };
+    let (a, b) = (world.node_with("net", &[], guest()), world.node_with("net", &[], guest()));
+    let c = world.vacancy();
     let shared = Arc::new(Shared::default());
     let begin = Instant::now();
     let mut samples = Vec::new();
@@ -96,7 +106,7 @@ pub fn run(time: Duration, seed: u64) -> Report {
             }),
         ];
         let mut told = begin;
-        while begin.elapsed() < time && shared.goes_on() {
+        while begin.elapsed() < time && !shared.stop.load(Ordering::Relaxed) {
             std::thread::sleep(SAMPLE.min(time.saturating_sub(begin.elapsed())));
             samples.push(Sample { at: begin.elapsed(), vitals: world.daemon.vitals() });
             if told.elapsed() >= PROGRESS {
