@@ -336,7 +336,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let name =
             format!("{}-{id}-device.json", state.config.resource(&slot.pool).replace('/', "-"));
         crate::files::remove(&self.settings.dirs.device_info, &name);
-        let name = crate::grant::cdi_file(&state.config.resource_prefix, id);
+        let name = cdi_file(&state.config.resource_prefix, id);
         crate::files::remove(&self.settings.dirs.cdi, &name);
         Ok(())
     }
