@@ -35,7 +35,7 @@ exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net 
 "#;
 
 /// The node's first process, up to the moment when it becomes `tini`. `/proc` is still the machine's here, so the first line writes the process id as the
-/// machine counts. Each cgroup hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
+/// machine counts. `/dev/net/tun` is open to everybody, as udev makes it and not every container's `/dev` has it. Each cgroup hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
 const INIT: &str = r#"
 state=$1
 read -r pid rest < /proc/self/stat
@@ -53,6 +53,8 @@ mount -t proc proc proc
 mount -t sysfs sys sys
 mount --rbind /dev dev
 mount -t tmpfs shm dev/shm
+[ ! -d dev/net ] || mount -t tmpfs -o mode=755 net dev/net
+[ ! -d dev/net ] || mknod -m 666 dev/net/tun c 10 200
 mount -t tmpfs -o mode=755 cgroup sys/fs/cgroup
 while read -r point kind options; do
   mkdir -p "sys/fs/cgroup/$point"

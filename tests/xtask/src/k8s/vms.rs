@@ -36,22 +36,22 @@ eval "set -- \"$1\" \"$2\" $VHOST_RDMA_TAPPED_0_QEMU_ARGS"
 name=$1 number=$2
 shift 2
 echo "qemu-system-x86_64 … $*"
-qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
+( qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
   -M q35,memory-backend=mem -m 640M -object memory-backend-memfd,id=mem,size=640M,share=on \
   -kernel /vm/vmlinuz -initrd /vm/initrd.gz -drive file=/vm/root.qcow2,if=virtio,format=qcow2,snapshot=on \
   -append "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name=$name lab.ip=$number" \
   -serial file:/share/console -chardev pipe,id=ctl,path=/share/ctl -serial chardev:ctl \
   -virtfs local,path=/share,mount_tag=host,security_model=none \
-  -device virtio-rng-pci -global virtio-net-pci.romfile= "$@" &
+  -device virtio-rng-pci -global virtio-net-pci.romfile= "$@" || true
+  echo done 0 1 > /share/ctl.out ) &
 exec 3<> /share/ctl.out
 word=
-while [ "$word" != ready ]; do read -r word rest <&3; done
-echo "run 1" > /share/ctl.in
+while [ "$word" != ready ] && [ "$word" != done ]; do read -r word id status <&3; done
+[ "$word" = done ] || echo "run 1" > /share/ctl.in
 while [ "$word" != done ]; do read -r word id status <&3; done
-cat /share/cmd/1.out
-echo off > /share/ctl.in
-wait
-exit "$status"
+[ ! -e /share/cmd/1.out ] || cat /share/cmd/1.out
+[ "$id" = 1 ] || cat /share/console
+exit "${status:-1}"
 "#;
 
 /// Driver, provider, and the GID of the guest's address; as `vm/peers.rs` does it.
