@@ -83,7 +83,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 daemon.view = Some(view);
             }
             Err(error) => {
-                daemon.error = error.to_string();
+                daemon.error = match &error {
+                    DaemonError::Unreachable(why) => why.clone(),
+                    other => other.to_string(),
+                };
                 if daemon.view.take().is_some() {
                     state.counters.daemon_losses += 1;
                     tracing::error!(%error, "the daemon is gone");
