@@ -65,6 +65,12 @@ pub fn backing() -> String {
     std::env::var("VHOST_RDMA_BACKING").unwrap_or_else(|_| "soft".to_owned())
 }
 
+/// How many times longer than usual things may take, where a machine is emulated: `$VHOST_RDMA_PATIENCE`, or 1.
+pub fn patience() -> u32 {
+    let told = std::env::var("VHOST_RDMA_PATIENCE").ok();
+    told.and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
 /// The daemon's binary, built if need be.
 pub fn binary() -> PathBuf {
     static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();

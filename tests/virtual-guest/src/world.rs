@@ -133,7 +133,7 @@ impl World {
     pub fn with(options: &DaemonOptions, limit: Duration) -> Self {
         // A build is no part of the test, and may take longer than one.
         let _built = crate::daemon::binary();
-        let watchdog = Watchdog::new(limit);
+        let watchdog = Watchdog::new(limit * crate::daemon::patience());
         let daemon = Daemon::spawn(options);
         daemon.add_network("net", 100);
         Self { daemon, next: AtomicU8::new(1), _watchdog: watchdog }

@@ -263,13 +263,14 @@ impl Nic {
 
     /// Ends the connections to peers that may not be reached any more.
     pub(super) fn check_peers(&mut self) {
-        let connected = |qp: &&Box<super::nic::Qp>| {
+        let connected = |qp: &super::nic::Qp| {
             qp.kind.is_connected() && !matches!(qp.state, State::Reset | State::Init | State::Err)
         };
         let lost: Vec<u32> = self
             .qps
             .values()
-            .filter(connected)
+            .map(|qp| &**qp)
+            .filter(|qp| connected(qp))
             .filter(|qp| self.reach(&qp.attrs.av().dgid).is_none())
             .map(|qp| qp.qpn)
             .collect();

@@ -233,8 +233,12 @@ impl Nic {
         cq.kill();
         let ctx = cq.ctx;
         self.raise(event::CQ_ERR, cqn, ctx);
-        let uses = |qp: &&Box<super::nic::Qp>| qp.send_cqn == cqn || qp.recv_cqn == cqn;
-        let users: Vec<u32> = self.qps.values().filter(uses).map(|qp| qp.qpn).collect();
+        let users: Vec<u32> = self
+            .qps
+            .values()
+            .filter(|qp| qp.send_cqn == cqn || qp.recv_cqn == cqn)
+            .map(|qp| qp.qpn)
+            .collect();
         users.into_iter().for_each(|qpn| self.qp_fatal(qpn));
     }
 

@@ -209,7 +209,7 @@ impl Nic {
                     req.max_recv_sge.get().into(),
                 ));
         let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
-            && rq.is_some() == !no_receives
+            && rq.is_some() != no_receives
             && requests_ok(req.max_send_wr.get(), req.sq_entries.get())
             && requests_ok(req.max_recv_wr.get(), req.rq_entries.get());
         let send_ok = req.sq_entries.get() == 0 || self.send_shape_ok(req);

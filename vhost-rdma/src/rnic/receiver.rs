@@ -51,7 +51,7 @@ impl Receives {
 pub(super) fn push(burst: &mut RecvBurst, receive: &Receive, wr_id: u64) {
     let first = u32::try_from(burst.sges.len()).unwrap_or(u32::MAX);
     if receive.malformed {
-        burst.sges.push(HostSge { addr: u64::MAX & !0xfff, length: 0x1000, lkey: 0 });
+        burst.sges.push(HostSge { addr: !0xfff, length: 0x1000, lkey: 0 });
     } else {
         burst.sges.extend(receive.sges.iter().map(|sge| HostSge {
             addr: sge.addr.get(),

@@ -136,10 +136,13 @@ fn open_context(device: &str) -> Result<Option<*mut ffi::ibv_context>> {
     let list = made(unsafe { ffi::ibv_get_device_list(&raw mut count) })?;
     let mut found = None;
     for index in 0..usize::try_from(count).unwrap_or(0) {
+        let entry = list.wrapping_add(index);
         // SAFETY: the list has `count` entries.
-        let candidate = unsafe { *list.add(index) };
-        // SAFETY: an entry of the list is a device, whose name lives as long as the list.
-        let name = unsafe { CStr::from_ptr(ffi::ibv_get_device_name(candidate)) };
+        let candidate = unsafe { *entry };
+        // SAFETY: an entry of the list is a device.
+        let name = unsafe { ffi::ibv_get_device_name(candidate) };
+        // SAFETY: its name is a string that lives as long as the list.
+        let name = unsafe { CStr::from_ptr(name) };
         if name.to_bytes() == device.as_bytes() {
             // SAFETY: as above.
             found = Some(made(unsafe { ffi::ibv_open_device(candidate) }));

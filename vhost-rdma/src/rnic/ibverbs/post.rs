@@ -271,13 +271,17 @@ pub(super) fn event_of(raw: &ffi::ibv_async_event) -> Option<HostEvent> {
         | event::COMM_EST
         | event::SQ_DRAINED
         | event::QP_LAST_WQE_REACHED => {
-            // SAFETY: events of these types have a QP, which exists until they are acknowledged.
-            let context = unsafe { (*raw.element.qp).qp_context };
+            // SAFETY: events of these types have a QP.
+            let qp = unsafe { raw.element.qp };
+            // SAFETY: it exists until they are acknowledged.
+            let context = unsafe { (*qp).qp_context };
             Some(HostEvent::Qp(HostQp(index(context)), kind))
         }
         event::SRQ_ERR | event::SRQ_LIMIT_REACHED => {
-            // SAFETY: events of these types have an SRQ, which exists until they are acknowledged.
-            let context = unsafe { (*raw.element.srq).srq_context };
+            // SAFETY: events of these types have an SRQ.
+            let srq = unsafe { raw.element.srq };
+            // SAFETY: it exists until they are acknowledged.
+            let context = unsafe { (*srq).srq_context };
             Some(HostEvent::Srq(HostSrq(index(context)), kind))
         }
         _ => None,

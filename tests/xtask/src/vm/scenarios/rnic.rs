@@ -43,8 +43,8 @@ pub(crate) struct Args {
 const PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
 const BUILD_WAIT: Duration = Duration::from_secs(1800);
 const SET_UP: Duration = Duration::from_secs(60);
-/// One test has two minutes of its own; a program of tests has as long as all of its tests in a row.
-const TEST: Duration = Duration::from_secs(150);
+/// One test has 16 minutes of its own at most, and a program of tests an hour: emulated, 20000 interrupts take their time.
+const TESTS_END: Duration = Duration::from_secs(3600);
 const PINGPONG: Duration = Duration::from_secs(120);
 /// Addresses of virtual guests: 10.0.0.1 and on.
 const ADDRESSES: u8 = 40;
@@ -52,10 +52,7 @@ const ADDRESSES: u8 = 40;
 /// Tests that cannot pass on rdma_rxe, and what decides that.
 const KNOWN: &[(&str, &str)] = &[
     ("rc::counters_grow_by_the_bytes_that_moved", INBOUND),
-    (
-        "rc::the_first_message_in_rtr_raises_comm_est_and_is_received",
-        "rxe_resp.c, rxe_receiver: no COMM_EST",
-    ),
+    ("rc::the_first_message_in_rtr_raises_comm_est_and_is_received", NO_COMM_EST),
     ("errors::a_bad_local_key_is_a_local_protection_error", FLUSHED),
     ("errors::a_deregistered_key_is_dead", FLUSHED),
     ("errors::a_region_of_another_domain_is_a_local_protection_error", FLUSHED),
@@ -84,6 +81,19 @@ const KNOWN: &[(&str, &str)] = &[
         "ud_gsi::a_datagram_larger_than_the_mtu_is_refused_at_the_sender",
         "rxe_req.c, rxe_requester: drops it and completes with success (IBTA C10-93.1.1)",
     ),
+    (
+        "ud_gsi::a_receive_that_is_too_small_fails_at_the_receiver_only",
+        "rxe_resp.c, rxe_receiver: a datagram that does not fit is dropped where there is no SRQ",
+    ),
+    ("events::an_event_carries_its_object_and_context", SILENT),
+    ("events::comm_est_comes_once", NO_COMM_EST),
+    ("events::without_buffers_each_object_keeps_one_event_of_each_type", NO_COMM_EST),
+    ("cq_arm::an_error_is_not_kept_waiting", UNMODERATED),
+    ("cq_arm::moderated_events_wait_for_the_count_or_the_period", UNMODERATED),
+    (
+        "cq_arm::solicited_arming_waits_for_a_solicited_message",
+        "libibverbs does not tell whether a message was solicited (docs/RNIC.md, 3)",
+    ),
     ("ud_gsi::gsi_belongs_to_the_kernel_and_exists_once", NOT_OFFERED),
     ("ud_gsi::gsi_is_queue_pair_one_and_carries_management_datagrams", NOT_OFFERED),
     ("ud_gsi::gsi_works_with_a_dma_key", NOT_OFFERED),
@@ -93,6 +103,8 @@ const KNOWN: &[(&str, &str)] = &[
     ),
 ];
 
+const NO_COMM_EST: &str = "rxe_resp.c, rxe_receiver: no COMM_EST";
+const UNMODERATED: &str = "CQ_MODERATE is not offered (docs/RNIC.md, 3)";
 /// What libibverbs does not pass on.
 const NOT_OFFERED: &str = "no GSI QP and no DMA key on an RNIC (docs/RNIC.md, 3)";
 /// What comes in passes no software of ours.
@@ -110,11 +122,11 @@ sleep 2
 
 /// Each test in a process of its own: one that hangs or dies takes no other with it.
 const TESTS: &str = r#"ulimit -l unlimited
-export VHOST_RDMA_BIN=/host/products/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0
+export VHOST_RDMA_BIN=/host/products/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8
 cp -f /host/products/@BINARY@ /tmp/t && chmod +x /tmp/t
 for t in $(/tmp/t --list --format terse 2>/dev/null | sed -n 's/: test$//p'); do
   case "$t" in *@FILTER@*) ;; *) continue;; esac
-  if timeout 140 /tmp/t --exact "$t" > /tmp/log 2>&1; then
+  if timeout 1000 /tmp/t --exact "$t" > /tmp/log 2>&1; then
     grep -q '1 passed' /tmp/log && echo "ok $t" || echo "ignored $t"
   else
     echo "fail $t"; grep -v '^running\|^$\|^test \|^failures\|RUST_BACKTRACE' /tmp/log | head -25 | sed 's/^/    | /'
@@ -224,7 +236,7 @@ impl Args {
             None => "",
         };
         let script = TESTS.replace("@BINARY@", &file).replace("@FILTER@", filter);
-        let out = host.run(&script, TEST * 24)?;
+        let out = host.run(&script, TESTS_END)?;
         let mut ended = false;
         for line in out.text.lines() {
             match line.split_once(' ') {
