@@ -98,6 +98,9 @@ const KNOWN: &[(&str, &str)] = &[
         "ud_gsi::a_datagram_between_ipv6_addresses_has_an_ipv6_header",
         "ibv_wc does not tell the version of the header; the NIC's first address decides (docs/RNIC.md, 3)",
     ),
+    ("atomics::the_device_says_that_its_atomics_hold_against_cpus_and_they_do", AMONG_QPS),
+    ("atomics::compare_and_swap_is_atomic_against_a_cpu_that_also_swaps", AMONG_QPS),
+    ("memory::a_dma_key_covers_guest_physical_memory_and_is_the_kernels_alone", NOT_OFFERED),
     ("ud_gsi::gsi_belongs_to_the_kernel_and_exists_once", NOT_OFFERED),
     ("ud_gsi::gsi_is_queue_pair_one_and_carries_management_datagrams", NOT_OFFERED),
     ("ud_gsi::gsi_works_with_a_dma_key", NOT_OFFERED),
@@ -109,6 +112,8 @@ const KNOWN: &[(&str, &str)] = &[
 
 const NO_COMM_EST: &str = "rxe_resp.c, rxe_receiver: no COMM_EST";
 const UNMODERATED: &str = "CQ_MODERATE is not offered (docs/RNIC.md, 3)";
+const AMONG_QPS: &str =
+    "an RNIC claims IBV_ATOMIC_HCA: among its QPs, not against CPUs (docs/RNIC.md, 3)";
 /// What libibverbs does not pass on.
 const NOT_OFFERED: &str = "no GSI QP and no DMA key on an RNIC (docs/RNIC.md, 3)";
 /// What comes in passes no software of ours.
