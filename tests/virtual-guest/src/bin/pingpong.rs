@@ -37,13 +37,14 @@ struct Args {
     mtu: u8,
 }
 
-fn main() {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
     let world = World::with(&DaemonOptions::default(), Duration::from_secs(300));
     world.daemon.run(&["peer", "add", &args.peer, "--network", "net"]);
     let options = ["--backing", &virtual_guest::daemon::backing()];
     let socket = world.daemon.add_nic("pingpong", "net", &options);
-    let guest = Guest::connect(&socket, GuestConfig::default()).expect("a connection to the NIC");
+    let guest = Guest::connect(&socket, GuestConfig::default())
+        .map_err(|error| format!("no connection to the NIC: {error:?}"))?;
     let gid = match args.address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -55,4 +56,5 @@ fn main() {
     let took = rc_pingpong(&mut end, &side, game);
     let micros = took.as_secs_f64() * 1e6 / f64::from(game.iterations);
     println!("{} iterations of {} bytes, {micros:.2} usec/iter", game.iterations, game.size);
+    Ok(())
 }
