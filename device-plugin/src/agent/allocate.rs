@@ -211,6 +211,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let tap =
                 attached.map_or_else(|| grant::tap_name(id), |record| record.nic.if_name.clone());
             self.describe(pool, id, &nic, &tap)?;
+            state.daemon.changes += 1;
             if let Some(view) = &mut state.daemon.view {
                 view.nics.insert(nic.name.clone(), nic);
             }
@@ -319,6 +320,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 Err(DaemonError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
+            state.daemon.changes += 1;
             if let Some(view) = &mut state.daemon.view {
                 view.nics.remove(&name);
             }

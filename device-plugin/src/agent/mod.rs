@@ -127,6 +127,8 @@ pub struct Counters {
 struct DaemonState {
     /// Absent: it does not answer.
     view: Option<View>,
+    /// NICs that this agent made or removed: a view that was asked for before one of them is out of date.
+    changes: u64,
     error: String,
     /// The process that was seen last.
     pid: Option<u32>,

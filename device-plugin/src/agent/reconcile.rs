@@ -30,9 +30,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// One round.
     pub async fn reconcile(&self) {
         let started = Instant::now();
+        let changes = self.state.lock().await.daemon.changes;
         let (view, holdings) = tokio::join!(self.daemon.view(), self.kubelet.holdings());
         let gone = {
             let mut state = self.state.lock().await;
+            // What was allocated while the daemon answered is not in its answer, and must not look as if it were missing.
+            let view =
+                if state.daemon.changes == changes { view } else { self.daemon.view().await };
             self.see_daemon(&mut state, view);
             match &holdings {
                 Ok(holdings) => {

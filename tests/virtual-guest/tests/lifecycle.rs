@@ -343,6 +343,16 @@ fn removing_a_nic_cuts_its_guest_off_and_nobody_else() {
 }
 
 #[test]
+fn a_removed_nic_leaves_no_directory() {
+    let world = World::new();
+    for _ in 0..20 {
+        let node = world.node();
+        world.daemon.run(&["nic", "rm", &node.name]);
+        assert!(!node.socket.parent().unwrap().exists());
+    }
+}
+
+#[test]
 fn a_monitor_that_truncates_its_memory_harms_nobody_else() {
     let world = World::new();
     let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &FAST);

@@ -91,7 +91,8 @@ impl ListenerThread {
         let thread = Thread { nic, socket, shared: shared.clone(), wake: wake.clone() };
         std::thread::Builder::new().name(format!("nic-{}", thread.nic.name)).spawn(move || {
             thread.run();
-            // The other side sees that the channel is closed.
+            // The socket's file is gone before the other side sees that the channel is closed: it removes the directory next.
+            drop(thread);
             drop(finished);
         })?;
         Ok(Self { shared, wake, done })

@@ -14,7 +14,7 @@ pub(crate) mod parts;
 mod plane;
 mod pods;
 mod restarts;
-mod test;
+pub(crate) mod test;
 mod vms;
 
 use std::time::Instant;

@@ -27,13 +27,13 @@ const BYTES: u32 = 256 << 10;
 pub(crate) struct Args {
     /// Only steps whose name contains this
     #[arg(long)]
-    only: Option<String>,
+    pub(crate) only: Option<String>,
     /// Also two VMs in pods, with unmodified programs between them
     #[arg(long)]
-    full: bool,
+    pub(crate) full: bool,
     /// Write the rows here
     #[arg(long)]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// What the steps share.
