@@ -345,7 +345,7 @@ fn removing_a_nic_cuts_its_guest_off_and_nobody_else() {
 #[test]
 fn a_removed_nic_leaves_no_directory() {
     let world = World::new();
-    for _ in 0..20 {
+    for _ in 0..8 {
         let node = world.node();
         world.daemon.run(&["nic", "rm", &node.name]);
         assert!(!node.socket.parent().unwrap().exists());
