@@ -41,13 +41,13 @@ impl Args {
                 life::Args { full: self.full, ..Default::default() }.run(cache)
             })?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
-            steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
-            steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;
         }
         if self.full {
+            steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
+            steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods with NICs in a real Kubernetes", || {
                 crate::k8s::test::Args { full: true, ..Default::default() }.run(cache)
             })?;
