@@ -4,7 +4,7 @@
 import json, os, re, subprocess, sys
 
 tool, device, netns = sys.argv[1:]
-ours = json.loads(subprocess.check_output([tool, netns]))
+ours = json.loads(subprocess.check_output([tool, "show", netns]))
 inside = ["ip", "netns", "exec", os.path.basename(netns)]
 
 
