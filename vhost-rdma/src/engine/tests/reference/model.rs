@@ -290,8 +290,11 @@ impl Model {
     pub(super) fn time_passes(&mut self) {
         let ends = || (0..2).flat_map(|side| (0..LINES).map(move |line| (side, line)));
         loop {
-            ends().for_each(|(side, line)| self.wake(side, line));
-            self.settle();
+            // Twice: a retry that fails for a reason of its own leaves its peer without an answer.
+            for _ in 0..2 {
+                ends().for_each(|(side, line)| self.wake(side, line));
+                self.settle();
+            }
             let late = ends().find_map(|(side, line)| {
                 let qp = self.guests[side].qps[line].as_ref()?;
                 let status = match qp.wait {
