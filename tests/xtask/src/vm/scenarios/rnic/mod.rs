@@ -1,0 +1,108 @@
+//! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second VM with plain rxe for a peer that is not ours.
+//!
+//! | part | what is looked at |
+//! |---|---|
+//! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM |
+//! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
+//!
+//! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
+
+mod known;
+mod pingpong;
+mod suite;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::fixture;
+use crate::cache::Cache;
+use crate::host;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::{Lab, Nic, Plan, daemon, peers};
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Release of the VMs
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    debian: Debian,
+    /// Only the rows whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What the build of the RNIC backing needs on this machine.
+const PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
+const SET_UP: Duration = Duration::from_secs(60);
+/// Addresses of virtual guests: 10.0.0.1 and on.
+const ADDRESSES: u8 = 40;
+
+/// The host's side: addresses for its guests on the netdev that carries rxe, and no limit on what may be pinned.
+const HOST: &str = "set -e
+ip link set eth0 mtu 4200
+for n in $(seq 1 @ADDRESSES@); do ip addr add 10.0.0.$n/24 dev eth0; ip addr add fd00:1::$(printf %x $n)/64 dev eth0 nodad; done
+sleep 2
+";
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let mut lab = Lab::prepare(cache)?;
+        if self.keep {
+            lab.run.keep();
+        }
+        host::ensure_packages(cache, PACKAGES)?;
+        let binary = daemon::build_with(cache, &["host-rnic"])?;
+        let (tests, pingpong) = suite::virtual_guest(cache)?;
+        let plan =
+            Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![Nic::None, Nic::None] };
+        lab.boot(&plan)?;
+        let mut products = vec![binary, pingpong];
+        products.extend(tests.iter().cloned());
+        lab.deliver(&products)?;
+        let mut table = Vec::new();
+        {
+            let (a, b) = lab.pair()?;
+            let set_up = HOST.replace("@ADDRESSES@", &ADDRESSES.to_string());
+            a.must(&set_up, SET_UP)?;
+            b.must("ip link set eth0 mtu 4200; ip addr add 10.0.0.200/24 dev eth0", SET_UP)?;
+            let _devices = peers::attach_rxe(a, b)?;
+            for program in &tests {
+                self.whole_stack(a, program, &mut table)?;
+            }
+            self.pingpong(a, b, &mut table)?;
+        }
+        for guest in &mut lab.guests {
+            let clean = fixture::kernel_is_clean(guest);
+            table.push(row(&format!("kernel of {}", guest.name), clean));
+        }
+        rows::print_table(&table, "rnic:rxe0", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+
+    fn wanted(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+}
+
+fn row(name: &str, ok: bool) -> Row {
+    Row {
+        name: name.to_owned(),
+        ok,
+        value: None,
+        reference: None,
+        ratio: None,
+        unit: String::new(),
+        target: String::new(),
+    }
+}
