@@ -2,12 +2,16 @@
 //!
 //! Events are news, not state: they are sent by a task of their own, from a queue that is bounded, and lost when no API server takes
 //! them. Nothing waits for them, and without an API server the agent works the same.
+//!
+//! What repeats within minutes becomes one event with a count (that is the recorder's doing, and the API server's wish). It tells events
+//! apart by what they are about, not by their text; so the NIC is named as the related object, lest a pod with two NICs hear of
+//! one, and a refused configuration is always an event of its own, since its text is the news.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Api, Client, Resource as _};
+use kube::{Api, Client};
 use tokio::sync::mpsc;
 
 use crate::ledger::Owner;
@@ -16,6 +20,8 @@ use crate::ledger::Owner;
 const QUEUE: usize = 1024;
 /// Between two tries to reach the API server.
 const RETRY: Duration = Duration::from_secs(30);
+/// How long the API server may take for one event: a queue behind one that hangs would only grow old.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The API server takes notes of at most 1 KiB.
 const NOTE_MAX: usize = 1000;
 
@@ -23,11 +29,23 @@ const NOTE_MAX: usize = 1000;
 const CONTROLLER: &str = "vhost-rdma-agent";
 
 #[derive(Debug)]
+enum About {
+    Node,
+    /// One of a pod's NICs, as far as it is known whose.
+    Nic {
+        id: String,
+        owner: Option<Owner>,
+    },
+}
+
+#[derive(Debug)]
 struct News {
-    about: Option<Owner>,
+    about: About,
     reason: &'static str,
     note: String,
     warning: bool,
+    /// Never counted together with an earlier one.
+    single: bool,
 }
 
 /// Takes events.
@@ -37,13 +55,30 @@ pub struct Events(Option<mpsc::Sender<News>>);
 impl Events {
     /// About the node.
     pub fn node(&self, reason: &'static str, note: &str, warning: bool) {
-        self.about(None, reason, note, warning);
+        self.tell(News { about: About::Node, reason, note: cut(note), warning, single: false });
     }
 
-    /// About a pod, if it is known which.
-    pub fn about(&self, owner: Option<&Owner>, reason: &'static str, note: &str, warning: bool) {
+    /// About the node, with a text that matters as much as the reason.
+    pub fn configuration(&self, reason: &'static str, note: &str, warning: bool) {
+        self.tell(News { about: About::Node, reason, note: cut(note), warning, single: true });
+    }
+
+    /// About a NIC, to the pod that has it; to the node if it is not known which has.
+    pub fn nic(
+        &self,
+        id: &str,
+        owner: Option<&Owner>,
+        reason: &'static str,
+        note: &str,
+        warning: bool,
+    ) {
+        let about = About::Nic { id: id.to_owned(), owner: owner.cloned() };
+        self.tell(News { about, reason, note: cut(note), warning, single: false });
+    }
+
+    fn tell(&self, news: News) {
         let Some(queue) = &self.0 else { return };
-        let news = News { about: owner.cloned(), reason, note: cut(note), warning };
+        let reason = news.reason;
         if queue.try_send(news).is_err() {
             tracing::debug!(reason, "too many events wait for the API server; one is lost");
         }
@@ -54,7 +89,15 @@ impl Events {
     #[must_use]
     pub fn to_api_server(node: String) -> Self {
         let (queue, news) = mpsc::channel(QUEUE);
-        tokio::spawn(send_all(node, news));
+        tokio::spawn(async move { Reporting::new(node, api_server().await).all(news).await });
+        Self(Some(queue))
+    }
+
+    /// Sends events by this client. Must be called inside a runtime.
+    #[must_use]
+    pub fn to_client(node: String, client: Client) -> Self {
+        let (queue, news) = mpsc::channel(QUEUE);
+        tokio::spawn(async move { Reporting::new(node, client).all(news).await });
         Self(Some(queue))
     }
 }
@@ -66,45 +109,85 @@ fn cut(note: &str) -> String {
         .collect()
 }
 
-async fn send_all(node: String, mut news: mpsc::Receiver<News>) {
-    let client = loop {
+async fn api_server() -> Client {
+    loop {
         match Client::try_default().await {
-            Ok(client) => break client,
+            Ok(client) => return client,
             Err(error) => {
                 tracing::debug!(%error, "no API server; events wait");
                 tokio::time::sleep(RETRY).await;
             }
         }
-    };
-    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.clone()) };
-    let recorder = Recorder::new(client.clone(), reporter);
-    let mut node_uid = None;
-    while let Some(news) = news.recv().await {
-        if node_uid.is_none() {
-            // `kubectl describe node` finds events by the UID that the kubelet uses: the node's name.
-            node_uid = Some(node.clone());
+    }
+}
+
+/// The task that sends.
+struct Reporting {
+    node: String,
+    client: Client,
+    recorder: Recorder,
+}
+
+impl Reporting {
+    fn new(node: String, client: Client) -> Self {
+        let recorder = Recorder::new(client.clone(), reporter(&node));
+        Self { node, client, recorder }
+    }
+
+    async fn all(self, mut news: mpsc::Receiver<News>) {
+        while let Some(news) = news.recv().await {
+            let reason = news.reason;
+            match tokio::time::timeout(PATIENCE, self.send(news)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, reason, "the API server did not take an event");
+                }
+                Err(_) => tracing::debug!(reason, "the API server does not answer"),
+            }
         }
-        let reference = match &news.about {
-            Some(owner) => pod_reference(owner),
-            None => ObjectReference {
-                kind: Some(Node::kind(&()).into_owned()),
-                api_version: Some("v1".to_owned()),
-                name: Some(node.clone()),
-                uid: node_uid.clone(),
-                ..ObjectReference::default()
-            },
-        };
+    }
+
+    async fn send(&self, news: News) -> kube::Result<()> {
         let event = Event {
             type_: if news.warning { EventType::Warning } else { EventType::Normal },
             reason: news.reason.to_owned(),
             note: Some(news.note),
             action: news.reason.to_owned(),
-            secondary: None,
+            secondary: match &news.about {
+                About::Node => None,
+                About::Nic { id, .. } => Some(ObjectReference {
+                    kind: Some("VirtualRdmaNic".to_owned()),
+                    name: Some(id.clone()),
+                    ..ObjectReference::default()
+                }),
+            },
         };
-        if let Err(error) = recorder.publish(&event, &reference).await {
-            tracing::debug!(%error, reason = event.reason, "the API server did not take an event");
+        let reference = match &news.about {
+            About::Nic { owner: Some(owner), .. } => pod_reference(owner),
+            About::Nic { owner: None, .. } | About::Node => self.node_reference(),
+        };
+        if news.single {
+            // A recorder counts what it has seen: this one has seen nothing.
+            let fresh = Recorder::new(self.client.clone(), reporter(&self.node));
+            return fresh.publish(&event, &reference).await;
+        }
+        self.recorder.publish(&event, &reference).await
+    }
+
+    fn node_reference(&self) -> ObjectReference {
+        ObjectReference {
+            kind: Some("Node".to_owned()),
+            api_version: Some("v1".to_owned()),
+            name: Some(self.node.clone()),
+            // `kubectl describe node` finds events by the UID that the kubelet uses: the node's name.
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
         }
     }
+}
+
+fn reporter(node: &str) -> Reporter {
+    Reporter { controller: CONTROLLER.to_owned(), instance: Some(node.to_owned()) }
 }
 
 fn pod_reference(owner: &Owner) -> ObjectReference {

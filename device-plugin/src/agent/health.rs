@@ -124,7 +124,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
             tracing::warn!(id, defect, "unhealthy");
             if let Some(grant) = granted(id) {
-                self.events.about(
+                self.events.nic(
+                    id,
                     grant.owner.as_ref(),
                     "NicUnhealthy",
                     &format!("NIC {id}: {defect}"),
@@ -135,7 +136,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         for id in state.defects.keys().filter(|id| !defects.contains_key(*id)) {
             tracing::info!(id, "healthy");
             if let Some(grant) = granted(id) {
-                self.events.about(
+                self.events.nic(
+                    id,
                     grant.owner.as_ref(),
                     "NicHealthy",
                     &format!("NIC {id} is usable again"),

@@ -272,7 +272,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.configure(config).await;
         self.state.lock().await.counters.reloads += 1;
         tracing::info!("the configuration is in force");
-        self.events.node("ConfigurationLoaded", "the new configuration is in force", false);
+        self.events.configuration(
+            "ConfigurationLoaded",
+            "the new configuration is in force",
+            false,
+        );
     }
 
     /// A configuration came and was bad: the old one stays.
@@ -284,7 +288,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         tracing::error!(error, "the new configuration is refused; the old one stays in force");
         state.config_error = Some(error.to_owned());
         state.counters.bad_reloads += 1;
-        self.events.node("ConfigurationRefused", error, true);
+        self.events.configuration("ConfigurationRefused", error, true);
     }
 
     /// The names of all pools, now and at each change.

@@ -10,6 +10,7 @@ mod allocation;
 mod attachment;
 mod crash;
 mod daemon;
+mod events;
 mod kubelet;
 mod registration;
 mod start;

@@ -36,6 +36,7 @@ pub(crate) struct World {
     pub(crate) dir: TempDir,
     pub(crate) daemon: FakeDaemon,
     pub(crate) kubelet: FakeKubelet,
+    events: Events,
     agent: Option<TheAgent>,
     registrar: Option<JoinHandle<()>>,
 }
@@ -47,10 +48,15 @@ pub(crate) fn config(text: &str) -> Config {
 impl World {
     /// Everything runs, the daemon answers.
     pub(crate) async fn new() -> Self {
+        Self::with_events(Events::default()).await
+    }
+
+    /// The same, with someone who takes events.
+    pub(crate) async fn with_events(events: Events) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let daemon = FakeDaemon::new(&dir.path().join("nics"));
         let kubelet = FakeKubelet::start(&dir.path().join("kubelet"));
-        let mut world = Self { dir, daemon, kubelet, agent: None, registrar: None };
+        let mut world = Self { dir, daemon, kubelet, events, agent: None, registrar: None };
         world.start_agent(CONFIG).await;
         world
     }
@@ -98,7 +104,7 @@ impl World {
             daemon: self.daemon.clone(),
             kubelet: NodeKubelet::new(&root, &paths),
             host: Arc::new(NoHardware),
-            events: Events::default(),
+            events: self.events.clone(),
         };
         let agent = Agent::new(parts, &self.path("state")).unwrap();
         agent.configure(config(text)).await;
