@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod device;
 pub mod engine;
+mod mark;
 pub mod memory;
 pub mod node;
 mod protocol;

@@ -104,6 +104,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     async fn see_sessions(&self, state: &mut State) {
         let Some(view) = &state.daemon.view else { return };
         let mut connected = BTreeSet::new();
+        // What the daemon remembers: also VMMs that came and lost it between two looks of ours, or while no agent was there.
+        let mut interrupted = Vec::new();
         let mut used = Vec::new();
         for (id, slot) in state.ledger.iter() {
             let Some(grant) = &slot.grant else { continue };
@@ -111,14 +113,19 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let counted = nic.counters.is_some_and(|counters| counters.control_commands > 0);
             if is_connected(nic) {
                 connected.insert(id.clone());
+            } else if nic.interrupted {
+                interrupted.push(id.clone());
             }
-            if !grant.used && (is_connected(nic) || counted) {
+            if !grant.used && (is_connected(nic) || nic.interrupted || counted) {
                 let mut slot = slot.clone();
                 if let Some(grant) = &mut slot.grant {
                     grant.used = true;
                 }
                 used.push((id.clone(), slot));
             }
+        }
+        for id in interrupted {
+            state.daemon.lost.entry(id).or_insert_with(Instant::now);
         }
         state.daemon.lost.retain(|id, _| !connected.contains(id));
         // A VMM that went away while the daemon ran is a container that ends or starts again: nothing is wrong with that.

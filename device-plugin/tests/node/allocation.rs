@@ -2,6 +2,7 @@
 
 use vhost_rdma_proto::v1::Session;
 
+use crate::daemon::Late;
 use crate::world::{BLUE, CONFIG, World, config};
 
 #[tokio::test]
@@ -150,6 +151,52 @@ async fn a_vmm_that_does_not_come_back_to_a_new_daemon_makes_its_id_unhealthy() 
     world.kubelet.delete("p");
     world.settle().await;
     assert!(sick(&world.agent().status().await).is_empty());
+}
+
+#[tokio::test]
+async fn a_vmm_that_came_and_lost_the_daemon_unseen_makes_its_id_unhealthy() {
+    let mut world = World::new().await;
+    world.allocate(&["blue-0", "blue-1"]).await.unwrap();
+    for id in ["blue-0", "blue-1"] {
+        world.kubelet.give("p", BLUE, id);
+    }
+    world.settle().await;
+    // No look fell between its connection and the daemon's end, and then the agent ended too: only the daemon knows.
+    world.kill_agent().await;
+    world.daemon.restart();
+    world.daemon.table().nics.get_mut("k8s.blue-0").unwrap().interrupted = true;
+    world.start_agent(CONFIG).await;
+    world.settle().await;
+    let status = world.agent().status().await;
+    let sick: Vec<_> = status.devices.iter().filter(|device| !device.healthy).collect();
+    assert_eq!(sick.len(), 1, "{sick:?}");
+    assert!(
+        sick[0].id == "blue-0" && sick[0].reason.as_ref().unwrap().contains("recreate the pod")
+    );
+}
+
+#[tokio::test]
+async fn a_look_that_is_older_than_an_allocation_makes_nothing_again() {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::sync::Arc;
+
+    let world = World::new().await;
+    let late = Arc::new(Late::default());
+    world.daemon.table().late = Some(Arc::clone(&late));
+    let agent = Arc::clone(world.agent());
+    let round = tokio::spawn(async move { agent.reconcile().await });
+    late.asked.notified().await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    // The container has this directory and this file mounted by now.
+    let seen = || {
+        let file = std::fs::metadata(world.path("nics/k8s.blue-0/nic.json")).unwrap();
+        (world.daemon.table().calls, file.ino(), file.modified().unwrap())
+    };
+    let before = seen();
+    late.arrive.notify_one();
+    round.await.unwrap();
+    assert_eq!(seen(), before, "the NIC was made a second time");
+    assert_eq!(world.nics(), ["k8s.blue-0"]);
 }
 
 #[tokio::test]

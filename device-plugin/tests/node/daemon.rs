@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tokio::sync::Notify;
 use vhost_rdma_agent::daemon::{Daemon, DaemonError, View};
 use vhost_rdma_proto::v1;
 
@@ -16,6 +17,15 @@ pub(crate) struct Table {
     /// Calls that change something until one fails; then all do.
     pub(crate) fuse: Option<u32>,
     pub(crate) calls: u32,
+    /// The next look is answered with what there is now, but late.
+    pub(crate) late: Option<Arc<Late>>,
+}
+
+/// An answer that is on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    pub(crate) asked: Notify,
+    pub(crate) arrive: Notify,
 }
 
 #[derive(Debug, Clone)]
@@ -68,8 +78,15 @@ impl FakeDaemon {
 
 impl Daemon for FakeDaemon {
     async fn view(&self) -> Result<View, DaemonError> {
-        let table = self.read()?;
-        Ok(View { pid: table.pid, nics: table.nics.clone() })
+        let (view, late) = {
+            let mut table = self.read()?;
+            (View { pid: table.pid, nics: table.nics.clone() }, table.late.take())
+        };
+        if let Some(late) = late {
+            late.asked.notify_one();
+            late.arrive.notified().await;
+        }
+        Ok(view)
     }
 
     async fn ensure_network(&self, name: &str, _vni: Option<u32>) -> Result<(), DaemonError> {

@@ -162,6 +162,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         gids: status.gids.iter().map(IpAddr::to_string).collect(),
         comp_vectors: config.comp_vectors.into(),
         num_queues: num_queues.into(),
+        interrupted: status.interrupted,
     }
 }
 

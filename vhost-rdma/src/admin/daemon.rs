@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::store::{Store, StoreError};
 use super::users::{UserError, group_id, user_id};
 use crate::config;
+use crate::mark;
 use crate::node::{
     self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Peer,
     Registry, Saved, Session, SocketAccess,
@@ -142,6 +143,7 @@ impl<B: Backend> Daemon<B> {
 
     fn detach(&self, nic: &NicConfig) {
         self.backend.detach(&nic.name);
+        mark::remove(&nic.socket);
         remove_dir(&self.nics_dir.join(&nic.name));
     }
 

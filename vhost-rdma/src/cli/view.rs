@@ -25,6 +25,7 @@ pub(super) struct Nic {
     pub(super) mode: String,
     pub(super) configured: bool,
     pub(super) session: &'static str,
+    pub(super) interrupted: bool,
     pub(super) error: Option<String>,
     pub(super) limits: Limits,
     pub(super) counters: Counters,
@@ -119,6 +120,7 @@ impl From<v1::Nic> for Nic {
             mode: format!("{:04o}", access.mode.unwrap_or_default()),
             configured: nic.configured,
             session,
+            interrupted: nic.interrupted,
             error: Some(nic.error).filter(|error| !error.is_empty()),
             limits: nic.limits.unwrap_or_default().into(),
             counters: nic.counters.unwrap_or_default().into(),
@@ -141,6 +143,10 @@ impl Nic {
             ["gids".to_owned(), list(&self.gids, "none")],
             ["session".to_owned(), self.session.to_owned()],
         ];
+        if self.interrupted {
+            let told = "was connected to the daemon before this one and has not come back";
+            rows.push(["VMM".to_owned(), told.to_owned()]);
+        }
         if let Some(error) = &self.error {
             rows.push(["error".to_owned(), error.clone()]);
         }

@@ -173,7 +173,7 @@ impl Thread {
         let ended = connection.daemon.wait();
         *self.shared.connection() = None;
         drop(connection);
-        self.nic.disconnected();
+        self.nic.disconnected(!self.shared.stopping.load(Ordering::SeqCst));
         match ended {
             Ok(())
             | Err(Error::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
@@ -191,7 +191,10 @@ impl Thread {
     /// Watches over a session: refuses other VMMs until this one is gone, or until the end. False if it may not be here itself.
     fn watch(&self) -> bool {
         let path = &self.socket.path;
-        let Some(peer) = Peer::of(path) else { return true };
+        let Some(peer) = Peer::of(path) else {
+            self.nic.welcomed();
+            return true;
+        };
         let who = peer.credentials();
         let (pid, uid, gid) = (who.pid, who.uid, who.gid);
         if !peer.may_enter(path) {
@@ -204,6 +207,7 @@ impl Thread {
             );
             return false;
         }
+        self.nic.welcomed();
         tracing::info!(nic = self.nic.name, pid, uid, gid, "a VMM connected");
         loop {
             let mut fds = [

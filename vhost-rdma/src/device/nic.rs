@@ -11,6 +11,7 @@ use super::config;
 use super::queues::QueueLayout;
 use super::vring::KickRoute;
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
+use crate::mark::Mark;
 use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
 use crate::transport::NicId;
 use crate::worker::{CallError, WorkerHandle};
@@ -47,6 +48,7 @@ pub(super) struct Nic {
     worker: WorkerHandle,
     max_mr_bytes: AtomicU64,
     link: Mutex<Link>,
+    mark: Mark,
 }
 
 /// What the engine needs to know of a NIC.
@@ -100,6 +102,7 @@ impl Nic {
             worker,
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
             link: Mutex::new(Link::default()),
+            mark: Mark::beside(&config.socket),
         }
     }
 
@@ -153,9 +156,17 @@ impl Nic {
         *self.link() = Link { connected: true, error: None };
     }
 
-    /// The VMM is gone.
-    pub(super) fn disconnected(&self) {
+    /// The VMM that connected may be here.
+    pub(super) fn welcomed(&self) {
+        self.mark.set();
+    }
+
+    /// The VMM is gone; by itself, if not because the daemon ends.
+    pub(super) fn disconnected(&self, by_itself: bool) {
         self.link().connected = false;
+        if by_itself {
+            self.mark.clear();
+        }
     }
 
     /// The connection cannot go on.
@@ -182,7 +193,8 @@ impl Nic {
             })
         });
         drop(link);
-        let mut status = NicStatus { session, error, ..NicStatus::default() };
+        let interrupted = self.mark.interrupted();
+        let mut status = NicStatus { session, interrupted, error, ..NicStatus::default() };
         let NicSnapshot { counters, objects, gids, .. } = match engine {
             Some(snapshot) => snapshot,
             None => NicSnapshot {

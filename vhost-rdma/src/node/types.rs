@@ -243,6 +243,8 @@ pub struct Objects {
 pub struct NicStatus {
     /// How far the VMM and the guest driver have come.
     pub session: Session,
+    /// A VMM was connected when the daemon before this one ended, and none has been since.
+    pub interrupted: bool,
     /// Why the session failed, in words for the operator.
     pub error: Option<String>,
     /// Since the NIC was attached.

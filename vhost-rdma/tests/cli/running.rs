@@ -53,6 +53,48 @@ fn a_killed_daemon_is_replaced_over_its_stale_sockets() {
     assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json(), before);
 }
 
+/// `nic show`'s word on whether a VMM is missed, once it is `missed`.
+fn awaits(daemon: &Daemon, session: &str, missed: bool) {
+    let begin = Instant::now();
+    loop {
+        let shown = daemon.cli(&["nic", "show", "a", "--json"]).json();
+        if shown["session"] == session && shown["interrupted"] == missed {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{shown}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_vmm_that_lost_its_daemon_is_missed_until_one_connects() {
+    let mut daemon = Daemon::start();
+    daemon.cli(&["nic", "add", "a"]).ok();
+    let socket = daemon.run_dir().join("nics/a/vhost.sock");
+    // One that came and went before the daemon's death is missed by nobody.
+    drop(UnixStream::connect(&socket).unwrap());
+    awaits(&daemon, "absent", false);
+    let vmm = UnixStream::connect(&socket).unwrap();
+    awaits(&daemon, "connected", false);
+    daemon.kill();
+    let daemon = Daemon::start_in(daemon.into_dir(), &[]);
+    awaits(&daemon, "absent", true);
+    assert!(daemon.cli(&["nic", "show", "a"]).ok().contains("has not come back"));
+    drop(vmm);
+    let again = UnixStream::connect(&socket).unwrap();
+    awaits(&daemon, "connected", false);
+    // A daemon that is told to end cuts its VMMs off as well.
+    let (dir, _) = daemon.stop();
+    let daemon = Daemon::start_in(dir, &[]);
+    awaits(&daemon, "absent", true);
+    drop(again);
+    // A NIC of the same name is another NIC.
+    daemon.cli(&["nic", "rm", "a"]).ok();
+    assert!(!daemon.run_dir().join("nics/a").exists());
+    daemon.cli(&["nic", "add", "a"]).ok();
+    awaits(&daemon, "absent", false);
+}
+
 #[test]
 fn an_ephemeral_daemon_forgets() {
     let daemon = Daemon::start_in(TempDir::with_prefix("vr").unwrap(), &["--ephemeral"]);
