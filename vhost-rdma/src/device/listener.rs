@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -90,10 +90,7 @@ impl ListenerThread {
         let (finished, done) = sync_channel::<()>(0);
         let thread = Thread { nic, socket, shared: shared.clone(), wake: wake.clone() };
         std::thread::Builder::new().name(format!("nic-{}", thread.nic.name)).spawn(move || {
-            thread.run();
-            // The socket's file is gone before the other side sees that the channel is closed: it removes the directory next.
-            drop(thread);
-            drop(finished);
+            finish(thread, Thread::run, finished);
         })?;
         Ok(Self { shared, wake, done })
     }
@@ -110,6 +107,14 @@ impl Drop for ListenerThread {
             tracing::error!("a connection does not end; its thread is left behind");
         }
     }
+}
+
+/// Works, and lets go of what it worked with (a socket's file) before the other end of `finished` hears of the end: whoever waits
+/// there removes the file's directory next.
+fn finish<T>(own: T, work: impl FnOnce(&T), finished: SyncSender<()>) {
+    work(&own);
+    drop(own);
+    drop(finished);
 }
 
 struct Thread {
@@ -276,4 +281,35 @@ impl Drop for Connection {
 #[allow(clippy::needless_pass_by_value, reason = "it is used with map_err")]
 fn framework(error: Error) -> io::Error {
     io::Error::other(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    use super::finish;
+
+    /// A socket whose file the file system takes its time to remove.
+    struct Slow(Arc<AtomicBool>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            std::thread::sleep(Duration::from_millis(100));
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_the_end_finds_the_socket_gone() {
+        let gone = Arc::new(AtomicBool::new(false));
+        let (finished, done) = sync_channel::<()>(0);
+        let socket = Slow(gone.clone());
+        let thread = std::thread::spawn(move || finish(socket, |_| {}, finished));
+        done.recv().unwrap_err();
+        assert!(gone.load(Ordering::SeqCst));
+        thread.join().unwrap();
+    }
 }
