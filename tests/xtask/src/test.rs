@@ -8,6 +8,7 @@ use crate::cache::Cache;
 use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
+use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{cni_rdma, drivers, life, nvme, pair, pyverbs, sriov, ulp, verbs};
 
 #[derive(Debug, clap::Args)]
@@ -35,7 +36,8 @@ impl Args {
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
                 let only = Some("atomic -t".to_owned());
-                pair::Args { cpus: 2, only, no_reference: true, ..Default::default() }.run(cache)
+                let options = Options { cpus: 2, only, ..Default::default() };
+                pair::Args { options, no_reference: true }.run(cache)
             })?;
             steps.step("life of drivers, guests and VMs", || {
                 life::Args { full: self.full, ..Default::default() }.run(cache)
@@ -56,11 +58,13 @@ impl Args {
             steps.step("clients of other kinds", || ulp::Args::default().run(cache))?;
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {
                 steps.step(&format!("a pair of {} VMs", debian.name()), || {
-                    pair::Args { debian, ..Default::default() }.run(cache)
+                    let options = Options { debian, ..Default::default() };
+                    pair::Args { options, ..Default::default() }.run(cache)
                 })?;
             }
             steps.step("a pair of VMs with 2 vCPUs", || {
-                pair::Args { cpus: 2, ..Default::default() }.run(cache)
+                let options = Options { cpus: 2, ..Default::default() };
+                pair::Args { options, ..Default::default() }.run(cache)
             })?;
         }
         steps.finish(self.json.as_deref())

@@ -4,13 +4,57 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
+use serde::Serialize;
 
 use crate::cache::Cache;
 use crate::roots::Debian;
+use crate::rows;
 use crate::vm::daemon::{self, Daemon};
 use crate::vm::guest::{self, Guest};
 use crate::vm::peers;
 use crate::vm::{Lab, NAMES, Nic, Plan};
+
+/// What every scenario with guests can be told.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub(crate) struct Options {
+    /// Release of the guests
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    pub(crate) debian: Debian,
+    /// vCPUs of each guest
+    #[arg(long, default_value_t = 1)]
+    pub(crate) cpus: u8,
+    /// Only the programs, parts or steps whose name contains this
+    #[arg(long)]
+    pub(crate) only: Option<String>,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { debian: Debian::default(), cpus: 1, only: None, keep: false, json: None }
+    }
+}
+
+impl Options {
+    pub(super) fn wish(&self, guests: usize) -> Wish {
+        Wish { debian: self.debian, guests, cpus: self.cpus, keep: self.keep }
+    }
+
+    pub(super) fn chosen(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+
+    /// Writes the rows where they are wanted.
+    pub(super) fn write<T: Serialize>(&self, table: &[T]) -> Result<()> {
+        self.json.as_ref().map_or(Ok(()), |path| rows::write_json(path, table))
+    }
+}
 
 /// What to start.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,7 @@
 
 pub(crate) mod cni_rdma;
 pub(crate) mod drivers;
-mod fixture;
+pub(crate) mod fixture;
 pub(crate) mod life;
 pub(crate) mod nvme;
 pub(crate) mod pair;

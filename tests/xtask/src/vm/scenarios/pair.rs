@@ -1,52 +1,23 @@
 //! Two VMs on one daemon: the demo. First rxe on the guests' netdevs, then, with rxe gone, our device, in the same boot.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 
-use super::fixture::{Fixture, Wish};
+use super::fixture::{Fixture, Options};
 use super::rxe::report;
 use crate::cache::Cache;
-use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::Daemon;
 use crate::vm::guest::Guest;
 use crate::vm::peers::{self, Ran, Witness};
 use crate::vm::programs::{CONTENDED, PROGRAMS, Program};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Release of the guests
-    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
-    pub(crate) debian: Debian,
-    /// vCPUs of each guest
-    #[arg(long, default_value_t = 1)]
-    pub(crate) cpus: u8,
-    /// Only the programs whose name contains this
-    #[arg(long)]
-    pub(crate) only: Option<String>,
+    #[command(flatten)]
+    pub(crate) options: Options,
     /// Leave the rxe half out; the rows have no reference then
     #[arg(long)]
     pub(crate) no_reference: bool,
-    /// Keep consoles and logs when done
-    #[arg(long)]
-    pub(crate) keep: bool,
-    /// Write the rows here
-    #[arg(long)]
-    pub(crate) json: Option<PathBuf>,
-}
-
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            debian: Debian::default(),
-            cpus: 1,
-            only: None,
-            no_reference: false,
-            keep: false,
-            json: None,
-        }
-    }
 }
 
 /// NICs of guests a and b, as the fixture names them.
@@ -57,7 +28,7 @@ impl Args {
         anyhow::ensure!(
             self.chosen().next().is_some(),
             "no program's name contains {:?}; see the names in the table of `cargo xtask demo`",
-            self.only.as_deref().unwrap_or_default()
+            self.options.only.as_deref().unwrap_or_default()
         );
         let mut fixture = self.start(cache)?;
         let (a, b) = fixture.lab.pair()?;
@@ -67,24 +38,19 @@ impl Args {
             eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25));
         })?;
         rows::print_table(&table, "vhost-rdma", "rxe");
-        if let Some(path) = &self.json {
-            rows::write_json(path, &table)?;
-        }
+        self.options.write(&table)?;
         Ok(clean && table.iter().all(|r| r.ok))
     }
 
     /// The daemon and two guests on it.
     pub(super) fn start(&self, cache: &Cache) -> Result<Fixture> {
-        Fixture::start(
-            cache,
-            Wish { debian: self.debian, guests: 2, cpus: self.cpus, keep: self.keep },
-        )
+        Fixture::start(cache, self.options.wish(2))
     }
 
     fn chosen(&self) -> impl Iterator<Item = &'static Program> + '_ {
-        let contended = if self.cpus > 1 { CONTENDED } else { &[] };
+        let contended = if self.options.cpus > 1 { CONTENDED } else { &[] };
         let all = PROGRAMS.iter().chain(contended);
-        all.filter(|p| self.only.as_ref().is_none_or(|o| p.name.contains(o.as_str())))
+        all.filter(|program| self.options.chosen(program.name))
     }
 
     fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Row>> {

@@ -14,11 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::fixture::{Fixture, Wish};
+use super::fixture::{Fixture, Options, Wish};
 use crate::cache::Cache;
 use crate::exec::{self, workspace};
 use crate::roots::Debian;
-use crate::rows;
 use crate::vm::guest::Guest;
 use crate::vm::peers;
 use crate::vm::{Lab, Nic, Plan};
@@ -36,29 +35,19 @@ echo 16 > /proc/sys/vm/nr_hugepages
 ";
 
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("only", |arg| arg.help(ONLY)))]
 pub(crate) struct Args {
-    /// Release of the guest
-    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
-    debian: Debian,
-    /// vCPUs of the guest
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
-    /// Only the tests whose name matches this regular expression; the number of tests that pass is not checked then
-    #[arg(long, default_value = "")]
-    only: String,
+    #[command(flatten)]
+    options: Options,
     /// Run every test so often
     #[arg(long, default_value_t = 1)]
     repeat: u32,
     /// Every release, and rxe beside ours on each; then the test that lives on a race, often and with two vCPUs
     #[arg(long, conflicts_with_all = ["debian", "only", "repeat", "cpus"])]
     full: bool,
-    /// Keep consoles and logs when done
-    #[arg(long)]
-    keep: bool,
-    /// Write the rows here
-    #[arg(long)]
-    json: Option<PathBuf>,
 }
+
+const ONLY: &str = "Only the tests whose name matches this regular expression; the number of tests that pass is not checked then";
 
 /// Resizing a CQ while completions are on their way: rxe loses one in three runs of five, more of them with two vCPUs.
 const RACE: &str = "^test_cq.CQTest.test_resize_cq$";
@@ -66,15 +55,7 @@ const RACES: u32 = 50;
 
 impl Default for Args {
     fn default() -> Self {
-        Self {
-            debian: Debian::default(),
-            cpus: 1,
-            only: String::new(),
-            repeat: 1,
-            full: false,
-            keep: false,
-            json: None,
-        }
+        Self { options: Options::default(), repeat: 1, full: false }
     }
 }
 
@@ -124,25 +105,22 @@ impl Args {
     }
 
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let releases = if self.full { &Debian::ALL[..] } else { &[self.debian][..] };
+        let releases = if self.full { &Debian::ALL[..] } else { &[self.options.debian][..] };
         let mut good = true;
         let mut table = Vec::new();
         for &debian in releases {
             let label = if self.full { format!("{}/", debian.name()) } else { String::new() };
             good &= self.release(cache, debian, &label, &mut table)?;
             // An hour's work is not lost with its last step.
-            self.write(&table)?;
+            self.options.write(&table)?;
         }
         if self.full {
-            let race = Self { cpus: 2, only: RACE.into(), repeat: RACES, ..Self::default() };
-            good &= race.release(cache, race.debian, "2 vCPUs/", &mut table)?;
-            self.write(&table)?;
+            let options = Options { cpus: 2, only: Some(RACE.into()), ..Options::default() };
+            let race = Self { options, repeat: RACES, full: false };
+            good &= race.release(cache, race.options.debian, "2 vCPUs/", &mut table)?;
+            self.options.write(&table)?;
         }
         Ok(good)
-    }
-
-    fn write(&self, table: &[Row]) -> Result<()> {
-        self.json.as_ref().map_or(Ok(()), |path| rows::write_json(path, table))
     }
 
     fn release(
@@ -152,7 +130,7 @@ impl Args {
         label: &str,
         table: &mut Vec<Row>,
     ) -> Result<bool> {
-        let wish = Wish { debian, guests: 1, cpus: self.cpus, keep: self.keep };
+        let wish = Wish { debian, ..self.options.wish(1) };
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         let ours = self.suite(first(&mut fixture.lab)?, "vrdma0");
@@ -162,7 +140,7 @@ impl Args {
         })?;
         drop(fixture);
         let reference = if self.full { self.reference(cache, debian)? } else { BTreeMap::new() };
-        let drift = drift(&ours, &read_pins(&pins(debian))?, self.only.is_empty());
+        let drift = drift(&ours, &read_pins(&pins(debian))?, self.options.only.is_none());
         let tests = ours.len() / self.repeat.max(1) as usize;
         for (verdict, n) in ours.iter().zip(0..) {
             let turn =
@@ -183,7 +161,7 @@ impl Args {
     fn reference(&self, cache: &Cache, debian: Debian) -> Result<BTreeMap<String, String>> {
         let mut lab = Lab::prepare(cache)?;
         let image = lab.image(debian)?;
-        lab.boot(&Plan { image, cpus: self.cpus, nics: vec![Nic::None] })?;
+        lab.boot(&Plan { image, cpus: self.options.cpus, nics: vec![Nic::None] })?;
         let guest = first(&mut lab)?;
         let (device, _) = peers::attach_rxe_to(guest)?;
         let verdicts = self.suite(guest, &device)?;
@@ -199,7 +177,8 @@ impl Args {
         let job = guest.spawn(&format!(
             "ulimit -l unlimited\nexec python3 /host/pyverbs-run.py --dir /tmp/pyverbs --dev {device} \
              --results /host/pyverbs.jsonl --repeat {} --only '{}'\n",
-            self.repeat, self.only
+            self.repeat,
+            self.options.only.as_deref().unwrap_or_default()
         ))?;
         let mut progress = exec::Progress::new(format!("the suite on {device}"));
         let deadline = Instant::now() + SUITE_WAIT * self.repeat;
@@ -234,7 +213,7 @@ impl Args {
         println!("{}: {}", debian.name(), totals(ours));
         let passed = ours.iter().filter(|v| v.is("ok")).count();
         let bad = ours.iter().filter(|v| !v.is("ok") && !v.is("skip")).count();
-        let enough = !self.only.is_empty() || passed >= floor(debian);
+        let enough = self.options.only.is_some() || passed >= floor(debian);
         if !enough {
             println!("at least {} tests must pass", floor(debian));
         }

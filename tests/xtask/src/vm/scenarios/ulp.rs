@@ -12,42 +12,21 @@
 //! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS would else be free to go
 //! over TCP.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::fixture::{self, Fixture, Wish};
+use super::fixture::{self, Fixture, Options};
 use crate::cache::Cache;
 use crate::exec;
-use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::Daemon;
 use crate::vm::guest::{Guest, Job};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Release of the guests
-    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
-    debian: Debian,
-    /// vCPUs of each guest
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
-    /// Only the clients whose name contains this
-    #[arg(long)]
-    only: Option<String>,
-    /// Keep consoles and logs when done
-    #[arg(long)]
-    keep: bool,
-    /// Write the rows here
-    #[arg(long)]
-    json: Option<PathBuf>,
-}
-
-impl Default for Args {
-    fn default() -> Self {
-        Self { debian: Debian::default(), cpus: 1, only: None, keep: false, json: None }
-    }
+    #[command(flatten)]
+    options: Options,
 }
 
 const RDS: &str = include_str!("../../../../guest-programs/rds-echo.py");
@@ -201,11 +180,11 @@ umount /tmp/n
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wish = Wish { debian: self.debian, guests: 2, cpus: self.cpus, keep: self.keep };
+        let wish = self.options.wish(2);
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         let mut table = Vec::new();
-        let chosen = |c: &&Client| self.only.as_ref().is_none_or(|o| c.name.contains(o.as_str()));
+        let chosen = |c: &&Client| self.options.chosen(c.name);
         for client in CLIENTS.iter().filter(chosen) {
             let (a, b) = fixture.lab.pair()?;
             let start = Instant::now();
@@ -223,9 +202,7 @@ impl Args {
         }
         let clean = fixture.clean();
         rows::print_table(&table, "vhost-rdma", "-");
-        if let Some(path) = &self.json {
-            rows::write_json(path, &table)?;
-        }
+        self.options.write(&table)?;
         Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
     }
 }

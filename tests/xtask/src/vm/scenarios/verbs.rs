@@ -8,40 +8,19 @@
 //!
 //! Each line `ok NAME` or `fail NAME: why` of a part is a row; a part that ends without a line for its end is a failure of its own.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::fixture::{Fixture, Wish};
+use super::fixture::{Fixture, Options};
 use crate::cache::Cache;
-use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::guest::Guest;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Release of the guest
-    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
-    debian: Debian,
-    /// vCPUs of the guest
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
-    /// Only the parts whose name contains this
-    #[arg(long)]
-    only: Option<String>,
-    /// Keep consoles and logs when done
-    #[arg(long)]
-    keep: bool,
-    /// Write the rows here
-    #[arg(long)]
-    json: Option<PathBuf>,
-}
-
-impl Default for Args {
-    fn default() -> Self {
-        Self { debian: Debian::default(), cpus: 1, only: None, keep: false, json: None }
-    }
+    #[command(flatten)]
+    options: Options,
 }
 
 const RESOURCES: &str = include_str!("../../../../guest-programs/resources-check.py");
@@ -58,24 +37,21 @@ const PARTS: &[(&str, &str)] = &[
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wish = Wish { debian: self.debian, guests: 1, cpus: self.cpus, keep: self.keep };
+        let wish = self.options.wish(1);
         let mut fixture = Fixture::start(cache, wish)?;
         let devices = fixture.attach()?;
         let mut table = Vec::new();
-        let chosen = |name: &str| self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
         for (guest, (dev, gid)) in fixture.lab.guests.iter_mut().zip(&devices) {
             std::fs::write(guest.share().join("resources-check.py"), RESOURCES)?;
             std::fs::write(guest.share().join("netns-check.sh"), NAMESPACES)?;
-            for (name, command) in PARTS.iter().filter(|(name, _)| chosen(name)) {
+            for (name, command) in PARTS.iter().filter(|(name, _)| self.options.chosen(name)) {
                 let command = command.replace("{dev}", dev).replace("{gid}", gid);
                 part(guest, (name, &command), PART, &mut table)?;
             }
         }
         let clean = fixture.clean();
         rows::print_table(&table, "vhost-rdma", "-");
-        if let Some(path) = &self.json {
-            rows::write_json(path, &table)?;
-        }
+        self.options.write(&table)?;
         Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
     }
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::fixture::{Fixture, Wish};
-use super::pair::{self, NICS};
+use super::fixture::{Fixture, Options};
+use super::pair::NICS;
 use crate::cache::Cache;
 use crate::exec;
 use crate::rows::{self, Row};
@@ -28,7 +28,7 @@ use crate::vm::peers::{self, Devices};
 #[group(skip)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) pair: pair::Args,
+    pub(crate) options: Options,
     /// Also the steps that CI has no time for
     #[arg(long)]
     pub(crate) full: bool,
@@ -86,22 +86,16 @@ const STEPS: &[Step] = &[
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wanted = |(name, when, _): &&Step| match &self.pair.only {
-            Some(only) => name.contains(only.as_str()),
+        let wanted = |(name, when, _): &&Step| match &self.options.only {
+            Some(_) => self.options.chosen(name),
             None => self.full || *when == Always,
         };
         anyhow::ensure!(
             STEPS.iter().any(|s| wanted(&s)),
             "no step's name contains {:?}; see the names in the table of `cargo xtask vm life`",
-            self.pair.only.as_deref().unwrap_or_default()
+            self.options.only.as_deref().unwrap_or_default()
         );
-        let wish = Wish {
-            debian: self.pair.debian,
-            guests: 2,
-            cpus: self.pair.cpus,
-            keep: self.pair.keep,
-        };
-        let mut fixture = Fixture::start_as(cache, wish, plug::pluggable)?;
+        let mut fixture = Fixture::start_as(cache, self.options.wish(2), plug::pluggable)?;
         let (a, b) = fixture.lab.pair()?;
         let devices = peers::attach_ours(a, b)?;
         let mut life = Life { fixture, devices };
@@ -111,9 +105,7 @@ impl Args {
         }
         let clean = life.fixture.clean();
         rows::print_table(&table, "seconds", "-");
-        if let Some(path) = &self.pair.json {
-            rows::write_json(path, &table)?;
-        }
+        self.options.write(&table)?;
         Ok(clean && table.iter().all(|r| r.ok))
     }
 }
