@@ -71,6 +71,11 @@ pub fn patience() -> u32 {
     told.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
+/// How often a race is tried: `usual` times, or less where a machine is emulated and each try takes longer by as much.
+pub fn tries(usual: u64) -> u64 {
+    usual / u64::from(patience().max(1))
+}
+
 /// The daemon's binary, built if need be.
 pub fn binary() -> PathBuf {
     static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();

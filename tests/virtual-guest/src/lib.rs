@@ -23,6 +23,7 @@
     reason = "a driver for tests reports what must not happen by a panic, and runs on 64-bit hosts only"
 )]
 
+pub mod backing;
 pub mod bench;
 pub mod control;
 pub mod daemon;

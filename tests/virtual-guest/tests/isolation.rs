@@ -9,6 +9,7 @@
 
 use std::time::{Duration, Instant};
 
+use virtual_guest::backing::rules;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Av, Path, QpSpec, SendWr};
 use virtual_guest::spec::{self, err, qps, qpt, status};
@@ -30,7 +31,13 @@ fn another_network_is_out_of_reach_even_with_the_right_numbers() {
     let here = world.node();
     let there = world.node_with("other", &[], GuestConfig::default());
     let (mut a, b) = (here.rc(), there.rc());
-    b.connect(&a, &FAST);
+    b.qp.to_init(&FAST).unwrap();
+    match b.qp.to_rtr(a.address(), &FAST) {
+        Err(e) => {
+            assert_eq!((e.status(), rules().strangers_are_refused), (Some(err::UNREACH), true))
+        }
+        Ok(()) => b.qp.to_rts(&FAST).unwrap(),
+    }
     a.qp.to_init(&FAST).unwrap();
     let target = there.area(8);
     match a.qp.to_rtr(b.address(), &FAST) {

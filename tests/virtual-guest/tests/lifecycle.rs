@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use virtual_guest::daemon::Daemon;
+use virtual_guest::daemon::{Daemon, tries};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{self, access, err, qpt, status};
@@ -395,7 +395,7 @@ fn posts_that_race_with_the_device_going_to_sleep_are_never_lost() {
     let world = World::new();
     let (mut a, b) = world.rc_pair();
     let word = b.node.area(8);
-    for i in 0..20_000u64 {
+    for i in 0..tries(20_000) {
         // Around the default of 50 us that a worker polls before it sleeps.
         let pause = Duration::from_nanos(i * 7919 % 120_000);
         let start = Instant::now();

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use virtual_guest::backing::rules;
 use virtual_guest::control::Mr;
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::{Buf, PageList};
@@ -194,6 +195,9 @@ fn keys_are_not_predictable_and_not_reused_soon() {
         last = Some(mr.lkey);
         node.ctx.dereg(mr.lkey).unwrap();
     }
+    if !rules().numbers_are_random {
+        return;
+    }
     let bits = seen.iter().fold(0, |all, index| all | index);
     assert!(bits.count_ones() >= 22, "only these bits of a key change: {bits:#x}");
     assert!(steps.len() > 150, "keys follow a pattern: {} different steps", steps.len());
@@ -216,6 +220,9 @@ fn queue_pair_numbers_are_random_and_not_reused_soon() {
         last = qp.qpn;
         qp.destroy().unwrap();
     }
+    if !rules().numbers_are_random {
+        return;
+    }
     let bits = seen.iter().fold(0, |all, number| all | number);
     assert!(bits.count_ones() >= 22, "only these bits of a QPN change: {bits:#x}");
     assert!(steps.len() > 150, "numbers follow a pattern");
@@ -229,7 +236,12 @@ fn a_dma_key_covers_guest_physical_memory_and_is_the_kernels_alone() {
     assert_ne!(refused.status(), None);
     let kernel = node.guest.kernel().unwrap();
     let pdn = kernel.create_pd().unwrap();
-    kernel.mr_dma(pdn, access::LOCAL_WRITE).unwrap();
+    let made = kernel.mr_dma(pdn, access::LOCAL_WRITE);
+    if node.guest.query_device().unwrap().caps & cap::DMA_MR == 0 {
+        assert_eq!(made.unwrap_err().status(), Some(err::NOTSUPP));
+    } else {
+        made.unwrap();
+    }
 }
 
 #[test]
@@ -402,7 +414,7 @@ fn an_access_that_begins_below_its_region_is_refused() {
         let mut sge = local.sge(0, 16);
         sge.addr -= below;
         let failed = a.run(&SendWr::write(1, &[sge], remote.addr(0), remote.rkey()));
-        assert_eq!(failed.status, status::LOC_PROT_ERR, "{below} bytes below");
+        assert_eq!(failed.status, rules().local_protection, "{below} bytes below");
         assert_eq!(remote.bytes(), [0; 64]);
     }
 }

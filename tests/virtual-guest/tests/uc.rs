@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use virtual_guest::backing::rules;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{access, attr, cqe, qps, qpt, status, wc};
 use virtual_guest::world::{End, World, pattern};
@@ -108,9 +109,15 @@ fn a_send_error_leads_to_sqe_and_receives_go_on() {
     a.qp.queue_send(&SendWr::send(1, &[wrong]));
     a.qp.queue_send(&SendWr::send(2, &[from.sge()]));
     a.qp.ring_sq();
-    assert_eq!(a.scq.one().status, status::LOC_PROT_ERR);
+    assert_eq!(a.scq.one().status, rules().local_protection);
     let flushed = a.scq.one();
     assert_eq!((flushed.wr_id, flushed.status), (2, status::WR_FLUSH_ERR));
+    if !rules().send_errors_end_in_sqe {
+        assert_eq!(a.qp.state().unwrap(), qps::ERR);
+        let flushed = a.rcq.one();
+        assert_eq!((flushed.wr_id, flushed.status), (50, status::WR_FLUSH_ERR));
+        return;
+    }
     assert_eq!(a.qp.state().unwrap(), qps::SQE);
     b.run_ok(&SendWr::send(3, &[]).inline(&[4; 8]));
     assert_eq!(a.rcq.ok().wr_id, 50);

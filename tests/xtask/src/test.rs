@@ -9,7 +9,7 @@ use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
-use crate::vm::scenarios::{cni_rdma, drivers, life, nvme, pair, pyverbs, sriov, ulp, verbs};
+use crate::vm::scenarios::{cni_rdma, drivers, life, nvme, pair, pyverbs, rnic, sriov, ulp, verbs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -49,6 +49,7 @@ impl Args {
         }
         if self.full {
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
+            steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods with NICs in a real Kubernetes", || {
                 crate::k8s::test::Args { full: true, ..Default::default() }.run(cache)

@@ -31,6 +31,23 @@ impl Receives {
         self.posted.wrapping_sub(self.done)
     }
 
+    /// The next receive that the hardware never saw: refused by it, or still in the ring.
+    fn take_unseen(&mut self, into: &mut Receive) -> Option<(u64, u32)> {
+        let index = self.posted;
+        let wr_id = if index == self.ring.taken() {
+            self.ring.take(into).then_some(into.wr_id)?
+        } else {
+            *self.wr_ids.get(index as usize & (self.wr_ids.len() - 1))?
+        };
+        self.posted = index.wrapping_add(1);
+        self.done = self.posted;
+        Some((wr_id, index))
+    }
+
+    const fn has_unseen(&self) -> bool {
+        self.posted != self.ring.taken() || self.ring.waiting() > 0
+    }
+
     /// The receive at `index` is done; a receive queue completes in order. `None` if it is not with the hardware.
     pub(super) fn complete(&mut self, index: u32) -> Option<u64> {
         if index.wrapping_sub(self.done) >= self.in_flight() {
@@ -76,6 +93,7 @@ impl Nic {
         let Qp { receive: Some(receive), serial, host, .. } = &mut **qp else { return false };
         self.receives.clear();
         let room = receive.depth.saturating_sub(receive.in_flight()).min(BURST);
+        let first = receive.posted;
         let mut taken = Receive::default();
         for _ in 0..room {
             if !receive.ring.take(&mut taken) {
@@ -95,6 +113,8 @@ impl Nic {
             && let Err(refused) = self.host.post_recv(*host, &self.receives)
         {
             tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a receive");
+            let seen = u32::try_from(refused.posted).unwrap_or(u32::MAX);
+            receive.posted = first.wrapping_add(seen);
             self.qp_fatal(qpn);
             return false;
         }
@@ -108,25 +128,21 @@ impl Nic {
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             let cqn = qp.recv_cqn;
             let Some(receive) = &mut qp.receive else { return false };
-            if receive.in_flight() > 0 || receive.ring.waiting() == 0 {
+            if receive.in_flight() > 0 || !receive.has_unseen() {
                 return false;
             }
             if *budget == 0 {
                 return true;
             }
             *budget -= 1;
-            if !receive.ring.take(&mut taken) {
-                return false;
-            }
-            receive.posted = taken.index.wrapping_add(1);
-            receive.done = receive.posted;
+            let Some((wr_id, index)) = receive.take_unseen(&mut taken) else { return false };
             let mut cqe = Cqe {
-                wr_id: U64::new(taken.wr_id),
+                wr_id: U64::new(wr_id),
                 qpn: U32::new(qpn),
                 opcode: wc_opcode::RECV,
                 status: wc_status::WR_FLUSH_ERR,
                 flags: U16::new(cqe_flags::RECV | cqe_flags::SOLICITED),
-                wqe_index: U32::new(taken.index),
+                wqe_index: U32::new(index),
                 ..Cqe::default()
             };
             self.complete(cqn, &mut cqe, true);

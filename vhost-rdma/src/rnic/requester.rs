@@ -61,8 +61,9 @@ pub(super) struct Sends {
     posted: u32,
     /// Index behind the last known to be done.
     done: u32,
-    /// A work request that cannot be posted fails with this status when all before it are done.
-    pub(super) fault: Option<(u8, Sent, u32)>,
+    /// The work request at this index cannot be posted: it fails with this status when all before it are done. Those behind it that were
+    /// taken from the ring together with it are flushed.
+    pub(super) fault: Option<(u8, u32)>,
 }
 
 impl Sends {
@@ -73,6 +74,18 @@ impl Sends {
 
     pub(super) const fn in_flight(&self) -> u32 {
         self.posted.wrapping_sub(self.done)
+    }
+
+    /// The work request that could not be posted, first, and all that were taken with it; they are over.
+    fn take_fault(&mut self) -> Option<(u8, Vec<(u64, u32)>)> {
+        let (status, first) = self.fault.take()?;
+        let end = self.queue.current_index().wrapping_add(1);
+        let indices = (0..end.wrapping_sub(first)).map(|n| first.wrapping_add(n));
+        let requests =
+            indices.filter_map(|index| self.slot(index).map(|sent| (sent.wr_id, index))).collect();
+        self.posted = end;
+        self.done = end;
+        Some((status, requests))
     }
 
     fn slot(&mut self, index: u32) -> Option<&mut Sent> {
@@ -140,19 +153,20 @@ impl Nic {
             let index = send.queue.current_index();
             let built = build(&poster, &mut send.queue, &wqe, &mut self.sends);
             send.queue.retire();
-            match built {
+            let sent = match built {
                 Ok((mut wr, sent)) => {
                     wr.wr_id = Tag { queue: Queue::Send, serial: poster.serial, index }.to_wr_id();
                     self.sends.wrs.push(wr);
                     send.posted = index.wrapping_add(1);
-                    if let Some(slot) = send.slot(index) {
-                        *slot = sent;
-                    }
+                    sent
                 }
                 Err(status) => {
-                    let sent = Sent { wr_id: wqe.wr_id.get(), ..Sent::default() };
-                    send.fault = Some((status, sent, index));
+                    send.fault = Some((status, index));
+                    Sent { wr_id: wqe.wr_id.get(), ..Sent::default() }
                 }
+            };
+            if let Some(slot) = send.slot(index) {
+                *slot = sent;
             }
         }
         let full = send.posted.wrapping_sub(first) == room;
@@ -162,6 +176,14 @@ impl Nic {
             last.flags |= send_flags::SIGNALED;
             if let Err(refused) = self.host.post_send(*host, &self.sends) {
                 tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
+                // What was not taken will not complete. If the last that was taken is unsignaled, nobody tells when it is done, and the rest
+                // waits for the end of the QP: only a host that breaks its own promises comes here.
+                let taken = u32::try_from(refused.posted).unwrap_or(u32::MAX);
+                send.posted = first.wrapping_add(taken);
+                send.fault = Some((wc_status::LOC_QP_OP_ERR, send.posted));
+                if send.in_flight() == 0 {
+                    self.fail_send(qpn);
+                }
                 return self.qp_fatal(qpn);
             }
         }
@@ -177,16 +199,21 @@ impl Nic {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let (cqn, kind) = (qp.send_cqn, qp.kind);
         let Some(send) = &mut qp.send else { return };
-        let Some((status, sent, index)) = send.fault.take() else { return };
-        send.posted = index.wrapping_add(1);
-        send.done = send.posted;
-        self.complete_send_error(cqn, qpn, (sent.wr_id, index), status);
+        let Some((status, requests)) = send.take_fault() else { return };
+        self.complete_fault(cqn, qpn, status, &requests);
         if kind == Kind::Rc {
             self.enter_error(qpn);
         } else if let Some(qp) = self.qps.get_mut(&qpn) {
             // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it: it was not asked.
             qp.state = State::Sqe;
             self.schedule(qpn);
+        }
+    }
+
+    fn complete_fault(&mut self, cqn: u32, qpn: u32, status: u8, requests: &[(u64, u32)]) {
+        for (n, &request) in requests.iter().enumerate() {
+            let status = if n == 0 { status } else { wc_status::WR_FLUSH_ERR };
+            self.complete_send_error(cqn, qpn, request, status);
         }
     }
 
@@ -227,18 +254,17 @@ impl Nic {
                 return true;
             }
             *budget -= 1;
-            let request = match send.fault.take() {
-                Some((_, sent, index)) => (sent.wr_id, index),
-                None => {
-                    let Some(wqe) = send.queue.take() else { return false };
-                    let index = send.queue.current_index();
-                    send.queue.retire();
-                    send.posted = index.wrapping_add(1);
-                    send.done = send.posted;
-                    (wqe.wr_id.get(), index)
-                }
-            };
-            self.complete_send_error(cqn, qpn, request, wc_status::WR_FLUSH_ERR);
+            if let Some((_, requests)) = send.take_fault() {
+                // A burst at most. Something else has ended the QP before its turn came.
+                self.complete_fault(cqn, qpn, wc_status::WR_FLUSH_ERR, &requests);
+                continue;
+            }
+            let Some(wqe) = send.queue.take() else { return false };
+            let index = send.queue.current_index();
+            send.queue.retire();
+            send.posted = index.wrapping_add(1);
+            send.done = send.posted;
+            self.complete_send_error(cqn, qpn, (wqe.wr_id.get(), index), wc_status::WR_FLUSH_ERR);
         }
     }
 }
@@ -280,6 +306,10 @@ fn build(
     let atomic = matches!(done, wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
     if atomic && (count != 1 || total != ATOMIC_LEN) {
         return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    // The responder would say so (IBTA 9.7.5.1.2); libibverbs does not let it come to that (rxe.c, validate_send_wr).
+    if atomic && !wqe.remote_addr.get().is_multiple_of(ATOMIC_LEN) {
+        return Err(wc_status::REM_INV_REQ_ERR);
     }
     let len =
         u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;

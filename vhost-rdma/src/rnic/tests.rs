@@ -175,6 +175,46 @@ fn an_error_of_the_hardware_reaches_the_guest() {
 }
 
 #[test]
+fn what_the_host_refuses_to_take_is_completed_all_the_same() {
+    let mut bench = Bench::new();
+    let (mut guest, faults) = bench.guest(1, 1);
+    let (mut a, _) = bench.pair(&mut guest);
+    faults.refuse(Call::PostSend, libc::EINVAL);
+    for n in 0..3 {
+        send(&guest, &mut a, 0, n);
+    }
+    bench.world.settle();
+    let flushed = wc_status::WR_FLUSH_ERR;
+    assert_eq!(
+        guest.statuses(&mut a.cq),
+        [(0, wc_status::LOC_QP_OP_ERR), (1, flushed), (2, flushed)]
+    );
+    assert_eq!(guest.asynchronous(), [(event::QP_FATAL, a.qpn)]);
+    assert_eq!(bench.world.query(&guest, &a).qp_state, qps::ERR);
+    let (mut b, _) = bench.pair(&mut guest);
+    faults.refuse(Call::PostRecv, libc::EINVAL);
+    for n in 10..13 {
+        guest.post_receive(&mut b, n, &[guest.sge(0, 64)]);
+    }
+    bench.world.settle();
+    assert_eq!(guest.statuses(&mut b.cq), [(10, flushed), (11, flushed), (12, flushed)]);
+    assert_eq!(bench.world.query(&guest, &b).qp_state, qps::ERR);
+}
+
+#[test]
+fn a_misaligned_atomic_never_reaches_the_host() {
+    let mut bench = Bench::new();
+    let (mut guest, _) = bench.guest(1, 1);
+    let (mut a, _) = bench.pair(&mut guest);
+    let mut request = wqe(opcode::ATOMIC_FETCH_AND_ADD, SIGNALED, 1);
+    request.remote_addr = 0x1004.into();
+    guest.post_send(&mut a, request, &[guest.sge(0, 8)]);
+    bench.world.settle();
+    assert_eq!(guest.statuses(&mut a.cq), [(1, wc_status::REM_INV_REQ_ERR)]);
+    assert_eq!(bench.world.query(&guest, &a).qp_state, qps::ERR);
+}
+
+#[test]
 fn a_shared_queue_serves_its_qps_and_counts_what_is_used() {
     let mut bench = Bench::new();
     let (mut guest, _) = bench.guest(1, 1);

@@ -2,7 +2,7 @@
 //!
 //! | part | what is looked at |
 //! |---|---|
-//! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM |
+//! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM; both VMs take their share |
 //! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
 //!
 //! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
@@ -48,8 +48,15 @@ const ADDRESSES: u8 = 40;
 /// The host's side: addresses for its guests on the netdev that carries rxe, and no limit on what may be pinned.
 const HOST: &str = "set -e
 ip link set eth0 mtu 4200
+ip addr add 10.0.3.3/24 dev eth0; ip addr add 10.0.9.1/24 dev eth0
 for n in $(seq 1 @ADDRESSES@); do ip addr add 10.0.0.$n/24 dev eth0; ip addr add fd00:1::$(printf %x $n)/64 dev eth0 nodad; done
 sleep 2
+";
+
+/// The peer that is not ours: an address of its own.
+const PEER: &str = "ip addr flush dev eth0 to 10.0.0.0/16
+ip -6 addr flush dev eth0 to fd00:1::/64
+ip addr add 10.0.0.200/24 dev eth0
 ";
 
 impl Args {
@@ -65,18 +72,21 @@ impl Args {
             Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![Nic::None, Nic::None] };
         lab.boot(&plan)?;
         let mut products = vec![binary, pingpong];
-        products.extend(tests.iter().cloned());
+        products.extend(tests.iter().map(|program| program.path.clone()));
         lab.deliver(&products)?;
         let mut table = Vec::new();
         {
             let (a, b) = lab.pair()?;
-            let set_up = HOST.replace("@ADDRESSES@", &ADDRESSES.to_string());
-            a.must(&set_up, SET_UP)?;
-            b.must("ip link set eth0 mtu 4200; ip addr add 10.0.0.200/24 dev eth0", SET_UP)?;
-            let _devices = peers::attach_rxe(a, b)?;
-            for program in &tests {
-                self.whole_stack(a, program, &mut table)?;
+            for host in [&mut *a, &mut *b] {
+                host.must(&HOST.replace("@ADDRESSES@", &ADDRESSES.to_string()), SET_UP)?;
             }
+            let _devices = peers::attach_rxe(a, b)?;
+        }
+        self.whole_stack(&mut lab.guests, &tests, &mut table)?;
+        {
+            let (a, b) = lab.pair()?;
+            // From here on b is somebody else.
+            b.must(PEER, SET_UP)?;
             self.pingpong(a, b, &mut table)?;
         }
         for guest in &mut lab.guests {

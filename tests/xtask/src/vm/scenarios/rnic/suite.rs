@@ -1,7 +1,11 @@
 //! Every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM.
+//!
+//! Both VMs are hosts here, each on its own: they share the test programs out between them, and no packet crosses the cable. The tests of a program run
+//! in one process, one after the other; one that hangs, or that takes its process with it, fails alone: those after it go on in a new process.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -9,28 +13,36 @@ use serde::Deserialize;
 use super::known::KNOWN;
 use super::{Args, row};
 use crate::cache::Cache;
-use crate::exec::{run_logged, tied, workspace};
+use crate::exec::{self, capture, run_logged, tied, workspace};
 use crate::rows::Row;
-use crate::vm::guest::Guest;
+use crate::vm::guest::{Guest, Job};
 
 const BUILD_WAIT: Duration = Duration::from_secs(1800);
-/// One test has 16 minutes of its own at most, and a program of tests an hour: emulated, 20000 interrupts take their time.
-const TESTS_END: Duration = Duration::from_secs(3600);
+const LIST_WAIT: Duration = Duration::from_secs(60);
+/// One test, emulated on a busy machine.
+const TEST_END: Duration = Duration::from_secs(480);
+const POLL: Duration = Duration::from_millis(200);
+/// What a failing test said, as far as it is shown.
+const SHOWN_LINES: usize = 30;
 
-/// Each test in a process of its own: one that hangs or dies takes no other with it.
-const TESTS: &str = r#"ulimit -l unlimited
-export VHOST_RDMA_BIN=/host/products/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8
-cp -f /host/products/@BINARY@ /tmp/t && chmod +x /tmp/t
-for t in $(/tmp/t --list --format terse 2>/dev/null | sed -n 's/: test$//p'); do
-  case "$t" in *@FILTER@*) ;; *) continue;; esac
-  if timeout 1000 /tmp/t --exact "$t" > /tmp/log 2>&1; then
-    grep -q '1 passed' /tmp/log && echo "ok $t" || echo "ignored $t"
-  else
-    echo "fail $t"; grep -v '^running\|^$\|^test \|^failures\|RUST_BACKTRACE' /tmp/log | head -25 | sed 's/^/    | /'
-  fi
-done
-echo "end"
+/// `@TESTS@` in one process; what they say goes to a file of its own, so that their verdicts are all of the output.
+const SCRIPT: &str = r#"ulimit -l unlimited
+export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
+cp -u /host/products/vhost-rdma /tmp
+cp /host/products/@BINARY@ /tmp/tests
+exec /tmp/tests --exact --test-threads=1 --nocapture @TESTS@ 2> /host/@ERRORS@
 "#;
+
+/// The file in a guest's share that takes what its tests say.
+const ERRORS: &str = "suite.err";
+
+/// A program of tests.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+    suite: String,
+    file: String,
+}
 
 #[derive(Debug, Deserialize)]
 struct Artifact {
@@ -51,7 +63,7 @@ struct Profile {
 }
 
 /// The virtual guest's programs: those of its tests, and `pingpong`.
-pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<PathBuf>, PathBuf)> {
+pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let list = cache.log("virtual-guest-artifacts");
     let script = format!(
@@ -75,65 +87,163 @@ pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<PathBuf>, PathBuf)> {
         if target.name == "pingpong" && !profile.test {
             pingpong = Some(path);
         } else if profile.test && path.to_string_lossy().contains("/deps/") {
-            tests.push(path);
+            let file = path.file_name().context("a program has a name")?;
+            let file = file.to_string_lossy().into_owned();
+            tests.push(Program { suite: target.name, file, path });
         }
     }
     Ok((tests, pingpong.context("cargo left no pingpong program")?))
 }
 
-impl Args {
-    /// The tests of one program, one row each.
-    pub(super) fn whole_stack(
-        &self,
-        host: &mut Guest,
-        program: &Path,
-        table: &mut Vec<Row>,
-    ) -> Result<()> {
-        let file = program.file_name().context("a program has a name")?.to_string_lossy();
-        let suite = file.rsplit_once('-').map_or(&*file, |(name, _)| name);
-        let filter = match &self.only {
-            Some(only) if suite.contains(only.as_str()) => "",
-            Some(only) => only.as_str(),
-            None => "",
-        };
-        let script = TESTS.replace("@BINARY@", &file).replace("@FILTER@", filter);
-        let out = host.run(&script, TESTS_END)?;
-        let mut ended = false;
-        for line in out.text.lines() {
-            match line.split_once(' ') {
-                Some((verdict @ ("ok" | "fail"), name)) => {
-                    let ok = judge(suite, name, verdict == "ok");
-                    table.push(row(&format!("{suite}::{name}"), ok));
-                }
-                None if line == "end" => ended = true,
-                _ => eprintln!("{line}"),
-            }
-        }
-        if !ended {
-            table.push(row(&format!("{suite} (its end)"), false));
-        }
-        Ok(())
+impl Program {
+    /// Its tests, as it lists them itself.
+    fn tests(&self) -> Result<Vec<String>> {
+        let mut cmd = tied(&self.path);
+        let text = capture(cmd.args(["--list", "--format", "terse"]), LIST_WAIT)?;
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 }
 
-fn judge(suite: &str, name: &str, passed: bool) -> bool {
-    let full = format!("{suite}::{name}");
-    match KNOWN.iter().find(|(test, _)| *test == full) {
-        Some((_, why)) if passed => {
-            eprintln!(
-                "{full} passes, but is listed as one that cannot ({why}): take it off the list"
-            );
-            false
-        }
-        Some((_, why)) => {
-            eprintln!("    {full}: as known: {why}");
-            true
-        }
-        None => {
-            if !passed {
-                eprintln!("{full} FAILED");
+/// A program, and those of its tests that have no verdict yet.
+#[derive(Debug)]
+struct Task {
+    suite: String,
+    file: String,
+    left: VecDeque<String>,
+}
+
+/// A process in a guest that runs the tests of a task.
+#[derive(Debug)]
+struct Process {
+    task: Task,
+    job: Job,
+    /// Verdicts that have been read.
+    seen: usize,
+    /// Bytes of what the tests said until the last verdict.
+    said: usize,
+    since: Instant,
+}
+
+impl Process {
+    fn start(task: Task, guest: &mut Guest) -> Result<Self> {
+        let tests: Vec<&str> = task.left.iter().map(String::as_str).collect();
+        let script = SCRIPT
+            .replace("@BINARY@", &task.file)
+            .replace("@TESTS@", &tests.join(" "))
+            .replace("@ERRORS@", ERRORS);
+        let job = guest.spawn(&script)?;
+        Ok(Self { task, job, seen: 0, said: 0, since: Instant::now() })
+    }
+
+    /// Reads the verdicts since the last look; the task comes back when the process is over.
+    fn look(&mut self, guest: &mut Guest, table: &mut Vec<Row>) -> Result<bool> {
+        let over = guest.finished(self.job)?.is_some();
+        let text = guest.output(self.job);
+        let verdicts: Vec<(&str, &str)> = text.lines().filter_map(verdict).collect();
+        for (name, verdict) in verdicts.get(self.seen..).unwrap_or_default() {
+            self.task.left.retain(|left| left != name);
+            if !verdict.starts_with("ignored") {
+                self.judge(name, *verdict == "ok", guest, table);
             }
-            passed
+        }
+        self.seen = verdicts.len();
+        let stuck = !over && self.since.elapsed() > TEST_END;
+        if stuck {
+            guest.kill(self.job)?;
+        }
+        if (over || stuck)
+            && let Some(name) = self.task.left.pop_front()
+        {
+            // It was the one at work; those behind it have not begun.
+            eprintln!(
+                "{}::{name}: {}",
+                self.task.suite,
+                if stuck { "no end" } else { "took its process with it" }
+            );
+            self.judge(&name, false, guest, table);
+        }
+        Ok(over || stuck)
+    }
+
+    fn judge(&mut self, name: &str, passed: bool, guest: &Guest, table: &mut Vec<Row>) {
+        let full = format!("{}::{name}", self.task.suite);
+        let said = std::fs::read(guest.share().join(ERRORS)).unwrap_or_default();
+        let seconds = self.since.elapsed().as_secs_f64();
+        self.since = Instant::now();
+        let known = KNOWN.iter().find(|(test, _)| *test == full).map(|(_, why)| *why);
+        let ok = match (known, passed) {
+            (None, _) => passed,
+            (Some(_), _) => !passed,
+        };
+        let word = match (known, passed) {
+            (None, true) => "ok".to_owned(),
+            (None, false) => "FAILED".to_owned(),
+            (Some(why), false) => format!("fails as known: {why}"),
+            (Some(why), true) => format!(
+                "FAILED: it passes, but is listed as one that cannot ({why}): take it off the list"
+            ),
+        };
+        eprintln!("    {} {seconds:6.1} s  {full}: {word}", guest.name);
+        if !passed && !ok {
+            let text = String::from_utf8_lossy(said.get(self.said..).unwrap_or_default());
+            text.lines()
+                .filter(|line| !line.is_empty())
+                .take(SHOWN_LINES)
+                .for_each(|line| eprintln!("        | {line}"));
+        }
+        self.said = said.len();
+        let unit = "s".to_owned();
+        table.push(Row { value: Some(seconds), unit, ..row(&full, ok) });
+    }
+}
+
+/// A line of a test program: the test and what became of it.
+fn verdict(line: &str) -> Option<(&str, &str)> {
+    let (name, verdict) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    (!verdict.is_empty()).then_some((name, verdict))
+}
+
+impl Args {
+    /// The tests of all programs, one row each.
+    pub(super) fn whole_stack(
+        &self,
+        guests: &mut [Guest],
+        programs: &[Program],
+        table: &mut Vec<Row>,
+    ) -> Result<()> {
+        let mut tasks = VecDeque::new();
+        for program in programs {
+            let suite = &program.suite;
+            let mut tests = program.tests()?;
+            tests.retain(|test| self.wanted(&format!("{suite}::{test}")));
+            if !tests.is_empty() {
+                let (suite, file) = (suite.clone(), program.file.clone());
+                tasks.push_back(Task { suite, file, left: tests.into() });
+            }
+        }
+        let mut running: Vec<Option<Process>> = guests.iter().map(|_| None).collect();
+        loop {
+            for (guest, slot) in guests.iter_mut().zip(&mut running) {
+                if let Some(mut process) = slot.take() {
+                    if process.look(guest, table)? {
+                        if !process.task.left.is_empty() {
+                            tasks.push_front(process.task);
+                        }
+                    } else {
+                        *slot = Some(process);
+                    }
+                }
+                if slot.is_none()
+                    && let Some(task) = tasks.pop_front()
+                {
+                    *slot = Some(Process::start(task, guest)?);
+                }
+            }
+            if running.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            exec::check_interrupt()?;
+            std::thread::sleep(POLL);
         }
     }
 }
