@@ -57,8 +57,8 @@ type Done<T> = Result<T, DaemonError>;
 /// What there is in the daemon.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct View {
-    /// Its process: another one has lost every session.
-    pub pid: u32,
+    /// Its run: another one has lost every session.
+    pub instance: String,
     /// Every NIC by name.
     pub nics: BTreeMap<String, v1::Nic>,
 }
@@ -121,7 +121,10 @@ impl Daemon for AdminApi {
         let status = within(LOOK, a.get_status(v1::GetStatusRequest {})).await?;
         let nics = within(LOOK, b.list_nics(v1::ListNicsRequest::default())).await?.nics;
         let nics = nics.into_iter().map(|nic| (nic.name.clone(), nic)).collect();
-        Ok(View { pid: status.pid, nics })
+        // An older daemon says its process only; in a container that is always the same.
+        let instance =
+            if status.instance.is_empty() { status.pid.to_string() } else { status.instance };
+        Ok(View { instance, nics })
     }
 
     async fn ensure_network(&self, name: &str, vni: Option<u32>) -> Done<()> {

@@ -130,8 +130,8 @@ struct DaemonState {
     /// NICs that this agent made or removed: a view that was asked for before one of them is out of date.
     changes: u64,
     error: String,
-    /// The process that was seen last.
-    pid: Option<u32>,
+    /// The run that was seen last.
+    instance: Option<String>,
     /// IDs whose VMM was connected when it was seen last.
     connected: BTreeSet<String>,
     /// IDs whose VMM lost the daemon and has not come back, and when the daemon did.

@@ -69,8 +69,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let daemon = &mut state.daemon;
         match view {
             Ok(view) => {
-                let other = daemon.pid.is_some_and(|pid| pid != view.pid);
-                let back = daemon.view.is_none() && daemon.pid.is_some();
+                let other = daemon.instance.as_ref().is_some_and(|run| *run != view.instance);
+                let back = daemon.view.is_none() && daemon.instance.is_some();
                 if other {
                     // Whoever was connected to the old process has lost its session.
                     let back_at = Instant::now();
@@ -80,10 +80,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     state.networks.clear();
                 }
                 if other || back {
-                    tracing::info!(pid = view.pid, "the daemon answers again");
+                    tracing::info!(instance = view.instance, "the daemon answers again");
                     self.events.node("DaemonBack", "the vhost-rdma daemon answers again", false);
                 }
-                daemon.pid = Some(view.pid);
+                daemon.instance = Some(view.instance.clone());
                 daemon.view = Some(view);
             }
             Err(error) => {

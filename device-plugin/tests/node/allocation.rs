@@ -96,7 +96,7 @@ async fn a_daemon_that_loses_its_state_gets_the_same_nics_again() {
     {
         let mut table = world.daemon.table();
         table.nics.clear();
-        table.pid += 1;
+        table.runs += 1;
     }
     world.settle().await;
     assert_eq!(world.daemon.table().nics["k8s.blue-0"].mac, env["VHOST_RDMA_BLUE_0_MAC"]);

@@ -13,7 +13,7 @@ pub(crate) struct Table {
     pub(crate) nics: BTreeMap<String, v1::Nic>,
     pub(crate) networks: Vec<String>,
     pub(crate) down: bool,
-    pub(crate) pid: u32,
+    pub(crate) runs: u32,
     /// Calls that change something until one fails; then all do.
     pub(crate) fuse: Option<u32>,
     pub(crate) calls: u32,
@@ -36,7 +36,7 @@ pub(crate) struct FakeDaemon {
 
 impl FakeDaemon {
     pub(crate) fn new(dir: &Path) -> Self {
-        let table = Table { pid: 1, ..Table::default() };
+        let table = Table { runs: 1, ..Table::default() };
         Self { dir: dir.to_owned(), table: Arc::new(Mutex::new(table)) }
     }
 
@@ -52,7 +52,7 @@ impl FakeDaemon {
     /// Ends and starts again, with its state: all sessions are gone.
     pub(crate) fn restart(&self) {
         let mut table = self.table();
-        table.pid += 1;
+        table.runs += 1;
         table.down = false;
         for nic in table.nics.values_mut() {
             nic.set_session(v1::Session::Absent);
@@ -80,7 +80,7 @@ impl Daemon for FakeDaemon {
     async fn view(&self) -> Result<View, DaemonError> {
         let (view, late) = {
             let mut table = self.read()?;
-            (View { pid: table.pid, nics: table.nics.clone() }, table.late.take())
+            (View { instance: table.runs.to_string(), nics: table.nics.clone() }, table.late.take())
         };
         if let Some(late) = late {
             late.asked.notify_one();

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
 use rustix::fs::FlockOperation;
@@ -233,6 +233,7 @@ fn serve_api<B: Backend>(
             workers: settings.workers,
             poll_us: settings.poll_us,
             started: Instant::now(),
+            instance: instance(),
         };
         until_signal(listener, Service { daemon: Arc::clone(daemon), about }, path).await
     });
@@ -242,6 +243,12 @@ fn serve_api<B: Backend>(
     // A call that is still busy on a blocking thread must not hold the end up.
     runtime.shutdown_timeout(LAST_CALLS);
     served
+}
+
+/// Tells this run from every other one: nobody starts two daemons in a nanosecond.
+fn instance() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}", since.as_nanos())
 }
 
 fn adopt(listener: std::os::unix::net::UnixListener) -> Result<UnixListener, ServeError> {

@@ -18,6 +18,7 @@ pub(super) struct About {
     pub(super) workers: u32,
     pub(super) poll_us: u32,
     pub(super) started: Instant,
+    pub(super) instance: String,
 }
 
 #[derive(Debug)]
@@ -85,6 +86,7 @@ impl<B: Backend> Admin for Service<B> {
                 nics: count(nics.len()),
                 nics_ready: count(ready),
                 ephemeral: daemon.is_ephemeral(),
+                instance: about.instance,
             })
         })
         .await

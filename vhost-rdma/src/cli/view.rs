@@ -75,7 +75,7 @@ mirror!(Objects from ObjectsMessage {
 });
 mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,
-    nics_ready: u32, ephemeral: bool,
+    nics_ready: u32, ephemeral: bool, instance: String,
 });
 mirror!(Peer from PeerMessage { network: String, address: String, through: String });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });

@@ -71,6 +71,7 @@ fn networks_and_status() {
     let status = daemon.cli(&["status", "--json"]).json();
     let names = [
         "ephemeral",
+        "instance",
         "networks",
         "nics",
         "nics_ready",

@@ -76,8 +76,11 @@ fn a_vmm_that_lost_its_daemon_is_missed_until_one_connects() {
     awaits(&daemon, "absent", false);
     let vmm = UnixStream::connect(&socket).unwrap();
     awaits(&daemon, "connected", false);
+    let run = |daemon: &Daemon| daemon.cli(&["status", "--json"]).json()["instance"].clone();
+    let before = run(&daemon);
     daemon.kill();
     let daemon = Daemon::start_in(daemon.into_dir(), &[]);
+    assert_ne!(run(&daemon), before);
     awaits(&daemon, "absent", true);
     assert!(daemon.cli(&["nic", "show", "a"]).ok().contains("has not come back"));
     drop(vmm);
