@@ -57,3 +57,7 @@ pub use error::{Code, Error};
 pub use result::{AddResult, Cidr, Dns, Extra, Interface, Ip, Route};
 pub use run::{Answer, Network, Plugin, run, run_with};
 pub use version::Version;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

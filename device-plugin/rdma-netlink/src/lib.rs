@@ -25,3 +25,7 @@ mod transport;
 pub use addr::{Guid, HardwareAddress, IpPrefix};
 pub use error::{Error, Result};
 pub use netns::Netns;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
