@@ -137,15 +137,21 @@ int vrdma_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutabl
 	struct ib_port_attr attr = {};
 	int ret;
 
-	/* QP 1 needs a key for all of memory: without it there is no connection manager. */
-	imm->core_cap_flags = to_vr(ib)->caps & VIRTIO_RDMA_CAP_DMA_MR ? RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP
-								       : RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP;
+	/*
+	 * QP 1 needs a key for all of memory: without it there is no connection manager. A port without MADs must not have a size for
+	 * them either, or the core refuses the device (drivers/infiniband/core/device.c, verify_immutable).
+	 */
+	if (to_vr(ib)->caps & VIRTIO_RDMA_CAP_DMA_MR) {
+		imm->core_cap_flags = RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+		imm->max_mad_size = IB_MGMT_MAD_SIZE;
+	} else {
+		imm->core_cap_flags = RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP;
+	}
 	ret = ib_query_port(ib, port, &attr);
 	if (ret)
 		return ret;
 	imm->pkey_tbl_len = attr.pkey_tbl_len;
 	imm->gid_tbl_len = attr.gid_tbl_len;
-	imm->max_mad_size = IB_MGMT_MAD_SIZE;
 	return 0;
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -51,6 +51,8 @@ pub(crate) struct Spec {
     pub(crate) peer: Option<String>,
     /// Options for machine, memory, RDMA device and netdev as `vhost-rdma nic qemu-args` prints them, in place of ours.
     pub(crate) nic_args: Vec<String>,
+    /// It starts guests of its own: it gets what they are made of, see `nested`.
+    pub(crate) hosts: bool,
 }
 
 impl Spec {
@@ -85,8 +87,7 @@ impl Output {
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) name: String,
-    qemu: Child,
-    agent: UnixStream,
+    machine: Machine,
     share: PathBuf,
     console: PathBuf,
     qemu_log: PathBuf,
@@ -95,6 +96,15 @@ pub(crate) struct Guest {
     ready: bool,
     next: u32,
     done: HashMap<u32, i32>,
+}
+
+/// Where a guest's QEMU runs, and how its agent is spoken to.
+#[derive(Debug)]
+enum Machine {
+    /// A child of ours and its socket.
+    Child { qemu: Child, agent: UnixStream },
+    /// In another guest, whose share carries the two files that stand for the agent's line; how much of the answers has been read.
+    Inner { orders: PathBuf, answers: PathBuf, read: u64 },
 }
 
 impl Guest {
@@ -148,8 +158,7 @@ impl Guest {
         let name = spec.name.clone();
         Ok(Self {
             name,
-            qemu,
-            agent,
+            machine: Machine::Child { qemu, agent },
             share,
             console,
             qemu_log,
@@ -161,11 +170,34 @@ impl Guest {
         })
     }
 
+    /// A guest whose QEMU was started in another one, with `share` as its share; see `nested`.
+    pub(super) fn inner(name: &str, share: &Path) -> Self {
+        let place = |file: &str| share.join(file);
+        let (orders, answers) = (place("orders"), place("answers"));
+        Self {
+            name: name.to_owned(),
+            machine: Machine::Inner { orders, answers, read: 0 },
+            share: share.to_path_buf(),
+            console: place("console"),
+            qemu_log: place("qemu.log"),
+            monitor: place("no-monitor"),
+            pending: Vec::new(),
+            ready: false,
+            next: 0,
+            done: HashMap::new(),
+        }
+    }
+
     /// Waits until the guest takes commands.
     pub(crate) fn wait_ready(&mut self) -> Result<()> {
+        self.wait_ready_for(BOOT_WAIT)
+    }
+
+    /// The same with a patience of the caller's.
+    pub(crate) fn wait_ready_for(&mut self, patience: Duration) -> Result<()> {
         let mut progress = exec::Progress::new(format!("booting guest {}", self.name));
         let what = format!("guest {} to boot", self.name);
-        let result = exec::wait_for(&what, BOOT_WAIT, || {
+        let result = exec::wait_for(&what, patience, || {
             progress.tick();
             self.poll()?;
             Ok(self.ready.then_some(()))
@@ -273,9 +305,11 @@ impl Guest {
         })
     }
 
-    /// SIGKILL to QEMU: what a host does to a VM at its worst moment.
+    /// SIGKILL to QEMU: what a host does to a VM at its worst moment. An inner guest's QEMU ends with its host.
     pub(crate) fn crash(&mut self) {
-        exec::end_group(&mut self.qemu, Duration::ZERO);
+        if let Machine::Child { qemu, .. } = &mut self.machine {
+            exec::end_group(qemu, Duration::ZERO);
+        }
     }
 
     /// Resets the machine under its running kernel and waits for it to come up again.
@@ -292,34 +326,55 @@ impl Guest {
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
-        self.agent
-            .write_all(line.as_bytes())
-            .with_context(|| format!("guest {} does not listen", self.name))
+        let told = match &mut self.machine {
+            Machine::Child { agent, .. } => agent.write_all(line.as_bytes()),
+            Machine::Inner { orders, .. } => fs::File::options()
+                .append(true)
+                .open(orders)
+                .and_then(|mut file| file.write_all(line.as_bytes())),
+        };
+        told.with_context(|| format!("guest {} does not listen", self.name))
     }
 
     fn check_alive(&mut self) -> Result<()> {
-        if let Some(status) = self.qemu.try_wait()? {
-            bail!(
-                "QEMU of guest {} ended: {status}\n{}the end of the console:\n{}",
-                self.name,
-                tail(&self.qemu_log, 0, 20),
-                self.console_tail(15)
-            );
+        if let Machine::Child { qemu, .. } = &mut self.machine
+            && let Some(status) = qemu.try_wait()?
+        {
+            return self.ended(&status.to_string());
         }
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<()> {
+    fn ended(&self, status: &str) -> Result<()> {
+        bail!(
+            "QEMU of guest {} ended: {status}\n{}the end of the console:\n{}",
+            self.name,
+            tail(&self.qemu_log, 0, 20),
+            self.console_tail(15)
+        );
+    }
+
+    /// Takes what the agent has said.
+    fn listen(&mut self) -> Result<()> {
+        let (qemu, agent) = match &mut self.machine {
+            Machine::Child { qemu, agent } => (qemu, agent),
+            Machine::Inner { answers, read, .. } => {
+                let Ok(mut file) = fs::File::open(answers) else { return Ok(()) };
+                file.seek(SeekFrom::Start(*read))?;
+                *read += u64::try_from(file.read_to_end(&mut self.pending)?)?;
+                return Ok(());
+            }
+        };
         let mut buf = [0; 4096];
         loop {
-            match self.agent.read(&mut buf) {
+            match agent.read(&mut buf) {
                 Ok(0) => {
-                    let _ = exec::wait(&mut self.qemu, Duration::from_secs(2), || {});
+                    let _ = exec::wait(qemu, Duration::from_secs(2), || {});
                     self.check_alive()?;
                     bail!("guest {} closed its agent channel", self.name);
                 }
                 Ok(n) => self.pending.extend_from_slice(buf.get(..n).unwrap_or_default()),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
                     self.check_alive()?;
@@ -327,6 +382,10 @@ impl Guest {
                 }
             }
         }
+    }
+
+    fn poll(&mut self) -> Result<()> {
+        self.listen()?;
         while let Some(end) = self.pending.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.pending.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line);
@@ -337,6 +396,8 @@ impl Guest {
                 words.next().and_then(|w| w.parse().ok()),
             ) {
                 (Some("ready"), ..) => self.ready = true,
+                // What the shell says that started an inner guest's QEMU.
+                (Some("gone"), Some(status), _) => self.ended(&format!("exit status {status}"))?,
                 (Some("done"), Some(id), Some(status)) => {
                     self.done.insert(id, status);
                 }
@@ -349,7 +410,9 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        exec::end_group(&mut self.qemu, QUIT_WAIT);
+        if let Machine::Child { qemu, .. } = &mut self.machine {
+            exec::end_group(qemu, QUIT_WAIT);
+        }
     }
 }
 
@@ -362,11 +425,27 @@ fn monitor(run: &Path, name: &str) -> PathBuf {
     run.join(format!("{name}.qmp"))
 }
 
-fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
-    let p = |path: &Path| path.display().to_string();
-    let mut args: Vec<String> = Vec::new();
-    let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
-    push(&[
+/// What is the same for a guest of this machine and one of a guest.
+pub(super) struct Parts<'a> {
+    pub(super) name: &'a str,
+    pub(super) number: u8,
+    pub(super) cpus: u8,
+    /// Directory of kernel and initramfs, as QEMU sees it.
+    pub(super) image: &'a str,
+    /// The root file system, which stays as it is.
+    pub(super) disk: &'a str,
+    pub(super) share: &'a str,
+    pub(super) console: &'a str,
+}
+
+/// The options of a machine but its agent, memory and network.
+pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
+    let Parts { name, number, cpus, image, disk, share, console } = parts;
+    // The kernel's check of its timer takes a starved emulator for broken hardware and panics.
+    let append = format!(
+        "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name={name} lab.ip={number}"
+    );
+    let words = [
         "-accel",
         "tcg,thread=multi",
         "-cpu",
@@ -375,28 +454,50 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
         "-no-user-config",
         "-display",
         "none",
-    ]);
-    push(&["-kernel", "/mnt/vmlinuz", "-initrd", "/mnt/initrd.gz"]);
-    push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
-    push(&["-smp", &spec.cpus.to_string()]);
-    // The kernel's check of its timer takes a starved emulator for broken hardware and panics.
-    push(&[
+        "-kernel",
+        &format!("{image}/vmlinuz"),
+        "-initrd",
+        &format!("{image}/initrd.gz"),
+        "-drive",
+        &format!("file={disk},if=virtio,format=raw,snapshot=on"),
+        "-smp",
+        &cpus.to_string(),
         "-append",
-        &format!(
-            "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name={} lab.ip={}",
-            spec.name, spec.number
-        ),
-    ]);
-    push(&[
+        &append,
         "-serial",
-        &format!("file:{}", p(console)),
-        "-serial",
-        &format!("unix:{},server=on,wait=off", p(agent)),
-    ]);
+        &format!("file:{console}"),
+        "-virtfs",
+        &format!("local,path={share},mount_tag=host,security_model=none"),
+        // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second of boot.
+        "-device",
+        "virtio-rng-pci",
+        "-global",
+        "virtio-net-pci.romfile=",
+    ];
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
+    let p = |path: &Path| path.display().to_string();
+    let mut args = machine_args(&Parts {
+        name: &spec.name,
+        number: spec.number,
+        cpus: spec.cpus,
+        image: "/mnt",
+        disk: "/mnt/root.img",
+        share: &p(share),
+        console: &p(console),
+    });
+    let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
+    push(&["-serial", &format!("unix:{},server=on,wait=off", p(agent))]);
     push(&["-qmp", &format!("unix:{},server=on,wait=off", p(&monitor(run, &spec.name)))]);
-    push(&["-virtfs", &format!("local,path={},mount_tag=host,security_model=none", p(share))]);
-    // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second of boot.
-    push(&["-device", "virtio-rng-pci", "-global", "virtio-net-pci.romfile="]);
+    if spec.hosts {
+        push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
+        for (tag, path) in [("qemu", "/usr"), ("image", "/mnt")] {
+            let what = format!("local,path={path},mount_tag={tag},security_model=none,readonly=on");
+            push(&["-virtfs", &what]);
+        }
+    }
     if !spec.nic_args.is_empty() {
         args.extend(spec.nic_args.iter().cloned());
         return args;

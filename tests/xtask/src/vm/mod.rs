@@ -2,6 +2,7 @@
 
 pub(crate) mod daemon;
 pub(crate) mod guest;
+pub(crate) mod nested;
 pub(crate) mod peers;
 pub(crate) mod programs;
 pub(crate) mod qmp;
@@ -45,6 +46,8 @@ pub(crate) enum Nic {
     Socket(PathBuf),
     /// Options that our daemon printed.
     Options(Vec<String>),
+    /// None, but guests of its own: see `nested`.
+    Host,
 }
 
 /// Enough for every program of the lists.
@@ -77,15 +80,17 @@ impl Lab {
         let names = NAMES.get(..plan.nics.len()).context("too many guests")?;
         for (n, (name, nic)) in names.iter().zip(&plan.nics).enumerate() {
             let (vhost_socket, nic_args) = match nic {
-                Nic::None => (None, Vec::new()),
+                Nic::None | Nic::Host => (None, Vec::new()),
                 Nic::Socket(path) => (Some(path.clone()), Vec::new()),
                 Nic::Options(options) => (None, options.clone()),
             };
+            let hosts = matches!(nic, Nic::Host);
             let spec = Spec {
                 name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
-                cpus: plan.cpus,
-                memory_mib: MEMORY_MIB,
+                cpus: if hosts { plan.cpus.max(nested::HOST_CPUS) } else { plan.cpus },
+                memory_mib: if hosts { nested::HOST_MEMORY_MIB } else { MEMORY_MIB },
+                hosts,
                 image: plan.image.clone(),
                 vhost_socket,
                 nic_args,

@@ -10,6 +10,9 @@ use crate::vm::guest::{Guest, Job};
 use crate::vm::programs::{PROGRAMS, Program};
 
 const SET_UP: Duration = Duration::from_secs(60);
+/// In a guest of a guest, too.
+const LOAD: Duration = Duration::from_secs(300);
+const FOUND: Duration = Duration::from_secs(120);
 const LISTEN: Duration = Duration::from_secs(20);
 const CLIENT: Duration = Duration::from_secs(90);
 const SERVER_END: Duration = Duration::from_secs(15);
@@ -17,20 +20,19 @@ const SERVER_END: Duration = Duration::from_secs(15);
 /// Modules of the RDMA core that no device pulls in by itself.
 const CORE: &str = "modprobe -a ib_uverbs ib_umad rdma_ucm\nulimit -l unlimited\n";
 
-/// Prints the device of `/sys/class/infiniband` and the index of the GID of the guest's IPv4 address. It waits for both: a device is
+/// Prints the device of `/sys/class/infiniband` and the index of the GID of an IPv4 address. It waits for both: a device is
 /// registered by a work item, and its GIDs follow the addresses of the netdev.
 const FIND: &str = r#"
-ip=$(hostname | tr ab 12)
 n=0
 while [ $n -lt 100 ]; do
   for d in /sys/class/infiniband/*; do
     for g in $d/ports/1/gids/*; do
-      case $(cat $g 2>/dev/null) in *:ffff:0a09:000$ip) echo "${d##*/} ${g##*/}"; exit 0;; esac
+      case $(cat $g 2>/dev/null) in *:ffff:@GID@) echo "${d##*/} ${g##*/}"; exit 0;; esac
     done
   done
   sleep 0.1; n=$((n+1))
 done
-echo "no RDMA device with the GID of 10.9.0.$ip:"; rdma link; dmesg | tail -20
+echo "no RDMA device with the GID @GID@:"; rdma link; dmesg | tail -20
 exit 1
 "#;
 
@@ -112,6 +114,11 @@ pub(crate) fn attach_ours_to(guest: &mut Guest) -> Result<(String, String)> {
     attach_one(guest, &format!("{CORE}{OURS}"))
 }
 
+/// The driver and the provider alone.
+pub(crate) fn load_ours(guest: &mut Guest) -> Result<()> {
+    guest.must(&format!("{CORE}{OURS}"), LOAD).map(|_| ())
+}
+
 /// rxe in a guest of any number.
 pub(crate) fn attach_rxe_to(guest: &mut Guest) -> Result<(String, String)> {
     attach_one(guest, &format!("{CORE}{RXE}"))
@@ -122,8 +129,20 @@ fn attach_one(guest: &mut Guest, script: &str) -> Result<(String, String)> {
     find_one(guest)
 }
 
+/// The device and the GID index of the guest's 10.9.0.x.
 fn find_one(guest: &mut Guest) -> Result<(String, String)> {
-    let line = guest.must(FIND, SET_UP)?;
+    let find = format!("ip=$(hostname | tr ab 12)\n{}", FIND.replace("@GID@", "0a09:000$ip"));
+    found(guest, &find)
+}
+
+/// The device and the GID index of an IPv4 address.
+pub(crate) fn find_address(guest: &mut Guest, address: &str) -> Result<(String, String)> {
+    let [a, b, c, d] = address.parse::<std::net::Ipv4Addr>()?.octets();
+    found(guest, &FIND.replace("@GID@", &format!("{a:02x}{b:02x}:{c:02x}{d:02x}")))
+}
+
+fn found(guest: &mut Guest, find: &str) -> Result<(String, String)> {
+    let line = guest.must(find, FOUND)?;
     let (dev, gid) = line.trim().split_once(' ').context("the guest did not name its device")?;
     Ok((dev.to_owned(), gid.to_owned()))
 }

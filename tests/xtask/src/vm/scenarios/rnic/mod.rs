@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM; both VMs take their share |
 //! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
+//! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
 //!
 //! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
 
 mod known;
+mod nested;
 mod pingpong;
 mod suite;
 
@@ -31,6 +33,9 @@ pub(crate) struct Args {
     /// Only the rows whose name contains this
     #[arg(long)]
     only: Option<String>,
+    /// A real guest: QEMU inside the VM that stands for the host, instead of virtual guests
+    #[arg(long)]
+    nested: bool,
     /// Keep consoles and logs when done
     #[arg(long)]
     keep: bool,
@@ -67,12 +72,16 @@ impl Args {
         }
         host::ensure_packages(cache, PACKAGES)?;
         let binary = daemon::build_with(cache, &["host-rnic"])?;
-        let (tests, pingpong) = suite::virtual_guest(cache)?;
-        let plan =
-            Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![Nic::None, Nic::None] };
-        lab.boot(&plan)?;
-        let mut products = vec![binary, pingpong];
-        products.extend(tests.iter().map(|program| program.path.clone()));
+        let mut products = vec![binary];
+        let host = if self.nested { Nic::Host } else { Nic::None };
+        let mut tests = Vec::new();
+        if !self.nested {
+            let (programs, pingpong) = suite::virtual_guest(cache)?;
+            products.push(pingpong);
+            products.extend(programs.iter().map(|program| program.path.clone()));
+            tests = programs;
+        }
+        lab.boot(&Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![host, Nic::None] })?;
         lab.deliver(&products)?;
         let mut table = Vec::new();
         {
@@ -82,11 +91,15 @@ impl Args {
             }
             let _devices = peers::attach_rxe(a, b)?;
         }
-        self.whole_stack(&mut lab.guests, &tests, &mut table)?;
-        {
+        if !self.nested {
+            self.whole_stack(&mut lab.guests, &tests, &mut table)?;
+        }
+        // From here on b is somebody else.
+        lab.pair()?.1.must(PEER, SET_UP)?;
+        if self.nested {
+            self.nested(cache, &mut lab, &mut table)?;
+        } else {
             let (a, b) = lab.pair()?;
-            // From here on b is somebody else.
-            b.must(PEER, SET_UP)?;
             self.pingpong(a, b, &mut table)?;
         }
         for guest in &mut lab.guests {

@@ -1,0 +1,181 @@
+//! A real guest on the RNIC: QEMU inside the VM that stands for the host, our driver and provider in it, and stock programs that talk to plain rxe in the
+//! other VM, each as server and as client.
+//!
+//! The guest's netdev has two addresses. 10.9.0.x is its own, which programs meet at over TCP. 10.0.0.x is the one it shares with the host's port
+//! (`flat`, docs/RNIC.md §2): a GID and nothing else, since packets for it end at the host's port, where the RNIC takes those that are its own.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{Args, SET_UP, row};
+use crate::cache::Cache;
+use crate::rows::Row;
+use crate::vm::guest::{self, Guest, Output};
+use crate::vm::nested::{self, Inner};
+use crate::vm::peers;
+use crate::vm::programs::{PROGRAMS, Program};
+
+/// The addresses of the inner guest (flat) and of the peer.
+const GUEST: u8 = 11;
+const PEER: &str = "10.0.0.200";
+/// Last octet of 10.9.0.x.
+const NUMBER: u8 = 11;
+
+const CLIENT: Duration = Duration::from_secs(600);
+const SERVER_END: Duration = Duration::from_secs(120);
+const LISTEN: Duration = Duration::from_secs(120);
+
+/// One row each way.
+const CHOSEN: &[(&str, u32)] = &[
+    ("ibv_rc_pingpong -c", 100),
+    ("ib_write_bw", 100),
+    ("ib_read_bw", 50),
+    ("ib_send_bw", 50),
+    ("ib_send_lat", 100),
+    ("ib_atomic_bw", 100),
+    ("vrdma-check write", 1),
+    ("vrdma-check read", 1),
+    ("vrdma-check send", 1),
+    ("vrdma-check atomic", 1),
+];
+
+const SERVE: &str = "ulimit -l unlimited
+cp /host/products/vhost-rdma /tmp/
+exec /tmp/vhost-rdma serve --runtime-dir /run/v --ephemeral > /host/daemon.log 2>&1
+";
+const CLI: &str = "/tmp/vhost-rdma --socket /run/v/admin.sock";
+
+/// Starts the daemon in the host VM.
+pub(super) fn serve(host: &mut Guest) -> Result<()> {
+    host.spawn(SERVE)?;
+    host.must("n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 200 ] || { cat /host/daemon.log; exit 1; }; done", SET_UP)?;
+    cli(host, "network add net").map(|_| ())
+}
+
+/// One command of the daemon's command line, in the host VM.
+pub(super) fn cli(host: &mut Guest, command: &str) -> Result<String> {
+    host.must(&format!("{CLI} {command}"), SET_UP)
+}
+
+/// A NIC with this backing and an inner guest on it, which boots while this returns. Its netdev is 10.9.0.`number`.
+pub(super) fn guest(host: &mut Guest, name: &str, number: u8, backing: &str) -> Result<Guest> {
+    let mac = guest::mac(number);
+    cli(host, &format!("nic add {name} --network net --backing {backing} --mac {mac}"))?;
+    nested::tap(host, number)?;
+    let memory = nested::MEMORY_MIB;
+    let options =
+        cli(host, &format!("nic qemu-args {name} --netdev tap:tap{number} --memory {memory}M"))?;
+    nested::start(host, &Inner { name, number, nic_args: &options })
+}
+
+/// One end of a program's conversation.
+pub(super) struct End<'a> {
+    pub(super) guest: &'a mut Guest,
+    /// Where programs meet.
+    pub(super) ip: String,
+    pub(super) device: (String, String),
+}
+
+impl<'a> End<'a> {
+    /// The end whose RDMA address is `address`.
+    pub(super) fn find(guest: &'a mut Guest, ip: &str, address: &str) -> Result<Self> {
+        let device = peers::find_address(guest, address)?;
+        Ok(Self { guest, ip: ip.to_owned(), device })
+    }
+
+    fn command(&self, line: &str, n: u32, peer: &str) -> String {
+        let line = line
+            .replace("{dev}", &self.device.0)
+            .replace("{gid}", &self.device.1)
+            .replace("{n}", &n.to_string())
+            .replace("{peer}", peer);
+        format!("ulimit -l unlimited\nexport PATH=$PATH:/host/products\nexec {line}\n")
+    }
+}
+
+/// Runs a program between two ends; the row, and what both wrote.
+pub(super) fn play(
+    name: &str,
+    server: &mut End<'_>,
+    client: &mut End<'_>,
+    what: (&Program, u32),
+) -> Result<(Row, String)> {
+    let (program, n) = what;
+    let job = server.guest.spawn(&server.command(program.server, n, ""))?;
+    let listens = format!(
+        "n=0; until grep -qi ':{:04X} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1; done",
+        program.port
+    );
+    server.guest.run(&listens, LISTEN)?;
+    let start = Instant::now();
+    let client_out = client.guest.run(&client.command(program.client, n, &server.ip), CLIENT)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let patience = if client_out.ok() { SERVER_END } else { Duration::from_secs(2) };
+    let server_out = server.guest.wait(job, patience)?;
+    let said = format!("{}\n--- the server\n{}", client_out.text.trim_end(), server_out.text);
+    let ok = client_out.ok() && server_out.ok() && client_out.text.contains(program.expect);
+    let value = if ok { program.figure.read(&client_out.text, seconds).ok() } else { None };
+    report(name, ok, (&client_out, &server_out), &said);
+    let row = Row { value, unit: program.unit.into(), ..row(name, ok && value.is_some()) };
+    Ok((row, said))
+}
+
+fn report(name: &str, ok: bool, ends: (&Output, &Output), said: &str) {
+    let verdict = if ok { "ok" } else { "FAILED" };
+    eprintln!("    {name}: {verdict} (client {:?}, server {:?})", ends.0.status, ends.1.status);
+    said.lines().for_each(|line| eprintln!("    | {line}"));
+}
+
+impl Args {
+    /// The nested part: `host` is a [`Nic::Host`](crate::vm::Nic::Host) with rxe0.
+    pub(super) fn nested(
+        &self,
+        cache: &Cache,
+        lab: &mut crate::vm::Lab,
+        table: &mut Vec<Row>,
+    ) -> Result<()> {
+        lab.deliver(&crate::products::for_guest(cache, self.debian)?)?;
+        let (host, peer) = lab.pair()?;
+        serve(host)?;
+        cli(host, &format!("peer add {PEER} --network net"))?;
+        nested::prepare(host)?;
+        let mut inner = guest(host, "n", NUMBER, "rnic:rxe0")?;
+        let products = inner.share().join("products");
+        std::fs::create_dir_all(&products)?;
+        for entry in std::fs::read_dir(host.share().join("products"))? {
+            let entry = entry?;
+            std::fs::copy(entry.path(), products.join(entry.file_name()))?;
+        }
+        inner.wait_ready_for(nested::BOOT)?;
+        self.rows(&mut inner, peer, table)?;
+        let clean = super::fixture::kernel_is_clean(&mut inner);
+        table.push(row("kernel of the inner guest", clean));
+        Ok(())
+    }
+
+    fn rows(&self, inner: &mut Guest, peer: &mut Guest, table: &mut Vec<Row>) -> Result<()> {
+        peers::load_ours(inner)?;
+        inner.must(&format!("ip addr add 10.0.0.{GUEST}/24 dev eth0"), SET_UP)?;
+        let mut ours = End::find(inner, &format!("10.9.0.{NUMBER}"), &format!("10.0.0.{GUEST}"))?;
+        let mut theirs = End::find(peer, "10.9.0.2", PEER)?;
+        ours.guest.must("ping -q -c 2 -W 20 10.9.0.2", SET_UP)?;
+        if self.wanted("nested: ibv_devinfo") {
+            let out = ours.guest.run("ibv_devinfo -v", CLIENT)?;
+            eprintln!("{}", out.text);
+            table.push(row("nested: ibv_devinfo", out.ok() && out.text.contains("PORT_ACTIVE")));
+        }
+        for (name, n) in CHOSEN {
+            let program = PROGRAMS.iter().find(|p| p.name == *name).context("no such program")?;
+            let there = format!("nested: {name}, rxe serves");
+            if self.wanted(&there) {
+                table.push(play(&there, &mut theirs, &mut ours, (program, *n))?.0);
+            }
+            let here = format!("nested: {name}, the guest serves");
+            if self.wanted(&here) {
+                table.push(play(&here, &mut ours, &mut theirs, (program, *n))?.0);
+            }
+        }
+        Ok(())
+    }
+}
