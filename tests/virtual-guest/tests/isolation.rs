@@ -34,7 +34,7 @@ fn another_network_is_out_of_reach_even_with_the_right_numbers() {
     b.qp.to_init(&FAST).unwrap();
     match b.qp.to_rtr(a.address(), &FAST) {
         Err(e) => {
-            assert_eq!((e.status(), rules().strangers_are_refused), (Some(err::UNREACH), true))
+            assert_eq!((e.status(), rules().strangers_are_refused), (Some(err::UNREACH), true));
         }
         Ok(()) => b.qp.to_rts(&FAST).unwrap(),
     }
