@@ -1,7 +1,7 @@
 //! What an allocation costs beside the one `fdatasync` that it cannot do without, and what a start costs with many devices.
 //!
-//! `cargo bench -p vhost-rdma-agent --bench agent [-- --json FILE]`. Both are ratios of things measured in turn in one run; the daemon is a table, since
-//! its time is its own.
+//! All are ratios of things measured in turn in one run. The daemon is a table at first, since its time is its own; then it is the real one
+//! (`DAEMON`, a program), on the same disk although a node's is on tmpfs. `ROWS` is a file for the rows. By `cargo xtask node-bench`.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,12 +17,14 @@ mod daemon;
 
 use std::io::Write as _;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::FakeDaemon;
 use vhost_rdma_agent::agent::{Agent, Parts, Settings};
 use vhost_rdma_agent::config::{Config, KubeletPaths};
+use vhost_rdma_agent::daemon::{AdminApi, Daemon};
 use vhost_rdma_agent::events::Events;
 use vhost_rdma_agent::files::Dirs;
 use vhost_rdma_agent::host::{Host, Inventory};
@@ -39,9 +41,9 @@ impl Host for NoHardware {
     }
 }
 
-type TheAgent = Arc<Agent<FakeDaemon, NodeKubelet>>;
+type TheAgent<D> = Arc<Agent<D, NodeKubelet>>;
 
-fn start(dir: &Path, count: usize) -> TheAgent {
+fn start<D: Daemon>(dir: &Path, daemon: D, count: usize) -> TheAgent<D> {
     let text = format!("[[pools]]\nname='p'\nkind='vhost-user'\ncount={count}");
     let config = Config::parse(&text, Path::new("bench")).unwrap();
     let settings = Settings {
@@ -54,15 +56,14 @@ fn start(dir: &Path, count: usize) -> TheAgent {
         auto_cdi: false,
     };
     let kubelet = NodeKubelet::new(dir, &KubeletPaths::new(dir, None));
-    let daemon = FakeDaemon::new(&dir.join("nics"));
     let host = Arc::new(NoHardware);
     let parts = Parts { settings, config, daemon, kubelet, host, events: Events::default() };
     Agent::new(parts, &dir.join("state")).unwrap()
 }
 
-async fn ready(dir: &Path, count: usize) -> TheAgent {
+async fn ready<D: Daemon>(dir: &Path, daemon: D, count: usize) -> TheAgent<D> {
     let text = format!("[[pools]]\nname='p'\nkind='vhost-user'\ncount={count}");
-    let agent = start(dir, count);
+    let agent = start(dir, daemon, count);
     agent.configure(Config::parse(&text, Path::new("bench")).unwrap()).await;
     agent.reconcile().await;
     assert_eq!(agent.subscribe("p").unwrap().borrow().len(), count);
@@ -75,8 +76,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Allocations and bare syncs of as many bytes, in turn, on one disk.
-async fn allocate(dir: &Path) -> (Duration, Duration) {
-    let agent = ready(dir, ROUNDS).await;
+async fn allocate<D: Daemon>(dir: &Path, daemon: D) -> (Duration, Duration) {
+    let agent = ready(dir, daemon, ROUNDS).await;
     let mut file = std::fs::File::create(dir.join("bare")).unwrap();
     let (mut allocations, mut syncs) = (Vec::new(), Vec::new());
     for n in 0..ROUNDS {
@@ -95,18 +96,46 @@ async fn start_with(dir: &Path, count: usize) -> Duration {
     let mut times = Vec::new();
     for _ in 0..15 {
         let begin = Instant::now();
-        drop(ready(dir, count).await);
+        drop(ready(dir, FakeDaemon::new(&dir.join("nics")), count).await);
         times.push(begin.elapsed());
     }
     median(times)
+}
+
+/// The real daemon, until this is dropped.
+struct Running(Child);
+
+impl Running {
+    /// Starts it in `dir` and waits until it answers.
+    async fn start(program: &str, dir: &Path) -> (Self, AdminApi) {
+        std::fs::create_dir_all(dir).unwrap();
+        let mut cmd = Command::new(program);
+        cmd.arg("serve").arg("--runtime-dir").arg(dir).stderr(Stdio::null());
+        let running = Self(cmd.spawn().unwrap());
+        let api = AdminApi::new(&dir.join("admin.sock"));
+        for _ in 0..1000 {
+            if api.view().await.is_ok() {
+                return (running, api);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the daemon does not answer");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn row(name: &str, value: Duration, reference: Duration, target: f64) -> serde_json::Value {
     let ratio = value.as_secs_f64() / reference.as_secs_f64();
     println!("{name}: {value:?} / {reference:?} = {ratio:.2} (at most {target})");
     serde_json::json!({
-        "name": name, "ok": ratio <= target, "value": value.as_secs_f64(),
-        "reference": reference.as_secs_f64(), "ratio": ratio, "unit": "s", "target": target,
+        "name": name, "ok": ratio <= target, "value": value.as_secs_f64() * 1e3,
+        "reference": reference.as_secs_f64() * 1e3, "ratio": ratio, "unit": "ms", "target": format!("<={target}"),
     })
 }
 
@@ -114,18 +143,26 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // A disk: the ledger's cost on a memory file system would be none.
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    let (allocation, sync) = runtime.block_on(allocate(&dir.path().join("a")));
-    let (many, few) = runtime.block_on(async {
-        (start_with(&dir.path().join("m"), 1000).await, start_with(&dir.path().join("f"), 10).await)
-    });
-    let rows = [
-        row("allocate-per-fsync", allocation, sync, 3.0),
-        // A hundred times as many IDs: proportional at worst.
-        row("start-1000-per-10-devices", many, few, 100.0),
-    ];
-    let mut args = std::env::args().skip_while(|arg| arg != "--json").skip(1);
-    if let Some(file) = args.next() {
+    let at = |name: &str| dir.path().join(name);
+    let mut rows = Vec::new();
+    // One record is synced before the answer; files that a reboot may take are not. Three is that one with a disk's bad luck.
+    let table = FakeDaemon::new(&at("a/nics"));
+    let (value, sync) = runtime.block_on(allocate(&at("a"), table));
+    rows.push(row("allocate-per-fsync", value, sync, 3.0));
+    if let Ok(program) = std::env::var("DAEMON") {
+        // The daemon replaces its state file: the file and its directory are synced, each with a change of the file system's own.
+        let (value, sync) = runtime.block_on(async {
+            let (_running, api) = Running::start(&program, &at("run")).await;
+            allocate(&at("r"), api).await
+        });
+        rows.push(row("allocate-with-daemon-per-fsync", value, sync, 8.0));
+    }
+    let (many, few) = runtime
+        .block_on(async { (start_with(&at("m"), 1000).await, start_with(&at("f"), 10).await) });
+    // A hundred times as many IDs: proportional at worst.
+    rows.push(row("start-1000-per-10-devices", many, few, 100.0));
+    if let Ok(file) = std::env::var("ROWS") {
         std::fs::write(file, serde_json::to_vec_pretty(&rows).unwrap()).unwrap();
     }
-    assert!(rows.iter().all(|row| row["ok"] == true), "a ratio is beyond its target");
+    // A bound that is not kept is the caller's to judge, and shown: here only what goes wrong is an error.
 }

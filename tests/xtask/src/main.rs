@@ -8,6 +8,7 @@
 //! cargo xtask demo                                        # the README's table
 //! cargo xtask test [--fast | --full]                      # everything that must hold
 //! cargo xtask bench                                       # ratios on the virtual guest
+//! cargo xtask node-bench                                  # ratios of node agent and CNI plugin
 //! cargo xtask soak --minutes 30                           # nothing grows
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
@@ -23,10 +24,10 @@
 
 mod cache;
 mod chores;
-mod cni;
 mod exec;
 mod host;
 mod k8s;
+mod node_bench;
 mod products;
 mod roots;
 mod rows;
@@ -66,8 +67,8 @@ enum Chore {
         #[arg(last = true)]
         rest: Vec<String>,
     },
-    /// CNI ADD beside the reference ptp plugin, in one run
-    CniBench(cni::Args),
+    /// Allocations beside fdatasync, a start with many devices beside few, CNI ADD beside the reference ptp plugin
+    NodeBench(node_bench::Args),
     /// Churn, errors and traffic in virtual guests for a long time: the daemon must not grow
     Soak {
         /// How long
@@ -111,7 +112,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Demo(args) => args.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),
         Chore::Bench { json, rest } => chores::bench(json.as_deref(), rest),
-        Chore::CniBench(args) => args.run(&Cache::open()?),
+        Chore::NodeBench(args) => args.run(&Cache::open()?),
         Chore::Soak { minutes, json, rest } => chores::soak(*minutes, json.as_deref(), rest),
         Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),
         Chore::Lint => {

@@ -54,7 +54,9 @@ impl Args {
             steps.step("pods with NICs in a real Kubernetes", || {
                 crate::k8s::test::Args { full: true, ..Default::default() }.run(cache)
             })?;
-            steps.step("CNI ADD beside ptp", || crate::cni::Args::default().run(cache))?;
+            steps.step("agent and CNI plugin as ratios", || {
+                crate::node_bench::Args::default().run(cache)
+            })?;
             steps.step("kernel storage", || nvme::Args::default().run(cache))?;
             steps.step("clients of other kinds", || ulp::Args::default().run(cache))?;
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {
