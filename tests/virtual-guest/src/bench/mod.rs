@@ -11,6 +11,7 @@ mod cores;
 mod data;
 mod echo;
 mod latency;
+mod null_rnic;
 mod report;
 
 pub use echo::serve as serve_echo;
@@ -85,6 +86,8 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("send_bw_4k", |n, e| data::bandwidth(n, data::Verb::Send, 4 << 10, e)),
     Benchmark::new("write_rate_8", |n, e| data::rate(n, 8, e)),
     Benchmark::new("write_rate_64", |n, e| data::rate(n, 64, e)),
+    Benchmark::new("rnic_wr_unsignaled", |n, e| null_rnic::work(n, data::BATCH, e)),
+    Benchmark::new("rnic_wr_signaled", |n, e| null_rnic::work(n, 1, e)),
     Benchmark::new("polled_rtt", latency::polled),
     Benchmark::new("event_rtt", latency::event),
     Benchmark::new("control_pd", latency::control_pd),
