@@ -44,6 +44,8 @@ pub struct Rules {
     pub inbound_is_counted: bool,
     /// Atomics hold against CPUs of the guest.
     pub atomic_against_cpus: bool,
+    /// A key for all of memory is good for every QP of the kernel; else for QP 1 only.
+    pub dma_key_is_for_all: bool,
     /// A connection to where nobody may be reached is refused where it is made; else it is answered by silence.
     pub strangers_are_refused: bool,
 }
@@ -67,6 +69,7 @@ pub const IBTA: Rules = Rules {
     numbers_are_random: true,
     inbound_is_counted: true,
     atomic_against_cpus: true,
+    dma_key_is_for_all: true,
     strangers_are_refused: false,
 };
 
@@ -78,6 +81,7 @@ pub const RNIC: Rules = Rules {
     numbers_are_random: false,
     inbound_is_counted: false,
     atomic_against_cpus: false,
+    dma_key_is_for_all: false,
     strangers_are_refused: true,
     ..IBTA
 };

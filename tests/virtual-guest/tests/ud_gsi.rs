@@ -225,6 +225,33 @@ fn gsi_works_with_a_dma_key() {
 }
 
 #[test]
+fn a_dma_key_opens_memory_to_whom_the_backing_lets_it() {
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    let mut b = datagram(&nb);
+    let ctx = na.guest.kernel().unwrap();
+    let pdn = ctx.create_pd().unwrap();
+    let kernel = Node { ctx, pdn, ..na.clone() };
+    let mut a = datagram(&kernel);
+    let (lkey, _) = kernel.ctx.mr_dma(pdn, access::LOCAL_WRITE).unwrap();
+    let (from, to) = (na.guest.ram().alloc(1), nb.area(GRH as u64 + 8));
+    from.view(0, 4096).write(0, &[7; 8]);
+    b.qp.post_recv(1, &[to.sge()]);
+    let ah = kernel.ctx.create_ah(pdn, &Av::to(nb.gid)).unwrap();
+    let sge = virtual_guest::rings::Sge { addr: from.gpa(0), length: 8, lkey };
+    let sent = a.run(&SendWr::datagram(1, &[sge], ah, b.qp.qpn, QKEY));
+    if rules().dma_key_is_for_all {
+        assert_eq!(sent.status, status::SUCCESS);
+        b.rcq.ok();
+        assert_eq!(to.bytes()[GRH..], [7; 8]);
+    } else {
+        assert_eq!(sent.status, rules().local_protection);
+        b.rcq.silent(Duration::from_millis(30));
+        assert!(to.bytes().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
 fn gsi_belongs_to_the_kernel_and_exists_once() {
     let world = World::new();
     let node = world.node();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::nic;
 use crate::node::{AttachError, Backing};
-use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place};
+use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place, Wake};
 use crate::worker::{WatchedKick, WorkerHandle};
 
 /// An RNIC that a NIC uses.
@@ -56,6 +56,9 @@ pub(super) fn place(
         })
     });
     let through = through.map(nic::gid);
-    let place = Place { device: device.clone(), through, directory: directory.clone(), opener };
+    let (device, directory) = (device.clone(), directory.clone());
+    let worker = worker.clone();
+    let wake: Wake = Arc::new(move || worker.kick());
+    let place = Place { device, through, directory, opener, wake };
     Ok(Some((place, host)))
 }

@@ -11,7 +11,7 @@ const OVERHEAD: u32 = 8 + 12 + 8 + 4;
 const IPV4_HEADER: usize = 20;
 
 /// The GRH area of a datagram with `payload` bytes.
-pub(super) fn build(flow: &Flow, payload: u32) -> [u8; GRH_LEN as usize] {
+pub(crate) fn build(flow: &Flow, payload: u32) -> [u8; GRH_LEN as usize] {
     // A datagram is at most one MTU, so its length fits 16 bits.
     let length = u16::try_from(OVERHEAD + payload.next_multiple_of(4)).unwrap_or(u16::MAX);
     if is_ipv4(&flow.source_gid) { ipv4(flow, length) } else { ipv6(flow, length) }

@@ -25,7 +25,7 @@ mod create;
 pub(crate) mod doorbell;
 mod fastreg;
 mod follow;
-mod grh;
+pub(crate) mod grh;
 mod hosted;
 pub mod limits;
 mod local;

@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
+use super::mad::{Inbox, Mad};
 use super::nic::Nic;
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
@@ -57,10 +58,11 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
 }
 
 /// An address of a NIC on an RNIC.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Holder {
     nic: [u8; 6],
     host: Gid,
+    inbox: Arc<Inbox>,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +127,16 @@ impl Directory {
         }
     }
 
+    /// Brings a datagram of QP 1 to the NIC of the same network that has its destination; what finds nobody is lost.
+    pub(super) fn carry(&self, device: &str, vni: u32, mad: Mad) {
+        let key = (device.to_owned(), vni, mad.dest);
+        let inbox = self.known().holders.get(&key).map(|held| held.inbox.clone());
+        let taken = inbox.is_some_and(|inbox| inbox.put(mad));
+        if !taken {
+            tracing::debug!(device, vni, "a management datagram is lost");
+        }
+    }
+
     /// The host's address of a destination that NICs of a network may reach.
     fn find(&self, device: &str, vni: u32, gid: &Gid) -> Option<Gid> {
         let known = self.known();
@@ -154,6 +166,15 @@ impl Nic {
         host.is_some_and(|(_, gid)| gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff])
     }
 
+    fn holder(&self, host: Gid) -> Holder {
+        Holder { nic: self.settings.mac, host, inbox: self.inbox.clone() }
+    }
+
+    /// The guest's own address at an index of its table.
+    pub(super) fn guest_address(&self, index: u16) -> Option<Gid> {
+        self.gids.get(usize::from(index)).copied().flatten().map(|entry| entry.guest)
+    }
+
     fn may_use(&self, gid: &Gid) -> bool {
         let [a, b, c, d, e, f] = self.settings.mac;
         let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
@@ -177,7 +198,7 @@ impl Nic {
             Some(gid) => {
                 let host = self.host_entry(&gid);
                 if let Some((_, address)) = host {
-                    let holder = Holder { nic: self.settings.mac, host: address };
+                    let holder = self.holder(address);
                     let place = &self.place;
                     if !place.directory.claim(&place.device, self.settings.vni, gid, holder) {
                         return Err(Status::EXIST);
@@ -226,7 +247,7 @@ impl Nic {
             let Some(entry) = self.gids[slot] else { continue };
             let host = self.host_entry(&entry.guest);
             if let Some((_, address)) = host {
-                let holder = Holder { nic: self.settings.mac, host: address };
+                let holder = self.holder(address);
                 let place = &self.place;
                 place.directory.claim(&place.device, self.settings.vni, entry.guest, holder);
             }
@@ -278,7 +299,7 @@ impl Nic {
         let place = self.place.clone();
         let vni = self.settings.vni;
         for (_, ah) in &mut self.ahs {
-            ah.revoked = place.directory.find(&place.device, vni, &ah.dgid).is_none();
+            ah.revoked = place.directory.find(&place.device, vni, &ah.av.dgid).is_none();
         }
     }
 }

@@ -75,6 +75,7 @@ impl Nic {
             Command::MrReg { pdn, access, iova, map } => {
                 self.register((ctx, pdn), access, iova, map)
             }
+            Command::MrDma { pdn, access } => self.register_all(ctx, pdn, access),
             Command::MrDereg(key) => self.deregister(ctx, key),
             Command::CqCreate { entries, vector, ring } => {
                 self.create_cq(ctx, entries, vector, ring)
@@ -176,7 +177,8 @@ impl Nic {
         let used = self.mrs.values().any(|mr| mr.pdn == pdn)
             || self.qps.values().any(|qp| qp.pdn == pdn)
             || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
-            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn);
+            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn)
+            || self.services.uses_pd(pdn);
         if used {
             return Err(Status::BUSY);
         }
@@ -193,7 +195,7 @@ impl Nic {
         check_av(av, |index| self.holds(index))?;
         let resolved = self.resolve(av)?;
         let host = self.host.create_ah(pd, &resolved).map_err(|error| self.refused(error))?;
-        object(self.ahs.insert(Ah { ctx, pdn, host, dgid: av.dgid, revoked: false }))
+        object(self.ahs.insert(Ah { ctx, pdn, host, av: *av, revoked: false }))
     }
 
     fn remove_ah(&mut self, number: u32) {
@@ -291,6 +293,7 @@ impl Nic {
 
     /// Destroys every object that there is.
     pub(super) fn destroy_all(&mut self) {
+        self.remove_services();
         self.destroy_of(|_| true);
         self.run.clear();
         self.run_srqs.clear();

@@ -240,6 +240,9 @@ impl Nic {
             .map(|qp| qp.qpn)
             .collect();
         users.into_iter().for_each(|qpn| self.qp_fatal(qpn));
+        if self.services.uses_cq(cqn) {
+            self.gsi_fatal();
+        }
     }
 
     /// A work request failed: the hardware says what that makes of the QP.

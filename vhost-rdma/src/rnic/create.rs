@@ -3,7 +3,7 @@
 //! A guest's CQ is a ring of the guest only; SRQs and QPs have a host object each. All of them complete to one host CQ, which must
 //! never overrun: each QP and SRQ takes as many of its entries as it may have work requests, and one that finds too few left is refused.
 
-use virtio_rdma_abi::{self as abi, db, qp_flags, qpt};
+use virtio_rdma_abi::{self as abi, db, qp_flags};
 use zerocopy::little_endian::U32;
 
 use super::control::{object, status};
@@ -103,6 +103,9 @@ impl Nic {
     pub(super) fn create_qp(&mut self, ctx: u32, request: QpRequest) -> Result<Reply, Status> {
         let kind = Kind::from_abi(request.0.r#type.get()).ok_or(Status::NOTSUPP)?;
         self.check_qp(ctx, kind, &request)?;
+        if kind == Kind::Gsi {
+            return self.create_gsi(ctx, request);
+        }
         let (req, ..) = &request;
         let cost = req.max_send_wr.get() + req.max_recv_wr.get();
         self.admit(cost)?;
@@ -171,7 +174,12 @@ impl Nic {
         Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))
     }
 
-    fn take_doorbells(&mut self, ctx: u32, qpn: u32, request: &QpRequest) -> Option<[u32; 2]> {
+    pub(super) fn take_doorbells(
+        &mut self,
+        ctx: u32,
+        qpn: u32,
+        request: &QpRequest,
+    ) -> Option<[u32; 2]> {
         let (_, sq, rq) = request;
         let mut doorbells = [db::NONE; 2];
         if sq.is_some() {
@@ -189,9 +197,8 @@ impl Nic {
 
     fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest) -> Result<(), Status> {
         let (req, sq, rq) = request;
-        // libibverbs hands out no GSI QP; QUERY_DEVICE says so by the lack of DMA_MR.
-        if kind == Kind::Gsi || !matches!(req.r#type.get(), qpt::RC | qpt::UC | qpt::UD) {
-            return Err(Status::NOTSUPP);
+        if kind == Kind::Gsi {
+            self.check_gsi(ctx, req)?;
         }
         self.host_pd(ctx, req.pdn.get())?;
         self.owned_cq(ctx, req.send_cqn.get())?;
@@ -216,11 +223,8 @@ impl Nic {
         if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
             return Err(Status::INVAL);
         }
-        if self.qps.len() >= self.settings.limits.max_qps as usize {
-            Err(Status::NOMEM)
-        } else {
-            Ok(())
-        }
+        let qps = self.qps.len() + usize::from(self.services.exists());
+        if qps >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
     }
 
     /// Whether a receive ring's numbers fit each other and the device.

@@ -1,7 +1,7 @@
 //! What a NIC on an RNIC reports of itself: the hardware's numbers, where the NIC's own limits are not lower.
 //!
-//! Not offered, because libibverbs passes none of it on: fast registration and keys for all of memory (so no kernel consumers and no
-//! GSI), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers). Not offered yet: memory windows, re-registration,
+//! Keys for all of memory are the daemon's and good for QP 1 only, which the daemon plays (`gsi`): with them the guest's kernel has a
+//! connection manager. Not offered, because libibverbs passes none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers). Not offered yet: memory windows, re-registration,
 //! multicast, zero-based regions, resizing of SRQs.
 
 use virtio_rdma_abi::{self as abi, cap};
@@ -14,7 +14,7 @@ use crate::engine::limits::{
 };
 
 /// What every such NIC offers.
-const CAPS: u64 = cap::SRQ | cap::UC | cap::UD | cap::CQ_RESIZE | cap::SQD;
+const CAPS: u64 = cap::SRQ | cap::UC | cap::UD | cap::CQ_RESIZE | cap::SQD | cap::DMA_MR;
 
 impl Nic {
     pub(super) fn max_wr(&self) -> u32 {

@@ -10,6 +10,7 @@
 //!  shard ──Hosted──> nic ─┬─ control, create, modify, mr   commands, one host object each
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
+//!                         ├─ gsi, mad                      QP 1: the daemon carries its datagrams
 //!                         ├─ events                        HostVerbs events -> the guest's
 //!                         └─ addresses                     which host GID, and who may be reached
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
@@ -23,10 +24,12 @@ mod control;
 mod cq;
 mod create;
 mod events;
+mod gsi;
 mod host;
 #[cfg(feature = "host-rnic")]
 mod ibverbs;
 mod limits;
+mod mad;
 mod modify;
 mod mr;
 mod nic;
@@ -41,6 +44,7 @@ mod verbs;
 
 pub use addresses::{Directory, Peer};
 pub use host::{OpenError, open};
+pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};
 pub use null::{Call, Faults, Null};
 pub use verbs::{

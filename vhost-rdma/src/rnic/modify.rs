@@ -32,6 +32,9 @@ impl Nic {
         qpn: u32,
         attr: &abi::QpAttr,
     ) -> Result<Reply, Status> {
+        if qpn == abi::GSI_QPN {
+            return self.modify_gsi(ctx, attr);
+        }
         self.owned_qp(ctx, qpn)?;
         let (from, to) = self.check_change(qpn, attr)?;
         let mut asked = *attr;
@@ -121,6 +124,9 @@ impl Nic {
     }
 
     pub(super) fn query_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+        if qpn == abi::GSI_QPN {
+            return self.query_gsi(ctx);
+        }
         self.owned_qp(ctx, qpn)?;
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
         let known = qp.state;
@@ -137,6 +143,9 @@ impl Nic {
     }
 
     pub(super) fn destroy_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+        if qpn == abi::GSI_QPN {
+            return self.destroy_gsi(ctx);
+        }
         self.owned_qp(ctx, qpn)?;
         self.remove_qp(qpn);
         // Before the number can come back: completions of a shared queue carry only that.

@@ -11,7 +11,7 @@ use zerocopy::little_endian::U32;
 use super::nic::Nic;
 use super::verbs::HostMr;
 use crate::engine::{Reply, Status};
-use crate::memory::{AddressSpace, Ring, Translation, Window, WindowError};
+use crate::memory::{AddressSpace, Ring, Segment, Translation, Window, WindowError};
 
 /// Mappings that the windows of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
@@ -29,7 +29,20 @@ pub(super) struct Mr {
     host: Option<HostMr>,
     bytes: u64,
     runs: usize,
+    iova: u64,
+    access: u32,
     map: Arc<Translation>,
+}
+
+impl Mr {
+    /// The memory of a range, for the daemon's own accesses, if this region opens it to `pdn` with `rights`.
+    pub(super) fn segment(&self, pdn: u32, rights: u32, range: (u64, u32)) -> Option<Segment> {
+        let (addr, len) = range;
+        let granted = self.host.is_some() && self.pdn == pdn && rights & !self.access == 0;
+        let offset = addr.checked_sub(self.iova).filter(|_| granted)?;
+        let inside = self.map.covers(offset, len.into());
+        inside.then(|| Segment { map: Arc::clone(&self.map), offset, len })
+    }
 }
 
 impl Nic {
@@ -65,12 +78,23 @@ impl Nic {
             tracing::debug!(device = self.place.device, bytes, %error, "the RNIC refuses a registration");
             self.refused(error)
         })?;
+        if self.services.has_key(made.lkey) {
+            // It would be mistaken for a key of QP 1.
+            self.forgo(|nic| nic.host.deregister(made.mr));
+            return Err(Status::NOMEM);
+        }
         self.mr_bytes += bytes;
-        self.mrs.insert(made.lkey, Mr { ctx, pdn, host: Some(made.mr), bytes, runs, map });
+        self.mrs.insert(
+            made.lkey,
+            Mr { ctx, pdn, host: Some(made.mr), bytes, runs, iova, access: wanted, map },
+        );
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(made.lkey), rkey: U32::new(made.rkey) }))
     }
 
     pub(super) fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
+        if self.services.has_key(key) {
+            return self.deregister_all(ctx, key);
+        }
         self.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         self.remove_mr(key);
         Ok(Reply::Done)
@@ -116,9 +140,14 @@ impl Nic {
             })
             .map(|qp| qp.qpn)
             .collect();
+        let gsi_gone = self.services.lost_rings(&space);
         self.space = space;
         if base_gone {
             return self.fail_now();
+        }
+        if gsi_gone {
+            self.gsi_fatal();
+            self.services.drop_rings();
         }
         cqs.into_iter().for_each(|cqn| self.cq_failed(cqn));
         srqs.into_iter().for_each(|srqn| self.srq_failed(srqn));

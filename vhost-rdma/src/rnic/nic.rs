@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use virtio_rdma_abi::event;
+use virtio_rdma_abi::{Av, GSI_QPN, event};
 
 use super::addresses::{Directory, HostAddress};
+use super::gsi::Services;
+use super::mad::{Inbox, Wake};
 use super::mr::Mr;
 use super::receiver::Receives;
 use super::requester::Sends;
@@ -44,6 +46,8 @@ pub struct Place {
     pub directory: Arc<Directory>,
     /// How the device is opened.
     pub opener: Opener,
+    /// Lets the NIC's worker look at it.
+    pub wake: Wake,
 }
 
 impl fmt::Debug for Place {
@@ -78,8 +82,8 @@ pub(super) struct Ah {
     pub(super) ctx: u32,
     pub(super) pdn: u32,
     pub(super) host: HostAh,
-    /// The address as the guest named it: looked up again when peers change.
-    pub(super) dgid: Gid,
+    /// The address as the guest named it: looked up again when peers change, and QP 1 goes by it.
+    pub(super) av: Av,
     /// The peer may no longer be reached.
     pub(super) revoked: bool,
 }
@@ -133,6 +137,10 @@ pub struct Nic {
     pub(super) next_serial: u32,
     pub(super) ahs: Slab<Ah>,
     pub(super) gids: Vec<Option<HostAddress>>,
+    /// QP 1 and what belongs to it.
+    pub(super) services: Services,
+    /// Datagrams for it.
+    pub(super) inbox: Arc<Inbox>,
     /// Entries of the host CQ that are spoken for.
     pub(super) admitted: u32,
     pub(super) run: VecDeque<u32>,
@@ -170,6 +178,7 @@ impl Nic {
         host: Box<dyn HostVerbs>,
         port: Box<dyn Port>,
     ) -> Self {
+        let inbox = Arc::new(Inbox::new(place.wake.clone()));
         Self {
             place,
             settings,
@@ -190,6 +199,8 @@ impl Nic {
             next_serial: 0,
             ahs: Slab::new(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
+            services: Services::default(),
+            inbox,
             admitted: 0,
             run: VecDeque::new(),
             run_srqs: Vec::new(),
@@ -232,6 +243,9 @@ impl Nic {
 
     /// A QP cannot go on for a reason of its own.
     pub(super) fn qp_fatal(&mut self, qpn: u32) {
+        if qpn == GSI_QPN {
+            return self.gsi_fatal();
+        }
         let Some(qp) = self.qps.get(&qpn) else { return };
         let ctx = qp.ctx;
         self.raise(event::QP_FATAL, qpn, ctx);
@@ -251,6 +265,9 @@ impl Nic {
 
     fn posted(&mut self, post: Post) {
         match post.owner {
+            Owner::Send(GSI_QPN) | Owner::Receive(GSI_QPN) => {
+                self.gsi_posted(post.owner, post.producer);
+            }
             Owner::Send(qpn) => {
                 let Some(qp) = self.qps.get_mut(&qpn) else { return };
                 if qp.state == State::Reset {
@@ -324,11 +341,11 @@ impl Nic {
         Objects {
             contexts: count(self.contexts.processes()),
             pds: count(self.pds.len()),
-            mrs: count(self.mrs.len()),
+            mrs: count(self.mrs.len() + self.services.keys()),
             mr_bytes: self.mr_bytes,
             cqs: count(self.cqs.len()),
             srqs: count(self.srqs.len()),
-            qps: count(self.qps.len()),
+            qps: count(self.qps.len() + usize::from(self.services.exists())),
             ahs: count(self.ahs.len()),
         }
     }
@@ -454,6 +471,7 @@ impl Hosted for Nic {
         }
         busy |= self.poll_host();
         busy |= self.run_queues();
+        busy |= self.run_gsi();
         busy
     }
 
@@ -486,7 +504,8 @@ impl Hosted for Nic {
             return false;
         }
         // A completion between the last poll and the arm raises no event.
-        !self.run.is_empty() || !self.run_srqs.is_empty() || self.peek_host()
+        let waiting = self.life == Life::Ready && self.services.has_work(&self.inbox);
+        waiting || !self.run.is_empty() || !self.run_srqs.is_empty() || self.peek_host()
     }
 }
 

@@ -4,7 +4,7 @@
 //! guest's own addresses and keys. The last of every burst is signaled to *us* whatever the guest wants, so that it is known how many
 //! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
 
-use virtio_rdma_abi::{Cqe, SqWqe, cqe_flags, opcode, send_flags, wc_opcode, wc_status};
+use virtio_rdma_abi::{Cqe, GSI_QPN, SqWqe, cqe_flags, opcode, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::cq::{Queue, Tag};
@@ -314,6 +314,8 @@ fn build(
     let len =
         u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;
     let ah = match poster.kind {
+        // QPs 0 and 1 of hosts are none of a guest's business; its own QP 1 goes by the daemon (`gsi`).
+        Kind::Ud | Kind::Gsi if wqe.rkey.get() <= GSI_QPN => return Err(wc_status::LOC_QP_OP_ERR),
         Kind::Ud | Kind::Gsi => Some(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
         Kind::Rc | Kind::Uc => None,
     };

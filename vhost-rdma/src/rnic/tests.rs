@@ -47,7 +47,9 @@ impl Bench {
         let directory = self.directory.clone();
         self.world.guest_with(vni, host, |shard, settings, port| {
             let host = opener().unwrap();
-            let place = Place { device: "null".to_owned(), through: None, directory, opener };
+            let wake = Arc::new(|| {});
+            let device = "null".to_owned();
+            let place = Place { device, through: None, directory, opener, wake };
             shard.add_hosted(Box::new(Nic::new(place, settings, host, port)))
         })
     }
@@ -529,7 +531,6 @@ fn what_libibverbs_does_not_pass_on_is_not_offered() {
         panic!("a device")
     };
     let missing = abi::cap::MEM_MGT
-        | abi::cap::DMA_MR
         | abi::cap::MW_TYPE1
         | abi::cap::MW_TYPE2
         | abi::cap::FLUSH
@@ -537,10 +538,24 @@ fn what_libibverbs_does_not_pass_on_is_not_offered() {
     assert_eq!(device.caps.get() & missing, 0);
     assert_eq!(device.max_qp.get(), driver::limits().max_qps, "the lower of the two limits");
     for command in [
-        Command::MrDma { pdn: 0, access: 1 },
         Command::MrAlloc { pdn: guest.pd, max_pages: 4 },
         Command::MwAlloc { pdn: guest.pd, kind: abi::mw_type::TYPE2 },
     ] {
         assert_eq!(bench.world.execute(&guest, guest.ctx, command).unwrap_err(), Status::NOTSUPP);
     }
+    // A key for all of memory is the kernel's, for QP 1, and never one that a peer may use.
+    assert_ne!(device.caps.get() & abi::cap::DMA_MR, 0);
+    let dma = |access| Command::MrDma { pdn: guest.pd, access };
+    let refused = |world: &mut World, ctx, access| world.execute(&guest, ctx, dma(access)).err();
+    assert_eq!(refused(&mut bench.world, guest.ctx, 1), Some(Status::PERM));
+    assert_eq!(refused(&mut bench.world, 0, 1), Some(Status::NOENT), "another context's domain");
+    let Reply::Object(pdn) = bench.world.ok(&guest, 0, Command::PdCreate) else { panic!("a PD") };
+    let mut dma = |access| bench.world.execute(&guest, 0, Command::MrDma { pdn, access });
+    let remote = abi::access::LOCAL_WRITE | abi::access::REMOTE_READ;
+    assert_eq!(dma(remote).err(), Some(Status::INVAL));
+    let Ok(Reply::Mr(key)) = dma(abi::access::LOCAL_WRITE) else { panic!("a key") };
+    let destroy = |bench: &mut Bench| bench.world.execute(&guest, 0, Command::PdDestroy(pdn)).err();
+    assert_eq!(destroy(&mut bench), Some(Status::BUSY));
+    bench.world.ok(&guest, 0, Command::MrDereg(key.lkey.get()));
+    assert_eq!(destroy(&mut bench), None);
 }

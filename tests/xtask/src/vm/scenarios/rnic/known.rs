@@ -7,11 +7,6 @@
 pub(super) const KNOWN: &[(&str, &str)] = &[
     ("cq_arm::an_error_is_not_kept_waiting", UNMODERATED),
     ("cq_arm::moderated_events_wait_for_the_count_or_the_period", UNMODERATED),
-    ("ud_gsi::gsi_belongs_to_the_kernel_and_exists_once", NOT_OFFERED),
-    ("ud_gsi::gsi_is_queue_pair_one_and_carries_management_datagrams", NOT_OFFERED),
-    ("ud_gsi::gsi_works_with_a_dma_key", NOT_OFFERED),
 ];
 
 const UNMODERATED: &str = "CQ_MODERATE is not offered (docs/RNIC.md, 3)";
-/// What libibverbs does not pass on.
-const NOT_OFFERED: &str = "no GSI QP and no DMA key on an RNIC (docs/RNIC.md, 3)";
