@@ -129,6 +129,9 @@ pub struct PoolConfig {
     /// `vhost-user`: completion vectors.
     #[serde(default)]
     pub comp_vectors: Option<u32>,
+    /// `vhost-user`: what carries the NICs' verbs, in the daemon's words: `soft`, `rnic:DEVICE` or `rnic:DEVICE@ADDRESS`; absent: `soft`.
+    #[serde(default)]
+    pub backing: Option<String>,
     /// `vhost-user`: the virtio device type.
     #[serde(default)]
     pub virtio_id: Option<u32>,
@@ -329,6 +332,15 @@ impl PoolConfig {
                 "addresses = \"ipam\" needs companion.bridge: without a companion netdev nobody asks IPAM".to_owned(),
             );
         }
+        // Whether there is such a device is for the daemon to say; only what can never be one ends here.
+        if let Some(backing) = &self.backing
+            && backing != "soft"
+            && backing.strip_prefix("rnic:").is_none_or(str::is_empty)
+        {
+            return bad(format!(
+                "backing {backing:?} is not known: write soft, rnic:DEVICE or rnic:DEVICE@ADDRESS"
+            ));
+        }
         match self.mtu {
             Some(mtu) if !(68..=65_535).contains(&mtu) => {
                 bad(format!("mtu {mtu} must be 68 to 65535"))
@@ -345,6 +357,7 @@ impl PoolConfig {
             (self.addresses != AddressPolicy::Any, "addresses"),
             (self.comp_vectors.is_some(), "comp_vectors"),
             (self.virtio_id.is_some(), "virtio_id"),
+            (self.backing.is_some(), "backing"),
             (self.limits != Limits::default(), "limits"),
             (self.socket != Socket::default(), "socket"),
             (self.companion != Companion::default(), "companion"),
@@ -357,6 +370,12 @@ impl PoolConfig {
     #[must_use]
     pub fn network(&self) -> &str {
         self.network.as_deref().unwrap_or("default")
+    }
+
+    /// The backing of a vhost-user pool's NICs.
+    #[must_use]
+    pub fn backing(&self) -> &str {
+        self.backing.as_deref().unwrap_or("soft")
     }
 
     /// The user and group of the companion tap.
@@ -413,6 +432,7 @@ mod tests {
             addresses = "ipam"
             comp_vectors = 2
             virtio_id = 42
+            backing = "rnic:mlx5_0@192.0.2.7"
             limits = { max_qps = 64, max_mr_bytes = 1073741824 }
             socket = { owner = 107, group = 107, mode = "0660" }
             companion = { bridge = "br0" }
@@ -430,6 +450,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.resource("blue"), "rdma.example.org/blue");
         assert_eq!(config.pools[0].socket.mode, Some(0o660));
+        assert_eq!(config.pools[0].backing(), "rnic:mlx5_0@192.0.2.7");
         assert_eq!(config.pools[0].tap_owner(), (Some(107), Some(107)));
     }
 
@@ -455,6 +476,12 @@ mod tests {
             ("name='a'\nkind='vhost-user'\ncount=1\naddresses='ipam'", "needs companion.bridge"),
             ("name='a'\nkind='vhost-user'\ncount=1\nif_prefix='0123456789abc'", "if_prefix"),
             ("name='a'\nkind='vhost-user'\ncount=1\nmtu=1", "mtu"),
+            ("name='a'\nkind='vhost-user'\ncount=1\nbacking='rnic:'", "backing"),
+            ("name='a'\nkind='vhost-user'\ncount=1\nbacking='mlx5_0'", "backing"),
+            (
+                "name='a'\nkind='vf'\nbacking='soft'\nselectors=[{vendor=['15b3']}]",
+                "only for pools",
+            ),
         ];
         for (pool, expected) in cases {
             let error = parse(&format!("[[pools]]\n{pool}")).unwrap_err();

@@ -282,8 +282,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     }
                     Err(error) => return Err(error.into()),
                 };
+                // One with the grant's MAC is the grant's, whatever the pool has become since.
                 let same = nic.network == request.network
-                    && (request.mac.is_empty() || nic.mac.eq_ignore_ascii_case(&request.mac));
+                    && if request.mac.is_empty() {
+                        nic.backing == request.backing
+                    } else {
+                        nic.mac.eq_ignore_ascii_case(&request.mac)
+                    };
                 if same {
                     return Ok(nic);
                 }
@@ -406,7 +411,7 @@ fn nic_request(pool: &Pool, id: &str, grant: Option<&Grant>) -> v1::AddNicReques
             group: config.socket.group.map(|id| id.to_string()),
             mode: config.socket.mode,
         }),
-        backing: String::new(),
+        backing: config.backing().to_owned(),
         comp_vectors: config.comp_vectors,
     }
 }

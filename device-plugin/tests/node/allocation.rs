@@ -254,3 +254,32 @@ async fn cdi_tells_names_and_writes_specifications() {
     world.settle().await;
     assert!(!world.path("cdi/vhost-rdma.io-nic_blue-0.json").exists());
 }
+
+#[tokio::test]
+async fn a_pools_backing_is_that_of_its_new_nics() {
+    use vhost_rdma_agent::daemon::Daemon as _;
+
+    let backing = |world: &World, id: &str| world.daemon.table().nics[id].backing.clone();
+    let world = World::new().await;
+    let first = world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    assert_eq!(backing(&world, "k8s.blue-0"), "soft");
+    let rnic = CONFIG.replace("network='blue'", "network='blue'\nbacking='rnic:rxe0'");
+    world.agent().reloaded(config(&rnic)).await;
+    // The pod's own NIC stays what it is, also when its container asks again.
+    assert_eq!(world.allocate(&["blue-0"]).await.unwrap(), first);
+    assert_eq!(backing(&world, "k8s.blue-0"), "soft");
+    // What an earlier grant left is of the old backing, and so of no use.
+    let left = vhost_rdma_proto::v1::AddNicRequest {
+        name: "k8s.blue-2".to_owned(),
+        network: "blue".to_owned(),
+        backing: "soft".to_owned(),
+        ..Default::default()
+    };
+    world.daemon.add_nic(left).await.unwrap();
+    world.allocate(&["blue-1", "blue-2"]).await.unwrap();
+    for id in ["k8s.blue-1", "k8s.blue-2"] {
+        assert_eq!(backing(&world, id), "rnic:rxe0");
+    }
+}

@@ -107,6 +107,7 @@ impl Daemon for FakeDaemon {
             network: request.network,
             mac: request.mac,
             addresses: request.addresses,
+            backing: request.backing,
             socket: dir.join("vhost.sock").to_str().unwrap().to_owned(),
             comp_vectors: 4,
             num_queues: 8,

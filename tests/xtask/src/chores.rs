@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::exec::{check_interrupt, run_logged, tied, wait, workspace};
+use crate::host;
 use crate::steps::Steps;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
@@ -51,6 +52,18 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
         logged(cache, "cargo-doc", &mut cmd)
     })?;
     steps.step("cargo-deny", || deny(cache))
+}
+
+/// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain build needs none of them.
+pub(crate) const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
+
+/// clippy over the daemon with the feature `host-rnic`, which no build of the workspace has on.
+pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
+    host::ensure_packages(cache, RNIC_PACKAGES)?;
+    let mut cmd = cargo();
+    cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "--features", "host-rnic"]);
+    cmd.args(["--all-targets", "--", "-D", "warnings"]);
+    logged(cache, "clippy-host-rnic", &mut cmd)
 }
 
 fn deny(cache: &Cache) -> Result<bool> {

@@ -30,6 +30,7 @@ impl Args {
         chores::lint(cache, &mut steps)?;
         chores::tests(cache, &mut steps)?;
         if !self.fast {
+            steps.step("clippy with host-rnic", || chores::lint_rnic(cache))?;
             chores::mutants(cache, &mut steps)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;

@@ -20,6 +20,7 @@ use anyhow::Result;
 
 use super::fixture;
 use crate::cache::Cache;
+use crate::chores::RNIC_PACKAGES;
 use crate::host;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
@@ -44,8 +45,6 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// What the build of the RNIC backing needs on this machine.
-const PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
 const SET_UP: Duration = Duration::from_secs(60);
 /// Addresses of virtual guests: 10.0.0.1 and on.
 const ADDRESSES: u8 = 40;
@@ -70,7 +69,7 @@ impl Args {
         if self.keep {
             lab.run.keep();
         }
-        host::ensure_packages(cache, PACKAGES)?;
+        host::ensure_packages(cache, RNIC_PACKAGES)?;
         let binary = daemon::build_with(cache, &["host-rnic"])?;
         let mut products = vec![binary];
         let host = if self.nested { Nic::Host } else { Nic::None };
