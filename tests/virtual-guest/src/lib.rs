@@ -25,6 +25,7 @@
 
 pub mod backing;
 pub mod bench;
+pub mod check;
 pub mod control;
 pub mod daemon;
 pub mod events;

@@ -10,9 +10,10 @@
 use std::time::Duration;
 
 use virtual_guest::backing::rules;
+use virtual_guest::check::{self, Moved, Op, Terms};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{cqe, event, qpt, send, status, wc};
-use virtual_guest::world::{End, World, pattern};
+use virtual_guest::world::{End, Node, World, pattern};
 
 /// Sizes around every boundary that a copy can get wrong: words, cache lines, pages, the copy's pieces.
 const SIZES: [u64; 17] =
@@ -427,4 +428,25 @@ fn bursts_complete_in_order() {
             }
         }
     }
+}
+
+#[test]
+fn two_guests_verify_each_other_as_vrdma_check_does() {
+    let world = World::new();
+    let (a, b) = (world.node(), world.node());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let server = listener.local_addr().unwrap().to_string();
+    let terms = |node: &Node| Terms {
+        tell: std::net::Ipv6Addr::from(node.gid).to_canonical(),
+        call: None,
+        most: 4097,
+    };
+    let moved = std::thread::scope(|scope| {
+        let served = scope.spawn(|| check::serve(&listener, &b, terms(&b)));
+        let moved = check::client(&server, &a, terms(&a), &[Op::Write, Op::Read, Op::Send]);
+        let served = served.join().expect("the server found wrong bytes");
+        assert_eq!(served.bytes, moved.iter().map(|moved| moved.bytes).sum::<u64>());
+        moved
+    });
+    assert_eq!(moved, [Moved { messages: 64, bytes: 4 * 17_875 }; 3]);
 }

@@ -22,9 +22,9 @@ const PEER: &str = "10.0.0.200";
 /// Last octet of 10.9.0.x.
 const NUMBER: u8 = 11;
 
-const CLIENT: Duration = Duration::from_secs(600);
-const SERVER_END: Duration = Duration::from_secs(120);
-const LISTEN: Duration = Duration::from_secs(120);
+const CLIENT: Duration = Duration::from_secs(900);
+/// Small commands in the inner guest.
+const STEP: Duration = Duration::from_secs(300);
 
 /// One row each way.
 const CHOSEN: &[(&str, u32)] = &[
@@ -107,11 +107,11 @@ pub(super) fn play(
         "n=0; until grep -qi ':{:04X} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1; done",
         program.port
     );
-    server.guest.run(&listens, LISTEN)?;
+    server.guest.run(&listens, STEP)?;
     let start = Instant::now();
     let client_out = client.guest.run(&client.command(program.client, n, &server.ip), CLIENT)?;
     let seconds = start.elapsed().as_secs_f64();
-    let patience = if client_out.ok() { SERVER_END } else { Duration::from_secs(2) };
+    let patience = if client_out.ok() { STEP } else { Duration::from_secs(2) };
     let server_out = server.guest.wait(job, patience)?;
     let said = format!("{}\n--- the server\n{}", client_out.text.trim_end(), server_out.text);
     let ok = client_out.ok() && server_out.ok() && client_out.text.contains(program.expect);
@@ -156,10 +156,10 @@ impl Args {
 
     fn rows(&self, inner: &mut Guest, peer: &mut Guest, table: &mut Vec<Row>) -> Result<()> {
         peers::load_ours(inner)?;
-        inner.must(&format!("ip addr add 10.0.0.{GUEST}/24 dev eth0"), SET_UP)?;
+        inner.must(&format!("ip addr add 10.0.0.{GUEST}/24 dev eth0"), STEP)?;
         let mut ours = End::find(inner, &format!("10.9.0.{NUMBER}"), &format!("10.0.0.{GUEST}"))?;
         let mut theirs = End::find(peer, "10.9.0.2", PEER)?;
-        ours.guest.must("ping -q -c 2 -W 20 10.9.0.2", SET_UP)?;
+        ours.guest.must("ping -q -c 2 -W 20 10.9.0.2", STEP)?;
         if self.wanted("nested: ibv_devinfo") {
             let out = ours.guest.run("ibv_devinfo -v", CLIENT)?;
             eprintln!("{}", out.text);
