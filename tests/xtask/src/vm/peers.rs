@@ -25,7 +25,7 @@ const CORE: &str = "modprobe -a ib_uverbs ib_umad rdma_ucm\nulimit -l unlimited\
 const FIND: &str = r#"
 n=0
 while [ $n -lt 100 ]; do
-  g=$(grep -ls ':ffff:@GID@$' /sys/class/infiniband/*/ports/1/gids/* | head -n 1)
+  g=$(grep -ls ":ffff:@GID@\$" /sys/class/infiniband/*/ports/1/gids/* | head -n 1)
   [ -z "$g" ] || { d=${g%/ports/*}; echo "${d##*/} ${g##*/}"; exit 0; }
   sleep 0.1; n=$((n+1))
 done
