@@ -31,7 +31,7 @@ pub(super) trait Executor {
     /// The guest's memory, and its generation.
     fn space(&self) -> (AddressSpace, u64);
 
-    /// Executes a command that was resolved with memory of that generation.
+    /// Executes a command that was resolved with memory of that generation; the rest of one ([`Command::Finish`]) whatever has changed since.
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome;
 }
 
@@ -94,16 +94,21 @@ impl Controller {
             let Outcome::Done(mut result) = executor.execute(generation, ctx, command) else {
                 continue;
             };
-            // Only the end of a context can be too much work for one go.
-            while matches!(result, Ok(Reply::More)) {
+            loop {
+                let next = match result {
+                    // Only the end of a context can be too much work for one go.
+                    Ok(Reply::More) => Command::ContextDestroy,
+                    // Here, on the thread of this NIC alone.
+                    Ok(Reply::Errand(errand)) => errand.run(),
+                    _ => return self.conclude(opcode, body, result),
+                };
                 let (_, generation) = executor.space();
-                if let Outcome::Done(next) =
-                    executor.execute(generation, ctx, Command::ContextDestroy)
-                {
-                    result = next;
-                }
+                result = match executor.execute(generation, ctx, next) {
+                    Outcome::Done(next) => next,
+                    // The memory changed between the two lines above; the end of a context has nothing to do with it.
+                    Outcome::Stale => Ok(Reply::More),
+                };
             }
-            return self.conclude(opcode, body, result);
         }
         Err(Status::FAULT)
     }

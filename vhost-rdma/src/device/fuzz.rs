@@ -216,7 +216,7 @@ impl Machine {
                 self.answers += 1;
             }
         }
-        drop(self.shard.borrow_mut().take_remains());
+        drop(self.shard.borrow_mut().take_remains(self.nic));
     }
 
     /// The first word of the answer's body.

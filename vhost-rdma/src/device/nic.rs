@@ -123,7 +123,7 @@ impl Nic {
         let id = self.id;
         let (result, remains) = self.worker.call(Some(id), timeout, move |shard, now| {
             let result = job(shard, id, now);
-            (result, shard.take_remains())
+            (result, shard.take_remains(id))
         })?;
         // On this thread, which serves this NIC only.
         drop(remains);

@@ -4,6 +4,8 @@
 //! on its own thread, so that a huge registration costs the shard nothing. Requests whose fields need no resolving are the ABI's
 //! own structures.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use virtio_rdma_abi as abi;
@@ -46,41 +48,127 @@ impl Status {
     reason = "the variants are the commands of docs/virtio-rdma.md §12, the fields their requests"
 )]
 pub enum Command {
-    Init { space: AddressSpace, status_page: Ring },
+    Init {
+        space: AddressSpace,
+        status_page: Ring,
+    },
     Shutdown,
     Keepalive,
     QueryDevice,
     QueryPort,
-    GidSet { index: u16, gid: Option<[u8; 16]> },
+    GidSet {
+        index: u16,
+        gid: Option<[u8; 16]>,
+    },
     QueryCounters,
-    ContextCreate { db_page: Ring },
+    ContextCreate {
+        db_page: Ring,
+    },
     ContextDestroy,
-    DbPageAdd { db_page: Ring },
+    DbPageAdd {
+        db_page: Ring,
+    },
     PdCreate,
     PdDestroy(u32),
-    MrReg { pdn: u32, access: u32, iova: u64, map: Arc<Translation> },
-    MrDma { pdn: u32, access: u32 },
-    MrAlloc { pdn: u32, max_pages: u32 },
-    MrRereg { req: abi::MrReregReq, map: Option<Arc<Translation>> },
+    MrReg {
+        pdn: u32,
+        access: u32,
+        iova: u64,
+        map: Arc<Translation>,
+    },
+    MrDma {
+        pdn: u32,
+        access: u32,
+    },
+    MrAlloc {
+        pdn: u32,
+        max_pages: u32,
+    },
+    MrRereg {
+        req: abi::MrReregReq,
+        map: Option<Arc<Translation>>,
+    },
     MrDereg(u32),
-    MwAlloc { pdn: u32, kind: u32 },
+    MwAlloc {
+        pdn: u32,
+        kind: u32,
+    },
     MwDealloc(u32),
-    CqCreate { entries: u32, vector: u32, ring: Ring },
+    CqCreate {
+        entries: u32,
+        vector: u32,
+        ring: Ring,
+    },
     CqDestroy(u32),
-    CqResize { cqn: u32, entries: u32, requested: u32, ring: Ring },
-    CqModerate { cqn: u32, count: u16, period_us: u16 },
-    SrqCreate { req: abi::SrqCreateReq, ring: Ring },
+    CqResize {
+        cqn: u32,
+        entries: u32,
+        requested: u32,
+        ring: Ring,
+    },
+    CqModerate {
+        cqn: u32,
+        count: u16,
+        period_us: u16,
+    },
+    SrqCreate {
+        req: abi::SrqCreateReq,
+        ring: Ring,
+    },
     SrqDestroy(u32),
-    SrqModify { req: abi::SrqModifyReq, ring: Option<Ring> },
+    SrqModify {
+        req: abi::SrqModifyReq,
+        ring: Option<Ring>,
+    },
     SrqQuery(u32),
-    QpCreate { req: Box<abi::QpCreateReq>, sq: Option<Ring>, rq: Option<Ring> },
+    QpCreate {
+        req: Box<abi::QpCreateReq>,
+        sq: Option<Ring>,
+        rq: Option<Ring>,
+    },
     QpDestroy(u32),
-    QpModify { qpn: u32, attr: Box<abi::QpAttr> },
+    QpModify {
+        qpn: u32,
+        attr: Box<abi::QpAttr>,
+    },
     QpQuery(u32),
-    AhCreate { pdn: u32, av: abi::Av },
+    AhCreate {
+        pdn: u32,
+        av: abi::Av,
+    },
     AhDestroy(u32),
-    McastAttach { qpn: u32, mgid: [u8; 16] },
-    McastDetach { qpn: u32, mgid: [u8; 16] },
+    McastAttach {
+        qpn: u32,
+        mgid: [u8; 16],
+    },
+    McastDetach {
+        qpn: u32,
+        mgid: [u8; 16],
+    },
+    /// What an [`Errand`] found: the rest of the command that sent it.
+    Finish(Box<dyn Any + Send>),
+}
+
+/// The part of a command that may block, for the thread that gave the command: a shard waits for nobody.
+pub struct Errand(Box<dyn FnOnce() -> Command + Send>);
+
+impl Errand {
+    /// An errand; what `work` returns goes back to where it came from.
+    pub fn new<T: Any + Send>(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self(Box::new(move || Command::Finish(Box::new(work()))))
+    }
+
+    /// Carries it out; the command that is returned has to be given to the same NIC, whatever became of that meanwhile.
+    #[must_use]
+    pub fn run(self) -> Command {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Errand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Errand")
+    }
 }
 
 /// What a successful command answers; the front end lays it out.
@@ -90,6 +178,8 @@ pub enum Reply {
     Done,
     /// Not an answer: the command was carried out in part, and has to be given again.
     More,
+    /// Not an answer: to be carried out first.
+    Errand(Errand),
     Init(abi::InitResp),
     Device(Box<abi::QueryDeviceResp>),
     Port(abi::QueryPortResp),

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::command::{Command, Reply, Status};
 use super::port::Port;
-use super::{Nanos, NicSettings, NicSnapshot, Shard};
+use super::{Nanos, NicSettings, NicSnapshot, Remains, Shard};
 use crate::memory::AddressSpace;
 use crate::protocol::Visible;
 use crate::transport::NicId;
@@ -27,6 +27,9 @@ pub trait Hosted: Send + fmt::Debug {
     fn events_wanted(&mut self);
     fn peers_changed(&mut self);
     fn status(&self) -> NicSnapshot;
+
+    /// What takes its time to end.
+    fn take_remains(&mut self) -> Option<Remains>;
 
     /// Executes one command of context `ctx`.
     ///

@@ -56,7 +56,7 @@ mod window;
 use std::fmt;
 
 pub use crate::protocol::Visible;
-pub use command::{Command, Reply, Status};
+pub use command::{Command, Errand, Reply, Status};
 pub use cq::control_offset;
 pub use follow::MemoryChange;
 pub use hosted::Hosted;
@@ -117,10 +117,17 @@ pub struct Shard {
     remains: Vec<Remains>,
 }
 
-/// The objects of a NIC that was reset, in use by nobody.
+/// What nobody uses any more, and what takes its time to end.
 #[derive(Debug)]
 pub struct Remains {
-    _nic: Box<Nic>,
+    _parts: Box<dyn fmt::Debug + Send>,
+}
+
+impl Remains {
+    /// What is dropped with this.
+    pub fn new(parts: impl fmt::Debug + Send + 'static) -> Self {
+        Self { _parts: Box::new(parts) }
+    }
 }
 
 impl fmt::Debug for Shard {
@@ -199,8 +206,8 @@ impl Shard {
         if let Some(slot) = self.nics.get_mut(id.0 as usize) {
             *slot = None;
         }
-        if let Some(slot) = self.hosted.get_mut(id.0 as usize) {
-            *slot = None;
+        if let Some(nic) = self.hosted.get_mut(id.0 as usize).and_then(Option::take) {
+            self.remains.push(Remains::new(nic));
         }
     }
 
@@ -228,7 +235,7 @@ impl Shard {
         }
         let mut freed = Vec::new();
         let old = self.nic_mut(id).map(|nic| nic.clear(&mut freed));
-        self.remains.extend(old.map(|nic| Remains { _nic: Box::new(nic) }));
+        self.remains.extend(old.map(Remains::new));
         for qpn in freed.into_iter().filter(|&qpn| qpn != virtio_rdma_abi::GSI_QPN) {
             self.qpns.free(qpn);
         }
@@ -236,10 +243,14 @@ impl Shard {
         self.networks.release_all(id);
     }
 
-    /// What is left of NICs that were reset since the last call. There may be a hundred thousand objects in it, so it should be dropped where
-    /// nobody waits: not on the thread that runs the shard.
-    pub fn take_remains(&mut self) -> Vec<Remains> {
-        std::mem::take(&mut self.remains)
+    /// What is left of NICs that were reset since the last call, and of objects of the NIC `id`. There may be a hundred thousand in it, and host
+    /// objects whose end blocks, so it should be dropped where nobody waits: not on the thread that runs the shard.
+    pub fn take_remains(&mut self, id: NicId) -> Vec<Remains> {
+        let mut remains = std::mem::take(&mut self.remains);
+        if let Some(nic) = self.hosted_mut(id) {
+            remains.extend(nic.take_remains());
+        }
+        remains
     }
 
     /// Stops all access to a NIC's memory; its objects stay.

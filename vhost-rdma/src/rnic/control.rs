@@ -1,8 +1,11 @@
 //! Control commands: dispatch, contexts, domains, address handles, and the end of things.
 
+use std::any::Any;
+
 use virtio_rdma_abi::{self as abi, event, srq_mask};
 use zerocopy::little_endian::U32;
 
+use super::mr::Made;
 use super::nic::{Ah, Life, Nic, Pd};
 use super::verbs::{HostError, HostPd, Result as HostResult};
 use crate::engine::contexts::KERNEL;
@@ -39,6 +42,11 @@ fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
 
 impl Nic {
     pub(super) fn command(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {
+        // Whatever the NIC is now, what was made for it must end in order.
+        let command = match command {
+            Command::Finish(found) => return self.finish(found),
+            command => command,
+        };
         match (self.life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
             (Life::Idle, _) => return Err(Status::STATE),
@@ -66,6 +74,12 @@ impl Nic {
             Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
             other => self.object_command(ctx, other),
         }
+    }
+
+    /// The rest of a command whose errand is done.
+    fn finish(&mut self, found: Box<dyn Any + Send>) -> Result<Reply, Status> {
+        let made = found.downcast::<Made>().map_err(|_| Status::INVAL)?;
+        self.registered(*made)
     }
 
     fn object_command(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {

@@ -49,6 +49,6 @@ pub use nic::{Nic, Opener, Place};
 pub use null::{Call, Faults, Null};
 pub use verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostSge, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst, RecvWr, Registered,
-    Result, SendBurst, SendWr,
+    HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError, QpInit,
+    RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr,
 };

@@ -2,15 +2,21 @@
 //!
 //! Pages are pinned by the registration, region by region and never the whole guest; the registered bytes are bounded by the NIC's limit and
 //! by the daemon's RLIMIT_MEMLOCK, and windows by a budget of mappings. Each of these ends in NOMEM.
+//!
+//! Mapping and pinning take milliseconds for large regions, and so does the end of it; the worker, which serves other guests, does neither. A
+//! registration is checked here, made on the thread that carries the NIC's commands out, and taken in here ([`Errand`]). What ends goes to the
+//! NIC's remains, which that thread drops before the guest gets its answer. A guest's commands come one after the other, so their order is kept; what
+//! was under way while the NIC was reset finds another life, and ends as well.
 
 use std::sync::Arc;
 
 use virtio_rdma_abi::{self as abi, access};
 use zerocopy::little_endian::U32;
 
-use super::nic::Nic;
-use super::verbs::HostMr;
-use crate::engine::{Reply, Status};
+use super::control::status;
+use super::nic::{Life, Nic};
+use super::verbs::{HostError, HostMr, HostRegistrar, Registered};
+use crate::engine::{Errand, Reply, Status};
 use crate::memory::{AddressSpace, Ring, Segment, Translation, Window, WindowError};
 
 /// Mappings that the windows of one NIC may take.
@@ -45,6 +51,42 @@ impl Mr {
     }
 }
 
+/// A registration that is under way.
+#[derive(Debug)]
+pub(super) struct Registration {
+    /// The life of the NIC that it was asked for in.
+    life: u64,
+    mr: Mr,
+    budget: usize,
+}
+
+/// Why one came to nothing.
+#[derive(Debug)]
+enum Refusal {
+    Window(WindowError),
+    Host(HostError),
+}
+
+/// What became of one.
+#[derive(Debug)]
+pub(super) struct Made {
+    request: Registration,
+    outcome: Result<Registered, Refusal>,
+}
+
+impl Registration {
+    /// Maps and pins: on any thread but a worker.
+    fn carry_out(mut self, registrar: &dyn HostRegistrar) -> Made {
+        let window = Window::new(self.mr.map.clone(), self.budget).map_err(Refusal::Window);
+        let outcome = window.and_then(|window| {
+            self.mr.runs = window.runs();
+            let made = registrar.register(Arc::new(window), self.mr.iova, self.mr.access);
+            made.map_err(Refusal::Host)
+        });
+        Made { request: self, outcome }
+    }
+}
+
 impl Nic {
     pub(super) fn register(
         &mut self,
@@ -59,36 +101,77 @@ impl Nic {
         if wanted & !KNOWN != 0 || (writes && wanted & access::LOCAL_WRITE == 0) {
             return Err(Status::INVAL);
         }
-        let limits = &self.settings.limits;
         let bytes = map.len();
         if iova.checked_add(bytes).is_none() {
             return Err(Status::INVAL);
         }
-        if self.mrs.len() >= limits.max_mrs as usize
-            || self.mr_bytes.saturating_add(bytes) > limits.max_mr_bytes
-        {
-            return Err(Status::NOMEM);
-        }
+        self.room_for(bytes)?;
         let mapped: usize = self.mrs.values().map(|mr| mr.runs).sum();
-        let window =
-            Window::new(map.clone(), MAPPINGS.saturating_sub(mapped)).map_err(no_window)?;
-        let runs = window.runs();
-        let made = self.host.register(pd, Arc::new(window), iova, wanted);
-        let made = made.map_err(|error| {
-            tracing::debug!(device = self.place.device, bytes, %error, "the RNIC refuses a registration");
-            self.refused(error)
-        })?;
-        if self.services.has_key(made.lkey) {
+        let request = Registration {
+            life: self.lives,
+            mr: Mr { ctx, pdn, host: None, bytes, runs: 0, iova, access: wanted, map },
+            budget: MAPPINGS.saturating_sub(mapped),
+        };
+        let registrar = self.host.registrar(pd).map_err(|error| self.refused(error))?;
+        Ok(Reply::Errand(Errand::new(move || request.carry_out(registrar.as_ref()))))
+    }
+
+    fn room_for(&self, bytes: u64) -> Result<(), Status> {
+        let limits = &self.settings.limits;
+        let full = self.mrs.len() >= limits.max_mrs as usize
+            || self.mr_bytes.saturating_add(bytes) > limits.max_mr_bytes;
+        if full { Err(Status::NOMEM) } else { Ok(()) }
+    }
+
+    /// Takes in what a registration came to, if what it is of is still there.
+    pub(super) fn registered(&mut self, made: Made) -> Result<Reply, Status> {
+        let Made { request: Registration { life, mut mr, .. }, outcome } = made;
+        let made = match outcome {
+            Ok(made) => made,
+            Err(Refusal::Window(error)) => return Err(no_window(error)),
+            Err(Refusal::Host(error)) => {
+                let bytes = mr.bytes;
+                tracing::debug!(device = self.place.device, bytes, %error, "the RNIC refuses a registration");
+                return Err(if life == self.lives { self.refused(error) } else { status(error) });
+            }
+        };
+        let wanted = match self.still_wanted(life, &mr) {
             // It would be mistaken for a key of QP 1.
-            self.forgo(|nic| nic.host.deregister(made.mr));
-            return Err(Status::NOMEM);
+            Ok(()) if self.services.has_key(made.lkey) => Err(Status::NOMEM),
+            wanted => wanted,
+        };
+        if let Err(status) = wanted {
+            self.remains.push(made);
+            return Err(status);
         }
-        self.mr_bytes += bytes;
-        self.mrs.insert(
-            made.lkey,
-            Mr { ctx, pdn, host: Some(made.mr), bytes, runs, iova, access: wanted, map },
-        );
-        Ok(Reply::Mr(abi::MrResp { lkey: U32::new(made.lkey), rkey: U32::new(made.rkey) }))
+        let (lkey, rkey) = (made.lkey, made.rkey);
+        mr.host = Some(self.host.adopt(made));
+        self.mr_bytes += mr.bytes;
+        self.mrs.insert(lkey, mr);
+        Ok(Reply::Mr(abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) }))
+    }
+
+    fn still_wanted(&self, life: u64, mr: &Mr) -> Result<(), Status> {
+        match self.life {
+            _ if life != self.lives => return Err(Status::STATE),
+            Life::Failed => return Err(Status::FATAL),
+            Life::Idle => return Err(Status::STATE),
+            Life::Ready | Life::Paused => {}
+        }
+        self.host_pd(mr.ctx, mr.pdn)?;
+        self.room_for(mr.bytes)?;
+        // Unplugged meanwhile.
+        if mr.map.lives_in(&self.space) { Ok(()) } else { Err(Status::FAULT) }
+    }
+
+    /// Ends a registration of the host, where it may take its time.
+    fn let_go(&mut self, host: HostMr) {
+        match self.host.release(host) {
+            Ok(region) => self.remains.push(region),
+            Err(error) => {
+                tracing::warn!(device = self.place.device, %error, "a registration is not there");
+            }
+        }
     }
 
     pub(super) fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
@@ -104,7 +187,7 @@ impl Nic {
         if let Some(mr) = self.mrs.remove(&key) {
             self.mr_bytes -= mr.bytes;
             if let Some(host) = mr.host {
-                self.forgo(|nic| nic.host.deregister(host));
+                self.let_go(host);
             }
         }
     }
@@ -121,7 +204,7 @@ impl Nic {
             .filter(|mr| !mr.map.lives_in(&space))
             .filter_map(|mr| mr.host.take())
             .collect();
-        dead.into_iter().for_each(|mr| self.forgo(|nic| nic.host.deregister(mr)));
+        dead.into_iter().for_each(|mr| self.let_go(mr));
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let cqs: Vec<u32> =
             self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| number(n)).collect();

@@ -15,7 +15,9 @@ use super::mr::Mr;
 use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::Srq;
-use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
+use super::verbs::{
+    HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, Registered, SendBurst,
+};
 use crate::engine::contexts::{Contexts, KERNEL};
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::{Owner, Post};
@@ -23,7 +25,7 @@ use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
 use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
 use crate::engine::{
-    Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Reply, Status, Visible,
+    Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
 };
 use crate::memory::{AddressSpace, Ring};
 use crate::protocol;
@@ -120,6 +122,10 @@ pub struct Nic {
     pub(super) settings: NicSettings,
     pub(super) host: Box<dyn HostVerbs>,
     pub(super) life: Life,
+    /// How often it was reset: an errand that comes back to another life is nobody's.
+    pub(super) lives: u64,
+    /// Registrations that end as soon as somebody has the time.
+    pub(super) remains: Vec<Registered>,
     pub(super) space: AddressSpace,
     pub(super) status_page: Option<Ring>,
     pub(super) contexts: Contexts,
@@ -184,6 +190,8 @@ impl Nic {
             settings,
             host,
             life: Life::Idle,
+            lives: 0,
+            remains: Vec::new(),
             space: AddressSpace::default(),
             status_page: None,
             contexts: Contexts::default(),
@@ -379,6 +387,7 @@ impl Hosted for Nic {
     fn reset(&mut self) {
         // From here on nothing is written to the guest's memory.
         self.life = Life::Idle;
+        self.lives += 1;
         self.destroy_all();
         self.outbox = self.outbox.succeed();
         self.contexts = Contexts::default();
@@ -440,6 +449,11 @@ impl Hosted for Nic {
             objects: self.objects(),
             gids: self.gids.iter().flatten().map(|entry| entry.guest).collect(),
         }
+    }
+
+    fn take_remains(&mut self) -> Option<Remains> {
+        let remains = std::mem::take(&mut self.remains);
+        (!remains.is_empty()).then(|| Remains::new(remains))
     }
 
     fn execute(&mut self, ctx: u32, command: Command, _now: Nanos) -> Result<Reply, Status> {

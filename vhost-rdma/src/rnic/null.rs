@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use slab::Slab;
@@ -16,8 +16,8 @@ use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode
 
 use super::verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst, Registered, Result,
-    SendBurst, SendWr,
+    HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
+    Registered, Result, SendBurst, SendWr,
 };
 use crate::memory::Window;
 
@@ -43,6 +43,10 @@ pub enum Call {
 #[derive(Debug, Default)]
 struct Script {
     refused: BTreeMap<Call, i32>,
+    /// Registrations do not return.
+    holding: bool,
+    /// Registrations that are under way.
+    held: usize,
     events: VecDeque<HostEvent>,
     gone: bool,
     failing: Option<u8>,
@@ -57,11 +61,37 @@ struct Script {
 
 /// What goes wrong with null host verbs, and what they hold. Clones are of the same script.
 #[derive(Debug, Clone, Default)]
-pub struct Faults(Arc<Mutex<Script>>);
+pub struct Faults(Arc<(Mutex<Script>, Condvar)>);
 
 impl Faults {
     fn script(&self) -> MutexGuard<'_, Script> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has registrations begin and not end, until that is taken back.
+    pub fn hold_registrations(&self, hold: bool) {
+        self.script().holding = hold;
+        self.0.1.notify_all();
+    }
+
+    /// Waits until so many registrations are held.
+    pub fn await_held(&self, count: usize) {
+        let reached = self.0.1.wait_while(self.script(), |script| script.held != count);
+        drop(reached.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The time that a registration takes: none, unless it is held.
+    fn take_time(&self) {
+        let mut script = self.script();
+        script.held += 1;
+        self.0.1.notify_all();
+        script = self
+            .0
+            .1
+            .wait_while(script, |script| script.holding)
+            .unwrap_or_else(PoisonError::into_inner);
+        script.held -= 1;
+        self.0.1.notify_all();
     }
 
     /// Refuses a call with an errno from now on; 0 ends that.
@@ -72,6 +102,21 @@ impl Faults {
         } else {
             script.refused.insert(call, errno);
         }
+    }
+
+    fn check(&self, call: Call) -> Result<()> {
+        let script = self.script();
+        if script.gone {
+            return Err(HostError(libc::EIO));
+        }
+        script.refused.get(&call).map_or(Ok(()), |&errno| Err(HostError(errno)))
+    }
+
+    /// A key or QPN that no context of the device has had.
+    fn number(&self) -> u32 {
+        let mut script = self.script();
+        script.number += 1;
+        0x100 + script.number
     }
 
     /// Raises an asynchronous event.
@@ -128,13 +173,50 @@ struct NullQp {
     receives: VecDeque<u64>,
 }
 
+/// A protection domain, for as long as there are registrations in it.
+#[derive(Debug)]
+struct Domain(Faults);
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        self.0.script().live.pds -= 1;
+    }
+}
+
+/// A registration.
+#[derive(Debug)]
+struct Region {
+    domain: Arc<Domain>,
+    _window: Arc<Window>,
+}
+
+impl HostRegion for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.domain.0.take_time();
+        self.domain.0.script().live.mrs -= 1;
+    }
+}
+
+impl HostRegistrar for Arc<Domain> {
+    fn register(&self, window: Arc<Window>, _: u64, _: u32) -> Result<Registered> {
+        self.0.take_time();
+        self.0.check(Call::Register)?;
+        self.0.script().live.mrs += 1;
+        let key = self.0.number() << 8;
+        let host = Box::new(Region { domain: self.clone(), _window: window });
+        Ok(Registered { lkey: key, rkey: key, host })
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Null {
     faults: Faults,
     limits: HostLimits,
-    pds: Slab<()>,
-    mrs: Slab<Arc<Window>>,
+    pds: Slab<Arc<Domain>>,
+    mrs: Slab<Registered>,
     ahs: Slab<()>,
     srqs: Slab<VecDeque<u64>>,
     qps: Slab<NullQp>,
@@ -194,22 +276,11 @@ impl Null {
     }
 
     fn check(&self, call: Call) -> Result<()> {
-        let script = self.faults.script();
-        if script.gone {
-            return Err(HostError(libc::EIO));
-        }
-        script.refused.get(&call).map_or(Ok(()), |&errno| Err(HostError(errno)))
+        self.faults.check(call)
     }
 
     fn count(&self, change: impl FnOnce(&mut HostObjects)) {
         change(&mut self.faults.script().live);
-    }
-
-    /// A key or QPN that no context of the device has had.
-    fn number(&self) -> u32 {
-        let mut script = self.faults.script();
-        script.number += 1;
-        0x100 + script.number
     }
 
     fn qp(&mut self, qp: HostQp) -> Result<&mut NullQp> {
@@ -292,27 +363,24 @@ impl HostVerbs for Null {
     fn alloc_pd(&mut self) -> Result<HostPd> {
         self.check(Call::AllocPd)?;
         self.count(|live| live.pds += 1);
-        Ok(HostPd(handle(self.pds.insert(()))))
+        Ok(HostPd(handle(self.pds.insert(Arc::new(Domain(self.faults.clone()))))))
     }
 
     fn free_pd(&mut self, pd: HostPd) -> Result<()> {
-        self.pds.try_remove(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
-        self.count(|live| live.pds -= 1);
-        Ok(())
+        self.pds.try_remove(pd.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
-    fn register(&mut self, _: HostPd, window: Arc<Window>, _: u64, _: u32) -> Result<Registered> {
-        self.check(Call::Register)?;
-        self.count(|live| live.mrs += 1);
-        let mr = HostMr(handle(self.mrs.insert(window)));
-        let key = self.number() << 8;
-        Ok(Registered { mr, lkey: key, rkey: key })
+    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>> {
+        let domain = self.pds.get(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        Ok(Box::new(domain.clone()))
     }
 
-    fn deregister(&mut self, mr: HostMr) -> Result<()> {
-        self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))?;
-        self.count(|live| live.mrs -= 1);
-        Ok(())
+    fn adopt(&mut self, region: Registered) -> HostMr {
+        HostMr(handle(self.mrs.insert(region)))
+    }
+
+    fn release(&mut self, mr: HostMr) -> Result<Registered> {
+        self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))
     }
 
     fn create_ah(&mut self, _: HostPd, _: &abi::Av) -> Result<HostAh> {
@@ -346,7 +414,7 @@ impl HostVerbs for Null {
     fn create_qp(&mut self, init: &QpInit) -> Result<(HostQp, u32)> {
         self.check(Call::CreateQp)?;
         self.count(|live| live.qps += 1);
-        let qpn = self.number();
+        let qpn = self.faults.number();
         let qp = NullQp {
             qpn,
             state: qps::RESET,

@@ -1,5 +1,7 @@
 //! The backing over null host verbs, through the shard: what becomes of work requests, of faults of the host, and of host objects.
 
+mod registrations;
+
 use std::sync::Arc;
 
 use virtio_rdma_abi::{self as abi, event, opcode, qps, qpt, send_flags, wc_status};
@@ -299,6 +301,8 @@ fn a_refused_registration_is_no_memory_and_harms_nobody() {
 fn a_refused_object_leaves_nothing_behind() {
     let mut bench = Bench::new();
     let (mut guest, faults) = bench.guest(1, 1);
+    let (mut other, _) = bench.guest(1, 2);
+    let (mut a, _) = bench.pair(&mut other);
     let cq = bench.world.cq(&mut guest, 16);
     let (before, _) = faults.live();
     let ctx = guest.ctx;
@@ -326,7 +330,22 @@ fn a_refused_object_leaves_nothing_behind() {
     faults.refuse(Call::CreateAh, libc::EHOSTUNREACH);
     let ah = Command::AhCreate { pdn: guest.pd, av: driver::av(guest.gid) };
     assert_eq!(bench.world.execute(&guest, ctx, ah).unwrap_err(), Status::UNREACH);
+    faults.refuse(Call::CreateSrq, libc::ENOMEM);
+    let (_, ring) = guest.ring((8 << driver::RQ_STRIDE) + 128);
+    let req = abi::SrqCreateReq {
+        pdn: U32::new(guest.pd),
+        entries: U32::new(8),
+        max_wr: U32::new(8),
+        max_sge: U32::new(1),
+        log2_stride: driver::RQ_STRIDE,
+        ..abi::SrqCreateReq::default()
+    };
+    let srq = Command::SrqCreate { req, ring };
+    assert_eq!(bench.world.execute(&guest, ctx, srq).unwrap_err(), Status::NOMEM);
     assert_eq!(faults.live().0, before);
+    send(&other, &mut a, SIGNALED, 1);
+    bench.world.settle();
+    assert_eq!(other.statuses(&mut a.cq), [(1, 0)], "others go on");
     faults.refuse(Call::CreateQp, 0);
     let command = create(&mut guest);
     assert!(bench.world.execute(&guest, ctx, command).is_ok());
@@ -434,6 +453,7 @@ fn nothing_is_left_of_a_nic() {
     bench.world.start_again(&mut guest);
     bench.pair(&mut guest);
     bench.world.shard.remove_nic(guest.nic);
+    drop(bench.world.shard.take_remains(guest.nic));
     assert_eq!(faults.live(), (HostObjects::default(), 0));
 }
 

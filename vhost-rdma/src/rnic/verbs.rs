@@ -7,6 +7,7 @@
 //! Attributes travel in the guest ABI's own structures with guest numbers already replaced by the host's; numbers of access flags,
 //! opcodes, statuses, states and attribute masks are the same in the ABI and in `infiniband/verbs.h` (the implementation on libibverbs tests that).
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -98,13 +99,26 @@ pub struct HostGid {
     pub gid: Gid,
 }
 
-/// A registered region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A registration. It ends when this is dropped, which may block for as long as the making of it; its domain and its context outlive it.
+#[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Registered {
-    pub mr: HostMr,
     pub lkey: u32,
     pub rkey: u32,
+    /// What the implementation keeps of it.
+    pub host: Box<dyn HostRegion>,
+}
+
+/// What an implementation keeps of a registration; dropping it is the deregistration.
+pub trait HostRegion: Any + Send + fmt::Debug {}
+
+/// Registers regions in one protection domain, on whatever thread: it pins pages, which takes its time.
+pub trait HostRegistrar: Send + fmt::Debug {
+    /// Registers a window of guest memory at the guest's own address.
+    ///
+    /// # Errors
+    /// The host's errno.
+    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered>;
 }
 
 /// What a new QP is made of. All QPs of a context complete to its one CQ.
@@ -276,18 +290,14 @@ pub trait HostVerbs: Send + fmt::Debug {
 
     /// Makes a protection domain.
     fn alloc_pd(&mut self) -> Result<HostPd>;
-    /// Frees one.
+    /// Frees one; the last of its registrations does, if some are still ending.
     fn free_pd(&mut self, pd: HostPd) -> Result<()>;
-    /// Registers a window of guest memory at the guest's own address.
-    fn register(
-        &mut self,
-        pd: HostPd,
-        window: Arc<Window>,
-        iova: u64,
-        access: u32,
-    ) -> Result<Registered>;
-    /// Ends a registration; the window is let go of.
-    fn deregister(&mut self, mr: HostMr) -> Result<()>;
+    /// What registers regions in a domain.
+    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>>;
+    /// Takes a registration in, under a number.
+    fn adopt(&mut self, region: Registered) -> HostMr;
+    /// Gives one back, to be dropped where nobody waits.
+    fn release(&mut self, mr: HostMr) -> Result<Registered>;
     /// Makes an address handle.
     fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh>;
     /// Destroys one.

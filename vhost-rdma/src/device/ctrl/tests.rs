@@ -1,6 +1,7 @@
 //! Requests of all kinds against a real engine, without queues and threads.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use virtio_rdma_abi::{self as abi, cmd, cmd_status};
@@ -11,6 +12,7 @@ use super::*;
 use crate::device::events::NoPort;
 use crate::device::queues::QueueLayout;
 use crate::engine::{Limits, NicSettings, Random, Shard};
+use crate::rnic::{self, Call, Faults, HostError, HostVerbs, Null, Opener, Place};
 use crate::transport::NicId;
 
 const MEMORY: usize = 1 << 20;
@@ -51,6 +53,11 @@ impl Executor for Device {
 }
 
 fn device() -> (Device, Controller) {
+    device_with(|shard, settings| shard.add_nic(settings, Box::new(NoPort)))
+}
+
+/// A device whose NIC `add` puts on the shard.
+fn device_with(add: impl FnOnce(&mut Shard, NicSettings) -> NicId) -> (Device, Controller) {
     let mut shard = Shard::new(Box::new(Counting(1)));
     let layout = QueueLayout::default();
     let limits = Limits {
@@ -71,7 +78,7 @@ fn device() -> (Device, Controller) {
         kick_queues: layout.kick_queues().into(),
         limits,
     };
-    let nic = shard.add_nic(settings, Box::new(NoPort));
+    let nic = add(&mut shard, settings);
     let space = AddressSpace::anonymous(&[(0, MEMORY)]).expect("memory");
     let device = Device { shard: RefCell::new(shard), nic, space, stale: RefCell::default() };
     (device, Controller::new(layout.kick_base()))
@@ -255,6 +262,45 @@ fn a_command_that_was_overtaken_by_a_memory_change_is_resolved_again() {
     assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::OK);
     *side.0.stale.borrow_mut() = usize::MAX;
     assert_eq!(serve(&mut side, &request(cmd::PD_CREATE, &())).0, cmd_status::FAULT);
+}
+
+/// A registration on an RNIC is made on the thread that asks, between two commands of the engine.
+#[test]
+fn a_command_with_an_errand_is_answered_when_that_is_done() {
+    let faults = Faults::default();
+    let script = faults.clone();
+    let opener: Opener = Arc::new(move || {
+        let opened = Null::new(script.clone()).map_err(|_| HostError(libc::EMFILE))?;
+        Ok(Box::new(opened) as Box<dyn HostVerbs>)
+    });
+    let mut side = device_with(|shard, settings| {
+        let host = opener().expect("a context");
+        let place = Place {
+            device: "null".to_owned(),
+            through: None,
+            directory: Arc::default(),
+            opener: opener.clone(),
+            wake: Arc::new(|| ()),
+        };
+        shard.add_hosted(Box::new(rnic::Nic::new(place, settings, host, Box::new(NoPort))))
+    });
+    assert_eq!(serve(&mut side, &init()).0, cmd_status::OK);
+    let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));
+    let pdn = U32::read_from_prefix(&pd).expect("a number").0;
+    let mut req = abi::MrRegReq { pdn, length: U64::new(0x3000), ..Default::default() };
+    req.pages.page_shift = 12;
+    req.pages.npages = 3.into();
+    let (status, body) = serve(&mut side, &request(cmd::MR_REG, &req));
+    assert_eq!((status, body.len()), (cmd_status::OK, 8));
+    assert_eq!(faults.live().0.mrs, 1);
+    faults.refuse(Call::Register, libc::ENOMEM);
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::NOMEM);
+    let (key, _) = U32::read_from_prefix(&body).expect("a key");
+    let object = abi::ObjectReq { object: key, ..Default::default() };
+    assert_eq!(serve(&mut side, &request(cmd::MR_DEREG, &object)).0, cmd_status::OK);
+    let nic = side.0.nic;
+    drop(side.0.shard.borrow_mut().take_remains(nic));
+    assert_eq!(faults.live().0.mrs, 0);
 }
 
 proptest! {

@@ -214,7 +214,12 @@ impl World {
         ctx: u32,
         command: Command,
     ) -> Result<Reply, Status> {
-        self.shard.execute(guest.nic, ctx, command, self.now)
+        let mut reply = self.shard.execute(guest.nic, ctx, command, self.now);
+        while let Ok(Reply::Errand(errand)) = reply {
+            reply = self.shard.execute(guest.nic, ctx, errand.run(), self.now);
+        }
+        drop(self.shard.take_remains(guest.nic));
+        reply
     }
 
     pub(crate) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {

@@ -22,8 +22,8 @@ use self::post::Buffers;
 use super::host::OpenError;
 use super::verbs::{
     HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst, Registered, Result,
-    SendBurst,
+    HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
+    Registered, Result, SendBurst,
 };
 use crate::memory::Window;
 
@@ -36,20 +36,93 @@ const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 0];
 /// Completion events that are taken at once.
 const EVENTS: usize = 64;
 
-/// A registration, and the memory that it must outlive.
-struct Mr {
+/// An opened device, closed with the last of what is in it.
+#[derive(Debug)]
+struct Context(*mut ffi::ibv_context);
+
+// SAFETY: libibverbs is thread-safe (ibv_open_device(3) and rdma-core's libibverbs/README), and the context is closed by its last holder alone.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: whoever has anything in it holds it.
+        let _ = unsafe { ffi::ibv_close_device(self.0) };
+    }
+}
+
+/// A protection domain, freed with the last registration in it.
+#[derive(Debug)]
+struct Domain {
+    raw: *mut ffi::ibv_pd,
+    _context: Arc<Context>,
+}
+
+// SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last holder alone.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: QPs, SRQs and AHs of it were destroyed before it left the table, and registrations hold it.
+        if let Err(error) = check(unsafe { ffi::ibv_dealloc_pd(self.raw) }) {
+            tracing::debug!(%error, "a protection domain of the RNIC goes with its context");
+        }
+    }
+}
+
+/// A registration, and the memory that it must not outlive.
+#[derive(Debug)]
+struct Region {
     raw: *mut ffi::ibv_mr,
-    _window: Arc<Window>,
+    window: Option<Arc<Window>>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: as for the domain; only the last holder deregisters.
+unsafe impl Send for Region {}
+
+impl HostRegion for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `ibv_reg_mr_iova`, and ended here alone.
+        if let Err(error) = check(unsafe { ffi::ibv_dereg_mr(self.raw) }) {
+            // A device that is gone has none left. Any other may still use the memory: it stays mapped.
+            if !matches!(error.0, libc::EIO | libc::ENODEV) {
+                tracing::warn!(%error, "a registration of the RNIC cannot be ended");
+                std::mem::forget(self.window.take());
+            }
+        }
+    }
+}
+
+impl HostRegistrar for Arc<Domain> {
+    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered> {
+        let addr = ptr::with_exposed_provenance_mut(window.addr());
+        let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
+        let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
+        // SAFETY: the window is mapped at these addresses for as long as the registration holds it, and the domain lives.
+        let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
+        // SAFETY: a registration that was just made, and that nobody changes.
+        let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
+        let host = Box::new(Region { raw, window: Some(window), _domain: self.clone() });
+        Ok(Registered { lkey, rkey, host })
+    }
 }
 
 /// One opened context. See the module.
 pub(super) struct Ibverbs {
     context: *mut ffi::ibv_context,
+    /// The same, which this and its registrations keep open.
+    opened: Arc<Context>,
     channel: *mut ffi::ibv_comp_channel,
     cq: *mut ffi::ibv_cq,
     limits: HostLimits,
-    pds: Slab<*mut ffi::ibv_pd>,
-    mrs: Slab<Mr>,
+    pds: Slab<Arc<Domain>>,
+    mrs: Slab<Registered>,
     ahs: Slab<*mut ffi::ibv_ah>,
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
@@ -111,6 +184,7 @@ pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, Open
     };
     let mut opened = Ibverbs {
         context,
+        opened: Arc::new(Context(context)),
         channel: ptr::null_mut(),
         cq: ptr::null_mut(),
         limits: HostLimits::default(),
@@ -219,7 +293,7 @@ impl Ibverbs {
     }
 
     fn pd(&self, pd: HostPd) -> Result<*mut ffi::ibv_pd> {
-        self.pds.get(pd.0 as usize).copied().ok_or(HostError(libc::EINVAL))
+        self.pds.get(pd.0 as usize).map(|domain| domain.raw).ok_or(HostError(libc::EINVAL))
     }
 
     fn qp(&self, qp: HostQp) -> Result<*mut ffi::ibv_qp> {
@@ -301,42 +375,26 @@ impl HostVerbs for Ibverbs {
 
     fn alloc_pd(&mut self) -> Result<HostPd> {
         // SAFETY: the context is open.
-        let pd = made(unsafe { ffi::ibv_alloc_pd(self.context) })?;
-        Ok(HostPd(handle(self.pds.insert(pd))))
+        let raw = made(unsafe { ffi::ibv_alloc_pd(self.context) })?;
+        let domain = Arc::new(Domain { raw, _context: self.opened.clone() });
+        Ok(HostPd(handle(self.pds.insert(domain))))
     }
 
     fn free_pd(&mut self, pd: HostPd) -> Result<()> {
-        // SAFETY: the PD is one of ours, and leaves the table when it is gone.
-        check(unsafe { ffi::ibv_dealloc_pd(self.pd(pd)?) })?;
-        self.pds.remove(pd.0 as usize);
-        Ok(())
+        self.pds.try_remove(pd.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
-    fn register(
-        &mut self,
-        pd: HostPd,
-        window: Arc<Window>,
-        iova: u64,
-        access: u32,
-    ) -> Result<Registered> {
-        let pd = self.pd(pd)?;
-        let addr = ptr::with_exposed_provenance_mut(window.addr());
-        let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
-        let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
-        // SAFETY: the window is mapped at these addresses for as long as the registration holds it.
-        let raw = made(unsafe { ffi::ibv_reg_mr_iova(pd, addr, len, iova, access) })?;
-        // SAFETY: a registration that was just made, and that nobody changes.
-        let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
-        let mr = HostMr(handle(self.mrs.insert(Mr { raw, _window: window })));
-        Ok(Registered { mr, lkey, rkey })
+    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>> {
+        let domain = self.pds.get(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        Ok(Box::new(domain.clone()))
     }
 
-    fn deregister(&mut self, mr: HostMr) -> Result<()> {
-        let raw = self.mrs.get(mr.0 as usize).ok_or(HostError(libc::EINVAL))?.raw;
-        // SAFETY: the registration is one of ours, and leaves the table, with its memory, when it is gone.
-        check(unsafe { ffi::ibv_dereg_mr(raw) })?;
-        self.mrs.remove(mr.0 as usize);
-        Ok(())
+    fn adopt(&mut self, region: Registered) -> HostMr {
+        HostMr(handle(self.mrs.insert(region)))
+    }
+
+    fn release(&mut self, mr: HostMr) -> Result<Registered> {
+        self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))
     }
 
     fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh> {
@@ -500,14 +558,8 @@ impl Drop for Ibverbs {
             // SAFETY: as above.
             let _ = unsafe { ffi::ibv_destroy_ah(ah) };
         }
-        for mr in self.mrs.drain() {
-            // SAFETY: as above; its window goes after it.
-            let _ = unsafe { ffi::ibv_dereg_mr(mr.raw) };
-        }
-        for pd in self.pds.drain() {
-            // SAFETY: as above.
-            let _ = unsafe { ffi::ibv_dealloc_pd(pd) };
-        }
+        self.mrs.clear();
+        self.pds.clear();
         if !self.cq.is_null() {
             // SAFETY: as above; no QP uses it.
             let _ = unsafe { ffi::ibv_destroy_cq(self.cq) };
@@ -516,7 +568,5 @@ impl Drop for Ibverbs {
             // SAFETY: as above; its CQ is gone.
             let _ = unsafe { ffi::ibv_destroy_comp_channel(self.channel) };
         }
-        // SAFETY: nothing of it is left.
-        let _ = unsafe { ffi::ibv_close_device(self.context) };
     }
 }

@@ -1,0 +1,139 @@
+//! Registrations of the host that take their time, and what happens meanwhile.
+
+use std::sync::Arc;
+use std::thread;
+
+use virtio_rdma_abi::{qps, send_flags};
+
+use super::{Bench, send};
+use crate::engine::tests::driver::{Guest, Qp};
+use crate::engine::{Command, Errand, Reply, Status};
+use crate::memory::PageList;
+use crate::rnic::{Faults, HostObjects};
+
+fn pages(guest: &Guest, npages: u32) -> Command {
+    let list = PageList { npages, page_shift: 12, ..PageList::default() };
+    let map = Arc::new(list.resolve(&guest.space, u64::from(npages) << 12).unwrap());
+    Command::MrReg { pdn: guest.pd, access: 1, iova: 0x1000, map }
+}
+
+/// Has a guest's registration begin, on a thread of its own; the shard is free again.
+fn begin(bench: &mut Bench, guest: &Guest, faults: &Faults) -> thread::JoinHandle<Command> {
+    let begun = bench.world.shard.execute(guest.nic, guest.ctx, pages(guest, 4), bench.world.now);
+    let Ok(Reply::Errand(errand)) = begun else { panic!("not an errand: {begun:?}") };
+    faults.hold_registrations(true);
+    let thread = thread::spawn(|| Errand::run(errand));
+    faults.await_held(1);
+    thread
+}
+
+/// Traffic of a guest.
+fn goes_on(bench: &mut Bench, guest: &mut Guest, qp: &mut Qp, wr_id: u64) {
+    send(guest, qp, send_flags::SIGNALED, wr_id);
+    bench.world.settle();
+    assert_eq!(guest.statuses(&mut qp.cq), [(wr_id, 0)]);
+}
+
+#[test]
+fn a_registration_that_blocks_keeps_nobody_waiting() {
+    let mut bench = Bench::new();
+    let (mut one, faults) = bench.guest(1, 1);
+    let (mut other, _) = bench.guest(1, 2);
+    let (mut a, _) = bench.pair(&mut one);
+    let (mut b, _) = bench.pair(&mut other);
+    let thread = begin(&mut bench, &one, &faults);
+    goes_on(&mut bench, &mut other, &mut b, 1);
+    goes_on(&mut bench, &mut one, &mut a, 2);
+    let (_, before) = (bench.world.ok(&other, 0, Command::QueryPort), faults.live().0);
+    faults.hold_registrations(false);
+    let finish = thread.join().unwrap();
+    let Reply::Mr(mr) = bench.world.ok(&one, one.ctx, finish) else { panic!("not a region") };
+    assert_eq!(faults.live().0.mrs, before.mrs + 1);
+    // So does the end of one.
+    let end = Command::MrDereg(mr.lkey.get());
+    let ended = bench.world.shard.execute(one.nic, one.ctx, end, bench.world.now);
+    assert!(matches!(ended, Ok(Reply::Done)), "{ended:?}");
+    let remains = bench.world.shard.take_remains(one.nic);
+    faults.hold_registrations(true);
+    let thread = thread::spawn(|| drop(remains));
+    faults.await_held(1);
+    goes_on(&mut bench, &mut other, &mut b, 3);
+    goes_on(&mut bench, &mut one, &mut a, 4);
+    faults.hold_registrations(false);
+    thread.join().unwrap();
+    assert_eq!(faults.live().0, before);
+}
+
+#[test]
+fn a_registration_that_comes_back_to_another_life_is_nobodys() {
+    let mut bench = Bench::new();
+    let (mut one, faults) = bench.guest(1, 1);
+    let thread = begin(&mut bench, &one, &faults);
+    bench.world.shard.reset(one.nic);
+    let remains = bench.world.shard.take_remains(one.nic);
+    faults.hold_registrations(false);
+    drop(remains);
+    bench.world.start_again(&mut one);
+    let finish = thread.join().unwrap();
+    assert_eq!(faults.live().0.mrs, 2, "the driver's own, and one that nobody wants");
+    assert_eq!(bench.world.execute(&one, one.ctx, finish).unwrap_err(), Status::STATE);
+    assert_eq!(faults.live(), (HostObjects { pds: 1, mrs: 1, ..HostObjects::default() }, 1));
+    let objects = bench.world.shard.status(one.nic).unwrap().objects;
+    assert_eq!((objects.mrs, objects.mr_bytes), (1, 16 << 20));
+    let (mut a, _) = bench.pair(&mut one);
+    goes_on(&mut bench, &mut one, &mut a, 1);
+}
+
+#[test]
+fn a_nic_may_go_while_it_registers() {
+    let mut bench = Bench::new();
+    let (one, faults) = bench.guest(1, 1);
+    let thread = begin(&mut bench, &one, &faults);
+    bench.world.shard.remove_nic(one.nic);
+    let remains = bench.world.shard.take_remains(one.nic);
+    faults.hold_registrations(false);
+    drop(remains);
+    let finish = thread.join().unwrap();
+    assert_eq!(bench.world.execute(&one, one.ctx, finish).unwrap_err(), Status::FATAL);
+    assert_eq!(faults.live(), (HostObjects::default(), 0), "its domain goes with its region");
+}
+
+#[test]
+fn a_region_whose_memory_or_device_went_meanwhile_is_none() {
+    let mut bench = Bench::new();
+    let (one, faults) = bench.guest(1, 1);
+    let before = faults.live().0;
+    let thread = begin(&mut bench, &one, &faults);
+    faults.hold_registrations(false);
+    let finish = thread.join().unwrap();
+    faults.remove_device(true);
+    bench.world.advance(2_000_000);
+    assert_eq!(bench.world.execute(&one, one.ctx, finish).unwrap_err(), Status::FATAL);
+    assert_eq!(faults.live().0, before);
+
+    let (two, faults) = bench.guest(1, 2);
+    let before = faults.live().0;
+    let thread = begin(&mut bench, &two, &faults);
+    faults.hold_registrations(false);
+    let finish = thread.join().unwrap();
+    // The machine was given other memory, and this NIC's driver lost all of its own.
+    let other = crate::memory::AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
+    let _change = bench.world.shard.memory_changed(two.nic, other);
+    assert!(bench.world.execute(&two, two.ctx, finish).is_err());
+    assert_eq!(faults.live().0.mrs, before.mrs - 1, "the driver's first region went too");
+}
+
+#[test]
+fn a_guest_that_is_paused_meanwhile_has_its_region_afterwards() {
+    let mut bench = Bench::new();
+    let (mut one, faults) = bench.guest(1, 1);
+    let (a, _) = bench.pair(&mut one);
+    let thread = begin(&mut bench, &one, &faults);
+    bench.world.shard.pause(one.nic);
+    faults.hold_registrations(false);
+    let finish = thread.join().unwrap();
+    let Reply::Mr(mr) = bench.world.ok(&one, one.ctx, finish) else { panic!("not a region") };
+    bench.world.shard.resume(one.nic);
+    bench.world.ok(&one, one.ctx, Command::MrDereg(mr.lkey.get()));
+    assert_eq!(bench.world.query(&one, &a).qp_state, qps::ERR, "as pauses end connections");
+}
