@@ -249,57 +249,6 @@ fn killed_at_each_word_with_the_agent() {
     }
 }
 
-/// The calls of Multus for a pod with a network that has a `resourceName` and a MAC of its own: a replay of written calls, as
-/// `multus.json` says, not of a running Multus.
-#[test]
-fn calls_of_multus_replayed() {
-    let (lab, pod) = (Lab::new(), Pod::new());
-    lab.ipam();
-    let agent = FakeAgent::start(
-        &lab.socket(),
-        vec![vhost_user("blue-0", "rdma0", "vmtap"), vhost_user("blue-1", "rdma1", "t1")],
-    );
-    let recorded: Value = serde_json::from_str(include_str!("multus.json")).unwrap();
-    let info = lab.dir.path().join("devinfo/cni/blue-device.json");
-    let fill = |value: &Value| -> Value {
-        let text = value
-            .to_string()
-            .replace("@NETNS@", &pod.path)
-            .replace("@SOCKET@", lab.socket().to_str().unwrap());
-        serde_json::from_str(&text.replace("@INFO@", info.to_str().unwrap())).unwrap()
-    };
-    let mut result = Value::Null;
-    for call in recorded["calls"].as_array().unwrap() {
-        let environment = fill(&call["environment"]);
-        let mut variables: Vec<(&str, &str)> = environment
-            .as_object()
-            .unwrap()
-            .iter()
-            .map(|(k, v)| (k.as_str(), v.as_str().unwrap()))
-            .collect();
-        variables.push(("CNI_PATH", lab.dir.path().to_str().unwrap()));
-        let mut config = fill(&call["stdin"]);
-        if config["prevResult"] == "@RESULT@" {
-            config["prevResult"] = result.clone();
-        }
-        let command = environment["CNI_COMMAND"].as_str().unwrap().to_owned();
-        let document = lab.run(&variables, &config).good();
-        if command == "ADD" {
-            assert_eq!(document["interfaces"][0]["name"], "net1");
-            assert_eq!(pod.link("vmtap").driver_kind.as_deref(), Some("tun"));
-            assert_eq!(agent.ledger().records.len(), 1, "the one with the deviceID");
-            let said: Value = serde_json::from_slice(&std::fs::read(&info).unwrap()).unwrap();
-            assert_eq!(
-                said,
-                json!({"type": "vhost-user", "version": "1.1.0",
-                "vhost-user": {"mode": "client", "path": "/var/run/vhost-rdma/blue-0/vhost.sock"}})
-            );
-            result = document;
-        }
-    }
-    assert!(pod.left().is_empty() && agent.ledger().records.is_empty());
-}
-
 /// Kinds without an interface: nothing to do in the pod, but addresses for a function on vfio.
 #[test]
 fn vfio_and_shared() {

@@ -12,10 +12,12 @@ pub struct Args(BTreeMap<String, String>);
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
 impl Args {
-    /// Reads the pairs. An empty one (a trailing `;`) is skipped; only the first `=` divides, so that a value may hold others.
+    /// Reads the pairs. An empty one (a trailing `;`) is skipped; only the first `=` divides, so that a value may hold others. Of a key
+    /// that comes twice the last value holds, as in the reference reader (containernetworking/cni, pkg/types/args.go, `LoadArgs`):
+    /// Multus puts the runtime's pairs behind its own, so that `IgnoreUnknown=true` and `IgnoreUnknown=1` come together.
     ///
     /// # Errors
-    /// Code 4 if a part is no pair, or a key comes twice with different values.
+    /// Code 4 if a part is no pair.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut pairs = BTreeMap::new();
         for part in text.split(';').filter(|part| !part.is_empty()) {
@@ -23,11 +25,7 @@ impl Args {
                 .split_once('=')
                 .filter(|(key, _)| !key.is_empty())
                 .ok_or_else(|| bad(&format!("{part:?} is not of the form KEY=VALUE")))?;
-            if let Some(before) = pairs.insert(key.to_owned(), value.to_owned())
-                && before != value
-            {
-                return Err(bad(&format!("{key} comes twice")));
-            }
+            pairs.insert(key.to_owned(), value.to_owned());
         }
         Ok(Self(pairs))
     }

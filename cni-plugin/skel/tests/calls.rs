@@ -100,7 +100,7 @@ fn bad_values_name_their_variable() {
     let bad = [
         ("CNI_CONTAINERID", vec!["-c", "a/b", "a b", "é", "../x"]),
         ("CNI_IFNAME", vec![".", "..", "a/b", "a:b", "a b", "0123456789abcdef", "a\tb"]),
-        ("CNI_ARGS", vec!["a", "=b", "a=1;a=2"]),
+        ("CNI_ARGS", vec!["a", "=b", "a=1;b"]),
     ];
     for command in ["ADD", "CHECK", "DEL"] {
         for (name, values) in &bad {

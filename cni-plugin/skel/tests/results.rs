@@ -90,6 +90,12 @@ fn args_of_kubernetes_and_strangers() {
     let strict = |text: &str, known: &[&str]| Args::parse(text).and_then(|args| args.only(known));
     assert!(strict("K8S_POD_NAME=x;MAC=1", &["MAC"]).is_ok());
     assert!(strict("MAC=1;IgnoreUnknown=1", &[]).is_ok());
+    // As Multus says it: its own pairs, then the runtime's. The last of two holds.
+    assert!(
+        strict("IgnoreUnknown=true;K8S_POD_NAME=x;IgnoreUnknown=1;K8S_POD_NAME=x;MAC=1", &[])
+            .is_ok()
+    );
+    assert!(strict("IgnoreUnknown=1;MAC=1;IgnoreUnknown=0", &[]).is_err());
     for (text, word) in
         [("MAC=1", "MAC"), ("MAC=1;IgnoreUnknown=0", "MAC"), ("IgnoreUnknown=maybe", "maybe")]
     {
