@@ -6,5 +6,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let set = protox::compile([format!("proto/{file}")], ["proto"])?;
         tonic_prost_build::configure().compile_fds(set)?;
     }
+    // For the example `cri-pod`, which is on the other side of a runtime's socket.
+    let set = protox::compile(["proto/cri/v1/api.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_server(false).compile_fds(set)?;
     Ok(())
 }

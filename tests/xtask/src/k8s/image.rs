@@ -73,14 +73,20 @@ impl Image {
     /// Puts the image into the node's containerd under `reference`.
     pub(crate) fn import(&self, node: &Node, reference: &str) -> Result<()> {
         let name = reference.replace(['/', ':'], "-");
-        let layer = node.lab().join(format!("{name}.layer"));
         let archive = node.lab().join(format!("{name}.tar"));
-        self.layer(File::create(&layer)?)?;
-        self.archive(reference, &layer, File::create(&archive)?)?;
+        self.write(reference, &archive)?;
         node.run(&["ctr", "-n", "k8s.io", "images", "import", &format!("/lab/{name}.tar")])
             .with_context(|| format!("containerd does not take the image {reference}"))?;
-        fs::remove_file(layer)?;
         fs::remove_file(archive)?;
+        Ok(())
+    }
+
+    /// Writes the archive that any containerd imports under `reference`.
+    pub(crate) fn write(&self, reference: &str, to: &Path) -> Result<()> {
+        let layer = to.with_extension("layer");
+        self.layer(File::create(&layer)?)?;
+        self.archive(reference, &layer, File::create(to)?)?;
+        fs::remove_file(layer)?;
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //! it, `test`, `restarts` and `attach` the rows.
 
 mod attach;
-mod image;
+pub(crate) mod image;
 mod kubectl;
 mod node;
 mod ours;

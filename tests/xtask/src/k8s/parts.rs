@@ -110,7 +110,8 @@ impl Parts {
     }
 }
 
-fn servers(cache: &Cache) -> Result<PathBuf> {
+/// The directory with the servers, built if need be.
+pub(crate) fn servers(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
     let source = archive.source_files("kubernetes")?;
     // The compiler's and the library's versions count; those of make and tar do not change what comes out, and would cost

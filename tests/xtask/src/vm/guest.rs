@@ -458,8 +458,11 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
         &format!("{image}/vmlinuz"),
         "-initrd",
         &format!("{image}/initrd.gz"),
+        // Not `if=virtio`: QEMU would choose the bus after it knows all devices, and one of further root complexes takes no disks.
         "-drive",
-        &format!("file={disk},if=virtio,format=raw,snapshot=on"),
+        &format!("file={disk},if=none,id=root,format=raw,snapshot=on"),
+        "-device",
+        "virtio-blk-pci,drive=root",
         "-smp",
         &cpus.to_string(),
         "-append",

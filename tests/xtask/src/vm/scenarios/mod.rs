@@ -6,6 +6,7 @@ pub(crate) mod fixture;
 pub(crate) mod life;
 pub(crate) mod nvme;
 pub(crate) mod pair;
+pub(crate) mod pods;
 mod prepare;
 pub(crate) mod pyverbs;
 pub(crate) mod rnic;
@@ -44,6 +45,8 @@ pub(crate) enum Scenario {
     Ulp(ulp::Args),
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
+    /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the kinds of NIC that need hardware
+    Pods(pods::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -68,6 +71,7 @@ impl Scenario {
             Self::Life(args) => args.run(cache),
             Self::Ulp(args) => args.run(cache),
             Self::Sriov(args) => args.run(cache),
+            Self::Pods(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

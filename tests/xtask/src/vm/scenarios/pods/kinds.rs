@@ -1,0 +1,288 @@
+//! What the pods of each kind must be able to do, and what not.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::node::{Node, Wanted};
+use super::parts::VERBS;
+
+/// The user of pods that need no root.
+const USER: u32 = 1000;
+
+/// Addresses of the two VFs that carry an RDMA device.
+const VF_ADDRESSES: [[u8; 4]; 2] = [[10, 11, 0, 1], [10, 11, 0, 2]];
+/// VFs of the first NIC: two with RDMA, one for passthrough, three on its NUMA node; of the second: two.
+const VFS: [u32; 2] = [6, 2];
+
+/// Makes the devices that the pools are about, before the agent looks at the node; the pools, without their head.
+///
+/// Two VFs of one NIC in one network namespace: the kernel would deliver what one sends to the other by itself, without either. The rules make it go
+/// out of the one, through the NIC's switch, and into the other, as between two hosts.
+const HARDWARE: &str = r#"set -e
+rdma link add rxe0 type rxe netdev eth0
+vhost-rdma vf create @A@ 6 > /dev/null
+vhost-rdma vf create @B@ 2 > /dev/null
+vf() { ls /sys/bus/pci/devices/$1/virtfn$2/net; }
+for n in 2 3 4 5; do vhost-rdma vf bind @A@/$n > /dev/null; done
+for n in 0 1; do vhost-rdma vf bind @B@/$n > /dev/null; done
+for n in 0 1; do
+  i=$(vf @PCI@ $n)
+  echo 1 > /proc/sys/net/ipv4/conf/$i/accept_local
+  echo 0 > /proc/sys/net/ipv4/conf/$i/rp_filter
+  ip link set $i up
+  ip addr add 10.11.0.$((n+1))/24 dev $i
+  rdma link add rxevf$n type rxe netdev $i
+  ip rule add pref 1 iif $i lookup local
+  ip route add 10.11.0.$((2-n)) dev $i table 20$n
+  ip rule add pref 10 from 10.11.0.$((n+1)) to 10.11.0.$((2-n)) lookup 20$n
+done
+echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
+ip rule add pref 100 lookup local
+ip rule del pref 0
+"#;
+
+pub(super) fn hardware(node: &mut Node) -> Result<String> {
+    let [a, b] = &node.pfs.clone()[..] else { anyhow::bail!("two NICs are expected") };
+    ensure!(
+        a.numa == 0 && b.numa == 1,
+        "the NICs are on other nodes than QEMU was told: {a:?} {b:?}"
+    );
+    node.sh(&HARDWARE
+        .replace("@A@", &a.netdev)
+        .replace("@B@", &b.netdev)
+        .replace("@PCI@", &a.address))?;
+    for (pf, count) in [a, b].into_iter().zip(VFS) {
+        let made = node.sh(&format!("cat /sys/bus/pci/devices/{}/sriov_numvfs", pf.address))?;
+        ensure!(made.trim() == count.to_string(), "{} has {made} VFs", pf.netdev);
+    }
+    let (a, b) = (&a.netdev, &b.netdev);
+    Ok(format!(
+        r#"
+[[pools]]
+name = "some"
+kind = "shared"
+count = 4
+selectors = [{{ rdma = ["rxe0"] }}]
+
+[[pools]]
+name = "fast"
+kind = "vf"
+selectors = [{{ pf = ["{a}#0-1"] }}]
+
+[[pools]]
+name = "raw"
+kind = "vf-vfio"
+selectors = [{{ pf = ["{a}#2"] }}]
+
+[[pools]]
+name = "near"
+kind = "vf-vfio"
+selectors = [{{ pf = ["{a}#3-5"] }}, {{ pf = ["{b}"] }}]
+"#
+    ))
+}
+
+/// The index of the GID that a device has from this address.
+fn gid(node: &mut Node, device: &str, address: [u8; 4]) -> Result<String> {
+    let [a, b, c, d] = address;
+    let find = format!(
+        "for f in /sys/class/infiniband/{device}/ports/1/gids/*; do grep -q 'ffff:{a:02x}{b:02x}:{c:02x}{d:02x}' $f && basename $f && exit; done; exit 1"
+    );
+    Ok(node.sh(&find)?.trim().to_owned())
+}
+
+/// `ibv_devinfo` of the device that a pool gave to a pod.
+fn sees(said: &str, device: &str) -> Result<()> {
+    ensure!(
+        said.contains(&format!("hca_id:\t{device}\n")) && said.contains("PORT_ACTIVE"),
+        "ibv_devinfo does not show an active {device}: {said}"
+    );
+    Ok(())
+}
+
+/// The device of another pool is listed, since RDMA is in shared mode, but cannot be opened.
+fn looks(pool: &str, other: &str) -> String {
+    format!(
+        "env; ls -l /dev/infiniband; ibv_devinfo -d $VHOST_RDMA_{pool}_0_RDMA_DEVICE || exit 1
+if ibv_devinfo -d {other}; then echo {other} can be opened; exit 1; fi"
+    )
+}
+
+pub(super) fn shared_devinfo(node: &mut Node) -> Result<()> {
+    let script = looks("SOME", "rxevf0");
+    let wanted =
+        Wanted { name: "shared-info", pool: "some", count: 1, script: &script, user: USER };
+    let said = node.run(&wanted)?;
+    sees(&said, "rxe0")?;
+    ensure!(
+        said.contains("VHOST_RDMA_SOME_0_ID=some-rxe0-"),
+        "the pod has no ID of the pool in its environment: {said}"
+    );
+    node.delete(&[wanted.name])
+}
+
+/// `ibv_rc_pingpong -c` from one pod to another. `sides` are the servers' and the clients' GID index.
+fn pingpong(node: &mut Node, pool: &str, names: [&str; 2], gids: [&str; 2]) -> Result<()> {
+    let variable = format!("$VHOST_RDMA_{}_0_RDMA_DEVICE", pool.to_uppercase());
+    let program = |gid: &str| format!("ibv_rc_pingpong -d {variable} -g {gid} -n 100 -c");
+    let [serves, asks] = gids.map(program);
+    let server = Wanted { name: names[0], pool, count: 1, script: &serves, user: USER };
+    node.create(&server)?;
+    let address = node.address(server.name)?;
+    let script = format!(
+        "for n in 1 2 3 4 5 6 7 8 9 10; do {asks} {address} && exit; sleep 1; done; exit 1"
+    );
+    let said = node.run(&Wanted { name: names[1], script: &script, ..server })?;
+    node.phase(server.name, &["Succeeded"])?;
+    let served = node.log(server.name)?;
+    for (who, text) in [("client", &said), ("server", &served)] {
+        ensure!(text.contains("usec/iter"), "the {who} had no pingpong: {text}");
+    }
+    node.delete(&names)
+}
+
+pub(super) fn shared_pingpong(node: &mut Node) -> Result<()> {
+    let gid = gid(node, "rxe0", [10, 9, 0, 1])?;
+    pingpong(node, "some", ["shared-a", "shared-b"], [&gid, &gid])
+}
+
+pub(super) fn vf_devinfo(node: &mut Node) -> Result<()> {
+    // The second VF is another pod's; which of the two the kubelet takes is its choice.
+    let script =
+        "env; ls -l /dev/infiniband; ibv_devinfo -d $VHOST_RDMA_FAST_0_RDMA_DEVICE || exit 1
+for other in rxe0 rxevf0 rxevf1; do
+  [ $other = $VHOST_RDMA_FAST_0_RDMA_DEVICE ] && continue
+  if ibv_devinfo -d $other; then echo $other can be opened; exit 1; fi
+done";
+    let wanted = Wanted { name: "vf-info", pool: "fast", count: 1, script, user: USER };
+    let said = node.run(&wanted)?;
+    let device = variable(&said, "VHOST_RDMA_FAST_0_RDMA_DEVICE")?;
+    let pci = variable(&said, "VHOST_RDMA_FAST_0_PCI")?;
+    sees(&said, device)?;
+    let carried = node.sh(&format!("ls /sys/bus/pci/devices/{pci}/net"))?;
+    let netdev = node.sh(&format!("cat /sys/class/infiniband/{device}/parent"))?;
+    ensure!(
+        carried.trim() == netdev.trim(),
+        "{device} is on {}, and the pod was told the VF of {}",
+        netdev.trim(),
+        carried.trim()
+    );
+    node.delete(&[wanted.name])
+}
+
+/// The pods do not choose their VF, so each finds its own address: 10.11.0.1 belongs to the VF of rxevf0.
+pub(super) fn vf_pingpong(node: &mut Node) -> Result<()> {
+    let gids = [gid(node, "rxevf0", VF_ADDRESSES[0])?, gid(node, "rxevf1", VF_ADDRESSES[1])?];
+    ensure!(gids[0] == gids[1], "the VFs have their addresses at different indices: {gids:?}");
+    let count = |node: &mut Node| -> Result<u64> {
+        let text = node.sh("cat /sys/class/infiniband/rxevf?/ports/1/hw_counters/sent_pkts")?;
+        text.lines().map(|line| Ok(line.trim().parse::<u64>()?)).sum()
+    };
+    let before = count(node)?;
+    pingpong(node, "fast", ["vf-a", "vf-b"], [&gids[0], &gids[1]])?;
+    let sent = count(node)? - before;
+    ensure!(sent >= 200, "100 messages each way took {sent} packets of the VFs' devices");
+    Ok(())
+}
+
+/// The value of a variable in the output of `env`.
+fn variable<'a>(said: &'a str, name: &str) -> Result<&'a str> {
+    let found = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    found.with_context(|| format!("the pod has no {name}: {said}"))
+}
+
+pub(super) fn vfio(node: &mut Node) -> Result<()> {
+    // In the container there is its own group and nobody else's.
+    let script = "env; ls /dev/vfio
+group=$(ls /dev/vfio | grep -v vfio) && exec /bin/vrdma-vfio $group $VHOST_RDMA_RAW_0_PCI";
+    let wanted = Wanted { name: "raw", pool: "raw", count: 1, script, user: 0 };
+    let said = node.run(&wanted)?;
+    let pci = variable(&said, "VHOST_RDMA_RAW_0_PCI")?.to_owned();
+    let known = node.sh(&format!(
+        "basename $(readlink -f /sys/bus/pci/devices/{pci}/iommu_group); basename $(readlink -f /sys/bus/pci/devices/{pci}/driver)"
+    ))?;
+    let [group, driver] = known.split_whitespace().collect::<Vec<_>>()[..] else {
+        anyhow::bail!("no group or driver of {pci}: {known}")
+    };
+    ensure!(driver == "vfio-pci", "{pci} is driven by {driver}");
+    let nodes: Vec<&str> = said.lines().skip_while(|line| *line != group).take(2).collect();
+    ensure!(nodes == [group, "vfio"], "the pod's /dev/vfio is not {group} and vfio: {said}");
+    // 8086:10ca is an 82576's virtual function.
+    ensure!(
+        said.contains(&format!("{pci} is 8086:10ca, a page is mapped")),
+        "the pod could not open its function: {said}"
+    );
+    node.delete(&[wanted.name])
+}
+
+/// The kubelet's own record of what it gave to a pod: IDs by the NUMA node that ListAndWatch told it.
+fn given(node: &mut Node, pool: &str) -> Result<Vec<(String, String)>> {
+    let text = node.sh("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")?;
+    let value: Value = serde_json::from_str(&text).context("the kubelet's checkpoint")?;
+    let resource = format!("vhost-rdma.io/{pool}");
+    let entries = value.pointer("/Data/PodDeviceEntries").and_then(Value::as_array);
+    let mut found = Vec::new();
+    for entry in entries.into_iter().flatten() {
+        if entry.get("ResourceName").and_then(Value::as_str) != Some(&resource) {
+            continue;
+        }
+        let by_node = entry.get("DeviceIDs").and_then(Value::as_object);
+        for (numa, ids) in by_node.into_iter().flatten() {
+            let ids = ids.as_array().into_iter().flatten().filter_map(Value::as_str);
+            found.extend(ids.map(|id| (numa.clone(), id.to_owned())));
+        }
+    }
+    Ok(found)
+}
+
+/// Two of the five free functions must be the two of node 1, the group that they fill; three the three of node 0. A kubelet that was told no preference
+/// takes any of ten sets each time.
+pub(super) fn numa(node: &mut Node) -> Result<()> {
+    for (count, wanted_node) in [(2_u32, "1"), (3, "0")] {
+        let name = format!("near-{count}");
+        let wanted =
+            Wanted { name: &name, pool: "near", count, script: "env; sleep 1000", user: USER };
+        node.create(&wanted)?;
+        node.phase(&name, &["Running"])?;
+        let given = given(node, "near")?;
+        ensure!(
+            given.len() == count as usize && given.iter().all(|(numa, _)| numa == wanted_node),
+            "{count} functions of node {wanted_node} were expected: {given:?}"
+        );
+        for (numa, id) in &given {
+            let real = node.sh(&format!("cat /sys/bus/pci/devices/{id}/numa_node"))?;
+            ensure!(real.trim() == numa, "{id} is on node {}, not {numa}", real.trim());
+        }
+        node.delete(&[&name])?;
+    }
+    Ok(())
+}
+
+/// The agent with `injection = "cdi"`, a runtime that knows the CDI field, and the example that stands for a kubelet new enough to set it.
+pub(super) fn cdi(node: &mut Node) -> Result<()> {
+    node.restart_agent("cdi")?;
+    for (pool, device) in [("some", "rxe0"), ("fast", "rxevf")] {
+        let free = node.devices(pool)?;
+        let id = free.first().and_then(|d| d.get("id")).and_then(Value::as_str);
+        let id = id.with_context(|| format!("pool {pool} has no IDs"))?.to_owned();
+        let variable = format!("$VHOST_RDMA_{}_0_RDMA_DEVICE", pool.to_uppercase());
+        let file = format!("/var/run/cdi/vhost-rdma.io-nic_{id}.json");
+        let said = node.sh(&format!(
+            "set -e; test ! -e {file}
+/host/products/cri-pod --plugin /var/lib/kubelet/device-plugins/vhost-rdma-{pool}.sock --image {VERBS} --id {id} -- /bin/sh -c 'ls -l /dev/infiniband; exec ibv_devinfo -d {variable}'
+cat {file}"
+        ))?;
+        ensure!(
+            said.contains(&format!("cdi vhost-rdma.io/nic={id}\n")),
+            "the agent did not name the device of {id}: {said}"
+        );
+        ensure!(
+            said.contains(&format!("hca_id:\t{device}")) && said.contains("PORT_ACTIVE"),
+            "ibv_devinfo does not show an active {device}: {said}"
+        );
+        // No kubelet lists it to anybody, so it comes back, and its specification goes.
+        node.delete(&[])?;
+        node.sh(&format!("test ! -e '{file}'"))?;
+    }
+    node.restart_agent("classic")
+}
