@@ -51,6 +51,8 @@ impl Args {
         if self.full {
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
+            steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
+            steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods with NICs in a real Kubernetes", || {
                 crate::k8s::test::Args { full: true, ..Default::default() }.run(cache)

@@ -16,6 +16,8 @@ pub(crate) enum Figure {
     Check,
     /// The client's wall time.
     Seconds,
+    /// The last word before this one, at the end of a line.
+    Before(&'static str),
 }
 
 /// What the bytes and messages of a run must at least be, both directions of the client's NIC together.
@@ -278,9 +280,10 @@ impl Figure {
     pub(crate) fn read(self, text: &str, seconds: f64) -> Result<f64> {
         let found = match self {
             Self::Seconds => Some(seconds),
-            Self::PingPong => text
-                .lines()
-                .find_map(|l| l.strip_suffix(" usec/iter")?.rsplit(' ').next()?.parse().ok()),
+            Self::PingPong => return Self::Before(" usec/iter").read(text, seconds),
+            Self::Before(unit) => {
+                text.lines().find_map(|l| l.strip_suffix(unit)?.rsplit(' ').next()?.parse().ok())
+            }
             Self::Column(n) => text.lines().rev().find_map(|l| {
                 let words: Vec<f64> = l.split_whitespace().map_while(|w| w.parse().ok()).collect();
                 (words.len() > 4).then(|| words.get(n).copied())?

@@ -4,14 +4,18 @@
 //! |---|---|
 //! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM; both VMs take their share |
 //! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
+//! | `verified` | virtual guests with flat and with mapped addresses move data to and from `vrdma-check` on plain rxe, and a mapped guest of one host to and from one of the other |
+//! | `cost` | with `--cost`, and then alone: bandwidth and latency of a virtual guest beside stock programs on the same rxe device |
 //! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
 //!
 //! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
 
+mod cost;
 mod known;
 mod nested;
 mod pingpong;
 mod suite;
+mod verified;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,8 +39,11 @@ pub(crate) struct Args {
     #[arg(long)]
     only: Option<String>,
     /// A real guest: QEMU inside the VM that stands for the host, instead of virtual guests
-    #[arg(long)]
+    #[arg(long, conflicts_with = "cost")]
     nested: bool,
+    /// What the way through the daemon costs, as ratios to stock programs on the same device
+    #[arg(long)]
+    cost: bool,
     /// Keep consoles and logs when done
     #[arg(long)]
     keep: bool,
@@ -48,6 +55,11 @@ pub(crate) struct Args {
 const SET_UP: Duration = Duration::from_secs(60);
 /// Addresses of virtual guests: 10.0.0.1 and on.
 const ADDRESSES: u8 = 40;
+
+/// What a virtual guest's programs need.
+const OURS: &str = "ulimit -l unlimited; cp -u /host/products/vhost-rdma /tmp
+export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=@BACKING@ VHOST_RDMA_PATIENCE=4
+";
 
 /// The host's side: addresses for its guests on the netdev that carries rxe, and no limit on what may be pinned.
 const HOST: &str = "set -e
@@ -64,6 +76,16 @@ ip addr add 10.0.0.200/24 dev eth0
 ";
 
 impl Args {
+    /// The form with a real guest.
+    pub(crate) fn with_a_real_guest() -> Self {
+        Self { nested: true, ..Self::default() }
+    }
+
+    /// The form that measures.
+    pub(crate) fn of_costs() -> Self {
+        Self { cost: true, ..Self::default() }
+    }
+
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;
         if self.keep {
@@ -75,12 +97,16 @@ impl Args {
         let host = if self.nested { Nic::Host } else { Nic::None };
         let mut tests = Vec::new();
         if !self.nested {
-            let (programs, pingpong) = suite::virtual_guest(cache)?;
-            products.push(pingpong);
-            products.extend(programs.iter().map(|program| program.path.clone()));
-            tests = programs;
+            let (programs, peers) = suite::virtual_guest(cache)?;
+            products.extend(peers);
+            products.extend(crate::products::programs(cache, self.debian)?);
+            if !self.cost {
+                products.extend(programs.iter().map(|program| program.path.clone()));
+                tests = programs;
+            }
         }
-        lab.boot(&Plan { image: lab.image(self.debian)?, cpus: 1, nics: vec![host, Nic::None] })?;
+        let cpus = if self.cost { 2 } else { 1 };
+        lab.boot(&Plan { image: lab.image(self.debian)?, cpus, nics: vec![host, Nic::None] })?;
         lab.deliver(&products)?;
         let mut table = Vec::new();
         {
@@ -90,7 +116,7 @@ impl Args {
             }
             let _devices = peers::attach_rxe(a, b)?;
         }
-        if !self.nested {
+        if !self.nested && !self.cost {
             self.whole_stack(&mut lab.guests, &tests, &mut table)?;
         }
         // From here on b is somebody else.
@@ -99,7 +125,12 @@ impl Args {
             self.nested(cache, &mut lab, &mut table)?;
         } else {
             let (a, b) = lab.pair()?;
-            self.pingpong(a, b, &mut table)?;
+            if self.cost {
+                self.cost(a, b, &mut table);
+            } else {
+                self.pingpong(a, b, &mut table)?;
+                self.verified(a, b, &mut table)?;
+            }
         }
         for guest in &mut lab.guests {
             let clean = fixture::kernel_is_clean(guest);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Args, SET_UP, row};
+use super::{Args, OURS, SET_UP, row};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
@@ -18,20 +18,22 @@ impl Args {
         peer: &mut Guest,
         table: &mut Vec<Row>,
     ) -> Result<()> {
-        const OURS: &str = "ulimit -l unlimited; export VHOST_RDMA_BIN=/host/products/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0
-exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 ";
+        let ours = format!(
+            "{}exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 ",
+            OURS.replace("@BACKING@", "rnic:rxe0")
+        );
         let theirs = "ulimit -l unlimited
 gid=$(for f in /sys/class/infiniband/rxe0/ports/1/gids/*; do grep -q 'ffff:0a00:00c8' $f && basename $f && break; done)
 exec ibv_rc_pingpong -d rxe0 -g $gid -c ";
         if self.wanted("pingpong: rxe serves") {
             let server = peer.spawn(theirs)?;
             peer.run("n=0; until grep -qi ':4853 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", SET_UP)?;
-            let client = host.run(&format!("{OURS} --connect 10.0.0.200:18515"), PINGPONG)?;
+            let client = host.run(&format!("{ours} --connect 10.0.0.200:18515"), PINGPONG)?;
             let served = peer.wait(server, PINGPONG)?;
             table.push(both("pingpong: rxe serves", &client, &served));
         }
         if self.wanted("pingpong: the guest serves") {
-            let server = host.spawn(OURS)?;
+            let server = host.spawn(&ours)?;
             host.run("n=0; until grep -qi ':4853 ' /proc/net/tcp; do sleep 0.1; n=$((n+1)); [ $n -lt 300 ] || exit 1; done", SET_UP)?;
             let client = peer.run(&format!("{theirs} 10.0.0.1"), PINGPONG)?;
             let served = host.wait(server, PINGPONG)?;

@@ -62,12 +62,12 @@ struct Profile {
     test: bool,
 }
 
-/// The virtual guest's programs: those of its tests, and `pingpong`.
-pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
+/// The virtual guest's programs: those of its tests, and those that talk to peers, optimized.
+pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let list = cache.log("virtual-guest-artifacts");
     let script = format!(
-        "\"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}' && \"$0\" build -q --locked -p virtual-guest --bin pingpong --message-format json >> '{0}'",
+        "\"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}' && \"$0\" build -q --locked --release -p virtual-guest --bin pingpong --bin check --message-format json >> '{0}'",
         list.display()
     );
     let mut cmd = tied("sh");
@@ -76,7 +76,7 @@ pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
     run_logged(&mut cmd, "building the virtual guest", &log, BUILD_WAIT)?;
     let text = std::fs::read_to_string(&list)?;
     let made = text.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
-    let (mut tests, mut pingpong) = (Vec::new(), None);
+    let (mut tests, mut peers) = (Vec::new(), Vec::new());
     for artifact in made.filter(|artifact| artifact.reason == "compiler-artifact") {
         let Artifact {
             executable: Some(path), target: Some(target), profile: Some(profile), ..
@@ -84,15 +84,15 @@ pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
         else {
             continue;
         };
-        if target.name == "pingpong" && !profile.test {
-            pingpong = Some(path);
+        if ["pingpong", "check"].contains(&target.name.as_str()) && !profile.test {
+            peers.push(path);
         } else if profile.test && path.to_string_lossy().contains("/deps/") {
             let file = path.file_name().context("a program has a name")?;
             let file = file.to_string_lossy().into_owned();
             tests.push(Program { suite: target.name, file, path });
         }
     }
-    Ok((tests, pingpong.context("cargo left no pingpong program")?))
+    Ok((tests, peers))
 }
 
 impl Program {
