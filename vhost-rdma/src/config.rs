@@ -3,7 +3,7 @@
 //! Nothing needs to be configured. The runtime directory is the only thing that daemon and command line must agree on, so its
 //! default is found here for both.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
@@ -61,6 +61,8 @@ pub struct File {
     pub poll_us: Option<u32>,
     /// Where metrics are served: `IP:PORT` or `unix:PATH`.
     pub metrics: Option<String>,
+    /// The channel that carries rdma_cm between daemons.
+    pub cm: Option<Cm>,
     /// Keep no state over a restart.
     pub ephemeral: bool,
     /// Who may open the admin socket.
@@ -69,6 +71,20 @@ pub struct File {
     pub networks: Vec<Network>,
     /// NICs that exist at every start.
     pub nics: Vec<Nic>,
+}
+
+/// The channel between daemons.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cm {
+    /// Where other daemons connect.
+    pub listen: SocketAddr,
+    /// This daemon's certificate, in PEM.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority of all daemons.
+    pub ca: PathBuf,
 }
 
 /// Owner, group (names or numbers) and octal mode of a socket.
@@ -208,6 +224,7 @@ mod tests {
             workers = 2
             poll_us = 0
             metrics = "127.0.0.1:9745"
+            cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem" }
             ephemeral = true
             admin = { group = "kvm", mode = "0660" }
             [[networks]]
@@ -238,6 +255,7 @@ mod tests {
             "[[nics]]\nname='a'\nlimits={max_qp=1}",
             "[[nics]]\nmac='x'",
             "admin={mode='99'}",
+            "cm={listen='0.0.0.0:1'}",
             "[[networks]]\nvni=3",
         ] {
             assert!(toml::from_str::<File>(text).is_err(), "{text}");

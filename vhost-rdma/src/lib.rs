@@ -5,6 +5,7 @@
 //! the rules of networks and NICs, `admin` serves them, `cli` asks. docs/ARCHITECTURE.md says why.
 
 pub mod admin;
+pub mod channel;
 pub mod cli;
 pub mod config;
 pub mod device;

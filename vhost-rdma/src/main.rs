@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use clap::Parser as _;
 use vhost_rdma::admin::{self, RunError, ServeError, Settings};
+use vhost_rdma::channel::{self, Files};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::device::DeviceBackend;
 use vhost_rdma::node::{AttachError, Backend};
@@ -38,6 +39,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let workers = config::check_workers(
         args.workers.or(file.workers).unwrap_or_else(config::default_workers),
     )?;
+    let channel = channel_settings(&args, &file);
     let poll_us = args.poll_us.or(file.poll_us).unwrap_or(config::DEFAULT_POLL_US);
     let metrics = match (args.metrics, &file.metrics) {
         (Some(address), _) => Some(address),
@@ -62,14 +64,35 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
         metrics,
         file,
     };
-    admin::run(&settings, || backend(workers, poll_us))?;
+    admin::run(&settings, || backend(workers, poll_us, channel.as_ref()))?;
     Ok(())
 }
 
 /// The device layer.
-fn backend(workers: u32, poll_us: u32) -> Result<impl Backend, AttachError> {
-    DeviceBackend::start(WorkerConfig { workers, poll_us })
-        .map_err(|error| AttachError::io("start the workers", error))
+fn backend(
+    workers: u32,
+    poll_us: u32,
+    channel: Option<&channel::Settings>,
+) -> Result<impl Backend, AttachError> {
+    let mut device = DeviceBackend::start(WorkerConfig { workers, poll_us })
+        .map_err(|error| AttachError::io("start the workers", error))?;
+    if let Some(settings) = channel {
+        let opened = device.open_channel(settings);
+        opened.map_err(|error| AttachError::Resources(error.to_string()))?;
+    }
+    Ok(device)
+}
+
+/// How rdma_cm goes to other daemons: as the command line says, else the configuration file.
+fn channel_settings(args: &ServeArgs, file: &config::File) -> Option<channel::Settings> {
+    let given = (args.cm_listen, &args.cm_cert, &args.cm_key, &args.cm_ca);
+    let (listen, cert, key, ca) = match (given, &file.cm) {
+        ((Some(listen), Some(cert), Some(key), Some(ca)), _) => (listen, cert, key, ca),
+        (_, Some(cm)) => (cm.listen, &cm.cert, &cm.key, &cm.ca),
+        _ => return None,
+    };
+    let files = Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() };
+    Some(channel::Settings { listen, files })
 }
 
 fn serve_code(error: &anyhow::Error) -> &'static str {

@@ -257,6 +257,8 @@ pub mod access {
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }
 
+/// The Q_Key of every QP 1.
+pub const GSI_QKEY: u32 = 0x8001_0000;
 /// Types of queue pairs.
 pub mod qpt {
     #![allow(missing_docs)]

@@ -189,6 +189,20 @@ impl World {
 }
 
 impl Node {
+    /// QP 1 in RTS, in a context and a domain of the kernel's.
+    #[track_caller]
+    pub fn gsi(&self) -> End {
+        let ctx = self.guest.kernel().expect("a kernel context with a doorbell page");
+        let pdn = ctx.create_pd().expect("PD_CREATE");
+        let scq = Cq::create(&ctx, 64, 0).expect("CQ_CREATE");
+        let rcq = Cq::create(&ctx, 64, 0).expect("CQ_CREATE");
+        let qp = Qp::create(&ctx, pdn, &scq, &rcq, &QpSpec::new(spec::qpt::GSI));
+        let qp = qp.expect("QP_CREATE");
+        qp.start_datagrams(spec::GSI_QKEY).expect("GSI to RTS");
+        let node = Self { ctx, pdn, ..self.clone() };
+        End { node, qp, scq, rcq }
+    }
+
     /// INIT, GID 0, a context and a protection domain.
     #[track_caller]
     pub fn start(name: String, socket: PathBuf, guest: Guest, gid: [u8; 16]) -> Self {

@@ -12,7 +12,6 @@ use std::time::Duration;
 use virtual_guest::backing::rules;
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{Av, Qp, QpSpec, SendWr};
-use virtual_guest::rings::Cq;
 use virtual_guest::spec::{self, access, cqe, err, qpt, status, wc};
 use virtual_guest::world::{End, Node, World, ipv6_gid, pattern};
 
@@ -174,22 +173,11 @@ fn rdma_is_not_for_datagrams() {
     assert_eq!(remote.bytes(), [0; 8]);
 }
 
-fn gsi(node: &Node) -> End {
-    let ctx = node.guest.kernel().expect("a kernel context with a doorbell page");
-    let pdn = ctx.create_pd().unwrap();
-    let scq = Cq::create(&ctx, 64, 0).unwrap();
-    let rcq = Cq::create(&ctx, 64, 0).unwrap();
-    let qp = Qp::create(&ctx, pdn, &scq, &rcq, &QpSpec::new(qpt::GSI)).unwrap();
-    qp.start_datagrams(0x8001_0000).unwrap();
-    let node = Node { ctx, pdn, ..node.clone() };
-    End { node, qp, scq, rcq }
-}
-
 #[test]
 fn gsi_is_queue_pair_one_and_carries_management_datagrams() {
     let world = World::new();
     let (na, nb) = (world.node(), world.node());
-    let (mut a, mut b) = (gsi(&na), gsi(&nb));
+    let (mut a, mut b) = (na.gsi(), nb.gsi());
     assert_eq!((a.qp.qpn, b.qp.qpn), (1, 1));
     let mad = pattern(1, 256);
     let (from, to) = (a.node.area_of(&mad), b.node.area(40 + 256));
@@ -211,7 +199,7 @@ fn gsi_is_queue_pair_one_and_carries_management_datagrams() {
 fn gsi_works_with_a_dma_key() {
     let world = World::new();
     let (na, nb) = (world.node(), world.node());
-    let (mut a, mut b) = (gsi(&na), gsi(&nb));
+    let (mut a, mut b) = (na.gsi(), nb.gsi());
     let (lkey_a, _) = a.node.ctx.mr_dma(a.node.pdn, access::LOCAL_WRITE).unwrap();
     let (lkey_b, _) = b.node.ctx.mr_dma(b.node.pdn, access::LOCAL_WRITE).unwrap();
     let (from, to) = (na.guest.ram().alloc(1), nb.guest.ram().alloc(1));
@@ -258,7 +246,7 @@ fn gsi_belongs_to_the_kernel_and_exists_once() {
     let refused =
         Qp::create(&node.ctx, node.pdn, &node.cq(16), &node.cq(16), &QpSpec::new(qpt::GSI));
     assert_ne!(refused.unwrap_err().status().unwrap(), err::OK);
-    let first = gsi(&node);
+    let first = node.gsi();
     let (ctx, pdn) = (&first.node.ctx, first.node.pdn);
     let again = Qp::create(ctx, pdn, &first.scq, &first.rcq, &QpSpec::new(qpt::GSI));
     assert_ne!(again.unwrap_err().status().unwrap(), err::OK);

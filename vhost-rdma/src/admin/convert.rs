@@ -113,7 +113,11 @@ pub(super) fn peer_of(message: &v1::Peer) -> Result<node::Peer, Error> {
     let network =
         if message.network.is_empty() { node::DEFAULT_NETWORK } else { message.network.as_str() };
     let through = Some(message.through.as_str()).filter(|host| !host.is_empty());
-    Ok(node::Peer::parse(network, &message.address, through)?)
+    let peer = node::Peer::parse(network, &message.address, through)?;
+    if message.daemon.is_empty() {
+        return Ok(peer);
+    }
+    Ok(peer.served_by(&message.daemon)?)
 }
 
 pub(super) fn peer(peer: &node::Peer) -> v1::Peer {
@@ -121,6 +125,7 @@ pub(super) fn peer(peer: &node::Peer) -> v1::Peer {
         network: peer.network.clone(),
         address: peer.to_string(),
         through: peer.through.map(|host| host.to_string()).unwrap_or_default(),
+        daemon: peer.daemon.clone().unwrap_or_default(),
     }
 }
 

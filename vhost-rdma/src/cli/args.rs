@@ -1,5 +1,6 @@
 //! The grammar of the command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -100,6 +101,18 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics at IP:PORT or unix:PATH, path /metrics
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<MetricsAddress>,
+    /// Take rdma_cm of guests on RNICs from other daemons here; needs a certificate, its key and an authority
+    #[arg(long, value_name = "IP:PORT", requires_all = ["cm_cert", "cm_key", "cm_ca"])]
+    pub cm_listen: Option<SocketAddr>,
+    /// This daemon's certificate (PEM), for the host name or address that others' peer entries have
+    #[arg(long, value_name = "FILE", requires = "cm_listen")]
+    pub cm_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "cm_listen")]
+    pub cm_key: Option<PathBuf>,
+    /// The authority that all daemons have their certificates of (PEM)
+    #[arg(long, value_name = "FILE", requires = "cm_listen")]
+    pub cm_ca: Option<PathBuf>,
     /// Form of the log on standard error; $VHOST_RDMA_LOG filters it
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -138,6 +151,9 @@ pub enum PeerCommand {
         /// The address of the host that has it, where that is another [default: the same]
         #[arg(long, value_name = "IP")]
         through: Option<String>,
+        /// The daemon that serves it, where one of ours does: rdma_cm goes by it (see `serve --cm-listen`)
+        #[arg(long, value_name = "HOST:PORT")]
+        daemon: Option<String>,
     },
     /// Forbid it again: connections to it end
     #[command(visible_alias = "remove")]

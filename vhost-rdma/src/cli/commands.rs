@@ -119,13 +119,13 @@ async fn peer(
     command: PeerCommand,
 ) -> Result<(), Failure> {
     match command {
-        PeerCommand::Add { address, network, through } => {
-            let through = through.unwrap_or_default();
-            let added = client.add_peer(v1::Peer { network, address, through }).await?;
+        PeerCommand::Add { address, network, through, daemon } => {
+            let (through, daemon) = (through.unwrap_or_default(), daemon.unwrap_or_default());
+            let added = client.add_peer(v1::Peer { network, address, through, daemon }).await?;
             show(json, &Peer::from(added.into_inner()))
         }
         PeerCommand::Rm { address, network } => {
-            let gone = v1::Peer { network, address: address.clone(), through: String::new() };
+            let gone = v1::Peer { network, address: address.clone(), ..v1::Peer::default() };
             client.remove_peer(gone).await?;
             show(json, &removed(address, String::new()))
         }

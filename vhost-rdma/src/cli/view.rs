@@ -77,7 +77,7 @@ mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,
     nics_ready: u32, ephemeral: bool, instance: String,
 });
-mirror!(Peer from PeerMessage { network: String, address: String, through: String });
+mirror!(Peer from PeerMessage { network: String, address: String, through: String, daemon: String });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
 
 impl Nic {
@@ -239,8 +239,10 @@ impl Show for Peer {
 
 impl Show for Vec<Peer> {
     fn text(&self) -> String {
-        let head = ["NETWORK", "ADDRESS", "THROUGH"].map(str::to_owned);
-        let row = |peer: &Peer| [peer.network.clone(), peer.address.clone(), peer.through.clone()];
+        let head = ["NETWORK", "ADDRESS", "THROUGH", "DAEMON"].map(str::to_owned);
+        let row = |peer: &Peer| {
+            [&peer.network, &peer.address, &peer.through, &peer.daemon].map(String::clone)
+        };
         columns(&std::iter::once(head).chain(self.iter().map(row)).collect::<Vec<_>>())
     }
 }

@@ -10,8 +10,11 @@ use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, JOB_TIMEOUT, Nic};
 use super::queues::QueueLayout;
 use super::rnic;
-use crate::node::{AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus};
-use crate::rnic::Directory;
+use crate::channel::{self, Channel, ChannelError};
+use crate::node::{
+    AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus, host_and_port,
+};
+use crate::rnic::{Directory, Remote};
 use crate::socket;
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
@@ -32,6 +35,8 @@ pub struct DeviceBackend {
     state: Mutex<State>,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
+    /// The way to other daemons.
+    channel: Option<Channel>,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -51,7 +56,16 @@ impl DeviceBackend {
         let workers = Workers::start(config)?;
         let placement = Placement::new(workers.handles().len());
         let state = Mutex::new(State { nics: BTreeMap::new(), placement });
-        Ok(Self { state, directory: Arc::default(), workers })
+        Ok(Self { state, directory: Arc::default(), channel: None, workers })
+    }
+
+    /// Opens the channel that carries rdma_cm of guests on RNICs to other daemons.
+    ///
+    /// # Errors
+    /// See [`ChannelError`].
+    pub fn open_channel(&mut self, settings: &channel::Settings) -> Result<(), ChannelError> {
+        self.channel = Some(Channel::start(settings, &self.directory)?);
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -155,6 +169,7 @@ impl Backend for DeviceBackend {
             address: peer.address,
             prefix_len: peer.prefix_len,
             through: peer.through,
+            remote: peer.daemon.as_deref().and_then(|daemon| remote(&peer.network, daemon)),
         });
         self.directory.set_peers(vni, entries.collect());
         let nics: Vec<_> = {
@@ -175,6 +190,12 @@ impl Backend for DeviceBackend {
     fn workers(&self) -> Vec<WorkerStatus> {
         self.workers.handles().iter().map(|worker| worker_status(&worker.beat())).collect()
     }
+}
+
+/// Where rdma_cm of a peer goes.
+fn remote(network: &str, daemon: &str) -> Option<Remote> {
+    let (host, _) = host_and_port(daemon)?;
+    Some(Remote { daemon: daemon.into(), host: host.into(), network: network.into() })
 }
 
 fn worker_status(beat: &Beat) -> WorkerStatus {

@@ -174,6 +174,14 @@ pub enum Error {
         /// The rule that it breaks.
         why: &'static str,
     },
+    /// Not a host and a port.
+    #[error(
+        "daemon {text:?} is not valid: write HOST:PORT, such as 192.0.2.8:4790 or [fd00::8]:4790"
+    )]
+    BadDaemon {
+        /// As given.
+        text: String,
+    },
     /// Not there.
     #[error(
         "network {network:?} has no peer {peer}; `vhost-rdma peer list` shows all, each as it was added"

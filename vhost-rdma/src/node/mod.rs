@@ -29,7 +29,7 @@ pub use backing::{Backing, BadBacking};
 pub use error::Error;
 pub use mac::MacAddr;
 pub use name::{check_name, near};
-pub use peer::Peer;
+pub use peer::{Peer, host_and_port};
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
     COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, KICK_QUEUES,

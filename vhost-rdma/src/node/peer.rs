@@ -18,6 +18,9 @@ pub struct Peer {
     pub prefix_len: u8,
     /// The host that has it, where that is another address.
     pub through: Option<IpAddr>,
+    /// The daemon that serves it, as `HOST:PORT`, if one of ours does.
+    #[serde(default)]
+    pub daemon: Option<String>,
 }
 
 impl fmt::Display for Peer {
@@ -35,6 +38,20 @@ const fn bits(address: IpAddr) -> u8 {
         IpAddr::V4(_) => 32,
         IpAddr::V6(_) => 128,
     }
+}
+
+/// The parts of `HOST:PORT`; an IPv6 address stands in brackets.
+#[must_use]
+pub fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|&port| port != 0)?;
+    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        return inner.parse::<std::net::Ipv6Addr>().is_ok().then_some((inner, port));
+    }
+    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+    let label = |label: &str| (1..=63).contains(&label.len());
+    let is_name = host.len() <= 253 && host.chars().all(known) && host.split('.').all(label);
+    is_name.then_some((host, port))
 }
 
 impl Peer {
@@ -73,7 +90,16 @@ impl Peer {
                 })
             })
             .transpose()?;
-        Ok(Self { network: network.to_owned(), address, prefix_len, through })
+        Ok(Self { network: network.to_owned(), address, prefix_len, through, daemon: None })
+    }
+
+    /// The same, served by the daemon at `HOST:PORT`.
+    ///
+    /// # Errors
+    /// [`Error::BadDaemon`].
+    pub fn served_by(self, daemon: &str) -> Result<Self, Error> {
+        host_and_port(daemon).ok_or_else(|| Error::BadDaemon { text: daemon.to_owned() })?;
+        Ok(Self { daemon: Some(daemon.to_owned()), ..self })
     }
 }
 
@@ -129,6 +155,19 @@ mod tests {
         }
         assert!(Peer::parse("net", "10.0.0.5", Some("192.0.2.1")).is_ok());
         assert!(Peer::parse("net", "10.0.0.5", Some("192.0.2.0/24")).is_err());
+    }
+
+    #[test]
+    fn daemons_are_a_host_and_a_port() {
+        assert_eq!(host_and_port("b.example:7"), Some(("b.example", 7)));
+        assert_eq!(host_and_port("192.0.2.1:4790"), Some(("192.0.2.1", 4790)));
+        assert_eq!(host_and_port("[fd00::1]:4790"), Some(("fd00::1", 4790)));
+        let peer = || Peer::parse("net", "10.0.0.5", None).expect("good");
+        assert!(peer().served_by("b:7").is_ok());
+        for text in ["", "b", "b:", "b:0", "b:65536", ":7", "fd00::1:7", "[b]:7", "a b:7", "a..b:7"]
+        {
+            assert!(peer().served_by(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
-use super::mad::{Inbox, Mad};
+use super::mad::Inbox;
 use super::nic::Nic;
+use super::peers::{Carrier, Remote, best};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
 use crate::engine::{Reply, Status};
@@ -28,11 +29,13 @@ pub struct Peer {
     pub prefix_len: u8,
     /// The host that has it, where that is another address.
     pub through: Option<IpAddr>,
+    /// The daemon that serves it, if one of ours does.
+    pub remote: Option<Remote>,
 }
 
 impl Peer {
     /// The host's address of `gid`, if this entry names it.
-    fn through(&self, gid: &Gid) -> Option<Gid> {
+    pub(super) fn through(&self, gid: &Gid) -> Option<Gid> {
         let wanted = IpAddr::from(*gid).to_canonical();
         let same = match (self.address, wanted) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -59,29 +62,31 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
 
 /// An address of a NIC on an RNIC.
 #[derive(Debug, Clone)]
-struct Holder {
+pub(super) struct Holder {
     nic: [u8; 6],
     host: Gid,
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+pub(super) struct Known {
     /// Addresses by device, network and guest address.
-    holders: BTreeMap<(String, u32, Gid), Holder>,
+    pub(super) holders: BTreeMap<(String, u32, Gid), Holder>,
     /// Networks of QPs, by device and QPN.
     qps: BTreeMap<(String, u32), u32>,
-    peers: BTreeMap<u32, Vec<Peer>>,
+    pub(super) peers: BTreeMap<u32, Vec<Peer>>,
 }
 
 /// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands only.
 #[derive(Debug, Default)]
 pub struct Directory {
     known: Mutex<Known>,
+    /// The way to other daemons, if there is one.
+    pub(super) carrier: OnceLock<Arc<dyn Carrier>>,
 }
 
 impl Directory {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -127,23 +132,13 @@ impl Directory {
         }
     }
 
-    /// Brings a datagram of QP 1 to the NIC of the same network that has its destination; what finds nobody is lost.
-    pub(super) fn carry(&self, device: &str, vni: u32, mad: Mad) {
-        let key = (device.to_owned(), vni, mad.dest);
-        let inbox = self.known().holders.get(&key).map(|held| held.inbox.clone());
-        let taken = inbox.is_some_and(|inbox| inbox.put(mad));
-        if !taken {
-            tracing::debug!(device, vni, "a management datagram is lost");
-        }
-    }
-
     /// The host's address of a destination that NICs of a network may reach.
     fn find(&self, device: &str, vni: u32, gid: &Gid) -> Option<Gid> {
         let known = self.known();
         if let Some(held) = known.holders.get(&(device.to_owned(), vni, *gid)) {
             return Some(held.host);
         }
-        known.peers.get(&vni)?.iter().find_map(|peer| peer.through(gid))
+        best(known.peers.get(&vni)?, gid)?.through(gid)
     }
 }
 

@@ -34,6 +34,7 @@ mod modify;
 mod mr;
 mod nic;
 mod null;
+mod peers;
 mod receiver;
 mod requester;
 mod srq;
@@ -47,6 +48,7 @@ pub use host::{OpenError, open};
 pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};
 pub use null::{Call, Faults, Null};
+pub use peers::{Carrier, Refusal, Remote};
 pub use verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
     HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError, QpInit,

@@ -478,7 +478,12 @@ fn peers_are_reached_only_where_that_is_allowed() {
     assert_eq!(reach(&mut bench, two.gid), Ok(()), "another NIC of the network");
     assert_eq!(reach(&mut bench, stranger.gid), Err(Status::UNREACH), "one of another network");
     assert_eq!(reach(&mut bench, foreign), Err(Status::UNREACH), "nobody named it");
-    let peer = Peer { address: "10.0.0.192".parse().unwrap(), prefix_len: 26, through: None };
+    let peer = Peer {
+        address: "10.0.0.192".parse().unwrap(),
+        prefix_len: 26,
+        through: None,
+        remote: None,
+    };
     bench.directory.set_peers(1, vec![peer]);
     assert_eq!(reach(&mut bench, foreign), Ok(()));
     bench.directory.set_peers(2, Vec::new());
@@ -507,7 +512,12 @@ fn a_qp_of_another_network_is_no_peer_though_the_address_is_one_of_ours() {
 fn a_rule_that_is_revoked_ends_its_connections() {
     let mut bench = Bench::new();
     let (mut guest, _) = bench.guest(1, 1);
-    let peer = Peer { address: "10.0.0.200".parse().unwrap(), prefix_len: 32, through: None };
+    let peer = Peer {
+        address: "10.0.0.200".parse().unwrap(),
+        prefix_len: 32,
+        through: None,
+        remote: None,
+    };
     bench.directory.set_peers(1, vec![peer]);
     let mut foreign = guest.gid;
     foreign[15] = 200;

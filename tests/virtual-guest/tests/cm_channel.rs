@@ -1,0 +1,213 @@
+//! rdma_cm between daemons: datagrams of QP 1 reach guests behind another daemon, and only from whom the operator said.
+//!
+//! Two daemons on addresses of their own of the loopback interface, their NICs on null host verbs: what is carried here never touches an RNIC.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use virtual_guest::daemon::{Daemon, DaemonOptions, patience};
+use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::qp::{Av, SendWr};
+use virtual_guest::spec::GSI_QKEY;
+use virtual_guest::world::{End, Node, Watchdog, ipv4_gid, pattern};
+
+const A: &str = "127.0.0.1";
+const B: &str = "127.0.0.2";
+const MAD: usize = 256;
+const GRH: usize = 40;
+
+/// An authority, and the directory with what it made.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let own = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), own.pem()).unwrap();
+        Self { dir, issuer: Issuer::new(params, key) }
+    }
+
+    /// The file of a certificate for `host`, whose key lies beside it.
+    fn certify(&self, host: &str) -> String {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let path = self.dir.path().join(format!("{host}.pem"));
+        std::fs::write(&path, cert.pem()).unwrap();
+        std::fs::write(path.with_extension("key"), key.serialize_pem()).unwrap();
+        path.display().to_string()
+    }
+
+    fn ca(&self) -> String {
+        self.dir.path().join("ca.pem").display().to_string()
+    }
+}
+
+/// A daemon with the network `net`, and where others reach it.
+struct Host {
+    daemon: Daemon,
+    at: String,
+}
+
+impl Host {
+    /// A daemon at `address` with a certificate for `name`.
+    fn start(address: &str, authority: &Authority, name: &str) -> Self {
+        // Nobody takes it between here and there but by the worst of luck.
+        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+        let at = format!("{address}:{port}");
+        let cert = authority.certify(name);
+        let key = Path::new(&cert).with_extension("key").display().to_string();
+        let options = ["--cm-listen", &at, "--cm-cert", &cert, "--cm-key", &key, "--cm-ca"];
+        let mut args: Vec<String> = options.map(str::to_owned).into();
+        args.push(authority.ca());
+        let daemon = Daemon::spawn(&DaemonOptions { args });
+        daemon.add_network("net", 100);
+        Self { daemon, at }
+    }
+
+    /// QP 1 of a guest with the address 10.0.0.`host`.
+    fn guest(&self, network: &str, host: u8) -> End {
+        let backing = ["--backing", "rnic:null@192.0.2.1"];
+        let socket = self.daemon.add_nic(&format!("nic{host}"), network, &backing);
+        let guest = Guest::connect(&socket, GuestConfig::default()).unwrap();
+        Node::start(format!("nic{host}"), socket, guest, ipv4_gid(0, host)).gsi()
+    }
+
+    /// Lets the guests of a network reach 10.0.0.`host`, which `other` serves.
+    fn add_peer(&self, network: &str, host: u8, other: &Self) {
+        let peer = format!("10.0.0.{host}");
+        self.daemon.run(&["peer", "add", &peer, "--network", network, "--daemon", &other.at]);
+    }
+
+    /// Waits until the daemon has said something.
+    fn says(&self, what: &str) {
+        let deadline = Instant::now() + Duration::from_secs(10) * patience();
+        while !self.daemon.log().contains(what) {
+            assert!(Instant::now() < deadline, "not said: {what}\n{}", self.daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Sends a datagram of QP 1.
+fn send(from: &mut End, to: [u8; 16], seed: u64) {
+    let data = from.node.area_of(&pattern(seed, MAD));
+    let ah = from.node.ctx.create_ah(from.node.pdn, &Av::to(to)).unwrap();
+    from.run_ok(&SendWr::datagram(seed, &[data.sge()], ah, 1, GSI_QKEY));
+}
+
+/// Sends one and looks at it where it arrives.
+fn exchange(from: &mut End, to: &mut End, seed: u64) {
+    let area = to.node.area((GRH + MAD) as u64);
+    to.qp.post_recv(seed, &[area.sge()]);
+    send(from, to.node.gid, seed);
+    let received = to.rcq.ok();
+    assert_eq!((received.wr_id, received.src_qp), (seed, 1));
+    let bytes = area.bytes();
+    assert_eq!(bytes[GRH..], pattern(seed, MAD));
+    assert_eq!(bytes[32..36], from.node.gid[12..], "as the guest of the other daemon knows itself");
+    assert_eq!(bytes[36..40], to.node.gid[12..]);
+}
+
+/// A datagram that must not arrive.
+fn stays_away(from: &mut End, to: &mut End) {
+    let area = to.node.area((GRH + MAD) as u64);
+    to.qp.post_recv(99, &[area.sge()]);
+    send(from, to.node.gid, 99);
+    to.rcq.silent(Duration::from_millis(200));
+    assert!(area.bytes().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn datagrams_reach_guests_behind_another_daemon_until_the_peer_is_removed() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    for seed in 0..20 {
+        exchange(&mut on_a, &mut on_b, 2 * seed);
+        exchange(&mut on_b, &mut on_a, 2 * seed + 1);
+    }
+    b.daemon.run(&["peer", "rm", "10.0.0.1", "--network", "net"]);
+    stays_away(&mut on_a, &mut on_b);
+    b.says("is refused");
+    b.add_peer("net", 1, &a);
+    // The receive of the datagram that stayed away is still there.
+    send(&mut on_a, on_b.node.gid, 7);
+    assert_eq!(on_b.rcq.ok().wr_id, 99);
+}
+
+#[test]
+fn a_daemon_that_comes_back_is_found_again() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    // Nobody listens there: what is sent is lost, and the sender is not held up.
+    let port = TcpListener::bind((B, 0)).unwrap().local_addr().unwrap().port();
+    let nobody = format!("{B}:{port}");
+    a.daemon.run(&["peer", "add", "10.0.0.2", "--network", "net", "--daemon", &nobody]);
+    b.add_peer("net", 1, &a);
+    stays_away(&mut on_a, &mut on_b);
+    a.says("another daemon cannot be reached");
+    a.add_peer("net", 2, &b);
+    send(&mut on_a, on_b.node.gid, 1);
+    assert_eq!(on_b.rcq.ok().wr_id, 99);
+}
+
+#[test]
+fn another_authority_is_refused() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (a, b) = (Host::start(A, &theirs, A), Host::start(B, &ours, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    stays_away(&mut on_a, &mut on_b);
+    a.says("another daemon cannot be reached");
+}
+
+#[test]
+fn a_daemon_speaks_for_nobody_elses_guests() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    // Of the right authority, but its certificate is for another host than the peer entry says.
+    let (a, b) = (Host::start(A, &authority, "127.0.0.3"), Host::start(B, &authority, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    stays_away(&mut on_a, &mut on_b);
+    b.says("no peer entry of this network names its source and the daemon that sent it");
+}
+
+#[test]
+fn another_network_is_refused() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
+    for host in [&a, &b] {
+        host.daemon.add_network("other", 101);
+    }
+    let (mut on_a, mut on_b) = (a.guest("other", 1), b.guest("net", 2));
+    a.add_peer("other", 2, &b);
+    // The source is a peer of the receiver's network, but it is sent for another.
+    b.add_peer("net", 1, &a);
+    stays_away(&mut on_a, &mut on_b);
+    b.says("no peer entry of this network names its source and the daemon that sent it");
+    // And where the other network has that peer, it has no NIC with this address.
+    b.daemon.run(&["peer", "rm", "10.0.0.1", "--network", "net"]);
+    b.add_peer("other", 1, &a);
+    stays_away(&mut on_a, &mut on_b);
+}

@@ -1,0 +1,150 @@
+//! The channel between daemons: it carries the connection managers' datagrams of guests on RNICs to guests behind other daemons.
+//!
+//! libibverbs gives QP 1 to nobody, so these datagrams cannot take the RNICs' way; what they set up does. A daemon connects to another
+//! when one of its guests has something to say to an address whose peer entry names that daemon, and sends only: answers come over
+//! the other's own connection. Both sides show a certificate of one authority. A datagram is taken in only if a peer entry of its
+//! network names its source, and the daemon of that entry is who the sender's certificate says: so no daemon speaks for another's
+//! guests, and an entry that is removed ends what it allowed.
+//!
+//! ```text
+//!  worker ──Carrier──> queue ──link──> TLS ──> another daemon        bounded, never waits: what does not fit is lost
+//!  another daemon ──> TLS ──inbound──> Directory ──> Inbox of a NIC
+//! ```
+//!
+//! It has a thread of its own: nothing that a peer does or leaves undone is felt by a worker or by the admin API.
+
+mod frame;
+mod inbound;
+mod link;
+mod tls;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::{fmt, io};
+
+use tokio::sync::mpsc::{self, Sender};
+use tokio::sync::oneshot;
+
+pub use tls::{Files, TlsError};
+
+use self::frame::Frame;
+use self::link::Outgoing;
+use self::tls::Identity;
+use crate::rnic::{Carrier, Directory, Mad};
+
+/// Messages on their way from workers to the channel's thread.
+const ROOM: usize = 1024;
+
+/// How the channel runs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where other daemons connect.
+    pub listen: SocketAddr,
+    /// Who this one is.
+    pub files: Files,
+}
+
+/// Why there is no channel.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// Certificates.
+    #[error("the channel between daemons cannot be opened: {0}")]
+    Tls(#[from] TlsError),
+    /// The address.
+    #[error(
+        "cannot listen on {address} for other daemons: {source}; choose another with --cm-listen"
+    )]
+    Listen {
+        /// As asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread, a runtime.
+    #[error("cannot {action} of the channel between daemons: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The channel. Dropping it ends all of its connections.
+pub struct Channel {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").finish_non_exhaustive()
+    }
+}
+
+/// The end that workers have of it.
+struct Out {
+    queue: Sender<Outgoing>,
+}
+
+impl Carrier for Out {
+    fn carry(&self, daemon: &Arc<str>, network: &str, mad: Mad) -> bool {
+        let frame = Frame { network: network.to_owned(), mad };
+        self.queue.try_send((daemon.clone(), frame)).is_ok()
+    }
+}
+
+impl Channel {
+    /// Opens it for the NICs of `directory`.
+    ///
+    /// # Errors
+    /// See [`ChannelError`].
+    pub fn start(settings: &Settings, directory: &Arc<Directory>) -> Result<Self, ChannelError> {
+        let identity = Identity::load(&settings.files)?;
+        let address = settings.listen;
+        let listening = |source| ChannelError::Listen { address, source };
+        let listener = std::net::TcpListener::bind(address).map_err(listening)?;
+        listener.set_nonblocking(true).map_err(listening)?;
+        let bound = listener.local_addr().map_err(listening)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(4)
+            .build()
+            .map_err(|source| ChannelError::Io { action: "start the runtime", source })?;
+        let (queue, waiting) = mpsc::channel(ROOM);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let theirs = directory.clone();
+        let run = move || {
+            runtime.block_on(async move {
+                match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => {
+                        tokio::spawn(inbound::listen(listener, identity.server, theirs));
+                    }
+                    Err(error) => tracing::error!(%error, "other daemons cannot connect"),
+                }
+                tokio::spawn(link::dispatch(waiting, identity.client));
+                // Either way, sent or dropped, it is time to stop.
+                let _ = stopped.await;
+            });
+            // A name that is being looked up must not hold the end up.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("cm-channel".to_owned()).spawn(run);
+        let thread =
+            thread.map_err(|source| ChannelError::Io { action: "start the thread", source })?;
+        directory.set_carrier(Arc::new(Out { queue }));
+        tracing::info!(address = %bound, "other daemons may connect");
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It panics only if it has a fault, which the log tells.
+            let _ = thread.join();
+        }
+    }
+}
