@@ -47,6 +47,10 @@ impl Args {
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;
+            steps.step("pods with NICs in a real Kubernetes", || {
+                let (full, brief) = (self.full, !self.full);
+                crate::k8s::test::Args { full, brief, ..Default::default() }.run(cache)
+            })?;
         }
         if self.full {
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
@@ -54,9 +58,6 @@ impl Args {
             steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
             steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
-            steps.step("pods with NICs in a real Kubernetes", || {
-                crate::k8s::test::Args { full: true, ..Default::default() }.run(cache)
-            })?;
             steps.step("agent and CNI plugin as ratios", || {
                 crate::node_bench::Args::default().run(cache)
             })?;

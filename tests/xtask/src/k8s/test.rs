@@ -29,8 +29,11 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) only: Option<String>,
     /// Also two VMs in pods, with unmodified programs between them
-    #[arg(long)]
+    #[arg(long, conflicts_with = "brief")]
     pub(crate) full: bool,
+    /// Nothing is killed: pods do RDMA, one of another network does not, and nothing remains of them
+    #[arg(long)]
+    pub(crate) brief: bool,
     /// Write the rows here
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
@@ -50,12 +53,17 @@ type Step = fn(&mut Bench<'_>) -> Result<()>;
 /// The step that only `--full` takes.
 const VMS: &str = "VMs in pods: ibv_rc_pingpong, rping";
 
+/// The last step.
+const END: &str = "nothing remains of deleted pods";
+/// The first of the steps that kill.
+const RESTARTS: &str = "kubelet restarted";
+
 const STEPS: &[(&str, Step)] = &[
     ("kubelet registers the pools", |b| b.register()),
     ("two restricted pods with a NIC each", |b| b.two_pods()),
     ("WRITE, READ, SEND between pods", |b| b.rdma()),
     ("a pod of another network gets nowhere", |b| b.foreign()),
-    ("kubelet restarted", restarts::kubelet_term),
+    (RESTARTS, restarts::kubelet_term),
     ("kubelet killed in an allocation", restarts::kubelet_kill),
     ("agent restarted", restarts::agent_term),
     ("agent killed in an allocation", restarts::agent_kill),
@@ -65,7 +73,7 @@ const STEPS: &[(&str, Step)] = &[
     ("CNI 1.0.0: ADD and DEL", attach::cni_100),
     ("20 pods at once", |b| b.crowd()),
     (VMS, |b| vms::two_vms(b)),
-    ("nothing remains of deleted pods", |b| b.nothing_left()),
+    (END, |b| b.nothing_left()),
 ];
 
 impl Args {
@@ -75,8 +83,10 @@ impl Args {
         let mut table = vec![row("cluster and node parts up", &Ok(()), begun.elapsed())];
         let mut bench = Bench { node: &node, cache, pods: Pods::new(&node), pair: Vec::new() };
         // Later steps stand on the first two.
+        let kills = STEPS.iter().position(|(name, _)| *name == RESTARTS).unwrap_or(STEPS.len());
         let wanted = |n: usize, name: &str| {
             (name != VMS || self.full)
+                && (!self.brief || n < kills || name == END)
                 && (n < 2 || self.only.as_ref().is_none_or(|o| name.contains(o.as_str())))
         };
         for (_, (name, step)) in STEPS.iter().enumerate().filter(|(n, (name, _))| wanted(*n, name))
