@@ -40,6 +40,8 @@ pub struct Rules {
     pub misaligned_atomic_is_sent: bool,
     /// Keys and QPNs are random; else they are the hardware's.
     pub numbers_are_random: bool,
+    /// A region that is registered anew keeps its keys.
+    pub rereg_keeps_the_key: bool,
     /// What comes in is counted.
     pub inbound_is_counted: bool,
     /// Atomics hold against CPUs of the guest.
@@ -67,6 +69,7 @@ pub const IBTA: Rules = Rules {
     solicited_is_told: true,
     misaligned_atomic_is_sent: true,
     numbers_are_random: true,
+    rereg_keeps_the_key: true,
     inbound_is_counted: true,
     atomic_against_cpus: true,
     dma_key_is_for_all: true,
@@ -79,6 +82,7 @@ pub const RNIC: Rules = Rules {
     solicited_is_told: false,
     misaligned_atomic_is_sent: false,
     numbers_are_random: false,
+    rereg_keeps_the_key: false,
     inbound_is_counted: false,
     atomic_against_cpus: false,
     dma_key_is_for_all: false,

@@ -245,7 +245,7 @@ fn a_dma_key_covers_guest_physical_memory_and_is_the_kernels_alone() {
 }
 
 #[test]
-fn rereg_keeps_the_key() {
+fn rereg_changes_what_the_key_opens() {
     let world = World::new();
     let (mut a, b) = world.rc_pair();
     if b.node.guest.query_device().unwrap().caps & cap::MR_REREG == 0 {
@@ -265,10 +265,11 @@ fn rereg_keeps_the_key() {
         b.node.ctx.command(spec::cmd::MR_REREG, &body, 8)
     };
     let answer = rereg(spec::REREG_ACCESS, access::LOCAL_WRITE | access::REMOTE_READ).unwrap();
-    assert_eq!(spec::Take::u32_at(answer.as_slice(), 0), mr.lkey);
+    let [lkey, rkey] = [0, 4].map(|at| spec::Take::u32_at(answer.as_slice(), at));
+    assert_eq!(lkey == mr.lkey, rules().rereg_keeps_the_key);
     let (local, addr) = (a.node.area(8), mr.addr(0));
-    a.run_ok(&SendWr::read(1, &[local.sge()], addr, mr.rkey));
-    let failed = a.run(&SendWr::write(2, &[local.sge()], addr, mr.rkey));
+    a.run_ok(&SendWr::read(1, &[local.sge()], addr, rkey));
+    let failed = a.run(&SendWr::write(2, &[local.sge()], addr, rkey));
     assert_eq!(failed.status, status::REM_ACCESS_ERR);
 }
 

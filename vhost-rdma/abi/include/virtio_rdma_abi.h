@@ -306,7 +306,7 @@ struct virtio_rdma_keepalive_req {
 #define VIRTIO_RDMA_CAP_UD			(1u << 4)
 #define VIRTIO_RDMA_CAP_MEM_MGT			(1u << 5)	/* REG_MR, LOCAL_INV, SEND_WITH_INV */
 #define VIRTIO_RDMA_CAP_MW_TYPE1		(1u << 6)
-#define VIRTIO_RDMA_CAP_MW_TYPE2		(1u << 7)
+#define VIRTIO_RDMA_CAP_MW_TYPE2		(1u << 7)	/* with LOCAL_INV, SEND_WITH_INV */
 #define VIRTIO_RDMA_CAP_CQ_RESIZE		(1u << 8)
 #define VIRTIO_RDMA_CAP_CQ_MODERATE		(1u << 9)
 #define VIRTIO_RDMA_CAP_SRQ_RESIZE		(1u << 10)

@@ -183,7 +183,7 @@ abi_consts! {
         MEM_MGT: u64 = 1 << 5;
         /// Memory windows of type 1.
         MW_TYPE1: u64 = 1 << 6;
-        /// Memory windows of type 2.
+        /// Memory windows of type 2, LOCAL_INV and SEND_WITH_INV for them.
         MW_TYPE2: u64 = 1 << 7;
         /// CQ_RESIZE.
         CQ_RESIZE: u64 = 1 << 8;

@@ -47,7 +47,10 @@ pub trait Hosted: Send + fmt::Debug {
     fn is_dirty(&self) -> bool;
 
     /// Looks at the arm words of CQs with new completions (`visible` is there if any NIC has such), and delivers events.
-    fn publish(&mut self, visible: Option<Visible>);
+    fn publish(&mut self, visible: Option<Visible>, now: Nanos);
+
+    /// When [`run`](Self::run) must be called again though nothing happens.
+    fn deadline(&self) -> Option<Nanos>;
 
     /// Whether posts need a kick.
     fn set_need_kick(&self, need: bool);

@@ -50,7 +50,7 @@ mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 pub(crate) mod tests;
-mod timer;
+pub(crate) mod timer;
 mod window;
 
 use std::fmt;
@@ -365,7 +365,8 @@ impl Shard {
     /// When [`Self::poll`] must be called again though nothing was posted.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.timers.next()
+        let hosted = self.hosted.iter().flatten().filter_map(|nic| nic.deadline());
+        hosted.chain(self.timers.next()).min()
     }
 
     /// Asks all guests to kick, then looks once more; true: there is work, do not sleep.
@@ -471,7 +472,7 @@ impl Shard {
         for (nic, number) in hosted.iter_mut().zip(0u32..) {
             if let Some(nic) = nic {
                 *serving = Some(NicId(number));
-                nic.publish(visible);
+                nic.publish(visible, now);
             }
         }
         for nic in nics.iter_mut().flatten() {

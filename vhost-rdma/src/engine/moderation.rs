@@ -38,7 +38,7 @@ pub(super) enum Verdict {
 
 impl Moderation {
     /// Sets count and period; either 0 ends moderation. An event that waits under the old setting goes at the next look.
-    pub(super) fn set(&mut self, count: u16, period_us: u16) {
+    pub(crate) fn set(&mut self, count: u16, period_us: u16) {
         let (count, period) = (u32::from(count), u64::from(period_us) * 1000);
         self.setting = (count != 0 && period != 0).then_some(Setting { count, period });
         if let Some(wait) = &mut self.wait {
@@ -51,12 +51,12 @@ impl Moderation {
         self.wait = None;
     }
 
-    pub(super) const fn is_waiting(&self) -> bool {
+    pub(crate) const fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }
 
     /// Whether an event waits that may go at this time.
-    pub(super) fn is_over(&self, now: Nanos) -> bool {
+    pub(crate) fn is_over(&self, now: Nanos) -> bool {
         self.wait.is_some_and(|wait| now >= wait.until)
     }
 

@@ -30,23 +30,23 @@ pub(super) fn ack_timeout(exponent: u8) -> Option<Nanos> {
 
 /// Who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Waiting {
+pub(crate) enum Waiting {
     /// The send queue of a QP, by QPN.
     Send(u32),
     /// The event of a CQ, by CQN.
     Event(u32),
 }
 
-/// The deadlines of one shard.
+/// The deadlines of one shard, or of one hosted NIC.
 #[derive(Debug, Default)]
-pub(super) struct Timers {
+pub(crate) struct Timers {
     order: BTreeSet<(Nanos, NicId, Waiting)>,
     of: FxHashMap<(NicId, Waiting), Nanos>,
 }
 
 impl Timers {
     /// Sets an owner's deadline, in place of the one that it had. `Nanos::MAX` never comes.
-    pub(super) fn set(&mut self, deadline: Nanos, nic: NicId, waiting: Waiting) {
+    pub(crate) fn set(&mut self, deadline: Nanos, nic: NicId, waiting: Waiting) {
         self.remove(nic, waiting);
         if deadline != Nanos::MAX {
             self.order.insert((deadline, nic, waiting));
@@ -55,7 +55,7 @@ impl Timers {
     }
 
     /// Forgets an owner.
-    pub(super) fn remove(&mut self, nic: NicId, waiting: Waiting) {
+    pub(crate) fn remove(&mut self, nic: NicId, waiting: Waiting) {
         if let Some(old) = self.of.remove(&(nic, waiting)) {
             self.order.remove(&(old, nic, waiting));
         }
@@ -67,12 +67,12 @@ impl Timers {
         self.of.retain(|&(of, _), _| of != nic);
     }
 
-    pub(super) fn next(&self) -> Option<Nanos> {
+    pub(crate) fn next(&self) -> Option<Nanos> {
         self.order.first().map(|&(deadline, ..)| deadline)
     }
 
     /// The first deadline that has passed.
-    pub(super) fn pop(&mut self, now: Nanos) -> Option<(Nanos, NicId, Waiting)> {
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<(Nanos, NicId, Waiting)> {
         if self.next()? > now {
             return None;
         }

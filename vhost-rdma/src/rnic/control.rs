@@ -2,14 +2,15 @@
 
 use std::any::Any;
 
-use virtio_rdma_abi::{self as abi, event, srq_mask};
+use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U32;
 
 use super::mr::Made;
-use super::nic::{Ah, Life, Nic, Pd};
+use super::nic::{Ah, Life, Nic, Pd, THIS};
 use super::verbs::{HostError, HostPd, Result as HostResult};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::attrs::check_av;
+use crate::engine::timer::Waiting;
 use crate::engine::{Command, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
 
@@ -90,7 +91,10 @@ impl Nic {
                 self.register((ctx, pdn), access, iova, map)
             }
             Command::MrDma { pdn, access } => self.register_all(ctx, pdn, access),
+            Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
             Command::MrDereg(key) => self.deregister(ctx, key),
+            Command::MwAlloc { pdn, kind } => self.allocate_window(ctx, pdn, kind),
+            Command::MwDealloc(key) => self.deallocate_window(ctx, key),
             Command::CqCreate { entries, vector, ring } => {
                 self.create_cq(ctx, entries, vector, ring)
             }
@@ -104,9 +108,12 @@ impl Nic {
                 self.dirty.push(cqn);
                 Ok(Reply::Done)
             }
+            Command::CqModerate { cqn, count, period_us } => {
+                self.moderate(ctx, cqn, count, period_us)
+            }
             Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
             Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
-            Command::SrqModify { req, .. } => self.modify_srq(ctx, &req),
+            Command::SrqModify { req, ring } => self.modify_srq(ctx, &req, ring),
             Command::SrqQuery(srqn) => {
                 let srq = self.owned_srq(ctx, srqn)?;
                 Ok(Reply::SrqAttr(abi::SrqQueryResp {
@@ -189,6 +196,7 @@ impl Nic {
     fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
         let host = self.host_pd(ctx, pdn)?;
         let used = self.mrs.values().any(|mr| mr.pdn == pdn)
+            || self.windows.use_pd(pdn)
             || self.qps.values().any(|qp| qp.pdn == pdn)
             || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
             || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn)
@@ -229,7 +237,9 @@ impl Nic {
 
     fn remove_cq(&mut self, cqn: u32) {
         self.cqs.try_remove(cqn as usize);
+        self.moderated.remove(THIS, Waiting::Event(cqn));
         self.outbox.forget(&[event::CQ_ERR], cqn);
+        self.outbox.forget_completion(cqn);
     }
 
     fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
@@ -251,25 +261,6 @@ impl Nic {
         self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
     }
 
-    fn modify_srq(&mut self, ctx: u32, req: &abi::SrqModifyReq) -> Result<Reply, Status> {
-        let srqn = req.srqn.get();
-        let (present, host) = {
-            let srq = self.owned_srq(ctx, srqn)?;
-            (srq.max_wr, srq.host)
-        };
-        if req.mask.get() & srq_mask::MAX_WR != 0 {
-            return Err(Status::NOTSUPP);
-        }
-        if req.mask.get() != srq_mask::LIMIT || req.limit.get() > present {
-            return Err(Status::INVAL);
-        }
-        self.host.arm_srq(host, req.limit.get()).map_err(|error| self.refused(error))?;
-        if let Some(srq) = self.srqs.get_mut(srqn as usize) {
-            srq.limit = req.limit.get();
-        }
-        Ok(Reply::Done)
-    }
-
     fn destroy_context(&mut self, ctx: u32) -> Result<Reply, Status> {
         if ctx == KERNEL {
             return Err(Status::INVAL);
@@ -284,6 +275,7 @@ impl Nic {
 
     /// Destroys every object of the owners that `chosen` picks, users before what they use.
     fn destroy_of(&mut self, chosen: impl Fn(u32) -> bool) {
+        self.remove_windows_of(&chosen);
         let qpns: Vec<u32> =
             self.qps.values().filter(|qp| chosen(qp.ctx)).map(|qp| qp.qpn).collect();
         qpns.into_iter().for_each(|qpn| self.remove_qp(qpn));

@@ -6,10 +6,13 @@
 use virtio_rdma_abi::{Cqe, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::nic::{Life, Nic};
+use super::mw::At;
+use super::nic::{Life, Nic, THIS};
 use super::verbs::HostWc;
 use crate::engine::cq::Fire;
 use crate::engine::qp::{Kind, State};
+use crate::engine::timer::Waiting;
+use crate::engine::{Nanos, Reply, Status};
 use crate::protocol::Visible;
 
 /// Serials have 30 bits.
@@ -106,7 +109,12 @@ impl Nic {
         let wanted = sent.signaled || !ok;
         let blocked = send.queue.waiting() > 0 || send.fault.is_some();
         if ok {
-            moved.add(&sent);
+            moved.add(&sent, tag.index);
+        } else if let Some(window) = sent.window {
+            self.windows.failed(window, At { serial: tag.serial, index: tag.index });
+        }
+        for (window, index) in moved.windows {
+            self.windows.done(window, At { serial: tag.serial, index });
         }
         self.counters.tx_messages += moved.messages;
         self.counters.tx_bytes += moved.out;
@@ -157,6 +165,7 @@ impl Nic {
         if srq.ring.waiting() > 0 {
             self.run_srqs.push(srqn);
         }
+        self.look_at_limit(srqn);
         // The QP may be gone; its receive is used up all the same.
         let Some(qp) = self.qps.get(&wc.qpn) else { return };
         let cqn = qp.recv_cqn;
@@ -177,7 +186,10 @@ impl Nic {
             self.counters.rx_bytes += u64::from(wc.byte_len);
             flags |= if wc.grh { cqe_flags::GRH } else { 0 };
             flags |= if wc.with_imm { cqe_flags::IMM } else { 0 };
-            flags |= if wc.with_inv { cqe_flags::INV } else { 0 };
+            if wc.with_inv {
+                flags |= cqe_flags::INV;
+                self.windows.freed_by_peer(u32::from_le_bytes(wc.imm));
+            }
             if wc.grh && self.qps.get(&qpn).is_some_and(|qp| qp.kind == Kind::Ud) && self.is_ipv4()
             {
                 flags |= cqe_flags::IPV4;
@@ -266,14 +278,54 @@ impl Nic {
         }
     }
 
+    /// Sets the moderation of a CQ's events. The hardware has no part in it: a guest's CQ is written here.
+    pub(super) fn moderate(
+        &mut self,
+        ctx: u32,
+        cqn: u32,
+        count: u16,
+        period_us: u16,
+    ) -> Result<Reply, Status> {
+        self.owned_cq(ctx, cqn)?;
+        let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
+        cq.moderation.set(count, period_us);
+        // A wait under the old setting is over.
+        if cq.moderation.is_waiting() {
+            self.look_at(cqn);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn look_at(&mut self, cqn: u32) {
+        if let Some(cq) = self.cqs.get_mut(cqn as usize)
+            && !std::mem::replace(&mut cq.dirty, true)
+        {
+            self.dirty.push(cqn);
+        }
+    }
+
+    /// Has the events looked at that have waited long enough; true if there were any.
+    pub(super) fn end_waits(&mut self, now: Nanos) -> bool {
+        let mut found = false;
+        while let Some((_, _, waiting)) = self.moderated.pop(now) {
+            let Waiting::Event(cqn) = waiting else { continue };
+            if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
+                self.look_at(cqn);
+                found = true;
+            }
+        }
+        found
+    }
+
     /// Looks at the arm words of the CQs with new entries.
-    pub(super) fn fire_completions(&mut self, visible: Visible) {
+    pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos) {
         while let Some(cqn) = self.dirty.pop() {
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
-            // CQ_MODERATE is not offered, so nothing comes later.
-            if let Fire::Event(seq) = cq.fire(visible, 0) {
-                self.outbox.complete(cqn, cq, seq, &mut self.counters);
+            match cq.fire(visible, now) {
+                Fire::No | Fire::Later(None) => {}
+                Fire::Later(Some(until)) => self.moderated.set(until, THIS, Waiting::Event(cqn)),
+                Fire::Event(seq) => self.outbox.complete(cqn, cq, seq, &mut self.counters),
             }
         }
     }

@@ -1,8 +1,9 @@
 //! What a NIC on an RNIC reports of itself: the hardware's numbers, where the NIC's own limits are not lower.
 //!
 //! Keys for all of memory are the daemon's and good for QP 1 only, which the daemon plays (`gsi`): with them the guest's kernel has a
-//! connection manager. Not offered, because libibverbs passes none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers). Not offered yet: memory windows, re-registration,
-//! multicast, zero-based regions, resizing of SRQs.
+//! connection manager. Not offered, because libibverbs passes none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers);
+//! and zero-based regions, because the kernel wants an address of a region to lie in its page as the memory does (uverbs_cmd.c, ib_uverbs_reg_mr). Not
+//! offered yet: multicast.
 
 use virtio_rdma_abi::{self as abi, cap};
 use zerocopy::little_endian::{U32, U64};
@@ -14,7 +15,15 @@ use crate::engine::limits::{
 };
 
 /// What every such NIC offers.
-const CAPS: u64 = cap::SRQ | cap::UC | cap::UD | cap::CQ_RESIZE | cap::SQD | cap::DMA_MR;
+const CAPS: u64 = cap::SRQ
+    | cap::UC
+    | cap::UD
+    | cap::CQ_RESIZE
+    | cap::CQ_MODERATE
+    | cap::MR_REREG
+    | cap::SRQ_RESIZE
+    | cap::SQD
+    | cap::DMA_MR;
 
 impl Nic {
     pub(super) fn max_wr(&self) -> u32 {
@@ -36,11 +45,16 @@ impl Nic {
         let host = self.host.limits();
         let n = U32::new;
         let [a, b, c, d, e, f] = self.settings.mac;
-        let atomics = if host.atomics { cap::ATOMIC } else { 0 };
+        let caps = [
+            (host.atomics, cap::ATOMIC),
+            (host.windows_1, cap::MW_TYPE1),
+            (host.windows_2, cap::MW_TYPE2),
+        ];
+        let caps = caps.iter().filter(|(has, _)| *has).fold(CAPS, |caps, (_, cap)| caps | cap);
         abi::QueryDeviceResp {
             // EUI-64 of the MAC (IBTA A16.3).
             guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
-            caps: U64::new(CAPS | atomics),
+            caps: U64::new(caps),
             max_mr_size: U64::new(limits.max_mr_bytes.min(host.max_mr_size)),
             max_mr_bytes: U64::new(limits.max_mr_bytes),
             page_size_cap: U64::new(host.page_size_cap),
@@ -52,6 +66,7 @@ impl Nic {
             max_contexts: n(limits.max_contexts),
             max_pd: n(limits.max_pds.min(host.max_pd)),
             max_mr: n(limits.max_mrs.min(host.max_mr)),
+            max_mw: n(self.max_windows()),
             max_ah: n(limits.max_ahs.min(host.max_ah)),
             max_cq: n(limits.max_cqs),
             max_cqe: n(MAX_CQE),

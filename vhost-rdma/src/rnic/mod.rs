@@ -7,7 +7,8 @@
 //! apart by their `wr_id`, and written to the guest's CQs.
 //!
 //! ```text
-//!  shard ──Hosted──> nic ─┬─ control, create, modify, mr   commands, one host object each
+//!  shard ──Hosted──> nic ─┬─ control, create, modify       commands, one host object each
+//!                         ├─ mr, mw                        regions and windows
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
 //!                         ├─ gsi, mad                      QP 1: the daemon carries its datagrams
@@ -32,6 +33,7 @@ mod limits;
 mod mad;
 mod modify;
 mod mr;
+mod mw;
 mod nic;
 mod null;
 mod peers;
@@ -50,7 +52,7 @@ pub use nic::{Nic, Opener, Place};
 pub use null::{Call, Faults, Null};
 pub use peers::{Carrier, Refusal, Remote};
 pub use verbs::{
-    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError, QpInit,
-    RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr,
+    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
+    HostPort, HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError,
+    QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
 };

@@ -96,6 +96,7 @@ impl Nic {
             receive.reset();
         }
         let (ctx, doorbells) = (qp.ctx, qp.doorbells);
+        self.windows_lose_qp(old, None);
         self.serials.remove(&old);
         for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
             self.contexts.reset_doorbell(ctx, doorbell);
@@ -170,6 +171,7 @@ impl Nic {
         for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
             self.contexts.free_doorbell(qp.ctx, doorbell);
         }
+        self.windows_lose_qp(qp.serial, Some(qpn));
         self.forgo(|nic| nic.host.destroy_qp(qp.host));
         self.outbox.forget(&QP_EVENTS, qpn);
     }

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use virtio_rdma_abi::{self as abi, access};
+use virtio_rdma_abi::{self as abi, access, rereg};
 use zerocopy::little_endian::U32;
 
 use super::control::status;
@@ -23,8 +23,18 @@ use crate::memory::{AddressSpace, Ring, Segment, Translation, Window, WindowErro
 const MAPPINGS: usize = 16 << 10;
 
 /// Flags of a region that an RNIC is asked for. Optional ones are hints that may be ignored (IBTA has none; verbs.h, IBV_ACCESS_OPTIONAL_RANGE).
-const KNOWN: u32 =
-    access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+const KNOWN: u32 = access::LOCAL_WRITE
+    | access::REMOTE_WRITE
+    | access::REMOTE_READ
+    | access::REMOTE_ATOMIC
+    | access::MW_BIND;
+
+/// Rights that a window may give.
+const WINDOW_RIGHTS: u32 = access::REMOTE_WRITE
+    | access::REMOTE_READ
+    | access::REMOTE_ATOMIC
+    | access::ZERO_BASED
+    | access::OPTIONAL_MASK;
 
 /// A memory region.
 #[derive(Debug)]
@@ -49,6 +59,17 @@ impl Mr {
         let inside = self.map.covers(offset, len.into());
         inside.then(|| Segment { map: Arc::clone(&self.map), offset, len })
     }
+
+    /// The host's region, if a window may show `range` of it with these rights (IBTA C10-73, C10-74, C10-75).
+    pub(super) fn bindable(&self, (addr, len): (u64, u64), rights: u32) -> Option<HostMr> {
+        let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+        let rights_ok = rights & !WINDOW_RIGHTS == 0
+            && self.access & access::MW_BIND != 0
+            && (!writes || self.access & access::LOCAL_WRITE != 0);
+        let offset = addr.checked_sub(self.iova)?;
+        let inside = offset <= self.bytes && len <= self.bytes - offset;
+        self.host.filter(|_| rights_ok && inside)
+    }
 }
 
 /// A registration that is under way.
@@ -58,6 +79,8 @@ pub(super) struct Registration {
     life: u64,
     mr: Mr,
     budget: usize,
+    /// The region in whose place it comes.
+    replaces: Option<u32>,
 }
 
 /// Why one came to nothing.
@@ -90,10 +113,53 @@ impl Registration {
 impl Nic {
     pub(super) fn register(
         &mut self,
-        (ctx, pdn): (u32, u32),
+        owner: (u32, u32),
         access: u32,
         iova: u64,
         map: Arc<Translation>,
+    ) -> Result<Reply, Status> {
+        self.begin_registration(owner, access, (iova, map), None)
+    }
+
+    /// Changes a region: another is registered in its place, and it ends when that is there. So a refusal leaves it as it was, and the keys
+    /// are new ones; libibverbs could change rights and domain of one, but gives memory no address of the guest's (ibv_rereg_mr(3)).
+    pub(super) fn reregister(
+        &mut self,
+        ctx: u32,
+        req: &abi::MrReregReq,
+        map: Option<Arc<Translation>>,
+    ) -> Result<Reply, Status> {
+        let (key, flags) = (req.lkey.get(), req.flags.get());
+        let mr = self.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
+            return Err(Status::INVAL);
+        }
+        let pdn = if flags & rereg::PD != 0 { req.pdn.get() } else { mr.pdn };
+        let access = if flags & rereg::ACCESS != 0 { req.access.get() } else { mr.access };
+        let memory = match (flags & rereg::TRANSLATION != 0, map) {
+            (true, Some(map)) => (req.iova.get(), map),
+            (true, None) => return Err(Status::INVAL),
+            (false, _) => (mr.iova, mr.map.clone()),
+        };
+        self.unshown(key)?;
+        self.begin_registration((ctx, pdn), access, memory, Some(key))
+    }
+
+    /// Whether no window shows a region.
+    fn unshown(&mut self, key: u32) -> Result<(), Status> {
+        if self.windows.show(key) {
+            // What freed it may have been done meanwhile.
+            self.poll_host();
+        }
+        if self.windows.show(key) { Err(Status::BUSY) } else { Ok(()) }
+    }
+
+    fn begin_registration(
+        &mut self,
+        (ctx, pdn): (u32, u32),
+        access: u32,
+        (iova, map): (u64, Arc<Translation>),
+        replaces: Option<u32>,
     ) -> Result<Reply, Status> {
         let pd = self.host_pd(ctx, pdn)?;
         let wanted = access & !access::OPTIONAL_MASK;
@@ -105,27 +171,30 @@ impl Nic {
         if iova.checked_add(bytes).is_none() {
             return Err(Status::INVAL);
         }
-        self.room_for(bytes)?;
+        self.room_for(bytes, replaces)?;
         let mapped: usize = self.mrs.values().map(|mr| mr.runs).sum();
         let request = Registration {
             life: self.lives,
             mr: Mr { ctx, pdn, host: None, bytes, runs: 0, iova, access: wanted, map },
             budget: MAPPINGS.saturating_sub(mapped),
+            replaces,
         };
         let registrar = self.host.registrar(pd).map_err(|error| self.refused(error))?;
         Ok(Reply::Errand(Errand::new(move || request.carry_out(registrar.as_ref()))))
     }
 
-    fn room_for(&self, bytes: u64) -> Result<(), Status> {
+    /// Whether there may be another region. One that is replaced gives its number, but its memory is pinned until the other's is.
+    fn room_for(&self, bytes: u64, replaces: Option<u32>) -> Result<(), Status> {
         let limits = &self.settings.limits;
-        let full = self.mrs.len() >= limits.max_mrs as usize
+        let others = self.mrs.len() - usize::from(replaces.is_some());
+        let full = others >= limits.max_mrs as usize
             || self.mr_bytes.saturating_add(bytes) > limits.max_mr_bytes;
         if full { Err(Status::NOMEM) } else { Ok(()) }
     }
 
     /// Takes in what a registration came to, if what it is of is still there.
     pub(super) fn registered(&mut self, made: Made) -> Result<Reply, Status> {
-        let Made { request: Registration { life, mut mr, .. }, outcome } = made;
+        let Made { request: Registration { life, mut mr, replaces, .. }, outcome } = made;
         let made = match outcome {
             Ok(made) => made,
             Err(Refusal::Window(error)) => return Err(no_window(error)),
@@ -135,7 +204,7 @@ impl Nic {
                 return Err(if life == self.lives { self.refused(error) } else { status(error) });
             }
         };
-        let wanted = match self.still_wanted(life, &mr) {
+        let wanted = match self.still_wanted(life, &mr, replaces) {
             // It would be mistaken for a key of QP 1.
             Ok(()) if self.services.has_key(made.lkey) => Err(Status::NOMEM),
             wanted => wanted,
@@ -145,13 +214,16 @@ impl Nic {
             return Err(status);
         }
         let (lkey, rkey) = (made.lkey, made.rkey);
+        if let Some(old) = replaces {
+            self.remove_mr(old);
+        }
         mr.host = Some(self.host.adopt(made));
         self.mr_bytes += mr.bytes;
         self.mrs.insert(lkey, mr);
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) }))
     }
 
-    fn still_wanted(&self, life: u64, mr: &Mr) -> Result<(), Status> {
+    fn still_wanted(&mut self, life: u64, mr: &Mr, replaces: Option<u32>) -> Result<(), Status> {
         match self.life {
             _ if life != self.lives => return Err(Status::STATE),
             Life::Failed => return Err(Status::FATAL),
@@ -159,7 +231,11 @@ impl Nic {
             Life::Ready | Life::Paused => {}
         }
         self.host_pd(mr.ctx, mr.pdn)?;
-        self.room_for(mr.bytes)?;
+        if let Some(old) = replaces {
+            self.mrs.get(&old).filter(|old| old.ctx == mr.ctx).ok_or(Status::NOENT)?;
+            self.unshown(old)?;
+        }
+        self.room_for(mr.bytes, replaces)?;
         // Unplugged meanwhile.
         if mr.map.lives_in(&self.space) { Ok(()) } else { Err(Status::FAULT) }
     }
@@ -179,6 +255,7 @@ impl Nic {
             return self.deregister_all(ctx, key);
         }
         self.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        self.unshown(key)?;
         self.remove_mr(key);
         Ok(Reply::Done)
     }
@@ -198,13 +275,16 @@ impl Nic {
         let gone = |ring: &Ring| !ring.lives_in(&space);
         let base_gone =
             self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);
-        let dead: Vec<HostMr> = self
+        let dead: Vec<(u32, HostMr)> = self
             .mrs
-            .values_mut()
-            .filter(|mr| !mr.map.lives_in(&space))
-            .filter_map(|mr| mr.host.take())
+            .iter_mut()
+            .filter(|(_, mr)| !mr.map.lives_in(&space))
+            .filter_map(|(&key, mr)| Some((key, mr.host.take()?)))
             .collect();
-        dead.into_iter().for_each(|mr| self.let_go(mr));
+        for (key, host) in dead {
+            self.windows_lose_region(key);
+            self.let_go(host);
+        }
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let cqs: Vec<u32> =
             self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| number(n)).collect();

@@ -12,6 +12,7 @@ use super::addresses::{Directory, HostAddress};
 use super::gsi::Services;
 use super::mad::{Inbox, Wake};
 use super::mr::Mr;
+use super::mw::Windows;
 use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::Srq;
@@ -24,13 +25,16 @@ use crate::engine::doorbell::{Owner, Post};
 use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
 use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
+use crate::engine::timer::Timers;
 use crate::engine::{
     Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
 };
 use crate::memory::{AddressSpace, Ring};
 use crate::protocol;
-use crate::transport::Gid;
+use crate::transport::{Gid, NicId};
 
+/// This NIC, among the timers: they are its own.
+pub(super) const THIS: NicId = NicId(0);
 /// QPs that run in one round.
 const ROUND_QPS: usize = 16;
 
@@ -135,6 +139,7 @@ pub struct Nic {
     /// By lkey.
     pub(super) mrs: FxHashMap<u32, Mr>,
     pub(super) mr_bytes: u64,
+    pub(super) windows: Windows,
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
@@ -152,6 +157,8 @@ pub struct Nic {
     pub(super) run: VecDeque<u32>,
     pub(super) run_srqs: Vec<u32>,
     pub(super) dirty: Vec<u32>,
+    /// CQs whose event waits under moderation.
+    pub(super) moderated: Timers,
     posts: Vec<Post>,
     pub(super) wcs: Vec<HostWc>,
     pub(super) sends: SendBurst,
@@ -200,6 +207,7 @@ impl Nic {
             pds: Slab::new(),
             mrs: FxHashMap::default(),
             mr_bytes: 0,
+            windows: Windows::default(),
             cqs: Slab::new(),
             srqs: Slab::new(),
             qps: FxHashMap::default(),
@@ -213,6 +221,7 @@ impl Nic {
             run: VecDeque::new(),
             run_srqs: Vec::new(),
             dirty: Vec::new(),
+            moderated: Timers::default(),
             posts: Vec::new(),
             wcs: Vec::new(),
             sends: SendBurst::default(),
@@ -479,7 +488,7 @@ impl Hosted for Nic {
         if std::mem::take(&mut self.armed) {
             self.ask_host = true;
         }
-        let mut busy = self.take_events(now);
+        let mut busy = self.take_events(now) | self.end_waits(now);
         if self.life != Life::Ready {
             return busy;
         }
@@ -493,12 +502,16 @@ impl Hosted for Nic {
         !self.dirty.is_empty()
     }
 
-    fn publish(&mut self, visible: Option<Visible>) {
+    fn deadline(&self) -> Option<Nanos> {
+        self.moderated.next()
+    }
+
+    fn publish(&mut self, visible: Option<Visible>, now: Nanos) {
         if self.life == Life::Paused {
             return;
         }
         if let Some(visible) = visible {
-            self.fire_completions(visible);
+            self.fire_completions(visible, now);
         }
         self.outbox.deliver(&mut self.cqs, &mut self.counters);
     }

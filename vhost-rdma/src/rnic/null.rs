@@ -15,9 +15,9 @@ use slab::Slab;
 use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode, wc_status};
 
 use super::verbs::{
-    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
-    Registered, Result, SendBurst, SendWr,
+    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
+    HostPort, HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit,
+    RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 use crate::memory::Window;
 
@@ -32,6 +32,7 @@ const POLL: usize = 32;
 pub enum Call {
     AllocPd,
     Register,
+    AllocMw,
     CreateAh,
     CreateSrq,
     CreateQp,
@@ -217,6 +218,7 @@ pub struct Null {
     limits: HostLimits,
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
+    mws: Slab<()>,
     ahs: Slab<()>,
     srqs: Slab<VecDeque<u64>>,
     qps: Slab<NullQp>,
@@ -252,6 +254,7 @@ impl Null {
                 max_cq: many,
                 max_cqe: CQ_ENTRIES,
                 max_mr: many,
+                max_mw: many,
                 max_pd: many,
                 max_ah: many,
                 max_srq: many,
@@ -262,10 +265,13 @@ impl Null {
                 local_ca_ack_delay: 15,
                 atomics: true,
                 invalidate: true,
+                windows_1: true,
+                windows_2: true,
                 ..HostLimits::default()
             },
             pds: Slab::new(),
             mrs: Slab::new(),
+            mws: Slab::new(),
             ahs: Slab::new(),
             srqs: Slab::new(),
             qps: Slab::new(),
@@ -285,6 +291,12 @@ impl Null {
 
     fn qp(&mut self, qp: HostQp) -> Result<&mut NullQp> {
         self.qps.get_mut(qp.0 as usize).ok_or(HostError(libc::EINVAL))
+    }
+
+    /// Whether a work request's window and region are there, if it is about some.
+    fn can_bind(&self, wr: &SendWr) -> bool {
+        let Subject::Window(mw, mr) = wr.subject else { return true };
+        self.mws.contains(mw.0 as usize) && mr.is_none_or(|mr| self.mrs.contains(mr.0 as usize))
     }
 
     /// Uses up the oldest receive of the QP that a message is for.
@@ -383,6 +395,19 @@ impl HostVerbs for Null {
         self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))
     }
 
+    fn alloc_mw(&mut self, _: HostPd, _: u32) -> Result<(HostMw, u32)> {
+        self.check(Call::AllocMw)?;
+        self.count(|live| live.mws += 1);
+        let key = self.faults.number() << 8;
+        Ok((HostMw(handle(self.mws.insert(()))), key))
+    }
+
+    fn dealloc_mw(&mut self, mw: HostMw) -> Result<()> {
+        self.mws.try_remove(mw.0 as usize).ok_or(HostError(libc::EINVAL))?;
+        self.count(|live| live.mws -= 1);
+        Ok(())
+    }
+
     fn create_ah(&mut self, _: HostPd, _: &abi::Av) -> Result<HostAh> {
         self.check(Call::CreateAh)?;
         self.count(|live| live.ahs += 1);
@@ -469,15 +494,15 @@ impl HostVerbs for Null {
         for wr in &burst.wrs {
             let len = byte_len(burst, wr);
             let status = match (state, failing.take()) {
-                (qps::RTS, None) => wc_status::SUCCESS,
-                (qps::RTS, Some(status)) => {
+                (qps::RTS, None) if self.can_bind(wr) => wc_status::SUCCESS,
+                (qps::RTS, failure) => {
                     state = qps::ERR;
-                    status
+                    failure.unwrap_or(wc_status::MW_BIND_ERR)
                 }
                 _ => wc_status::WR_FLUSH_ERR,
             };
             if status == wc_status::SUCCESS {
-                let dest = if wr.ah.is_some() { wr.rkey } else { dest_qpn };
+                let dest = if matches!(wr.subject, Subject::Ah(_)) { wr.rkey } else { dest_qpn };
                 self.deliver(wr, dest, len);
             }
             if status != wc_status::SUCCESS || wr.flags & send_flags::SIGNALED != 0 {
@@ -539,6 +564,7 @@ impl HostVerbs for Null {
         HostObjects {
             pds: self.pds.len(),
             mrs: self.mrs.len(),
+            mws: self.mws.len(),
             qps: self.qps.len(),
             srqs: self.srqs.len(),
             ahs: self.ahs.len(),

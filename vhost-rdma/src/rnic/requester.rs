@@ -4,12 +4,17 @@
 //! guest's own addresses and keys. The last of every burst is signaled to *us* whatever the guest wants, so that it is known how many
 //! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
 
-use virtio_rdma_abi::{Cqe, GSI_QPN, SqWqe, cqe_flags, opcode, send_flags, wc_opcode, wc_status};
+use rustc_hash::FxHashMap;
+use virtio_rdma_abi::{
+    Cqe, GSI_QPN, SqWqe, access, cqe_flags, opcode, send_flags, wc_opcode, wc_status,
+};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::cq::{Queue, Tag};
+use super::mr::Mr;
+use super::mw::{self, At, Denied, Windows};
 use super::nic::{Nic, Qp};
-use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr};
+use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
 
@@ -31,18 +36,25 @@ pub(super) struct Sent {
     /// It carries data to the peer; else from it.
     pub(super) tells_peer: bool,
     pub(super) len: u32,
+    /// It changes this memory window, and is no message.
+    pub(super) window: Option<u32>,
 }
 
-/// What work requests moved.
-#[derive(Clone, Copy, Debug, Default)]
+/// What work requests did.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Moved {
     pub(super) messages: u64,
     pub(super) out: u64,
     pub(super) back: u64,
+    /// Memory windows that were changed, and by which.
+    pub(super) windows: Vec<(u32, u32)>,
 }
 
 impl Moved {
-    pub(super) fn add(&mut self, sent: &Sent) {
+    pub(super) fn add(&mut self, sent: &Sent, index: u32) {
+        if let Some(window) = sent.window {
+            return self.windows.push((window, index));
+        }
         self.messages += 1;
         let bytes = if sent.tells_peer { &mut self.out } else { &mut self.back };
         *bytes += u64::from(sent.len);
@@ -77,12 +89,12 @@ impl Sends {
     }
 
     /// The work request that could not be posted, first, and all that were taken with it; they are over.
-    fn take_fault(&mut self) -> Option<(u8, Vec<(u64, u32)>)> {
+    fn take_fault(&mut self) -> Option<(u8, Vec<(Sent, u32)>)> {
         let (status, first) = self.fault.take()?;
         let end = self.queue.current_index().wrapping_add(1);
         let indices = (0..end.wrapping_sub(first)).map(|n| first.wrapping_add(n));
         let requests =
-            indices.filter_map(|index| self.slot(index).map(|sent| (sent.wr_id, index))).collect();
+            indices.filter_map(|index| self.slot(index).map(|sent| (*sent, index))).collect();
         self.posted = end;
         self.done = end;
         Some((status, requests))
@@ -100,10 +112,11 @@ impl Sends {
         }
         let mut moved = Moved::default();
         while self.done != index {
-            if let Some(before) = self.slot(self.done) {
-                moved.add(&*before);
+            let at = self.done;
+            if let Some(before) = self.slot(at) {
+                moved.add(&*before, at);
             }
-            self.done = self.done.wrapping_add(1);
+            self.done = at.wrapping_add(1);
         }
         self.done = index.wrapping_add(1);
         self.slot(index).map(|sent| (*sent, moved))
@@ -121,11 +134,14 @@ impl Sends {
 struct Poster<'a> {
     kind: Kind,
     signal_all: bool,
+    qpn: u32,
     pdn: u32,
     serial: u32,
     qkey: u32,
     invalidate: bool,
     ahs: &'a slab::Slab<super::nic::Ah>,
+    mrs: &'a FxHashMap<u32, Mr>,
+    windows: &'a mut Windows,
 }
 
 impl Nic {
@@ -136,26 +152,31 @@ impl Nic {
         else {
             return;
         };
-        let poster = Poster {
+        let mut poster = Poster {
             kind: *kind,
+            qpn,
             signal_all: *signal_all,
             pdn: *pdn,
             serial: *serial,
             qkey: attrs.qkey(*kind),
             invalidate: self.host.limits().invalidate,
             ahs: &self.ahs,
+            mrs: &self.mrs,
+            windows: &mut self.windows,
         };
         self.sends.clear();
         let room = send.depth.saturating_sub(send.in_flight()).min(BURST);
         let first = send.posted;
-        while send.fault.is_none() && send.posted.wrapping_sub(first) < room {
+        let mut cut = false;
+        while !cut && send.fault.is_none() && send.posted.wrapping_sub(first) < room {
             let Some(wqe) = send.queue.take() else { break };
             let index = send.queue.current_index();
-            let built = build(&poster, &mut send.queue, &wqe, &mut self.sends);
+            let built = build(&mut poster, &mut send.queue, &wqe, &mut self.sends);
             send.queue.retire();
             let sent = match built {
                 Ok((mut wr, sent)) => {
                     wr.wr_id = Tag { queue: Queue::Send, serial: poster.serial, index }.to_wr_id();
+                    cut = wr.opcode == opcode::BIND_MW;
                     self.sends.wrs.push(wr);
                     send.posted = index.wrapping_add(1);
                     sent
@@ -170,7 +191,7 @@ impl Nic {
             }
         }
         let full = send.posted.wrapping_sub(first) == room;
-        let more = full && room == BURST && send.queue.waiting() > 0;
+        let more = (cut || (full && room == BURST)) && send.queue.waiting() > 0;
         let failing = send.fault.is_some() && send.in_flight() == 0;
         if let Some(last) = self.sends.wrs.last_mut() {
             last.flags |= send_flags::SIGNALED;
@@ -210,10 +231,14 @@ impl Nic {
         }
     }
 
-    fn complete_fault(&mut self, cqn: u32, qpn: u32, status: u8, requests: &[(u64, u32)]) {
-        for (n, &request) in requests.iter().enumerate() {
+    fn complete_fault(&mut self, cqn: u32, qpn: u32, status: u8, requests: &[(Sent, u32)]) {
+        let serial = self.qps.get(&qpn).map_or(0, |qp| qp.serial);
+        for (n, &(sent, index)) in requests.iter().enumerate() {
+            if let Some(window) = sent.window {
+                self.windows.failed(window, At { serial, index });
+            }
             let status = if n == 0 { status } else { wc_status::WR_FLUSH_ERR };
-            self.complete_send_error(cqn, qpn, request, status);
+            self.complete_send_error(cqn, qpn, (sent.wr_id, index), status);
         }
     }
 
@@ -271,11 +296,14 @@ impl Nic {
 
 /// A work request as the host takes it, and what to remember of it; or the status that it fails with.
 fn build(
-    poster: &Poster<'_>,
+    poster: &mut Poster<'_>,
     queue: &mut SendQueue,
     wqe: &SqWqe,
     burst: &mut SendBurst,
 ) -> Result<(SendWr, Sent), u8> {
+    if matches!(wqe.opcode, opcode::BIND_MW | opcode::LOCAL_INV) {
+        return build_local(poster, queue.current_index(), wqe);
+    }
     let done = allowed(poster, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
     let inline = wqe.flags & send_flags::INLINE != 0;
     let count = u32::from(wqe.num_sge.get());
@@ -313,32 +341,63 @@ fn build(
     }
     let len =
         u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;
-    let ah = match poster.kind {
+    let subject = match poster.kind {
         // QPs 0 and 1 of hosts are none of a guest's business; its own QP 1 goes by the daemon (`gsi`).
         Kind::Ud | Kind::Gsi if wqe.rkey.get() <= GSI_QPN => return Err(wc_status::LOC_QP_OP_ERR),
-        Kind::Ud | Kind::Gsi => Some(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
-        Kind::Rc | Kind::Uc => None,
+        Kind::Ud | Kind::Gsi => Subject::Ah(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
+        Kind::Rc | Kind::Uc => Subject::Peer,
     };
     // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which a user may not choose freely.
-    let remote_qkey = if wqe.aux.get() >> 31 == 1 { poster.qkey } else { wqe.aux.get() };
-    let wr = SendWr {
+    let aux = if wqe.aux.get() >> 31 == 1 { poster.qkey } else { wqe.aux.get() };
+    let wr = SendWr { data, subject, aux, ..plain(poster, wqe) };
+    let sent = Sent { opcode: done, tells_peer: !from_peer, len, ..remembered(wqe, &wr) };
+    Ok((wr, sent))
+}
+
+/// A work request on this NIC's own keys: checked here, executed by the hardware in its turn.
+fn build_local(poster: &mut Poster<'_>, index: u32, wqe: &SqWqe) -> Result<(SendWr, Sent), u8> {
+    if !matches!(poster.kind, Kind::Rc | Kind::Uc) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    let at = At { serial: poster.serial, index };
+    let who = mw::Poster { qpn: poster.qpn, pdn: poster.pdn, at };
+    let key = wqe.imm.get();
+    let (opcode, subject) = if wqe.opcode == opcode::BIND_MW {
+        let bound = poster.windows.bind(who, wqe, poster.mrs);
+        (wc_opcode::BIND_MW, bound.map_err(|Denied| wc_status::MW_BIND_ERR)?)
+    } else {
+        let freed = poster.windows.invalidate(who, key);
+        freed.map_err(|Denied| wc_status::LOC_QP_OP_ERR)?;
+        (wc_opcode::LOCAL_INV, Subject::Peer)
+    };
+    let aux = wqe.aux.get() & !access::OPTIONAL_MASK;
+    let wr = SendWr { subject, aux, ..plain(poster, wqe) };
+    let window = Some(Windows::number(key));
+    let sent = Sent { opcode, tells_peer: true, window, ..remembered(wqe, &wr) };
+    Ok((wr, sent))
+}
+
+/// What a work request says by itself.
+fn plain(poster: &Poster<'_>, wqe: &SqWqe) -> SendWr {
+    let flags = wqe.flags & (send_flags::FENCE | send_flags::SOLICITED | send_flags::SIGNALED);
+    SendWr {
         wr_id: 0,
         opcode: wqe.opcode,
-        flags: wqe.flags & (send_flags::FENCE | send_flags::SOLICITED | send_flags::SIGNALED),
-        data,
+        flags: if poster.signal_all { flags | send_flags::SIGNALED } else { flags },
+        data: Data::Sges { first: 0, count: 0 },
         imm: wqe.imm.to_bytes(),
         remote_addr: wqe.remote_addr.get(),
         rkey: wqe.rkey.get(),
         arg0: wqe.arg0.get(),
         arg1: wqe.arg1.get(),
-        ah,
-        remote_qkey,
-    };
-    let signaled = poster.signal_all || wqe.flags & send_flags::SIGNALED != 0;
-    Ok((
-        SendWr { flags: if signaled { wr.flags | send_flags::SIGNALED } else { wr.flags }, ..wr },
-        Sent { wr_id: wqe.wr_id.get(), opcode: done, signaled, tells_peer: !from_peer, len },
-    ))
+        subject: Subject::Peer,
+        aux: 0,
+    }
+}
+
+fn remembered(wqe: &SqWqe, wr: &SendWr) -> Sent {
+    let signaled = wr.flags & send_flags::SIGNALED != 0;
+    Sent { wr_id: wqe.wr_id.get(), signaled, ..Sent::default() }
 }
 
 /// The host's handle of a datagram's destination, if it is of the QP's domain and may still be reached.

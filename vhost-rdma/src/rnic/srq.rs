@@ -2,9 +2,13 @@
 //!
 //! The hardware takes receives for any of its QPs, so they complete in any order. The guest is told by count how many are
 //! used up (docs/virtio-rdma.md §7.2); the slots of its ring are free earlier than that, since each was copied when it was posted.
+//!
+//! A resize is the guest's ring's alone, since many RNICs cannot resize an SRQ (mlx5: srq.c, mlx5_ib_modify_srq). The hardware goes on getting as
+//! many receives at a time as the SRQ was made for; in a larger queue the rest waits in guest memory. The limit of such a queue is watched
+//! here, because the hardware sees only its own part.
 
 use slab::Slab;
-use virtio_rdma_abi::{ctrl, event};
+use virtio_rdma_abi::{self as abi, ctrl, event, srq_mask};
 
 use super::cq::{Queue, Tag};
 use super::nic::Nic;
@@ -12,6 +16,8 @@ use super::receiver::{BURST, push};
 use super::verbs::HostSrq;
 use crate::engine::control_offset;
 use crate::engine::receive::{Receive, ReceiveRing};
+use crate::engine::{Hosted, Reply, Status};
+use crate::memory::Ring;
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -26,8 +32,10 @@ pub(super) struct Srq {
     pub(super) users: u32,
     pub(super) host: HostSrq,
     pub(super) serial: u32,
-    /// Entries of the host CQ that it may fill.
+    /// Entries of the host CQ that it may fill: receives that the hardware takes.
     pub(super) cost: u32,
+    /// Its limit is watched here.
+    watched: bool,
     /// Receives with the hardware: the guest's `wr_id` and index each.
     held: Slab<(u64, u32)>,
     /// Receives used up, free-running.
@@ -60,11 +68,26 @@ impl Srq {
             host: parts.host,
             serial,
             cost: parts.max_wr,
+            watched: false,
             held: Slab::new(),
             used: 0,
             control: control_offset(parts.ring_bytes),
             dead: false,
         }
+    }
+
+    /// Receives that the guest has posted, and nothing has used up.
+    fn waiting(&self) -> u32 {
+        let held = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+        self.ring.waiting().saturating_add(held)
+    }
+
+    /// Moves to another ring; indices go on (IBTA 11.2.9.3).
+    fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<(), Status> {
+        self.control = self.ring.resize(entries, max_wr, ring)?;
+        self.max_wr = max_wr;
+        self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.used);
+        Ok(())
     }
 
     /// A receive was used up: the guest's `wr_id` and index of it. `None` if the hardware does not have it.
@@ -90,7 +113,8 @@ impl Nic {
         };
         self.receives.clear();
         let mut taken = Receive::default();
-        let room = srq.max_wr.saturating_sub(u32::try_from(srq.held.len()).unwrap_or(u32::MAX));
+        let most = srq.max_wr.min(srq.cost);
+        let room = most.saturating_sub(u32::try_from(srq.held.len()).unwrap_or(u32::MAX));
         for _ in 0..room.min(BURST) {
             if !srq.ring.take(&mut taken) {
                 break;
@@ -109,6 +133,75 @@ impl Nic {
             return false;
         }
         more
+    }
+
+    pub(super) fn modify_srq(
+        &mut self,
+        ctx: u32,
+        req: &abi::SrqModifyReq,
+        ring: Option<Ring>,
+    ) -> Result<Reply, Status> {
+        let (srqn, mask) = (req.srqn.get(), req.mask.get());
+        let present = self.owned_srq(ctx, srqn)?.max_wr;
+        let resize = mask & srq_mask::MAX_WR != 0;
+        let max_wr = if resize { req.max_wr.get() } else { present };
+        let known = mask != 0 && mask & !(srq_mask::MAX_WR | srq_mask::LIMIT) == 0;
+        if !known || (mask & srq_mask::LIMIT != 0 && req.limit.get() > max_wr) {
+            return Err(Status::INVAL);
+        }
+        if resize {
+            self.resize_srq(srqn, (req.entries.get(), max_wr), ring.ok_or(Status::INVAL)?)?;
+        }
+        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
+        let limit =
+            if mask & srq_mask::LIMIT != 0 { req.limit.get() } else { srq.limit.min(max_wr) };
+        self.set_limit(srqn, limit, mask & srq_mask::LIMIT != 0)?;
+        Ok(Reply::Done)
+    }
+
+    /// Arms the limit: in the hardware, as long as that has all the receives.
+    fn set_limit(&mut self, srqn: u32, limit: u32, again: bool) -> Result<(), Status> {
+        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
+        let (host, watched) = (srq.host, srq.watched);
+        let watch = watched || srq.max_wr > srq.cost;
+        let told = if watch { 0 } else { limit };
+        if watch != watched || (!watch && (again || limit != srq.limit)) {
+            self.host.arm_srq(host, told).map_err(|error| self.refused(error))?;
+        }
+        if let Some(srq) = self.srqs.get_mut(srqn as usize) {
+            (srq.watched, srq.limit) = (watch, limit);
+        }
+        Ok(())
+    }
+
+    /// A receive of an SRQ was used up: whether that crossed a limit which the hardware does not watch.
+    pub(super) fn look_at_limit(&mut self, srqn: u32) {
+        let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
+        if srq.watched && srq.waiting() < srq.limit {
+            srq.limit = 0;
+            let ctx = srq.ctx;
+            self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
+        }
+    }
+
+    fn resize_srq(&mut self, srqn: u32, shape: (u32, u32), ring: Ring) -> Result<(), Status> {
+        let (entries, max_wr) = shape;
+        let shape_ok = entries.is_power_of_two()
+            && entries <= self.max_wr()
+            && (1..=entries).contains(&max_wr);
+        if !shape_ok {
+            return Err(Status::INVAL);
+        }
+        // What was posted moves with the ring, also what no round has seen yet; what is used up does not count.
+        self.scan();
+        self.poll_host();
+        let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
+        if srq.waiting() > max_wr {
+            return Err(Status::INVAL);
+        }
+        srq.resize(entries, max_wr, ring)?;
+        self.run_srqs.push(srqn);
+        Ok(())
     }
 
     /// An SRQ cannot go on.

@@ -39,6 +39,8 @@ handles!(
     HostPd,
     /// A memory region of the host.
     HostMr,
+    /// A memory window of the host.
+    HostMw,
     /// A queue pair of the host.
     HostQp,
     /// A shared receive queue of the host.
@@ -65,6 +67,7 @@ pub struct HostLimits {
     pub max_cq: u32,
     pub max_cqe: u32,
     pub max_mr: u32,
+    pub max_mw: u32,
     pub max_pd: u32,
     pub max_ah: u32,
     pub max_srq: u32,
@@ -75,6 +78,10 @@ pub struct HostLimits {
     pub local_ca_ack_delay: u32,
     pub atomics: bool,
     pub invalidate: bool,
+    /// Memory windows of type 1.
+    pub windows_1: bool,
+    /// Memory windows of type 2B, and what frees them.
+    pub windows_2: bool,
 }
 
 /// The RNIC's port (`ibv_query_port`), in the encoding of verbs.
@@ -155,6 +162,17 @@ pub enum Data {
     Inline { first: u32, len: u32 },
 }
 
+/// What a work request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The peer that the QP is connected to, or a key of the QP's own.
+    Peer,
+    /// The peer of an address handle.
+    Ah(HostAh),
+    /// A window, and the region that it is to show; none with length 0.
+    Window(HostMw, Option<HostMr>),
+}
+
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names are those of ibv_send_wr")]
@@ -165,18 +183,18 @@ pub struct SendWr {
     /// Of `virtio_rdma_abi::send_flags`; INLINE is told by `data`.
     pub flags: u8,
     pub data: Data,
-    /// Immediate as opaque bytes, or the key to invalidate in host order.
+    /// Immediate as opaque bytes; the key to invalidate, or the present one of a window, little-endian.
     pub imm: [u8; 4],
     pub remote_addr: u64,
     pub rkey: u32,
     pub arg0: u64,
     pub arg1: u64,
-    /// Of datagrams.
-    pub ah: Option<HostAh>,
-    pub remote_qkey: u32,
+    pub subject: Subject,
+    /// The Q_Key of a datagram, or the access flags of a window.
+    pub aux: u32,
 }
 
-/// Send work requests that are posted at once.
+/// Send work requests that are posted at once; a BIND_MW is the last of them.
 #[derive(Debug, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct SendBurst {
@@ -273,6 +291,7 @@ pub enum HostEvent {
 pub struct HostObjects {
     pub pds: usize,
     pub mrs: usize,
+    pub mws: usize,
     pub qps: usize,
     pub srqs: usize,
     pub ahs: usize,
@@ -298,6 +317,10 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn adopt(&mut self, region: Registered) -> HostMr;
     /// Gives one back, to be dropped where nobody waits.
     fn release(&mut self, mr: HostMr) -> Result<Registered>;
+    /// Makes a memory window (`virtio_rdma_abi::mw_type`); also its first key.
+    fn alloc_mw(&mut self, pd: HostPd, kind: u32) -> Result<(HostMw, u32)>;
+    /// Destroys one, bound or not.
+    fn dealloc_mw(&mut self, mw: HostMw) -> Result<()>;
     /// Makes an address handle.
     fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh>;
     /// Destroys one.

@@ -11,11 +11,16 @@ use crate::rnic::verbs::{HostError, HostGid, HostLimits, HostPort, QpInit, Resul
 
 const INVALID: HostError = HostError(libc::EINVAL);
 
+/// rdma_rxe (rxe_param.h). It says that it has windows of type 2, but a peer that invalidates one twice has the host's kernel follow a null pointer
+/// (rxe_mw.c, rxe_do_invalidate_mw: a free window is not refused).
+const RXE_VENDOR: u32 = 0xff_ffff;
+
 fn count(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
 pub(super) fn limits(attr: &ffi::ibv_device_attr) -> HostLimits {
+    let has = |flag| attr.device_cap_flags & flag != 0;
     HostLimits {
         guid: u64::from_be(attr.node_guid),
         vendor_id: attr.vendor_id,
@@ -32,6 +37,7 @@ pub(super) fn limits(attr: &ffi::ibv_device_attr) -> HostLimits {
         max_cq: count(attr.max_cq),
         max_cqe: count(attr.max_cqe),
         max_mr: count(attr.max_mr),
+        max_mw: count(attr.max_mw),
         max_pd: count(attr.max_pd),
         max_ah: count(attr.max_ah),
         max_srq: count(attr.max_srq),
@@ -41,7 +47,12 @@ pub(super) fn limits(attr: &ffi::ibv_device_attr) -> HostLimits {
         max_qp_init_rd_atom: count(attr.max_qp_init_rd_atom),
         local_ca_ack_delay: attr.local_ca_ack_delay.into(),
         atomics: attr.atomic_cap != ffi::IBV_ATOMIC_NONE,
-        invalidate: attr.device_cap_flags & ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+        invalidate: has(ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS),
+        windows_1: has(ffi::IBV_DEVICE_MEM_WINDOW),
+        // What frees them comes with the other extension.
+        windows_2: has(ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
+            && has(ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS)
+            && attr.vendor_id != RXE_VENDOR,
     }
 }
 
@@ -138,7 +149,7 @@ pub(super) fn qp_attr(attr: &abi::QpAttr) -> Result<(ffi::ibv_qp_attr, c_int)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use virtio_rdma_abi::{access, attr_mask, event, opcode, qps, wc_opcode, wc_status};
+    use virtio_rdma_abi::{access, attr_mask, event, mw_type, opcode, qps, wc_opcode, wc_status};
 
     #[test]
     fn the_abi_has_the_numbers_of_verbs() {
@@ -148,6 +159,10 @@ mod tests {
         same(access::REMOTE_WRITE, a::IBV_ACCESS_REMOTE_WRITE.0, "REMOTE_WRITE");
         same(access::REMOTE_READ, a::IBV_ACCESS_REMOTE_READ.0, "REMOTE_READ");
         same(access::REMOTE_ATOMIC, a::IBV_ACCESS_REMOTE_ATOMIC.0, "REMOTE_ATOMIC");
+        same(access::MW_BIND, a::IBV_ACCESS_MW_BIND.0, "MW_BIND");
+        same(access::ZERO_BASED, a::IBV_ACCESS_ZERO_BASED.0, "ZERO_BASED");
+        same(mw_type::TYPE1, ffi::IBV_MW_TYPE_1, "type 1");
+        same(mw_type::TYPE2, ffi::IBV_MW_TYPE_2, "type 2");
         use ffi::ibv_qp_attr_mask as m;
         for (ours, theirs) in [
             (attr_mask::STATE, m::IBV_QP_STATE),
@@ -193,6 +208,8 @@ mod tests {
             (opcode::ATOMIC_CMP_AND_SWP, w::IBV_WR_ATOMIC_CMP_AND_SWP),
             (opcode::ATOMIC_FETCH_AND_ADD, w::IBV_WR_ATOMIC_FETCH_AND_ADD),
             (opcode::SEND_WITH_INV, w::IBV_WR_SEND_WITH_INV),
+            (opcode::LOCAL_INV, w::IBV_WR_LOCAL_INV),
+            (opcode::BIND_MW, w::IBV_WR_BIND_MW),
         ] {
             same(ours.into(), theirs, "opcode");
         }
@@ -202,6 +219,7 @@ mod tests {
             (wc_status::LOC_LEN_ERR, c::IBV_WC_LOC_LEN_ERR),
             (wc_status::LOC_QP_OP_ERR, c::IBV_WC_LOC_QP_OP_ERR),
             (wc_status::LOC_PROT_ERR, c::IBV_WC_LOC_PROT_ERR),
+            (wc_status::MW_BIND_ERR, c::IBV_WC_MW_BIND_ERR),
             (wc_status::WR_FLUSH_ERR, c::IBV_WC_WR_FLUSH_ERR),
             (wc_status::REM_INV_REQ_ERR, c::IBV_WC_REM_INV_REQ_ERR),
             (wc_status::REM_ACCESS_ERR, c::IBV_WC_REM_ACCESS_ERR),

@@ -7,6 +7,7 @@
 mod convert;
 mod post;
 
+use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,12 +19,12 @@ use rustix::fs::OFlags;
 use slab::Slab;
 use virtio_rdma_abi as abi;
 
-use self::post::Buffers;
+use self::post::{Buffers, Objects};
 use super::host::OpenError;
 use super::verbs::{
-    HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostObjects, HostPd, HostPort,
-    HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
-    Registered, Result, SendBurst,
+    HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
+    HostPort, HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit,
+    RecvBurst, Registered, Result, SendBurst,
 };
 use crate::memory::Window;
 
@@ -113,6 +114,12 @@ impl HostRegistrar for Arc<Domain> {
     }
 }
 
+/// What libibverbs knows a registration by, for as long as that is in its table.
+fn raw_region(registered: &Registered) -> Option<*mut ffi::ibv_mr> {
+    let region: &dyn Any = registered.host.as_ref();
+    region.downcast_ref::<Region>().map(|region| region.raw)
+}
+
 /// One opened context. See the module.
 pub(super) struct Ibverbs {
     context: *mut ffi::ibv_context,
@@ -123,6 +130,7 @@ pub(super) struct Ibverbs {
     limits: HostLimits,
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
+    mws: Slab<*mut ffi::ibv_mw>,
     ahs: Slab<*mut ffi::ibv_ah>,
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
@@ -190,6 +198,7 @@ pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, Open
         limits: HostLimits::default(),
         pds: Slab::new(),
         mrs: Slab::new(),
+        mws: Slab::new(),
         ahs: Slab::new(),
         srqs: Slab::new(),
         qps: Slab::new(),
@@ -397,6 +406,26 @@ impl HostVerbs for Ibverbs {
         self.mrs.try_remove(mr.0 as usize).ok_or(HostError(libc::EINVAL))
     }
 
+    fn alloc_mw(&mut self, pd: HostPd, kind: u32) -> Result<(HostMw, u32)> {
+        // SAFETY: the context is open until this is dropped.
+        let call = unsafe { (*self.context).ops.alloc_mw }.ok_or(HostError(libc::EOPNOTSUPP))?;
+        // SAFETY: the PD is one of ours.
+        let mw = made(unsafe { call(self.pd(pd)?, kind) })?;
+        // SAFETY: a window that was just made.
+        let key = unsafe { (*mw).rkey };
+        Ok((HostMw(handle(self.mws.insert(mw))), key))
+    }
+
+    fn dealloc_mw(&mut self, mw: HostMw) -> Result<()> {
+        let raw = self.mws.get(mw.0 as usize).copied().ok_or(HostError(libc::EINVAL))?;
+        // SAFETY: the context is open until this is dropped.
+        let call = unsafe { (*self.context).ops.dealloc_mw }.ok_or(HostError(libc::EOPNOTSUPP))?;
+        // SAFETY: the window is one of ours, and leaves the table when it is gone.
+        check(unsafe { call(raw) })?;
+        self.mws.remove(mw.0 as usize);
+        Ok(())
+    }
+
     fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh> {
         let mut attr = convert::address(av)?;
         // SAFETY: the PD is one of ours, `attr` lives through the call.
@@ -483,9 +512,8 @@ impl HostVerbs for Ibverbs {
 
     fn post_send(&mut self, qp: HostQp, burst: &SendBurst) -> std::result::Result<(), PostError> {
         let raw = self.qp(qp).map_err(|error| PostError { posted: 0, error })?;
-        let ahs = &self.ahs;
-        let ah = |ah: HostAh| ahs.get(ah.0 as usize).copied();
-        self.buffers.send(self.context, raw, burst, ah)
+        let objects = Objects { ahs: &self.ahs, mws: &self.mws, mrs: &self.mrs };
+        self.buffers.send(self.context, raw, burst, &objects)
     }
 
     fn post_recv(&mut self, qp: HostQp, burst: &RecvBurst) -> std::result::Result<(), PostError> {
@@ -536,6 +564,7 @@ impl HostVerbs for Ibverbs {
         HostObjects {
             pds: self.pds.len(),
             mrs: self.mrs.len(),
+            mws: self.mws.len(),
             qps: self.qps.len(),
             srqs: self.srqs.len(),
             ahs: self.ahs.len(),
@@ -546,8 +575,15 @@ impl HostVerbs for Ibverbs {
 impl Drop for Ibverbs {
     /// Users before what they use. What the device refuses to destroy (it is gone) goes when the kernel closes the context.
     fn drop(&mut self) {
+        // SAFETY: the context is open until the end of this.
+        if let Some(call) = unsafe { (*self.context).ops.dealloc_mw } {
+            for mw in self.mws.drain() {
+                // SAFETY: ours, and forgotten.
+                let _ = unsafe { call(mw) };
+            }
+        }
         for qp in self.qps.drain() {
-            // SAFETY: ours, and forgotten.
+            // SAFETY: as above.
             let _ = unsafe { ffi::ibv_destroy_qp(qp) };
         }
         for srq in self.srqs.drain() {

@@ -4,11 +4,12 @@ use std::ffi::c_int;
 use std::ptr;
 
 use ibverbs_sys as ffi;
+use slab::Slab;
 use virtio_rdma_abi::{event, opcode, send_flags, wc_status};
 
 use super::super::verbs::{
-    Data, HostAh, HostError, HostEvent, HostQp, HostSge, HostSrq, HostWc, PostError, RecvBurst,
-    Result, SendBurst, SendWr,
+    Data, HostError, HostEvent, HostMr, HostMw, HostQp, HostSge, HostSrq, HostWc, PostError,
+    RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 
 /// Completions of one poll.
@@ -23,6 +24,15 @@ pub(super) struct Buffers {
     receives: Vec<ffi::ibv_recv_wr>,
     sges: Vec<ffi::ibv_sge>,
     wcs: Vec<ffi::ibv_wc>,
+    /// The region of windows that are to show none: providers look at its key before they look at the length (rdma-core, `rxe.c`, convert_send_wr).
+    nothing: Option<Box<ffi::ibv_mr>>,
+}
+
+/// What work requests name.
+pub(super) struct Objects<'a> {
+    pub(super) ahs: &'a Slab<*mut ffi::ibv_ah>,
+    pub(super) mws: &'a Slab<*mut ffi::ibv_mw>,
+    pub(super) mrs: &'a Slab<Registered>,
 }
 
 impl Buffers {
@@ -42,7 +52,7 @@ impl Buffers {
         context: *mut ffi::ibv_context,
         qp: *mut ffi::ibv_qp,
         burst: &SendBurst,
-        ah: impl Fn(HostAh) -> Option<*mut ffi::ibv_ah>,
+        objects: &Objects<'_>,
     ) -> std::result::Result<(), PostError> {
         let refused = |error| PostError { posted: 0, error };
         self.elements(&burst.sges, burst.wrs.len());
@@ -51,13 +61,20 @@ impl Buffers {
         for wr in &burst.wrs {
             let (first, count) = self.data(burst, wr).map_err(refused)?;
             let mut raw = send_wr(wr);
-            if let Some(handle) = wr.ah {
-                let ah = ah(handle).ok_or(refused(BAD))?;
-                raw.wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-                    ah,
-                    remote_qpn: wr.rkey,
-                    remote_qkey: wr.remote_qkey,
-                };
+            match wr.subject {
+                Subject::Peer => {}
+                Subject::Ah(handle) => {
+                    let ah = objects.ahs.get(handle.0 as usize).ok_or(refused(BAD))?;
+                    raw.wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+                        ah: *ah,
+                        remote_qpn: wr.rkey,
+                        remote_qkey: wr.aux,
+                    };
+                }
+                Subject::Window(mw, mr) => {
+                    let bind = self.bind(wr, (mw, mr), objects).ok_or(refused(BAD))?;
+                    raw.__bindgen_anon_2.bind_mw = bind;
+                }
             }
             raw.sg_list = self.sges.as_mut_ptr().wrapping_add(first);
             raw.num_sge = count;
@@ -73,6 +90,33 @@ impl Buffers {
         // SAFETY: the list and all that it points to live through the call, which copies it; inline bytes too.
         let code = unsafe { call(qp, list, &raw mut bad) };
         ended(code, list, bad)
+    }
+
+    /// What a BIND_MW names. Providers take the window's present key from its structure, where the application keeps it (ibv_post_send(3)); no
+    /// other work request of the burst reads that.
+    fn bind(
+        &mut self,
+        wr: &SendWr,
+        (mw, mr): (HostMw, Option<HostMr>),
+        objects: &Objects<'_>,
+    ) -> Option<ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1> {
+        let mw = *objects.mws.get(mw.0 as usize)?;
+        let mr = match mr {
+            Some(mr) => super::raw_region(objects.mrs.get(mr.0 as usize)?)?,
+            None => &raw mut **self.nothing.get_or_insert_with(no_region),
+        };
+        // SAFETY: the window is in the table, so it exists, and nobody else uses its structure.
+        unsafe { (*mw).rkey = u32::from_le_bytes(wr.imm) };
+        Some(ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw,
+            rkey: wr.rkey,
+            bind_info: ffi::ibv_mw_bind_info {
+                mr,
+                addr: wr.remote_addr,
+                length: wr.arg0,
+                mw_access_flags: wr.aux,
+            },
+        })
     }
 
     /// Where a work request's elements are; inline bytes get one of their own behind the burst's.
@@ -182,6 +226,18 @@ fn ended<T>(code: c_int, list: *mut T, bad: *mut T) -> std::result::Result<(), P
     })
 }
 
+fn no_region() -> Box<ffi::ibv_mr> {
+    Box::new(ffi::ibv_mr {
+        context: ptr::null_mut(),
+        pd: ptr::null_mut(),
+        addr: ptr::null_mut(),
+        length: 0,
+        handle: 0,
+        lkey: 0,
+        rkey: 0,
+    })
+}
+
 fn send_wr(wr: &SendWr) -> ffi::ibv_send_wr {
     let mut raw = ffi::ibv_send_wr {
         wr_id: wr.wr_id,
@@ -189,7 +245,7 @@ fn send_wr(wr: &SendWr) -> ffi::ibv_send_wr {
         send_flags: flags(wr),
         ..ffi::ibv_send_wr::default()
     };
-    if wr.opcode == opcode::SEND_WITH_INV {
+    if matches!(wr.opcode, opcode::SEND_WITH_INV | opcode::LOCAL_INV) {
         raw.__bindgen_anon_1.invalidate_rkey = u32::from_le_bytes(wr.imm);
     } else {
         // Opaque bytes in network order stay in their order.

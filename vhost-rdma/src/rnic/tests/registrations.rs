@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::thread;
 
-use virtio_rdma_abi::{qps, send_flags};
+use virtio_rdma_abi::{self as abi, qps, send_flags};
+use zerocopy::little_endian::{U32, U64};
 
 use super::{Bench, send};
 use crate::engine::tests::driver::{Guest, Qp};
 use crate::engine::{Command, Errand, Reply, Status};
 use crate::memory::PageList;
-use crate::rnic::{Faults, HostObjects};
+use crate::rnic::{Call, Faults, HostObjects};
 
 fn pages(guest: &Guest, npages: u32) -> Command {
     let list = PageList { npages, page_shift: 12, ..PageList::default() };
@@ -136,4 +137,62 @@ fn a_guest_that_is_paused_meanwhile_has_its_region_afterwards() {
     bench.world.shard.resume(one.nic);
     bench.world.ok(&one, one.ctx, Command::MrDereg(mr.lkey.get()));
     assert_eq!(bench.world.query(&one, &a).qp_state, qps::ERR, "as pauses end connections");
+}
+
+#[test]
+fn a_region_that_is_registered_anew_ends_when_the_other_is_there() {
+    let mut bench = Bench::new();
+    let (mut guest, faults) = bench.guest(1, 1);
+    let (at, pdn) = (guest.alloc(8192), guest.pd);
+    let list = PageList { addr: at, npages: 2, page_shift: 12, ..PageList::default() };
+    let map = Arc::new(list.resolve(&guest.space, 8192).unwrap());
+    let ctx = guest.ctx;
+    let Reply::Mr(first) =
+        bench.world.ok(&guest, ctx, Command::MrReg { pdn, access: 7, iova: at, map: map.clone() })
+    else {
+        panic!("a region")
+    };
+    let bytes = bench.world.shard.status(guest.nic).unwrap().objects.mr_bytes;
+    let mrs = faults.live().0.mrs;
+    let rereg = |key: U32, flags, access| abi::MrReregReq {
+        lkey: key,
+        flags: U32::new(flags),
+        pdn: U32::new(pdn),
+        access: U32::new(access),
+        iova: U64::new(at),
+        ..abi::MrReregReq::default()
+    };
+    let rights = rereg(first.lkey, abi::rereg::ACCESS, 1);
+    faults.refuse(Call::Register, libc::ENOMEM);
+    let command = |req, map| Command::MrRereg { req, map };
+    let refused = bench.world.execute(&guest, ctx, command(rights, None));
+    assert_eq!(refused.unwrap_err(), Status::NOMEM);
+    faults.refuse(Call::Register, 0);
+    let Reply::Mr(second) = bench.world.ok(&guest, ctx, command(rights, None)) else {
+        panic!("a region")
+    };
+    assert_ne!(first.lkey, second.lkey);
+    assert_eq!(faults.live().0.mrs, mrs, "one came, one went");
+    assert_eq!(bench.world.shard.status(guest.nic).unwrap().objects.mr_bytes, bytes);
+    for (req, map, status) in [
+        (rereg(first.lkey, abi::rereg::ACCESS, 1), None, Status::NOENT),
+        (rereg(second.lkey, 0, 1), None, Status::INVAL),
+        (rereg(second.lkey, 8, 1), None, Status::INVAL),
+        (rereg(second.lkey, abi::rereg::TRANSLATION, 1), None, Status::INVAL),
+        (rereg(second.lkey, abi::rereg::ACCESS, 2), None, Status::INVAL),
+        (
+            abi::MrReregReq { pdn: U32::new(99), ..rereg(second.lkey, abi::rereg::PD, 1) },
+            None,
+            Status::NOENT,
+        ),
+    ] {
+        let refused = bench.world.execute(&guest, ctx, command(req, map));
+        assert_eq!(refused.unwrap_err(), status);
+    }
+    let moved = rereg(second.lkey, abi::rereg::TRANSLATION | abi::rereg::PD, 0);
+    let Reply::Mr(third) = bench.world.ok(&guest, ctx, command(moved, Some(map))) else {
+        panic!("a region")
+    };
+    bench.world.ok(&guest, ctx, Command::MrDereg(third.lkey.get()));
+    assert_eq!(faults.live().0.mrs, mrs - 1);
 }

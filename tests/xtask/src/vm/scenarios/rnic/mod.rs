@@ -144,7 +144,7 @@ impl Args {
     }
 
     fn wanted(&self, name: &str) -> bool {
-        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+        self.only.as_ref().is_none_or(|only| only.split(',').any(|part| name.contains(part)))
     }
 }
 

@@ -1,0 +1,199 @@
+//! SRQs that are resized, and events of CQs under moderation.
+
+use virtio_rdma_abi::{arm, ctrl, srq_mask};
+
+use super::*;
+
+const US: u64 = 1000;
+
+/// A guest with an SRQ, and two connected QPs of which the second receives from it.
+struct Shared {
+    bench: Bench,
+    guest: Guest,
+    srqn: u32,
+    doorbell: u32,
+    ring: (u64, u32),
+    posted: u32,
+    a: Qp,
+    b: Qp,
+}
+
+impl Shared {
+    fn new(entries: u32) -> Self {
+        let mut bench = Bench::new();
+        let (mut guest, _) = bench.guest(1, 1);
+        let (at, ring) = guest.ring(bytes(entries));
+        let req = abi::SrqCreateReq {
+            pdn: U32::new(guest.pd),
+            entries: U32::new(entries),
+            max_wr: U32::new(entries),
+            max_sge: U32::new(1),
+            log2_stride: driver::RQ_STRIDE,
+            ..abi::SrqCreateReq::default()
+        };
+        let ctx = guest.ctx;
+        let Reply::Srq(srq) = bench.world.ok(&guest, ctx, Command::SrqCreate { req, ring }) else {
+            panic!("an SRQ")
+        };
+        let (srqn, doorbell) = (srq.srqn.get(), srq.db.get());
+        let a = bench.world.qp(&mut guest, qpt::RC, 16, None);
+        let b = bench.world.qp(&mut guest, qpt::RC, 16, Some(srqn));
+        bench.world.connect(&guest, &a, qpt::RC, (b.qpn, guest.gid));
+        bench.world.connect(&guest, &b, qpt::RC, (a.qpn, guest.gid));
+        Self { bench, guest, srqn, doorbell, ring: (at, entries), posted: 0, a, b }
+    }
+
+    fn post(&mut self, count: u32) {
+        let (at, entries) = self.ring;
+        for _ in 0..count {
+            let shared = (at, entries, self.doorbell);
+            self.guest.post_shared(shared, self.posted, self.guest.sge(0, 64));
+            self.posted += 1;
+        }
+    }
+
+    /// Sends, and the receives that were used up by it.
+    fn send(&mut self, count: u64) -> Vec<u64> {
+        for n in 0..count {
+            send(&self.guest, &mut self.a, 0, n);
+            self.bench.world.settle();
+        }
+        self.guest.statuses(&mut self.b.cq).into_iter().map(|(wr_id, _)| wr_id).collect()
+    }
+
+    fn resize(&mut self, entries: u32, max_wr: u32) -> Result<(), Status> {
+        let (at, ring) = self.guest.ring(bytes(entries));
+        let req = abi::SrqModifyReq {
+            srqn: U32::new(self.srqn),
+            mask: U32::new(srq_mask::MAX_WR),
+            max_wr: U32::new(max_wr),
+            entries: U32::new(entries),
+            ..abi::SrqModifyReq::default()
+        };
+        let command = Command::SrqModify { req, ring: Some(ring) };
+        self.bench.world.execute(&self.guest, self.guest.ctx, command)?;
+        self.ring = (at, entries);
+        Ok(())
+    }
+
+    fn taken(&self) -> u32 {
+        let (at, entries) = self.ring;
+        let control = at + (u64::from(entries) << driver::RQ_STRIDE);
+        let bytes = self.guest.read(control + ctrl::TAKEN as u64, 4);
+        u32::from_le_bytes(bytes.try_into().unwrap())
+    }
+
+    fn max_wr(&mut self) -> u32 {
+        let query = Command::SrqQuery(self.srqn);
+        match self.bench.world.ok(&self.guest, self.guest.ctx, query) {
+            Reply::SrqAttr(attr) => attr.max_wr.get(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn bytes(entries: u32) -> u64 {
+    (u64::from(entries) << driver::RQ_STRIDE) + 128
+}
+
+#[test]
+fn a_resized_shared_queue_keeps_what_waits_and_goes_on_counting() {
+    let mut s = Shared::new(8);
+    s.post(8);
+    assert_eq!(s.send(5), [0, 1, 2, 3, 4]);
+    assert_eq!(s.resize(2, 2), Err(Status::INVAL), "three receives wait");
+    assert_eq!(s.resize(32, 33), Err(Status::INVAL), "more than the ring has");
+    assert_eq!(s.resize(24, 24), Err(Status::INVAL), "no power of two");
+    // Nobody has looked at these yet.
+    s.post(2);
+    s.resize(32, 30).unwrap();
+    assert_eq!((s.max_wr(), s.taken()), (30, 5));
+    s.post(25);
+    assert_eq!(s.send(30), (5..35).collect::<Vec<u64>>());
+    s.resize(4, 4).unwrap();
+    s.post(4);
+    assert_eq!(s.send(4), [35, 36, 37, 38]);
+    assert_eq!((s.max_wr(), s.taken()), (4, 39));
+    assert_eq!(s.guest.asynchronous(), [], "no index was beyond its ring");
+}
+
+#[test]
+fn the_limit_of_a_queue_that_has_grown_counts_what_waits_in_the_guest() {
+    let mut s = Shared::new(8);
+    s.resize(32, 32).unwrap();
+    s.post(20);
+    let limit = abi::SrqModifyReq {
+        srqn: U32::new(s.srqn),
+        mask: U32::new(srq_mask::LIMIT),
+        limit: U32::new(12),
+        ..abi::SrqModifyReq::default()
+    };
+    let command = Command::SrqModify { req: limit, ring: None };
+    s.bench.world.ok(&s.guest, s.guest.ctx, command);
+    assert_eq!(s.send(8).len(), 8);
+    assert_eq!(s.guest.asynchronous(), [], "twelve wait, of which the hardware has eight");
+    assert_eq!(s.send(1).len(), 1);
+    assert_eq!(s.guest.asynchronous(), [(event::SRQ_LIMIT_REACHED, s.srqn)]);
+    assert_eq!(s.send(3).len(), 3);
+    assert_eq!(s.guest.asynchronous(), [], "once");
+}
+
+/// A receiver whose events wait for `count` entries or `period_us`.
+fn moderated(count: u16, period_us: u16) -> (Bench, Guest, Qp, Qp) {
+    let mut bench = Bench::new();
+    let (mut guest, _) = bench.guest(1, 1);
+    let (a, mut b) = bench.pair(&mut guest);
+    (0..12).for_each(|n| guest.post_receive(&mut b, n, &[]));
+    let command = Command::CqModerate { cqn: b.cq.cqn, count, period_us };
+    bench.world.ok(&guest, guest.ctx, command);
+    bench.world.settle();
+    guest.arm(&b.cq, arm::ANY);
+    (bench, guest, a, b)
+}
+
+fn send_some(bench: &mut Bench, guest: &Guest, a: &mut Qp, count: u64) {
+    (0..count).for_each(|n| send(guest, a, 0, n));
+    bench.world.settle();
+}
+
+#[test]
+fn moderated_events_wait_for_the_count_or_the_period() {
+    let (mut bench, guest, mut a, mut b) = moderated(4, 50);
+    send_some(&mut bench, &guest, &mut a, 3);
+    assert_eq!(guest.completion_events().len(), 0);
+    send_some(&mut bench, &guest, &mut a, 1);
+    assert_eq!(guest.completion_events().len(), 1, "the count");
+    assert_eq!(guest.statuses(&mut b.cq).len(), 4);
+    guest.arm(&b.cq, arm::ANY);
+    send_some(&mut bench, &guest, &mut a, 1);
+    bench.world.advance(49 * US);
+    assert_eq!(guest.completion_events().len(), 0);
+    bench.world.advance(US);
+    assert_eq!(guest.completion_events().len(), 1, "the period");
+    assert_eq!(bench.world.shard.next_deadline(), None, "no timer is left behind");
+}
+
+#[test]
+fn errors_and_new_settings_end_the_wait_and_a_cq_that_goes_takes_it_along() {
+    let (mut bench, guest, mut a, b) = moderated(100, u16::MAX);
+    send_some(&mut bench, &guest, &mut a, 1);
+    assert_eq!(guest.completion_events().len(), 0);
+    bench.world.modify(&guest, &b, state_attr(qps::ERR)).unwrap();
+    bench.world.settle();
+    assert_eq!(guest.completion_events().len(), 1, "a flush is an error");
+
+    let (mut bench, guest, mut a, b) = moderated(100, u16::MAX);
+    send_some(&mut bench, &guest, &mut a, 1);
+    let off = Command::CqModerate { cqn: b.cq.cqn, count: 0, period_us: 10 };
+    bench.world.ok(&guest, guest.ctx, off);
+    bench.world.settle();
+    assert_eq!(guest.completion_events().len(), 1, "the old wait is over");
+
+    let (mut bench, guest, mut a, b) = moderated(100, 50);
+    send_some(&mut bench, &guest, &mut a, 1);
+    bench.world.ok(&guest, guest.ctx, Command::QpDestroy(b.qpn));
+    bench.world.ok(&guest, guest.ctx, Command::CqDestroy(b.cq.cqn));
+    assert_eq!(bench.world.shard.next_deadline(), None);
+    let stranger = Command::CqModerate { cqn: a.cq.cqn, count: 1, period_us: 1 };
+    assert_eq!(bench.world.execute(&guest, 0, stranger).unwrap_err(), Status::NOENT);
+}
