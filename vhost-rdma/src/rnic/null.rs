@@ -303,8 +303,11 @@ impl Null {
     fn deliver(&mut self, wr: &SendWr, dest_qpn: u32, byte_len: u32) {
         let with_imm = matches!(wr.opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM);
         let takes = with_imm || matches!(wr.opcode, opcode::SEND | opcode::SEND_WITH_INV);
+        if !takes {
+            return;
+        }
         let Some((_, qp)) = self.qps.iter_mut().find(|(_, qp)| qp.qpn == dest_qpn) else { return };
-        if !takes || !matches!(qp.state, qps::RTR | qps::RTS | qps::SQD) {
+        if !matches!(qp.state, qps::RTR | qps::RTS | qps::SQD) {
             return;
         }
         let wr_id = match qp.srq {
