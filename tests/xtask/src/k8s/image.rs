@@ -152,7 +152,7 @@ impl Image {
         let config = json!({
             "architecture": std::env::consts::ARCH.replace("x86_64", "amd64").replace("aarch64", "arm64"),
             "os": "linux",
-            "config": {"Entrypoint": self.entry, "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},
+            "config": {"Entrypoint": self.entry, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
             "history": [{"created_by": "xtask"}],
         })

@@ -98,6 +98,21 @@ impl<'a> Kubectl<'a> {
         format!("pod {name}: {status}\nevents:\n{events}\nits output:\n{logs}")
     }
 
+    /// Waits for an Event of the agent about a pod or the node; its text.
+    pub(crate) fn wait_event(&self, reason: &str, object: &str) -> Result<String> {
+        let selector = format!("reason={reason},involvedObject.name={object}");
+        wait_for(&format!("an Event {reason} about {object}"), DELETE_WAIT, || {
+            std::thread::sleep(Duration::from_millis(300));
+            let list = self.get(&["events", "-A", "--field-selector", &selector])?;
+            let events = list.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let found = events
+                .iter()
+                .find(|e| e.get("reportingComponent") == Some(&"vhost-rdma-agent".into()));
+            Ok(found
+                .map(|e| e.get("message").and_then(Value::as_str).unwrap_or_default().to_owned()))
+        })
+    }
+
     /// Deletes pods and waits until they are gone: this kubelet reports the end of a pod up to ten seconds late.
     pub(crate) fn delete_pods(&self, names: &[&str]) -> Result<()> {
         let mut args = vec!["delete", "pod", "--wait=false", "--ignore-not-found"];

@@ -3,11 +3,12 @@
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `image` makes
 //! container images; `kubectl` asks and tells; `ours` is what is tested, `pods` who uses
-//! it, `test`, `restarts` and `attach` the rows.
+//! it, `test`, `restarts`, `attach`, `vms` and `manifests` the rows.
 
 mod attach;
 pub(crate) mod image;
 mod kubectl;
+mod manifests;
 mod node;
 mod ours;
 pub(crate) mod parts;

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ const CNI: &str = "vhost-rdma-cni";
 /// Our part of the network configuration list.
 pub(crate) const CHAINED: &str = r#"{"type": "vhost-rdma-cni"}"#;
 const METRICS: &str = "127.0.0.1:9471";
+/// Where the daemon of `manifests/node` has them.
+const METRICS_SOCKET: &str = "/run/vhost-rdma/metrics.sock";
 
 /// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev beside each NIC.
 const POOLS: &str = r#"
@@ -76,7 +80,7 @@ impl Ours {
         Ok(Self { dir: dir.canonicalize().with_context(|| dir.display().to_string())? })
     }
 
-    fn program(&self, name: &str) -> PathBuf {
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
@@ -162,10 +166,22 @@ pub(crate) fn nic(node: &Node, id: &str) -> Result<Value> {
     daemon(node, &["nic", "show", &format!("{PREFIX}{id}")])
 }
 
+/// The daemon's metrics page, by the way that it offers.
+fn metrics(node: &Node) -> Result<String> {
+    let Ok(mut socket) = UnixStream::connect(node.path(METRICS_SOCKET)) else {
+        let url = format!("http://{METRICS}/metrics");
+        return node.run(&["busybox", "wget", "-q", "-O", "-", &url]);
+    };
+    socket.set_read_timeout(Some(WAIT))?;
+    socket.write_all(b"GET /metrics HTTP/1.0\r\nHost: node\r\n\r\n")?;
+    let mut page = String::new();
+    socket.read_to_string(&mut page)?;
+    Ok(page)
+}
+
 /// Payload bytes, sent and received, by ID, from the daemon's metrics page.
 pub(crate) fn bytes(node: &Node) -> Result<BTreeMap<String, u64>> {
-    let page =
-        node.run(&["busybox", "wget", "-q", "-O", "-", &format!("http://{METRICS}/metrics")])?;
+    let page = metrics(node)?;
     let mut sums = BTreeMap::new();
     for line in page.lines() {
         let counts = ["vhost_rdma_nic_tx_bytes_total{", "vhost_rdma_nic_rx_bytes_total{"];

@@ -184,3 +184,23 @@ pub(crate) fn node_root(cache: &Cache) -> Result<PathBuf> {
     })?;
     Ok(dir.join("root"))
 }
+
+/// The root of the node parts' image: what `debian:bookworm-slim` has and `install-cni` needs.
+pub(crate) fn image_root(cache: &Cache) -> Result<PathBuf> {
+    let archive = Archive::open(cache, &[SUITE])?;
+    let packages = ["bash", "coreutils", "dash", "diffutils", "libc6", "libgcc-s1"];
+    let inputs = format!("1\n{}", archive.resolve(&packages)?.join("\n"));
+    let name = "k8s-image";
+    if !cache.has(name, &inputs) && archive.renew(cache)? {
+        return image_root(cache);
+    }
+    let dir = cache.artefact(name, &inputs, |tmp| {
+        mmdebstrap(
+            cache,
+            &archive,
+            &Recipe { name, suite: SUITE, variant: "essential", packages: &owned(&packages) },
+            &tmp.join("root"),
+        )
+    })?;
+    Ok(dir.join("root"))
+}

@@ -164,11 +164,14 @@ pub(crate) fn healthy(node: &Node) -> Result<()> {
 }
 
 /// The network configuration list: the bridge, and what is chained behind it.
-pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -> Result<()> {
+pub(crate) fn network(version: &str, chained: Option<&str>) -> String {
     let more = chained.map(|c| format!(", {c}")).unwrap_or_default();
-    let list = format!(
-        "{{\"cniVersion\": \"{version}\", \"name\": \"lab\", \"plugins\": [{BRIDGE}{more}]}}\n"
-    );
+    format!("{{\"cniVersion\": \"{version}\", \"name\": \"lab\", \"plugins\": [{BRIDGE}{more}]}}\n")
+}
+
+/// Gives the node this list.
+pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -> Result<()> {
+    let list = network(version, chained);
     // Under its final name at once: containerd watches the directory and reads whatever it sees.
     let dir = node.path("/etc/cni/net.d");
     fs::write(dir.join(".new"), list)?;
@@ -232,6 +235,9 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
         progress.tick();
         Ok(kubectl.run(&["get", "serviceaccount", "default"]).ok())
     })?;
+    // The `kubernetes` service, as kube-proxy would make it: what programs in pods know of the API server.
+    node.sh("ip addr add 10.96.0.1/32 dev lo
+iptables -t nat -A OUTPUT -d 10.96.0.1 -p tcp --dport 443 -j REDIRECT --to-ports 6443")?;
     // What the agent may do in the cluster; more would hide that it needs more.
     kubectl.run(&[
         "create",

@@ -86,7 +86,7 @@ pub(crate) fn agent_kill(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// What must be the same before and after the daemon's death.
-fn identity(bench: &Bench<'_>, pod: &Pod) -> Result<Vec<String>> {
+pub(crate) fn identity(bench: &Bench<'_>, pod: &Pod) -> Result<Vec<String>> {
     let nic = ours::nic(bench.node, &pod.id)?;
     let container = bench.pods.kubectl.run(&[
         "get", "pod", &pod.name, "-o",
@@ -129,11 +129,8 @@ pub(crate) fn stuck_vmm(bench: &mut Bench<'_>) -> Result<()> {
     bench.pods.wait_session(a, numbers[0] + 1)?;
     bench.pods.wait_session(b, numbers[1] + 1)?;
     bench.offered(POOL, COUNT - 1)?;
-    let events = wait_for("an Event about the pod", WAIT, || {
-        let told = bench.pods.kubectl.tell("stuck");
-        Ok(told.contains("NicUnhealthy").then_some(told))
-    })?;
-    ensure!(events.contains(&stuck.id), "the Event does not name {}: {events}", stuck.id);
+    let event = bench.pods.kubectl.wait_event("NicUnhealthy", "stuck")?;
+    ensure!(event.contains(&stuck.id), "the Event does not name {}: {event}", stuck.id);
     bench.pods.kubectl.delete_pods(&["stuck"])?;
     bench.offered(POOL, COUNT)?;
     let again = bench.pods.start(&wanted)?;

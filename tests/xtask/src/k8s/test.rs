@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, ours, plane, restarts, vms};
+use crate::k8s::{attach, manifests, ours, plane, restarts, vms};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Only steps whose name contains this
     #[arg(long)]
     pub(crate) only: Option<String>,
-    /// Also two VMs in pods, with unmodified programs between them
+    /// Also two VMs in pods, with unmodified programs between them, and `manifests/node`
     #[arg(long, conflicts_with = "brief")]
     pub(crate) full: bool,
     /// Nothing is killed: pods do RDMA, one of another network does not, and nothing remains of them
@@ -50,30 +50,41 @@ pub(crate) struct Bench<'a> {
 
 type Step = fn(&mut Bench<'_>) -> Result<()>;
 
-/// The step that only `--full` takes.
-const VMS: &str = "VMs in pods: ibv_rc_pingpong, rping";
+/// How often a step is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Always: others stand on it.
+    First,
+    /// Also with `--brief`.
+    Brief,
+    Usual,
+    /// Only with `--full`.
+    Full,
+}
 
-/// The last step.
-const END: &str = "nothing remains of deleted pods";
-/// The first of the steps that kill.
-const RESTARTS: &str = "kubelet restarted";
+use When::{Brief, First, Full, Usual};
 
-const STEPS: &[(&str, Step)] = &[
-    ("kubelet registers the pools", |b| b.register()),
-    ("two restricted pods with a NIC each", |b| b.two_pods()),
-    ("WRITE, READ, SEND between pods", |b| b.rdma()),
-    ("a pod of another network gets nowhere", |b| b.foreign()),
-    (RESTARTS, restarts::kubelet_term),
-    ("kubelet killed in an allocation", restarts::kubelet_kill),
-    ("agent restarted", restarts::agent_term),
-    ("agent killed in an allocation", restarts::agent_kill),
-    ("daemon killed: the guest resumes", restarts::daemon_kill),
-    ("daemon killed: a VMM that does not", restarts::stuck_vmm),
-    ("CNI 0.4.0: ADD and DEL", attach::cni_040),
-    ("CNI 1.0.0: ADD and DEL", attach::cni_100),
-    ("20 pods at once", |b| b.crowd()),
-    (VMS, |b| vms::two_vms(b)),
-    (END, |b| b.nothing_left()),
+const STEPS: &[(When, &str, Step)] = &[
+    (First, "kubelet registers the pools", |b| b.register()),
+    (First, "two restricted pods with a NIC each", |b| b.two_pods()),
+    (Brief, "WRITE, READ, SEND between pods", |b| b.rdma()),
+    (Brief, "a pod of another network gets nowhere", |b| b.foreign()),
+    (Usual, "kubelet restarted", restarts::kubelet_term),
+    (Usual, "kubelet killed in an allocation", restarts::kubelet_kill),
+    (Usual, "agent restarted", restarts::agent_term),
+    (Usual, "agent killed in an allocation", restarts::agent_kill),
+    (Usual, "daemon killed: the guest resumes", restarts::daemon_kill),
+    (Usual, "daemon killed: a VMM that does not", restarts::stuck_vmm),
+    (Usual, "CNI 0.4.0: ADD and DEL", attach::cni_040),
+    (Usual, "CNI 1.0.0: ADD and DEL", attach::cni_100),
+    (Usual, "20 pods at once", |b| b.crowd()),
+    (Full, "VMs in pods: daemon killed", vms::daemon_killed),
+    (Full, "VMs in pods: ibv_rc_pingpong, rping", |b| vms::two_vms(b)),
+    (Brief, "nothing remains of deleted pods", |b| b.nothing_left()),
+    (Full, "manifests: the API server takes them", manifests::checked),
+    (Full, "manifests: installed, NICs, rights", manifests::installed),
+    (Full, "manifests: upgraded", manifests::upgraded),
+    (Full, "manifests: uninstalled", manifests::uninstalled),
 ];
 
 impl Args {
@@ -82,15 +93,17 @@ impl Args {
         let (node, _) = super::start(cache, &std::process::id().to_string(), Life::Ours)?;
         let mut table = vec![row("cluster and node parts up", &Ok(()), begun.elapsed())];
         let mut bench = Bench { node: &node, cache, pods: Pods::new(&node), pair: Vec::new() };
-        // Later steps stand on the first two.
-        let kills = STEPS.iter().position(|(name, _)| *name == RESTARTS).unwrap_or(STEPS.len());
-        let wanted = |n: usize, name: &str| {
-            (name != VMS || self.full)
-                && (!self.brief || n < kills || name == END)
-                && (n < 2 || self.only.as_ref().is_none_or(|o| name.contains(o.as_str())))
+        let wanted = |when: When, name: &str| {
+            let named = self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+            let taken = match when {
+                First => return true,
+                Brief => true,
+                Usual => !self.brief,
+                Full => self.full,
+            };
+            named && taken
         };
-        for (_, (name, step)) in STEPS.iter().enumerate().filter(|(n, (name, _))| wanted(*n, name))
-        {
+        for (_, name, step) in STEPS.iter().filter(|(when, name, _)| wanted(*when, name)) {
             let begun = Instant::now();
             let result = step(&mut bench);
             check_interrupt()?;

@@ -21,20 +21,21 @@ use crate::roots::{self, Debian};
 
 const IMAGE: &str = "localhost/vm:lab";
 const POOL: &str = "tapped";
+const COUNT: usize = 4;
 const WAIT: Duration = Duration::from_secs(900);
 const CONVERT_WAIT: Duration = Duration::from_secs(300);
 
-/// `$1` the guest's name, `$2` its number. 9p's files are the pod's own directory; the second serial line is the guest's command line.
+/// `$1` the guest's name, `$2` its number, `$3` what it does. 9p's files are the pod's own directory; the second serial line is the guest's command line.
 const RUN: &str = r#"#!/bin/sh
 set -e
 mkdir -p /share/cmd /share/products
 cp /vm/products/* /share/products/
-cp "/vm/$1.sh" /share/cmd/1.sh
+cp "/vm/$3.sh" /share/cmd/1.sh
 mkfifo /share/ctl.in /share/ctl.out
 export TMPDIR=/share
-eval "set -- \"$1\" \"$2\" $VHOST_RDMA_TAPPED_0_QEMU_ARGS"
+eval "set -- \"$1\" \"$2\" \"$3\" $VHOST_RDMA_TAPPED_0_QEMU_ARGS"
 name=$1 number=$2
-shift 2
+shift 3
 echo "qemu-system-x86_64 … $*"
 ( qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
   -M q35,memory-backend=mem -m 640M -object memory-backend-memfd,id=mem,size=640M,share=on \
@@ -92,8 +93,18 @@ again rping -c -a 10.9.0.2 -v -C 20
 ip neigh show 10.9.0.2
 ";
 
-/// Makes the image and puts it into the cluster.
+/// A guest with a queue pair and somebody who waits at it.
+const HOLD: &str = "
+ibv_rc_pingpong -d $dev -g $gid > /dev/null &
+touch /host/up
+sleep 1000000
+";
+
+/// Makes the image and puts it into the cluster, once.
 fn import(bench: &Bench<'_>, cache: &Cache) -> Result<()> {
+    if bench.node.run(&["ctr", "-n", "k8s.io", "images", "ls", "-q"])?.lines().any(|i| i == IMAGE) {
+        return Ok(());
+    }
     let guest = roots::guest(cache, Debian::Trixie)?;
     let stage = bench.node.lab().join("vm");
     std::fs::create_dir_all(&stage)?;
@@ -108,8 +119,9 @@ fn import(bench: &Bench<'_>, cache: &Cache) -> Result<()> {
         .entry(&["/bin/sh", "/vm/run"]);
     let scripts = [
         ("run", RUN.to_owned()),
-        ("a.sh", SET_UP.to_owned() + CLIENT),
-        ("b.sh", SET_UP.to_owned() + SERVER),
+        ("client.sh", SET_UP.to_owned() + CLIENT),
+        ("server.sh", SET_UP.to_owned() + SERVER),
+        ("hold.sh", SET_UP.to_owned() + HOLD),
     ];
     for (name, text) in scripts {
         let path: PathBuf = stage.join(name);
@@ -126,7 +138,7 @@ fn import(bench: &Bench<'_>, cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-fn manifest(name: &str, number: &str) -> Value {
+fn manifest(name: &str, number: &str, does: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": format!("vm-{name}")},
@@ -140,7 +152,7 @@ fn manifest(name: &str, number: &str) -> Value {
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [{
-                "name": "vm", "image": IMAGE, "imagePullPolicy": "Never", "args": [name, number],
+                "name": "vm", "image": IMAGE, "imagePullPolicy": "Never", "args": [name, number, does],
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
                 "resources": {"limits": {"memory": "1Gi", resource(POOL): 1}, "requests": {"cpu": "10m"}},
                 "volumeMounts": [{"name": "share", "mountPath": "/share"}],
@@ -150,14 +162,45 @@ fn manifest(name: &str, number: &str) -> Value {
     })
 }
 
+/// The daemon dies under a QEMU, whose device never connects again: its pod's ID goes Unhealthy, an Event says so, and a pod of the same name gets a
+/// NIC. That this one works is [`two_vms`], whose first guest it is.
+pub(crate) fn daemon_killed(bench: &mut Bench<'_>) -> Result<()> {
+    import(bench, bench.cache)?;
+    plane::write_network(bench.node, "1.0.0", Some(ours::CHAINED))?;
+    let kubectl = bench.pods.kubectl;
+    bench.offered(POOL, COUNT)?;
+    kubectl.create(&manifest("a", "1", "hold"))?;
+    let up = wait_for("the guest to have a queue pair", WAIT, || {
+        std::thread::sleep(Duration::from_secs(1));
+        let pod = kubectl.pod("vm-a")?.context("the pod is gone")?;
+        let phase = pod.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default();
+        ensure!(["Pending", "Running"].contains(&phase), "the pod is {phase}");
+        Ok(kubectl.run(&["exec", "vm-a", "--", "test", "-e", "/share/up"]).ok().map(drop))
+    });
+    up.with_context(|| kubectl.tell("vm-a"))?;
+    let pod = bench.pods.look("vm-a", Some(POOL))?;
+    let session = ours::nic(bench.node, &pod.id)?.get("session").cloned();
+    ensure!(session == Some("driver_ready".into()), "the session is {session:?}");
+    bench.node.kill(ours::DAEMON, "KILL")?;
+    ours::start_daemon(bench.node)?;
+    bench.offered(POOL, COUNT - 1)?;
+    let event = kubectl.wait_event("NicUnhealthy", "vm-a")?;
+    eprintln!("    Event about vm-a: {event}");
+    ensure!(event.contains(&pod.id), "the Event does not name {}: {event}", pod.id);
+    kubectl.wait_phase("vm-a", "Running", WAIT)?;
+    kubectl.delete_pods(&["vm-a"])?;
+    bench.offered(POOL, COUNT)?;
+    bench.consistent(&[])
+}
+
 /// Two VMs in two pods.
 pub(crate) fn two_vms(bench: &Bench<'_>) -> Result<()> {
     import(bench, bench.cache)?;
     plane::write_network(bench.node, "1.0.0", Some(ours::CHAINED))?;
     let before: u64 = ours::bytes(bench.node)?.values().sum();
     let kubectl = bench.pods.kubectl;
-    for (name, number) in [("b", "2"), ("a", "1")] {
-        kubectl.create(&manifest(name, number))?;
+    for (name, number, does) in [("b", "2", "server"), ("a", "1", "client")] {
+        kubectl.create(&manifest(name, number, does))?;
     }
     for name in ["vm-a", "vm-b"] {
         wait_for(&format!("{name} to end"), WAIT, || {

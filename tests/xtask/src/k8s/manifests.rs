@@ -1,0 +1,419 @@
+//! `manifests/node` in the cluster: an image after `Containerfile`, the DaemonSet, an upgrade, and the way back, as docs/KUBERNETES.md tells an
+//! administrator. The daemon and the agent that the node began with are gone by then: whatever pods get, they get from containers.
+//!
+//! The files are used as they are, with the image, the pools and the CNI chain of this cluster in the places where an administrator writes them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::exec::{wait_for, workspace};
+use crate::k8s::image::Image;
+use crate::k8s::node::Node;
+use crate::k8s::ours::{self, Ours};
+use crate::k8s::pods::{Pod, Wanted};
+use crate::k8s::test::{Bench, POOL as FORMER};
+use crate::k8s::{parts, plane, restarts};
+use crate::products::static_programs;
+
+const NAMESPACE: &str = "vhost-rdma";
+const NAME: &str = "vhost-rdma-node";
+const LABEL: &str = "app.kubernetes.io/name=vhost-rdma-node";
+const ACCOUNT: &str = "--as=system:serviceaccount:vhost-rdma:vhost-rdma-node";
+const IMAGE: &str = "localhost/vhost-rdma-node";
+/// Where the administrator has the files.
+const DIR: &str = "/lab/manifests";
+const CHAIN: &str = "/etc/cni/net.d/00-vhost-rdma.conflist";
+const PLUGIN: &str = "/opt/cni/bin/vhost-rdma-cni";
+const SOCKET: &str = "/run/vhost-rdma-agent/agent.sock";
+const WAIT: Duration = Duration::from_secs(240);
+const MINE: &str = "packed";
+const USERS: [&str; 2] = ["m-one", "m-two"];
+
+/// The first release, and what replaces it.
+const RELEASES: [&str; 2] = ["lab1", "lab2"];
+
+fn pools(count: u32) -> String {
+    format!(
+        "[[pools]]\nname = \"{MINE}\"\nkind = \"vhost-user\"\ncount = {count}\nnetwork = \"{MINE}\"\n\
+         socket = {{ owner = 1000, group = 1000, mode = \"0660\" }}\ncompanion = {{ bridge = \"k8sbr0\" }}\n"
+    )
+}
+
+/// Copies the files to the node; what is not named by `changes` is as in the repository.
+fn copy(node: &Node, changes: &[(&str, String)]) -> Result<()> {
+    let to = node.path(DIR);
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(workspace().join("manifests/node"))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let changed = changes.iter().find(|(n, _)| name == *n);
+        let text = match changed {
+            Some((_, text)) => text.clone(),
+            None => fs::read_to_string(entry.path())?,
+        };
+        fs::write(to.join(name), text)?;
+    }
+    Ok(())
+}
+
+/// Writes image, pools and chain where the README says.
+fn customise(node: &Node, release: &str, count: u32) -> Result<()> {
+    let text = fs::read_to_string(workspace().join("manifests/node/kustomization.yaml"))?;
+    let mut changed = 0;
+    let lines = text.lines().map(|line| {
+        let new = [("    newName: ", IMAGE), ("    newTag: ", release)]
+            .into_iter()
+            .find(|(key, _)| line.starts_with(key));
+        changed += usize::from(new.is_some());
+        new.map_or_else(|| format!("{line}\n"), |(key, value)| format!("{key}{value}\n"))
+    });
+    let kustomization: String = lines.collect();
+    ensure!(changed == 2, "kustomization.yaml has no image to set");
+    let config = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "data": {"config.toml": pools(count), "cni.conflist": plane::network("1.0.0", Some(ours::CHAINED))},
+    });
+    copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
+}
+
+/// The programs of a release. A later one differs by what no loader reads.
+fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static str)>> {
+    let ours = Ours::build(bench.cache)?;
+    let plugin = static_programs(bench.cache, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
+    let plugin = plugin.into_iter().next().context("one program was asked for")?;
+    let stage = bench.node.lab().join("release");
+    fs::create_dir_all(&stage)?;
+    let mut all = Vec::new();
+    for (from, name) in [
+        (ours.program(ours::DAEMON), ours::DAEMON),
+        (ours.program(ours::AGENT), ours::AGENT),
+        (plugin, "vhost-rdma-cni"),
+    ] {
+        let mut bytes = fs::read(&from).with_context(|| from.display().to_string())?;
+        bytes.extend_from_slice(release.as_bytes());
+        let to = stage.join(name);
+        fs::write(&to, bytes)?;
+        all.push((to, name));
+    }
+    Ok(all)
+}
+
+/// Makes an image after `Containerfile` and puts it into the node's containerd.
+fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
+    let mut image = Image::on_root(&parts::image_root(bench.cache)?)
+        .entry(&["/usr/local/bin/vhost-rdma-agent"])
+        .file(&workspace().join("manifests/node/install-cni"), "usr/local/bin/install-cni");
+    for (program, name) in programs(bench, release)? {
+        image = image.file(&program, &format!("usr/local/bin/{name}"));
+    }
+    image.import(bench.node, &format!("{IMAGE}:{release}"))
+}
+
+/// Waits for the DaemonSet's one pod, all of it ready, of this release; its name.
+fn ready(bench: &Bench<'_>, release: &str) -> Result<String> {
+    let kubectl = bench.pods.kubectl;
+    let image = format!("{IMAGE}:{release}");
+    let outcome = wait_for("the DaemonSet's pod to be ready", WAIT, || {
+        std::thread::sleep(Duration::from_millis(300));
+        let list = kubectl.get(&["pods", "-n", NAMESPACE, "-l", LABEL])?;
+        let Some([pod]) = list.get("items").and_then(Value::as_array).map(Vec::as_slice) else {
+            return Ok(None);
+        };
+        let containers = pod.pointer("/status/containerStatuses").and_then(Value::as_array);
+        let good = containers.is_some_and(|all| {
+            all.len() == 3
+                && all.iter().all(|c| {
+                    c.get("ready") == Some(&true.into())
+                        && c.get("image").and_then(Value::as_str) == Some(&image)
+                })
+        });
+        let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        Ok((good && pod.pointer("/metadata/deletionTimestamp").is_none()).then(|| name.to_owned()))
+    });
+    outcome.with_context(|| tell(bench))
+}
+
+/// What a person would look at.
+fn tell(bench: &Bench<'_>) -> String {
+    let one = |args: &[&str]| bench.pods.kubectl.run(args).unwrap_or_else(|e| format!("{e:#}"));
+    let mut all = one(&["get", "pods,events", "-n", NAMESPACE, "-o", "wide"]);
+    for container in ["cni-binary", "daemon", "agent", "cni-config"] {
+        let log = one(&["logs", "-n", NAMESPACE, "-l", LABEL, "-c", container, "--tail=15"]);
+        all.push_str(&format!("{container}:\n{log}\n"));
+    }
+    all
+}
+
+/// Looks all the while at what a runtime would find, and does `work`: never may there be a chain that calls the plugin while nobody serves it.
+fn never_unserved<T>(node: &Node, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (chain, socket) = (node.path(CHAIN), node.path(SOCKET));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let (mut seen, mut unserved, mut without) = (0_u32, 0_u32, 0_u32);
+            while !done.load(Ordering::Relaxed) {
+                if chain.exists() {
+                    seen += 1;
+                    // The order of the two looks matters: what was taken away between them was there rightly.
+                    if UnixStream::connect(&socket).is_err() && chain.exists() {
+                        unserved += 1;
+                    }
+                } else {
+                    without += 1;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (seen, unserved, without)
+        });
+        let result = work();
+        // What came at the very end is to be seen, too.
+        std::thread::sleep(Duration::from_millis(500));
+        done.store(true, Ordering::Relaxed);
+        let Ok((seen, unserved, without)) = watcher.join() else { bail!("the watcher failed") };
+        let value = result?;
+        ensure!(unserved == 0, "{unserved} of {seen} times there was a chain and no agent");
+        ensure!(seen > 0 && without > 0, "seen {seen} times with a chain, {without} without");
+        Ok(value)
+    })
+}
+
+/// The API server takes the files as they are, and nothing but the namespace comes of it.
+pub(crate) fn checked(bench: &mut Bench<'_>) -> Result<()> {
+    copy(bench.node, &[])?;
+    let kubectl = bench.pods.kubectl;
+    kubectl.run(&["apply", "-f", &format!("{DIR}/namespace.yaml")])?;
+    let said = kubectl.run(&["apply", "-k", DIR, "--dry-run=server"])?;
+    for kind in ["namespace", "serviceaccount", "clusterrole.", "clusterrolebinding.", "configmap"]
+        .iter()
+        .chain(&["daemonset.apps"])
+    {
+        let told = said.lines().any(|l| l.starts_with(kind) && l.ends_with("(server dry run)"));
+        ensure!(told, "nothing about a {kind}:\n{said}");
+    }
+    let made = kubectl.run(&["get", "daemonsets,configmaps", "-n", NAMESPACE, "-o", "name"])?;
+    ensure!(!made.contains(NAME), "the dry run made {made}");
+    Ok(())
+}
+
+/// The node as it was before anything of ours came.
+fn clear(bench: &mut Bench<'_>) -> Result<()> {
+    let pair: Vec<String> = bench.pair.drain(..).map(|p| p.name).collect();
+    let names: Vec<&str> = pair.iter().map(String::as_str).collect();
+    bench.pods.kubectl.delete_pods(&names)?;
+    bench.consistent(&[])?;
+    for server in [ours::AGENT, ours::DAEMON] {
+        bench.node.kill(server, "TERM")?;
+    }
+    plane::write_network(bench.node, "0.4.0", None)?;
+    bench.node.sh(&format!("rm -rf {LEFT_BY_HAND} /etc/vhost-rdma-agent")).map(drop)
+}
+
+/// What docs/KUBERNETES.md §5 removes by hand.
+const LEFT_BY_HAND: &str =
+    "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent";
+
+pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
+    import(bench, RELEASES[0])?;
+    clear(bench)?;
+    customise(bench.node, RELEASES[0], 4)?;
+    let kubectl = bench.pods.kubectl;
+    let refused = refused(bench)?;
+    let pod = never_unserved(bench.node, || {
+        kubectl.run(&["apply", "-k", DIR])?;
+        let pod = ready(bench, RELEASES[0])?;
+        wait_for("the CNI configuration", WAIT, || {
+            Ok(bench.node.path(CHAIN).exists().then_some(()))
+        })?;
+        Ok(pod)
+    })?;
+    bench.offered(MINE, 4)?;
+    bench.offered(FORMER, 0)?;
+    plugin_is(bench, RELEASES[0])?;
+    let users = [
+        bench.pods.start(&Wanted::new(USERS[0], MINE))?,
+        bench.pods.start(&Wanted::new(USERS[1], MINE))?,
+    ];
+    works(bench, &users)?;
+    reloads(bench)?;
+    dies(bench, &users)?;
+    rights(bench, &pod)?;
+    ensure!(
+        self::refused(bench)? == refused,
+        "the API server refused something about events or nodes"
+    );
+    Ok(())
+}
+
+/// The plugin on the node is that of this release, whole, and nothing half done lies beside it.
+fn plugin_is(bench: &Bench<'_>, release: &str) -> Result<u64> {
+    let at = bench.node.path(PLUGIN);
+    let found = fs::read(&at)?;
+    ensure!(
+        found == fs::read(bench.node.lab().join("release/vhost-rdma-cni"))?,
+        "{PLUGIN} is another"
+    );
+    ensure!(found.ends_with(release.as_bytes()), "{PLUGIN} is not of {release}");
+    let metadata = fs::metadata(&at)?;
+    ensure!(metadata.mode() & 0o7777 == 0o755, "{PLUGIN} has mode {:o}", metadata.mode());
+    let left = bench.node.sh("ls -A /opt/cni/bin /etc/cni/net.d | grep '[.]new$' || true")?;
+    ensure!(left.trim().is_empty(), "left of a rename: {left}");
+    Ok(metadata.ino())
+}
+
+/// Each with its tap, RDMA between them, and everybody agrees who has what.
+fn works(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
+    for pod in users {
+        let owner = format!("/sys/class/net/vr-{}/owner", pod.id);
+        let owner = bench.pods.kubectl.run(&["exec", &pod.name, "--", "/bin/cat", &owner])?;
+        ensure!(owner.trim() == "1000", "the tap of {} belongs to {owner}", pod.name);
+    }
+    let [a, b] = users else { bail!("two pods were wanted") };
+    bench.counted(a, b)?;
+    bench.consistent(users)
+}
+
+/// A changed ConfigMap reaches the agent and, by it, the kubelet; an Event says so.
+fn reloads(bench: &Bench<'_>) -> Result<()> {
+    customise(bench.node, RELEASES[0], 6)?;
+    bench.pods.kubectl.run(&["apply", "-k", DIR])?;
+    bench.offered(MINE, 6)?;
+    bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
+}
+
+/// The daemon's process is killed. Its container starts again, as process 1 like the one before, and the guests come back.
+fn dies(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
+    let before: Vec<_> =
+        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    bench.node.run(&["pkill", "-KILL", "-x", "vhost-rdma"])?;
+    for pod in users {
+        bench.pods.wait_session(pod, 2)?;
+    }
+    bench.pods.kubectl.wait_event("DaemonBack", "node1")?;
+    let after: Vec<_> =
+        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    ensure!(before == after, "identities changed: {before:?}, {after:?}");
+    ready(bench, RELEASES[0])?;
+    works(bench, users)
+}
+
+/// The account may do what the agent does, which is in the log and the Events above, and nothing else.
+fn rights(bench: &Bench<'_>, pod: &str) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    let log = kubectl.run(&["logs", "-n", NAMESPACE, pod, "-c", "agent"])?;
+    ensure!(log.contains("v1.20.2"), "the agent did not learn the kubelet's version:\n{log}");
+    let table = kubectl.run(&["auth", "can-i", "--list", "--no-headers", ACCOUNT])?;
+    let mut may: Vec<String> = Vec::new();
+    for line in table.lines() {
+        let (Some(what), Some(verbs)) = (line.split_whitespace().next(), line.rsplit_once('['))
+        else {
+            continue;
+        };
+        // Every account may look at what the server is and ask what it may do itself.
+        if !what.starts_with('[') && !what.starts_with("selfsubject") {
+            may.push(format!("{what} {}", verbs.1.trim_end_matches(']')));
+        }
+    }
+    may.sort();
+    ensure!(
+        may == ["events.events.k8s.io create patch", "nodes get"],
+        "the account may {may:?}:\n{table}"
+    );
+    Ok(())
+}
+
+/// How often the API server said no to somebody who asked about Events or nodes.
+fn refused(bench: &Bench<'_>) -> Result<Vec<String>> {
+    let page = bench.pods.kubectl.run(&["get", "--raw", "/metrics"])?;
+    let about = |l: &str| l.contains("resource=\"events\"") || l.contains("resource=\"nodes\"");
+    Ok(page
+        .lines()
+        .filter(|l| {
+            l.starts_with("apiserver_request_total{") && l.contains("code=\"403\"") && about(l)
+        })
+        .map(ToOwned::to_owned)
+        .collect())
+}
+
+/// A new release changes nothing until the operator deletes the node's pod; then all of it is replaced, and pods keep their NICs.
+pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
+    let users = USERS.map(|name| bench.pods.look(name, Some(MINE)));
+    let [a, b] = users;
+    let users = [a?, b?];
+    let old = plugin_is(bench, RELEASES[0])?;
+    let before: Vec<_> =
+        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    import(bench, RELEASES[1])?;
+    customise(bench.node, RELEASES[1], 6)?;
+    let kubectl = bench.pods.kubectl;
+    kubectl.run(&["apply", "-k", DIR])?;
+    wait_for("the DaemonSet's controller to have seen it", WAIT, || {
+        let set = kubectl.get(&["daemonset", NAME, "-n", NAMESPACE])?;
+        Ok((set.pointer("/status/observedGeneration") == set.pointer("/metadata/generation"))
+            .then_some(()))
+    })?;
+    let pod = ready(bench, RELEASES[0])?;
+    let sessions: Vec<u64> = users
+        .iter()
+        .map(|p| Ok(bench.pods.session(p)?.context("the session is gone")?.number))
+        .collect::<Result<_>>()?;
+    let begun = Instant::now();
+    never_unserved(bench.node, || {
+        kubectl.run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;
+        ready(bench, RELEASES[1])?;
+        wait_for("the CNI configuration", WAIT, || {
+            Ok(bench.node.path(CHAIN).exists().then_some(()))
+        })
+    })?;
+    eprintln!("    the node's pod was replaced in {:.1} s", begun.elapsed().as_secs_f64());
+    ensure!(plugin_is(bench, RELEASES[1])? != old, "the plugin was written over, not replaced");
+    for (pod, session) in users.iter().zip(sessions) {
+        bench.pods.wait_session(pod, session + 1)?;
+    }
+    let after: Vec<_> =
+        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    ensure!(before == after, "identities changed: {before:?}, {after:?}");
+    works(bench, &users)?;
+    bench.offered(MINE, 6)?;
+    let new = bench.pods.start(&Wanted::new("m-new", MINE))?;
+    bench.counted(&new, &users[0])?;
+    kubectl.delete_pods(&["m-new"])
+}
+
+/// As docs/KUBERNETES.md §5 has it; then nothing of ours is on the node or in the cluster, and pods start as before.
+pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    kubectl.delete_pods(&USERS)?;
+    bench.consistent(&[])?;
+    never_unserved(bench.node, || {
+        kubectl.run(&["delete", "-k", DIR, "--wait=false"])?;
+        kubectl.wait_gone(&["namespace", NAMESPACE])
+    })?;
+    for program in ["vhost-rdma", "vhost-rdma-agen", "install-cni"] {
+        let alive = bench.node.sh(&format!("pgrep -x {program} || true"))?;
+        ensure!(alive.trim().is_empty(), "{program} lives: {alive}");
+    }
+    let left = kubectl.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?;
+    ensure!(!left.contains(NAME), "left in the cluster: {left}");
+    bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
+    // The administrator's programs of this test, and containerd's copies of images, are not the DaemonSet's.
+    let left = bench.node.sh(
+        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /var/lib/containerd -o -path '/tmp/*' \\) -prune -o \
+         -name '*vhost*rdma*' -print 2>/dev/null | grep -v '^/usr/bin/' || true
+ip -o link | grep -o ' vr-[^:@]*' || true",
+    )?;
+    ensure!(left.trim().is_empty(), "left on the node: {left}");
+    bench.offered(MINE, 0)?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[] })?;
+    kubectl.delete_pods(&["plain"])?;
+    // A node without RDMA devices has none of this; in this node's `/dev` it is the machine's.
+    let _ = fs::remove_dir("/dev/infiniband");
+    plane::healthy(bench.node)
+}
