@@ -20,7 +20,7 @@ pub struct Cli {
     /// The agent's socket
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VHOST_RDMA_AGENT_SOCKET")]
     pub socket: PathBuf,
-    /// Print JSON
+    /// Print JSON (`status`, `check`)
     #[arg(long, global = true)]
     pub json: bool,
     /// What to do
@@ -178,7 +178,7 @@ pub fn run(cli: &Cli) -> Result<(), Failure> {
             call(&cli.socket, &Request::Uncordon(Target { id: id.clone() }), PATIENCE)?;
             Ok(())
         }
-        Command::Check { config } => check(config),
+        Command::Check { config } => check(cli.json, config),
         Command::Man { dir } => man(dir.as_deref()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -210,13 +210,25 @@ fn man(dir: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-fn check(path: &Path) -> Result<(), Failure> {
+fn check(json: bool, path: &Path) -> Result<(), Failure> {
     let config = crate::config::Config::read(path)?;
     let inventory =
         crate::host::Host::inventory(&crate::host::NodeHost::default()).map_err(|error| {
             Failure::Io { action: "look at the hardware", source: std::io::Error::other(error) }
         })?;
     let pools = crate::pool::Pools::build(&config, &inventory);
+    if json {
+        let list: Vec<_> = pools
+            .pools
+            .iter()
+            .map(|pool| {
+                let ids: Vec<&String> = pool.devices.keys().collect();
+                serde_json::json!({ "resource": pool.resource, "kind": pool.config.kind, "ids": ids })
+            })
+            .collect();
+        let document = serde_json::json!({ "pools": list, "warnings": pools.problems });
+        return print(format!("{document:#}\n").as_bytes());
+    }
     let mut text = String::new();
     for pool in &pools.pools {
         text += &format!("{}  {}  {} IDs\n", pool.resource, pool.config.kind, pool.devices.len());

@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use vhost_rdma_agent_api::Kind;
 
+mod access;
 mod selector;
 
+pub use access::AclEntry;
 pub use selector::{PfSelector, Selector};
 
 /// The domain of all resources, unless the file says otherwise.
@@ -185,6 +187,8 @@ pub struct Socket {
     /// Octal digits in a string; absent: 0660.
     #[serde(deserialize_with = "octal")]
     pub mode: Option<u32>,
+    /// Whom else it lets in: `u:NUMBER:rw`, `g:NUMBER:rw`.
+    pub acl: Vec<AclEntry>,
     /// An SELinux context for directory and socket, such as `system_u:object_r:container_file_t:s0`.
     pub selinux: Option<String>,
 }
@@ -434,7 +438,7 @@ mod tests {
             virtio_id = 42
             backing = "rnic:mlx5_0@192.0.2.7"
             limits = { max_qps = 64, max_mr_bytes = 1073741824 }
-            socket = { owner = 107, group = 107, mode = "0660" }
+            socket = { owner = 107, group = 107, mode = "0660", acl = ["u:108:rw", "g:36:rw"] }
             companion = { bridge = "br0" }
             [[pools]]
             name = "fast"
@@ -451,6 +455,7 @@ mod tests {
         assert_eq!(config.resource("blue"), "rdma.example.org/blue");
         assert_eq!(config.pools[0].socket.mode, Some(0o660));
         assert_eq!(config.pools[0].backing(), "rnic:mlx5_0@192.0.2.7");
+        assert_eq!(config.pools[0].socket.acl[1].as_str(), "g:36:rw");
         assert_eq!(config.pools[0].tap_owner(), (Some(107), Some(107)));
     }
 

@@ -87,7 +87,7 @@ pub struct Cm {
     pub ca: PathBuf,
 }
 
-/// Owner, group (names or numbers) and octal mode of a socket.
+/// Owner, group (names or numbers), octal mode and access control list of a socket.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
@@ -98,6 +98,8 @@ pub struct Access {
     /// Octal digits in a string, such as "0660".
     #[serde(deserialize_with = "octal")]
     pub mode: Option<u32>,
+    /// Whom else it lets in: `u:USER:rw`, `g:GROUP:rw`.
+    pub acl: Vec<String>,
 }
 
 /// A network in the configuration file.

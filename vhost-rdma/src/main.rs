@@ -60,6 +60,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
             owner: args.admin_owner.or_else(|| file.admin.owner.clone()),
             group: args.admin_group.or_else(|| file.admin.group.clone()),
             mode: args.admin_mode.or(file.admin.mode),
+            acl: file.admin.acl.clone(),
         },
         metrics,
         file,

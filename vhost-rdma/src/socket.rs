@@ -16,6 +16,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::node::{AttachError, SocketAccess};
 
+mod acl;
+
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -108,7 +110,8 @@ pub fn check_in(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     Err(io::Error::other("its directory was replaced while it was made"))
 }
 
-/// Gives an existing socket its owner, group and mode.
+/// Gives an existing socket its owner, group, mode and access control list. The list comes last: a mode that is set beside one would
+/// change its mask.
 ///
 /// # Errors
 /// The operating system forbids it.
@@ -126,9 +129,15 @@ pub fn set_access(path: &Path, access: &SocketAccess) -> Result<(), AttachError>
             AttachError::io(action, error)
         })?;
     }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode)).map_err(|error| {
-        AttachError::io(format!("set mode {:o} of the socket {shown}", access.mode), error)
-    })
+    let list = |error| AttachError::io(format!("set the access control list of {shown}"), error);
+    acl::remove(path).map_err(list)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode)).map_err(
+        |error| AttachError::io(format!("set mode {:o} of the socket {shown}", access.mode), error),
+    )?;
+    if access.acl.is_empty() {
+        return Ok(());
+    }
+    acl::set(path, access.mode, &access.acl).map_err(list)
 }
 
 /// Who connected, as they were when they did.

@@ -149,6 +149,21 @@ esac
     }
 }
 
+/// A chain's configuration, with the result of the plugin before.
+pub(crate) fn chained(lab: &Lab, version: &str, pod: &Pod) -> Value {
+    let mut config = lab.config(version);
+    config["prevResult"] = json!({
+        "cniVersion": version,
+        "interfaces": [{"name": "eth0", "mac": "02:11:22:33:44:55", "sandbox": pod.path}],
+        "ips": [{"address": "10.244.0.9/24", "interface": 0}],
+        "dns": {},
+    });
+    if version < "1.0.0" {
+        config["prevResult"]["ips"][0]["version"] = json!("4");
+    }
+    config
+}
+
 /// Waits for the end of a call.
 pub(crate) fn answer(child: Child) -> Answer {
     let output = child.wait_with_output().unwrap();

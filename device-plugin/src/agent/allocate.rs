@@ -128,7 +128,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if let Decision::Refuse(why) = decision {
                 return Err(AllocateError(why));
             }
-            // A pod's second container may share what became unhealthy under the first; a new pod may not have it.
+            // What is wrong with the NIC of a pod that is gone ends with that NIC; a new one is looked at when it is made.
             let sick = defect(state, pool, device).filter(|_| decision != Decision::TearDown);
             if let Some(defect) = sick {
                 return Err(AllocateError(format!("{id} cannot be used: {defect}")));
@@ -410,6 +410,9 @@ fn nic_request(pool: &Pool, id: &str, grant: Option<&Grant>) -> v1::AddNicReques
             owner: config.socket.owner.map(|id| id.to_string()),
             group: config.socket.group.map(|id| id.to_string()),
             mode: config.socket.mode,
+            acl: Some(v1::SocketAcl {
+                entries: config.socket.acl.iter().map(|entry| entry.as_str().to_owned()).collect(),
+            }),
         }),
         backing: config.backing().to_owned(),
         comp_vectors: config.comp_vectors,

@@ -3,6 +3,9 @@
 //! A kubelet that starts empties its plugin directory and makes a new `kubelet.sock`; it never looks for plugins. So the directory
 //! is watched, the sockets' inodes are compared at every event and every few seconds besides, and whatever is not as it should be is
 //! done again: first listen, then register. A registration counts only while the kubelet keeps a stream of device lists open.
+//!
+//! The kubelet's plugin registry (a directory in which it finds sockets by itself, pluginregistration.v1) is no part of the device plugin
+//! API and is left alone: an endpoint that it found and one that registered would take each other's place.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use vhost_rdma_proto::v1;
 
 use super::daemon::{Error, NicView};
-use super::users::{group_id, group_name, user_id, user_name};
+use super::users::{acl, acl_text, group_id, group_name, user_id, user_name};
 use crate::node::{self, AttachError, LimitsPatch, NicPatch, NicSpec, Session, SocketAccess};
 
 /// The gRPC status of an error; its message is the error's own.
@@ -93,6 +93,7 @@ pub(super) fn spec(request: v1::AddNicRequest) -> Result<NicSpec, Error> {
             uid: access.owner.as_deref().map(user_id).transpose()?,
             gid: access.group.as_deref().map(group_id).transpose()?,
             mode: access.mode.unwrap_or(SocketAccess::default().mode),
+            acl: access.acl.map(|list| acl(&list.entries)).transpose()?.unwrap_or_default(),
         },
         configured: false,
     })
@@ -106,6 +107,7 @@ pub(super) fn patch(request: v1::UpdateNicRequest) -> Result<NicPatch, Error> {
         uid: access.owner.as_deref().map(user_id).transpose()?,
         gid: access.group.as_deref().map(group_id).transpose()?,
         mode: access.mode,
+        acl: access.acl.map(|list| acl(&list.entries)).transpose()?,
     })
 }
 
@@ -148,6 +150,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
             owner: Some(user_name(uid)),
             group: Some(group_name(gid)),
             mode: Some(access.mode),
+            acl: Some(v1::SocketAcl { entries: access.acl.iter().map(acl_text).collect() }),
         }),
         limits: Some(v1::Limits {
             max_contexts: config.limits.max_contexts,

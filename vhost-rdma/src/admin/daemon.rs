@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::store::{Store, StoreError};
-use super::users::{UserError, group_id, user_id};
+use super::users::{UserError, acl, group_id, user_id};
 use crate::config;
 use crate::mark;
 use crate::node::{
@@ -391,6 +391,7 @@ pub(super) fn resolve(access: &config::Access, mode: u32) -> Result<SocketAccess
         uid: access.owner.as_deref().map(user_id).transpose()?,
         gid: access.group.as_deref().map(group_id).transpose()?,
         mode: access.mode.unwrap_or(mode),
+        acl: acl(&access.acl)?,
     })
 }
 

@@ -2,6 +2,8 @@
 
 use nix::unistd::{Gid, Group, Uid, User};
 
+use crate::node::{ACL_MAX, AclEntry, Who};
+
 /// A name that the host does not know.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
@@ -15,6 +17,15 @@ pub enum UserError {
         "there is no group {0:?} on this host; name one that `getent group` shows, or give a number"
     )]
     NoGroup(String),
+    /// Not an entry of an access control list.
+    #[error("{0:?} is no entry of an access control list; write u:USER:rw or g:GROUP:rw")]
+    BadAcl(String),
+    /// The list names somebody twice.
+    #[error("the access control list has {0} twice")]
+    AclTwice(String),
+    /// The list is too long.
+    #[error("the access control list has {0} entries, the most are {ACL_MAX}")]
+    LongAcl(usize),
 }
 
 /// The number of a user.
@@ -45,6 +56,40 @@ pub fn group_id(text: &str) -> Result<u32, UserError> {
     }
 }
 
+/// An access control list.
+///
+/// # Errors
+/// An entry is not of the form `u:USER:rw` or `g:GROUP:rw`, names nobody that the host knows, or somebody twice.
+pub(super) fn acl(texts: &[String]) -> Result<Vec<AclEntry>, UserError> {
+    if texts.len() > ACL_MAX {
+        return Err(UserError::LongAcl(texts.len()));
+    }
+    let mut list = texts.iter().map(|text| acl_entry(text)).collect::<Result<Vec<_>, _>>()?;
+    list.sort_unstable();
+    let twice = list.windows(2).find_map(|pair| match pair {
+        [a, b] if a.who == b.who => Some(acl_text(b)),
+        _ => None,
+    });
+    twice.map_or(Ok(list), |who| Err(UserError::AclTwice(who)))
+}
+
+fn acl_entry(text: &str) -> Result<AclEntry, UserError> {
+    let (group, who, bits) =
+        AclEntry::split(text).ok_or_else(|| UserError::BadAcl(text.to_owned()))?;
+    let who = if group { Who::Group(group_id(who)?) } else { Who::User(user_id(who)?) };
+    Ok(AclEntry { who, bits })
+}
+
+/// An entry with the name of whom it is about.
+#[must_use]
+pub(super) fn acl_text(entry: &AclEntry) -> String {
+    let letters = entry.letters();
+    match entry.who {
+        Who::User(id) => format!("u:{}:{letters}", user_name(id)),
+        Who::Group(id) => format!("g:{}:{letters}", group_name(id)),
+    }
+}
+
 /// The greatest 32-bit value means "unchanged" to chown(2), so it names nobody.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
@@ -70,7 +115,7 @@ pub fn group_name(id: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{group_id, user_id, user_name};
+    use super::{acl, acl_text, group_id, user_id, user_name};
 
     #[test]
     fn names_and_numbers() {
@@ -81,5 +126,21 @@ mod tests {
         assert!(user_id("no-such-user").is_err());
         assert!(group_id("").is_err());
         assert!(user_id("4294967295").is_err());
+    }
+
+    #[test]
+    fn lists_have_names_and_numbers_and_nobody_twice() {
+        let list =
+            |texts: &[&str]| acl(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        let read = list(&["g:54321:rw", "user:root:rw"]).unwrap();
+        assert_eq!(read.iter().map(acl_text).collect::<Vec<_>>(), ["u:root:rw", "g:54321:rw"]);
+        for (texts, word) in [
+            (&["u:0:rw", "u:root:r"][..], "u:root:r"),
+            (&["u:no-such-user:rw"][..], "no-such-user"),
+            (&["root:rw"][..], "u:USER:rw"),
+            (&["u:1:rw"; 33][..], "33"),
+        ] {
+            assert!(list(texts).unwrap_err().to_string().contains(word), "{texts:?}");
+        }
     }
 }

@@ -250,6 +250,9 @@ pub struct AccessArgs {
     /// Octal mode of the NIC's socket [default of a new NIC: 0660]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub mode: Option<u32>,
+    /// Whom else the NIC's socket lets in: u:USER:rw or g:GROUP:rw; may be given several times
+    #[arg(long, value_name = "ENTRY", value_delimiter = ',')]
+    pub acl: Vec<String>,
 }
 
 /// `nic add`
@@ -302,6 +305,9 @@ pub struct NicSet {
     pub limits: LimitArgs,
     #[command(flatten)]
     pub access: AccessArgs,
+    /// Take the socket's access control list away
+    #[arg(long, conflicts_with = "acl", help_heading = "Socket")]
+    pub no_acl: bool,
 }
 
 /// `nic qemu-args`

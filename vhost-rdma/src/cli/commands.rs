@@ -213,8 +213,10 @@ const fn limits(args: LimitArgs) -> v1::LimitsPatch {
     }
 }
 
-fn access(args: AccessArgs) -> v1::SocketAccess {
-    v1::SocketAccess { owner: args.owner, group: args.group, mode: args.mode }
+/// With `no_acl` an empty list is one that takes the present one's place.
+fn access(args: AccessArgs, no_acl: bool) -> v1::SocketAccess {
+    let acl = (no_acl || !args.acl.is_empty()).then_some(v1::SocketAcl { entries: args.acl });
+    v1::SocketAccess { owner: args.owner, group: args.group, mode: args.mode, acl }
 }
 
 fn add_request(args: NicAdd) -> v1::AddNicRequest {
@@ -225,7 +227,7 @@ fn add_request(args: NicAdd) -> v1::AddNicRequest {
         addresses: args.addresses,
         virtio_id: args.virtio_id,
         limits: Some(limits(args.limits)),
-        access: Some(access(args.access)),
+        access: Some(access(args.access, false)),
         backing: args.backing,
         comp_vectors: args.vectors,
     }
@@ -238,7 +240,7 @@ fn update_request(args: NicSet) -> Result<v1::UpdateNicRequest, Failure> {
         name: args.name,
         addresses,
         limits: Some(limits(args.limits)),
-        access: Some(access(args.access)),
+        access: Some(access(args.access, args.no_acl)),
     };
     let unchanged = request.addresses.is_none()
         && request.limits == Some(v1::LimitsPatch::default())

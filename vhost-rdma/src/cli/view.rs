@@ -23,6 +23,7 @@ pub(super) struct Nic {
     pub(super) owner: String,
     pub(super) group: String,
     pub(super) mode: String,
+    pub(super) acl: Vec<String>,
     pub(super) configured: bool,
     pub(super) session: &'static str,
     pub(super) interrupted: bool,
@@ -118,6 +119,7 @@ impl From<v1::Nic> for Nic {
             owner: access.owner.unwrap_or_default(),
             group: access.group.unwrap_or_default(),
             mode: format!("{:04o}", access.mode.unwrap_or_default()),
+            acl: access.acl.unwrap_or_default().entries,
             configured: nic.configured,
             session,
             interrupted: nic.interrupted,
@@ -131,6 +133,14 @@ impl From<v1::Nic> for Nic {
 }
 
 impl Nic {
+    fn access(&self) -> String {
+        let mut text = format!("{}:{} {}", self.owner, self.group, self.mode);
+        for entry in &self.acl {
+            text += &format!(" {entry}");
+        }
+        text
+    }
+
     fn rows(&self) -> Vec<[String; 2]> {
         let list = |items: &[String], none: &str| {
             if items.is_empty() { none.to_owned() } else { items.join(", ") }
@@ -152,7 +162,7 @@ impl Nic {
         }
         rows.extend([
             ["socket".to_owned(), self.socket.clone()],
-            ["access".to_owned(), format!("{}:{} {}", self.owner, self.group, self.mode)],
+            ["access".to_owned(), self.access()],
             [
                 "queues".to_owned(),
                 format!("{} ({} completion vectors)", self.num_queues, self.comp_vectors),

@@ -44,7 +44,8 @@ impl Peer {
     /// Do owner, group and mode of the socket let it in? The kernel asked that at `connect`; between that and now the connection
     /// may have waited, and the access been changed.
     ///
-    /// Supplementary groups are not known here, so a group that may write lets everyone in whom the kernel let in.
+    /// Supplementary groups are not known here, so a group that may write lets everyone in whom the kernel let in; so does an access
+    /// control list, whose mask stands in the place of the group's bits.
     pub(super) fn may_enter(&self, socket: &Path) -> bool {
         let Ok(metadata) = socket.symlink_metadata() else { return false };
         let uid = self.credentials.uid;

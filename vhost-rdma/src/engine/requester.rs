@@ -4,10 +4,7 @@
 //! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a large message nor a long
 //! queue keeps others waiting.
 
-use virtio_rdma_abi::{
-    Cqe, SqWqe, access, cqe_flags, event, opcode, send_flags, wc_opcode, wc_status,
-};
-use zerocopy::little_endian::{U16, U32, U64};
+use virtio_rdma_abi::{SqWqe, access, event, opcode, send_flags, wc_status};
 
 use super::limits::{MAX_FAST_REG_PAGES, MAX_MCAST_QPS, MAX_MSG, MTU};
 use super::local::{LocalOperation, Poster, local_operation};
@@ -20,6 +17,10 @@ use crate::memory::Segment;
 use crate::transport::{
     Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport, is_multicast,
 };
+
+mod finish;
+
+use finish::completion_opcode;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
@@ -491,53 +492,6 @@ impl Nic {
         }
     }
 
-    /// The current work request succeeded: `what` is its completion's opcode and length.
-    fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, what: (u8, u32)) {
-        let Some(wqe) = send.current else { return };
-        let index = send.current_index();
-        send.retire();
-        if !turn.signal_all && wqe.flags & send_flags::SIGNALED == 0 {
-            return;
-        }
-        let mut cqe = Cqe {
-            wr_id: wqe.wr_id,
-            qpn: U32::new(turn.qpn),
-            opcode: what.0,
-            status: wc_status::SUCCESS,
-            byte_len: U32::new(what.1),
-            wqe_index: U32::new(index),
-            ..Cqe::default()
-        };
-        self.complete(turn.cqn, &mut cqe, false);
-    }
-
-    /// The current work request failed: it completes, and the QP stops sending.
-    fn send_failed(&mut self, turn: &Turn, send: &mut SendQueue, status: u8) {
-        self.counters.completion_errors += 1;
-        if let Some(wqe) = send.current {
-            self.complete_send_error(turn.cqn, turn.qpn, (wqe.wr_id, send.current_index()), status);
-        }
-        send.retire();
-        if turn.kind == Kind::Rc {
-            self.enter_error(turn.qpn);
-        } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {
-            // IBTA 10.3.1.5: an unreliable QP goes on receiving.
-            qp.state = State::Sqe;
-        }
-    }
-
-    fn complete_send_error(&mut self, cqn: u32, qpn: u32, request: (U64, u32), status: u8) {
-        let mut cqe = Cqe {
-            wr_id: request.0,
-            qpn: U32::new(qpn),
-            status,
-            flags: U16::new(cqe_flags::SOLICITED),
-            wqe_index: U32::new(request.1),
-            ..Cqe::default()
-        };
-        self.complete(cqn, &mut cqe, true);
-    }
-
     fn retries_exceeded(&mut self, qpn: u32) {
         if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
             self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);
@@ -559,37 +513,6 @@ impl Nic {
         send.wait = Wait::None;
         self.schedule(qpn);
     }
-
-    /// Flushes a bounded number of what is posted on a QP in ERR or SQE.
-    fn flush_turn(&mut self, qpn: u32) {
-        let mut budget = TURN_REQUESTS;
-        let mut more = self.flush_sends(qpn, &mut budget);
-        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
-            more |= self.flush_receives(qpn, &mut budget);
-        }
-        if more {
-            self.schedule(qpn);
-        }
-    }
-
-    fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {
-        loop {
-            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
-            let cqn = qp.send_cqn;
-            let Some(send) = &mut qp.send else { return false };
-            if !send.has_work() {
-                return false;
-            }
-            if *budget == 0 {
-                return true;
-            }
-            *budget -= 1;
-            let Some(wqe) = send.current.or_else(|| send.take()) else { return false };
-            let index = send.current_index();
-            send.retire();
-            self.complete_send_error(cqn, qpn, (wqe.wr_id, index), wc_status::WR_FLUSH_ERR);
-        }
-    }
 }
 
 /// What an opcode does, if QPs of this kind may do it (docs/virtio-rdma.md §7.1).
@@ -607,17 +530,5 @@ const fn operation(kind: Kind, code: u8) -> Option<Operation> {
         (opcode::ATOMIC_WRITE, Kind::Rc) => Some(Operation::AtomicWrite),
         (opcode::FLUSH, Kind::Rc) => Some(Operation::Flush),
         _ => None,
-    }
-}
-
-const fn completion_opcode(operation: Operation) -> u8 {
-    match operation {
-        Operation::Send => wc_opcode::SEND,
-        Operation::Write => wc_opcode::RDMA_WRITE,
-        Operation::Read => wc_opcode::RDMA_READ,
-        Operation::CompareSwap => wc_opcode::COMP_SWAP,
-        Operation::FetchAdd => wc_opcode::FETCH_ADD,
-        Operation::AtomicWrite => wc_opcode::ATOMIC_WRITE,
-        Operation::Flush => wc_opcode::FLUSH,
     }
 }

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod backend;
 mod backing;
 mod error;
@@ -24,6 +25,7 @@ mod peer;
 mod registry;
 mod types;
 
+pub use acl::{ACL_MAX, AclEntry, Who};
 pub use backend::{AttachError, Backend, NullBackend};
 pub use backing::{Backing, BadBacking};
 pub use error::Error;

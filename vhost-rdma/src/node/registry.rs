@@ -11,7 +11,7 @@ use super::types::{
     COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch,
     NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
 };
-use super::{Backing, Error, MacAddr, Peer};
+use super::{AclEntry, Backing, Error, MacAddr, Peer};
 
 /// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero (unix(7)).
 pub const SOCKET_PATH_MAX: usize = 107;
@@ -54,6 +54,8 @@ pub struct NicPatch {
     pub gid: Option<u32>,
     /// New permission bits of the socket.
     pub mode: Option<u32>,
+    /// The whole new access control list of the socket.
+    pub acl: Option<Vec<AclEntry>>,
 }
 
 /// All that outlives the daemon.
@@ -301,6 +303,7 @@ impl Registry {
             uid: patch.uid.or(nic.access.uid),
             gid: patch.gid.or(nic.access.gid),
             mode: patch.mode.unwrap_or(nic.access.mode),
+            acl: patch.acl.unwrap_or(nic.access.acl),
         };
         self.check_nic(&nic)?;
         self.put(nic);

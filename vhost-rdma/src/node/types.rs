@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backing, MacAddr};
+use super::{AclEntry, Backing, MacAddr};
 
 /// The network that always exists.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -115,7 +115,7 @@ impl LimitsPatch {
 }
 
 /// Who may open a NIC's socket: whoever may open it owns the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketAccess {
     /// Numeric user; `None` is the daemon's own.
     pub uid: Option<u32>,
@@ -123,11 +123,14 @@ pub struct SocketAccess {
     pub gid: Option<u32>,
     /// Permission bits.
     pub mode: u32,
+    /// Whom else it lets in.
+    #[serde(default)]
+    pub acl: Vec<AclEntry>,
 }
 
 impl Default for SocketAccess {
     fn default() -> Self {
-        Self { uid: None, gid: None, mode: 0o660 }
+        Self { uid: None, gid: None, mode: 0o660, acl: Vec::new() }
     }
 }
 

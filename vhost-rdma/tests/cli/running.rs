@@ -134,6 +134,52 @@ fn a_nics_socket_gets_its_owner_and_group() {
 }
 
 #[test]
+fn an_access_control_list_lets_others_in_and_outlives_the_daemon() {
+    const STRANGER: u32 = 54321;
+    let daemon = Daemon::start();
+    let socket = daemon.run_dir().join("nics/a/vhost.sock");
+    daemon
+        .cli(&["nic", "add", "a", "--mode", "0600", "--acl", &format!("u:{STRANGER}:rw,g:7:r")])
+        .ok();
+    let listed =
+        |daemon: &Daemon| daemon.cli(&["nic", "show", "a", "--json"]).json()["acl"].clone();
+    let expected = listed(&daemon);
+    assert_eq!(expected.as_array().unwrap().len(), 2, "{expected}");
+    // The group's bits show the mask: the most that anyone named gets.
+    let mode = || socket.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o660);
+    // Only root can ask the kernel as another user would; others see that the list is kept.
+    let is_root = daemon.dir.path().metadata().unwrap().uid() == 0;
+    if is_root {
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(daemon.dir.path(), open).unwrap();
+        assert!(may_connect(&socket, STRANGER) && !may_connect(&socket, STRANGER + 1));
+    }
+
+    // Another mode does not change the list, and neither does a new daemon.
+    daemon.cli(&["nic", "set", "a", "--mode", "0640"]).ok();
+    let (dir, _) = daemon.stop();
+    let daemon = Daemon::start_in(dir, &[]);
+    assert_eq!((listed(&daemon), mode()), (expected, 0o660));
+    if is_root {
+        assert!(may_connect(&socket, STRANGER) && !may_connect(&socket, STRANGER + 1));
+    }
+    daemon.cli(&["nic", "set", "a", "--no-acl"]).ok();
+    assert_eq!((listed(&daemon), mode()), (serde_json::json!([]), 0o640));
+    if is_root {
+        assert!(!may_connect(&socket, STRANGER));
+    }
+    daemon.cli(&["nic", "set", "a", "--acl", "user=7"]).fails(2, &["user=7", "u:USER:rw"]);
+}
+
+/// Would the kernel let this user connect? Connecting takes write permission (unix(7)).
+fn may_connect(socket: &Path, uid: u32) -> bool {
+    use std::os::unix::process::CommandExt as _;
+    let mut test = std::process::Command::new("/usr/bin/test");
+    test.arg("-w").arg(socket).uid(uid).gid(uid).status().unwrap().success()
+}
+
+#[test]
 fn the_configuration_file_makes_networks_and_nics_at_every_start() {
     let dir = TempDir::with_prefix("vr").unwrap();
     let file = dir.path().join("vr.toml");
