@@ -62,13 +62,14 @@ struct Profile {
     test: bool,
 }
 
-/// The virtual guest's programs: those of its tests, and those that talk to peers, optimized.
-pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, Vec<PathBuf>)> {
+/// The virtual guest's programs: those of its tests if they are wanted, and those that talk to peers, optimized.
+pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let list = cache.log("virtual-guest-artifacts");
     let script = format!(
-        "\"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}' && \"$0\" build -q --locked --release -p virtual-guest --bin pingpong --bin check --message-format json >> '{0}'",
-        list.display()
+        "{1} \"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}'; \"$0\" build -q --locked --release -p virtual-guest --bin pingpong --bin check --message-format json >> '{0}'",
+        list.display(),
+        if tests { "" } else { "true" },
     );
     let mut cmd = tied("sh");
     cmd.current_dir(workspace()).args(["-ec", &script]).arg(cargo);
@@ -84,7 +85,9 @@ pub(super) fn virtual_guest(cache: &Cache) -> Result<(Vec<Program>, Vec<PathBuf>
         else {
             continue;
         };
-        if ["pingpong", "check"].contains(&target.name.as_str()) && !profile.test {
+        // What the tests are built beside is not optimized.
+        let optimized = path.parent().is_some_and(|dir| dir.ends_with("release"));
+        if ["pingpong", "check"].contains(&target.name.as_str()) && optimized {
             peers.push(path);
         } else if profile.test && path.to_string_lossy().contains("/deps/") {
             let file = path.file_name().context("a program has a name")?;
