@@ -22,6 +22,8 @@ pub const NIC_FILE: &str = "nic.json";
 pub const CDI_CLASS: &str = "nic";
 /// The version of the CDI specification that has all we use; old runtimes refuse newer ones.
 const CDI_VERSION: &str = "0.3.0";
+/// The first that lets a device's name begin with a digit, as a PCI address does; under an older version the whole file is invalid.
+const CDI_VERSION_DIGIT: &str = "0.5.0";
 /// Stands for the VM's memory size in option templates.
 const SIZE: &str = "{size}";
 
@@ -290,8 +292,9 @@ pub fn cdi_spec(prefix: &str, gift: &Gift) -> Value {
         .collect();
     let nodes: Vec<Value> =
         gift.devices.iter().map(|path| json!({ "path": path, "permissions": "rw" })).collect();
+    let digit = gift.id.starts_with(|first: char| first.is_ascii_digit());
     json!({
-        "cdiVersion": CDI_VERSION,
+        "cdiVersion": if digit { CDI_VERSION_DIGIT } else { CDI_VERSION },
         "kind": format!("{prefix}/{CDI_CLASS}"),
         "devices": [{
             "name": gift.id,
@@ -371,7 +374,7 @@ mod tests {
     use vhost_rdma_proto::v1;
 
     use super::{
-        answer, cdi_name, cdi_spec, device_info, device_info_name, nic_document, tap_name,
+        Gift, answer, cdi_name, cdi_spec, device_info, device_info_name, nic_document, tap_name,
         vhost_user,
     };
     use crate::config::Config;
@@ -432,6 +435,16 @@ mod tests {
         assert_eq!(mount["hostPath"], gift.mounts[0].0.as_str());
         assert_eq!(mount["containerPath"], gift.mounts[0].1.as_str());
         assert!(mount["options"].as_array().unwrap().contains(&json!("ro")));
+    }
+
+    #[test]
+    fn a_cdi_name_that_begins_with_a_digit_has_a_version_that_allows_it() {
+        let version = |id: &str| {
+            let gift = Gift { id: id.to_owned(), ..Gift::default() };
+            cdi_spec("vhost-rdma.io", &gift)["cdiVersion"].clone()
+        };
+        assert_eq!(version("some-rxe0-0"), "0.3.0");
+        assert_eq!(version("0000:41:10.4"), "0.5.0");
     }
 
     #[test]

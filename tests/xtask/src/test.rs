@@ -9,7 +9,9 @@ use crate::chores;
 use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
-use crate::vm::scenarios::{cni_rdma, drivers, life, nvme, pair, pyverbs, rnic, sriov, ulp, verbs};
+use crate::vm::scenarios::{
+    cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, ulp, verbs,
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -58,6 +60,7 @@ impl Args {
             steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
             steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
+            steps.step("pods on a node with hardware", || pods::Args::default().run(cache))?;
             steps.step("agent and CNI plugin as ratios", || {
                 crate::node_bench::Args::default().run(cache)
             })?;

@@ -16,6 +16,7 @@ mod shell;
 pub(crate) mod sriov;
 pub(crate) mod ulp;
 pub(crate) mod verbs;
+mod vfs;
 
 use anyhow::Result;
 use clap::Subcommand;

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::node::{Node, Wanted};
 use super::parts::VERBS;
+use crate::vm::scenarios::vfs::{CARRY, find_gid};
 
 /// The user of pods that need no root.
 const USER: u32 = 1000;
@@ -14,40 +15,25 @@ const VF_ADDRESSES: [[u8; 4]; 2] = [[10, 11, 0, 1], [10, 11, 0, 2]];
 /// VFs of the first NIC: two with RDMA, one for passthrough, three on its NUMA node; of the second: two.
 const VFS: [u32; 2] = [6, 2];
 
-/// Makes the devices that the pools are about, before the agent looks at the node; the pools, without their head.
-///
-/// Two VFs of one NIC in one network namespace: the kernel would deliver what one sends to the other by itself, without either. The rules make it go
-/// out of the one, through the NIC's switch, and into the other, as between two hosts.
-const HARDWARE: &str = r#"set -e
+/// Makes the devices that the pools are about; see [`CARRY`] for what is before it.
+const HARDWARE: &str = r"set -e
 rdma link add rxe0 type rxe netdev eth0
 vhost-rdma vf create @A@ 6 > /dev/null
 vhost-rdma vf create @B@ 2 > /dev/null
-vf() { ls /sys/bus/pci/devices/$1/virtfn$2/net; }
 for n in 2 3 4 5; do vhost-rdma vf bind @A@/$n > /dev/null; done
 for n in 0 1; do vhost-rdma vf bind @B@/$n > /dev/null; done
-for n in 0 1; do
-  i=$(vf @PCI@ $n)
-  echo 1 > /proc/sys/net/ipv4/conf/$i/accept_local
-  echo 0 > /proc/sys/net/ipv4/conf/$i/rp_filter
-  ip link set $i up
-  ip addr add 10.11.0.$((n+1))/24 dev $i
-  rdma link add rxevf$n type rxe netdev $i
-  ip rule add pref 1 iif $i lookup local
-  ip route add 10.11.0.$((2-n)) dev $i table 20$n
-  ip rule add pref 10 from 10.11.0.$((n+1)) to 10.11.0.$((2-n)) lookup 20$n
-done
-echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
-ip rule add pref 100 lookup local
-ip rule del pref 0
-"#;
+carry @PCI@ 10.11.0
+";
 
+/// The devices, before the agent looks at the node; the pools, without their head.
 pub(super) fn hardware(node: &mut Node) -> Result<String> {
     let [a, b] = &node.pfs.clone()[..] else { anyhow::bail!("two NICs are expected") };
     ensure!(
         a.numa == 0 && b.numa == 1,
         "the NICs are on other nodes than QEMU was told: {a:?} {b:?}"
     );
-    node.sh(&HARDWARE
+    node.sh(&[CARRY, HARDWARE]
+        .concat()
         .replace("@A@", &a.netdev)
         .replace("@B@", &b.netdev)
         .replace("@PCI@", &a.address))?;
@@ -82,13 +68,8 @@ selectors = [{{ pf = ["{a}#3-5"] }}, {{ pf = ["{b}"] }}]
     ))
 }
 
-/// The index of the GID that a device has from this address.
 fn gid(node: &mut Node, device: &str, address: [u8; 4]) -> Result<String> {
-    let [a, b, c, d] = address;
-    let find = format!(
-        "for f in /sys/class/infiniband/{device}/ports/1/gids/*; do grep -q 'ffff:{a:02x}{b:02x}:{c:02x}{d:02x}' $f && basename $f && exit; done; exit 1"
-    );
-    Ok(node.sh(&find)?.trim().to_owned())
+    Ok(node.sh(&find_gid(device, address))?.trim().to_owned())
 }
 
 /// `ibv_devinfo` of the device that a pool gave to a pod.

@@ -11,7 +11,7 @@ use crate::vm::Lab;
 use crate::vm::guest::Guest;
 
 /// Two large Go programs under emulation, on a machine that others use too.
-const WAIT: Duration = Duration::from_secs(300);
+const WAIT: Duration = Duration::from_secs(900);
 const POLL: Duration = Duration::from_millis(500);
 pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const AGENT_CONFIG: &str = "/etc/vhost-rdma-agent/config.toml";
@@ -20,7 +20,7 @@ const AGENT_CONFIG: &str = "/etc/vhost-rdma-agent/config.toml";
 /// Each physical function is printed with its interface and its NUMA node.
 const SET_UP: &str = r#"set -e
 modprobe -a overlay bridge veth br_netfilter igb igbvf vfio-pci rdma_rxe ib_uverbs rdma_ucm
-mkdir -p /run/pods /opt/cni/bin /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests /etc/vhost-rdma-agent /var/log/node /sys/fs/cgroup
+mkdir -p /run/pods /opt/cni/bin /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests /etc/vhost-rdma-agent /host/log /sys/fs/cgroup
 tar -xf /host/products/tools.tar -C /run/pods
 for p in kubelet vhost-rdma vhost-rdma-agent; do cp /host/products/$p /run/pods/usr/bin/; done
 cp /host/products/vhost-rdma-cni /opt/cni/bin/
@@ -79,7 +79,7 @@ evictionHard: {memory.available: 20Mi, nodefs.available: 20Mi, imagefs.available
 
 const START_KUBELET: &str = "setsid kubelet --config=/etc/kubernetes/kubelet.yaml --hostname-override=node1 --node-ip=10.9.0.1 \
 --container-runtime=remote --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
---pod-infra-container-image=localhost/pause:lab < /dev/null > /var/log/node/kubelet.log 2>&1 &";
+--pod-infra-container-image=localhost/pause:lab < /dev/null > /host/log/kubelet.log 2>&1 &";
 
 /// A physical function of the guest.
 #[derive(Debug, Clone)]
@@ -173,8 +173,8 @@ impl Node {
         self.write("/etc/containerd/config.toml", CONTAINERD)?;
         self.write("/etc/cni/net.d/10-lab.conflist", NETWORK)?;
         self.write("/etc/kubernetes/kubelet.yaml", KUBELET)?;
-        self.sh("setsid containerd < /dev/null > /var/log/node/containerd.log 2>&1 &
-n=0; until ctr version >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 200 ] || { tail -20 /var/log/node/containerd.log; exit 1; }; sleep 0.2; done
+        self.sh("setsid containerd < /dev/null > /host/log/containerd.log 2>&1 &
+n=0; until ctr version >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 200 ] || { tail -20 /host/log/containerd.log; exit 1; }; sleep 0.2; done
 for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")?;
         self.sh(START_KUBELET)?;
         self.until("the kubelet", |node| {
@@ -189,7 +189,7 @@ for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")
         let config = format!("injection = \"{injection}\"\n{}", self.pools);
         self.write(AGENT_CONFIG, &config)?;
         self.sh("if [ -e /run/agent.pid ]; then kill $(cat /run/agent.pid); while kill -0 $(cat /run/agent.pid) 2>/dev/null; do sleep 0.1; done; fi
-setsid vhost-rdma-agent serve < /dev/null >> /var/log/node/agent.log 2>&1 & echo $! > /run/agent.pid")?;
+setsid vhost-rdma-agent serve < /dev/null >> /host/log/agent.log 2>&1 & echo $! > /run/agent.pid")?;
         self.until("the agent's registration", |node| {
             let Ok(status) = node.status() else { return Ok(None) };
             let pools = status.get("pools").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -211,7 +211,7 @@ setsid vhost-rdma-agent serve < /dev/null >> /var/log/node/agent.log 2>&1 & echo
             }
             check_interrupt()?;
             if begun.elapsed() > WAIT {
-                let logs = self.sh("tail -n 12 /var/log/node/*.log")?;
+                let logs = self.sh("for f in /host/log/*.log; do echo $f:; tail -n 12 $f; done")?;
                 bail!("waited {} s in vain for {what}\n{logs}", WAIT.as_secs());
             }
             std::thread::sleep(POLL);
