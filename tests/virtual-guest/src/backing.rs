@@ -48,8 +48,29 @@ pub struct Rules {
     pub atomic_against_cpus: bool,
     /// A key for all of memory is good for every QP of the kernel; else for QP 1 only.
     pub dma_key_is_for_all: bool,
+    /// A QP that is connected to itself, and breaks itself, says why; else its request may be flushed instead.
+    pub own_error_is_told: bool,
+    /// Packets of a connection name the QP that they come from; else only the address.
+    pub packets_name_their_qp: bool,
+    /// A receive that is posted ends the wait of a sender that found none; else the timer does.
+    pub rnr_wait_ends_early: bool,
+    /// A `retry_cnt` of seven is seven retries; else it is no end of them.
+    pub seven_retries_end: bool,
+    /// A UC QP ends after some requests with wrong keys; else it drops them for ever.
+    pub wrong_keys_end_uc: bool,
+    /// The longest message of the port, at least.
+    pub message: u32,
+    /// A guest that stood still goes on with its connections; else they are in ERR.
+    pub pause_keeps_connections: bool,
     /// A connection to where nobody may be reached is refused where it is made; else it is answered by silence.
     pub strangers_are_refused: bool,
+}
+
+impl Rules {
+    /// Whether a request that ends with `expected` may end with `got` on a QP that is connected to itself.
+    pub fn own_error(&self, got: u8, expected: u8) -> bool {
+        got == expected || !self.own_error_is_told && got == status::WR_FLUSH_ERR
+    }
 }
 
 /// IBTA, and the daemon's own engine.
@@ -73,6 +94,13 @@ pub const IBTA: Rules = Rules {
     inbound_is_counted: true,
     atomic_against_cpus: true,
     dma_key_is_for_all: true,
+    own_error_is_told: true,
+    packets_name_their_qp: true,
+    rnr_wait_ends_early: true,
+    seven_retries_end: true,
+    wrong_keys_end_uc: true,
+    message: 1 << 30,
+    pause_keeps_connections: true,
     strangers_are_refused: false,
 };
 
@@ -86,6 +114,12 @@ pub const RNIC: Rules = Rules {
     inbound_is_counted: false,
     atomic_against_cpus: false,
     dma_key_is_for_all: false,
+    // RoCE v2: the BTH has the destination's QPN, and nothing has the source's.
+    packets_name_their_qp: false,
+    pause_keeps_connections: false,
+    wrong_keys_end_uc: false,
+    // A requester waits as long as the NAK said.
+    rnr_wait_ends_early: false,
     strangers_are_refused: true,
     ..IBTA
 };
@@ -116,6 +150,13 @@ pub const RXE: Rules = Rules {
     short_datagram_receive_fails: false,
     // rxe_net.c, prepare_ipv4_hdr leaves it to ip_local_out(), which rxe_loopback passes by.
     header_has_a_checksum: false,
+    // rxe_resp.c, rxe_receiver, at RESPST_ERROR: rxe_qp_error() behind the NAK; rxe_comp.c, rxe_completer, which may run later, drops the responses to a QP
+    // in ERR (drain_resp_pkts) and flushes what they were for.
+    own_error_is_told: false,
+    // rxe_comp.c, rxe_completer, at COMPST_ERROR_RETRY: retry_cnt is counted down unless it is 7.
+    seven_retries_end: false,
+    // rxe_param.h, RXE_PORT_MAX_MSG_SZ.
+    message: 0x80_0000,
     ..RNIC
 };
 

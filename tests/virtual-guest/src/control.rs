@@ -11,6 +11,7 @@ use crate::pages::{Buf, PageList};
 use crate::ram::{View, lock};
 use crate::rings::Sge;
 use crate::spec::{self, Put, Take, access, cmd, err};
+use crate::witness;
 
 /// What QUERY_DEVICE answers.
 #[derive(Debug, Clone, Copy)]
@@ -212,6 +213,7 @@ impl Guest {
         if len < 8 {
             return Err(Error::Broken(format!("command {opcode:#x}: {len} bytes of response")));
         }
+        witness::answered(opcode, bytes.u32_at(0));
         match bytes.u32_at(0) {
             err::OK if len >= 8 + response => Ok(bytes[8..].to_vec()),
             err::OK => Err(Error::Broken(format!("command {opcode:#x}: short response, {len}"))),

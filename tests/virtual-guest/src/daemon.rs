@@ -89,6 +89,7 @@ pub fn binary() -> PathBuf {
 impl Daemon {
     /// Starts a daemon and waits until its admin socket answers.
     pub fn spawn(options: &DaemonOptions) -> Self {
+        crate::witness::begins();
         let binary = binary();
         let dir =
             tempfile::Builder::new().prefix("vrdma-").tempdir().expect("a temporary directory");
@@ -166,10 +167,13 @@ impl Daemon {
         self.run(&["network", "add", name, "--vni", &vni.to_string()]);
     }
 
-    /// Adds a NIC with more options; its socket.
+    /// Adds a NIC on the backing under test, with more options; its socket.
     #[track_caller]
     pub fn add_nic(&self, name: &str, network: &str, options: &[&str]) -> PathBuf {
-        self.run(&[&["nic", "add", name, "--network", network], options].concat());
+        let backing = backing();
+        let usual: &[&str] =
+            if options.contains(&"--backing") { &[] } else { &["--backing", &backing] };
+        self.run(&[&["nic", "add", name, "--network", network], usual, options].concat());
         self.nic_socket(name)
     }
 

@@ -7,6 +7,7 @@ use crate::guest::{Error, Guest, Result};
 use crate::ram::{Pages, Ram, lock};
 use crate::spec::{PAGE, Take};
 use crate::virtq::Virtq;
+use crate::witness;
 
 /// A virtqueue of events with one buffer per descriptor.
 #[derive(Debug)]
@@ -101,7 +102,10 @@ impl Guest {
     /// The next asynchronous event within `timeout`.
     pub fn async_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
         let bytes = self.with_async(|q| q.take(timeout))?;
-        Ok(bytes.map(|b| AsyncEvent { kind: b.u32_at(0), object: b.u32_at(4), ctx: b.u32_at(8) }))
+        let event =
+            bytes.map(|b| AsyncEvent { kind: b.u32_at(0), object: b.u32_at(4), ctx: b.u32_at(8) });
+        event.iter().for_each(|event| witness::raised(event.kind));
+        Ok(event)
     }
 
     /// Waits for an event of `kind` for `object`, ignoring others; all that were seen if it does not come.

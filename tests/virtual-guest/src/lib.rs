@@ -39,4 +39,5 @@ pub mod soak;
 pub mod spec;
 pub mod virtq;
 pub mod vitals;
+mod witness;
 pub mod world;

@@ -9,6 +9,7 @@ use crate::pages::{Buf, PageList};
 use crate::ram::View;
 use crate::rings::{Cq, Sge, Srq, log2_stride, write_recv};
 use crate::spec::{self, Put, Take, access, attr, cmd, qps, qpt, send, wr};
+use crate::witness;
 
 /// What a queue pair shall be.
 #[derive(Debug, Clone)]
@@ -231,6 +232,14 @@ impl Default for Path {
             min_rnr_timer: 1,
             rd_atomic: 4,
         }
+    }
+}
+
+impl Path {
+    /// A connection that gives up within 34 ms, or later where a machine is emulated.
+    pub fn hasty() -> Self {
+        let later = crate::daemon::patience().max(1).ilog2() as u8;
+        Self { timeout: 12 + later, retry_cnt: 1, ..Self::default() }
     }
 }
 
@@ -461,6 +470,7 @@ impl Qp {
     /// Writes a send work request without ringing.
     #[track_caller]
     pub fn queue_send(&mut self, request: &SendWr) {
+        witness::posted(self.qpn, self.kind, request);
         let sq = self.sq();
         request.encode(sq.buf.view(), sq.at(sq.producer));
         sq.producer = sq.producer.wrapping_add(1);

@@ -9,6 +9,7 @@ use crate::guest::Result;
 use crate::pages::{Buf, PageList};
 use crate::ram::View;
 use crate::spec::{self, Put, Take, cmd, status};
+use crate::witness;
 
 /// A scatter-gather element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +165,9 @@ impl Cq {
                 self.publish();
             }
             if bytes[spec::CQE_STATUS as usize] != status::DISCARDED {
-                return Some(Cqe::parse(&bytes));
+                let cqe = Cqe::parse(&bytes);
+                witness::completed(&cqe);
+                return Some(cqe);
             }
         }
         None
@@ -187,7 +190,8 @@ impl Cq {
     /// The next completion, which must come.
     #[track_caller]
     pub fn one(&mut self) -> Cqe {
-        self.wait(Duration::from_secs(30)).expect("no completion within 30 s")
+        let limit = Duration::from_secs(30) * crate::daemon::patience();
+        self.wait(limit).unwrap_or_else(|| panic!("no completion within {limit:?}"))
     }
 
     /// The next completion, which must come and be a success.

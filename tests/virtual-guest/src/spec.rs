@@ -5,6 +5,19 @@
 //! reason structures are written field by field into bytes ([`Put`]) and read from bytes at offsets ([`Take`]), not by casting
 //! a `repr(C)` type.
 
+/// A table of numbers, each also by its name.
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident: $number:ty { $($key:ident = $value:expr,)* }) => {
+        $(#[$doc])*
+        pub mod $name {
+            #![allow(missing_docs)]
+            $(pub const $key: $number = $value;)*
+            /// The names of all.
+            pub const NAMES: &[($number, &str)] = &[$(($key, stringify!($key))),*];
+        }
+    };
+}
+
 /// `config.magic`.
 pub const MAGIC: u32 = 0x414d_4452;
 /// The ABI version that this driver speaks.
@@ -73,20 +86,21 @@ pub const CQE_SEQ: u64 = 60;
 /// Where `status` is in a completion.
 pub const CQE_STATUS: u64 = 13;
 
-/// Opcodes of send work requests (7.1).
-pub mod wr {
-    #![allow(missing_docs)]
-    pub const RDMA_WRITE: u8 = 0;
-    pub const RDMA_WRITE_WITH_IMM: u8 = 1;
-    pub const SEND: u8 = 2;
-    pub const SEND_WITH_IMM: u8 = 3;
-    pub const RDMA_READ: u8 = 4;
-    pub const ATOMIC_CMP_AND_SWP: u8 = 5;
-    pub const ATOMIC_FETCH_AND_ADD: u8 = 6;
-    pub const LOCAL_INV: u8 = 7;
-    pub const BIND_MW: u8 = 8;
-    pub const SEND_WITH_INV: u8 = 9;
-    pub const REG_MR: u8 = 0x20;
+table! {
+    /// Opcodes of send work requests (7.1).
+    wr: u8 {
+        RDMA_WRITE = 0,
+        RDMA_WRITE_WITH_IMM = 1,
+        SEND = 2,
+        SEND_WITH_IMM = 3,
+        RDMA_READ = 4,
+        ATOMIC_CMP_AND_SWP = 5,
+        ATOMIC_FETCH_AND_ADD = 6,
+        LOCAL_INV = 7,
+        BIND_MW = 8,
+        SEND_WITH_INV = 9,
+        REG_MR = 0x20,
+    }
 }
 
 /// Flags of send work requests.
@@ -126,100 +140,104 @@ pub mod wc {
     pub const RECV_RDMA_WITH_IMM: u8 = 129;
 }
 
-/// Statuses of completions (8.3).
-pub mod status {
-    #![allow(missing_docs)]
-    pub const SUCCESS: u8 = 0;
-    pub const LOC_LEN_ERR: u8 = 1;
-    pub const LOC_QP_OP_ERR: u8 = 2;
-    pub const LOC_PROT_ERR: u8 = 4;
-    pub const WR_FLUSH_ERR: u8 = 5;
-    pub const MW_BIND_ERR: u8 = 6;
-    pub const BAD_RESP_ERR: u8 = 7;
-    pub const LOC_ACCESS_ERR: u8 = 8;
-    pub const REM_INV_REQ_ERR: u8 = 9;
-    pub const REM_ACCESS_ERR: u8 = 10;
-    pub const REM_OP_ERR: u8 = 11;
-    pub const RETRY_EXC_ERR: u8 = 12;
-    pub const RNR_RETRY_EXC_ERR: u8 = 13;
-    pub const FATAL_ERR: u8 = 19;
-    pub const GENERAL_ERR: u8 = 21;
-    pub const DISCARDED: u8 = 255;
+table! {
+    /// Statuses of completions (8.3).
+    status: u8 {
+        SUCCESS = 0,
+        LOC_LEN_ERR = 1,
+        LOC_QP_OP_ERR = 2,
+        LOC_PROT_ERR = 4,
+        WR_FLUSH_ERR = 5,
+        MW_BIND_ERR = 6,
+        BAD_RESP_ERR = 7,
+        LOC_ACCESS_ERR = 8,
+        REM_INV_REQ_ERR = 9,
+        REM_ACCESS_ERR = 10,
+        REM_OP_ERR = 11,
+        RETRY_EXC_ERR = 12,
+        RNR_RETRY_EXC_ERR = 13,
+        FATAL_ERR = 19,
+        GENERAL_ERR = 21,
+        DISCARDED = 255,
+    }
 }
 
-/// Types of asynchronous events (7.5).
-pub mod event {
-    #![allow(missing_docs)]
-    pub const CQ_ERR: u32 = 0;
-    pub const QP_FATAL: u32 = 1;
-    pub const QP_REQ_ERR: u32 = 2;
-    pub const QP_ACCESS_ERR: u32 = 3;
-    pub const COMM_EST: u32 = 4;
-    pub const SQ_DRAINED: u32 = 5;
-    pub const DEVICE_FATAL: u32 = 8;
-    pub const PORT_ACTIVE: u32 = 9;
-    pub const PORT_ERR: u32 = 10;
-    pub const SRQ_ERR: u32 = 14;
-    pub const SRQ_LIMIT_REACHED: u32 = 15;
-    pub const QP_LAST_WQE_REACHED: u32 = 16;
-    pub const GID_CHANGE: u32 = 18;
+table! {
+    /// Types of asynchronous events (7.5).
+    event: u32 {
+        CQ_ERR = 0,
+        QP_FATAL = 1,
+        QP_REQ_ERR = 2,
+        QP_ACCESS_ERR = 3,
+        COMM_EST = 4,
+        SQ_DRAINED = 5,
+        DEVICE_FATAL = 8,
+        PORT_ACTIVE = 9,
+        PORT_ERR = 10,
+        SRQ_ERR = 14,
+        SRQ_LIMIT_REACHED = 15,
+        QP_LAST_WQE_REACHED = 16,
+        GID_CHANGE = 18,
+    }
 }
 
-/// Opcodes of control commands (5).
-pub mod cmd {
-    #![allow(missing_docs)]
-    pub const INIT: u16 = 0x01;
-    pub const SHUTDOWN: u16 = 0x02;
-    pub const KEEPALIVE: u16 = 0x03;
-    pub const QUERY_DEVICE: u16 = 0x04;
-    pub const QUERY_PORT: u16 = 0x05;
-    pub const GID_SET: u16 = 0x06;
-    pub const QUERY_COUNTERS: u16 = 0x07;
-    pub const CONTEXT_CREATE: u16 = 0x10;
-    pub const CONTEXT_DESTROY: u16 = 0x11;
-    pub const DB_PAGE_ADD: u16 = 0x12;
-    pub const PD_CREATE: u16 = 0x18;
-    pub const PD_DESTROY: u16 = 0x19;
-    pub const MR_REG: u16 = 0x20;
-    pub const MR_DMA: u16 = 0x21;
-    pub const MR_ALLOC: u16 = 0x22;
-    pub const MR_REREG: u16 = 0x23;
-    pub const MR_DEREG: u16 = 0x24;
-    pub const MW_ALLOC: u16 = 0x25;
-    pub const MW_DEALLOC: u16 = 0x26;
-    pub const CQ_CREATE: u16 = 0x28;
-    pub const CQ_DESTROY: u16 = 0x29;
-    pub const CQ_RESIZE: u16 = 0x2a;
-    pub const CQ_MODERATE: u16 = 0x2b;
-    pub const SRQ_CREATE: u16 = 0x30;
-    pub const SRQ_DESTROY: u16 = 0x31;
-    pub const SRQ_MODIFY: u16 = 0x32;
-    pub const SRQ_QUERY: u16 = 0x33;
-    pub const QP_CREATE: u16 = 0x38;
-    pub const QP_DESTROY: u16 = 0x39;
-    pub const QP_MODIFY: u16 = 0x3a;
-    pub const QP_QUERY: u16 = 0x3b;
-    pub const AH_CREATE: u16 = 0x40;
-    pub const AH_DESTROY: u16 = 0x41;
-    pub const MCAST_ATTACH: u16 = 0x44;
-    pub const MCAST_DETACH: u16 = 0x45;
+table! {
+    /// Opcodes of control commands (5).
+    cmd: u16 {
+        INIT = 0x01,
+        SHUTDOWN = 0x02,
+        KEEPALIVE = 0x03,
+        QUERY_DEVICE = 0x04,
+        QUERY_PORT = 0x05,
+        GID_SET = 0x06,
+        QUERY_COUNTERS = 0x07,
+        CONTEXT_CREATE = 0x10,
+        CONTEXT_DESTROY = 0x11,
+        DB_PAGE_ADD = 0x12,
+        PD_CREATE = 0x18,
+        PD_DESTROY = 0x19,
+        MR_REG = 0x20,
+        MR_DMA = 0x21,
+        MR_ALLOC = 0x22,
+        MR_REREG = 0x23,
+        MR_DEREG = 0x24,
+        MW_ALLOC = 0x25,
+        MW_DEALLOC = 0x26,
+        CQ_CREATE = 0x28,
+        CQ_DESTROY = 0x29,
+        CQ_RESIZE = 0x2a,
+        CQ_MODERATE = 0x2b,
+        SRQ_CREATE = 0x30,
+        SRQ_DESTROY = 0x31,
+        SRQ_MODIFY = 0x32,
+        SRQ_QUERY = 0x33,
+        QP_CREATE = 0x38,
+        QP_DESTROY = 0x39,
+        QP_MODIFY = 0x3a,
+        QP_QUERY = 0x3b,
+        AH_CREATE = 0x40,
+        AH_DESTROY = 0x41,
+        MCAST_ATTACH = 0x44,
+        MCAST_DETACH = 0x45,
+    }
 }
 
-/// Statuses of control commands.
-pub mod err {
-    #![allow(missing_docs)]
-    pub const OK: u32 = 0;
-    pub const INVAL: u32 = 1;
-    pub const NOMEM: u32 = 2;
-    pub const NOTSUPP: u32 = 3;
-    pub const NOENT: u32 = 4;
-    pub const BUSY: u32 = 5;
-    pub const PERM: u32 = 6;
-    pub const FAULT: u32 = 7;
-    pub const EXIST: u32 = 8;
-    pub const STATE: u32 = 9;
-    pub const FATAL: u32 = 10;
-    pub const UNREACH: u32 = 11;
+table! {
+    /// Statuses of control commands.
+    err: u32 {
+        OK = 0,
+        INVAL = 1,
+        NOMEM = 2,
+        NOTSUPP = 3,
+        NOENT = 4,
+        BUSY = 5,
+        PERM = 6,
+        FAULT = 7,
+        EXIST = 8,
+        STATE = 9,
+        FATAL = 10,
+        UNREACH = 11,
+    }
 }
 
 /// Capabilities that QUERY_DEVICE reports.

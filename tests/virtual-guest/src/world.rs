@@ -165,9 +165,7 @@ impl World {
     pub fn vacancy_with(&self, network: &str, options: &[&str]) -> Vacancy {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let name = format!("nic{n}");
-        let backing = crate::daemon::backing();
-        let options = [&["--backing", &backing], options].concat();
-        let socket = self.daemon.add_nic(&name, network, &options);
+        let socket = self.daemon.add_nic(&name, network, options);
         Vacancy { name, socket, gid: ipv4_gid(0, n) }
     }
 
@@ -257,6 +255,12 @@ impl End {
     /// What a peer needs to know.
     pub fn address(&self) -> ([u8; 16], u32) {
         (self.node.gid, self.qp.qpn)
+    }
+
+    /// Is it connected to itself?
+    #[track_caller]
+    pub fn is_its_own_peer(&self) -> bool {
+        self.qp.query().expect("QP_QUERY").dest_qpn == self.qp.qpn
     }
 
     /// RESET to RTS towards `peer`.

@@ -11,12 +11,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use virtual_guest::backing::rules;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::pages::{Buf, PageList};
 use virtual_guest::qp::{Attr, Av, Path, Qp, QpSpec, SendWr};
 use virtual_guest::rings::{Cq, Srq, ring_with_control};
 use virtual_guest::spec::{self, Put, Take, access, attr, cap, cmd, err, qps, qpt};
-use virtual_guest::world::{Node, World, ipv4_gid};
+use virtual_guest::world::{Node, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -544,14 +545,15 @@ fn query_answers_what_was_set() {
         ..Path::default()
     };
     assert_eq!(end.qp.query().unwrap().state, qps::RESET);
-    end.qp.connect((ipv4_gid(0, 99), 0x12_3456), &path).unwrap();
+    let peer = world.node();
+    end.qp.connect((peer.gid, 0x12_3456), &path).unwrap();
     let got = end.qp.query().unwrap();
     assert_eq!((got.state, got.cur_state), (qps::RTS, qps::RTS));
     assert_eq!((got.timeout, got.retry_cnt, got.rnr_retry, got.min_rnr_timer), (17, 5, 3, 9));
     assert_eq!((got.max_rd_atomic, got.max_dest_rd_atomic), (3, 3));
     assert_eq!((got.dest_qpn, got.path_mtu, got.port, got.pkey_index), (0x12_3456, 5, 1, 0));
     assert_eq!((got.rq_psn, got.sq_psn, got.access), (0x1234, 0x1234, access::ALL));
-    assert_eq!(got.av.dgid, ipv4_gid(0, 99));
+    assert_eq!(got.av.dgid, peer.gid);
     assert_eq!((got.av.hop_limit, got.av.flags & 1), (64, 1));
     let change = Attr {
         mask: attr::MIN_RNR_TIMER | attr::ACCESS_FLAGS,
@@ -612,7 +614,7 @@ fn queries_tell_what_the_nic_is() {
     guest.init().unwrap();
     let port = guest.query_port().unwrap();
     assert_eq!((port.state, port.phys_state, port.max_mtu, port.active_mtu), (4, 5, 5, 5));
-    assert!(port.gid_tbl_len >= 16 && port.pkey_tbl_len == 1 && port.max_msg_sz >= 1 << 30);
+    assert!(port.gid_tbl_len >= 16 && port.pkey_tbl_len == 1 && port.max_msg_sz >= rules().message);
     let device = guest.query_device().unwrap();
     assert_ne!(device.guid, 0);
     assert!(device.max_send_sge >= 16 && device.max_recv_sge >= 16 && device.max_qp_wr >= 4096);

@@ -10,20 +10,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use virtual_guest::backing::rules;
 use virtual_guest::daemon::{Daemon, tries};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
-use virtual_guest::spec::{self, access, err, qpt, status};
+use virtual_guest::spec::{self, err, qps, qpt, status};
 use virtual_guest::world::{End, Node, World, pattern};
-
-const FAST: Path = Path {
-    access: access::ALL,
-    timeout: 12,
-    retry_cnt: 1,
-    rnr_retry: 7,
-    min_rnr_timer: 1,
-    rd_atomic: 4,
-};
 
 /// Keeps a queue pair busy with large writes to `peer` until it fails; how many succeeded.
 fn stream(end: &mut End, from: &virtual_guest::world::Area, to: (u64, u32), count: u64) -> u64 {
@@ -67,8 +59,8 @@ fn a_context_that_is_destroyed_with_traffic_touches_nothing_afterwards() {
         let pdn = ctx.create_pd().unwrap();
         let doomed = Node { ctx: ctx.clone(), pdn, ..nb.clone() };
         let (mut a, mut b) = (na.rc(), doomed.rc());
-        a.connect(&b, &FAST);
-        b.connect(&a, &FAST);
+        a.connect(&b, &Path::hasty());
+        b.connect(&a, &Path::hasty());
         let (from, to) = (na.area_of(&pattern(1, 1 << 20)), doomed.area(1 << 20));
         let inbox = doomed.area(64);
         for i in 0..30 {
@@ -78,7 +70,7 @@ fn a_context_that_is_destroyed_with_traffic_touches_nothing_afterwards() {
         }
         a.qp.ring_sq();
         b.qp.ring_sq();
-        a.scq.one();
+        a.scq.ok();
         ctx.destroy().unwrap();
         // Everything that was given to the context is the driver's again.
         to.mr.view().fill(0, to.mr.view().len(), 0x11);
@@ -103,10 +95,11 @@ fn a_context_that_is_destroyed_with_traffic_touches_nothing_afterwards() {
                 break;
             }
         }
-        assert!([status::SUCCESS, status::RETRY_EXC_ERR, status::REM_ACCESS_ERR].contains(&last));
+        let expected = [status::SUCCESS, status::RETRY_EXC_ERR, status::REM_ACCESS_ERR];
+        assert!(expected.contains(&last), "status {last}");
     }
     let mut word_end = na.rc();
-    word_end.qp.connect(word_end.address(), &FAST).unwrap();
+    word_end.qp.connect(word_end.address(), &Path::hasty()).unwrap();
     let word = na.area(8);
     word_end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
 }
@@ -117,8 +110,8 @@ fn dereg_under_traffic_answers_when_nothing_is_written_any_more() {
     let (na, nb) = (world.node(), world.node());
     for _ in 0..10 {
         let (mut a, b) = (na.rc(), nb.rc());
-        a.connect(&b, &FAST);
-        b.connect(&a, &FAST);
+        a.connect(&b, &Path::hasty());
+        b.connect(&a, &Path::hasty());
         let (from, to) = (na.area_of(&pattern(2, 1 << 20)), nb.area(1 << 20));
         for i in 0..20 {
             a.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
@@ -136,6 +129,15 @@ fn dereg_under_traffic_answers_when_nothing_is_written_any_more() {
     }
 }
 
+/// Two QPs that a pause disconnected.
+fn connect_again(a: &mut End, b: &mut End) {
+    for end in [&mut *a, &mut *b] {
+        end.qp.reset(&[&end.scq, &end.rcq]).unwrap();
+    }
+    a.connect(b, &Path::default());
+    b.connect(a, &Path::default());
+}
+
 #[test]
 fn a_paused_machine_goes_on_where_it_was() {
     let world = World::new();
@@ -145,6 +147,10 @@ fn a_paused_machine_goes_on_where_it_was() {
         b.node.guest.pause_and_continue().unwrap();
         if i % 2 == 0 {
             a.node.guest.pause_and_continue().unwrap();
+        }
+        if !rules().pause_keeps_connections {
+            assert_eq!(b.qp.state().unwrap(), qps::ERR);
+            connect_again(&mut a, &mut b);
         }
         from.set_word(0, i);
         b.qp.post_recv(i, &[to.sge()]);
@@ -159,8 +165,10 @@ fn a_paused_machine_goes_on_where_it_was() {
 #[test]
 fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
     let world = World::new();
-    let path = Path { timeout: 18, retry_cnt: 7, ..FAST };
-    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
+    let stays = rules().pause_keeps_connections;
+    let path =
+        if stays { Path { timeout: 18, retry_cnt: 7, ..Path::hasty() } } else { Path::hasty() };
+    let (mut a, mut b) = world.pair(&QpSpec::new(qpt::RC), &path);
     let (from, to) = (a.node.area_of(&pattern(3, 1 << 20)), b.node.area(1 << 20));
     let (done, end) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -172,7 +180,13 @@ fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
                 }
                 a.qp.ring_sq();
                 for _ in 0..16 {
-                    a.scq.ok();
+                    let ended = a.scq.one().status;
+                    if ended != status::SUCCESS && !stays {
+                        // Its peer is in ERR, and silent.
+                        assert_eq!(ended, status::RETRY_EXC_ERR);
+                        return;
+                    }
+                    assert_eq!(ended, status::SUCCESS);
                     done.fetch_add(1, Ordering::SeqCst);
                 }
             }
@@ -193,11 +207,20 @@ fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
             }
             end.store(touched, Ordering::SeqCst);
             assert!(!touched, "a stopped guest was written to");
+            if !stays {
+                break;
+            }
         }
-        more(20);
-        end.store(true, Ordering::SeqCst);
+        if stays {
+            more(20);
+            end.store(true, Ordering::SeqCst);
+        }
         stream.join().expect("the stream");
     });
+    if !stays {
+        connect_again(&mut a, &mut b);
+        a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+    }
     assert_eq!(to.mr.view().vec(192, 1 << 20), pattern(3, 1 << 20));
 }
 
@@ -214,8 +237,8 @@ fn a_reset_ends_everything_and_a_new_driver_starts_clean() {
         eventually("objects survive a reset", || no_objects(&world.daemon, &node.name));
         node = Node::start(node.name.clone(), node.socket.clone(), node.guest.clone(), node.gid);
         let (mut c, d) = (a.rc(), node.rc());
-        c.connect(&d, &FAST);
-        d.connect(&c, &FAST);
+        c.connect(&d, &Path::hasty());
+        d.connect(&c, &Path::hasty());
         let word = node.area(8);
         c.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[7; 8]));
         assert_eq!(word.bytes(), [7; 8]);
@@ -231,8 +254,8 @@ fn a_reset_under_traffic_stops_all_writes() {
     let mut node = world.node();
     for _ in 0..8 {
         let (mut from_end, to_end) = (a.rc(), node.rc());
-        from_end.connect(&to_end, &FAST);
-        to_end.connect(&from_end, &FAST);
+        from_end.connect(&to_end, &Path::hasty());
+        to_end.connect(&from_end, &Path::hasty());
         let (from, to) = (a.area_of(&pattern(5, 1 << 20)), node.area(1 << 20));
         for i in 0..40 {
             from_end.qp.queue_send(&SendWr::write(i, &[from.sge()], to.addr(0), to.rkey()));
@@ -253,8 +276,8 @@ fn twenty_killed_monitors_leave_nothing_behind() {
     let world = World::new();
     let a = world.node();
     let neighbour = (a.rc(), world.node().rc());
-    neighbour.0.connect(&neighbour.1, &FAST);
-    neighbour.1.connect(&neighbour.0, &FAST);
+    neighbour.0.connect(&neighbour.1, &Path::hasty());
+    neighbour.1.connect(&neighbour.0, &Path::hasty());
     let (mut n0, n1) = neighbour;
     let word = n1.node.area(8);
     let socket = world.daemon.add_nic("mortal", "net", &[]);
@@ -264,8 +287,8 @@ fn twenty_killed_monitors_leave_nothing_behind() {
         let guest = Guest::connect(&socket, GuestConfig::default()).expect("a new monitor");
         let node = Node::start("mortal".into(), socket.clone(), guest, gid);
         let (mut out, mut back) = (a.rc(), node.rc());
-        out.connect(&back, &FAST);
-        back.connect(&out, &FAST);
+        out.connect(&back, &Path::hasty());
+        back.connect(&out, &Path::hasty());
         let (here, there) = (a.area(1 << 18), node.area(1 << 18));
         let inbox = node.area(64);
         back.qp.post_recv(1, &[inbox.sge()]);
@@ -331,12 +354,12 @@ fn a_monitor_that_dies_during_the_handshake_is_forgotten() {
 #[test]
 fn removing_a_nic_cuts_its_guest_off_and_nobody_else() {
     let world = World::new();
-    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &FAST);
+    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &Path::hasty());
     world.daemon.run(&["nic", "rm", &b.node.name]);
     let failed = a.run(&SendWr::write(1, &[], 0x1000, 1).inline(&[1; 8]));
     assert_eq!(failed.status, status::RETRY_EXC_ERR);
     let mut own = a.node.rc();
-    own.qp.connect(own.address(), &FAST).unwrap();
+    own.qp.connect(own.address(), &Path::hasty()).unwrap();
     let word = a.node.area(8);
     own.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
     assert!(!b.node.socket.exists());
@@ -355,8 +378,8 @@ fn a_removed_nic_leaves_no_directory() {
 #[test]
 fn a_monitor_that_truncates_its_memory_harms_nobody_else() {
     let world = World::new();
-    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &FAST);
-    let (mut c, d) = world.pair(&QpSpec::new(qpt::RC), &FAST);
+    let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &Path::hasty());
+    let (mut c, d) = world.pair(&QpSpec::new(qpt::RC), &Path::hasty());
     let (target, other) = (b.node.area(8), d.node.area(8));
     for region in b.node.guest.ram().regions() {
         // Another descriptor of the same memfd, as a monitor may have any number of. From here on this process must not touch
@@ -420,7 +443,7 @@ fn a_long_stream_survives_a_neighbours_churn() {
             while !stop.load(Ordering::Relaxed) {
                 let mr = churn.mr(10_000);
                 let end = churn.rc();
-                end.qp.connect(end.address(), &FAST).unwrap();
+                end.qp.connect(end.address(), &Path::hasty()).unwrap();
                 end.qp.destroy().unwrap();
                 end.scq.destroy().unwrap();
                 end.rcq.destroy().unwrap();

@@ -11,13 +11,17 @@
 
 use std::time::{Duration, Instant};
 
+use virtual_guest::backing::rules;
 use virtual_guest::control::quiet;
+use virtual_guest::daemon::patience;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{qps, qpt, status};
 use virtual_guest::world::{End, World};
 
 /// What a busy machine may add to a wait.
-const SLACK: Duration = Duration::from_millis(400);
+fn slack() -> Duration {
+    Duration::from_millis(400) * patience()
+}
 
 fn timed(a: &mut End, request: &SendWr) -> (u8, Duration) {
     let start = Instant::now();
@@ -33,7 +37,10 @@ fn ack_timeout(code: u8) -> Duration {
 #[track_caller]
 fn within(what: &str, took: Duration, expected: Duration) {
     assert!(took >= expected.mul_f64(0.98), "{what}: {took:?} is shorter than {expected:?}");
-    assert!(took <= expected.mul_f64(1.5) + SLACK, "{what}: {took:?} is longer than {expected:?}");
+    assert!(
+        took <= expected.mul_f64(1.5) + slack(),
+        "{what}: {took:?} is longer than {expected:?}"
+    );
 }
 
 #[test]
@@ -64,7 +71,7 @@ fn rnr_retry_zero_fails_at_once() {
     let (mut a, _b) = world.pair(&QpSpec::new(qpt::RC), &path);
     let (got, took) = timed(&mut a, &SendWr::send(1, &[]).inline(&[1; 8]));
     assert_eq!(got, status::RNR_RETRY_EXC_ERR);
-    assert!(took < Duration::from_millis(40) + SLACK, "{took:?}");
+    assert!(took < Duration::from_millis(40) + slack(), "{took:?}");
 }
 
 #[test]
@@ -81,7 +88,9 @@ fn rnr_retry_seven_waits_for_ever_and_wakes_early() {
     b.qp.post_recv(2, &[inbox.sge()]);
     a.scq.ok();
     let took = start.elapsed();
-    assert!(took < Duration::from_millis(400), "woken only by the timer: {took:?}");
+    if rules().rnr_wait_ends_early {
+        assert!(took < Duration::from_millis(400), "woken only by the timer: {took:?}");
+    }
     b.rcq.ok();
     assert_eq!(inbox.bytes(), [9; 8]);
     let naks = b.node.guest.query_counters().unwrap().rnr_naks_sent;
@@ -121,7 +130,8 @@ fn each_message_has_all_its_rnr_retries() {
 fn ack_timeouts_towards_a_destroyed_peer_last_as_specified() {
     let world = World::new();
     let _quiet = quiet();
-    for (code, retries) in [(10u8, 0u8), (12, 3), (13, 7), (15, 1), (16, 0)] {
+    let most = if rules().seven_retries_end { 7 } else { 6 };
+    for (code, retries) in [(10u8, 0u8), (12, 3), (13, most), (15, 1), (16, 0)] {
         let path = Path { timeout: code, retry_cnt: retries, ..Path::default() };
         let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
         b.qp.destroy().unwrap();
@@ -141,9 +151,10 @@ fn a_peer_that_is_not_connected_back_answers_nothing() {
     let path = Path { timeout: 13, retry_cnt: 1, ..Path::default() };
     let (na, nb) = (world.node(), world.node());
     let expected = ack_timeout(13) * 2;
+    let nc = if rules().packets_name_their_qp { na.clone() } else { world.node() };
     // In RESET, in INIT, connected to somebody else, in ERR.
     for case in 0..4 {
-        let (mut a, b, c) = (na.rc(), nb.rc(), na.rc());
+        let (mut a, b, c) = (na.rc(), nb.rc(), nc.rc());
         a.connect(&b, &path);
         match case {
             0 => {}
@@ -177,7 +188,7 @@ fn a_peer_that_becomes_ready_in_time_is_served() {
     b.connect(&a, &path);
     a.scq.ok();
     // The retransmission is due after at most 2.1 s; an early wake is better and allowed.
-    assert!(start.elapsed() < ack_timeout(19) + SLACK, "{:?}", start.elapsed());
+    assert!(start.elapsed() < ack_timeout(19) + slack(), "{:?}", start.elapsed());
     assert_eq!(target.bytes(), [4; 8]);
 }
 

@@ -7,7 +7,7 @@ use virtio_rdma_abi::{self as abi, attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
 use super::nic::Nic;
-use crate::engine::qp::{State, state};
+use crate::engine::qp::{Kind, State, state};
 use crate::engine::{Reply, Status};
 
 /// Events whose object is a QP.
@@ -23,6 +23,13 @@ const QP_EVENTS: [u32; 6] = [
 /// A change to a state and nothing else.
 fn to_state(state: u8) -> abi::QpAttr {
     abi::QpAttr { mask: U32::new(attr_mask::STATE), qp_state: state, ..abi::QpAttr::default() }
+}
+
+/// The least that takes a QP from RESET to INIT.
+fn to_init(kind: Kind) -> abi::QpAttr {
+    let rights = if kind.is_connected() { attr_mask::ACCESS_FLAGS } else { attr_mask::QKEY };
+    let mask = attr_mask::STATE | attr_mask::PKEY_INDEX | attr_mask::PORT | rights;
+    abi::QpAttr { mask: U32::new(mask), port_num: 1, ..to_state(qps::INIT) }
 }
 
 impl Nic {
@@ -43,7 +50,12 @@ impl Nic {
             self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
         }
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
-        let host = qp.host;
+        let (host, kind) = (qp.host, qp.kind);
+        if from == State::Reset && to == State::Err {
+            // Linux knows no way from RESET to ERR (drivers/infiniband/core/verbs.c, qp_state_table).
+            let step = to_init(kind);
+            self.host.modify_qp(host, &step).map_err(|error| self.refused(error))?;
+        }
         // The hardware of a QP that failed in software only never left RTS.
         if from == State::Sqe && to == State::Rts {
             asked.mask = U32::new(asked.mask.get() & !attr_mask::CUR_STATE);

@@ -8,7 +8,7 @@ use virtual_guest::qp::SendWr;
 use virtual_guest::spec::{self, Put, cmd, err, event};
 use virtual_guest::world::Node;
 
-use crate::scene::{HASTY, SOON, Scene, case};
+use crate::scene::{SOON, Scene, case, hasty};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -172,7 +172,7 @@ fn rings_with_wild_indices_stop_until_they_are_set_up_again() {
         let pdn = context.create_pd().expect("PD_CREATE");
         let broken = Node { ctx: context, pdn, ..node.clone() };
         let mut end = broken.rc();
-        end.qp.connect(end.address(), &HASTY).expect("to itself");
+        end.qp.connect(end.address(), &hasty()).expect("to itself");
         end.scq.arm(spec::ARM_ANY);
         let (_, _, doorbell) = end.qp.raw_sq(0);
         doorbell.ring(0x1234_5678);
@@ -213,7 +213,7 @@ fn event_buffers_that_take_nothing_hold_nobody_up() {
             });
         };
         let mut end = node.rc();
-        end.qp.connect(end.address(), &HASTY).expect("to itself");
+        end.qp.connect(end.address(), &hasty()).expect("to itself");
         let word = node.area(8);
         scene.during(|| {
             for n in 0..100 {

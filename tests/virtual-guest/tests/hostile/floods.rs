@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use virtual_guest::daemon::tries;
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::{Buf, PageList};
-use virtual_guest::qp::{Av, Qp, QpSpec, SendWr};
+use virtual_guest::qp::{Av, Path, Qp, QpSpec, SendWr};
 use virtual_guest::spec::{self, Put, access, cmd, err, qpt, wr};
 use virtual_guest::world::{End, Node};
 
-use crate::scene::{HASTY, case, case_within};
+use crate::scene::{case, case_within, hasty};
 
 const TIME: Duration = Duration::from_secs(2);
 
@@ -70,7 +71,7 @@ fn work_without_end() {
         let mut ends: Vec<End> = (0..16)
             .map(|_| {
                 let end = node.rc();
-                end.qp.connect(end.address(), &HASTY).expect("to itself");
+                end.qp.connect(end.address(), &Path::default()).expect("to itself");
                 end
             })
             .collect();
@@ -153,7 +154,7 @@ fn fast_registrations_without_end() {
         let mut ends: Vec<(End, u32)> = (0..16)
             .map(|_| {
                 let end = kernel.rc();
-                end.qp.connect(end.address(), &HASTY).expect("to itself");
+                end.qp.connect(end.address(), &hasty()).expect("to itself");
                 let answer = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).expect("MR_ALLOC");
                 (end, u32::from_le_bytes(answer[..4].try_into().expect("a key")))
             })
@@ -194,7 +195,7 @@ fn crowd(node: &Node, n: u32) {
             node.ctx.add_doorbell_page().expect("DB_PAGE_ADD: the others are full");
         }
         let mut qp = Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec).expect("QP_CREATE");
-        qp.connect((node.gid, qp.qpn), &HASTY).expect("to itself");
+        qp.connect((node.gid, qp.qpn), &hasty()).expect("to itself");
         let (_, _, doorbell) = qp.raw_sq(0);
         doorbell.ring(1000);
     }
@@ -206,17 +207,17 @@ fn thousands_of_objects_with_events_that_wait_go_at_once() {
         let config =
             GuestConfig { event_buffers: 0, ram_bytes: 96 << 20, ..GuestConfig::default() };
         let node = scene.villain_with(config);
-        scene.during(|| crowd(&node, 1500));
+        scene.during(|| crowd(&node, tries(1500) as u32));
         let gpa = node.guest.ram().regions()[0].gpa();
         let one = PageList::contiguous(gpa, 1, 0, 12);
-        for n in 0..3000 {
+        for n in 0..tries(3000) {
             node.ctx.mr_reg(node.pdn, access::ALL, (n << 12, 4096), &one).expect("MR_REG");
         }
         scene.during(|| node.ctx.destroy().expect("CONTEXT_DESTROY"));
         let again = node.guest.open().expect("CONTEXT_CREATE");
         let pdn = again.create_pd().expect("PD_CREATE");
         let again = Node { ctx: again, pdn, ..node };
-        crowd(&again, 500);
+        crowd(&again, tries(500) as u32);
         scene.during(|| again.guest.reset().expect("a reset"));
     });
 }
@@ -255,7 +256,7 @@ fn ten_thousand_connections() {
     use std::os::unix::net::UnixStream;
     case(|scene| {
         scene.during(|| {
-            for n in 0..10_000 {
+            for n in 0..tries(10_000) {
                 let stream = UnixStream::connect(&scene.place.socket).expect("a connection");
                 if n % 100 == 0 {
                     // Some say something.

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use virtual_guest::backing::rules;
+use virtual_guest::daemon::tries;
 use virtual_guest::qp::{QpSpec, SendWr};
 use virtual_guest::spec::{access, event, qps, qpt, status};
 
-use crate::scene::{HASTY, Noise, SOON, case};
+use crate::scene::{Noise, SOON, case, hasty};
 
 /// How long keys are guessed.
 const GUESSING: Duration = Duration::from_secs(3);
@@ -24,8 +26,8 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
             while begin.elapsed() < GUESSING {
                 a.qp.reset(&[&a.scq, &a.rcq]).expect("to RESET");
                 b.qp.reset(&[&b.scq, &b.rcq]).expect("to RESET");
-                a.connect(&b, &HASTY);
-                b.connect(&a, &HASTY);
+                a.connect(&b, &hasty());
+                b.connect(&a, &hasty());
                 // Right but for the key: the number with another low byte, a neighbour, or anything.
                 let key = match guesses % 3 {
                     0 => secret.rkey() ^ (1 + noise.next() as u32 % 255),
@@ -41,11 +43,13 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
             }
         });
         assert_eq!(secret.bytes(), [0; 4096]);
-        assert!(guesses > 20, "only {guesses}");
-        assert_eq!(
-            victim.guest.query_counters().expect("counters").access_errors,
-            u64::from(guesses)
-        );
+        assert!(u64::from(guesses) > tries(20), "only {guesses}");
+        if rules().inbound_is_counted {
+            assert_eq!(
+                victim.guest.query_counters().expect("counters").access_errors,
+                u64::from(guesses)
+            );
+        }
         victim.guest.disconnect();
     });
 }
@@ -59,8 +63,8 @@ fn an_unreliable_connection_ends_after_some_wrong_keys() {
         let villain = scene.villain();
         let spec = QpSpec::new(qpt::UC);
         let (mut a, b) = (villain.end(&spec), victim.end(&spec));
-        a.connect(&b, &HASTY);
-        b.connect(&a, &HASTY);
+        a.connect(&b, &hasty());
+        b.connect(&a, &hasty());
         let mut noise = Noise(0x6e55);
         let begin = Instant::now();
         scene.during(|| {
@@ -77,9 +81,11 @@ fn an_unreliable_connection_ends_after_some_wrong_keys() {
             }
         });
         assert_eq!(secret.bytes(), [0; 4096]);
-        let ended = victim.guest.await_async(event::QP_ACCESS_ERR, b.qp.qpn, SOON);
-        assert!(ended.is_ok(), "{ended:?}");
-        assert_eq!(b.qp.state().expect("QP_QUERY"), qps::ERR);
+        if rules().wrong_keys_end_uc {
+            let ended = victim.guest.await_async(event::QP_ACCESS_ERR, b.qp.qpn, SOON);
+            assert!(ended.is_ok(), "{ended:?}");
+            assert_eq!(b.qp.state().expect("QP_QUERY"), qps::ERR);
+        }
         victim.guest.disconnect();
     });
 }
@@ -106,14 +112,14 @@ fn keys_that_are_old_foreign_or_numbers_of_other_things_open_nothing() {
             ("all ones", u32::MAX, own.addr(0)),
         ] {
             let mut end = villain.rc();
-            end.qp.connect(end.address(), &HASTY).expect("to itself");
+            end.qp.connect(end.address(), &hasty()).expect("to itself");
             let sge = virtual_guest::rings::Sge { addr, length: 8, lkey: key };
             let failed = end.run(&SendWr::write(1, &[sge], own.addr(0), own.rkey()));
-            assert_eq!(failed.status, status::LOC_PROT_ERR, "{what}");
+            assert_eq!(failed.status, rules().local_protection, "{what}");
             let mut end = villain.rc();
-            end.qp.connect(end.address(), &HASTY).expect("to itself");
+            end.qp.connect(end.address(), &hasty()).expect("to itself");
             let failed = end.run(&SendWr::write(1, &[own.part(0, 8)], addr, key));
-            assert_eq!(failed.status, status::REM_ACCESS_ERR, "{what}");
+            assert!(rules().own_error(failed.status, status::REM_ACCESS_ERR), "{what}: {failed:?}");
         }
         assert_eq!(secret.bytes(), [0; 4096]);
         victim.guest.disconnect();

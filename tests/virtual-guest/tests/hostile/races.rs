@@ -8,7 +8,7 @@ use virtual_guest::rings::Srq;
 use virtual_guest::spec::{err, qpt};
 use virtual_guest::world::{Area, End, Node};
 
-use crate::scene::{HASTY, case};
+use crate::scene::{case, hasty};
 
 const TIME: Duration = Duration::from_secs(2);
 
@@ -41,7 +41,7 @@ fn under_traffic(node: &Node, end_it: impl Fn(&Node, (u32, u32, u32), &Area)) {
     let process = process(node);
     let area = process.area(32 << 10);
     let mut end = process.rc();
-    end.qp.connect(end.address(), &HASTY).expect("to itself");
+    end.qp.connect(end.address(), &hasty()).expect("to itself");
     let numbers = (end.qp.qpn, end.scq.cqn, end.rcq.cqn);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -106,8 +106,8 @@ fn shared_queues_and_handles_go_away_under_their_users() {
                 let area = process.area(512);
                 let mut b = process.end(&QpSpec::new(qpt::RC).with_srq(&srq));
                 let mut a = process.rc();
-                a.connect(&b, &HASTY);
-                b.connect(&a, &HASTY);
+                a.connect(&b, &hasty());
+                b.connect(&a, &hasty());
                 for n in 0..32 {
                     srq.post(n, &[area.sge()]);
                     a.qp.queue_send(&SendWr::send(n, &[area.part(0, 256)]));

@@ -15,6 +15,7 @@ mod known;
 mod nested;
 mod pingpong;
 mod suite;
+mod verbs;
 mod verified;
 
 use std::path::PathBuf;

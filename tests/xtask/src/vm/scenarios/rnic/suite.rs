@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::known::KNOWN;
+use super::verbs::Seen;
 use super::{Args, row};
 use crate::cache::Cache;
 use crate::exec::{self, capture, run_logged, tied, workspace};
@@ -21,6 +22,8 @@ const BUILD_WAIT: Duration = Duration::from_secs(1800);
 const LIST_WAIT: Duration = Duration::from_secs(60);
 /// One test, emulated on a busy machine.
 const TEST_END: Duration = Duration::from_secs(480);
+/// Tests of a program that a VM takes at a time.
+const PART: usize = 8;
 const POLL: Duration = Duration::from_millis(200);
 /// What a failing test said, as far as it is shown.
 const SHOWN_LINES: usize = 30;
@@ -28,6 +31,7 @@ const SHOWN_LINES: usize = 30;
 /// `@TESTS@` in one process; what they say goes to a file of its own, so that their verdicts are all of the output.
 const SCRIPT: &str = r#"ulimit -l unlimited
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
+export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
 cp -u /host/products/vhost-rdma /tmp
 cp /host/products/@BINARY@ /tmp/tests
 exec /tmp/tests --exact --test-threads=1 --nocapture @TESTS@ 2> /host/@ERRORS@
@@ -35,6 +39,11 @@ exec /tmp/tests --exact --test-threads=1 --nocapture @TESTS@ 2> /host/@ERRORS@
 
 /// The file in a guest's share that takes what its tests say.
 const ERRORS: &str = "suite.err";
+
+/// The file in a guest's share that takes what the device did for the tests of a program.
+fn witness(suite: &str) -> String {
+    format!("suite.{suite}.seen")
+}
 
 /// A program of tests.
 #[derive(Debug)]
@@ -54,6 +63,7 @@ struct Artifact {
 
 #[derive(Debug, Deserialize)]
 struct Target {
+    kind: Vec<String>,
     name: String,
 }
 
@@ -62,7 +72,7 @@ struct Profile {
     test: bool,
 }
 
-/// The virtual guest's programs: those of its tests if they are wanted, and those that talk to peers, optimized.
+/// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which need no NIC), and those that talk to peers, optimized.
 pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let list = cache.log("virtual-guest-artifacts");
@@ -89,7 +99,7 @@ pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>,
         let optimized = path.parent().is_some_and(|dir| dir.ends_with("release"));
         if ["pingpong", "check"].contains(&target.name.as_str()) && optimized {
             peers.push(path);
-        } else if profile.test && path.to_string_lossy().contains("/deps/") {
+        } else if target.kind.iter().any(|kind| kind == "test") {
             let file = path.file_name().context("a program has a name")?;
             let file = file.to_string_lossy().into_owned();
             tests.push(Program { suite: target.name, file, path });
@@ -133,7 +143,8 @@ impl Process {
         let script = SCRIPT
             .replace("@BINARY@", &task.file)
             .replace("@TESTS@", &tests.join(" "))
-            .replace("@ERRORS@", ERRORS);
+            .replace("@ERRORS@", ERRORS)
+            .replace("@WITNESS@", &witness(&task.suite));
         let job = guest.spawn(&script)?;
         Ok(Self { task, job, seen: 0, said: 0, since: Instant::now() })
     }
@@ -219,9 +230,10 @@ impl Args {
             let suite = &program.suite;
             let mut tests = program.tests()?;
             tests.retain(|test| self.wanted(&format!("{suite}::{test}")));
-            if !tests.is_empty() {
+            // In parts, so that no VM ends long before the other.
+            for part in tests.chunks(PART) {
                 let (suite, file) = (suite.clone(), program.file.clone());
-                tasks.push_back(Task { suite, file, left: tests.into() });
+                tasks.push_back(Task { suite, file, left: part.to_vec().into() });
             }
         }
         let mut running: Vec<Option<Process>> = guests.iter().map(|_| None).collect();
@@ -243,10 +255,32 @@ impl Args {
                 }
             }
             if running.iter().all(Option::is_none) {
-                return Ok(());
+                break;
             }
             exec::check_interrupt()?;
             std::thread::sleep(POLL);
         }
+        if self.only.is_none() {
+            let seen = seen(guests, programs, table)?;
+            table.extend(seen.rows());
+        }
+        Ok(())
     }
+}
+
+/// What the device did in the tests that passed.
+fn seen(guests: &[Guest], programs: &[Program], table: &[Row]) -> Result<Seen> {
+    let known = |name: &str| KNOWN.iter().any(|(test, _)| *test == name);
+    let good = table.iter().filter(|row| row.ok && !known(&row.name));
+    let passed = good.map(|row| row.name.clone()).collect();
+    let mut seen = Seen::default();
+    for program in programs {
+        for guest in guests {
+            let path = guest.share().join(witness(&program.suite));
+            if path.exists() {
+                seen.add(&program.suite, &std::fs::read_to_string(path)?, &passed);
+            }
+        }
+    }
+    Ok(seen)
 }
