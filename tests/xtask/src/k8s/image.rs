@@ -93,6 +93,8 @@ impl Image {
     fn layer(&self, to: File) -> Result<()> {
         let mut tar = Builder::new(BufWriter::new(to));
         tar.follow_symlinks(false);
+        // containerd knows no sparse files.
+        tar.sparse(false);
         if let Some(root) = &self.root {
             for entry in fs::read_dir(root).with_context(|| root.display().to_string())? {
                 let entry = entry?;
