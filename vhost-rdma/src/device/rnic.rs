@@ -1,22 +1,20 @@
 //! Opening RNICs for NICs that are backed by one.
 //!
-//! An RNIC's descriptors, for completions and for events, join those that the NIC's worker sleeps on; when a device that was gone is opened
-//! again, the new ones take the places of the old.
+//! An RNIC's descriptors, for completions and for events, join those that the NIC's worker sleeps on, for as long as the device is open.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::nic;
 use crate::node::{AttachError, Backing};
 use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place, Wake};
-use crate::worker::{WatchedKick, WorkerHandle};
+use crate::worker::WorkerHandle;
 
 /// An RNIC that a NIC uses.
 #[derive(Clone)]
 pub(super) struct Carrier {
     device: String,
     worker: WorkerHandle,
-    watched: Arc<Mutex<Vec<WatchedKick>>>,
 }
 
 impl Carrier {
@@ -26,12 +24,12 @@ impl Carrier {
             let device = self.device.clone();
             move |source| OpenError::Host { device, action, source }
         };
-        let host = rnic::open(&self.device)?;
+        let mut host = rnic::open(&self.device)?;
         let fds = host.wake_fds().map_err(refused("duplicate its descriptors"))?;
         let watch = |fd| self.worker.watch(fd, Arc::<AtomicU64>::default());
         let watched: Result<Vec<_>, _> = fds.into_iter().map(watch).collect();
         let watched = watched.map_err(refused("wait for its events"))?;
-        *self.watched.lock().unwrap_or_else(PoisonError::into_inner) = watched;
+        host.keep(Box::new(watched));
         Ok(host)
     }
 }
@@ -46,8 +44,7 @@ pub(super) fn place(
     directory: &Arc<Directory>,
 ) -> Result<Option<Carried>, AttachError> {
     let Backing::Rnic { device, through } = backing else { return Ok(None) };
-    let carrier =
-        Carrier { device: device.clone(), worker: worker.clone(), watched: Arc::default() };
+    let carrier = Carrier { device: device.clone(), worker: worker.clone() };
     let host = carrier.open().map_err(|error| AttachError::Backing(error.to_string()))?;
     let opener: Opener = Arc::new(move || {
         carrier.open().map_err(|error| {

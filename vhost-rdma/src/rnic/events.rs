@@ -1,7 +1,10 @@
 //! Asynchronous events of the host, as the guest's.
 
+use std::thread;
+
 use virtio_rdma_abi::event;
 
+use super::gone::Gone;
 use super::nic::{Life, Nic};
 use super::verbs::HostEvent;
 use crate::engine::Nanos;
@@ -11,6 +14,14 @@ use crate::engine::contexts::KERNEL;
 const TURN: usize = 64;
 /// How often a worker that never sleeps asks for events, in nanoseconds: each look is a system call.
 const INTERVAL: Nanos = 1_000_000;
+
+/// Ends what may block, while the worker goes on.
+fn end_aside(parts: impl Send + 'static) {
+    let ended = thread::Builder::new().name("vrdma-end".to_owned()).spawn(move || drop(parts));
+    if let Err(error) = ended {
+        tracing::debug!(%error, "no thread; it ended here");
+    }
+}
 
 impl Nic {
     /// Takes the host's events, if it is time; true if there were any.
@@ -68,9 +79,14 @@ impl Nic {
 
     /// The device context is of no use any more: the guest is told, and an INIT opens the device anew.
     pub(super) fn lost(&mut self) {
-        if !std::mem::replace(&mut self.host_gone, true) {
-            tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
+        if std::mem::replace(&mut self.host_gone, true) {
+            return;
         }
+        tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
         self.fail_now();
+        // A removal may wait until the last one closes the device.
+        let gone = Box::new(Gone::after(self.host.as_ref()));
+        let context = std::mem::replace(&mut self.host, gone);
+        end_aside((context, std::mem::take(&mut self.remains)));
     }
 }

@@ -25,6 +25,7 @@ mod control;
 mod cq;
 mod create;
 mod events;
+mod gone;
 mod gsi;
 mod host;
 #[cfg(feature = "host-rnic")]

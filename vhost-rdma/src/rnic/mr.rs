@@ -244,6 +244,7 @@ impl Nic {
     fn let_go(&mut self, host: HostMr) {
         match self.host.release(host) {
             Ok(region) => self.remains.push(region),
+            Err(_) if self.host_gone => {}
             Err(error) => {
                 tracing::warn!(device = self.place.device, %error, "a registration is not there");
             }

@@ -4,6 +4,7 @@
 //! path from guest ring to guest CQ are there: for benchmarks, which compare this with a bare loop, and for tests, which inject through
 //! [`Faults`] what a real RNIC cannot be made to do at will. The device that is named `null` is one of these.
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
@@ -226,6 +227,7 @@ pub struct Null {
     /// Where work requests are copied to.
     copy: Vec<SendWr>,
     wake: File,
+    watch: Option<Box<dyn Any + Send>>,
 }
 
 fn handle(index: usize) -> u32 {
@@ -278,6 +280,7 @@ impl Null {
             done: VecDeque::new(),
             copy: Vec::new(),
             wake,
+            watch: None,
         })
     }
 
@@ -563,6 +566,10 @@ impl HostVerbs for Null {
         Ok(vec![self.wake.try_clone()?.into()])
     }
 
+    fn keep(&mut self, watch: Box<dyn Any + Send>) {
+        self.watch = Some(watch);
+    }
+
     fn objects(&self) -> HostObjects {
         HostObjects {
             pds: self.pds.len(),
@@ -576,8 +583,16 @@ impl HostVerbs for Null {
 }
 
 impl Drop for Null {
-    /// Closing a context destroys what is left in it, as the kernel does; the script goes on counting what nobody destroyed.
+    /// Closing a context destroys what is left in it, as the kernel does; the script goes on counting what nobody destroyed, unless the device is
+    /// gone with all that it had.
     fn drop(&mut self) {
-        self.faults.script().contexts -= 1;
+        let mut script = self.faults.script();
+        script.contexts -= 1;
+        if script.gone {
+            script.live.qps -= self.qps.len();
+            script.live.srqs -= self.srqs.len();
+            script.live.ahs -= self.ahs.len();
+            script.live.mws -= self.mws.len();
+        }
     }
 }

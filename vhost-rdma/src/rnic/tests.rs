@@ -394,6 +394,12 @@ fn a_device_that_is_gone_is_fatal_to_its_guest_alone_and_may_come_back() {
     faults.remove_device(true);
     bench.world.advance(2_000_000);
     assert!(one.asynchronous().contains(&(event::DEVICE_FATAL, 0)));
+    // Its removal may wait for that; it is closed on a thread of its own.
+    let late = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while faults.live() != (HostObjects::default(), 0) {
+        assert!(std::time::Instant::now() < late, "the device is still open: {:?}", faults.live());
+        std::thread::yield_now();
+    }
     let ctx = one.ctx;
     assert_eq!(bench.world.execute(&one, ctx, Command::PdCreate).unwrap_err(), Status::FATAL);
     assert!(bench.world.shard.status(one.nic).unwrap().failed);

@@ -356,6 +356,8 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn next_event(&mut self) -> Option<HostEvent>;
     /// Descriptors that become readable (edge) with completions after [`arm`](Self::arm) and with asynchronous events.
     fn wake_fds(&self) -> io::Result<Vec<OwnedFd>>;
+    /// Whoever waits for these, for as long as this context is open: their copies keep it open as well.
+    fn keep(&mut self, watch: Box<dyn Any + Send>);
     /// What exists.
     fn objects(&self) -> HostObjects;
 }

@@ -5,7 +5,9 @@
 //! inline functions of C that jump through `ibv_context.ops`, and so do we (`post`).
 
 mod convert;
+mod node;
 mod post;
+mod region;
 
 use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
@@ -19,14 +21,15 @@ use rustix::fs::OFlags;
 use slab::Slab;
 use virtio_rdma_abi as abi;
 
+use self::node::Node;
 use self::post::{Buffers, Objects};
+use self::region::{Context, Domain, raw_region};
 use super::host::OpenError;
 use super::verbs::{
     HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
-    HostPort, HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit,
-    RecvBurst, Registered, Result, SendBurst,
+    HostPort, HostQp, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
+    Registered, Result, SendBurst,
 };
-use crate::memory::Window;
 
 /// The port that NICs use: RoCE devices have one, or one device for each.
 const PORT: u8 = 1;
@@ -36,89 +39,6 @@ const CQ_ENTRIES: u32 = 64 << 10;
 const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 0];
 /// Completion events that are taken at once.
 const EVENTS: usize = 64;
-
-/// An opened device, closed with the last of what is in it.
-#[derive(Debug)]
-struct Context(*mut ffi::ibv_context);
-
-// SAFETY: libibverbs is thread-safe (ibv_open_device(3) and rdma-core's libibverbs/README), and the context is closed by its last holder alone.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: whoever has anything in it holds it.
-        let _ = unsafe { ffi::ibv_close_device(self.0) };
-    }
-}
-
-/// A protection domain, freed with the last registration in it.
-#[derive(Debug)]
-struct Domain {
-    raw: *mut ffi::ibv_pd,
-    _context: Arc<Context>,
-}
-
-// SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last holder alone.
-unsafe impl Send for Domain {}
-// SAFETY: as above.
-unsafe impl Sync for Domain {}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // SAFETY: QPs, SRQs and AHs of it were destroyed before it left the table, and registrations hold it.
-        if let Err(error) = check(unsafe { ffi::ibv_dealloc_pd(self.raw) }) {
-            tracing::debug!(%error, "a protection domain of the RNIC goes with its context");
-        }
-    }
-}
-
-/// A registration, and the memory that it must not outlive.
-#[derive(Debug)]
-struct Region {
-    raw: *mut ffi::ibv_mr,
-    window: Option<Arc<Window>>,
-    _domain: Arc<Domain>,
-}
-
-// SAFETY: as for the domain; only the last holder deregisters.
-unsafe impl Send for Region {}
-
-impl HostRegion for Region {}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: made by `ibv_reg_mr_iova`, and ended here alone.
-        if let Err(error) = check(unsafe { ffi::ibv_dereg_mr(self.raw) }) {
-            // A device that is gone has none left. Any other may still use the memory: it stays mapped.
-            if !matches!(error.0, libc::EIO | libc::ENODEV) {
-                tracing::warn!(%error, "a registration of the RNIC cannot be ended");
-                std::mem::forget(self.window.take());
-            }
-        }
-    }
-}
-
-impl HostRegistrar for Arc<Domain> {
-    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered> {
-        let addr = ptr::with_exposed_provenance_mut(window.addr());
-        let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
-        let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
-        // SAFETY: the window is mapped at these addresses for as long as the registration holds it, and the domain lives.
-        let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
-        // SAFETY: a registration that was just made, and that nobody changes.
-        let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
-        let host = Box::new(Region { raw, window: Some(window), _domain: self.clone() });
-        Ok(Registered { lkey, rkey, host })
-    }
-}
-
-/// What libibverbs knows a registration by, for as long as that is in its table.
-fn raw_region(registered: &Registered) -> Option<*mut ffi::ibv_mr> {
-    let region: &dyn Any = registered.host.as_ref();
-    region.downcast_ref::<Region>().map(|region| region.raw)
-}
 
 /// One opened context. See the module.
 pub(super) struct Ibverbs {
@@ -135,6 +55,9 @@ pub(super) struct Ibverbs {
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
     buffers: Buffers,
+    node: Option<Node>,
+    /// Whoever waits for this context's descriptors.
+    watch: Option<Box<dyn Any + Send>>,
 }
 
 // SAFETY: libibverbs is thread-safe, and the pointers are used through `&mut self` alone.
@@ -192,7 +115,7 @@ pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, Open
     };
     let mut opened = Ibverbs {
         context,
-        opened: Arc::new(Context(context)),
+        opened: Arc::new(Context::new(context)),
         channel: ptr::null_mut(),
         cq: ptr::null_mut(),
         limits: HostLimits::default(),
@@ -203,6 +126,9 @@ pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, Open
         srqs: Slab::new(),
         qps: Slab::new(),
         buffers: Buffers::default(),
+        // SAFETY: the context was opened just now.
+        node: unsafe { Node::of(context) },
+        watch: None,
     };
     opened.limits = opened.query().map_err(failed("query it"))?;
     opened.make_cq().map_err(failed("make a completion queue"))?;
@@ -302,7 +228,7 @@ impl Ibverbs {
     }
 
     fn pd(&self, pd: HostPd) -> Result<*mut ffi::ibv_pd> {
-        self.pds.get(pd.0 as usize).map(|domain| domain.raw).ok_or(HostError(libc::EINVAL))
+        self.pds.get(pd.0 as usize).map(|domain| domain.raw()).ok_or(HostError(libc::EINVAL))
     }
 
     fn qp(&self, qp: HostQp) -> Result<*mut ffi::ibv_qp> {
@@ -385,7 +311,7 @@ impl HostVerbs for Ibverbs {
     fn alloc_pd(&mut self) -> Result<HostPd> {
         // SAFETY: the context is open.
         let raw = made(unsafe { ffi::ibv_alloc_pd(self.context) })?;
-        let domain = Arc::new(Domain { raw, _context: self.opened.clone() });
+        let domain = Arc::new(Domain::new(raw, self.opened.clone()));
         Ok(HostPd(handle(self.pds.insert(domain))))
     }
 
@@ -541,7 +467,8 @@ impl HostVerbs for Ibverbs {
             // SAFETY: the context is open and its channel does not block; `event` is filled on success.
             let code = unsafe { ffi::ibv_get_async_event(self.context, &raw mut event) };
             if code != 0 {
-                return None;
+                let gone = self.node.as_ref().is_some_and(Node::is_gone);
+                return gone.then_some(HostEvent::Fatal);
             }
             let found = post::event_of(&event).or_else(|| port_event(event.event_type));
             // SAFETY: the event was taken just now, and is acknowledged once.
@@ -553,11 +480,14 @@ impl HostVerbs for Ibverbs {
     }
 
     fn wake_fds(&self) -> io::Result<Vec<OwnedFd>> {
-        [self.channel_fd(), self.async_fd()]
-            .into_iter()
-            // SAFETY: both descriptors are open until this is dropped.
-            .map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned())
-            .collect()
+        let own = [self.channel_fd(), self.async_fd()].into_iter();
+        // SAFETY: both descriptors are open until this is dropped.
+        let own = own.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned());
+        own.chain(self.node.as_ref().map(Node::wake_fd)).collect()
+    }
+
+    fn keep(&mut self, watch: Box<dyn Any + Send>) {
+        self.watch = Some(watch);
     }
 
     fn objects(&self) -> HostObjects {
@@ -575,6 +505,7 @@ impl HostVerbs for Ibverbs {
 impl Drop for Ibverbs {
     /// Users before what they use. What the device refuses to destroy (it is gone) goes when the kernel closes the context.
     fn drop(&mut self) {
+        self.watch = None;
         // SAFETY: the context is open until the end of this.
         if let Some(call) = unsafe { (*self.context).ops.dealloc_mw } {
             for mw in self.mws.drain() {

@@ -1,0 +1,113 @@
+//! What registrations need, and what they keep alive: their protection domain, and the context that this is in.
+//!
+//! These end by counts, not by the order of calls: a registration may end on another thread after the NIC has let go of its domain.
+
+use std::any::Any;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use ibverbs_sys as ffi;
+
+use super::{check, made};
+use crate::memory::Window;
+use crate::rnic::verbs::{HostError, HostRegion, HostRegistrar, Registered, Result};
+
+/// An opened device, closed with the last of what is in it.
+#[derive(Debug)]
+pub(super) struct Context(*mut ffi::ibv_context);
+
+// SAFETY: libibverbs is thread-safe (ibv_open_device(3) and rdma-core's libibverbs/README), and the context is closed by its last holder alone.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) const fn new(raw: *mut ffi::ibv_context) -> Self {
+        Self(raw)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: whoever has anything in it holds it.
+        let _ = unsafe { ffi::ibv_close_device(self.0) };
+    }
+}
+
+/// A protection domain, freed with the last registration in it.
+#[derive(Debug)]
+pub(super) struct Domain {
+    raw: *mut ffi::ibv_pd,
+    _context: Arc<Context>,
+}
+
+// SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last holder alone.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(super) const fn new(raw: *mut ffi::ibv_pd, context: Arc<Context>) -> Self {
+        Self { raw, _context: context }
+    }
+
+    pub(super) const fn raw(&self) -> *mut ffi::ibv_pd {
+        self.raw
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: QPs, SRQs and AHs of it were destroyed before it left the table, and registrations hold it.
+        if let Err(error) = check(unsafe { ffi::ibv_dealloc_pd(self.raw) }) {
+            tracing::debug!(%error, "a protection domain of the RNIC goes with its context");
+        }
+    }
+}
+
+/// A registration, and the memory that it must not outlive.
+#[derive(Debug)]
+struct Region {
+    raw: *mut ffi::ibv_mr,
+    window: Option<Arc<Window>>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: as for the domain; only the last holder deregisters.
+unsafe impl Send for Region {}
+
+impl HostRegion for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `ibv_reg_mr_iova`, and ended here alone.
+        if let Err(error) = check(unsafe { ffi::ibv_dereg_mr(self.raw) }) {
+            // A device that is gone has none left. Any other may still use the memory: it stays mapped.
+            if !matches!(error.0, libc::EIO | libc::ENODEV) {
+                tracing::warn!(%error, "a registration of the RNIC cannot be ended");
+                std::mem::forget(self.window.take());
+            }
+        }
+    }
+}
+
+impl HostRegistrar for Arc<Domain> {
+    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered> {
+        let addr = ptr::with_exposed_provenance_mut(window.addr());
+        let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
+        let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
+        // SAFETY: the window is mapped at these addresses for as long as the registration holds it, and the domain lives.
+        let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
+        // SAFETY: a registration that was just made, and that nobody changes.
+        let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
+        let host = Box::new(Region { raw, window: Some(window), _domain: self.clone() });
+        Ok(Registered { lkey, rkey, host })
+    }
+}
+
+/// What libibverbs knows a registration by, for as long as that is in its table.
+pub(super) fn raw_region(registered: &Registered) -> Option<*mut ffi::ibv_mr> {
+    let region: &dyn Any = registered.host.as_ref();
+    region.downcast_ref::<Region>().map(|region| region.raw)
+}
