@@ -40,6 +40,8 @@ pub struct Rules {
     pub misaligned_atomic_is_sent: bool,
     /// Keys and QPNs are random; else they are the hardware's.
     pub numbers_are_random: bool,
+    /// A window opens no more of its region than it was bound to.
+    pub windows_have_bounds: bool,
     /// A region that is registered anew keeps its keys.
     pub rereg_keeps_the_key: bool,
     /// What comes in is counted.
@@ -90,6 +92,7 @@ pub const IBTA: Rules = Rules {
     solicited_is_told: true,
     misaligned_atomic_is_sent: true,
     numbers_are_random: true,
+    windows_have_bounds: true,
     rereg_keeps_the_key: true,
     inbound_is_counted: true,
     atomic_against_cpus: true,
@@ -148,6 +151,8 @@ pub const RXE: Rules = Rules {
     long_datagram: status::SUCCESS,
     // rxe_resp.c, rxe_resp_check_length and rxe_receiver, at RESPST_ERR_LENGTH: dropped where there is no SRQ.
     short_datagram_receive_fails: false,
+    // rxe_resp.c, check_rkey: mr_check_range() of the region, whatever the window's address and length.
+    windows_have_bounds: false,
     // rxe_net.c, prepare_ipv4_hdr leaves it to ip_local_out(), which rxe_loopback passes by.
     header_has_a_checksum: false,
     // rxe_resp.c, rxe_receiver, at RESPST_ERROR: rxe_qp_error() behind the NAK; rxe_comp.c, rxe_completer, which may run later, drops the responses to a QP
