@@ -114,7 +114,8 @@ fn pingpong(node: &mut Node, pool: &str, names: [&str; 2], gids: [&str; 2]) -> R
         "for n in 1 2 3 4 5 6 7 8 9 10; do {asks} {address} && exit; sleep 1; done; exit 1"
     );
     let said = node.run(&Wanted { name: names[1], script: &script, ..server })?;
-    node.phase(server.name, &["Succeeded"])?;
+    let ended = node.phase(server.name, &["Succeeded"]);
+    ended.with_context(|| format!("the client said: {said}"))?;
     let served = node.log(server.name)?;
     for (who, text) in [("client", &said), ("server", &served)] {
         ensure!(text.contains("usec/iter"), "the {who} had no pingpong: {text}");
@@ -175,7 +176,8 @@ fn variable<'a>(said: &'a str, name: &str) -> Result<&'a str> {
 pub(super) fn vfio(node: &mut Node) -> Result<()> {
     // In the container there is its own group and nobody else's.
     let script = "env; ls /dev/vfio
-group=$(ls /dev/vfio | grep -v vfio) && exec /bin/vrdma-vfio $group $VHOST_RDMA_RAW_0_PCI";
+for g in /dev/vfio/*; do case $g in */vfio) ;; *) group=${g##*/};; esac; done
+exec /bin/vrdma-vfio $group $VHOST_RDMA_RAW_0_PCI";
     let wanted = Wanted { name: "raw", pool: "raw", count: 1, script, user: 0 };
     let said = node.run(&wanted)?;
     let pci = variable(&said, "VHOST_RDMA_RAW_0_PCI")?.to_owned();

@@ -35,9 +35,9 @@ pub(crate) struct Args {
     /// Release of the guest
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
     debian: Debian,
-    /// Only the steps whose name contains this
+    /// Only the steps whose name contains this; may be given more than once
     #[arg(long)]
-    only: Option<String>,
+    only: Vec<String>,
     /// Write the rows here
     #[arg(long)]
     json: Option<PathBuf>,
@@ -77,17 +77,18 @@ impl Args {
         let pools = kinds::hardware(&mut node)?;
         node.start(pools)?;
         let mut table = Vec::new();
-        for (name, step) in STEPS
-            .iter()
-            .filter(|(name, _)| self.only.as_ref().is_none_or(|only| name.contains(only.as_str())))
-        {
+        let chosen = |name: &str| self.only.iter().any(|only| name.contains(only.as_str()));
+        for (name, step) in STEPS.iter().filter(|(name, _)| self.only.is_empty() || chosen(name)) {
             let start = Instant::now();
             let result = step(&mut node);
             exec::check_interrupt()?;
             let seconds = start.elapsed().as_secs_f64();
             match &result {
                 Ok(()) => eprintln!("    {name}: ok ({seconds:.1} s)"),
-                Err(error) => eprintln!("    {name}: FAILED\n{error:#}"),
+                Err(error) => {
+                    eprintln!("    {name}: FAILED\n{error:#}");
+                    node.clear()?;
+                }
             }
             table.push(Row {
                 name: (*name).into(),

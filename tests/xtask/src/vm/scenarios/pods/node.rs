@@ -17,9 +17,12 @@ pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const AGENT_CONFIG: &str = "/etc/vhost-rdma-agent/config.toml";
 
 /// The programs over the guest's own `/usr`, cgroups of version 2 (Debian 13's kernel has no memory controller of version 1 any more), and the modules.
+/// The emulated IOMMU remaps no interrupts (why is said in the scenario `sriov`), so vfio must be told that its users are trusted.
 /// Each physical function is printed with its interface and its NUMA node.
 const SET_UP: &str = r#"set -e
-modprobe -a overlay bridge veth br_netfilter igb igbvf vfio-pci rdma_rxe ib_uverbs rdma_ucm
+modprobe -a overlay bridge veth br_netfilter igb igbvf rdma_rxe ib_uverbs rdma_ucm
+modprobe vfio_iommu_type1 allow_unsafe_interrupts=1
+modprobe vfio-pci
 mkdir -p /run/pods /opt/cni/bin /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests /etc/vhost-rdma-agent /host/log /sys/fs/cgroup
 tar -xf /host/products/tools.tar -C /run/pods
 for p in kubelet vhost-rdma vhost-rdma-agent; do cp /host/products/$p /run/pods/usr/bin/; done
@@ -267,7 +270,10 @@ setsid vhost-rdma-agent serve < /dev/null >> /host/log/agent.log 2>&1 & echo $! 
         match found {
             Ok(Ok(pod)) => Ok(pod),
             Ok(Err(())) => bail!("pod {name} ended: {last}\nit said: {}", self.log(name)?),
-            Err(error) => Err(error.context(format!("pod {name}: {last}"))),
+            Err(error) => {
+                let said = self.log(name)?;
+                Err(error.context(format!("pod {name}: {last}\nit said: {said}")))
+            }
         }
     }
 
@@ -290,6 +296,11 @@ setsid vhost-rdma-agent serve < /dev/null >> /host/log/agent.log 2>&1 & echo $! 
         self.create(wanted)?;
         self.phase(wanted.name, &["Succeeded"])?;
         self.log(wanted.name)
+    }
+
+    /// Takes every pod's manifest away, after a step that failed.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        self.sh(&format!("rm -f {MANIFESTS}/*.json")).map(drop)
     }
 
     /// Takes the manifests away and waits until the agent has every ID back.
