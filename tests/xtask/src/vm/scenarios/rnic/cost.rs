@@ -16,7 +16,7 @@ use crate::vm::guest::{Guest, Output};
 use crate::vm::programs::Figure;
 
 /// Samples of each side.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 const SAMPLE: Duration = Duration::from_secs(300);
 /// Where perftest and the pingpongs meet, and where vrdma-check does.
 const STOCK_PORT: &str = "4853";

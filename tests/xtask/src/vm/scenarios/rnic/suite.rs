@@ -58,18 +58,12 @@ struct Artifact {
     reason: String,
     executable: Option<PathBuf>,
     target: Option<Target>,
-    profile: Option<Profile>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Target {
     kind: Vec<String>,
     name: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct Profile {
-    test: bool,
 }
 
 /// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which need no NIC), and those that talk to peers, optimized.
@@ -89,10 +83,7 @@ pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>,
     let made = text.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
     let (mut tests, mut peers) = (Vec::new(), Vec::new());
     for artifact in made.filter(|artifact| artifact.reason == "compiler-artifact") {
-        let Artifact {
-            executable: Some(path), target: Some(target), profile: Some(profile), ..
-        } = artifact
-        else {
+        let Artifact { executable: Some(path), target: Some(target), .. } = artifact else {
             continue;
         };
         // What the tests are built beside is not optimized.
