@@ -22,7 +22,10 @@ cat /sys/class/infiniband/rxevf?/ports/1/hw_counters/sent_pkts";
 
 /// A virtual guest on a NIC of VF 0 and `vrdma-check` on VF 1, which is not ours, look at every byte that goes through the NIC's switch.
 pub(super) fn on_a_vf(host: &mut Host) -> Result<()> {
-    let pci = host.address.clone();
+    let (pci, pf) = (host.address.clone(), host.pf.clone());
+    // An address that was set through the PF is the interface's only after its driver has begun anew.
+    host.vf(&format!("bind {pf}/1"))?;
+    host.vf(&format!("unbind {pf}/1"))?;
     host.sh(&format!("set -e; {CARRY} carry {pci} 10.13.0"))?;
     let result = traffic(host);
     let undone = host.sh(&format!("{CARRY} uncarry {pci}"));
