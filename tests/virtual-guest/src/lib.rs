@@ -4,7 +4,7 @@
 //!  tests, bench, soak ── World ── Daemon (the real binary, its CLI) daemon.rs vitals.rs
 //!        │
 //!      Guest ─┬─ control commands, event queues                   guest.rs control.rs events.rs
-//!             ├─ Cq, Srq, Qp: rings, doorbells, arming             rings.rs qp.rs
+//!             ├─ Cq, Srq, Qp: rings, doorbells, arming             rings.rs qp.rs attr.rs send.rs
 //!             ├─ page lists, buffers                               pages.rs
 //!             ├─ split virtqueues                                  virtq.rs
 //!             └─ memfd RAM                                         ram.rs
@@ -23,6 +23,7 @@
     reason = "a driver for tests reports what must not happen by a panic, and runs on 64-bit hosts only"
 )]
 
+pub mod attr;
 pub mod backing;
 pub mod bench;
 pub mod check;
@@ -35,6 +36,7 @@ pub mod pages;
 pub mod qp;
 pub mod ram;
 pub mod rings;
+pub mod send;
 pub mod soak;
 pub mod spec;
 pub mod virtq;
