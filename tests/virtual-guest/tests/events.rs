@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
+use virtual_guest::daemon::{backing, patience};
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{event, qps, qpt};
@@ -157,4 +158,46 @@ fn interrupts_work_without_event_index_too() {
         let e = a.guest.comp_event(0, Duration::from_secs(2)).unwrap().expect("an event");
         assert_eq!(e.cqn, end.scq.cqn);
     }
+}
+
+#[test]
+fn an_address_that_is_taken_back_is_an_event() {
+    let world = World::new();
+    let node = world.node_with("net", &["--address", "10.0.0.1"], GuestConfig::default());
+    world.daemon.run(&["nic", "set", &node.name, "--address", "10.0.0.2"]);
+    node.guest.await_async(event::GID_CHANGE, 1, Duration::from_secs(5)).expect("GID_CHANGE");
+}
+
+/// The netdev of the RNIC under test; none with the daemon's own engine, whose port has no link that could go.
+fn netdev() -> Option<String> {
+    let backing = backing();
+    let device = backing.strip_prefix("rnic:")?;
+    let path = format!("/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0");
+    Some(std::fs::read_to_string(path).expect("the netdev of the RNIC").trim().to_owned())
+}
+
+fn set_link(netdev: &str, state: &str) {
+    let ip = std::process::Command::new("ip").args(["link", "set", netdev, state]).status();
+    assert!(ip.expect("ip (iproute2)").success(), "ip link set {netdev} {state}");
+}
+
+#[test]
+fn the_port_goes_down_and_comes_back_with_that_of_the_host() {
+    let world = World::new();
+    let node = world.node();
+    if let Some(netdev) = netdev() {
+        let limit = Duration::from_secs(5) * patience();
+        set_link(&netdev, "down");
+        let gone = node.guest.await_async(event::PORT_ERR, 1, limit);
+        let state = node.guest.query_port().map(|port| port.state);
+        set_link(&netdev, "up");
+        gone.expect("PORT_ERR");
+        assert_eq!(state.expect("QUERY_PORT"), 1);
+        node.guest.await_async(event::PORT_ACTIVE, 1, limit).expect("PORT_ACTIVE");
+    }
+    assert_eq!(node.guest.query_port().expect("QUERY_PORT").state, 4);
+    let (mut a, b) = world.rc_pair();
+    let target = b.node.area(8);
+    a.run_ok(&SendWr::write(1, &[], target.addr(0), target.rkey()).inline(&[5; 8]));
+    assert_eq!(target.bytes(), [5; 8]);
 }

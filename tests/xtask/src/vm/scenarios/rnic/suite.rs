@@ -69,7 +69,8 @@ struct Target {
 /// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which need no NIC), and those that talk to peers, optimized.
 pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let list = cache.log("virtual-guest-artifacts");
+    // A list of this run's own: others may build at the same time.
+    let list = cache.log(&format!("virtual-guest-artifacts-{}", std::process::id()));
     let script = format!(
         "{1} \"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}'; \"$0\" build -q --locked --release -p virtual-guest --bin pingpong --bin check --message-format json >> '{0}'",
         list.display(),
@@ -80,6 +81,7 @@ pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>,
     let log = cache.log("virtual-guest-build");
     run_logged(&mut cmd, "building the virtual guest", &log, BUILD_WAIT)?;
     let text = std::fs::read_to_string(&list)?;
+    std::fs::remove_file(&list)?;
     let made = text.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
     let (mut tests, mut peers) = (Vec::new(), Vec::new());
     for artifact in made.filter(|artifact| artifact.reason == "compiler-artifact") {
