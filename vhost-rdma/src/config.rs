@@ -63,6 +63,8 @@ pub struct File {
     pub metrics: Option<String>,
     /// The channel that carries rdma_cm between daemons.
     pub cm: Option<Cm>,
+    /// Ports at which peers that are not ours reach guests on RNICs by rdma_cm.
+    pub cm_ports: Vec<u16>,
     /// Keep no state over a restart.
     pub ephemeral: bool,
     /// Who may open the admin socket.
@@ -226,6 +228,7 @@ mod tests {
             workers = 2
             poll_us = 0
             metrics = "127.0.0.1:9745"
+            cm_ports = [7471]
             cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem" }
             ephemeral = true
             admin = { group = "kvm", mode = "0660" }

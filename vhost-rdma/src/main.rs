@@ -40,6 +40,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
         args.workers.or(file.workers).unwrap_or_else(config::default_workers),
     )?;
     let channel = channel_settings(&args, &file);
+    let ports = if args.cm_ports.is_empty() { file.cm_ports.clone() } else { args.cm_ports };
     let poll_us = args.poll_us.or(file.poll_us).unwrap_or(config::DEFAULT_POLL_US);
     let metrics = match (args.metrics, &file.metrics) {
         (Some(address), _) => Some(address),
@@ -65,23 +66,27 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
         metrics,
         file,
     };
-    admin::run(&settings, || backend(workers, poll_us, channel.as_ref()))?;
+    let cm = CmSettings { channel, ports };
+    admin::run(&settings, || backend(workers, poll_us, cm))?;
     Ok(())
 }
 
 /// The device layer.
-fn backend(
-    workers: u32,
-    poll_us: u32,
-    channel: Option<&channel::Settings>,
-) -> Result<impl Backend, AttachError> {
+fn backend(workers: u32, poll_us: u32, cm: CmSettings) -> Result<impl Backend, AttachError> {
     let mut device = DeviceBackend::start(WorkerConfig { workers, poll_us })
         .map_err(|error| AttachError::io("start the workers", error))?;
-    if let Some(settings) = channel {
+    device.set_cm_ports(cm.ports);
+    if let Some(settings) = &cm.channel {
         let opened = device.open_channel(settings);
         opened.map_err(|error| AttachError::Resources(error.to_string()))?;
     }
     Ok(device)
+}
+
+/// How rdma_cm of guests on RNICs reaches others.
+struct CmSettings {
+    channel: Option<channel::Settings>,
+    ports: Vec<u16>,
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.

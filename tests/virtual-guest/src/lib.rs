@@ -31,6 +31,7 @@ pub mod control;
 pub mod daemon;
 pub mod events;
 pub mod foreign;
+pub mod foreign_cm;
 pub mod guest;
 pub mod pages;
 pub mod qp;

@@ -113,6 +113,9 @@ pub struct ServeArgs {
     /// The authority that all daemons have their certificates of (PEM)
     #[arg(long, value_name = "FILE", requires = "cm_listen")]
     pub cm_ca: Option<PathBuf>,
+    /// A port at which peers that are not ours reach guests on RNICs by rdma_cm, on all addresses of this host; may be given again
+    #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub cm_ports: Vec<u16>,
     /// Form of the log on standard error; $VHOST_RDMA_LOG filters it
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,

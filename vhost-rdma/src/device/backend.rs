@@ -37,6 +37,8 @@ pub struct DeviceBackend {
     directory: Arc<Directory>,
     /// The way to other daemons.
     channel: Option<Channel>,
+    /// The way to peers that are not ours.
+    foreigners: super::foreign::Foreigners,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -56,7 +58,13 @@ impl DeviceBackend {
         let workers = Workers::start(config)?;
         let placement = Placement::new(workers.handles().len());
         let state = Mutex::new(State { nics: BTreeMap::new(), placement });
-        Ok(Self { state, directory: Arc::default(), channel: None, workers })
+        Ok(Self {
+            state,
+            directory: Arc::default(),
+            channel: None,
+            foreigners: super::foreign::Foreigners::default(),
+            workers,
+        })
     }
 
     /// Opens the channel that carries rdma_cm of guests on RNICs to other daemons.
@@ -66,6 +74,11 @@ impl DeviceBackend {
     pub fn open_channel(&mut self, settings: &channel::Settings) -> Result<(), ChannelError> {
         self.channel = Some(Channel::start(settings, &self.directory)?);
         Ok(())
+    }
+
+    /// Ports at which peers that are not ours reach guests on RNICs.
+    pub fn set_cm_ports(&mut self, ports: Vec<u16>) {
+        self.foreigners.set_ports(ports);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,6 +108,9 @@ impl DeviceBackend {
         let settings = nic::settings(config, layout);
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
+        if carried.is_some() {
+            self.foreigners.wanted(&self.directory);
+        }
         let added = worker.call(None, JOB_TIMEOUT, move |shard, _| match carried {
             Some((place, host)) => {
                 let nic = crate::rnic::Nic::new(place, settings, host, Box::new(NoPort));

@@ -28,6 +28,7 @@ mod chain;
 mod config;
 mod ctrl;
 mod events;
+mod foreign;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;

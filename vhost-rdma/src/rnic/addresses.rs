@@ -14,7 +14,7 @@ use zerocopy::little_endian::U16;
 
 use super::mad::Inbox;
 use super::nic::Nic;
-use super::peers::{Carrier, Remote, best};
+use super::peers::{Agreed, Carrier, Foreign, Remote, best};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
 use crate::engine::{Reply, Status};
@@ -64,7 +64,7 @@ pub(super) fn gid_of(address: IpAddr) -> Gid {
 #[derive(Debug, Clone)]
 pub(super) struct Holder {
     nic: [u8; 6],
-    host: Gid,
+    pub(super) host: Gid,
     pub(super) inbox: Arc<Inbox>,
 }
 
@@ -75,6 +75,8 @@ pub(super) struct Known {
     /// Networks of QPs, by device and QPN.
     qps: BTreeMap<(String, u32), u32>,
     pub(super) peers: BTreeMap<u32, Vec<Peer>>,
+    /// What was agreed with QPs of foreign peers, by device, address and QPN: see `cm`.
+    pub(super) agreed: BTreeMap<(String, Gid, u32), Agreed>,
 }
 
 /// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands only.
@@ -83,6 +85,8 @@ pub struct Directory {
     known: Mutex<Known>,
     /// The way to other daemons, if there is one.
     pub(super) carrier: OnceLock<Arc<dyn Carrier>>,
+    /// The way to peers that are not ours, likewise.
+    pub(super) foreign: OnceLock<Arc<dyn Foreign>>,
 }
 
 impl Directory {
@@ -104,7 +108,7 @@ impl Directory {
     }
 
     /// The network of a QP of this host.
-    fn network_of(&self, device: &str, qpn: u32) -> Option<u32> {
+    pub(super) fn network_of(&self, device: &str, qpn: u32) -> Option<u32> {
         self.known().qps.get(&(device.to_owned(), qpn)).copied()
     }
 
@@ -122,6 +126,17 @@ impl Directory {
             known.holders.insert((device.to_owned(), vni, gid), holder);
         }
         !taken
+    }
+
+    #[cfg(test)]
+    pub(super) fn add_holder(&self, at: (&str, u32, Gid), host: Gid, inbox: Arc<Inbox>) {
+        let key = (at.0.to_owned(), at.1, at.2);
+        self.known().holders.insert(key, Holder { nic: [2; 6], host, inbox });
+    }
+
+    #[cfg(test)]
+    pub(super) fn remove_holder(&self, at: (&str, u32, Gid)) {
+        self.known().holders.remove(&(at.0.to_owned(), at.1, at.2));
     }
 
     fn release(&self, device: &str, vni: u32, gid: Gid, nic: [u8; 6]) {

@@ -21,6 +21,8 @@
 //! hardware does that the engine does otherwise is listed in docs/RNIC.md.
 
 mod addresses;
+#[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]
+mod cm;
 mod control;
 mod cq;
 mod create;
@@ -47,6 +49,8 @@ mod tests;
 mod verbs;
 
 pub use addresses::{Directory, Peer};
+#[cfg(feature = "host-rnic")]
+pub use cm::Foreigners;
 pub use host::{OpenError, open};
 pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};

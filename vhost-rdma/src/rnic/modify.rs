@@ -48,6 +48,13 @@ impl Nic {
         if attr.mask.get() & attr_mask::AV != 0 {
             asked.ah = self.resolve(&attr.ah)?;
             self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
+            // A peer that is not ours was told another PSN and MTU than the guest's, if it came by rdma_cm (`cm`).
+            let place = &self.place;
+            let end = (asked.ah.dgid, attr.dest_qpn.get());
+            if let Some(agreed) = place.directory.agreed(&place.device, end) {
+                asked.rq_psn = U32::new(agreed.psn);
+                asked.path_mtu = agreed.mtu;
+            }
         }
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
         let (host, kind) = (qp.host, qp.kind);
@@ -60,7 +67,10 @@ impl Nic {
         if from == State::Sqe && to == State::Rts {
             asked.mask = U32::new(asked.mask.get() & !attr_mask::CUR_STATE);
         }
-        self.host.modify_qp(host, &asked).map_err(|error| self.refused(error))?;
+        self.host.modify_qp(host, &asked).map_err(|error| {
+            tracing::debug!(qpn, ?asked, %error, "the RNIC refuses a change of a QP");
+            self.refused(error)
+        })?;
         let gids = std::mem::take(&mut self.gids);
         let held = |index: u16| gids.get(usize::from(index)).is_some_and(Option::is_some);
         let kept = self.qps.get_mut(&qpn).map(|qp| qp.attrs.set(attr, held));

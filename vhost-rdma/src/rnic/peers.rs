@@ -78,11 +78,24 @@ impl Directory {
             inbox.put(mad)
         } else {
             let peers = known.peers.get(&vni).map(Vec::as_slice).unwrap_or_default();
-            let remote = best(peers, &mad.dest).and_then(|peer| peer.remote.clone());
+            let entry = best(peers, &mad.dest).cloned();
+            let from = known.holders.get(&(device.to_owned(), vni, mad.source)).cloned();
             drop(known);
-            remote.zip(self.carrier.get()).is_some_and(|(remote, carrier)| {
-                carrier.carry(&remote.daemon, &remote.network, mad)
-            })
+            match entry {
+                Some(Peer { remote: Some(remote), .. }) => {
+                    let carrier = self.carrier.get();
+                    carrier.is_some_and(|way| way.carry(&remote.daemon, &remote.network, mad))
+                }
+                Some(peer) => {
+                    let sent = from.zip(peer.through(&mad.dest)).map(|(from, to)| {
+                        let (gid, device) = (mad.source, device.to_owned());
+                        let station = Station { device, vni, gid, inbox: from.inbox };
+                        Sent { station, host: from.host, to, mad }
+                    });
+                    self.foreign.get().zip(sent).is_some_and(|(foreign, sent)| foreign.carry(sent))
+                }
+                None => false,
+            }
         };
         if !taken {
             tracing::debug!(device, vni, "a management datagram is lost");
@@ -116,5 +129,109 @@ impl Directory {
         // What finds no room is lost, as on a wire.
         inbox.put(mad);
         Ok(())
+    }
+}
+
+/// A guest's QP 1: where it is, the address that is meant, and where datagrams for it go in.
+#[derive(Debug, Clone)]
+pub(super) struct Station {
+    pub(super) device: String,
+    pub(super) vni: u32,
+    pub(super) gid: Gid,
+    pub(super) inbox: Arc<Inbox>,
+}
+
+/// What the host's connection manager agreed on with a peer, in a guest's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Agreed {
+    /// The PSN that the peer begins with.
+    pub(super) psn: u32,
+    /// The path MTU, in verbs' encoding.
+    pub(super) mtu: u8,
+}
+
+/// A datagram that a guest sent to a peer that is not ours.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) station: Station,
+    /// The host's address that stands for the guest's.
+    pub(super) host: Gid,
+    /// The peer's address, as the host knows it.
+    pub(super) to: Gid,
+    pub(super) mad: Mad,
+}
+
+/// Speaks to peers that are not ours, for guests.
+pub(super) trait Foreign: Send + Sync {
+    /// Takes a datagram, without ever waiting; false if it is lost.
+    fn carry(&self, sent: Sent) -> bool;
+}
+
+impl fmt::Debug for dyn Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign").finish_non_exhaustive()
+    }
+}
+
+/// Whether an address is IPv4's.
+fn is_v4(gid: &Gid) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
+}
+
+#[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]
+impl Directory {
+    /// Opens the way to peers that are not ours; there is one at most.
+    pub(super) fn set_foreign(&self, foreign: Arc<dyn Foreign>) {
+        if self.foreign.set(foreign).is_err() {
+            tracing::error!("there is a way to foreign peers already");
+        }
+    }
+
+    /// The guest that a foreign peer means by an address of the host, if it is told by that alone and may be reached by the peer.
+    pub(super) fn station(&self, host: &Gid, peer: &Gid) -> Option<Station> {
+        let known = self.known();
+        let mut found: Option<Station> = None;
+        for ((device, vni, gid), held) in &known.holders {
+            if held.host != *host {
+                continue;
+            }
+            if found.as_ref().is_some_and(|other| !Arc::ptr_eq(&other.inbox, &held.inbox)) {
+                return None;
+            }
+            if is_v4(gid) == is_v4(host) {
+                let (device, inbox) = (device.clone(), held.inbox.clone());
+                found = Some(Station { device, vni: *vni, gid: *gid, inbox });
+            }
+        }
+        let station = found?;
+        let entry = best(known.peers.get(&station.vni)?, peer)?;
+        let ours = entry.remote.is_none() && entry.through(peer) == Some(*peer);
+        ours.then_some(station)
+    }
+
+    /// Whether a guest is still where it was.
+    pub(super) fn is_at(&self, station: &Station) -> bool {
+        let known = self.known();
+        let key = (station.device.clone(), station.vni, station.gid);
+        known.holders.get(&key).is_some_and(|held| Arc::ptr_eq(&held.inbox, &station.inbox))
+    }
+
+    /// Whether a QP is one of the guest's network.
+    pub(super) fn has_qp(&self, station: &Station, qpn: u32) -> bool {
+        self.network_of(&station.device, qpn) == Some(station.vni)
+    }
+
+    /// The host's connection manager has agreed with a QP of a peer.
+    pub(super) fn set_agreed(&self, device: &str, end: (Gid, u32), agreed: Agreed) {
+        self.known().agreed.insert((device.to_owned(), end.0, end.1), agreed);
+    }
+
+    pub(super) fn forget_agreed(&self, device: &str, end: (Gid, u32)) {
+        self.known().agreed.remove(&(device.to_owned(), end.0, end.1));
+    }
+
+    /// What was agreed with the QP `end.1` at `end.0`, if that was not the guest's to choose.
+    pub(super) fn agreed(&self, device: &str, end: (Gid, u32)) -> Option<Agreed> {
+        self.known().agreed.get(&(device.to_owned(), end.0, end.1)).copied()
     }
 }

@@ -1,11 +1,12 @@
 //! `pingpong --address IP [--connect HOST:PORT]`: a virtual guest that plays `ibv_rc_pingpong` with whoever speaks it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use clap::Parser;
 use virtual_guest::daemon::DaemonOptions;
 use virtual_guest::foreign::{Game, Side, rc_pingpong};
+use virtual_guest::foreign_cm::{CmSide, cmatose};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::QpSpec;
 use virtual_guest::spec::qpt;
@@ -23,6 +24,9 @@ struct Args {
     /// The server to connect to; without it we serve
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<String>,
+    /// Set up by the connection manager and play ucmatose, with a peer at this address
+    #[arg(long, value_name = "IP")]
+    cm: Option<Ipv4Addr>,
     /// The port to serve on
     #[arg(long, default_value_t = 18515)]
     port: u16,
@@ -39,7 +43,9 @@ struct Args {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
-    let world = World::with(&DaemonOptions::default(), Duration::from_secs(300));
+    let ports = args.cm.map(|_| ["--cm-port".to_owned(), args.port.to_string()]);
+    let options = DaemonOptions { args: ports.into_iter().flatten().collect() };
+    let world = World::with(&options, Duration::from_secs(300));
     world.daemon.run(&["peer", "add", &args.peer, "--network", "net"]);
     let options = ["--backing", &virtual_guest::daemon::backing()];
     let socket = world.daemon.add_nic("pingpong", "net", &options);
@@ -50,7 +56,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         IpAddr::V6(v6) => v6.octets(),
     };
     let node = Node::start("pingpong".to_owned(), socket, guest, gid);
-    let mut end = node.end(&QpSpec::new(qpt::RC));
+    let mut end = node.end(&QpSpec { rq: 128, ..QpSpec::new(qpt::RC) });
+    if let Some(peer) = args.cm {
+        let side = match &args.connect {
+            Some(_) => CmSide::Client(peer, args.port),
+            None => CmSide::Server(peer),
+        };
+        cmatose(&mut end, side, args.iterations, args.size);
+        return Ok(());
+    }
     let side = args.connect.map_or(Side::Server(args.port), Side::Client);
     let game = Game { size: args.size, iterations: args.iterations, mtu: args.mtu };
     let took = rc_pingpong(&mut end, &side, game);

@@ -6,10 +6,12 @@
 //! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
 //! | `verified` | virtual guests with flat and with mapped addresses move data to and from `vrdma-check` on plain rxe, and a mapped guest of one host to and from one of the other |
 //! | `cost` | with `--cost`, and then alone: bandwidth and latency of a virtual guest beside stock programs on the same rxe device |
+//! | `rdma_cm` | `ucmatose` on plain rxe plays with a virtual guest by rdma_cm, each as server and as client |
 //! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
 //!
 //! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
 
+mod cm;
 mod cost;
 mod known;
 mod nested;
@@ -131,6 +133,8 @@ impl Args {
                 self.pingpong(a, b, &mut table)?;
                 self.verified(a, b, &mut table)?;
             }
+            self.pingpong(a, b, &mut table)?;
+            self.rdma_cm(a, b, &mut table)?;
         }
         for guest in &mut lab.guests {
             let clean = fixture::kernel_is_clean(guest);

@@ -1,0 +1,44 @@
+//! rdma_cm towards peers that are not ours: started with the first NIC on an RNIC, or not at all.
+
+use std::sync::Arc;
+#[cfg(feature = "host-rnic")]
+use std::sync::OnceLock;
+
+use crate::rnic::Directory;
+
+/// What speaks to such peers, once it is wanted.
+#[derive(Debug, Default)]
+pub(super) struct Foreigners {
+    ports: Vec<u16>,
+    #[cfg(feature = "host-rnic")]
+    started: OnceLock<Option<crate::rnic::Foreigners>>,
+}
+
+impl Foreigners {
+    pub(super) fn set_ports(&mut self, ports: Vec<u16>) {
+        self.ports = ports;
+    }
+
+    /// There is a NIC on an RNIC. A host without librdmacm, or where a port is taken, serves everything else.
+    #[cfg(feature = "host-rnic")]
+    pub(super) fn wanted(&self, directory: &Arc<Directory>) {
+        self.started.get_or_init(|| {
+            let started = crate::rnic::Foreigners::start(&self.ports, directory);
+            started
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        error,
+                        "no rdma_cm to peers that are not behind a daemon of ours"
+                    );
+                })
+                .ok()
+        });
+    }
+
+    #[cfg(not(feature = "host-rnic"))]
+    pub(super) fn wanted(&self, _: &Arc<Directory>) {
+        if !self.ports.is_empty() {
+            tracing::warn!("ports for rdma_cm are not served: built without RNIC support");
+        }
+    }
+}
