@@ -54,8 +54,8 @@ fn guest(program: &str, options: &str) -> String {
 }
 
 fn costs() -> [Cost; 2] {
-    const WRITE: &str = "ib_write_bw -d rxe0 -x $gid -n 400 -s 65536 -F --report_gbits";
-    const PINGPONG: &str = "ibv_rc_pingpong -d rxe0 -g $gid -n 1000 -s 64";
+    const WRITE: &str = "ib_write_bw -d rxe0 -x $gid -n 200 -s 65536 -F --report_gbits";
+    const PINGPONG: &str = "ibv_rc_pingpong -d rxe0 -g $gid -n 200 -s 64";
     [
         Cost {
             name: "cost: write 64 KiB",
@@ -69,7 +69,7 @@ fn costs() -> [Cost; 2] {
             },
             ours: Half {
                 server: stock(THERE, "/host/products/vrdma-check -d rxe0 -g $gid"),
-                client: guest("check", "--connect 10.0.0.200:18600 --most 65536 --stream 400"),
+                client: guest("check", "--connect 10.0.0.200:18600 --most 65536 --stream 200"),
                 port: CHECK_PORT,
                 figure: Figure::Before(" Gb/s"),
             },
@@ -86,7 +86,7 @@ fn costs() -> [Cost; 2] {
             },
             ours: Half {
                 server: stock(THERE, PINGPONG),
-                client: guest("pingpong", "--connect 10.0.0.200:18515 --size 64"),
+                client: guest("pingpong", "--connect 10.0.0.200:18515 --size 64 --iterations 200"),
                 port: STOCK_PORT,
                 figure: Figure::PingPong,
             },

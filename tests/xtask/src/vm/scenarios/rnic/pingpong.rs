@@ -8,7 +8,9 @@ use super::{Args, OURS, SET_UP, row};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
-const PINGPONG: Duration = Duration::from_secs(120);
+const PINGPONG: Duration = Duration::from_secs(300);
+/// Both ends poll, so on a busy machine each waits for the other to be run: tens of milliseconds for an iteration.
+const GAMES: u32 = 200;
 
 impl Args {
     /// `ibv_rc_pingpong` on plain rxe with a virtual guest, both ways.
@@ -19,14 +21,16 @@ impl Args {
         table: &mut Vec<Row>,
     ) -> Result<()> {
         let ours = format!(
-            "{}exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 ",
+            "{}exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 --iterations {GAMES} ",
             OURS.replace("@BACKING@", "rnic:rxe0")
         );
-        let theirs = "ulimit -l unlimited
+        let theirs = format!(
+            "ulimit -l unlimited
 gid=$(for f in /sys/class/infiniband/rxe0/ports/1/gids/*; do grep -q 'ffff:0a00:00c8' $f && basename $f && break; done)
-exec ibv_rc_pingpong -d rxe0 -g $gid -c ";
+exec ibv_rc_pingpong -d rxe0 -g $gid -n {GAMES} -c "
+        );
         if self.wanted("pingpong: rxe serves") {
-            let server = peer.spawn(theirs)?;
+            let server = peer.spawn(&theirs)?;
             peer.run("n=0; until grep -qi ':4853 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", SET_UP)?;
             let client = host.run(&format!("{ours} --connect 10.0.0.200:18515"), PINGPONG)?;
             let served = peer.wait(server, PINGPONG)?;
