@@ -187,11 +187,12 @@ for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")
         self.restart_agent("classic")
     }
 
-    /// Starts the agent, or another in its place, with this way of injection.
+    /// Starts the agent, or another in its place, with this way of injection. The guest's first process may leave the old one a zombie, which has
+    /// no command line.
     pub(super) fn restart_agent(&mut self, injection: &str) -> Result<()> {
         let config = format!("injection = \"{injection}\"\n{}", self.pools);
         self.write(AGENT_CONFIG, &config)?;
-        self.sh("if [ -e /run/agent.pid ]; then kill $(cat /run/agent.pid); while kill -0 $(cat /run/agent.pid) 2>/dev/null; do sleep 0.1; done; fi
+        self.sh("if [ -e /run/agent.pid ]; then p=$(cat /run/agent.pid); kill $p; while grep -q . /proc/$p/cmdline 2>/dev/null; do sleep 0.1; done; fi
 setsid vhost-rdma-agent serve < /dev/null >> /host/log/agent.log 2>&1 & echo $! > /run/agent.pid")?;
         self.until("the agent's registration", |node| {
             let Ok(status) = node.status() else { return Ok(None) };
