@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The API server takes notes of at most 1 KiB.
 const NOTE_MAX: usize = 1000;
 
+/// The API server's word for an object that breaks a rule.
+const UNPROCESSABLE: u16 = 422;
+
 /// The component that reports.
 const CONTROLLER: &str = "vhost-rdma-agent";
 
@@ -166,12 +169,21 @@ impl Reporting {
             About::Nic { owner: Some(owner), .. } => pod_reference(owner),
             About::Nic { owner: None, .. } | About::Node => self.node_reference(),
         };
-        if news.single {
-            // A recorder counts what it has seen: this one has seen nothing.
-            let fresh = Recorder::new(self.client.clone(), reporter(&self.node));
-            return fresh.publish(&event, &reference).await;
+        // A recorder counts what it has seen: a fresh one has seen nothing.
+        let fresh = Recorder::new(self.client.clone(), reporter(&self.node));
+        let recorder = if news.single { &fresh } else { &self.recorder };
+        match recorder.publish(&event, &reference).await {
+            // An API server before 1.22 wants to be told which namespace an event about a node is in. Newer ones fill it in, and then
+            // `kubectl describe node` finds the event, which looks for those without.
+            Err(kube::Error::Api(status))
+                if status.code == UNPROCESSABLE && reference.namespace.is_none() =>
+            {
+                let namespace = Some("default".to_owned());
+                let reference = ObjectReference { namespace, ..reference };
+                recorder.publish(&event, &reference).await
+            }
+            other => other,
         }
-        self.recorder.publish(&event, &reference).await
     }
 
     fn node_reference(&self) -> ObjectReference {

@@ -207,3 +207,21 @@ async fn an_api_server_that_hangs_holds_nobody_up_and_fills_nothing() {
     let told = server.calls().len();
     assert!((1000..1100).contains(&told), "{told} of {MANY}");
 }
+
+#[tokio::test]
+async fn an_api_server_that_wants_a_namespace_for_an_event_about_a_node_is_told_one() {
+    let (server, events) = ApiServer::start().await;
+    // As one before 1.22 does.
+    server.answers.lock().unwrap().push_back(422);
+    let world = World::with_events(events).await;
+    world.agent().refused("first").await;
+    let told = server.about("ConfigurationRefused", 1).await;
+    assert_eq!((told[0].text("/note"), told[0].path.as_str()), ("first", NODES));
+    assert_eq!(told[0].body["regarding"]["namespace"], "default");
+    assert_eq!(told[0].body["metadata"]["namespace"], "default");
+    // Others are not: what describes a node looks for events without.
+    world.agent().refused("second").await;
+    let told = server.about("ConfigurationRefused", 2).await;
+    assert_eq!(told[1].text("/note"), "second");
+    assert!(told[1].body["regarding"]["namespace"].is_null(), "{told:?}");
+}

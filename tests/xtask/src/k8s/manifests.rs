@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::exec::{wait_for, workspace};
 use crate::k8s::image::Image;
 use crate::k8s::node::Node;
-use crate::k8s::ours::{self, Ours};
+use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::{Bench, POOL as FORMER};
 use crate::k8s::{parts, plane, restarts};
@@ -84,17 +84,16 @@ fn customise(node: &Node, release: &str, count: u32) -> Result<()> {
     copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
 }
 
-/// The programs of a release. A later one differs by what no loader reads.
+/// The programs of a release: those that the node began with, and the plugin as it is shipped. A later one differs by what no loader reads.
 fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static str)>> {
-    let ours = Ours::build(bench.cache)?;
     let plugin = static_programs(bench.cache, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
     let plugin = plugin.into_iter().next().context("one program was asked for")?;
     let stage = bench.node.lab().join("release");
     fs::create_dir_all(&stage)?;
     let mut all = Vec::new();
     for (from, name) in [
-        (ours.program(ours::DAEMON), ours::DAEMON),
-        (ours.program(ours::AGENT), ours::AGENT),
+        (bench.node.path("/usr/bin").join(ours::DAEMON), ours::DAEMON),
+        (bench.node.path("/usr/bin").join(ours::AGENT), ours::AGENT),
         (plugin, "vhost-rdma-cni"),
     ] {
         let mut bytes = fs::read(&from).with_context(|| from.display().to_string())?;
@@ -207,7 +206,9 @@ pub(crate) fn checked(bench: &mut Bench<'_>) -> Result<()> {
 fn clear(bench: &mut Bench<'_>) -> Result<()> {
     let pair: Vec<String> = bench.pair.drain(..).map(|p| p.name).collect();
     let names: Vec<&str> = pair.iter().map(String::as_str).collect();
-    bench.pods.kubectl.delete_pods(&names)?;
+    if !names.is_empty() {
+        bench.pods.kubectl.delete_pods(&names)?;
+    }
     bench.consistent(&[])?;
     for server in [ours::AGENT, ours::DAEMON] {
         bench.node.kill(server, "TERM")?;

@@ -80,7 +80,7 @@ impl Ours {
         Ok(Self { dir: dir.canonicalize().with_context(|| dir.display().to_string())? })
     }
 
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
+    fn program(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
