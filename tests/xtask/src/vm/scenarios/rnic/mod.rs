@@ -55,7 +55,7 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-const SET_UP: Duration = Duration::from_secs(60);
+const SET_UP: Duration = Duration::from_secs(300);
 /// Addresses of virtual guests: 10.0.0.1 and on.
 const ADDRESSES: u8 = 40;
 

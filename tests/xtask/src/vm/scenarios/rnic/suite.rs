@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::known::KNOWN;
@@ -67,14 +67,14 @@ struct Target {
 }
 
 /// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which need no NIC), and those that talk to peers, optimized.
-pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
+pub(super) fn virtual_guest(cache: &Cache, wanted: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // A list of this run's own: others may build at the same time.
     let list = cache.log(&format!("virtual-guest-artifacts-{}", std::process::id()));
     let script = format!(
         "{1} \"$0\" test -q --locked -p virtual-guest --no-run --message-format json > '{0}'; \"$0\" build -q --locked --release -p virtual-guest --bin pingpong --bin check --message-format json >> '{0}'",
         list.display(),
-        if tests { "" } else { "true" },
+        if wanted { "" } else { "true" },
     );
     let mut cmd = tied("sh");
     cmd.current_dir(workspace()).args(["-ec", &script]).arg(cargo);
@@ -98,6 +98,10 @@ pub(super) fn virtual_guest(cache: &Cache, tests: bool) -> Result<(Vec<Program>,
             tests.push(Program { suite: target.name, file, path });
         }
     }
+    ensure!(
+        tests.is_empty() != wanted,
+        "cargo left no test programs, or some that nobody asked for"
+    );
     Ok((tests, peers))
 }
 
