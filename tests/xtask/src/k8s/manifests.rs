@@ -404,9 +404,10 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     let left = kubectl.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?;
     ensure!(!left.contains(NAME), "left in the cluster: {left}");
     bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
-    // The administrator's programs of this test, and containerd's copies of images, are not the DaemonSet's.
+    // The administrator's programs of this test, containerd's copies of images and what kubelet keeps of a pod's output for a while are not the
+    // DaemonSet's.
     let left = bench.node.sh(
-        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /var/lib/containerd -o -path '/tmp/*' \\) -prune -o \
+        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
          -name '*vhost*rdma*' -print 2>/dev/null | grep -v '^/usr/bin/' || true
 ip -o link | grep -o ' vr-[^:@]*' || true",
     )?;
