@@ -94,7 +94,7 @@ fn rnr_retry_seven_waits_for_ever_and_wakes_early() {
     b.rcq.ok();
     assert_eq!(inbox.bytes(), [9; 8]);
     let naks = b.node.guest.query_counters().unwrap().rnr_naks_sent;
-    assert!(naks >= 1, "the responder counts what it refused");
+    assert!(naks >= 1 || !rules().inbound_is_counted, "the responder counts what it refused");
 }
 
 #[test]
