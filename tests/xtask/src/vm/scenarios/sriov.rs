@@ -6,21 +6,19 @@
 
 mod compare;
 mod crash;
-mod nic;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
 use crate::cache::Cache;
-use crate::chores::RNIC_PACKAGES;
 use crate::exec::{self, run_logged, tied, workspace};
-use crate::host;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::guest::{self, Guest, Output};
 use crate::vm::{Lab, MEMORY_MIB, NAMES, Nic, Plan};
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -60,7 +58,6 @@ const STEPS: &[Step] = &[
     ("refusals", Host::refusals),
     ("VF to vfio-pci and back", Host::vfio),
     ("VF carries an RDMA device", Host::carrier),
-    ("a NIC of the daemon on a VF", nic::on_a_vf),
     ("commands at once", Host::at_once),
     ("killed while creating", crash::create),
     ("killed while setting", crash::set),
@@ -77,10 +74,7 @@ impl Args {
             lab.run.keep();
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
-        host::ensure_packages(cache, RNIC_PACKAGES)?;
-        let mut programs = build(cache)?;
-        let theirs = crate::products::programs(cache, self.debian)?;
-        programs.extend(theirs.into_iter().filter(|path| path.ends_with("vrdma-check")));
+        let programs = build(cache)?;
         let options = options(&guest::cable(lab.run.path(), NAMES[0]));
         lab.boot(&Plan {
             image: lab.image(self.debian)?,
@@ -121,23 +115,22 @@ impl Args {
     }
 }
 
-/// Our program, a virtual guest, and the example that prints what the netlink crate reads; debug builds do, nothing here is timed.
+/// The command line and the example that prints what the crate reads; a debug build does, nothing here is timed.
 fn build(cache: &Cache) -> Result<Vec<PathBuf>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let parts: [&[&str]; 3] = [
-        &["-p", "vhost-rdma", "--bin", "vhost-rdma", "--features", "host-rnic"],
-        &["-p", "virtual-guest", "--bin", "check"],
+    let parts: [&[&str]; 2] = [
+        &["-p", "vhost-rdma", "--bin", "vhost-rdma"],
         &["-p", "rdma-netlink", "--example", "rdma-json"],
     ];
     for part in parts {
         let mut cmd = tied(&cargo);
         cmd.current_dir(workspace()).args(["build", "--locked"]).args(part);
-        run_logged(&mut cmd, "building our programs", &cache.log("sriov-build"), BUILD_WAIT)?;
+        run_logged(&mut cmd, "building the command line", &cache.log("sriov-build"), BUILD_WAIT)?;
     }
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), PathBuf::from)
         .join("debug");
-    Ok(["vhost-rdma", "check", "examples/rdma-json"].map(|program| target.join(program)).into())
+    Ok(vec![target.join("vhost-rdma"), target.join("examples/rdma-json")])
 }
 
 /// The IOMMU must be there for vfio-pci, without interrupt remapping: with it the kernel panics at boot if the host is too busy for its timer check; the root port has the access control that puts each VF into a group of its own.
