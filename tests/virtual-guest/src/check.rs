@@ -199,7 +199,7 @@ impl Talk {
             inline: 0,
             ..QpSpec::new(qpt::RC)
         };
-        let path = Path { min_rnr_timer: 12, timeout: 16, ..Path::default() };
+        let path = Path { min_rnr_timer: 12, timeout: 20, ..Path::default() };
         let end = self.node.end(&spec);
         end.qp.to_init(&path).expect("INIT");
         let own = Peer {
