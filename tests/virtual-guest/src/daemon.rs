@@ -20,6 +20,8 @@ use rustix::process::{Pid, Signal};
 pub struct DaemonOptions {
     /// More arguments of `serve`.
     pub args: Vec<String>,
+    /// Bytes that it may lock, as a daemon without CAP_IPC_LOCK.
+    pub memlock: Option<u64>,
 }
 
 /// A running daemon.
@@ -95,7 +97,15 @@ impl Daemon {
             tempfile::Builder::new().prefix("vrdma-").tempdir().expect("a temporary directory");
         let log = File::create(dir.path().join("daemon.log")).expect("a log file");
         let errors = log.try_clone().expect("a second handle to the log");
-        let mut command = Command::new("setpriv");
+        let mut command = match options.memlock {
+            None => Command::new("setpriv"),
+            Some(bytes) => {
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--memlock={bytes}:{bytes}")).arg("setpriv");
+                command.args(["--bounding-set", "-ipc_lock"]);
+                command
+            }
+        };
         command.args(["--pdeathsig", "KILL"]).arg(&binary).arg("serve");
         command.arg("--runtime-dir").arg(dir.path()).arg("--ephemeral").args(&options.args);
         command.arg("--metrics").arg(format!("unix:{}", dir.path().join("metrics.sock").display()));

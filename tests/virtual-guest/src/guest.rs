@@ -73,6 +73,8 @@ pub struct GuestConfig {
     pub ram_base: u64,
     /// Bytes of the first region.
     pub ram_bytes: u64,
+    /// All memory is in huge pages of 2 MiB, which the host must have.
+    pub huge_pages: bool,
     /// Entries of each virtqueue.
     pub queue_size: u16,
     /// Buffers that the driver puts in each event queue at start.
@@ -90,6 +92,7 @@ impl Default for GuestConfig {
         Self {
             ram_base: 0x4000_0000,
             ram_bytes: 32 << 20,
+            huge_pages: false,
             queue_size: 64,
             event_buffers: 48,
             event_idx: true,
@@ -209,7 +212,11 @@ impl Guest {
     pub fn attach(stream: UnixStream, config: GuestConfig) -> Result<Self> {
         let mut front = Frontend::from_stream(stream, 64);
         let device = negotiate(&mut front, &config)?;
-        let ram = Ram::new(config.ram_base, config.ram_bytes)?;
+        let ram = if config.huge_pages {
+            Ram::in_huge_pages(config.ram_base, config.ram_bytes)?
+        } else {
+            Ram::new(config.ram_base, config.ram_bytes)?
+        };
         let queue = || Virtq::new(&ram, config.queue_size, config.event_idx);
         let control = ControlQueue { vq: queue()?, request: ram.alloc(4), response: ram.alloc(4) };
         let mut events = vec![Mutex::new(EventQueue::new(&ram, queue()?, 16))];

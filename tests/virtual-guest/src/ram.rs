@@ -52,8 +52,8 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
-    fn new(gpa: u64, size: u64) -> std::io::Result<Self> {
-        let fd = rustix::fs::memfd_create("virtual-guest", MemfdFlags::CLOEXEC)?;
+    fn new(gpa: u64, size: u64, kind: MemfdFlags) -> std::io::Result<Self> {
+        let fd = rustix::fs::memfd_create("virtual-guest", MemfdFlags::CLOEXEC | kind)?;
         rustix::fs::ftruncate(&fd, size)?;
         let len = usize::try_from(size).map_err(std::io::Error::other)?;
         // SAFETY: a new shared mapping at an address that the kernel chooses aliases no Rust object.
@@ -119,22 +119,33 @@ impl Drop for Region {
 }
 
 /// All memory of one guest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ram {
+    /// What its memfds are made of.
+    kind: MemfdFlags,
     regions: RwLock<Vec<Arc<Region>>>,
 }
 
 impl Ram {
     /// Memory with one region at guest-physical address `gpa`.
     pub fn new(gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
-        let ram = Self::default();
+        Self::of(MemfdFlags::empty(), gpa, size)
+    }
+
+    /// The same in huge pages of 2 MiB.
+    pub fn in_huge_pages(gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
+        Self::of(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, gpa, size)
+    }
+
+    fn of(kind: MemfdFlags, gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
+        let ram = Self { kind, regions: RwLock::default() };
         ram.add_region(gpa, size)?;
         Ok(Arc::new(ram))
     }
 
     /// Adds a region; the caller tells the device.
     pub fn add_region(&self, gpa: u64, size: u64) -> std::io::Result<Arc<Region>> {
-        let region = Arc::new(Region::new(gpa, size)?);
+        let region = Arc::new(Region::new(gpa, size, self.kind)?);
         self.regions.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&region));
         Ok(region)
     }

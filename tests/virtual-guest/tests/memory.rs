@@ -273,6 +273,39 @@ fn rereg_changes_what_the_key_opens() {
     assert_eq!(failed.status, status::REM_ACCESS_ERR);
 }
 
+/// Scattered memory is mapped run by run for an RNIC, and a NIC has only so many mappings (docs/RNIC.md, 1); the engine needs none.
+#[test]
+fn scattered_regions_come_to_an_end_where_they_are_mapped_and_the_daemon_lives() {
+    const PAGES: u64 = 6000;
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let buf = Buf::scattered(b.node.guest.ram(), 0, PAGES * PAGE);
+    let list = PageList::of(b.node.guest.ram(), buf.pages(), 0);
+    let len = PAGES * PAGE;
+    let before = world.daemon.vitals().mappings;
+    for _ in 0..2 {
+        let made: Vec<_> =
+            (0..8u64).map(|n| register(&b.node, (n + 1) << 40, len, &list)).collect();
+        let keys: Vec<u32> = made.iter().flatten().map(|(lkey, _)| *lkey).collect();
+        if rules().numbers_are_random {
+            assert_eq!(keys.len(), 8);
+        } else {
+            assert!((2..6).contains(&keys.len()), "{} of them fit", keys.len());
+            assert!(made.iter().skip(keys.len()).all(|refused| *refused == Err(err::NOMEM)));
+        }
+        // What was made is good, and so is what is in one piece.
+        let (_, rkey) = made[0].expect("the first one");
+        let data = round_trip(&mut a, 1 << 40, rkey, 10 * PAGE);
+        assert_eq!(buf.view().vec(0, 10 * PAGE), data);
+        let whole = Buf::contiguous(b.node.guest.ram(), 4 * PAGE);
+        let whole = b.node.ctx.register(b.node.pdn, Arc::new(whole), access::ALL).expect("MR_REG");
+        b.node.ctx.dereg(whole.lkey).unwrap();
+        keys.into_iter().for_each(|key| b.node.ctx.dereg(key).unwrap());
+    }
+    let after = world.daemon.vitals().mappings;
+    assert!(after <= before + 8 + 64, "{before} mappings were {after}: two small regions remain");
+}
+
 fn in_region(node: &Node, gpa: u64, len: u64) -> Mr {
     let buf = Arc::new(Buf::contiguous_in(node.guest.ram(), gpa, len));
     buf.view().fill(0, len, 0);

@@ -3,6 +3,7 @@
 //! | part | what is looked at |
 //! |---|---|
 //! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM; both VMs take their share |
+//! | `host` | the RNIC removed under traffic, its port down, its address gone; no memory to lock; guests on huge pages (`faults`) |
 //! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
 //! | `verified` | virtual guests with flat and with mapped addresses move data to and from `vrdma-check` on plain rxe, and a mapped guest of one host to and from one of the other |
 //! | `cost` | with `--cost`, and then alone: bandwidth and latency of a virtual guest beside stock programs on the same rxe device |
@@ -13,6 +14,7 @@
 
 mod cm;
 mod cost;
+mod faults;
 mod known;
 mod nested;
 mod pingpong;
@@ -120,6 +122,7 @@ impl Args {
         }
         if !tests.is_empty() {
             self.whole_stack(&mut lab.guests, &tests, &mut table)?;
+            self.faults(lab.pair()?.0, &tests, &mut table)?;
         }
         // From here on b is somebody else.
         lab.pair()?.1.must(PEER, SET_UP)?;

@@ -49,8 +49,8 @@ fn witness(suite: &str) -> String {
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) path: PathBuf,
-    suite: String,
-    file: String,
+    pub(super) suite: String,
+    pub(super) file: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,7 +107,7 @@ pub(super) fn virtual_guest(cache: &Cache, wanted: bool) -> Result<(Vec<Program>
 
 impl Program {
     /// Its tests, as it lists them itself.
-    fn tests(&self) -> Result<Vec<String>> {
+    pub(super) fn tests(&self) -> Result<Vec<String>> {
         let mut cmd = tied(&self.path);
         let text = capture(cmd.args(["--list", "--format", "terse"]), LIST_WAIT)?;
         Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
