@@ -70,7 +70,7 @@ impl Host {
         let options = ["--cm-listen", &at, "--cm-cert", &cert, "--cm-key", &key, "--cm-ca"];
         let mut args: Vec<String> = options.map(str::to_owned).into();
         args.push(authority.ca());
-        let daemon = Daemon::spawn(&DaemonOptions { args });
+        let daemon = Daemon::spawn(&DaemonOptions { args, ..DaemonOptions::default() });
         daemon.add_network("net", 100);
         Self { daemon, at }
     }
