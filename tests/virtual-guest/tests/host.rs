@@ -25,15 +25,6 @@ use virtual_guest::spec::{PAGE, access, err, event, status};
 use virtual_guest::world::{End, Node, World, ipv4_gid, pattern};
 
 const HUGE: u64 = 2 << 20;
-const FAST: Path = Path {
-    access: access::ALL,
-    timeout: 12,
-    retry_cnt: 1,
-    rnr_retry: 1,
-    min_rnr_timer: 1,
-    rd_atomic: 4,
-};
-
 fn soon() -> Duration {
     Duration::from_secs(10) * patience()
 }
@@ -90,11 +81,15 @@ fn on_rxe1(world: &World, n: u8) -> Node {
     Node::start(name, socket, guest, ipv4_gid(1, n))
 }
 
-fn pair(a: &Node, b: &Node) -> (End, End) {
+fn pair_with(a: &Node, b: &Node, path: &Path) -> (End, End) {
     let (a, b) = (a.rc(), b.rc());
-    a.connect(&b, &FAST);
-    b.connect(&a, &FAST);
+    a.connect(&b, path);
+    b.connect(&a, path);
     (a, b)
+}
+
+fn pair(a: &Node, b: &Node) -> (End, End) {
+    pair_with(a, b, &Path::default())
 }
 
 /// A pair whose traffic never rests.
@@ -186,7 +181,7 @@ fn a_port_that_goes_down_and_up_is_told_and_only_its_own_connections_suffer() {
     let world = World::new();
     let neighbours = Neighbours::start(pair(&world.node(), &world.node()));
     let (na, nb) = (on_rxe1(&world, 1), on_rxe1(&world, 2));
-    let (mut a, b) = pair(&na, &nb);
+    let (mut a, b) = pair_with(&na, &nb, &Path::hasty());
     writes(&mut a, &nb);
     let word = nb.area(8);
     host("ip link set dummy0 down");
@@ -220,8 +215,8 @@ fn an_address_that_is_removed_makes_no_more_connections_and_others_do() {
     host("ip addr del 10.0.1.1/32 dev dummy0");
     na.guest.await_async(event::GID_CHANGE, 1, soon()).expect("GID_CHANGE");
     let late = na.rc();
-    late.qp.to_init(&FAST).unwrap();
-    let refused = late.qp.to_rtr((nb.gid, a.qp.qpn), &FAST).unwrap_err();
+    late.qp.to_init(&Path::default()).unwrap();
+    let refused = late.qp.to_rtr((nb.gid, a.qp.qpn), &Path::default()).unwrap_err();
     assert_eq!(refused.status(), Some(err::UNREACH));
     let (mut b, _) = pair(&nb, &nc);
     writes(&mut b, &nc);

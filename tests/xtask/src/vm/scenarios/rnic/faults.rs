@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::suite::Program;
+use super::suite::{self, Program};
 use super::{Args, SET_UP, row};
 use crate::rows::Row;
 use crate::vm::guest::Guest;
@@ -34,6 +34,7 @@ rdma link show rxe0/1";
 
 const TEST: &str = "ulimit -l unlimited
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
+export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
 exec /host/products/@BINARY@ --ignored --exact --nocapture @TEST@ 2>&1";
 
 impl Args {
@@ -53,7 +54,10 @@ impl Args {
         }
         host.must(HOST, SET_UP)?;
         for test in tests {
-            let script = TEST.replace("@BINARY@", &program.file).replace("@TEST@", &test);
+            let script = TEST
+                .replace("@BINARY@", &program.file)
+                .replace("@WITNESS@", &suite::witness(PROGRAM))
+                .replace("@TEST@", &test);
             let run = host.run(&script, TEST_END)?;
             // A test that is not there passes as well.
             let ok = run.ok() && run.text.contains("1 passed");

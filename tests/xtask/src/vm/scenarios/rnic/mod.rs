@@ -123,6 +123,7 @@ impl Args {
         if !tests.is_empty() {
             self.whole_stack(&mut lab.guests, &tests, &mut table)?;
             self.faults(lab.pair()?.0, &tests, &mut table)?;
+            self.witnessed(&lab.guests, &tests, &mut table)?;
         }
         // From here on b is somebody else.
         lab.pair()?.1.must(PEER, SET_UP)?;
