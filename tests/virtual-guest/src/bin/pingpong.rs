@@ -44,7 +44,8 @@ struct Args {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
     let ports = args.cm.map(|_| ["--cm-port".to_owned(), args.port.to_string()]);
-    let options = DaemonOptions { args: ports.into_iter().flatten().collect() };
+    let ports = ports.into_iter().flatten().collect();
+    let options = DaemonOptions { args: ports, ..DaemonOptions::default() };
     let world = World::with(&options, Duration::from_secs(300));
     world.daemon.run(&["peer", "add", &args.peer, "--network", "net"]);
     let options = ["--backing", &virtual_guest::daemon::backing()];

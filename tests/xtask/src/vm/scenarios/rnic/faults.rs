@@ -33,6 +33,7 @@ const AFTERWARDS: &str =
 rdma link show rxe0/1";
 
 const TEST: &str = "ulimit -l unlimited
+ip link set dummy0 up; for n in 1 2 3; do ip addr replace 10.0.1.$n/32 dev dummy0; done
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
 export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
 exec /host/products/@BINARY@ --ignored --exact --nocapture @TEST@ 2>&1";

@@ -136,9 +136,8 @@ impl Args {
             } else {
                 self.pingpong(a, b, &mut table)?;
                 self.verified(a, b, &mut table)?;
+                self.rdma_cm(a, b, &mut table)?;
             }
-            self.pingpong(a, b, &mut table)?;
-            self.rdma_cm(a, b, &mut table)?;
         }
         for guest in &mut lab.guests {
             let clean = fixture::kernel_is_clean(guest);
