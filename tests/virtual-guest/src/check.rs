@@ -334,7 +334,7 @@ impl Talk {
     }
 }
 
-/// `count` writes of `size` bytes, [`DEPTH`] of them under way at a time as perftest has them; the time that they took. The server is passive.
+/// `count` writes of `size` bytes, a burst of them under way at a time as perftest has them; the time that they took. The server is passive.
 pub fn stream(server: &str, node: &Node, terms: Terms, (size, count): (u32, u32)) -> Duration {
     let mut talk = call(server, node, terms, &[Op::Write]);
     let mut link = talk.connect();

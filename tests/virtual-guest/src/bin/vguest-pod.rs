@@ -48,6 +48,9 @@ struct Args {
     /// Stay without a NIC when the daemon has ended the session, as QEMU does
     #[arg(long)]
     no_reconnect: bool,
+    /// Memory in huge pages of 2 MiB
+    #[arg(long)]
+    huge_pages: bool,
     /// Give up, with an error, if no session comes about in this many seconds
     #[arg(long, default_value_t = 60)]
     patience: u64,
@@ -82,11 +85,11 @@ struct Session {
 }
 
 impl Session {
-    fn open(socket: &FsPath) -> Result<Self> {
+    fn open(socket: &FsPath, huge_pages: bool) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("cannot connect to {}", socket.display()))?;
         let watch = stream.try_clone()?;
-        let config = GuestConfig { ram_bytes: RAM, ..Default::default() };
+        let config = GuestConfig { ram_bytes: RAM, huge_pages, ..Default::default() };
         let guest = Guest::attach(stream, config)?;
         let gid = link_local(guest.device().mac);
         // The driver's steps panic where the device refuses them.
@@ -361,7 +364,7 @@ fn run() -> Result<()> {
     let mut since = Instant::now();
     loop {
         if session.is_none() && !(args.no_reconnect && seen.session > 0) {
-            match Session::open(&socket) {
+            match Session::open(&socket, args.huge_pages) {
                 Ok(new) => {
                     seen.session += 1;
                     eprintln!("session {} on {}", seen.session, socket.display());

@@ -413,7 +413,7 @@ ip -o link | grep -o ' vr-[^:@]*' || true",
     )?;
     ensure!(left.trim().is_empty(), "left on the node: {left}");
     bench.offered(MINE, 0)?;
-    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[] })?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false })?;
     kubectl.delete_pods(&["plain"])?;
     // A node without RDMA devices has none of this; in this node's `/dev` it is the machine's.
     let _ = fs::remove_dir("/dev/infiniband");

@@ -6,6 +6,7 @@
 //! it, `test`, `restarts`, `attach`, `vms` and `manifests` the rows.
 
 mod attach;
+mod huge;
 pub(crate) mod image;
 mod kubectl;
 mod manifests;

@@ -13,6 +13,8 @@ use crate::k8s::ours::GUEST_IMAGE;
 
 const WAIT: Duration = Duration::from_secs(180);
 const PORT: u16 = 7471;
+/// The RAM of `vguest-pod`.
+const GUEST_RAM: &str = "16Mi";
 
 /// A pod to be.
 #[derive(Debug, Clone, Copy)]
@@ -22,11 +24,13 @@ pub(crate) struct Wanted<'a> {
     pub(crate) pool: Option<&'a str>,
     /// More arguments of the program.
     pub(crate) args: &'a [&'a str],
+    /// Its guest's memory is huge pages.
+    pub(crate) huge: bool,
 }
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(name: &'a str, pool: &'a str) -> Self {
-        Self { name, pool: Some(pool), args: &[] }
+        Self { name, pool: Some(pool), args: &[], huge: false }
     }
 
     /// The pod's specification. What the "restricted" Pod Security Standard asks for, word by word; the memory limit covers the guest's RAM.
@@ -34,6 +38,9 @@ impl<'a> Wanted<'a> {
         let mut limits = json!({"memory": "96Mi", "cpu": "250m"});
         if let (Some(pool), Some(map)) = (self.pool, limits.as_object_mut()) {
             map.insert(resource(pool), json!(1));
+            if self.huge {
+                map.insert("hugepages-2Mi".to_owned(), json!(GUEST_RAM));
+            }
         }
         let command: Vec<&str> = if self.pool.is_some() {
             vec!["/bin/vguest-pod"]

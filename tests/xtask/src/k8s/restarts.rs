@@ -60,7 +60,7 @@ impl Bench<'_> {
         self.undisturbed()
     }
 
-    fn restart_kubelet(&self, signal: &str) -> Result<()> {
+    pub(crate) fn restart_kubelet(&self, signal: &str) -> Result<()> {
         self.node.kill("kubelet", signal)?;
         plane::start_kubelet(self.node)
     }

@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, manifests, ours, plane, restarts, vms};
+use crate::k8s::{attach, huge, manifests, ours, plane, restarts, vms};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -78,6 +78,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "CNI 0.4.0: ADD and DEL", attach::cni_040),
     (Usual, "CNI 1.0.0: ADD and DEL", attach::cni_100),
     (Usual, "20 pods at once", |b| b.crowd()),
+    (Full, "two pods on huge pages", huge::pods),
     (Full, "VMs in pods: daemon killed", vms::daemon_killed),
     (Full, "VMs in pods: ibv_rc_pingpong, rping", |b| vms::two_vms(b)),
     (Brief, "nothing remains of deleted pods", |b| b.nothing_left()),
@@ -155,7 +156,7 @@ fn row(name: &str, result: &Result<()>, took: Duration) -> Row {
 
 impl Bench<'_> {
     /// Takes away what a failed step left, so that the next one fails by its own fault only.
-    fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         let script = "k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig'
 $k delete replicasets --all --wait=false
 $k get pods -o name | grep -vxE 'pod/(one|two)' | xargs -r $k delete --wait=false";
