@@ -115,6 +115,9 @@ impl Nic {
             rx_messages: U64::new(c.rx_messages),
             completion_errors: U64::new(c.completion_errors),
             events_coalesced: U64::new(c.events_coalesced),
+            completions: U64::new(c.completions),
+            events: U64::new(c.events),
+            commands: U64::new(c.commands),
             ..abi::QueryCountersResp::default()
         }
     }

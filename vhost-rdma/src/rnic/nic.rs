@@ -466,6 +466,7 @@ impl Hosted for Nic {
     }
 
     fn execute(&mut self, ctx: u32, command: Command, _now: Nanos) -> Result<Reply, Status> {
+        self.counters.commands += 1;
         self.command(ctx, command)
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Buffers {
     sges: Vec<ffi::ibv_sge>,
     wcs: Vec<ffi::ibv_wc>,
     /// The region of windows that are to show none: providers look at its key before they look at the length (rdma-core, `rxe.c`, convert_send_wr).
-    nothing: Option<Box<ffi::ibv_mr>>,
+    nothing: Option<Box<Nothing>>,
 }
 
 /// What work requests name.
@@ -103,7 +103,7 @@ impl Buffers {
         let mw = *objects.mws.get(mw.0 as usize)?;
         let mr = match mr {
             Some(mr) => super::raw_region(objects.mrs.get(mr.0 as usize)?)?,
-            None => &raw mut **self.nothing.get_or_insert_with(no_region),
+            None => (&raw mut **self.nothing.get_or_insert_with(no_region)).cast(),
         };
         // SAFETY: the window is in the table, so it exists, and nobody else uses its structure.
         unsafe { (*mw).rkey = u32::from_le_bytes(wr.imm) };
@@ -226,8 +226,15 @@ fn ended<T>(code: c_int, list: *mut T, bad: *mut T) -> std::result::Result<(), P
     })
 }
 
-fn no_region() -> Box<ffi::ibv_mr> {
-    Box::new(ffi::ibv_mr {
+/// A region, and zeros where a provider keeps what it adds to one.
+#[repr(C)]
+struct Nothing {
+    mr: ffi::ibv_mr,
+    added: [u64; 256],
+}
+
+fn no_region() -> Box<Nothing> {
+    let mr = ffi::ibv_mr {
         context: ptr::null_mut(),
         pd: ptr::null_mut(),
         addr: ptr::null_mut(),
@@ -235,7 +242,8 @@ fn no_region() -> Box<ffi::ibv_mr> {
         handle: 0,
         lkey: 0,
         rkey: 0,
-    })
+    };
+    Box::new(Nothing { mr, added: [0; 256] })
 }
 
 fn send_wr(wr: &SendWr) -> ffi::ibv_send_wr {
@@ -247,8 +255,8 @@ fn send_wr(wr: &SendWr) -> ffi::ibv_send_wr {
     };
     if matches!(wr.opcode, opcode::SEND_WITH_INV | opcode::LOCAL_INV) {
         raw.__bindgen_anon_1.invalidate_rkey = u32::from_le_bytes(wr.imm);
-    } else {
-        // Opaque bytes in network order stay in their order.
+    } else if wr.opcode != opcode::BIND_MW {
+        // Opaque bytes in network order stay in their order. A bind has none, and a provider refuses what has (rdma-core, `rxe.c`, validate_send_wr).
         raw.__bindgen_anon_1.imm_data = u32::from_ne_bytes(wr.imm);
     }
     match wr.opcode {
