@@ -40,6 +40,8 @@ pub struct Rules {
     pub misaligned_atomic_is_sent: bool,
     /// Keys and QPNs are random; else they are the hardware's.
     pub numbers_are_random: bool,
+    /// Networks have groups of their own; else a peer entry names those that a network may use.
+    pub groups_end_with_the_network: bool,
     /// A window opens no more of its region than it was bound to.
     pub windows_have_bounds: bool,
     /// A region that is registered anew keeps its keys.
@@ -92,6 +94,7 @@ pub const IBTA: Rules = Rules {
     solicited_is_told: true,
     misaligned_atomic_is_sent: true,
     numbers_are_random: true,
+    groups_end_with_the_network: true,
     windows_have_bounds: true,
     rereg_keeps_the_key: true,
     inbound_is_counted: true,
@@ -113,6 +116,7 @@ pub const RNIC: Rules = Rules {
     solicited_is_told: false,
     misaligned_atomic_is_sent: false,
     numbers_are_random: false,
+    groups_end_with_the_network: false,
     rereg_keeps_the_key: false,
     inbound_is_counted: false,
     atomic_against_cpus: false,

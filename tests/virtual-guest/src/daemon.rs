@@ -177,6 +177,12 @@ impl Daemon {
         self.run(&["network", "add", name, "--vni", &vni.to_string()]);
     }
 
+    /// Lets the NICs of a network on an RNIC reach an address, or a group.
+    #[track_caller]
+    pub fn add_peer(&self, address: &str, network: &str) {
+        self.run(&["peer", "add", address, "--network", network]);
+    }
+
     /// Adds a NIC on the backing under test, with more options; its socket.
     #[track_caller]
     pub fn add_nic(&self, name: &str, network: &str, options: &[&str]) -> PathBuf {

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use virtual_guest::backing::rules;
 use virtual_guest::guest::{GuestConfig, Result};
 use virtual_guest::qp::{Av, QpSpec, SendWr};
 use virtual_guest::spec::{Put, cap, cmd, err, qpt};
@@ -30,13 +31,22 @@ fn member(node: &Node) -> End {
     end
 }
 
+/// A world whose network may use the group: on an RNIC that is the operator's to say.
+fn world() -> World {
+    let world = World::new();
+    if !rules().groups_end_with_the_network {
+        world.daemon.add_peer("224.1.2.3", "net");
+    }
+    world
+}
+
 fn offered(node: &Node) -> bool {
     node.guest.query_device().unwrap().caps & cap::MCAST != 0
 }
 
 #[test]
 fn a_datagram_to_a_group_reaches_every_member_once() {
-    let world = World::new();
+    let world = world();
     let (na, nb, nc) = (world.node(), world.node(), world.node());
     if !offered(&na) {
         assert_eq!(
@@ -82,7 +92,7 @@ fn a_datagram_to_a_group_reaches_every_member_once() {
 
 #[test]
 fn groups_are_for_datagrams_and_multicast_addresses() {
-    let world = World::new();
+    let world = world();
     let node = world.node();
     if !offered(&node) {
         return;
@@ -96,7 +106,7 @@ fn groups_are_for_datagrams_and_multicast_addresses() {
 
 #[test]
 fn a_group_ends_at_the_border_of_its_network() {
-    let world = World::new();
+    let world = world();
     world.daemon.add_network("other", 200);
     let here = world.node();
     let there = world.node_with("other", &[], GuestConfig::default());
@@ -104,6 +114,14 @@ fn a_group_ends_at_the_border_of_its_network() {
         return;
     }
     let (mut sender, mut far) = (member(&here), member(&there));
+    if !rules().groups_end_with_the_network {
+        // The wire knows no networks: the other one is kept out of the group as a whole.
+        let refused = group(&far, cmd::MCAST_ATTACH, GROUP).unwrap_err();
+        assert_eq!(refused.status(), Some(err::UNREACH));
+        let refused = there.ctx.create_ah(there.pdn, &Av::to(GROUP)).unwrap_err();
+        assert_eq!(refused.status(), Some(err::UNREACH));
+        return;
+    }
     group(&far, cmd::MCAST_ATTACH, GROUP).unwrap();
     let inbox = there.area(48);
     far.qp.post_recv(1, &[inbox.sge()]);

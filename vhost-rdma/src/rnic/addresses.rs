@@ -147,6 +147,13 @@ impl Directory {
         }
     }
 
+    /// Whether an entry of a network names a group.
+    pub(super) fn names_group(&self, vni: u32, group: &Gid) -> bool {
+        let known = self.known();
+        let mut peers = known.peers.get(&vni).into_iter().flatten();
+        peers.any(|peer| peer.through.is_none() && peer.through(group).is_some())
+    }
+
     /// The host's address of a destination that NICs of a network may reach.
     fn find(&self, device: &str, vni: u32, gid: &Gid) -> Option<Gid> {
         let known = self.known();
@@ -265,12 +272,25 @@ impl Nic {
         }
     }
 
+    /// The host's index for one of the guest's table.
+    pub(super) fn host_index(&self, index: u16) -> Option<u16> {
+        let entry = self.gids.get(usize::from(index)).copied().flatten()?;
+        entry.host.map(|(index, _)| index)
+    }
+
+    /// An address that this NIC has on the host, of the same version as `gid`.
+    pub(super) fn host_address_like(&self, gid: &Gid) -> Option<Gid> {
+        let version = |gid: &Gid| IpAddr::from(*gid).to_canonical().is_ipv4();
+        let hosts = self.gids.iter().flatten().filter_map(|entry| entry.host);
+        hosts.map(|(_, own)| own).find(|own| version(own) == version(gid))
+    }
+
     /// The address vector that the hardware is given for one of the guest's.
     pub(super) fn resolve(&self, av: &abi::Av) -> Result<abi::Av, Status> {
-        let entry = self.gids.get(usize::from(av.sgid_index.get())).copied().flatten();
-        let (index, _) = entry.and_then(|entry| entry.host).ok_or(Status::UNREACH)?;
+        let index = self.host_index(av.sgid_index.get()).ok_or(Status::UNREACH)?;
+        // Connections have one peer.
         if is_multicast(&av.dgid) {
-            return Err(Status::NOTSUPP);
+            return Err(Status::INVAL);
         }
         let dgid = self.reach(&av.dgid).ok_or(Status::UNREACH)?;
         Ok(abi::Av { dgid, sgid_index: U16::new(index), dmac: [0; 6], ..*av })
@@ -308,8 +328,15 @@ impl Nic {
         lost.into_iter().for_each(|qpn| self.qp_fatal(qpn));
         let place = self.place.clone();
         let vni = self.settings.vni;
-        for (_, ah) in &mut self.ahs {
-            ah.revoked = place.directory.find(&place.device, vni, &ah.av.dgid).is_none();
+        let mut ahs = std::mem::take(&mut self.ahs);
+        for (_, ah) in &mut ahs {
+            ah.revoked = if is_multicast(&ah.av.dgid) {
+                self.group(&ah.av.dgid).is_err()
+            } else {
+                place.directory.find(&place.device, vni, &ah.av.dgid).is_none()
+            };
         }
+        self.ahs = ahs;
+        self.leave_forbidden();
     }
 }

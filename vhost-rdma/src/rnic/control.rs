@@ -13,6 +13,7 @@ use crate::engine::qp::attrs::check_av;
 use crate::engine::timer::Waiting;
 use crate::engine::{Command, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
+use crate::transport::is_multicast;
 
 /// The status of a host's refusal.
 pub(super) const fn status(error: HostError) -> Status {
@@ -127,6 +128,8 @@ impl Nic {
             Command::QpDestroy(qpn) => self.destroy_qp(ctx, qpn),
             Command::QpModify { qpn, attr } => self.modify_qp(ctx, qpn, &attr),
             Command::QpQuery(qpn) => self.query_qp(ctx, qpn),
+            Command::McastAttach { qpn, mgid } => self.attach(ctx, qpn, mgid),
+            Command::McastDetach { qpn, mgid } => self.detach(ctx, qpn, mgid),
             Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, &av),
             Command::AhDestroy(number) => {
                 self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
@@ -215,7 +218,8 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         check_av(av, |index| self.holds(index))?;
-        let resolved = self.resolve(av)?;
+        let resolved =
+            if is_multicast(&av.dgid) { self.resolve_group(av)? } else { self.resolve(av)? };
         let host = self.host.create_ah(pd, &resolved).map_err(|error| self.refused(error))?;
         object(self.ahs.insert(Ah { ctx, pdn, host, av: *av, revoked: false }))
     }

@@ -11,6 +11,7 @@ use super::verbs::{
     HostPort, HostQp, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
+use crate::transport::Gid;
 
 const GONE: HostError = HostError(libc::ENODEV);
 
@@ -103,6 +104,14 @@ impl HostVerbs for Gone {
 
     fn query_qp(&mut self, _: HostQp) -> Result<(u8, bool)> {
         Err(GONE)
+    }
+
+    fn attach_mcast(&mut self, _: HostQp, _: &Gid, _: &Gid) -> Result<()> {
+        Err(GONE)
+    }
+
+    fn detach_mcast(&mut self, _: HostQp, _: &Gid) -> Result<()> {
+        Ok(())
     }
 
     fn destroy_qp(&mut self, _: HostQp) -> Result<()> {

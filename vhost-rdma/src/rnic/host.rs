@@ -1,6 +1,7 @@
 //! Opening an RNIC of this host by the name of its RDMA device.
 
-use super::null::{Faults, Null};
+use super::faults::Faults;
+use super::null::Null;
 use super::verbs::{HostGid, HostVerbs};
 
 /// The device that needs no hardware: see `null`.

@@ -2,8 +2,7 @@
 //!
 //! Keys for all of memory are the daemon's and good for QP 1 only, which the daemon plays (`gsi`): with them the guest's kernel has a
 //! connection manager. Not offered, because libibverbs passes none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers);
-//! and zero-based regions, because the kernel wants an address of a region to lie in its page as the memory does (uverbs_cmd.c, ib_uverbs_reg_mr). Not
-//! offered yet: multicast.
+//! and zero-based regions, because the kernel wants an address of a region to lie in its page as the memory does (uverbs_cmd.c, ib_uverbs_reg_mr).
 
 use virtio_rdma_abi::{self as abi, cap};
 use zerocopy::little_endian::{U32, U64};
@@ -49,6 +48,7 @@ impl Nic {
             (host.atomics, cap::ATOMIC),
             (host.windows_1, cap::MW_TYPE1),
             (host.windows_2, cap::MW_TYPE2),
+            (self.has_multicast(), cap::MCAST),
         ];
         let caps = caps.iter().filter(|(has, _)| *has).fold(CAPS, |caps, (_, cap)| caps | cap);
         abi::QueryDeviceResp {
@@ -83,6 +83,8 @@ impl Nic {
             max_init_rd_atom: n(host.max_qp_init_rd_atom),
             local_ca_ack_delay: n(host.local_ca_ack_delay),
             keepalive_ms: n(KEEPALIVE_MS),
+            max_mcast_groups: n(self.max_mcast_groups()),
+            max_mcast_qp_attach: n(self.max_mcast_qps()),
             max_pkeys: n(1),
             ..abi::QueryDeviceResp::default()
         }

@@ -27,6 +27,7 @@ mod control;
 mod cq;
 mod create;
 mod events;
+mod faults;
 mod gone;
 mod gsi;
 mod host;
@@ -34,6 +35,7 @@ mod host;
 mod ibverbs;
 mod limits;
 mod mad;
+mod mcast;
 mod modify;
 mod mr;
 mod mw;
@@ -51,10 +53,11 @@ mod verbs;
 pub use addresses::{Directory, Peer};
 #[cfg(feature = "host-rnic")]
 pub use cm::Foreigners;
+pub use faults::{Call, Faults};
 pub use host::{OpenError, open};
 pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};
-pub use null::{Call, Faults, Null};
+pub use null::Null;
 pub use peers::{Carrier, Refusal, Remote};
 pub use verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,

@@ -177,6 +177,7 @@ impl Nic {
     }
 
     pub(super) fn remove_qp(&mut self, qpn: u32) {
+        self.leave_all(qpn);
         let Some(qp) = self.qps.remove(&qpn) else { return };
         self.place.directory.remove_qp(&self.place.device, qpn);
         self.run.retain(|&queued| queued != qpn);

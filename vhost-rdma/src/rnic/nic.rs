@@ -11,6 +11,7 @@ use virtio_rdma_abi::{Av, GSI_QPN, event};
 use super::addresses::{Directory, HostAddress};
 use super::gsi::Services;
 use super::mad::{Inbox, Wake};
+use super::mcast::Groups;
 use super::mr::Mr;
 use super::mw::Windows;
 use super::receiver::Receives;
@@ -147,6 +148,7 @@ pub struct Nic {
     pub(super) serials: FxHashMap<u32, u32>,
     pub(super) next_serial: u32,
     pub(super) ahs: Slab<Ah>,
+    pub(super) groups: Groups,
     pub(super) gids: Vec<Option<HostAddress>>,
     /// QP 1 and what belongs to it.
     pub(super) services: Services,
@@ -214,6 +216,7 @@ impl Nic {
             serials: FxHashMap::default(),
             next_serial: 0,
             ahs: Slab::new(),
+            groups: Groups::default(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             services: Services::default(),
             inbox,

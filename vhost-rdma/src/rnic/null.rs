@@ -9,162 +9,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode, wc_status};
 
+use super::faults::{Call, Faults};
 use super::verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
     HostPort, HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit,
     RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 use crate::memory::Window;
+use crate::transport::{Gid, is_multicast};
 
 /// Entries of the CQ.
 const CQ_ENTRIES: u32 = 32 << 10;
 /// Completions of one poll.
 const POLL: usize = 32;
-
-/// A call that can be refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of the calls")]
-pub enum Call {
-    AllocPd,
-    Register,
-    AllocMw,
-    CreateAh,
-    CreateSrq,
-    CreateQp,
-    ModifyQp,
-    PostSend,
-    PostRecv,
-}
-
-#[derive(Debug, Default)]
-struct Script {
-    refused: BTreeMap<Call, i32>,
-    /// Registrations do not return.
-    holding: bool,
-    /// Registrations that are under way.
-    held: usize,
-    events: VecDeque<HostEvent>,
-    gone: bool,
-    failing: Option<u8>,
-    port_down: bool,
-    gids: Vec<HostGid>,
-    /// Of all contexts that were ever opened with this script.
-    live: HostObjects,
-    contexts: usize,
-    /// The last key or QPN that was given out.
-    number: u32,
-}
-
-/// What goes wrong with null host verbs, and what they hold. Clones are of the same script.
-#[derive(Debug, Clone, Default)]
-pub struct Faults(Arc<(Mutex<Script>, Condvar)>);
-
-impl Faults {
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has registrations begin and not end, until that is taken back.
-    pub fn hold_registrations(&self, hold: bool) {
-        self.script().holding = hold;
-        self.0.1.notify_all();
-    }
-
-    /// Waits until so many registrations are held.
-    pub fn await_held(&self, count: usize) {
-        let reached = self.0.1.wait_while(self.script(), |script| script.held != count);
-        drop(reached.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// The time that a registration takes: none, unless it is held.
-    fn take_time(&self) {
-        let mut script = self.script();
-        script.held += 1;
-        self.0.1.notify_all();
-        script = self
-            .0
-            .1
-            .wait_while(script, |script| script.holding)
-            .unwrap_or_else(PoisonError::into_inner);
-        script.held -= 1;
-        self.0.1.notify_all();
-    }
-
-    /// Refuses a call with an errno from now on; 0 ends that.
-    pub fn refuse(&self, call: Call, errno: i32) {
-        let mut script = self.script();
-        if errno == 0 {
-            script.refused.remove(&call);
-        } else {
-            script.refused.insert(call, errno);
-        }
-    }
-
-    fn check(&self, call: Call) -> Result<()> {
-        let script = self.script();
-        if script.gone {
-            return Err(HostError(libc::EIO));
-        }
-        script.refused.get(&call).map_or(Ok(()), |&errno| Err(HostError(errno)))
-    }
-
-    /// A key or QPN that no context of the device has had.
-    fn number(&self) -> u32 {
-        let mut script = self.script();
-        script.number += 1;
-        0x100 + script.number
-    }
-
-    /// Raises an asynchronous event.
-    pub fn raise(&self, event: HostEvent) {
-        self.script().events.push_back(event);
-    }
-
-    /// Removes the device: every call fails from now on, until it is put back.
-    pub fn remove_device(&self, gone: bool) {
-        let mut script = self.script();
-        script.gone = gone;
-        if gone {
-            script.events.push_back(HostEvent::Fatal);
-        }
-    }
-
-    /// Whether the device is removed.
-    #[must_use]
-    pub fn is_gone(&self) -> bool {
-        self.script().gone
-    }
-
-    /// Takes the port down or up.
-    pub fn set_port_down(&self, down: bool) {
-        let mut script = self.script();
-        script.port_down = down;
-        script.events.push_back(HostEvent::Port { active: !down });
-    }
-
-    /// Fails the next send with this status.
-    pub fn fail_send(&self, status: u8) {
-        self.script().failing = Some(status);
-    }
-
-    /// The port's addresses.
-    pub fn set_gids(&self, gids: Vec<HostGid>) {
-        self.script().gids = gids;
-    }
-
-    /// Host objects of all contexts together, and how many contexts are open.
-    #[must_use]
-    pub fn live(&self) -> (HostObjects, usize) {
-        let script = self.script();
-        (script.live, script.contexts)
-    }
-}
 
 #[derive(Debug)]
 struct NullQp {
@@ -220,7 +83,10 @@ pub struct Null {
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
     mws: Slab<()>,
-    ahs: Slab<()>,
+    /// Destinations.
+    ahs: Slab<Gid>,
+    /// QPs in groups.
+    groups: BTreeMap<Gid, Vec<HostQp>>,
     srqs: Slab<VecDeque<u64>>,
     qps: Slab<NullQp>,
     done: VecDeque<HostWc>,
@@ -269,12 +135,15 @@ impl Null {
                 invalidate: true,
                 windows_1: true,
                 windows_2: true,
+                max_mcast_groups: many,
+                max_mcast_qps: many,
                 ..HostLimits::default()
             },
             pds: Slab::new(),
             mrs: Slab::new(),
             mws: Slab::new(),
             ahs: Slab::new(),
+            groups: BTreeMap::new(),
             srqs: Slab::new(),
             qps: Slab::new(),
             done: VecDeque::new(),
@@ -300,6 +169,14 @@ impl Null {
     fn can_bind(&self, wr: &SendWr) -> bool {
         let Subject::Window(mw, mr) = wr.subject else { return true };
         self.mws.contains(mw.0 as usize) && mr.is_none_or(|mr| self.mrs.contains(mr.0 as usize))
+    }
+
+    fn destinations(&self, wr: &SendWr, dest_qpn: u32) -> Vec<u32> {
+        let Subject::Ah(ah) = wr.subject else { return vec![dest_qpn] };
+        let group = self.ahs.get(ah.0 as usize).filter(|gid| is_multicast(gid));
+        let Some(group) = group else { return vec![wr.rkey] };
+        let members = self.groups.get(group).into_iter().flatten();
+        members.filter_map(|qp| self.qps.get(qp.0 as usize)).map(|qp| qp.qpn).collect()
     }
 
     /// Uses up the oldest receive of the QP that a message is for.
@@ -414,10 +291,10 @@ impl HostVerbs for Null {
         Ok(())
     }
 
-    fn create_ah(&mut self, _: HostPd, _: &abi::Av) -> Result<HostAh> {
+    fn create_ah(&mut self, _: HostPd, av: &abi::Av) -> Result<HostAh> {
         self.check(Call::CreateAh)?;
         self.count(|live| live.ahs += 1);
-        Ok(HostAh(handle(self.ahs.insert(()))))
+        Ok(HostAh(handle(self.ahs.insert(av.dgid))))
     }
 
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
@@ -478,7 +355,26 @@ impl HostVerbs for Null {
         self.qp(qp).map(|qp| (qp.state, false))
     }
 
+    fn attach_mcast(&mut self, qp: HostQp, group: &Gid, _: &Gid) -> Result<()> {
+        self.check(Call::AttachMcast)?;
+        self.groups.entry(*group).or_default().push(qp);
+        self.count(|live| live.attachments += 1);
+        Ok(())
+    }
+
+    fn detach_mcast(&mut self, qp: HostQp, group: &Gid) -> Result<()> {
+        let members = self.groups.get_mut(group).ok_or(HostError(libc::EINVAL))?;
+        let at = members.iter().position(|&member| member == qp);
+        members.swap_remove(at.ok_or(HostError(libc::EINVAL))?);
+        self.count(|live| live.attachments -= 1);
+        Ok(())
+    }
+
     fn destroy_qp(&mut self, qp: HostQp) -> Result<()> {
+        // IBTA o10-2.2.3.
+        if self.groups.values().any(|members| members.contains(&qp)) {
+            return Err(HostError(libc::EBUSY));
+        }
         self.qps.try_remove(qp.0 as usize).ok_or(HostError(libc::EINVAL))?;
         self.count(|live| live.qps -= 1);
         Ok(())
@@ -508,8 +404,9 @@ impl HostVerbs for Null {
                 _ => wc_status::WR_FLUSH_ERR,
             };
             if status == wc_status::SUCCESS {
-                let dest = if matches!(wr.subject, Subject::Ah(_)) { wr.rkey } else { dest_qpn };
-                self.deliver(wr, dest, len);
+                for dest in self.destinations(wr, dest_qpn) {
+                    self.deliver(wr, dest, len);
+                }
             }
             if status != wc_status::SUCCESS || wr.flags & send_flags::SIGNALED != 0 {
                 let done = HostWc { wr_id: wr.wr_id, status, qpn, ..HostWc::default() };
@@ -578,6 +475,7 @@ impl HostVerbs for Null {
             qps: self.qps.len(),
             srqs: self.srqs.len(),
             ahs: self.ahs.len(),
+            attachments: self.groups.values().map(Vec::len).sum(),
         }
     }
 }
@@ -593,6 +491,7 @@ impl Drop for Null {
             script.live.srqs -= self.srqs.len();
             script.live.ahs -= self.ahs.len();
             script.live.mws -= self.mws.len();
+            script.live.attachments -= self.groups.values().map(Vec::len).sum::<usize>();
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The backing over null host verbs, through the shard: what becomes of work requests, of faults of the host, and of host objects.
 
+mod groups;
 mod queues;
 mod registrations;
 mod windows;
@@ -7,12 +8,11 @@ mod windows;
 use std::sync::Arc;
 
 use virtio_rdma_abi::{self as abi, event, opcode, qps, qpt, send_flags, wc_status};
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
-use super::null::Call;
 use super::{
-    Directory, Faults, HostError, HostEvent, HostGid, HostObjects, HostVerbs, Nic, Null, Opener,
-    Peer, Place,
+    Call, Directory, Faults, HostError, HostEvent, HostGid, HostObjects, HostVerbs, Nic, Null,
+    Opener, Peer, Place,
 };
 use crate::engine::tests::driver::{self, Guest, Qp, World, state_attr, wqe};
 use crate::engine::{Command, Reply, Status};
@@ -453,7 +453,10 @@ fn nothing_is_left_of_a_nic() {
     bench.world.ok(&guest, ctx, ah);
     bench.world.ok(&guest, ctx, Command::MwAlloc { pdn: guest.pd, kind: abi::mw_type::TYPE1 });
     let (live, contexts) = faults.live();
-    assert_eq!(live, HostObjects { pds: 1, mrs: 1, mws: 1, qps: 2, srqs: 0, ahs: 1 });
+    assert_eq!(
+        live,
+        HostObjects { pds: 1, mrs: 1, mws: 1, qps: 2, srqs: 0, ahs: 1, attachments: 0 }
+    );
     assert_eq!(contexts, 1);
     bench.world.ok(&guest, ctx, Command::QpDestroy(a.qpn));
     assert_eq!(faults.live().0.qps, 1);

@@ -82,6 +82,9 @@ pub struct HostLimits {
     pub windows_1: bool,
     /// Memory windows of type 2B, and what frees them.
     pub windows_2: bool,
+    /// Multicast groups, and QPs in each; 0: none.
+    pub max_mcast_groups: u32,
+    pub max_mcast_qps: u32,
 }
 
 /// The RNIC's port (`ibv_query_port`), in the encoding of verbs.
@@ -295,6 +298,8 @@ pub struct HostObjects {
     pub qps: usize,
     pub srqs: usize,
     pub ahs: usize,
+    /// QPs in multicast groups.
+    pub attachments: usize,
 }
 
 /// One opened device context of an RNIC. See the module.
@@ -337,6 +342,10 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn modify_qp(&mut self, qp: HostQp, attr: &abi::QpAttr) -> Result<()>;
     /// The state that the hardware has it in (`virtio_rdma_abi::qps`), and whether it still drains.
     fn query_qp(&mut self, qp: HostQp) -> Result<(u8, bool)>;
+    /// Has a QP for datagrams receive those of a group, on the interface that has the address `own`.
+    fn attach_mcast(&mut self, qp: HostQp, group: &Gid, own: &Gid) -> Result<()>;
+    /// Ends that; a QP is in no group when it is destroyed.
+    fn detach_mcast(&mut self, qp: HostQp, group: &Gid) -> Result<()>;
     /// Destroys one.
     fn destroy_qp(&mut self, qp: HostQp) -> Result<()>;
 

@@ -48,6 +48,8 @@ pub(super) fn limits(attr: &ffi::ibv_device_attr) -> HostLimits {
         local_ca_ack_delay: attr.local_ca_ack_delay.into(),
         atomics: attr.atomic_cap != ffi::IBV_ATOMIC_NONE,
         invalidate: has(ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS),
+        max_mcast_groups: count(attr.max_mcast_grp),
+        max_mcast_qps: count(attr.max_mcast_qp_attach),
         windows_1: has(ffi::IBV_DEVICE_MEM_WINDOW),
         // What frees them comes with the other extension.
         windows_2: has(ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B)

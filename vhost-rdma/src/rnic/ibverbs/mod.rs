@@ -5,6 +5,7 @@
 //! inline functions of C that jump through `ibv_context.ops`, and so do we (`post`).
 
 mod convert;
+mod groups;
 mod node;
 mod post;
 mod region;
@@ -21,6 +22,7 @@ use rustix::fs::OFlags;
 use slab::Slab;
 use virtio_rdma_abi as abi;
 
+use self::groups::Groups;
 use self::node::Node;
 use self::post::{Buffers, Objects};
 use self::region::{Context, Domain, raw_region};
@@ -30,6 +32,7 @@ use super::verbs::{
     HostPort, HostQp, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
+use crate::transport::Gid;
 
 /// The port that NICs use: RoCE devices have one, or one device for each.
 const PORT: u8 = 1;
@@ -54,6 +57,7 @@ pub(super) struct Ibverbs {
     ahs: Slab<*mut ffi::ibv_ah>,
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
+    groups: Groups,
     buffers: Buffers,
     node: Option<Node>,
     /// Whoever waits for this context's descriptors.
@@ -125,6 +129,7 @@ pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, Open
         ahs: Slab::new(),
         srqs: Slab::new(),
         qps: Slab::new(),
+        groups: Groups::default(),
         buffers: Buffers::default(),
         // SAFETY: the context was opened just now.
         node: unsafe { Node::of(context) },
@@ -227,6 +232,29 @@ impl Ibverbs {
         found
     }
 
+    /// The port's entries of RoCE v2.
+    fn gid_table(&self) -> Result<Vec<ffi::ibv_gid_entry>> {
+        let mut table = vec![ffi::ibv_gid_entry::default(); 1024];
+        // SAFETY: the table has as many entries of that size as are told.
+        let count = unsafe {
+            ffi::_ibv_query_gid_table(
+                self.context,
+                table.as_mut_ptr(),
+                table.len(),
+                0,
+                size_of::<ffi::ibv_gid_entry>(),
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(HostError(i32::try_from(-count).unwrap_or(libc::EIO)));
+        };
+        table.truncate(count);
+        table.retain(|entry| {
+            entry.port_num == u32::from(PORT) && entry.gid_type == ffi::IBV_GID_TYPE_ROCE_V2
+        });
+        Ok(table)
+    }
+
     fn pd(&self, pd: HostPd) -> Result<*mut ffi::ibv_pd> {
         self.pds.get(pd.0 as usize).map(|domain| domain.raw()).ok_or(HostError(libc::EINVAL))
     }
@@ -288,24 +316,7 @@ impl HostVerbs for Ibverbs {
     }
 
     fn gids(&mut self) -> Result<Vec<HostGid>> {
-        let mut table = vec![ffi::ibv_gid_entry::default(); 1024];
-        // SAFETY: the table has as many entries of that size as are told.
-        let count = unsafe {
-            ffi::_ibv_query_gid_table(
-                self.context,
-                table.as_mut_ptr(),
-                table.len(),
-                0,
-                size_of::<ffi::ibv_gid_entry>(),
-            )
-        };
-        let Ok(count) = usize::try_from(count) else {
-            return Err(HostError(i32::try_from(-count).unwrap_or(libc::EIO)));
-        };
-        let of_port = |entry: &&ffi::ibv_gid_entry| {
-            entry.port_num == u32::from(PORT) && entry.gid_type == ffi::IBV_GID_TYPE_ROCE_V2
-        };
-        Ok(table.iter().take(count).filter(of_port).filter_map(convert::gid).collect())
+        Ok(self.gid_table()?.iter().filter_map(convert::gid).collect())
     }
 
     fn alloc_pd(&mut self) -> Result<HostPd> {
@@ -431,6 +442,31 @@ impl HostVerbs for Ibverbs {
         Ok(())
     }
 
+    fn attach_mcast(&mut self, qp: HostQp, group: &Gid, own: &Gid) -> Result<()> {
+        let raw = self.qp(qp)?;
+        let interface = self
+            .gid_table()?
+            .iter()
+            .find(|entry| convert::gid(entry).is_some_and(|gid| gid.gid == *own))
+            .map(|entry| entry.ndev_ifindex);
+        self.groups.join(group, own, interface.unwrap_or(0))?;
+        let gid = ffi::ibv_gid { raw: *group };
+        // SAFETY: the QP is one of ours, `gid` lives through the call.
+        let attached = check(unsafe { ffi::ibv_attach_mcast(raw, &raw const gid, 0) });
+        if attached.is_err() {
+            self.groups.leave(group);
+        }
+        attached
+    }
+
+    fn detach_mcast(&mut self, qp: HostQp, group: &Gid) -> Result<()> {
+        let gid = ffi::ibv_gid { raw: *group };
+        // SAFETY: the QP is one of ours, `gid` lives through the call.
+        check(unsafe { ffi::ibv_detach_mcast(self.qp(qp)?, &raw const gid, 0) })?;
+        self.groups.leave(group);
+        Ok(())
+    }
+
     fn cq_entries(&self) -> u32 {
         // SAFETY: the CQ exists from `make_cq` on.
         u32::try_from(unsafe { (*self.cq).cqe }).unwrap_or(0)
@@ -498,6 +534,7 @@ impl HostVerbs for Ibverbs {
             qps: self.qps.len(),
             srqs: self.srqs.len(),
             ahs: self.ahs.len(),
+            attachments: self.groups.attachments(),
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use virtio_rdma_abi::{access, mw_type};
-use zerocopy::little_endian::U64;
 
 use super::*;
 use crate::memory::AddressSpace;

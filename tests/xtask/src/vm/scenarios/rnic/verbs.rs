@@ -9,10 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::row;
 use crate::rows::Row;
 
-/// Commands that an RNIC cannot be asked for, and those that are not asked yet (docs/RNIC.md, 3): the answer is NOTSUPP.
-const COMMANDS_NOT_OFFERED: &[&str] = &["MR_ALLOC", "MCAST_ATTACH"];
-/// Commands that nobody can send where those are not offered, since they name what only those make.
-const COMMANDS_WITHOUT_OBJECT: &[&str] = &["MCAST_DETACH"];
+/// Commands that an RNIC cannot be asked for (docs/RNIC.md, 3): the answer is NOTSUPP.
+const COMMANDS_NOT_OFFERED: &[&str] = &["MR_ALLOC"];
 
 /// Send opcodes, and the types of QPs on which they must have succeeded.
 const REQUESTS: &[(&str, &[&str])] = &[
@@ -284,8 +282,6 @@ impl Seen {
                     &format!("verb: {name} is not offered"),
                     &format!("command {name} NOTSUPP"),
                 ));
-                rows.extend(self.listed_wrongly(&done));
-            } else if COMMANDS_WITHOUT_OBJECT.contains(&name) {
                 rows.extend(self.listed_wrongly(&done));
             } else {
                 rows.push(self.must(&format!("verb: {name}"), &done));
