@@ -40,9 +40,12 @@ const CHOSEN: &[(&str, u32)] = &[
     ("vrdma-check atomic", 1),
 ];
 
+/// The same by rdma_cm: they meet at the addresses of the RNIC, the guest by its kernel's connection manager.
+const BY_RDMA_CM: &[(&str, u32)] = &[("rping -v", 20), ("ucmatose", 10)];
+
 const SERVE: &str = "ulimit -l unlimited
 cp /host/products/vhost-rdma /tmp/
-exec /tmp/vhost-rdma serve --runtime-dir /run/v --ephemeral > /host/daemon.log 2>&1
+exec /tmp/vhost-rdma serve --runtime-dir /run/v --ephemeral --cm-port 7174 --cm-port 7471 > /host/daemon.log 2>&1
 ";
 const CLI: &str = "/tmp/vhost-rdma --socket /run/v/admin.sock";
 
@@ -105,10 +108,12 @@ pub(super) fn play(
 ) -> Result<(Row, String)> {
     let (program, n) = what;
     let job = server.guest.spawn(&server.command(program.server, n, ""))?;
-    let listens = format!(
-        "n=0; until grep -qi ':{:04X} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1; done",
-        program.port
-    );
+    let test = match program.port {
+        0 => "rdma resource show cm_id | grep -q LISTEN".to_owned(),
+        port => format!("grep -qi ':{port:04X} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6"),
+    };
+    let listens =
+        format!("n=0; until {test}; do sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1; done");
     server.guest.run(&listens, STEP)?;
     let start = Instant::now();
     let client_out = client.guest.run(&client.command(program.client, n, &server.ip), CLIENT)?;
@@ -167,7 +172,12 @@ impl Args {
             eprintln!("{}", out.text);
             table.push(row("nested: ibv_devinfo", out.ok() && out.text.contains("PORT_ACTIVE")));
         }
-        for (name, n) in CHOSEN {
+        let meet_at = [&ours, &theirs].map(|end| end.ip.clone());
+        let chosen = CHOSEN.iter().map(|chosen| (chosen, meet_at.clone()));
+        let of_rnic = [format!("10.0.0.{GUEST}"), PEER.to_owned()];
+        let by_cm = BY_RDMA_CM.iter().map(|chosen| (chosen, of_rnic.clone()));
+        for ((name, n), ips) in chosen.chain(by_cm) {
+            [ours.ip, theirs.ip] = ips;
             let program = PROGRAMS.iter().find(|p| p.name == *name).context("no such program")?;
             let there = format!("nested: {name}, rxe serves");
             if self.wanted(&there) {
