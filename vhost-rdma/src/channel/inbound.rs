@@ -1,7 +1,20 @@
 //! The way in: daemons that connect, and what they may say.
+//!
+//! A connection that has not shown a certificate of the authority yet is a stranger's. Strangers have 32 places of their own and five seconds,
+//! daemons have 64, and whoever comes always finds one (`places`): when there are too many, the oldest connection of whoever has the most
+//! is closed. Strangers are told apart by their address, of IPv6 by the 64 bits of its network; daemons by their certificate. That is:
+//!
+//! - Nothing that strangers do ends the connection of a daemon, or takes its place.
+//! - Strangers at fewer than 32 addresses keep no daemon at one of its own from its handshake, however many connections they open.
+//! - A daemon that opens many connections loses its own. Where more than 64 daemons are connected the oldest connection goes, and comes back
+//!   when it has something to say.
+//!
+//! Not guaranteed is the handshake of a daemon at an address that strangers have as well (behind one NAT, say), or while strangers come from
+//! more addresses: then 32 newer connections in the time of its handshake close it, and it tries again. And every connection and
+//! handshake costs time of the channel's thread, on which no guest is served.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,20 +22,32 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::frame::Decoder;
+use super::places::{Place, Places};
 use super::tls::is_for;
 use crate::rnic::Directory;
 
-/// Connections at one time, those that have not said yet who they are included.
-const CONNECTIONS: usize = 64;
+/// Connections that have not said yet who they are.
+pub(super) const STRANGERS: usize = 32;
 /// How long one may take to say that.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Connections of daemons.
+pub(super) const DAEMONS: usize = 64;
 /// How long one may say nothing: longer than the other side keeps a connection that carries nothing.
 const IDLE: Duration = Duration::from_secs(120);
+
+type Certificate = CertificateDer<'static>;
+
+/// Who may come in, and how many.
+struct Door {
+    acceptor: TlsAcceptor,
+    directory: Arc<Directory>,
+    daemons: Arc<Places<Vec<u8>>>,
+}
 
 /// Takes connections for ever.
 pub(super) async fn listen(
@@ -30,11 +55,10 @@ pub(super) async fn listen(
     config: Arc<ServerConfig>,
     directory: Arc<Directory>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let strangers = Places::new(STRANGERS);
     let acceptor = TlsAcceptor::from(config);
+    let door = Arc::new(Door { acceptor, directory, daemons: Places::new(DAEMONS) });
     loop {
-        // The semaphore lives as long as this loop and is never closed.
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             // Out of descriptors, most likely: waits, so that the loop does not burn a core.
@@ -44,50 +68,97 @@ pub(super) async fn listen(
                 continue;
             }
         };
-        let (acceptor, directory) = (acceptor.clone(), directory.clone());
+        let place = strangers.take(origin(from));
+        let door = door.clone();
         tokio::spawn(async move {
-            match serve(stream, from, &acceptor, &directory).await {
-                Ok(()) => {}
-                Err(error) => tracing::warn!(%from, %error, "another daemon's connection ended"),
+            if let Err(error) = door.serve(stream, from, place).await {
+                tracing::warn!(%from, %error, "another daemon's connection ended");
             }
-            drop(place);
         });
+        // The connection whose place was taken closes before the next is accepted, so there are never more than there are places.
+        tokio::task::yield_now().await;
     }
 }
 
-async fn serve(
-    stream: TcpStream,
-    from: SocketAddr,
-    acceptor: &TlsAcceptor,
-    directory: &Directory,
-) -> io::Result<()> {
-    let mut stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
-    let certificate: CertificateDer<'static> = {
-        let (_, session) = stream.get_ref();
-        let chain = session.peer_certificates().and_then(<[_]>::first);
-        chain.cloned().ok_or(io::ErrorKind::PermissionDenied)?
-    };
-    tracing::debug!(%from, "another daemon is connected");
-    let may_be = |host: &str| is_for(&certificate, host);
-    let mut decoder = Decoder::default();
-    let mut bytes = [0; 4096];
-    let mut refused = false;
-    loop {
-        let read = match timeout(IDLE, stream.read(&mut bytes)).await {
-            Ok(read) => read?,
-            Err(_) => return Ok(()),
+/// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it likes.
+fn origin(from: SocketAddr) -> IpAddr {
+    match from.ip().to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+impl Door {
+    async fn serve(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        mut stranger: Place<IpAddr>,
+    ) -> io::Result<()> {
+        let stream = tokio::select! {
+            made = timeout(HANDSHAKE, self.acceptor.accept(stream)) => made??,
+            () = stranger.lost() => {
+                tracing::debug!(%from, "too many connections: one without a certificate is closed");
+                return Ok(());
+            }
         };
-        let Some(arrived) = bytes.get(..read).filter(|arrived| !arrived.is_empty()) else {
-            return Ok(());
+        let certificate: Certificate = {
+            let (_, session) = stream.get_ref();
+            let chain = session.peer_certificates().and_then(<[_]>::first);
+            chain.cloned().ok_or(io::ErrorKind::PermissionDenied)?
         };
-        decoder.push(arrived);
-        while let Some(frame) = decoder.next().map_err(io::Error::other)? {
-            let (network, mad) = (frame.network, frame.mad);
-            let Err(why) = directory.accept(&network, mad, may_be) else { continue };
-            // Once, or a peer could fill the log.
-            if !std::mem::replace(&mut refused, true) {
-                tracing::warn!(%from, network, %why, "a datagram of another daemon is refused");
+        let mut place = self.daemons.take(certificate.to_vec());
+        drop(stranger);
+        tracing::debug!(%from, "another daemon is connected");
+        tokio::select! {
+            ended = self.listen_to(stream, from, &certificate) => ended,
+            () = place.lost() => Err(io::Error::other("too many connections of daemons")),
+        }
+    }
+
+    async fn listen_to(
+        &self,
+        mut stream: TlsStream<TcpStream>,
+        from: SocketAddr,
+        certificate: &Certificate,
+    ) -> io::Result<()> {
+        let may_be = |host: &str| is_for(certificate, host);
+        let mut decoder = Decoder::default();
+        let mut bytes = [0; 4096];
+        let mut refused = false;
+        loop {
+            let read = match timeout(IDLE, stream.read(&mut bytes)).await {
+                Ok(read) => read?,
+                Err(_) => return Ok(()),
+            };
+            let Some(arrived) = bytes.get(..read).filter(|arrived| !arrived.is_empty()) else {
+                return Ok(());
+            };
+            decoder.push(arrived);
+            while let Some(frame) = decoder.next().map_err(io::Error::other)? {
+                let (network, mad) = (frame.network, frame.mad);
+                let Err(why) = self.directory.accept(&network, mad, may_be) else { continue };
+                // Once, or a peer could fill the log.
+                if !std::mem::replace(&mut refused, true) {
+                    tracing::warn!(%from, network, %why, "a datagram of another daemon is refused");
+                }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_stranger_and_of_ipv6_a_network_is() {
+        let same =
+            |one: &str, other: &str| origin(one.parse().unwrap()) == origin(other.parse().unwrap());
+        assert!(same("192.0.2.1:1", "192.0.2.1:2") && !same("192.0.2.1:1", "192.0.2.2:1"));
+        assert!(same("192.0.2.1:1", "[::ffff:192.0.2.1]:2"));
+        assert!(!same("[::ffff:192.0.2.1]:1", "[::ffff:192.0.2.2]:1"));
+        assert!(same("[2001:db8::1]:1", "[2001:db8::f:2]:1"));
+        assert!(!same("[2001:db8::1]:1", "[2001:db8:0:1::1]:1"));
     }
 }

@@ -1,7 +1,8 @@
 //! The way out: one connection for each daemon that there is something to say to, made when there is.
 //!
-//! What finds the queue full, or the other daemon away, is dropped: the connection manager sends again, and a daemon that hangs costs
-//! neither memory nor anybody's time.
+//! What finds its NIC's share of the queue taken, or the other daemon away, is dropped: the connection manager sends again, and a daemon
+//! that hangs costs a share of each NIC that speaks to it and nobody's time. The share is of this queue alone, so a NIC that waits for one
+//! daemon still speaks to the others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,16 +13,15 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::frame::Frame;
 use crate::node::host_and_port;
+use crate::rnic::{Onward, Permit};
 
-/// Messages that wait for one daemon.
-const ROOM: usize = 64;
 /// How long each step of setting a connection up, and each message, may take.
 const STEP: Duration = Duration::from_secs(5);
 /// A connection that carries nothing for so long ends.
@@ -29,23 +29,54 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A message and the daemon that it is for.
-pub(super) type Outgoing = (Arc<str>, Frame);
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// The daemon that it is for.
+    pub(super) daemon: Arc<str>,
+    pub(super) frame: Frame,
+    /// Its NIC's place in the queue from the workers.
+    pub(super) permit: Permit,
+}
+
+/// A message that waits for one daemon, and its NIC's place there.
+type Waiting = (Frame, Permit);
+
+/// The end of a link that is filled.
+struct Way {
+    queue: UnboundedSender<Waiting>,
+    shares: Onward,
+}
+
+impl Way {
+    fn new() -> (Self, UnboundedReceiver<Waiting>) {
+        let (queue, receiver) = unbounded_channel();
+        (Self { queue, shares: Onward::default() }, receiver)
+    }
+
+    /// False if the message is lost.
+    fn put(&mut self, frame: Frame, permit: &Permit) -> bool {
+        let Some(permit) = self.shares.take(permit) else { return false };
+        self.queue.send((frame, permit)).is_ok()
+    }
+}
 
 /// Hands messages to the connections of their daemons, until nobody sends any more.
-pub(super) async fn dispatch(mut queue: Receiver<Outgoing>, config: Arc<ClientConfig>) {
-    let mut links: BTreeMap<Arc<str>, Sender<Frame>> = BTreeMap::new();
-    while let Some((daemon, frame)) = queue.recv().await {
+pub(super) async fn dispatch(mut queue: UnboundedReceiver<Outgoing>, config: Arc<ClientConfig>) {
+    let mut links: BTreeMap<Arc<str>, Way> = BTreeMap::new();
+    while let Some(Outgoing { daemon, frame, permit }) = queue.recv().await {
         // Only names of peer entries come here; those that are no longer used end by themselves.
-        links.retain(|_, link| !link.is_closed());
-        let link = links.entry(daemon.clone()).or_insert_with(|| {
-            let (sender, receiver) = channel(ROOM);
-            let link = Link { daemon, config: config.clone(), queue: receiver };
+        links.retain(|_, way| !way.queue.is_closed());
+        let way = links.entry(daemon.clone()).or_insert_with(|| {
+            let (way, queue) = Way::new();
+            let link = Link { daemon, config: config.clone(), queue };
             tokio::spawn(link.run());
-            sender
+            way
         });
-        if link.try_send(frame).is_err() {
-            tracing::debug!("a management datagram for another daemon is lost: its queue is full");
+        if !way.put(frame, &permit) {
+            tracing::debug!(
+                "a management datagram for another daemon is lost: its NIC's share is taken"
+            );
         }
     }
 }
@@ -53,7 +84,7 @@ pub(super) async fn dispatch(mut queue: Receiver<Outgoing>, config: Arc<ClientCo
 struct Link {
     daemon: Arc<str>,
     config: Arc<ClientConfig>,
-    queue: Receiver<Frame>,
+    queue: UnboundedReceiver<Waiting>,
 }
 
 impl Link {
@@ -88,12 +119,15 @@ impl Link {
     }
 
     /// Sends messages until there are none for a while, or the connection ends.
-    async fn serve(&mut self, stream: TlsStream<TcpStream>, first: Frame) -> io::Result<()> {
+    async fn serve(&mut self, stream: TlsStream<TcpStream>, first: Waiting) -> io::Result<()> {
         let (mut read, mut write) = tokio::io::split(stream);
         let mut next = Some(first);
         let mut byte = [0];
         loop {
-            if let Some(bytes) = next.take().and_then(|frame| frame.encode()) {
+            // Its place is given back once it is sent.
+            if let Some((frame, _place)) = next.take()
+                && let Some(bytes) = frame.encode()
+            {
                 timeout(STEP, write.write_all(&bytes)).await??;
                 timeout(STEP, write.flush()).await??;
             }
@@ -106,12 +140,45 @@ impl Link {
                     };
                 }
                 frame = timeout(IDLE, self.queue.recv()) => match frame {
-                    Ok(Some(frame)) => next = Some(frame),
+                    Ok(Some(waiting)) => next = Some(waiting),
                     Ok(None) | Err(_) => {
                         return timeout(STEP, write.shutdown()).await?;
                     }
                 },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rnic::{MAD_LEN, Mad, Share};
+
+    fn frame(first: u8) -> Frame {
+        let mad = Mad {
+            source: [first; 16],
+            dest: [9; 16],
+            traffic_class: 0,
+            sl: 0,
+            bytes: [0; MAD_LEN],
+        };
+        Frame { network: "net".to_owned(), mad }
+    }
+
+    #[test]
+    fn a_flood_for_a_daemon_takes_no_other_nics_place_there() {
+        let (mut way, mut waiting) = Way::new();
+        let flooders: [Share; 3] = std::array::from_fn(|_| Share::default());
+        let bystander = Share::default();
+        for _ in 0..1000 {
+            for share in &flooders {
+                let permit = share.take().unwrap();
+                way.put(frame(1), &permit);
+            }
+        }
+        assert!(way.put(frame(2), &bystander.take().unwrap()), "there is room for who floods not");
+        let ahead = std::iter::from_fn(|| waiting.try_recv().ok()).position(|(f, _)| f == frame(2));
+        assert_eq!(ahead, Some(3 * crate::rnic::SHARE), "it waits for a share of each, no more");
     }
 }

@@ -7,7 +7,7 @@
 //! guests, and an entry that is removed ends what it allowed.
 //!
 //! ```text
-//!  worker ──Carrier──> queue ──link──> TLS ──> another daemon        bounded, never waits: what does not fit is lost
+//!  worker ──Carrier──> queue ──> queue of a link ──> TLS ──> another daemon     a share for each NIC, never waits: the excess is lost
 //!  another daemon ──> TLS ──inbound──> Directory ──> Inbox of a NIC
 //! ```
 //!
@@ -16,6 +16,9 @@
 mod frame;
 mod inbound;
 mod link;
+mod places;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::net::SocketAddr;
@@ -23,7 +26,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::{fmt, io};
 
-use tokio::sync::mpsc::{self, Sender};
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::oneshot;
 
 pub use tls::{Files, TlsError};
@@ -31,10 +34,7 @@ pub use tls::{Files, TlsError};
 use self::frame::Frame;
 use self::link::Outgoing;
 use self::tls::Identity;
-use crate::rnic::{Carrier, Directory, Mad};
-
-/// Messages on their way from workers to the channel's thread.
-const ROOM: usize = 1024;
+use crate::rnic::{Carrier, Directory, Mad, Share};
 
 /// How the channel runs.
 #[derive(Debug, Clone)]
@@ -83,15 +83,16 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// The end that workers have of it.
+/// The end that workers have of it. What waits in the queue has a place of its NIC's share there, which is what bounds it.
 struct Out {
-    queue: Sender<Outgoing>,
+    queue: UnboundedSender<Outgoing>,
 }
 
 impl Carrier for Out {
-    fn carry(&self, daemon: &Arc<str>, network: &str, mad: Mad) -> bool {
+    fn carry(&self, share: &Share, daemon: &Arc<str>, network: &str, mad: Mad) -> bool {
+        let Some(permit) = share.take() else { return false };
         let frame = Frame { network: network.to_owned(), mad };
-        self.queue.try_send((daemon.clone(), frame)).is_ok()
+        self.queue.send(Outgoing { daemon: daemon.clone(), frame, permit }).is_ok()
     }
 }
 
@@ -112,7 +113,7 @@ impl Channel {
             .max_blocking_threads(4)
             .build()
             .map_err(|source| ChannelError::Io { action: "start the runtime", source })?;
-        let (queue, waiting) = mpsc::channel(ROOM);
+        let (queue, waiting) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let theirs = directory.clone();
         let run = move || {

@@ -129,7 +129,7 @@ impl Directory {
     }
 
     #[cfg(test)]
-    pub(super) fn add_holder(&self, at: (&str, u32, Gid), host: Gid, inbox: Arc<Inbox>) {
+    pub(crate) fn add_holder(&self, at: (&str, u32, Gid), host: Gid, inbox: Arc<Inbox>) {
         let key = (at.0.to_owned(), at.1, at.2);
         self.known().holders.insert(key, Holder { nic: [2; 6], host, inbox });
     }

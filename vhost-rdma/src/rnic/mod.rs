@@ -11,7 +11,7 @@
 //!                         ├─ mr, mw                        regions and windows
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
-//!                         ├─ gsi, mad                      QP 1: the daemon carries its datagrams
+//!                         ├─ gsi, mad, share               QP 1: the daemon carries its datagrams
 //!                         ├─ events                        HostVerbs events -> the guest's
 //!                         └─ addresses                     which host GID, and who may be reached
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
@@ -44,6 +44,7 @@ mod null;
 mod peers;
 mod receiver;
 mod requester;
+mod share;
 mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
@@ -59,6 +60,10 @@ pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};
 pub use null::Null;
 pub use peers::{Carrier, Refusal, Remote};
+#[cfg(test)]
+pub(crate) use share::SHARE;
+pub use share::Share;
+pub(crate) use share::{Onward, Permit};
 pub use verbs::{
     Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
     HostPort, HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError,

@@ -16,6 +16,7 @@ use super::mr::Mr;
 use super::mw::Windows;
 use super::receiver::Receives;
 use super::requester::Sends;
+use super::share::Shares;
 use super::srq::Srq;
 use super::verbs::{
     HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, Registered, SendBurst,
@@ -154,6 +155,8 @@ pub struct Nic {
     pub(super) services: Services,
     /// Datagrams for it.
     pub(super) inbox: Arc<Inbox>,
+    /// Places for its own, where all NICs' wait.
+    pub(super) shares: Shares,
     /// Entries of the host CQ that are spoken for.
     pub(super) admitted: u32,
     pub(super) run: VecDeque<u32>,
@@ -220,6 +223,7 @@ impl Nic {
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             services: Services::default(),
             inbox,
+            shares: Shares::default(),
             admitted: 0,
             run: VecDeque::new(),
             run_srqs: Vec::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::addresses::{Directory, Known, Peer};
 use super::mad::{Inbox, Mad};
+use super::share::{Share, Shares};
 use crate::transport::Gid;
 
 /// The daemon that serves a peer.
@@ -20,8 +21,8 @@ pub struct Remote {
 
 /// Brings datagrams to other daemons.
 pub trait Carrier: Send + Sync {
-    /// Sends one to `daemon`, without ever waiting; false if it is lost.
-    fn carry(&self, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
+    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `share`; false if it is lost.
+    fn carry(&self, share: &Share, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
 }
 
 impl fmt::Debug for dyn Carrier {
@@ -68,8 +69,8 @@ impl Directory {
     }
 
     /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or behind another daemon. What finds
-    /// nobody is lost.
-    pub(super) fn carry(&self, device: &str, vni: u32, mad: Mad) {
+    /// nobody, or has no place left in a queue for those of `shares`, is lost.
+    pub(super) fn carry(&self, device: &str, vni: u32, shares: &Shares, mad: Mad) {
         let known = self.known();
         let key = (device.to_owned(), vni, mad.dest);
         let taken = if let Some(held) = known.holders.get(&key) {
@@ -84,7 +85,9 @@ impl Directory {
             match entry {
                 Some(Peer { remote: Some(remote), .. }) => {
                     let carrier = self.carrier.get();
-                    carrier.is_some_and(|way| way.carry(&remote.daemon, &remote.network, mad))
+                    let (share, daemon, network) =
+                        (&shares.daemons, &remote.daemon, &*remote.network);
+                    carrier.is_some_and(|way| way.carry(share, daemon, network, mad))
                 }
                 Some(peer) => {
                     let sent = from.zip(peer.through(&mad.dest)).map(|(from, to)| {
@@ -92,7 +95,8 @@ impl Directory {
                         let station = Station { device, vni, gid, inbox: from.inbox };
                         Sent { station, host: from.host, to, mad }
                     });
-                    self.foreign.get().zip(sent).is_some_and(|(foreign, sent)| foreign.carry(sent))
+                    let way = self.foreign.get().zip(sent);
+                    way.is_some_and(|(foreign, sent)| foreign.carry(&shares.foreign, sent))
                 }
                 None => false,
             }
@@ -163,8 +167,8 @@ pub(super) struct Sent {
 
 /// Speaks to peers that are not ours, for guests.
 pub(super) trait Foreign: Send + Sync {
-    /// Takes a datagram, without ever waiting; false if it is lost.
-    fn carry(&self, sent: Sent) -> bool;
+    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `share`; false if it is lost.
+    fn carry(&self, share: &Share, sent: Sent) -> bool;
 }
 
 impl fmt::Debug for dyn Foreign {

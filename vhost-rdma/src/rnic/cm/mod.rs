@@ -17,7 +17,7 @@ mod thread {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread::JoinHandle;
     use std::time::{Duration, Instant};
     use std::{fmt, io};
@@ -28,9 +28,8 @@ mod thread {
     use super::terminate::Terminator;
     use crate::rnic::addresses::Directory;
     use crate::rnic::peers::{Foreign, Sent};
+    use crate::rnic::share::{Permit, Share};
 
-    /// Datagrams on their way from workers.
-    const ROOM: usize = 256;
     /// Datagrams and events of one turn.
     const TURN: usize = 64;
     const SWEEP: Duration = Duration::from_secs(1);
@@ -47,14 +46,23 @@ mod thread {
         }
     }
 
-    /// The end that workers have.
+    /// A datagram and its NIC's place in the queue.
+    type Waiting = (Sent, Permit);
+
+    /// The end that workers have. What waits in the queue has a place of its NIC's share there, which is what bounds it.
     struct Out {
-        queue: SyncSender<Sent>,
+        queue: Sender<Waiting>,
         wake: OwnedFd,
         stop: AtomicBool,
     }
 
     impl Out {
+        fn new() -> io::Result<(Arc<Self>, Receiver<Waiting>)> {
+            let (queue, waiting) = channel();
+            let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok((Arc::new(Self { queue, wake, stop: AtomicBool::new(false) }), waiting))
+        }
+
         fn wake(&self) {
             // A full counter wakes as well; nothing else can go wrong with an eventfd of our own.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -62,8 +70,9 @@ mod thread {
     }
 
     impl Foreign for Out {
-        fn carry(&self, sent: Sent) -> bool {
-            let taken = self.queue.try_send(sent).is_ok();
+        fn carry(&self, share: &Share, sent: Sent) -> bool {
+            let Some(permit) = share.take() else { return false };
+            let taken = self.queue.send((sent, permit)).is_ok();
             self.wake();
             taken
         }
@@ -81,10 +90,7 @@ mod thread {
             for &port in ports {
                 host.listen(port).map_err(told)?;
             }
-            let (queue, waiting) = sync_channel(ROOM);
-            let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-            let wake = wake.map_err(|error| system(error.into()))?;
-            let out = Arc::new(Out { queue, wake, stop: AtomicBool::new(false) });
+            let (out, waiting) = Out::new().map_err(system)?;
             let turn = Turn {
                 terminator: Terminator::new(host, directory.clone()),
                 waiting,
@@ -111,9 +117,19 @@ mod thread {
 
     struct Turn {
         terminator: Terminator<HostLibrary>,
-        waiting: Receiver<Sent>,
+        waiting: Receiver<Waiting>,
         out: Arc<Out>,
         begun: Instant,
+    }
+
+    /// Takes the datagrams of one turn; if more may be left, the next one is not waited for.
+    fn turn(waiting: &Receiver<Waiting>, out: &Out, mut take: impl FnMut(Sent)) {
+        for _ in 0..TURN {
+            // The place is given back once the datagram is out of the queue.
+            let Ok((sent, _)) = waiting.try_recv() else { return };
+            take(sent);
+        }
+        out.wake();
     }
 
     impl Turn {
@@ -121,10 +137,9 @@ mod thread {
             let mut swept = Duration::ZERO;
             while !self.out.stop.load(Ordering::Acquire) {
                 self.wait();
-                for _ in 0..TURN {
-                    let Ok(sent) = self.waiting.try_recv() else { break };
+                turn(&self.waiting, &self.out, |sent| {
                     self.terminator.sent(sent, self.begun.elapsed());
-                }
+                });
                 for _ in 0..TURN {
                     let key = self.terminator.next_key();
                     let Some(event) = self.terminator.host.next_event(key) else { break };
@@ -138,8 +153,7 @@ mod thread {
             }
         }
 
-        /// Waits for something to do, a second at most. The eventfd is emptied before the queue is looked at, so nothing is missed; what
-        /// a turn leaves in the queue waits for the next datagram or second.
+        /// Waits for something to do, a second at most. The eventfd is emptied before the queue is looked at, so nothing is missed.
         fn wait(&self) {
             // SAFETY: the channel is open as long as the terminator's host.
             let channel = unsafe { BorrowedFd::borrow_raw(self.terminator.host.fd()) };
@@ -152,6 +166,64 @@ mod thread {
             let _ = poll(&mut set, Some(&second));
             let mut counter = [0; 8];
             let _ = rustix::io::read(&self.out.wake, &mut counter);
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use crate::rnic::mad::{Inbox, MAD_LEN, Mad};
+        use crate::rnic::peers::Station;
+        use crate::rnic::share::SHARE;
+
+        fn sent(first: u8) -> Sent {
+            let (gid, inbox) = ([first; 16], Arc::new(Inbox::new(Arc::new(|| {}))));
+            let station = Station { device: "rxe0".to_owned(), vni: 7, gid, inbox };
+            let mad =
+                Mad { source: gid, dest: [9; 16], traffic_class: 0, sl: 0, bytes: [0; MAD_LEN] };
+            Sent { station, host: [8; 16], to: [9; 16], mad }
+        }
+
+        /// Whether the thread would wake up.
+        fn woken(out: &Out) -> bool {
+            rustix::io::read(&out.wake, &mut [0; 8]).is_ok()
+        }
+
+        #[test]
+        fn a_flood_for_foreign_peers_takes_no_other_nics_place() {
+            let (out, waiting) = Out::new().unwrap();
+            let flooders: [Share; 5] = std::array::from_fn(|_| Share::default());
+            let bystander = Share::default();
+            for _ in 0..1000 {
+                for share in &flooders {
+                    out.carry(share, sent(1));
+                }
+            }
+            assert!(out.carry(&bystander, sent(2)), "there is room for who floods not");
+            assert!(woken(&out));
+            assert!(!out.carry(&flooders[0], sent(1)) && !woken(&out), "nobody wakes for a loss");
+            // Each turn brings the next about, until the bystander's turn has come. All the while they flood.
+            let mut order = Vec::new();
+            while !order.contains(&2) {
+                turn(&waiting, &out, |sent| order.push(sent.station.gid[0]));
+                flooders.iter().for_each(|share| while out.carry(share, sent(1)) {});
+            }
+            let ahead = order.iter().position(|first| *first == 2);
+            assert_eq!(ahead, Some(5 * SHARE), "it waits for a share of each, no more");
+        }
+
+        #[test]
+        fn what_a_turn_leaves_waits_for_nobody() {
+            let (out, waiting) = Out::new().unwrap();
+            let shares = [Share::default(), Share::default()];
+            shares.iter().for_each(|share| while out.carry(share, sent(1)) {});
+            let mut taken = 0;
+            let mut turns = 0;
+            while woken(&out) {
+                turn(&waiting, &out, |_| taken += 1);
+                turns += 1;
+            }
+            assert_eq!((taken, turns), (2 * SHARE, 2 * SHARE / TURN + 1));
         }
     }
 }
