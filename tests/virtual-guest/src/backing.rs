@@ -66,6 +66,12 @@ pub struct Rules {
     pub message: u32,
     /// A guest that stood still goes on with its connections; else they are in ERR.
     pub pause_keeps_connections: bool,
+    /// A region is mapped into the daemon run by run, out of a budget of 16384; else it is a table of its pages.
+    pub regions_are_mapped: bool,
+    /// Registered memory stays there, pinned, when its file is cut or punched; else accesses find what the file has.
+    pub memory_is_pinned: bool,
+    /// QPs that can be in one group.
+    pub group_members: usize,
     /// A connection to where nobody may be reached is refused where it is made; else it is answered by silence.
     pub strangers_are_refused: bool,
 }
@@ -107,6 +113,9 @@ pub const IBTA: Rules = Rules {
     wrong_keys_end_uc: true,
     message: 1 << 30,
     pause_keeps_connections: true,
+    regions_are_mapped: false,
+    memory_is_pinned: false,
+    group_members: 64,
     strangers_are_refused: false,
 };
 
@@ -127,6 +136,8 @@ pub const RNIC: Rules = Rules {
     wrong_keys_end_uc: false,
     // A requester waits as long as the NAK said.
     rnr_wait_ends_early: false,
+    regions_are_mapped: true,
+    memory_is_pinned: true,
     strangers_are_refused: true,
     ..IBTA
 };
@@ -164,6 +175,8 @@ pub const RXE: Rules = Rules {
     own_error_is_told: false,
     // rxe_comp.c, rxe_completer, at COMPST_ERROR_RETRY: retry_cnt is counted down unless it is 7.
     seven_retries_end: false,
+    // rxe_param.h, RXE_MAX_MCAST_QP_ATTACH.
+    group_members: 56,
     // rxe_param.h, RXE_PORT_MAX_MSG_SZ.
     message: 0x80_0000,
     ..RNIC

@@ -220,10 +220,15 @@ impl Daemon {
         std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, Iterator::count)
     }
 
-    /// Memory mappings of the process.
-    pub fn mappings(&self) -> usize {
-        std::fs::read_to_string(format!("/proc/{}/maps", self.pid()))
-            .map_or(0, |maps| maps.lines().count())
+    /// Memory mappings of the process: how many of each name.
+    pub fn mappings(&self) -> BTreeMap<String, usize> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid()));
+        let mut names = BTreeMap::new();
+        for line in maps.unwrap_or_default().lines() {
+            let name = line.split_whitespace().nth(5).unwrap_or("anonymous");
+            *names.entry(name.to_owned()).or_default() += 1;
+        }
+        names
     }
 
     /// Context switches of each thread since it started, by thread.

@@ -47,7 +47,7 @@ impl Daemon {
             memory: (kib("RssAnon:") + kib("VmPTE:")) * 1024,
             files: self.open_files(),
             threads: self.threads(),
-            mappings: self.mappings(),
+            mappings: self.mappings().values().sum(),
         }
     }
 

@@ -381,10 +381,17 @@ impl VhostUserBackend for Session {
                 "a control request is still under way while its queue is stopped"
             );
         }
-        self.nic.call(STOP_TIMEOUT, |shard, id, _| shard.pause(id)).map_err(|error| {
-            self.nic.failed(format!("the device could not be stopped: {error}"));
-            io::Error::other(error)
-        })
+        let pause = || self.nic.call(STOP_TIMEOUT, |shard, id, _| shard.pause(id));
+        loop {
+            match pause() {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    self.nic.failed(format!("the device could not be stopped: {error}"));
+                    return Err(io::Error::other(error));
+                }
+            }
+        }
     }
 
     /// Only [`EXIT_EVENT`] returns an error, which ends the calling thread.

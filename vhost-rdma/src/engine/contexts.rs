@@ -113,6 +113,29 @@ impl Contexts {
             .find_map(|(page, number)| page.take(owner).map(|slot| number << db::PAGE_SHIFT | slot))
     }
 
+    /// Gives doorbells to the rings (to send from, to receive into) that a QP has; `db::NONE` for one that it has not.
+    pub(crate) fn take_doorbells(
+        &mut self,
+        ctx: u32,
+        qpn: u32,
+        (sq, rq): (bool, bool),
+    ) -> Option<[u32; 2]> {
+        let mut doorbells = [db::NONE; 2];
+        if sq {
+            doorbells[0] = self.take_doorbell(ctx, Owner::Send(qpn))?;
+        }
+        if rq {
+            let Some(doorbell) = self.take_doorbell(ctx, Owner::Receive(qpn)) else {
+                if sq {
+                    self.free_doorbell(ctx, doorbells[0]);
+                }
+                return None;
+            };
+            doorbells[1] = doorbell;
+        }
+        Some(doorbells)
+    }
+
     /// The page and slot of a doorbell number.
     fn doorbell(&mut self, ctx: u32, number: u32) -> Option<(&mut DoorbellPage, u32)> {
         let page = (number >> db::PAGE_SHIFT) as usize;

@@ -1,6 +1,6 @@
 //! Creation of CQs, SRQs and QPs: the objects that come with rings in guest memory.
 
-use virtio_rdma_abi::{self as abi, db, qp_flags};
+use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;
 
 use super::Shard;
@@ -8,11 +8,10 @@ use super::command::{Reply, Status};
 use super::control::object;
 use super::cq::Cq;
 use super::doorbell::Owner;
-use super::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
 use super::nic::Nic;
-use super::qp::send::SendShape;
 use super::qp::{Attrs, Kind, Qp, SendQueue, State};
 use super::receive::{Receive, ReceiveRing};
+use super::shape;
 use super::srq::{Srq, SrqShape};
 use crate::memory::Ring;
 use crate::transport::NicId;
@@ -54,11 +53,7 @@ impl Nic {
         if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        let shape_ok =
-            entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
-        if !shape_ok {
-            return Err(Status::INVAL);
-        }
+        shape::check_cq(entries, vector, self.settings.comp_vectors)?;
         if self.cqs.len() >= self.settings.limits.max_cqs as usize {
             return Err(Status::NOMEM);
         }
@@ -72,6 +67,7 @@ impl Nic {
         ring: Ring,
     ) -> Result<Reply, Status> {
         self.owned_pd(ctx, req.pdn.get())?;
+        shape::ENGINE.check_srq(req)?;
         let shape = SrqShape {
             ctx,
             pdn: req.pdn.get(),
@@ -81,12 +77,6 @@ impl Nic {
             max_sge: req.max_sge.get(),
             limit: req.limit.get(),
         };
-        let fits = receive_shape_ok(shape.entries, shape.log2_stride, shape.max_sge)
-            && (1..=shape.entries).contains(&shape.max_wr)
-            && shape.limit <= shape.max_wr;
-        if !fits {
-            return Err(Status::INVAL);
-        }
         if self.srqs.len() >= self.settings.limits.max_srqs as usize {
             return Err(Status::NOMEM);
         }
@@ -102,28 +92,10 @@ impl Nic {
         self.owned_pd(ctx, req.pdn.get())?;
         self.owned_cq(ctx, req.send_cqn.get())?;
         self.owned_cq(ctx, req.recv_cqn.get())?;
-        let with_srq = req.srqn.get() != abi::NO_SRQ;
-        if with_srq {
+        if req.srqn.get() != abi::NO_SRQ {
             self.owned_srq(ctx, req.srqn.get())?;
         }
-        let send_ok = req.sq_entries.get() == 0 || send_shape_ok(req);
-        let receive_ok = if with_srq {
-            req.rq_entries.get() == 0
-        } else {
-            req.rq_entries.get() == 0
-                || receive_shape_ok(
-                    req.rq_entries.get(),
-                    req.rq_log2_stride,
-                    u32::from(req.max_recv_sge.get()),
-                )
-        };
-        let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
-            && rq.is_some() == (req.rq_entries.get() != 0)
-            && requests_ok(req.max_send_wr.get(), req.sq_entries.get())
-            && requests_ok(req.max_recv_wr.get(), req.rq_entries.get());
-        if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
-            return Err(Status::INVAL);
-        }
+        shape::ENGINE.check_qp(req, (sq.is_some(), rq.is_some()))?;
         if !kind.is_allowed_to(ctx) {
             return Err(Status::PERM);
         }
@@ -145,24 +117,8 @@ impl Nic {
         request: QpRequest<'_>,
     ) -> Result<abi::QpCreateResp, Status> {
         let (req, sq, rq) = request;
-        let mut doorbells = [db::NONE; 2];
-        if sq.is_some() {
-            doorbells[0] =
-                self.contexts.take_doorbell(ctx, Owner::Send(qpn)).ok_or(Status::NOMEM)?;
-        }
-        if rq.is_some() {
-            let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Receive(qpn)) else {
-                self.contexts.free_doorbell(ctx, doorbells[0]);
-                return Err(Status::NOMEM);
-            };
-            doorbells[1] = doorbell;
-        }
-        let shape = SendShape {
-            entries: req.sq_entries.get(),
-            log2_stride: req.sq_log2_stride,
-            max_sge: u32::from(req.max_send_sge.get()),
-            max_inline: u32::from(req.max_inline.get()),
-        };
+        let rings = (sq.is_some(), rq.is_some());
+        let doorbells = self.contexts.take_doorbells(ctx, qpn, rings).ok_or(Status::NOMEM)?;
         let receive_sge = u32::from(req.max_recv_sge.get());
         let srqn = Some(req.srqn.get()).filter(|&srqn| srqn != abi::NO_SRQ);
         let qp = Qp {
@@ -176,7 +132,7 @@ impl Nic {
             send_cqn: req.send_cqn.get(),
             recv_cqn: req.recv_cqn.get(),
             srqn,
-            send: sq.map(|ring| SendQueue::new(ring, shape)),
+            send: sq.map(|ring| SendQueue::new(ring, shape::sends(req))),
             receive: rq.map(|ring| {
                 ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)
             }),
@@ -204,30 +160,4 @@ impl Nic {
         let [sq_db, rq_db] = doorbells.map(U32::new);
         Ok(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) })
     }
-}
-
-/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its ring.
-const fn requests_ok(max_wr: u32, entries: u32) -> bool {
-    max_wr <= entries && (max_wr == 0) == (entries == 0)
-}
-
-/// Whether a receive ring's numbers fit each other and the device.
-fn receive_shape_ok(entries: u32, log2_stride: u8, max_sge: u32) -> bool {
-    entries.is_power_of_two()
-        && entries <= MAX_WR
-        && (abi::RQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE).contains(&log2_stride)
-        && max_sge <= MAX_SGE
-        && abi::RQ_WQE_DATA + size_of::<abi::Sge>() * max_sge as usize <= 1 << log2_stride
-}
-
-/// Whether a send ring's numbers fit each other and the device.
-fn send_shape_ok(req: &abi::QpCreateReq) -> bool {
-    let (sges, inline) = (usize::from(req.max_send_sge.get()), usize::from(req.max_inline.get()));
-    let data = (size_of::<abi::Sge>() * sges).max(inline);
-    req.sq_entries.get().is_power_of_two()
-        && req.sq_entries.get() <= MAX_WR
-        && (abi::SQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE).contains(&req.sq_log2_stride)
-        && sges <= MAX_SGE as usize
-        && inline <= MAX_INLINE as usize
-        && abi::SQ_WQE_DATA + data <= 1 << req.sq_log2_stride
 }

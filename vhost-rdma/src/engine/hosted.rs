@@ -19,7 +19,7 @@ pub trait Hosted: Send + fmt::Debug {
     fn set_port(&mut self, port: Box<dyn Port>);
     fn update(&mut self, settings: NicSettings);
     fn reset(&mut self);
-    fn pause(&mut self);
+    fn pause(&mut self) -> bool;
     fn resume(&mut self);
     fn memory_changed(&mut self, space: AddressSpace);
     fn memory_vanished(&mut self);

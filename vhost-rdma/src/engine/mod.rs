@@ -46,6 +46,7 @@ pub(crate) mod qp;
 pub(crate) mod receive;
 mod requester;
 mod responder;
+pub(crate) mod shape;
 mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
@@ -253,15 +254,17 @@ impl Shard {
         remains
     }
 
-    /// Stops all access to a NIC's memory; its objects stay.
-    pub fn pause(&mut self, id: NicId) {
+    /// Stops all access to a NIC's memory; its objects stay. True: it has not stopped yet, and this has to be called again.
+    pub fn pause(&mut self, id: NicId) -> bool {
         if let Some(nic) = self.hosted_mut(id) {
-            nic.pause();
-        } else if let Some(nic) = self.nic_mut(id)
+            return nic.pause();
+        }
+        if let Some(nic) = self.nic_mut(id)
             && nic.life == Life::Ready
         {
             nic.life = Life::Paused;
         }
+        false
     }
 
     /// Goes on after [`Self::pause`]. Waits begin anew.

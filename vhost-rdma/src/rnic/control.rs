@@ -1,19 +1,17 @@
-//! Control commands: dispatch, contexts, domains, address handles, and the end of things.
+//! Control commands: dispatch, domains, and the end of single objects.
 
 use std::any::Any;
 
 use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U32;
 
+use super::ending::Opened;
 use super::mr::Made;
-use super::nic::{Ah, Life, Nic, Pd, THIS};
+use super::nic::{Life, Nic, Pd, THIS};
+use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
-use crate::engine::contexts::KERNEL;
-use crate::engine::qp::attrs::check_av;
 use crate::engine::timer::Waiting;
 use crate::engine::{Command, Reply, Status};
-use crate::memory::{AddressSpace, Ring};
-use crate::transport::is_multicast;
 
 /// The status of a host's refusal.
 pub(super) const fn status(error: HostError) -> Status {
@@ -36,10 +34,6 @@ pub(super) const fn status(error: HostError) -> Status {
 /// The answer that names a new object.
 pub(super) fn object(index: usize) -> Result<Reply, Status> {
     u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
-}
-
-fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
-    indices.filter_map(|index| u32::try_from(index).ok()).collect()
 }
 
 impl Nic {
@@ -80,8 +74,16 @@ impl Nic {
 
     /// The rest of a command whose errand is done.
     fn finish(&mut self, found: Box<dyn Any + Send>) -> Result<Reply, Status> {
-        let made = found.downcast::<Made>().map_err(|_| Status::INVAL)?;
-        self.registered(*made)
+        let found = match found.downcast::<Made>() {
+            Ok(made) => return self.registered(*made),
+            Err(found) => found,
+        };
+        let found = match found.downcast::<Found>() {
+            Ok(found) => return self.found(*found),
+            Err(found) => found,
+        };
+        let opened = found.downcast::<Opened>().map_err(|_| Status::INVAL)?;
+        self.opened(*opened)
     }
 
     fn object_command(&mut self, ctx: u32, command: Command) -> Result<Reply, Status> {
@@ -138,19 +140,6 @@ impl Nic {
             }
             _ => Err(Status::NOTSUPP),
         }
-    }
-
-    fn init(&mut self, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
-        crate::engine::Hosted::reset(self);
-        self.revive()?;
-        self.space = space;
-        self.status_page = Some(status_page);
-        self.contexts.begin();
-        self.life = Life::Ready;
-        Ok(Reply::Init(abi::InitResp {
-            abi_version: U32::new(abi::ABI_VERSION),
-            reserved: U32::new(0),
-        }))
     }
 
     /// A refusal, and what it may say of the device as a whole.
@@ -212,19 +201,7 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn create_ah(&mut self, ctx: u32, pdn: u32, av: &abi::Av) -> Result<Reply, Status> {
-        let pd = self.host_pd(ctx, pdn)?;
-        if self.ahs.len() >= self.settings.limits.max_ahs as usize {
-            return Err(Status::NOMEM);
-        }
-        check_av(av, |index| self.holds(index))?;
-        let resolved =
-            if is_multicast(&av.dgid) { self.resolve_group(av)? } else { self.resolve(av)? };
-        let host = self.host.create_ah(pd, &resolved).map_err(|error| self.refused(error))?;
-        object(self.ahs.insert(Ah { ctx, pdn, host, av: *av, revoked: false }))
-    }
-
-    fn remove_ah(&mut self, number: u32) {
+    pub(super) fn remove_ah(&mut self, number: u32) {
         if let Some(ah) = self.ahs.try_remove(number as usize) {
             self.forgo(|nic| nic.host.destroy_ah(ah.host));
         }
@@ -239,7 +216,7 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn remove_cq(&mut self, cqn: u32) {
+    pub(super) fn remove_cq(&mut self, cqn: u32) {
         self.cqs.try_remove(cqn as usize);
         self.moderated.remove(THIS, Waiting::Event(cqn));
         self.outbox.forget(&[event::CQ_ERR], cqn);
@@ -254,7 +231,7 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn remove_srq(&mut self, srqn: u32) {
+    pub(super) fn remove_srq(&mut self, srqn: u32) {
         if let Some(srq) = self.srqs.try_remove(srqn as usize) {
             self.contexts.free_doorbell(srq.ctx, srq.doorbell);
             self.serials.remove(&srq.serial);
@@ -263,51 +240,5 @@ impl Nic {
             self.forgo(|nic| nic.host.destroy_srq(srq.host));
         }
         self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
-    }
-
-    fn destroy_context(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if ctx == KERNEL {
-            return Err(Status::INVAL);
-        }
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        self.destroy_of(|owner| owner == ctx);
-        self.contexts.remove(ctx);
-        Ok(Reply::Done)
-    }
-
-    /// Destroys every object of the owners that `chosen` picks, users before what they use.
-    fn destroy_of(&mut self, chosen: impl Fn(u32) -> bool) {
-        self.remove_windows_of(&chosen);
-        let qpns: Vec<u32> =
-            self.qps.values().filter(|qp| chosen(qp.ctx)).map(|qp| qp.qpn).collect();
-        qpns.into_iter().for_each(|qpn| self.remove_qp(qpn));
-        self.drain_host();
-        let srqs = numbers(self.srqs.iter().filter(|(_, srq)| chosen(srq.ctx)).map(|(n, _)| n));
-        srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
-        let cqs = numbers(self.cqs.iter().filter(|(_, cq)| chosen(cq.ctx)).map(|(n, _)| n));
-        cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
-        let ahs = numbers(self.ahs.iter().filter(|(_, ah)| chosen(ah.ctx)).map(|(n, _)| n));
-        ahs.into_iter().for_each(|number| self.remove_ah(number));
-        let mrs: Vec<u32> =
-            self.mrs.iter().filter(|(_, mr)| chosen(mr.ctx)).map(|(&key, _)| key).collect();
-        mrs.into_iter().for_each(|key| self.remove_mr(key));
-        let pds = numbers(self.pds.iter().filter(|(_, pd)| chosen(pd.ctx)).map(|(n, _)| n));
-        for pdn in pds {
-            if let Some(pd) = self.pds.try_remove(pdn as usize) {
-                self.forgo(|nic| nic.host.free_pd(pd.host));
-            }
-        }
-    }
-
-    /// Destroys every object that there is.
-    pub(super) fn destroy_all(&mut self) {
-        self.remove_services();
-        self.destroy_of(|_| true);
-        self.run.clear();
-        self.run_srqs.clear();
-        self.dirty.clear();
-        self.release_addresses();
     }
 }

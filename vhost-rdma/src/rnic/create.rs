@@ -3,7 +3,7 @@
 //! A guest's CQ is a ring of the guest only; SRQs and QPs have a host object each. All of them complete to one host CQ, which must
 //! never overrun: each QP and SRQ takes as many of its entries as it may have work requests, and one that finds too few left is refused.
 
-use virtio_rdma_abi::{self as abi, db, qp_flags};
+use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;
 
 use super::control::{object, status};
@@ -14,11 +14,9 @@ use super::srq::{Srq, SrqParts};
 use super::verbs::QpInit;
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::Owner;
-use crate::engine::limits::MAX_CQE;
-use crate::engine::qp::send::SendShape;
 use crate::engine::qp::{Attrs, Kind, SendQueue, State};
 use crate::engine::receive::ReceiveRing;
-use crate::engine::{Reply, Status};
+use crate::engine::{Reply, Status, shape};
 use crate::memory::Ring;
 
 /// What QP_CREATE brings: the request and the resolved rings.
@@ -35,11 +33,7 @@ impl Nic {
         if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        let shape_ok =
-            entries.is_power_of_two() && entries <= MAX_CQE && vector < self.settings.comp_vectors;
-        if !shape_ok {
-            return Err(Status::INVAL);
-        }
+        shape::check_cq(entries, vector, self.settings.comp_vectors)?;
         if self.cqs.len() >= self.settings.limits.max_cqs as usize {
             return Err(Status::NOMEM);
         }
@@ -61,12 +55,7 @@ impl Nic {
         let pd = self.host_pd(ctx, req.pdn.get())?;
         let (entries, stride) = (req.entries.get(), req.log2_stride);
         let (max_wr, max_sge) = (req.max_wr.get(), req.max_sge.get());
-        let fits = self.receive_shape_ok(entries, stride, max_sge)
-            && (1..=entries).contains(&max_wr)
-            && req.limit.get() <= max_wr;
-        if !fits {
-            return Err(Status::INVAL);
-        }
+        self.bounds().check_srq(req)?;
         if self.srqs.len() >= self.settings.limits.max_srqs as usize {
             return Err(Status::NOMEM);
         }
@@ -121,17 +110,13 @@ impl Nic {
             max_inline: req.max_inline.get().into(),
         };
         let (host, qpn) = self.host.create_qp(&init).map_err(|error| self.refused(error))?;
-        let Some(doorbells) = self.take_doorbells(ctx, qpn, &request) else {
+        let rings = (request.1.is_some(), request.2.is_some());
+        let Some(doorbells) = self.contexts.take_doorbells(ctx, qpn, rings) else {
             self.forgo(|nic| nic.host.destroy_qp(host));
             return Err(Status::NOMEM);
         };
         let (req, sq, rq) = request;
-        let shape = SendShape {
-            entries: req.sq_entries.get(),
-            log2_stride: req.sq_log2_stride,
-            max_sge: req.max_send_sge.get().into(),
-            max_inline: req.max_inline.get().into(),
-        };
+        let shape = shape::sends(&req);
         let recv_sge = u32::from(req.max_recv_sge.get());
         let serial = self.take_serial(qpn);
         let qp = Qp {
@@ -157,6 +142,7 @@ impl Nic {
             }),
             doorbells,
             scheduled: false,
+            stopping: false,
             cost,
         };
         for cqn in [qp.send_cqn, qp.recv_cqn] {
@@ -174,27 +160,6 @@ impl Nic {
         Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))
     }
 
-    pub(super) fn take_doorbells(
-        &mut self,
-        ctx: u32,
-        qpn: u32,
-        request: &QpRequest,
-    ) -> Option<[u32; 2]> {
-        let (_, sq, rq) = request;
-        let mut doorbells = [db::NONE; 2];
-        if sq.is_some() {
-            doorbells[0] = self.contexts.take_doorbell(ctx, Owner::Send(qpn))?;
-        }
-        if rq.is_some() {
-            let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Receive(qpn)) else {
-                self.contexts.free_doorbell(ctx, doorbells[0]);
-                return None;
-            };
-            doorbells[1] = doorbell;
-        }
-        Some(doorbells)
-    }
-
     fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest) -> Result<(), Status> {
         let (req, sq, rq) = request;
         if kind == Kind::Gsi {
@@ -203,56 +168,11 @@ impl Nic {
         self.host_pd(ctx, req.pdn.get())?;
         self.owned_cq(ctx, req.send_cqn.get())?;
         self.owned_cq(ctx, req.recv_cqn.get())?;
-        let with_srq = req.srqn.get() != abi::NO_SRQ;
-        if with_srq {
+        if req.srqn.get() != abi::NO_SRQ {
             self.owned_srq(ctx, req.srqn.get())?;
         }
-        let no_receives = req.rq_entries.get() == 0;
-        let receive_ok = no_receives
-            || (!with_srq
-                && self.receive_shape_ok(
-                    req.rq_entries.get(),
-                    req.rq_log2_stride,
-                    req.max_recv_sge.get().into(),
-                ));
-        let rings_ok = sq.is_some() == (req.sq_entries.get() != 0)
-            && rq.is_some() != no_receives
-            && requests_ok(req.max_send_wr.get(), req.sq_entries.get())
-            && requests_ok(req.max_recv_wr.get(), req.rq_entries.get());
-        let send_ok = req.sq_entries.get() == 0 || self.send_shape_ok(req);
-        if !(send_ok && receive_ok && rings_ok) || req.flags.get() & !qp_flags::SIG_ALL != 0 {
-            return Err(Status::INVAL);
-        }
+        self.bounds().check_qp(req, (sq.is_some(), rq.is_some()))?;
         let qps = self.qps.len() + usize::from(self.services.exists());
         if qps >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
     }
-
-    /// Whether a receive ring's numbers fit each other and the device.
-    fn receive_shape_ok(&self, entries: u32, log2_stride: u8, max_sge: u32) -> bool {
-        let strides = abi::RQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE;
-        entries.is_power_of_two()
-            && entries <= self.max_wr()
-            && strides.contains(&log2_stride)
-            && max_sge <= self.max_sge()
-            && abi::RQ_WQE_DATA + size_of::<abi::Sge>() * max_sge as usize <= 1 << log2_stride
-    }
-
-    /// Whether a send ring's numbers fit each other and the device.
-    fn send_shape_ok(&self, req: &abi::QpCreateReq) -> bool {
-        let sges = u32::from(req.max_send_sge.get());
-        let inline = u32::from(req.max_inline.get());
-        let data = (size_of::<abi::Sge>() * sges as usize).max(inline as usize);
-        let strides = abi::SQ_WQE_MIN_LOG2_STRIDE..=abi::WQE_MAX_LOG2_STRIDE;
-        req.sq_entries.get().is_power_of_two()
-            && req.sq_entries.get() <= self.max_wr()
-            && strides.contains(&req.sq_log2_stride)
-            && sges <= self.max_sge()
-            && inline <= self.max_inline()
-            && abi::SQ_WQE_DATA + data <= 1 << req.sq_log2_stride
-    }
-}
-
-/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its ring.
-const fn requests_ok(max_wr: u32, entries: u32) -> bool {
-    max_wr <= entries && (max_wr == 0) == (entries == 0)
 }

@@ -4,7 +4,6 @@ use std::thread;
 
 use virtio_rdma_abi::event;
 
-use super::gone::Gone;
 use super::nic::{Life, Nic};
 use super::verbs::HostEvent;
 use crate::engine::Nanos;
@@ -16,7 +15,7 @@ const TURN: usize = 64;
 const INTERVAL: Nanos = 1_000_000;
 
 /// Ends what may block, while the worker goes on.
-fn end_aside(parts: impl Send + 'static) {
+pub(super) fn end_aside(parts: impl Send + 'static) {
     let ended = thread::Builder::new().name("vrdma-end".to_owned()).spawn(move || drop(parts));
     if let Err(error) = ended {
         tracing::debug!(%error, "no thread; it ended here");
@@ -75,18 +74,5 @@ impl Nic {
             HostEvent::Gids => self.host_addresses_changed(),
             HostEvent::Fatal => self.lost(),
         }
-    }
-
-    /// The device context is of no use any more: the guest is told, and an INIT opens the device anew.
-    pub(super) fn lost(&mut self) {
-        if std::mem::replace(&mut self.host_gone, true) {
-            return;
-        }
-        tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
-        self.fail_now();
-        // A removal may wait until the last one closes the device.
-        let gone = Box::new(Gone::after(self.host.as_ref()));
-        let context = std::mem::replace(&mut self.host, gone);
-        end_aside((context, std::mem::take(&mut self.remains)));
     }
 }

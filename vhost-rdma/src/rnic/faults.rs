@@ -24,9 +24,9 @@ pub enum Call {
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub(super) refused: BTreeMap<Call, i32>,
-    /// Registrations do not return.
+    /// What may take its time does not return.
     pub(super) holding: bool,
-    /// Registrations that are under way.
+    /// How much of that is under way.
     pub(super) held: usize,
     pub(super) events: VecDeque<HostEvent>,
     pub(super) gone: bool,
@@ -36,6 +36,8 @@ pub(super) struct Script {
     /// Of all contexts that were ever opened with this script.
     pub(super) live: HostObjects,
     pub(super) contexts: usize,
+    /// QPs that may send or receive.
+    pub(super) running: usize,
     /// The last key or QPN that was given out.
     pub(super) number: u32,
 }
@@ -49,19 +51,19 @@ impl Faults {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has registrations begin and not end, until that is taken back.
-    pub fn hold_registrations(&self, hold: bool) {
+    /// Has what may take its time (registrations, address handles, opening and closing the device) begin and not end, until that is taken back.
+    pub fn hold(&self, hold: bool) {
         self.script().holding = hold;
         self.0.1.notify_all();
     }
 
-    /// Waits until so many registrations are held.
+    /// Waits until so many are held.
     pub fn await_held(&self, count: usize) {
         let reached = self.0.1.wait_while(self.script(), |script| script.held != count);
         drop(reached.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The time that a registration takes: none, unless it is held.
+    /// The time that something takes: none, unless it is held.
     pub(super) fn take_time(&self) {
         let mut script = self.script();
         script.held += 1;
@@ -109,6 +111,7 @@ impl Faults {
     pub fn remove_device(&self, gone: bool) {
         let mut script = self.script();
         script.gone = gone;
+        script.events.clear();
         if gone {
             script.events.push_back(HostEvent::Fatal);
         }
@@ -135,6 +138,12 @@ impl Faults {
     /// The port's addresses.
     pub fn set_gids(&self, gids: Vec<HostGid>) {
         self.script().gids = gids;
+    }
+
+    /// QPs of all contexts that may send or receive.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.script().running
     }
 
     /// Host objects of all contexts together, and how many contexts are open.

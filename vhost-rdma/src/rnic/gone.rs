@@ -1,4 +1,4 @@
-//! Host verbs of a device that is gone: nothing is left of it, and nothing can be made.
+//! Host verbs of a device that is gone, or not open: there is nothing, and nothing can be made.
 
 use std::any::Any;
 use std::io;
@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use virtio_rdma_abi as abi;
 
 use super::verbs::{
-    HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
-    HostPort, HostQp, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
+    HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects,
+    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
 use crate::transport::Gid;
@@ -54,7 +54,7 @@ impl HostVerbs for Gone {
         Ok(())
     }
 
-    fn registrar(&mut self, _: HostPd) -> Result<Box<dyn HostRegistrar>> {
+    fn domain(&mut self, _: HostPd) -> Result<Box<dyn HostDomain>> {
         Err(GONE)
     }
 
@@ -74,7 +74,7 @@ impl HostVerbs for Gone {
         Ok(())
     }
 
-    fn create_ah(&mut self, _: HostPd, _: &abi::Av) -> Result<HostAh> {
+    fn adopt_ah(&mut self, _: MadeAh) -> Result<HostAh> {
         Err(GONE)
     }
 

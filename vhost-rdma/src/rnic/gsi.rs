@@ -19,10 +19,9 @@ use crate::engine::contexts::KERNEL;
 use crate::engine::doorbell::Owner;
 use crate::engine::grh;
 use crate::engine::qp::attrs::GSI_QKEY;
-use crate::engine::qp::send::SendShape;
 use crate::engine::qp::{Attrs, Kind, SendQueue, State, state};
 use crate::engine::receive::{Receive, ReceiveRing};
-use crate::engine::{Reply, Status};
+use crate::engine::{Reply, Status, shape};
 use crate::memory::{self, AddressSpace, Segment, Translation};
 use crate::transport::{Flow, GRH_LEN, Gid, NicId};
 
@@ -173,14 +172,10 @@ impl Nic {
     }
 
     pub(super) fn create_gsi(&mut self, ctx: u32, request: QpRequest) -> Result<Reply, Status> {
-        let doorbells = self.take_doorbells(ctx, GSI_QPN, &request).ok_or(Status::NOMEM)?;
         let (req, sq, rq) = request;
-        let shape = SendShape {
-            entries: req.sq_entries.get(),
-            log2_stride: req.sq_log2_stride,
-            max_sge: req.max_send_sge.get().into(),
-            max_inline: req.max_inline.get().into(),
-        };
+        let rings = (sq.is_some(), rq.is_some());
+        let doorbells = self.contexts.take_doorbells(ctx, GSI_QPN, rings).ok_or(Status::NOMEM)?;
+        let shape = shape::sends(&req);
         let gsi = Gsi {
             pdn: req.pdn.get(),
             state: State::Reset,
@@ -271,13 +266,6 @@ impl Nic {
         }
         self.outbox.forget(&[event::QP_FATAL], GSI_QPN);
         self.inbox.clear();
-    }
-
-    /// The end of everything that the kernel had here.
-    pub(super) fn remove_services(&mut self) {
-        self.remove_gsi();
-        self.services.dma_keys.clear();
-        self.services.pending = false;
     }
 
     /// QP 1 cannot go on.

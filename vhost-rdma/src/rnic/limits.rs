@@ -12,6 +12,7 @@ use super::verbs::HostPort;
 use crate::engine::limits::{
     GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
 };
+use crate::engine::shape::Bounds;
 
 /// What every such NIC offers.
 const CAPS: u64 = cap::SRQ
@@ -37,6 +38,10 @@ impl Nic {
 
     pub(super) fn max_inline(&self) -> u32 {
         MAX_INLINE.min(self.host.limits().max_inline)
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds { max_wr: self.max_wr(), max_sge: self.max_sge(), max_inline: self.max_inline() }
     }
 
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {

@@ -9,6 +9,8 @@
 //! ```text
 //!  shard ──Hosted──> nic ─┬─ control, create, modify       commands, one host object each
 //!                         ├─ mr, mw                        regions and windows
+//!                         ├─ reach                         who has to be found on the network first
+//!                         ├─ ending                        the end of much, a little at a time or aside
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
 //!                         ├─ gsi, mad, share               QP 1: the daemon carries its datagrams
@@ -26,6 +28,7 @@ mod cm;
 mod control;
 mod cq;
 mod create;
+mod ending;
 mod events;
 mod faults;
 mod gone;
@@ -42,6 +45,7 @@ mod mw;
 mod nic;
 mod null;
 mod peers;
+mod reach;
 mod receiver;
 mod requester;
 mod share;
@@ -65,7 +69,7 @@ pub(crate) use share::SHARE;
 pub use share::Share;
 pub(crate) use share::{Onward, Permit};
 pub use verbs::{
-    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
-    HostPort, HostQp, HostRegion, HostRegistrar, HostSge, HostSrq, HostVerbs, HostWc, PostError,
-    QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
+    Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
+    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,
+    PostError, QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
 };

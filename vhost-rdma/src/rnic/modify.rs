@@ -7,6 +7,7 @@ use virtio_rdma_abi::{self as abi, attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
 use super::nic::Nic;
+use super::reach::Purpose;
 use crate::engine::qp::{Kind, State, state};
 use crate::engine::{Reply, Status};
 
@@ -42,6 +43,25 @@ impl Nic {
         if qpn == abi::GSI_QPN {
             return self.modify_gsi(ctx, attr);
         }
+        self.owned_qp(ctx, qpn)?;
+        self.check_change(qpn, attr)?;
+        if attr.mask.get() & attr_mask::AV == 0 {
+            return self.change_qp(ctx, qpn, attr);
+        }
+        let peer = self.resolve(&attr.ah)?;
+        self.check_peer_qp(&peer.dgid, attr.dest_qpn.get(), attr.mask.get())?;
+        let pdn = self.qps.get(&qpn).ok_or(Status::NOENT)?.pdn;
+        let pd = self.host_pd(ctx, pdn)?;
+        self.look_for(ctx, Purpose::Connection(qpn, Box::new(*attr)), (pd, peer))
+    }
+
+    /// Changes a QP whose new peer, if it has one, is known to the host.
+    pub(super) fn change_qp(
+        &mut self,
+        ctx: u32,
+        qpn: u32,
+        attr: &abi::QpAttr,
+    ) -> Result<Reply, Status> {
         self.owned_qp(ctx, qpn)?;
         let (from, to) = self.check_change(qpn, attr)?;
         let mut asked = *attr;
@@ -110,6 +130,7 @@ impl Nic {
         let serial = self.take_serial(qpn);
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let old = std::mem::replace(&mut qp.serial, serial);
+        qp.stopping = false;
         qp.attrs = crate::engine::qp::Attrs::default();
         if let Some(send) = &mut qp.send {
             send.reset();
@@ -126,26 +147,6 @@ impl Nic {
         self.outbox.forget(&QP_EVENTS, qpn);
     }
 
-    /// Moves a QP to ERR, in the hardware too; what is posted is flushed, there first.
-    pub(super) fn enter_error(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        if qp.state == State::Reset {
-            return;
-        }
-        qp.state = State::Err;
-        let host = qp.host;
-        // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in ERR only when it is told again
-        // (rxe_qp.c, rxe_qp_error), since a post of receives is no system call.
-        self.forgo(|nic| nic.host.modify_qp(host, &to_state(qps::ERR)));
-        self.schedule(qpn);
-    }
-
-    /// Ends all that the hardware could do to guest memory: QPs in ERR neither send nor receive.
-    pub(super) fn stop_hardware(&mut self) {
-        let qpns: Vec<u32> = self.qps.keys().copied().collect();
-        qpns.into_iter().for_each(|qpn| self.enter_error(qpn));
-    }
-
     pub(super) fn query_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
         if qpn == abi::GSI_QPN {
             return self.query_gsi(ctx);
@@ -159,7 +160,9 @@ impl Nic {
         if state == State::Err && known != State::Err {
             self.enter_error(qpn);
         }
-        let shown = if known == State::Sqe && state == State::Rts { known } else { state };
+        // The hardware of a QP that failed in software may not know it yet, or ever.
+        let behind = matches!((known, state), (State::Err, _) | (State::Sqe, State::Rts));
+        let shown = if behind { known } else { state };
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
         let attr = qp.attrs.report(shown, draining);
         Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))

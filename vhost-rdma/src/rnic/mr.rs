@@ -15,8 +15,8 @@ use zerocopy::little_endian::U32;
 
 use super::control::status;
 use super::nic::{Life, Nic};
-use super::verbs::{HostError, HostMr, HostRegistrar, Registered};
-use crate::engine::{Errand, Reply, Status};
+use super::verbs::{HostDomain, HostError, HostMr, Registered};
+use crate::engine::{Errand, Remains, Reply, Status};
 use crate::memory::{AddressSpace, Ring, Segment, Translation, Window, WindowError};
 
 /// Mappings that the windows of one NIC may take.
@@ -99,11 +99,11 @@ pub(super) struct Made {
 
 impl Registration {
     /// Maps and pins: on any thread but a worker.
-    fn carry_out(mut self, registrar: &dyn HostRegistrar) -> Made {
+    fn carry_out(mut self, domain: &dyn HostDomain) -> Made {
         let window = Window::new(self.mr.map.clone(), self.budget).map_err(Refusal::Window);
         let outcome = window.and_then(|window| {
             self.mr.runs = window.runs();
-            let made = registrar.register(Arc::new(window), self.mr.iova, self.mr.access);
+            let made = domain.register(Arc::new(window), self.mr.iova, self.mr.access);
             made.map_err(Refusal::Host)
         });
         Made { request: self, outcome }
@@ -179,8 +179,8 @@ impl Nic {
             budget: MAPPINGS.saturating_sub(mapped),
             replaces,
         };
-        let registrar = self.host.registrar(pd).map_err(|error| self.refused(error))?;
-        Ok(Reply::Errand(Errand::new(move || request.carry_out(registrar.as_ref()))))
+        let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
+        Ok(Reply::Errand(Errand::new(move || request.carry_out(domain.as_ref()))))
     }
 
     /// Whether there may be another region. One that is replaced gives its number, but its memory is pinned until the other's is.
@@ -210,7 +210,7 @@ impl Nic {
             wanted => wanted,
         };
         if let Err(status) = wanted {
-            self.remains.push(made);
+            self.remains.push(Remains::new(made));
             return Err(status);
         }
         let (lkey, rkey) = (made.lkey, made.rkey);
@@ -243,7 +243,7 @@ impl Nic {
     /// Ends a registration of the host, where it may take its time.
     fn let_go(&mut self, host: HostMr) {
         match self.host.release(host) {
-            Ok(region) => self.remains.push(region),
+            Ok(region) => self.remains.push(Remains::new(region)),
             Err(_) if self.host_gone => {}
             Err(error) => {
                 tracing::warn!(device = self.place.device, %error, "a registration is not there");

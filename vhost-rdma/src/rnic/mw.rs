@@ -267,11 +267,13 @@ impl Nic {
         }
     }
 
-    /// Removes the windows of the owners that `chosen` picks.
-    pub(super) fn remove_windows_of(&mut self, chosen: impl Fn(u32) -> bool) {
-        let numbers: Vec<u32> =
-            self.windows.0.iter().filter(|(_, w)| chosen(w.ctx)).map(|(&n, _)| n).collect();
+    /// Removes some windows of a context; how many.
+    pub(super) fn remove_windows_of(&mut self, ctx: u32, most: usize) -> usize {
+        let of_context = self.windows.0.iter().filter(|(_, window)| window.ctx == ctx);
+        let numbers: Vec<u32> = of_context.take(most).map(|(&number, _)| number).collect();
+        let count = numbers.len();
         numbers.into_iter().for_each(|number| self.remove_window(number));
+        count
     }
 
     fn free_windows(&mut self, windows: Vec<HostMw>) {

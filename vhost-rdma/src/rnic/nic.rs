@@ -9,6 +9,7 @@ use slab::Slab;
 use virtio_rdma_abi::{Av, GSI_QPN, event};
 
 use super::addresses::{Directory, HostAddress};
+use super::ending::Stopping;
 use super::gsi::Services;
 use super::mad::{Inbox, Wake};
 use super::mcast::Groups;
@@ -18,10 +19,8 @@ use super::receiver::Receives;
 use super::requester::Sends;
 use super::share::Shares;
 use super::srq::Srq;
-use super::verbs::{
-    HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, Registered, SendBurst,
-};
-use crate::engine::contexts::{Contexts, KERNEL};
+use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
+use crate::engine::contexts::Contexts;
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::{Owner, Post};
 use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
@@ -118,6 +117,8 @@ pub(super) struct Qp {
     pub(super) doorbells: [u32; 2],
     /// In the NIC's run queue.
     pub(super) scheduled: bool,
+    /// The hardware has still to be told that it is in ERR.
+    pub(super) stopping: bool,
     /// Entries of the host CQ that it may fill.
     pub(super) cost: u32,
 }
@@ -130,8 +131,11 @@ pub struct Nic {
     pub(super) life: Life,
     /// How often it was reset: an errand that comes back to another life is nobody's.
     pub(super) lives: u64,
-    /// Registrations that end as soon as somebody has the time.
-    pub(super) remains: Vec<Registered>,
+    /// What ends as soon as somebody has the time.
+    pub(super) remains: Vec<Remains>,
+    pub(super) stopping: Stopping,
+    /// An INIT waits for the device.
+    pub(super) opening: bool,
     pub(super) space: AddressSpace,
     pub(super) status_page: Option<Ring>,
     pub(super) contexts: Contexts,
@@ -174,7 +178,7 @@ pub struct Nic {
     pub(super) asked_at: Nanos,
     /// It was told to wake the worker.
     armed: bool,
-    /// The device context can not be used any more.
+    /// There is no device context, or none that can be used.
     pub(super) host_gone: bool,
 }
 
@@ -204,6 +208,8 @@ impl Nic {
             life: Life::Idle,
             lives: 0,
             remains: Vec::new(),
+            stopping: Stopping::default(),
+            opening: false,
             space: AddressSpace::default(),
             status_page: None,
             contexts: Contexts::default(),
@@ -274,17 +280,6 @@ impl Nic {
         let ctx = qp.ctx;
         self.raise(event::QP_FATAL, qpn, ctx);
         self.enter_error(qpn);
-    }
-
-    /// The whole NIC cannot go on.
-    pub(super) fn fail_now(&mut self) {
-        if matches!(self.life, Life::Ready | Life::Paused) {
-            self.raise(event::DEVICE_FATAL, 0, KERNEL);
-            self.outbox.deliver(&mut self.cqs, &mut self.counters);
-            self.life = Life::Failed;
-            // The hardware must not touch the memory of a guest that was told so.
-            self.stop_hardware();
-        }
     }
 
     fn posted(&mut self, post: Post) {
@@ -373,19 +368,6 @@ impl Nic {
             ahs: count(self.ahs.len()),
         }
     }
-
-    /// Makes sure that there is a device to work with: one that was gone is opened anew.
-    pub(super) fn revive(&mut self) -> Result<(), Status> {
-        if self.host_gone {
-            self.host = (self.place.opener)().map_err(|error| {
-                tracing::warn!(device = self.place.device, %error, "the RNIC cannot be opened again");
-                Status::FATAL
-            })?;
-            self.host_gone = false;
-            self.ask_host = true;
-        }
-        Ok(())
-    }
 }
 
 impl Hosted for Nic {
@@ -401,41 +383,23 @@ impl Hosted for Nic {
     }
 
     fn reset(&mut self) {
-        // From here on nothing is written to the guest's memory.
-        self.life = Life::Idle;
-        self.lives += 1;
-        self.destroy_all();
-        self.outbox = self.outbox.succeed();
-        self.contexts = Contexts::default();
-        self.space = AddressSpace::default();
-        self.status_page = None;
+        self.opening = false;
+        self.forget_all();
     }
 
-    /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and its guest finds it in ERR.
-    fn pause(&mut self) {
-        if self.life == Life::Ready {
-            self.life = Life::Paused;
-            self.stop_hardware();
-        }
+    fn pause(&mut self) -> bool {
+        self.stand_still()
     }
 
     fn resume(&mut self) {
-        if self.life == Life::Paused {
-            self.life = Life::Ready;
-            self.outbox.wanted();
-            let qpns: Vec<u32> = self.qps.keys().copied().collect();
-            for qpn in qpns {
-                if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
-                    self.qp_fatal(qpn);
-                }
-            }
-            self.ask_host = true;
-        }
+        self.go_on();
     }
 
     fn memory_changed(&mut self, space: AddressSpace) {
-        if matches!(self.life, Life::Ready | Life::Paused) {
-            self.follow_memory(space);
+        match self.life {
+            Life::Ready | Life::Paused => self.follow_memory(space),
+            Life::Idle if self.opening => self.space = space,
+            Life::Idle | Life::Failed => {}
         }
     }
 
@@ -496,7 +460,7 @@ impl Hosted for Nic {
         if std::mem::take(&mut self.armed) {
             self.ask_host = true;
         }
-        let mut busy = self.take_events(now) | self.end_waits(now);
+        let mut busy = self.take_events(now) | self.end_waits(now) | self.stop_some();
         if self.life != Life::Ready {
             return busy;
         }
@@ -531,6 +495,9 @@ impl Hosted for Nic {
     }
 
     fn prepare_sleep(&mut self) -> bool {
+        if !self.stopping.is_over() {
+            return true;
+        }
         if self.host_gone {
             return false;
         }
@@ -546,6 +513,6 @@ impl Hosted for Nic {
 
 impl Drop for Nic {
     fn drop(&mut self) {
-        self.destroy_all();
+        self.forget_all();
     }
 }

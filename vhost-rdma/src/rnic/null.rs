@@ -17,9 +17,9 @@ use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode
 
 use super::faults::{Call, Faults};
 use super::verbs::{
-    Data, HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
-    HostPort, HostQp, HostRegion, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit,
-    RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
+    Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
+    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError,
+    QpInit, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 use crate::memory::Window;
 use crate::transport::{Gid, is_multicast};
@@ -38,7 +38,7 @@ struct NullQp {
     receives: VecDeque<u64>,
 }
 
-/// A protection domain, for as long as there are registrations in it.
+/// A protection domain, for as long as there is anything in it.
 #[derive(Debug)]
 struct Domain(Faults);
 
@@ -55,7 +55,7 @@ struct Region {
     _window: Arc<Window>,
 }
 
-impl HostRegion for Region {}
+impl HostPart for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
@@ -64,7 +64,22 @@ impl Drop for Region {
     }
 }
 
-impl HostRegistrar for Arc<Domain> {
+/// An address handle.
+#[derive(Debug)]
+struct Handle {
+    domain: Arc<Domain>,
+    destination: Gid,
+}
+
+impl HostPart for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.domain.0.script().live.ahs -= 1;
+    }
+}
+
+impl HostDomain for Arc<Domain> {
     fn register(&self, window: Arc<Window>, _: u64, _: u32) -> Result<Registered> {
         self.0.take_time();
         self.0.check(Call::Register)?;
@@ -72,6 +87,13 @@ impl HostRegistrar for Arc<Domain> {
         let key = self.0.number() << 8;
         let host = Box::new(Region { domain: self.clone(), _window: window });
         Ok(Registered { lkey: key, rkey: key, host })
+    }
+
+    fn create_ah(&self, av: &abi::Av) -> Result<MadeAh> {
+        self.0.take_time();
+        self.0.check(Call::CreateAh)?;
+        self.0.script().live.ahs += 1;
+        Ok(MadeAh(Box::new(Handle { domain: self.clone(), destination: av.dgid })))
     }
 }
 
@@ -83,8 +105,7 @@ pub struct Null {
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
     mws: Slab<()>,
-    /// Destinations.
-    ahs: Slab<Gid>,
+    ahs: Slab<Handle>,
     /// QPs in groups.
     groups: BTreeMap<Gid, Vec<HostQp>>,
     srqs: Slab<VecDeque<u64>>,
@@ -107,6 +128,7 @@ impl Null {
     /// The host refuses an eventfd.
     pub fn new(faults: Faults) -> io::Result<Self> {
         let wake = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        faults.take_time();
         faults.script().contexts += 1;
         let many = 1 << 20;
         Ok(Self {
@@ -173,7 +195,8 @@ impl Null {
 
     fn destinations(&self, wr: &SendWr, dest_qpn: u32) -> Vec<u32> {
         let Subject::Ah(ah) = wr.subject else { return vec![dest_qpn] };
-        let group = self.ahs.get(ah.0 as usize).filter(|gid| is_multicast(gid));
+        let group = self.ahs.get(ah.0 as usize).map(|ah| &ah.destination);
+        let group = group.filter(|gid| is_multicast(gid));
         let Some(group) = group else { return vec![wr.rkey] };
         let members = self.groups.get(group).into_iter().flatten();
         members.filter_map(|qp| self.qps.get(qp.0 as usize)).map(|qp| qp.qpn).collect()
@@ -211,6 +234,19 @@ impl Null {
         });
     }
 
+    /// Puts a QP into a state.
+    fn enter(&mut self, qp: HostQp, state: u8) {
+        let Some(own) = self.qps.get_mut(qp.0 as usize) else { return };
+        let before = std::mem::replace(&mut own.state, state);
+        match state {
+            qps::RESET => own.receives.clear(),
+            qps::ERR => self.flush(qp),
+            _ => {}
+        }
+        let mut script = self.faults.script();
+        script.running = script.running + usize::from(runs(state)) - usize::from(runs(before));
+    }
+
     fn flush(&mut self, qp: HostQp) {
         let Some(qp) = self.qps.get_mut(qp.0 as usize) else { return };
         let (qpn, receives) = (qp.qpn, std::mem::take(&mut qp.receives));
@@ -221,6 +257,10 @@ impl Null {
             ..HostWc::default()
         }));
     }
+}
+
+const fn runs(state: u8) -> bool {
+    !matches!(state, qps::RESET | qps::ERR)
 }
 
 fn byte_len(burst: &SendBurst, wr: &SendWr) -> u32 {
@@ -265,7 +305,7 @@ impl HostVerbs for Null {
         self.pds.try_remove(pd.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
-    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>> {
+    fn domain(&mut self, pd: HostPd) -> Result<Box<dyn HostDomain>> {
         let domain = self.pds.get(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
         Ok(Box::new(domain.clone()))
     }
@@ -291,16 +331,14 @@ impl HostVerbs for Null {
         Ok(())
     }
 
-    fn create_ah(&mut self, _: HostPd, av: &abi::Av) -> Result<HostAh> {
-        self.check(Call::CreateAh)?;
-        self.count(|live| live.ahs += 1);
-        Ok(HostAh(handle(self.ahs.insert(av.dgid))))
+    fn adopt_ah(&mut self, ah: MadeAh) -> Result<HostAh> {
+        let part: Box<dyn Any> = ah.0;
+        let made = part.downcast::<Handle>().map_err(|_| HostError(libc::EINVAL))?;
+        Ok(HostAh(handle(self.ahs.insert(*made))))
     }
 
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
-        self.ahs.try_remove(ah.0 as usize).ok_or(HostError(libc::EINVAL))?;
-        self.count(|live| live.ahs -= 1);
-        Ok(())
+        self.ahs.try_remove(ah.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
     fn create_srq(&mut self, _: HostPd, _: u32, _: u32) -> Result<HostSrq> {
@@ -341,12 +379,7 @@ impl HostVerbs for Null {
             own.dest_qpn = attr.dest_qpn.get();
         }
         if mask & attr_mask::STATE != 0 {
-            own.state = attr.qp_state;
-            match attr.qp_state {
-                qps::ERR => self.flush(qp),
-                qps::RESET => own.receives.clear(),
-                _ => {}
-            }
+            self.enter(qp, attr.qp_state);
         }
         Ok(())
     }
@@ -375,6 +408,7 @@ impl HostVerbs for Null {
         if self.groups.values().any(|members| members.contains(&qp)) {
             return Err(HostError(libc::EBUSY));
         }
+        self.enter(qp, qps::RESET);
         self.qps.try_remove(qp.0 as usize).ok_or(HostError(libc::EINVAL))?;
         self.count(|live| live.qps -= 1);
         Ok(())
@@ -413,11 +447,8 @@ impl HostVerbs for Null {
                 self.done.push_back(done);
             }
         }
-        if let Ok(own) = self.qp(qp)
-            && own.state != state
-        {
-            own.state = state;
-            self.flush(qp);
+        if self.qp(qp).is_ok_and(|own| own.state != state) {
+            self.enter(qp, state);
         }
         Ok(())
     }
@@ -481,17 +512,15 @@ impl HostVerbs for Null {
 }
 
 impl Drop for Null {
-    /// Closing a context destroys what is left in it, as the kernel does; the script goes on counting what nobody destroyed, unless the device is
-    /// gone with all that it had.
+    /// The end of a context is that of all that is in it.
     fn drop(&mut self) {
+        self.faults.take_time();
         let mut script = self.faults.script();
         script.contexts -= 1;
-        if script.gone {
-            script.live.qps -= self.qps.len();
-            script.live.srqs -= self.srqs.len();
-            script.live.ahs -= self.ahs.len();
-            script.live.mws -= self.mws.len();
-            script.live.attachments -= self.groups.values().map(Vec::len).sum::<usize>();
-        }
+        script.running -= self.qps.iter().filter(|(_, qp)| runs(qp.state)).count();
+        script.live.qps -= self.qps.len();
+        script.live.srqs -= self.srqs.len();
+        script.live.mws -= self.mws.len();
+        script.live.attachments -= self.groups.values().map(Vec::len).sum::<usize>();
     }
 }

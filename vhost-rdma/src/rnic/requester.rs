@@ -5,10 +5,7 @@
 //! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
 
 use rustc_hash::FxHashMap;
-use virtio_rdma_abi::{
-    Cqe, GSI_QPN, SqWqe, access, cqe_flags, opcode, send_flags, wc_opcode, wc_status,
-};
-use zerocopy::little_endian::{U16, U32, U64};
+use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_status};
 
 use super::cq::{Queue, Tag};
 use super::mr::Mr;
@@ -17,6 +14,7 @@ use super::nic::{Nic, Qp};
 use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
+use crate::engine::shape::failed_send;
 
 /// Work requests of one burst.
 const BURST: u32 = 32;
@@ -238,20 +236,8 @@ impl Nic {
                 self.windows.failed(window, At { serial, index });
             }
             let status = if n == 0 { status } else { wc_status::WR_FLUSH_ERR };
-            self.complete_send_error(cqn, qpn, (sent.wr_id, index), status);
+            self.complete(cqn, &mut failed_send(qpn, (sent.wr_id, index), status), true);
         }
-    }
-
-    fn complete_send_error(&mut self, cqn: u32, qpn: u32, request: (u64, u32), status: u8) {
-        let mut cqe = Cqe {
-            wr_id: U64::new(request.0),
-            qpn: U32::new(qpn),
-            status,
-            flags: U16::new(cqe_flags::SOLICITED),
-            wqe_index: U32::new(request.1),
-            ..Cqe::default()
-        };
-        self.complete(cqn, &mut cqe, true);
     }
 
     /// Flushes what the hardware never saw, a bounded number, once it has flushed what it had.
@@ -289,7 +275,8 @@ impl Nic {
             send.queue.retire();
             send.posted = index.wrapping_add(1);
             send.done = send.posted;
-            self.complete_send_error(cqn, qpn, (wqe.wr_id.get(), index), wc_status::WR_FLUSH_ERR);
+            let request = (wqe.wr_id.get(), index);
+            self.complete(cqn, &mut failed_send(qpn, request, wc_status::WR_FLUSH_ERR), true);
         }
     }
 }

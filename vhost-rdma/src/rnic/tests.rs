@@ -1,7 +1,9 @@
 //! The backing over null host verbs, through the shard: what becomes of work requests, of faults of the host, and of host objects.
 
+mod ending;
 mod groups;
 mod queues;
+mod reach;
 mod registrations;
 mod windows;
 

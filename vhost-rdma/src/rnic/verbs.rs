@@ -116,19 +116,24 @@ pub struct Registered {
     pub lkey: u32,
     pub rkey: u32,
     /// What the implementation keeps of it.
-    pub host: Box<dyn HostRegion>,
+    pub host: Box<dyn HostPart>,
 }
 
-/// What an implementation keeps of a registration; dropping it is the deregistration.
-pub trait HostRegion: Any + Send + fmt::Debug {}
+/// An address handle that has no number yet. It ends when this is dropped.
+#[derive(Debug)]
+pub struct MadeAh(pub Box<dyn HostPart>);
 
-/// Registers regions in one protection domain, on whatever thread: it pins pages, which takes its time.
-pub trait HostRegistrar: Send + fmt::Debug {
-    /// Registers a window of guest memory at the guest's own address.
-    ///
-    /// # Errors
-    /// The host's errno.
+/// What an implementation keeps of an object; dropping it is the object's end.
+pub trait HostPart: Any + Send + fmt::Debug {}
+
+/// A protection domain, for what may take its time, on whatever thread.
+#[allow(clippy::missing_errors_doc, reason = "every error is the host's errno")]
+pub trait HostDomain: Send + fmt::Debug {
+    /// Registers a window of guest memory at the guest's own address; pins its pages.
     fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered>;
+    /// Makes an address handle; the host asks the network for the neighbour's MAC address and waits for the answer, up to a second
+    /// (Linux drivers/infiniband/core/addr.c, rdma_addr_find_l2_eth_by_grh).
+    fn create_ah(&self, av: &abi::Av) -> Result<MadeAh>;
 }
 
 /// What a new QP is made of. All QPs of a context complete to its one CQ.
@@ -302,7 +307,7 @@ pub struct HostObjects {
     pub attachments: usize,
 }
 
-/// One opened device context of an RNIC. See the module.
+/// One opened device context of an RNIC, with all that is in it when it is dropped. See the module.
 #[allow(clippy::missing_errors_doc, reason = "every error is the host's errno")]
 pub trait HostVerbs: Send + fmt::Debug {
     /// What the device can do; constant.
@@ -314,10 +319,10 @@ pub trait HostVerbs: Send + fmt::Debug {
 
     /// Makes a protection domain.
     fn alloc_pd(&mut self) -> Result<HostPd>;
-    /// Frees one; the last of its registrations does, if some are still ending.
+    /// Frees one; the last of what is in it does, if something is still ending.
     fn free_pd(&mut self, pd: HostPd) -> Result<()>;
-    /// What registers regions in a domain.
-    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>>;
+    /// What makes objects in a domain on other threads.
+    fn domain(&mut self, pd: HostPd) -> Result<Box<dyn HostDomain>>;
     /// Takes a registration in, under a number.
     fn adopt(&mut self, region: Registered) -> HostMr;
     /// Gives one back, to be dropped where nobody waits.
@@ -326,8 +331,8 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn alloc_mw(&mut self, pd: HostPd, kind: u32) -> Result<(HostMw, u32)>;
     /// Destroys one, bound or not.
     fn dealloc_mw(&mut self, mw: HostMw) -> Result<()>;
-    /// Makes an address handle.
-    fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh>;
+    /// Takes an address handle in, under a number.
+    fn adopt_ah(&mut self, ah: MadeAh) -> Result<HostAh>;
     /// Destroys one.
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()>;
     /// Makes a shared receive queue.

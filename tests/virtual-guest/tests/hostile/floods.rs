@@ -96,7 +96,6 @@ fn work_without_end() {
 /// A datagram to a group is as many copies as the group has members.
 #[test]
 fn datagrams_to_as_many_receivers_as_can_be() {
-    const MEMBERS: usize = 64;
     case(|scene| {
         let node = scene.villain();
         let mut group = [0; 16];
@@ -106,7 +105,7 @@ fn datagrams_to_as_many_receivers_as_can_be() {
         }
         let (scq, rcq) = (node.cq(256), node.cq(4096));
         let blob = node.area(40 + 4096);
-        let mut ends: Vec<Qp> = (0..MEMBERS)
+        let mut ends: Vec<Qp> = (0..rules().group_members)
             .map(|_| {
                 let spec = QpSpec { sq: 64, rq: 64, ..QpSpec::new(qpt::UD) };
                 let qp = Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec).expect("QP_CREATE");

@@ -15,13 +15,14 @@ use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, SendWr};
 use virtual_guest::ram::fd_of;
 use virtual_guest::spec;
-use virtual_guest::world::{Node, Vacancy, ipv4_gid};
+use virtual_guest::world::{Node, Vacancy};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::scene::{Noise, SOON, case};
 
 /// Tells a copy of this program to be a VMM on that socket.
 const CHILD: &str = "HOSTILE_VMM_SOCKET";
+const CHILD_GID: &str = "HOSTILE_VMM_GID";
 
 /// Clears `O_NONBLOCK` of an open file, which the daemon shares.
 fn block(fd: BorrowedFd<'_>) {
@@ -200,8 +201,9 @@ fn questions_whose_answers_nobody_reads() {
 #[ignore = "run by the test below, as a process of its own"]
 fn be_a_vmm() {
     let socket = std::env::var_os(CHILD).expect("the socket");
+    let gid: u128 = std::env::var(CHILD_GID).expect("the address").parse().expect("a number");
     let guest = Guest::connect(socket.as_ref(), GuestConfig::default()).expect("a connection");
-    let node = Node::start("child".into(), socket.into(), guest, ipv4_gid(0, 200));
+    let node = Node::start("child".into(), socket.into(), guest, gid.to_be_bytes());
     let mut end = node.rc();
     end.qp.connect(end.address(), &Path::default()).expect("to itself");
     let area = node.area(256 << 10);
@@ -220,11 +222,12 @@ fn be_a_vmm() {
 #[test]
 fn a_vmm_that_is_killed_in_traffic_leaves_nothing() {
     case(|scene| {
-        let Vacancy { socket, .. } = &scene.place;
+        let Vacancy { socket, gid, .. } = &scene.place;
         for _ in 0..5 {
             let mut child = Command::new(std::env::current_exe().expect("this program"))
                 .args(["--exact", "vmm::be_a_vmm", "--ignored", "--nocapture"])
                 .env(CHILD, socket)
+                .env(CHILD_GID, u128::from_be_bytes(*gid).to_string())
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("a child");

@@ -1,11 +1,12 @@
 //! The end of a work request: its completion, the state in which a failure leaves the QP, and the flush of what comes behind it.
 
-use virtio_rdma_abi::{Cqe, cqe_flags, send_flags, wc_opcode, wc_status};
-use zerocopy::little_endian::{U16, U32, U64};
+use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
+use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
 use crate::engine::nic::Nic;
 use crate::engine::qp::{Kind, SendQueue, State};
+use crate::engine::shape::failed_send;
 use crate::transport::Operation;
 
 impl Nic {
@@ -33,7 +34,8 @@ impl Nic {
     pub(super) fn send_failed(&mut self, turn: &Turn, send: &mut SendQueue, status: u8) {
         self.counters.completion_errors += 1;
         if let Some(wqe) = send.current {
-            self.complete_send_error(turn.cqn, turn.qpn, (wqe.wr_id, send.current_index()), status);
+            let request = (wqe.wr_id.get(), send.current_index());
+            self.complete(turn.cqn, &mut failed_send(turn.qpn, request, status), true);
         }
         send.retire();
         if turn.kind == Kind::Rc {
@@ -42,18 +44,6 @@ impl Nic {
             // IBTA 10.3.1.5: an unreliable QP goes on receiving.
             qp.state = State::Sqe;
         }
-    }
-
-    fn complete_send_error(&mut self, cqn: u32, qpn: u32, request: (U64, u32), status: u8) {
-        let mut cqe = Cqe {
-            wr_id: request.0,
-            qpn: U32::new(qpn),
-            status,
-            flags: U16::new(cqe_flags::SOLICITED),
-            wqe_index: U32::new(request.1),
-            ..Cqe::default()
-        };
-        self.complete(cqn, &mut cqe, true);
     }
 
     /// Flushes a bounded number of what is posted on a QP in ERR or SQE.
@@ -83,7 +73,8 @@ impl Nic {
             let Some(wqe) = send.current.or_else(|| send.take()) else { return false };
             let index = send.current_index();
             send.retire();
-            self.complete_send_error(cqn, qpn, (wqe.wr_id, index), wc_status::WR_FLUSH_ERR);
+            let request = (wqe.wr_id.get(), index);
+            self.complete(cqn, &mut failed_send(qpn, request, wc_status::WR_FLUSH_ERR), true);
         }
     }
 }

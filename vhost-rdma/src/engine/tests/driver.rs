@@ -214,12 +214,16 @@ impl World {
         ctx: u32,
         command: Command,
     ) -> Result<Reply, Status> {
-        let mut reply = self.shard.execute(guest.nic, ctx, command, self.now);
-        while let Ok(Reply::Errand(errand)) = reply {
-            reply = self.shard.execute(guest.nic, ctx, errand.run(), self.now);
+        let mut command = command;
+        loop {
+            let reply = self.shard.execute(guest.nic, ctx, command, self.now);
+            drop(self.shard.take_remains(guest.nic));
+            command = match reply {
+                Ok(Reply::Errand(errand)) => errand.run(),
+                Ok(Reply::More) => Command::ContextDestroy,
+                reply => return reply,
+            };
         }
-        drop(self.shard.take_remains(guest.nic));
-        reply
     }
 
     pub(crate) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {

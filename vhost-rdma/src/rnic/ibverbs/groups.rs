@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use crate::rnic::verbs::{HostError, Result};
+use crate::rnic::verbs::{HostError, HostQp, Result};
 use crate::transport::Gid;
 
 #[derive(Debug)]
 struct Group {
     /// What it is a member by; nothing is ever read from it.
     _member: UdpSocket,
-    qps: usize,
+    qps: Vec<HostQp>,
 }
 
 /// See the module.
@@ -23,31 +23,42 @@ struct Group {
 pub(super) struct Groups(BTreeMap<Gid, Group>);
 
 impl Groups {
-    /// One more QP is in a group, of an interface that has the address `own`.
-    pub(super) fn join(&mut self, group: &Gid, own: &Gid, interface: u32) -> Result<()> {
+    /// One more QP is in a group, of the interface that has this address and index.
+    pub(super) fn join(
+        &mut self,
+        group: &Gid,
+        qp: HostQp,
+        (own, interface): (&Gid, u32),
+    ) -> Result<()> {
         if let Some(joined) = self.0.get_mut(group) {
-            joined.qps += 1;
+            joined.qps.push(qp);
             return Ok(());
         }
         let failed = |error: io::Error| HostError(error.raw_os_error().unwrap_or(libc::EIO));
         let member = member(group, own, interface).map_err(failed)?;
-        self.0.insert(*group, Group { _member: member, qps: 1 });
+        self.0.insert(*group, Group { _member: member, qps: vec![qp] });
         Ok(())
     }
 
     /// One less is.
-    pub(super) fn leave(&mut self, group: &Gid) {
+    pub(super) fn leave(&mut self, group: &Gid, qp: HostQp) {
         if let Some(joined) = self.0.get_mut(group) {
-            joined.qps -= 1;
-            if joined.qps == 0 {
+            joined.qps.retain(|&member| member != qp);
+            if joined.qps.is_empty() {
                 self.0.remove(group);
             }
         }
     }
 
+    /// All who are in one, which is to end.
+    pub(super) fn clear(&mut self) -> Vec<(HostQp, Gid)> {
+        let groups = std::mem::take(&mut self.0).into_iter();
+        groups.flat_map(|(gid, group)| group.qps.into_iter().map(move |qp| (qp, gid))).collect()
+    }
+
     /// QPs in all groups together.
     pub(super) fn attachments(&self) -> usize {
-        self.0.values().map(|group| group.qps).sum()
+        self.0.values().map(|group| group.qps.len()).sum()
     }
 }
 

@@ -25,11 +25,11 @@ use virtio_rdma_abi as abi;
 use self::groups::Groups;
 use self::node::Node;
 use self::post::{Buffers, Objects};
-use self::region::{Context, Domain, raw_region};
+use self::region::{Context, Domain, Handle, raw_region};
 use super::host::OpenError;
 use super::verbs::{
-    HostAh, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects, HostPd,
-    HostPort, HostQp, HostRegistrar, HostSrq, HostVerbs, HostWc, PostError, QpInit, RecvBurst,
+    HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects,
+    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
 use crate::transport::Gid;
@@ -54,7 +54,7 @@ pub(super) struct Ibverbs {
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
     mws: Slab<*mut ffi::ibv_mw>,
-    ahs: Slab<*mut ffi::ibv_ah>,
+    ahs: Slab<Handle>,
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
     groups: Groups,
@@ -330,7 +330,7 @@ impl HostVerbs for Ibverbs {
         self.pds.try_remove(pd.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
-    fn registrar(&mut self, pd: HostPd) -> Result<Box<dyn HostRegistrar>> {
+    fn domain(&mut self, pd: HostPd) -> Result<Box<dyn HostDomain>> {
         let domain = self.pds.get(pd.0 as usize).ok_or(HostError(libc::EINVAL))?;
         Ok(Box::new(domain.clone()))
     }
@@ -363,19 +363,14 @@ impl HostVerbs for Ibverbs {
         Ok(())
     }
 
-    fn create_ah(&mut self, pd: HostPd, av: &abi::Av) -> Result<HostAh> {
-        let mut attr = convert::address(av)?;
-        // SAFETY: the PD is one of ours, `attr` lives through the call.
-        let ah = made(unsafe { ffi::ibv_create_ah(self.pd(pd)?, &raw mut attr) })?;
-        Ok(HostAh(handle(self.ahs.insert(ah))))
+    fn adopt_ah(&mut self, ah: MadeAh) -> Result<HostAh> {
+        let part: Box<dyn Any> = ah.0;
+        let made = part.downcast::<Handle>().map_err(|_| HostError(libc::EINVAL))?;
+        Ok(HostAh(handle(self.ahs.insert(*made))))
     }
 
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
-        let raw = self.ahs.get(ah.0 as usize).copied().ok_or(HostError(libc::EINVAL))?;
-        // SAFETY: the handle is one of ours, and leaves the table when it is gone.
-        check(unsafe { ffi::ibv_destroy_ah(raw) })?;
-        self.ahs.remove(ah.0 as usize);
-        Ok(())
+        self.ahs.try_remove(ah.0 as usize).map(drop).ok_or(HostError(libc::EINVAL))
     }
 
     fn create_srq(&mut self, pd: HostPd, max_wr: u32, max_sge: u32) -> Result<HostSrq> {
@@ -449,12 +444,12 @@ impl HostVerbs for Ibverbs {
             .iter()
             .find(|entry| convert::gid(entry).is_some_and(|gid| gid.gid == *own))
             .map(|entry| entry.ndev_ifindex);
-        self.groups.join(group, own, interface.unwrap_or(0))?;
+        self.groups.join(group, qp, (own, interface.unwrap_or(0)))?;
         let gid = ffi::ibv_gid { raw: *group };
         // SAFETY: the QP is one of ours, `gid` lives through the call.
         let attached = check(unsafe { ffi::ibv_attach_mcast(raw, &raw const gid, 0) });
         if attached.is_err() {
-            self.groups.leave(group);
+            self.groups.leave(group, qp);
         }
         attached
     }
@@ -463,7 +458,7 @@ impl HostVerbs for Ibverbs {
         let gid = ffi::ibv_gid { raw: *group };
         // SAFETY: the QP is one of ours, `gid` lives through the call.
         check(unsafe { ffi::ibv_detach_mcast(self.qp(qp)?, &raw const gid, 0) })?;
-        self.groups.leave(group);
+        self.groups.leave(group, qp);
         Ok(())
     }
 
@@ -543,6 +538,13 @@ impl Drop for Ibverbs {
     /// Users before what they use. What the device refuses to destroy (it is gone) goes when the kernel closes the context.
     fn drop(&mut self) {
         self.watch = None;
+        for (qp, group) in self.groups.clear() {
+            let gid = ffi::ibv_gid { raw: group };
+            if let Ok(raw) = self.qp(qp) {
+                // SAFETY: the QP is one of ours, `gid` lives through the call.
+                let _ = unsafe { ffi::ibv_detach_mcast(raw, &raw const gid, 0) };
+            }
+        }
         // SAFETY: the context is open until the end of this.
         if let Some(call) = unsafe { (*self.context).ops.dealloc_mw } {
             for mw in self.mws.drain() {
@@ -558,10 +560,7 @@ impl Drop for Ibverbs {
             // SAFETY: as above.
             let _ = unsafe { ffi::ibv_destroy_srq(srq) };
         }
-        for ah in self.ahs.drain() {
-            // SAFETY: as above.
-            let _ = unsafe { ffi::ibv_destroy_ah(ah) };
-        }
+        self.ahs.clear();
         self.mrs.clear();
         self.pds.clear();
         if !self.cq.is_null() {

@@ -7,7 +7,8 @@ use ibverbs_sys as ffi;
 use slab::Slab;
 use virtio_rdma_abi::{event, opcode, send_flags, wc_status};
 
-use super::super::verbs::{
+use super::region::Handle;
+use crate::rnic::verbs::{
     Data, HostError, HostEvent, HostMr, HostMw, HostQp, HostSge, HostSrq, HostWc, PostError,
     RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
@@ -30,7 +31,7 @@ pub(super) struct Buffers {
 
 /// What work requests name.
 pub(super) struct Objects<'a> {
-    pub(super) ahs: &'a Slab<*mut ffi::ibv_ah>,
+    pub(super) ahs: &'a Slab<Handle>,
     pub(super) mws: &'a Slab<*mut ffi::ibv_mw>,
     pub(super) mrs: &'a Slab<Registered>,
 }
@@ -66,7 +67,7 @@ impl Buffers {
                 Subject::Ah(handle) => {
                     let ah = objects.ahs.get(handle.0 as usize).ok_or(refused(BAD))?;
                     raw.wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-                        ah: *ah,
+                        ah: ah.raw(),
                         remote_qpn: wr.rkey,
                         remote_qkey: wr.aux,
                     };

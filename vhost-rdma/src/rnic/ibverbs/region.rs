@@ -1,4 +1,5 @@
-//! What registrations need, and what they keep alive: their protection domain, and the context that this is in.
+//! What is made on other threads, registrations and address handles, and what these keep alive: their protection domain, and the context
+//! that this is in.
 //!
 //! These end by counts, not by the order of calls: a registration may end on another thread after the NIC has let go of its domain.
 
@@ -9,9 +10,11 @@ use std::sync::Arc;
 
 use ibverbs_sys as ffi;
 
-use super::{check, made};
+use virtio_rdma_abi as abi;
+
+use super::{check, convert, made};
 use crate::memory::Window;
-use crate::rnic::verbs::{HostError, HostRegion, HostRegistrar, Registered, Result};
+use crate::rnic::verbs::{HostDomain, HostError, HostPart, MadeAh, Registered, Result};
 
 /// An opened device, closed with the last of what is in it.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain, freed with the last registration in it.
+/// A protection domain, freed with the last of what was made in it here.
 #[derive(Debug)]
 pub(super) struct Domain {
     raw: *mut ffi::ibv_pd,
@@ -59,7 +62,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: QPs, SRQs and AHs of it were destroyed before it left the table, and registrations hold it.
+        // SAFETY: QPs and SRQs of it were destroyed before it left the table, and registrations and AHs hold it.
         if let Err(error) = check(unsafe { ffi::ibv_dealloc_pd(self.raw) }) {
             tracing::debug!(%error, "a protection domain of the RNIC goes with its context");
         }
@@ -77,7 +80,7 @@ struct Region {
 // SAFETY: as for the domain; only the last holder deregisters.
 unsafe impl Send for Region {}
 
-impl HostRegion for Region {}
+impl HostPart for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
@@ -92,7 +95,34 @@ impl Drop for Region {
     }
 }
 
-impl HostRegistrar for Arc<Domain> {
+/// An address handle.
+#[derive(Debug)]
+pub(super) struct Handle {
+    raw: *mut ffi::ibv_ah,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: as for the domain; only its holder destroys it.
+unsafe impl Send for Handle {}
+
+impl HostPart for Handle {}
+
+impl Handle {
+    pub(super) const fn raw(&self) -> *mut ffi::ibv_ah {
+        self.raw
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made by `ibv_create_ah`, and ended here alone; no post is under way in its context, whose thread this is or which never knew it.
+        if let Err(error) = check(unsafe { ffi::ibv_destroy_ah(self.raw) }) {
+            tracing::debug!(%error, "an address handle of the RNIC goes with its context");
+        }
+    }
+}
+
+impl HostDomain for Arc<Domain> {
     fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered> {
         let addr = ptr::with_exposed_provenance_mut(window.addr());
         let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
@@ -103,6 +133,13 @@ impl HostRegistrar for Arc<Domain> {
         let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
         let host = Box::new(Region { raw, window: Some(window), _domain: self.clone() });
         Ok(Registered { lkey, rkey, host })
+    }
+
+    fn create_ah(&self, av: &abi::Av) -> Result<MadeAh> {
+        let mut attr = convert::address(av)?;
+        // SAFETY: the domain lives, `attr` lives through the call.
+        let raw = made(unsafe { ffi::ibv_create_ah(self.raw, &raw mut attr) })?;
+        Ok(MadeAh(Box::new(Handle { raw, _domain: self.clone() })))
     }
 }
 

@@ -6,8 +6,9 @@
 
 mod compare;
 mod crash;
+mod nic;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -58,6 +59,8 @@ const STEPS: &[Step] = &[
     ("refusals", Host::refusals),
     ("VF to vfio-pci and back", Host::vfio),
     ("VF carries an RDMA device", Host::carrier),
+    ("NIC on a VF's RDMA device: the guest calls rxe", nic::calls),
+    ("NIC on a VF's RDMA device: rxe calls the guest", nic::serves),
     ("commands at once", Host::at_once),
     ("killed while creating", crash::create),
     ("killed while setting", crash::set),
@@ -74,14 +77,16 @@ impl Args {
             lab.run.keep();
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
-        let programs = build(cache)?;
-        let options = options(&guest::cable(lab.run.path(), NAMES[0]));
+        let mut products = nic::products(cache, self.debian)?;
+        products.push(build(cache)?);
+        let [here, there] = [0, 1].map(|n| guest::cable(lab.run.path(), NAMES[n]));
+        let options = options(&here, &there);
         lab.boot(&Plan {
             image: lab.image(self.debian)?,
             cpus: 1,
-            nics: vec![Nic::Options(options)],
+            nics: vec![Nic::Options(options), Nic::None],
         })?;
-        lab.deliver(&programs)?;
+        lab.deliver(&products)?;
         let mut host = Host::prepare(lab)?;
         let mut table = Vec::new();
         for (name, step) in STEPS
@@ -115,32 +120,29 @@ impl Args {
     }
 }
 
-/// The command line and the example that prints what the crate reads; a debug build does, nothing here is timed.
-fn build(cache: &Cache) -> Result<Vec<PathBuf>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let parts: [&[&str]; 2] = [
-        &["-p", "vhost-rdma", "--bin", "vhost-rdma"],
-        &["-p", "rdma-netlink", "--example", "rdma-json"],
-    ];
-    for part in parts {
-        let mut cmd = tied(&cargo);
-        cmd.current_dir(workspace()).args(["build", "--locked"]).args(part);
-        run_logged(&mut cmd, "building the command line", &cache.log("sriov-build"), BUILD_WAIT)?;
-    }
+/// The example that prints what the crate reads; a debug build does, nothing here is timed.
+fn build(cache: &Cache) -> Result<PathBuf> {
+    let mut cmd = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cmd.current_dir(workspace()).args(["build", "--locked", "-p", "rdma-netlink"]);
+    cmd.args(["--example", "rdma-json"]);
+    run_logged(&mut cmd, "building the comparison", &cache.log("sriov-build"), BUILD_WAIT)?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), PathBuf::from)
         .join("debug");
-    Ok(vec![target.join("vhost-rdma"), target.join("examples/rdma-json")])
+    Ok(target.join("examples/rdma-json"))
 }
 
 /// The IOMMU must be there for vfio-pci, without interrupt remapping: with it the kernel panics at boot if the host is too busy for its timer check; the root port has the access control that puts each VF into a group of its own.
-fn options(cable: &std::path::Path) -> Vec<String> {
-    let cable = cable.display();
-    let nowhere = |n: u8| {
+/// The cable to the peer is that of the NIC with functions.
+fn options(here: &Path, there: &Path) -> Vec<String> {
+    let (here, there) = (here.display(), there.display());
+    let cable = |n: u8, local: &str, remote: &str| {
         format!(
-            "dgram,id=n{n},local.type=unix,local.path={cable}{n},remote.type=unix,remote.path={cable}{n}.none"
+            "dgram,id=n{n},local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
         )
     };
+    let nowhere = cable(0, &format!("{here}0"), &format!("{here}0.none"));
+    let to_peer = cable(1, &here.to_string(), &there.to_string());
     [
         "-M",
         "q35,memory-backend=mem",
@@ -151,13 +153,13 @@ fn options(cable: &std::path::Path) -> Vec<String> {
         "-device",
         "intel-iommu,intremap=off",
         "-netdev",
-        &nowhere(0),
+        &nowhere,
         "-device",
         &format!("virtio-net-pci,netdev=n0,mac={}", guest::mac(1)),
         "-device",
         "pcie-root-port,id=rp0,slot=1",
         "-netdev",
-        &nowhere(1),
+        &to_peer,
         "-device",
         "igb,bus=rp0,netdev=n1,mac=52:54:00:00:01:01",
     ]
@@ -169,6 +171,7 @@ impl Host {
     fn prepare(mut lab: Lab) -> Result<Self> {
         let setup = "set -e
             cp /host/products/vhost-rdma /host/products/rdma-json /usr/local/bin/
+            ip link set eth0 down
             modprobe -a igb igbvf vfio-pci rdma_rxe ib_uverbs rdma_ucm
             for d in /sys/bus/pci/devices/*; do
               [ -e $d/sriov_totalvfs ] && [ -d $d/net ] || continue

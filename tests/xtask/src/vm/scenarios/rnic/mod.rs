@@ -20,7 +20,7 @@ mod nested;
 mod pingpong;
 mod suite;
 mod verbs;
-mod verified;
+pub(super) mod verified;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -80,6 +80,11 @@ const PEER: &str = "ip addr flush dev eth0 to 10.0.0.0/16
 ip -6 addr flush dev eth0 to fd00:1::/64
 ip addr add 10.0.0.200/24 dev eth0
 ";
+
+/// The programs of virtual guests that peers which are not ours talk to.
+pub(super) fn peers(cache: &Cache) -> Result<Vec<PathBuf>> {
+    Ok(suite::virtual_guest(cache, false)?.1)
+}
 
 impl Args {
     /// The form with a real guest.

@@ -13,7 +13,7 @@ use crate::vm::guest::{Guest, Output};
 
 const TALK: Duration = Duration::from_secs(300);
 /// `vrdma-check`'s, in the form of /proc/net/tcp.
-const PORT: &str = "48A8";
+pub(in crate::vm::scenarios) const PORT: &str = "48A8";
 /// The mapped guests are 10.1.0.1 behind 10.0.0.39 and 10.1.0.2 behind 10.0.0.200, the peer's only address.
 const MAPPED: &str = "rnic:rxe0@10.0.0.39";
 const MAPPED_THERE: &str = "rnic:rxe0@10.0.0.200";
@@ -24,10 +24,10 @@ gid=$(grep -ls ':ffff:0a00:00c8$' /sys/class/infiniband/rxe0/ports/1/gids/* | he
 exec /host/products/vrdma-check -d rxe0 -g ${gid##*/} ";
 
 /// One side of a conversation: where, and what it runs.
-pub(super) type Side<'a> = (&'a mut Guest, &'a str);
+pub(in crate::vm::scenarios) type Side<'a> = (&'a mut Guest, &'a str);
 
 /// Starts a server, waits until it listens on a port, and lets a client talk to it: what the client and the server said.
-pub(super) fn meet(
+pub(in crate::vm::scenarios) fn meet(
     (server, serve): Side<'_>,
     (client, call): Side<'_>,
     port: &str,
@@ -52,8 +52,13 @@ fn judge(name: &str, (client, server): &(Output, Output), expect: &str) -> Row {
 }
 
 /// A virtual guest's program.
-fn ours(backing: &str, options: &str) -> String {
+pub(in crate::vm::scenarios) fn ours(backing: &str, options: &str) -> String {
     format!("{}exec /host/products/check {options}\n", OURS.replace("@BACKING@", backing))
+}
+
+/// `vrdma-check` of the peer with these options.
+pub(in crate::vm::scenarios) fn theirs(options: &str) -> String {
+    format!("{THEIRS}{options}\n")
 }
 
 impl Args {
@@ -65,7 +70,6 @@ impl Args {
         table: &mut Vec<Row>,
     ) -> Result<()> {
         const OPS: &str = "write read send";
-        let theirs = |options: &str| format!("{THEIRS}{options}\n");
         for (what, backing, address, call_back) in [
             ("flat", "rnic:rxe0", "--address 10.0.0.1 --peer 10.0.0.200", "10.0.0.1"),
             (

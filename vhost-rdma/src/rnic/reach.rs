@@ -1,0 +1,101 @@
+//! Who has to be found on the network first: peers of address handles and of connections.
+//!
+//! RoCE puts a MAC address before each packet, so the host asks the network for that of the peer (ARP, neighbour discovery) when an
+//! address handle is made and when a QP goes to RTR, and waits for the answer up to a second (Linux drivers/infiniband/core/addr.c,
+//! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it: an address handle is made on the thread that carries
+//! the NIC's commands out ([`Errand`]), and before a QP is connected one is made there and dropped, after which the host knows the peer.
+
+use virtio_rdma_abi::{Av, QpAttr};
+
+use super::control::{object, status};
+use super::nic::{Ah, Life, Nic};
+use super::verbs::{HostPd, MadeAh, Result as HostResult};
+use crate::engine::qp::attrs::check_av;
+use crate::engine::{Errand, Remains, Reply, Status};
+use crate::transport::is_multicast;
+
+/// What a peer is looked for.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    /// An address handle in a domain.
+    Handle(u32, Av),
+    /// The connection of a QP.
+    Connection(u32, Box<QpAttr>),
+}
+
+/// What became of a search.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The life of the NIC that asked.
+    life: u64,
+    ctx: u32,
+    purpose: Purpose,
+    outcome: HostResult<MadeAh>,
+}
+
+impl Nic {
+    /// Looks for a peer at `resolved`, an address of the host's network.
+    pub(super) fn look_for(
+        &mut self,
+        ctx: u32,
+        purpose: Purpose,
+        (pd, resolved): (HostPd, Av),
+    ) -> Result<Reply, Status> {
+        let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
+        let life = self.lives;
+        Ok(Reply::Errand(Errand::new(move || {
+            let outcome = domain.create_ah(&resolved);
+            Found { life, ctx, purpose, outcome }
+        })))
+    }
+
+    /// The rest of the command, once the peer was looked for.
+    pub(super) fn found(&mut self, found: Found) -> Result<Reply, Status> {
+        let Found { life, ctx, purpose, outcome } = found;
+        let ah = match outcome {
+            Ok(ah) => ah,
+            Err(error) => {
+                tracing::debug!(device = self.place.device, %error, "a peer is not found");
+                return Err(if life == self.lives { self.refused(error) } else { status(error) });
+            }
+        };
+        let state = match self.life {
+            Life::Ready | Life::Paused if life == self.lives => Ok(()),
+            Life::Failed => Err(Status::FATAL),
+            _ => Err(Status::STATE),
+        };
+        match (state, purpose) {
+            (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah),
+            (Ok(()), Purpose::Connection(qpn, attr)) => {
+                self.remains.push(Remains::new(ah));
+                self.change_qp(ctx, qpn, &attr)
+            }
+            (Err(status), _) => {
+                self.remains.push(Remains::new(ah));
+                Err(status)
+            }
+        }
+    }
+
+    pub(super) fn create_ah(&mut self, ctx: u32, pdn: u32, av: &Av) -> Result<Reply, Status> {
+        let pd = self.host_pd(ctx, pdn)?;
+        if self.ahs.len() >= self.settings.limits.max_ahs as usize {
+            return Err(Status::NOMEM);
+        }
+        check_av(av, |index| self.holds(index))?;
+        let resolved = self.destination(av)?;
+        self.look_for(ctx, Purpose::Handle(pdn, *av), (pd, resolved))
+    }
+
+    fn destination(&self, av: &Av) -> Result<Av, Status> {
+        if is_multicast(&av.dgid) { self.resolve_group(av) } else { self.resolve(av) }
+    }
+
+    fn take_in(&mut self, ctx: u32, pdn: u32, av: Av, ah: MadeAh) -> Result<Reply, Status> {
+        self.host_pd(ctx, pdn)?;
+        // Peers may have been taken away meanwhile.
+        self.destination(&av)?;
+        let host = self.host.adopt_ah(ah).map_err(|error| self.refused(error))?;
+        object(self.ahs.insert(Ah { ctx, pdn, host, av, revoked: false }))
+    }
+}
