@@ -283,6 +283,8 @@ fn twenty_killed_monitors_leave_nothing_behind() {
     let word = n1.node.area(8);
     let socket = world.daemon.add_nic("mortal", "net", &[]);
     let gid = virtual_guest::world::ipv4_gid(3, 3);
+    // Once: a region of scattered pages is a mapping for each, where regions are mapped.
+    let here = a.area(1 << 18);
     let mut before = None;
     for round in 0..20u64 {
         let guest = Guest::connect(&socket, GuestConfig::default()).expect("a new monitor");
@@ -290,7 +292,7 @@ fn twenty_killed_monitors_leave_nothing_behind() {
         let (mut out, mut back) = (a.rc(), node.rc());
         out.connect(&back, &Path::hasty());
         back.connect(&out, &Path::hasty());
-        let (here, there) = (a.area(1 << 18), node.area(1 << 18));
+        let there = node.area(1 << 18);
         let inbox = node.area(64);
         back.qp.post_recv(1, &[inbox.sge()]);
         for i in 0..20 {

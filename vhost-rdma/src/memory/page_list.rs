@@ -95,6 +95,10 @@ impl PageList {
 
     fn check_shape(&self, len: u64) -> Result<(), Fault> {
         let available = self.described_len().ok_or(Fault::Shape)?;
+        // docs/virtio-rdma.md §6.1: what a tree holds.
+        if self.levels > 0 && u64::from(self.npages) > ENTRIES.pow(u32::from(self.levels)) {
+            return Err(Fault::Shape);
+        }
         let offset_ok = u64::from(self.offset) < 1 << self.page_shift;
         if offset_ok && len > 0 && len <= available { Ok(()) } else { Err(Fault::Shape) }
     }
@@ -176,12 +180,7 @@ impl Builder<'_> {
                 self.walk(entry, level - 1, needed)?;
             }
         }
-        // A root that is too low a tree for the list: the caller claimed more pages than it can hold.
-        if level > 1 || self.tables.len() as u64 >= needed || here == ENTRIES {
-            Ok(())
-        } else {
-            Err(Fault::Shape)
-        }
+        Ok(())
     }
 }
 

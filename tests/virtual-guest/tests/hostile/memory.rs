@@ -40,7 +40,10 @@ fn page_lists_that_lie_are_refused() {
             let answer = node.ctx.mr_reg(node.pdn, access::ALL, (iova, length), list);
             answer.map(|(lkey, _)| lkey).map_err(|e| e.status().expect("a status"))
         };
-        let cases: [(&str, u64, u64, PageList, u32); 17] = [
+        let cases: [(&str, u64, u64, PageList, u32); 20] = [
+            ("more pages than a level holds", 0, 4096, list(page, 513, 0, 12, 1), err::INVAL),
+            ("than two hold", 0, 4096, list(page, (1 << 18) + 1, 0, 12, 2), err::INVAL),
+            ("than three hold", 0, 4096, list(page, (1 << 27) + 1, 0, 12, 3), err::INVAL),
             ("outside memory", 0, 4096, list(0xdead_0000_0000, 1, 0, 12, 0), err::FAULT),
             ("half outside memory", 0, 8192, list(base + size - PAGE, 2, 0, 12, 0), err::FAULT),
             ("not aligned", 0, 4096, list(base + 8, 1, 0, 12, 0), err::FAULT),
@@ -65,8 +68,12 @@ fn page_lists_that_lie_are_refused() {
         // A list that is its own list page: the same page over and over, which is a guest's own affair. All levels, and the whole guest.
         let size = if rules().regions_are_mapped { 8 << 20 } else { size };
         for levels in 1..=4 {
-            let lkey = scene.during(|| reg(0, size, &list(page, u32::MAX, 0, 12, levels)));
-            let lkey = lkey.expect("its own pages, if many times the same");
+            let pages = 512u64.pow(levels.into()).min(u32::MAX.into());
+            let all = list(page, pages as u32, 0, 12, levels);
+            let lkey = scene.during(|| reg(0, size.min(pages * PAGE), &all));
+            let lkey = lkey.unwrap_or_else(|status| {
+                panic!("its own pages, if many times the same, {levels} levels: status {status}")
+            });
             node.ctx.dereg(lkey).expect("MR_DEREG");
         }
     });

@@ -1,40 +1,34 @@
-//! Two VFs of one NIC as two hosts would be, each with an RDMA device: rdma_rxe, since the emulated NIC has none of its own.
+//! Two VFs of one NIC, each with an RDMA device, and another machine on the NIC's cable that they talk to: rdma_rxe everywhere, since the emulated
+//! NIC has no RDMA of its own.
+//!
+//! The peer is a VM of its own, because one kernel is no two hosts: what a VF of it sends to another it would deliver by itself, and whatever
+//! policy routing makes of that, the RDMA core looks an address up at its own time and by its own rules.
 
-/// Shell: `carry PF PREFIX` puts `rxevf0` on VF 0 with the address PREFIX.1 and `rxevf1` on VF 1 with PREFIX.2; PF is a PCI address. `uncarry PF` takes
-/// all of it away.
-///
-/// In one network namespace the kernel would deliver what one sends to the other by itself, without either. The rules make it go out of the one,
-/// through the NIC's switch, and into the other.
+/// Shell: `carry PF` puts `rxevf0` on VF 0 with the address 10.11.0.1 and `rxevf1` on VF 1 with 10.12.0.1; PF is a PCI address. Each answers for its own
+/// address only.
 pub(super) const CARRY: &str = r#"
-vf() { ls /sys/bus/pci/devices/$1/virtfn$2/net; }
 carry() {
+  echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore
+  echo 2 > /proc/sys/net/ipv4/conf/all/arp_announce
   for n in 0 1; do
-    i=$(vf $1 $n)
-    echo 1 > /proc/sys/net/ipv4/conf/$i/accept_local
-    echo 0 > /proc/sys/net/ipv4/conf/$i/rp_filter
+    i=$(ls /sys/bus/pci/devices/$1/virtfn$n/net)
     ip link set $i up
-    ip addr add $2.$((n+1))/24 dev $i
+    ip addr add 10.1$((n+1)).0.1/24 dev $i
     rdma link add rxevf$n type rxe netdev $i
-    ip rule add pref 1 iif $i lookup local
-    ip route add $2.$((2-n)) dev $i table 20$n
-    ip rule add pref 10 from $2.$((n+1)) to $2.$((2-n)) lookup 20$n
-  done
-  echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
-  ip rule add pref 100 lookup local
-  ip rule del pref 0
-}
-uncarry() {
-  ip rule add pref 0 lookup local
-  ip rule del pref 100
-  for n in 0 1; do
-    rdma link delete rxevf$n
-    ip rule del pref 1
-    ip rule del pref 10
-    ip route flush table 20$n
-    ip addr flush dev $(vf $1 $n)
   done
 }
 "#;
+
+/// The peer's addresses, one in each VF's network.
+pub(super) const PEER_ADDRESSES: [[u8; 4]; 2] = [[10, 11, 0, 200], [10, 12, 0, 200]];
+
+/// What makes a VM the peer. Pods call it from their own network, behind the VM with the VFs.
+pub(super) const PEER: &str = "set -e
+modprobe -a rdma_rxe ib_uverbs
+ip addr add 10.11.0.200/24 dev eth0; ip addr add 10.12.0.200/24 dev eth0
+ip route add 10.222.0.0/24 via 10.11.0.1
+rdma link add rxe0 type rxe netdev eth0
+";
 
 /// The index of the GID that a device has from an IPv4 address, as a script that prints it: the kernel adds GIDs in its own time.
 pub(super) fn find_gid(device: &str, address: [u8; 4]) -> String {

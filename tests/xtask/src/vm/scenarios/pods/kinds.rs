@@ -1,17 +1,19 @@
 //! What the pods of each kind must be able to do, and what not.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::node::{Node, Wanted};
 use super::parts::VERBS;
-use crate::vm::scenarios::vfs::{CARRY, find_gid};
+use crate::vm::scenarios::vfs::{CARRY, PEER, PEER_ADDRESSES, find_gid};
 
+/// How long anything takes in the peer, which does nothing else.
+const SET_UP: Duration = Duration::from_secs(300);
 /// The user of pods that need no root.
 const USER: u32 = 1000;
 
-/// Addresses of the two VFs that carry an RDMA device.
-const VF_ADDRESSES: [[u8; 4]; 2] = [[10, 11, 0, 1], [10, 11, 0, 2]];
 /// VFs of the first NIC: two with RDMA, one for passthrough, three on its NUMA node; of the second: two.
 const VFS: [u32; 2] = [6, 2];
 
@@ -22,7 +24,7 @@ vhost-rdma vf create @A@ 6 > /dev/null
 vhost-rdma vf create @B@ 2 > /dev/null
 for n in 2 3 4 5; do vhost-rdma vf bind @A@/$n > /dev/null; done
 for n in 0 1; do vhost-rdma vf bind @B@/$n > /dev/null; done
-carry @PCI@ 10.11.0
+carry @PCI@
 ";
 
 /// The devices, before the agent looks at the node; the pools, without their head.
@@ -102,30 +104,25 @@ pub(super) fn shared_devinfo(node: &mut Node) -> Result<()> {
     node.delete(&[wanted.name])
 }
 
-/// `ibv_rc_pingpong -c` from one pod to another. `sides` are the servers' and the clients' GID index.
-fn pingpong(node: &mut Node, pool: &str, names: [&str; 2], gids: [&str; 2]) -> Result<()> {
-    let variable = format!("$VHOST_RDMA_{}_0_RDMA_DEVICE", pool.to_uppercase());
-    let program = |gid: &str| format!("ibv_rc_pingpong -d {variable} -g {gid} -n 100 -c");
-    let [serves, asks] = gids.map(program);
-    let server = Wanted { name: names[0], pool, count: 1, script: &serves, user: USER };
+/// `ibv_rc_pingpong -c` from one pod to another.
+pub(super) fn shared_pingpong(node: &mut Node) -> Result<()> {
+    let gid = gid(node, "rxe0", [10, 9, 0, 1])?;
+    let program = format!("ibv_rc_pingpong -d $VHOST_RDMA_SOME_0_RDMA_DEVICE -g {gid} -n 100 -c");
+    let server = Wanted { name: "shared-a", pool: "some", count: 1, script: &program, user: USER };
     node.create(&server)?;
     let address = node.address(server.name)?;
     let script = format!(
-        "for n in 1 2 3 4 5 6 7 8 9 10; do {asks} {address} && exit; sleep 1; done; exit 1"
+        "for n in 1 2 3 4 5 6 7 8 9 10; do {program} {address} && exit; sleep 1; done; exit 1"
     );
-    let said = node.run(&Wanted { name: names[1], script: &script, ..server })?;
+    let client = Wanted { name: "shared-b", script: &script, ..server };
+    let said = node.run(&client)?;
     let ended = node.phase(server.name, &["Succeeded"]);
     ended.with_context(|| format!("the client said: {said}"))?;
     let served = node.log(server.name)?;
     for (who, text) in [("client", &said), ("server", &served)] {
         ensure!(text.contains("usec/iter"), "the {who} had no pingpong: {text}");
     }
-    node.delete(&names)
-}
-
-pub(super) fn shared_pingpong(node: &mut Node) -> Result<()> {
-    let gid = gid(node, "rxe0", [10, 9, 0, 1])?;
-    pingpong(node, "some", ["shared-a", "shared-b"], [&gid, &gid])
+    node.delete(&[server.name, client.name])
 }
 
 pub(super) fn vf_devinfo(node: &mut Node) -> Result<()> {
@@ -152,19 +149,30 @@ done";
     node.delete(&[wanted.name])
 }
 
-/// The pods do not choose their VF, so each finds its own address: 10.11.0.1 belongs to the VF of rxevf0.
+/// A pod with both VFs, and `ibv_rc_pingpong -c` through each to a machine that knows nothing of us.
 pub(super) fn vf_pingpong(node: &mut Node) -> Result<()> {
-    let gids = [gid(node, "rxevf0", VF_ADDRESSES[0])?, gid(node, "rxevf1", VF_ADDRESSES[1])?];
-    ensure!(gids[0] == gids[1], "the VFs have their addresses at different indices: {gids:?}");
-    let count = |node: &mut Node| -> Result<u64> {
-        let text = node.sh("cat /sys/class/infiniband/rxevf?/ports/1/hw_counters/sent_pkts")?;
-        text.lines().map(|line| Ok(line.trim().parse::<u64>()?)).sum()
-    };
-    let before = count(node)?;
-    pingpong(node, "fast", ["vf-a", "vf-b"], [&gids[0], &gids[1]])?;
-    let sent = count(node)? - before;
-    ensure!(sent >= 200, "100 messages each way took {sent} packets of the VFs' devices");
-    Ok(())
+    node.peer()?.must(PEER, SET_UP)?;
+    let (mut jobs, mut script) = (Vec::new(), "set -e\n".to_owned());
+    for (n, address) in PEER_ADDRESSES.into_iter().enumerate() {
+        let [a, b, c, _] = address;
+        let theirs = node.peer()?.must(&find_gid("rxe0", address), SET_UP)?;
+        let ours = gid(node, &format!("rxevf{n}"), [a, b, c, 1])?;
+        let program = format!("ibv_rc_pingpong -p {} -n 100 -c", 18515 + n);
+        let serve = format!("ulimit -l unlimited; {program} -d rxe0 -g {}", theirs.trim());
+        jobs.push(node.peer()?.spawn(&serve)?);
+        script += &format!(
+            "for n in 1 2 3 4 5 6 7 8 9 10; do {program} -d rxevf{n} -g {ours} 10.11.0.200 && break; sleep 1; done; [ $n -lt 10 ]\n"
+        );
+    }
+    let wanted = Wanted { name: "vf-both", pool: "fast", count: 2, script: &script, user: USER };
+    let said = node.run(&wanted)?;
+    for job in jobs {
+        let served = node.peer()?.wait(job, SET_UP)?;
+        ensure!(served.ok(), "the peer had no pingpong: {}; the pod said: {said}", served.text);
+    }
+    let held = said.lines().filter(|line| line.contains("usec/iter")).count();
+    ensure!(held == 2, "a pingpong through each VF was expected: {said}");
+    node.delete(&[wanted.name])
 }
 
 /// The value of a variable in the output of `env`.

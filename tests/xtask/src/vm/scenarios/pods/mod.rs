@@ -4,7 +4,7 @@
 //! | kind | in this VM | what its pods do |
 //! |---|---|---|
 //! | `shared` | rdma_rxe on the VM's network card | `ibv_devinfo`, and `ibv_rc_pingpong -c` from pod to pod |
-//! | `vf` | rdma_rxe on VFs of an emulated igb | the same, from VF to VF through the NIC's switch |
+//! | `vf` | rdma_rxe on VFs of an emulated igb | the same, through both VFs and the NIC's cable with plain rxe in another VM |
 //! | `vf-vfio` | such VFs with vfio-pci, behind an emulated IOMMU | open group and function, map a page for DMA |
 //! | any, NUMA | a second igb behind a root complex of the VM's second node | get functions of one node, the one that fits |
 //! | any, CDI | `injection = "cdi"` | containerd 1.7 gets CDI names by CRI; kubelet 1.20 has no such field, so an example of the agent's package stands for a newer one |
@@ -16,7 +16,7 @@ mod kinds;
 mod node;
 mod parts;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -52,7 +52,7 @@ const STEPS: &[Step] = &[
     ("shared: the pod sees its device alone", kinds::shared_devinfo),
     ("shared: pod to pod", kinds::shared_pingpong),
     ("vf: the pod sees its device alone", kinds::vf_devinfo),
-    ("vf: pod to pod", kinds::vf_pingpong),
+    ("vf: pod to another machine", kinds::vf_pingpong),
     ("vf-vfio: the pod opens its function", kinds::vfio),
     ("numa: near ones together", kinds::numa),
     ("cdi: by the runtime's own field", kinds::cdi),
@@ -66,11 +66,12 @@ impl Args {
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
         let parts = Parts::prepare(cache)?;
-        let options = options(&guest::cable(lab.run.path(), NAMES[0]));
+        let [here, there] = [0, 1].map(|n| guest::cable(lab.run.path(), NAMES[n]));
+        let options = options(&here, &there);
         lab.boot(&Plan {
             image: lab.image(self.debian)?,
             cpus: 2,
-            nics: vec![Nic::Options(options)],
+            nics: vec![Nic::Options(options), Nic::None],
         })?;
         parts.deliver(lab.guests.first().context("no guest")?.share())?;
         let mut node = Node::set_up(lab)?;
@@ -109,14 +110,17 @@ impl Args {
     }
 }
 
-/// Two NICs with SR-IOV, one behind a root complex of each NUMA node. The IOMMU is as in the scenario `sriov`.
-fn options(cable: &std::path::Path) -> Vec<String> {
-    let cable = cable.display();
-    let nowhere = |n: u8| {
+/// Two NICs with SR-IOV, one behind a root complex of each NUMA node; the cable to the other VM is the first one's. The IOMMU is as in the scenario
+/// `sriov`.
+fn options(here: &Path, there: &Path) -> Vec<String> {
+    let (here, there) = (here.display(), there.display());
+    let cable = |n: u8, local: &str, remote: &str| {
         format!(
-            "dgram,id=n{n},local.type=unix,local.path={cable}{n},remote.type=unix,remote.path={cable}{n}.none"
+            "dgram,id=n{n},local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
         )
     };
+    let nowhere = |n: u8| cable(n, &format!("{here}{n}"), &format!("{here}{n}.none"));
+    let to_peer = cable(1, &here.to_string(), &there.to_string());
     [
         "-M",
         "q35",
@@ -143,7 +147,7 @@ fn options(cable: &std::path::Path) -> Vec<String> {
         "-device",
         "pcie-root-port,id=rp0,bus=pxb0,chassis=1,slot=1",
         "-netdev",
-        &nowhere(1),
+        &to_peer,
         "-device",
         "igb,bus=rp0,netdev=n1,mac=52:54:00:00:01:01",
         "-device",

@@ -11,7 +11,7 @@ use crate::vm::Lab;
 use crate::vm::guest::Guest;
 
 /// Two large Go programs under emulation, on a machine that others use too.
-const WAIT: Duration = Duration::from_secs(900);
+const WAIT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(500);
 pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const AGENT_CONFIG: &str = "/etc/vhost-rdma-agent/config.toml";
@@ -153,6 +153,11 @@ impl Node {
 
     pub(super) fn guest(&mut self) -> Result<&mut Guest> {
         self.lab.guests.first_mut().context("no guest")
+    }
+
+    /// The machine at the other end of the first NIC's cable.
+    pub(super) fn peer(&mut self) -> Result<&mut Guest> {
+        self.lab.guests.get_mut(1).context("no second guest")
     }
 
     pub(super) fn sh(&mut self, script: &str) -> Result<String> {
