@@ -249,6 +249,9 @@ pub(super) fn numa(node: &mut Node) -> Result<()> {
     Ok(())
 }
 
+/// The kubelet stands still while somebody else uses its runtime: it ends every sandbox that it did not ask for (kubelet_pods.go, HandlePodCleanups).
+const ALONE: &str = "set -e; pkill -STOP -x kubelet; trap 'pkill -CONT -x kubelet' EXIT";
+
 /// The agent with `injection = "cdi"`, a runtime that knows the CDI field, and the example that stands for a kubelet new enough to set it.
 pub(super) fn cdi(node: &mut Node) -> Result<()> {
     node.restart_agent("cdi")?;
@@ -259,7 +262,7 @@ pub(super) fn cdi(node: &mut Node) -> Result<()> {
         let variable = format!("$VHOST_RDMA_{}_0_RDMA_DEVICE", pool.to_uppercase());
         let file = format!("/var/run/cdi/vhost-rdma.io-nic_{id}.json");
         let said = node.sh(&format!(
-            "set -e; test ! -e {file}
+            "{ALONE}; test ! -e {file}
 /host/products/cri-pod --plugin /var/lib/kubelet/device-plugins/vhost-rdma-{pool}.sock --image {VERBS} --id {id} -- /bin/sh -c 'ls -l /dev/infiniband; exec ibv_devinfo -d {variable}'
 cat {file}"
         ))?;

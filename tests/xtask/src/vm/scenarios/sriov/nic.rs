@@ -27,6 +27,16 @@ modprobe -a rdma_rxe ib_uverbs
 [ -e /sys/class/infiniband/rxe0 ] || rdma link add rxe0 type rxe netdev eth0
 ";
 
+/// A daemon with a NIC that nobody has connected to, and its end.
+const IDLE: &str = "set -e
+vhost-rdma serve --ephemeral --runtime-dir /run/v > /tmp/vf.log 2>&1 & echo $! > /tmp/vf.pid
+n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/vf.log; exit 1; }; done
+vhost-rdma --socket /run/v/admin.sock network add net
+vhost-rdma --socket /run/v/admin.sock nic add vm1 --network net --backing rnic:rxevf --address 10.0.0.1
+";
+const END: &str = "p=$(cat /tmp/vf.pid); kill $p
+n=0; while [ -d /proc/$p ] && ! grep -q zombie /proc/$p/status; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || exit 1; done";
+
 /// The daemon with its backing, and the programs of both sides.
 pub(super) fn products(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     ensure_packages(cache, RNIC_PACKAGES)?;
@@ -45,7 +55,7 @@ fn on_vf(host: &mut Host, work: impl FnOnce(&mut Host) -> Result<()>) -> Result<
         &format!(
             "set -e; i=$(ls /sys/bus/pci/devices/{address}/virtfn0/net); ip link set $i up
             ip addr add 10.0.0.1/24 dev $i; rdma link add rxevf type rxe netdev $i
-            n=0; until ping -c 1 -W 1 10.0.0.200; do n=$((n+1)); [ $n -lt 60 ]; done
+            n=0; until ping -c 1 -W 1 10.0.0.200; do n=$((n+1)); [ $n -lt 60 ] || exit 1; done
             ip route get 10.0.0.200 | grep -q \"dev $i\""
         ),
         SET_UP,
@@ -100,15 +110,12 @@ pub(super) fn serves(host: &mut Host) -> Result<()> {
         let said = meet((guest, &server), (peer, &client), verified::PORT, TALK)?;
         judge(said, "\"op\":\"send\",\"ok\":true")?;
         let pf = host.pf.clone();
-        let idle = "vhost-rdma serve --ephemeral --socket /tmp/vf.sock >/tmp/vf.log 2>&1 & echo $! > /tmp/vf.pid
-            n=0; until [ -S /tmp/vf.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ]; done
-            vhost-rdma --socket /tmp/vf.sock nic add vm1 --backing rnic:rxevf --address 10.0.0.1";
-        host.sh(idle)?;
+        host.sh(IDLE)?;
         let shown = host.vf("show rxevf")?;
         let named = shown.to_string().contains("vhost-rdma");
-        let refused = host.fails(&format!("create {pf} 0 --yes"), 5, "rxevf");
-        host.sh("kill $(cat /tmp/vf.pid); n=0; while kill -0 $(cat /tmp/vf.pid) 2>/dev/null; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ]; done")
-            .context("the daemon does not end")?;
+        let refused =
+            host.fails(&format!("create {pf} 0 --yes"), 5, "(vhost-rdma) has /dev/infiniband/");
+        host.sh(END).context("the daemon does not end")?;
         ensure!(named, "the daemon that has it open is not shown: {shown}");
         refused
     })
