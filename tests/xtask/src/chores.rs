@@ -206,6 +206,13 @@ pub(crate) fn man(dir: Option<&Path>) -> Result<bool> {
     shown(&mut cmd)
 }
 
+/// The definitions of the cluster's kinds, as their source says them.
+pub(crate) fn crds() -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["run", "--locked", "--quiet", "-p", "vhost-rdma-cluster-api", "--example", "crds"]);
+    shown(cmd.arg("--").arg(workspace().join("manifests/crds")))
+}
+
 /// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of which needs a nightly compiler.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1";

@@ -12,6 +12,7 @@
 //! cargo xtask soak --minutes 30                           # nothing grows
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
+//! cargo xtask crds                                        # manifests/crds from controller/api
 //! ```
 //! For work on the guest side:
 //! ```sh
@@ -92,6 +93,8 @@ enum Chore {
     },
     /// rustfmt, clippy, cargo doc and cargo-deny
     Lint,
+    /// Write manifests/crds anew from controller/api
+    Crds,
     /// Write the manual page to standard output, or one page per command to a directory
     Man {
         /// The directory
@@ -120,6 +123,7 @@ fn run(cli: &Cli) -> Result<bool> {
             chores::lint(&Cache::open()?, &mut steps)?;
             steps.finish(None)
         }
+        Chore::Crds => chores::crds(),
         Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Vm(scenario) => scenario.run(&Cache::open()?),
         Chore::K8s(command) => command.run(&Cache::open()?),

@@ -1,0 +1,136 @@
+//! A class of NICs: what each may hold and how fast it may be.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, Quantity};
+
+/// What a NIC may hold and how fast it may be. A change reaches NICs that run.
+#[derive(CustomResource, JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Default)]
+#[kube(
+    group = "vhost-rdma.io",
+    version = "v1alpha1",
+    kind = "RdmaNicClass",
+    plural = "rdmanicclasses",
+    shortname = "rclass",
+    category = "vhost-rdma",
+    status = "RdmaNicClassStatus",
+    derive = "PartialEq",
+    doc = "What a NIC may hold and how fast it may be. A change reaches NICs that run.",
+    printcolumn(name = "QPs", type_ = "integer", json_path = ".spec.limits.maxQps"),
+    printcolumn(name = "Memory", type_ = "string", json_path = ".spec.limits.maxMrBytes"),
+    printcolumn(name = "Bandwidth", type_ = "string", json_path = ".spec.rates.bandwidth"),
+    printcolumn(name = "Pools", type_ = "integer", json_path = ".status.pools"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RdmaNicClassSpec {
+    /// Objects and memory that a guest may hold.
+    pub limits: Limits,
+    /// How fast a NIC may be.
+    pub rates: Rates,
+    /// Completion vectors; fixed when a NIC is made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 32))]
+    pub vectors: Option<u32>,
+    /// Which addresses a NIC may use; fixed when a NIC is made.
+    pub addresses: AddressPolicy,
+    /// Who may open the NIC's socket.
+    pub socket: SocketAccess,
+}
+
+/// Limits over the daemon's defaults. What is absent has the default.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// Processes with a device context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_contexts: Option<u32>,
+    /// Protection domains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pds: Option<u32>,
+    /// Memory regions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_mrs: Option<u32>,
+    /// Bytes of all memory regions together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_mr_bytes: Option<Quantity>,
+    /// Completion queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cqs: Option<u32>,
+    /// Shared receive queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_srqs: Option<u32>,
+    /// Queue pairs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_qps: Option<u32>,
+    /// Address handles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ahs: Option<u32>,
+}
+
+/// Rates. What is absent is not bounded.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Rates {
+    /// Bits per second that a NIC may send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Quantity>,
+    /// Messages per second that it may send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages: Option<Quantity>,
+    /// Control commands per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commands: Option<Quantity>,
+}
+
+/// Which addresses a NIC may use as GIDs.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AddressPolicy {
+    /// Any that no other NIC of the network holds.
+    #[default]
+    Any,
+    /// None but those that IPAM gave the companion interface.
+    Ipam,
+}
+
+/// Who may open a NIC's socket, by numbers of the node.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SocketAccess {
+    /// The user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
+    /// The group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// Permission bits in octal, such as `"0660"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^0?[0-7]{3}$"))]
+    pub mode: Option<String>,
+    /// Others, as `u:NUMBER:rw` and `g:NUMBER:rw`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(regex(pattern = "^[ug]:[0-9]{1,10}:rw$")))]
+    pub acl: Vec<String>,
+    /// The SELinux context of socket and directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub selinux: Option<String>,
+}
+
+/// Who uses a class.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RdmaNicClassStatus {
+    /// The generation that this was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// How many pools of node policies name it.
+    pub pools: u32,
+    /// Some of the node policies that name it: at most 16.
+    pub users: Vec<String>,
+    /// `Accepted`.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}

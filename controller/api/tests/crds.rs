@@ -1,0 +1,211 @@
+//! The definitions in `manifests/crds` are those of the source, and their rules say what they should.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use kube::CustomResourceExt as _;
+use kube::core::cel::{validate_cel, validate_cel_update};
+use serde_json::Value;
+use vhost_rdma_cluster_api::{
+    Cidr, Ipam, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNic, RdmaNicSpec,
+    Rnic, Soft, block_name, check, crd,
+};
+
+fn checked_in() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests/crds")
+}
+
+#[test]
+fn the_manifests_are_those_of_the_source() {
+    let files = crd::files().unwrap();
+    for (name, text) in &files {
+        let path = checked_in().join(name);
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == *text, "{} is not what the source says: cargo xtask crds", path.display());
+    }
+    let made: BTreeSet<_> = files.iter().map(|(name, _)| name.clone()).collect();
+    for dir in ["base", "no-cel"] {
+        for entry in std::fs::read_dir(checked_in().join(dir)).unwrap() {
+            let name = format!("{dir}/{}", entry.unwrap().file_name().to_string_lossy());
+            assert!(made.contains(&name), "{name} is of no kind: remove it");
+        }
+    }
+}
+
+/// Every value under a key of this name, at any depth.
+fn find<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
+    match value {
+        Value::Object(map) => {
+            found.extend(map.get(key));
+            map.values().for_each(|v| find(v, key, found));
+        }
+        Value::Array(all) => all.iter().for_each(|v| find(v, key, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn an_old_server_gets_no_rules_and_the_same_schema_otherwise() {
+    let mut rules = 0;
+    for kind in crd::all() {
+        let with = crd::manifest(&kind, true).unwrap();
+        let without = crd::manifest(&kind, false).unwrap();
+        rules += with.matches("x-kubernetes-validations").count();
+        assert!(!without.contains("x-kubernetes-validations"));
+        assert!(!without.contains("oldSelf"));
+        let columns = |text: &str| text.matches("jsonPath").count();
+        assert_eq!(columns(&with), columns(&without));
+    }
+    assert!(rules >= 4, "only {rules} objects have rules");
+}
+
+#[test]
+fn every_kind_can_be_typed_and_watched() {
+    for kind in crd::all() {
+        let names = &kind.spec.names;
+        assert!(names.short_names.as_ref().is_some_and(|s| !s.is_empty()), "{}", names.kind);
+        assert_eq!(names.categories.as_deref(), Some(&["vhost-rdma".to_owned()][..]));
+        let version = &kind.spec.versions[0];
+        assert!(
+            version.subresources.as_ref().is_some_and(|s| s.status.is_some()),
+            "{}",
+            names.kind
+        );
+        let columns = version.additional_printer_columns.as_ref().unwrap();
+        assert_eq!(columns.last().unwrap().name, "Age", "{}", names.kind);
+    }
+}
+
+/// Structural schemas need a type everywhere, and conditions are merged by their type.
+#[test]
+fn conditions_are_a_map_and_no_field_is_of_any_type() {
+    for kind in crd::all() {
+        let value = serde_json::to_value(&kind).unwrap();
+        let mut conditions = Vec::new();
+        find(&value, "conditions", &mut conditions);
+        for list in conditions {
+            assert_eq!(list["x-kubernetes-list-type"], "map", "{}", kind.spec.names.kind);
+        }
+        let mut preserved = Vec::new();
+        find(&value, "x-kubernetes-preserve-unknown-fields", &mut preserved);
+        assert!(preserved.is_empty(), "{}", kind.spec.names.kind);
+    }
+}
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn soft() -> RdmaNetworkSpec {
+    RdmaNetworkSpec { soft: Some(Soft {}), ..RdmaNetworkSpec::default() }
+}
+
+fn network(spec: RdmaNetworkSpec) -> RdmaNetwork {
+    RdmaNetwork::new("blue", spec)
+}
+
+fn on(fabric: &str) -> RdmaNetworkSpec {
+    let rnic = Rnic { fabric: fabric.to_owned(), ..Rnic::default() };
+    RdmaNetworkSpec { rnic: Some(rnic), ..RdmaNetworkSpec::default() }
+}
+
+#[test]
+fn a_network_has_exactly_one_backing() {
+    let both = RdmaNetworkSpec { soft: Some(Soft {}), ..on("storage") };
+    for (spec, valid) in
+        [(soft(), true), (on("storage"), true), (both, false), (RdmaNetworkSpec::default(), false)]
+    {
+        assert_eq!(validate_cel(&network(spec.clone())).is_ok(), valid, "CEL: {spec:?}");
+        assert_eq!(check::network("blue", &spec, None).is_empty(), valid, "check: {spec:?}");
+    }
+}
+
+#[test]
+fn what_a_network_is_cannot_be_changed() {
+    let with = |vni| RdmaNetworkSpec { vni: Some(vni), ..soft() };
+    for (old, new, valid) in [
+        (with(7), with(7), true),
+        (with(7), with(8), false),
+        (with(7), soft(), false),
+        (soft(), with(7), false),
+        (soft(), on("storage"), false),
+        (on("storage"), on("storage"), true),
+        (on("storage"), on("compute"), false),
+        (soft(), RdmaNetworkSpec { mtu: Some(1500), ..soft() }, true),
+    ] {
+        let result = validate_cel_update(&network(new.clone()), &network(old.clone()));
+        assert_eq!(result.is_ok(), valid, "{old:?} to {new:?}");
+    }
+    assert!(!check::network("blue", &with(8), Some(7)).is_empty());
+    assert!(check::network("blue", &with(7), Some(7)).is_empty());
+}
+
+#[test]
+fn the_name_of_a_network_has_a_bound() {
+    let long = "x".repeat(41);
+    assert!(validate_cel(&RdmaNetwork::new(&long, soft())).is_err());
+    assert!(validate_cel(&RdmaNetwork::new(&long[1..], soft())).is_ok());
+    assert!(validate_cel(&RdmaNetwork::new("a.b", soft())).is_err());
+    assert!(!check::network(&long, &soft(), None).is_empty());
+    assert!(!check::network("a.b", &soft(), None).is_empty());
+}
+
+#[test]
+fn a_block_is_bound_once() {
+    let range = cidr("10.0.0.0/26");
+    let bound = RdmaIPBlockSpec {
+        network: "blue".to_owned(),
+        network_uid: "u".to_owned(),
+        cidr: range,
+        node: "n1".to_owned(),
+        releasing: false,
+    };
+    let block =
+        |spec: &RdmaIPBlockSpec| RdmaIPBlock::new(&block_name("blue", &range), spec.clone());
+    let other = RdmaIPBlockSpec { node: "n2".to_owned(), ..bound.clone() };
+    let releasing = RdmaIPBlockSpec { releasing: true, ..bound.clone() };
+    for (old, new, valid) in [
+        (&bound, &bound, true),
+        (&bound, &other, false),
+        (&bound, &releasing, true),
+        (&releasing, &bound, false),
+    ] {
+        assert_eq!(validate_cel_update(&block(new), &block(old)).is_ok(), valid, "{new:?}");
+    }
+}
+
+#[test]
+fn a_nic_stays_in_its_network() {
+    let nic = |network: &str| {
+        let spec = RdmaNicSpec { network: network.to_owned(), ..RdmaNicSpec::default() };
+        RdmaNic::new("db", spec)
+    };
+    assert!(validate_cel_update(&nic("blue"), &nic("blue")).is_ok());
+    assert!(validate_cel_update(&nic("red"), &nic("blue")).is_err());
+}
+
+#[test]
+fn what_cel_cannot_know_the_controller_checks() {
+    let ipam = |ranges: &[&str], block_size| RdmaNetworkSpec {
+        ipam: Some(Ipam { cidrs: ranges.iter().map(|r| cidr(r)).collect(), block_size }),
+        ..soft()
+    };
+    assert!(check::network("blue", &ipam(&["10.0.0.0/16", "fd00::/64"], 64), None).is_empty());
+    for (spec, says) in [
+        (ipam(&["10.0.0.0/16", "10.0.1.0/24"], 64), "overlap"),
+        (ipam(&["10.0.0.0/16"], 48), "power of two"),
+        (ipam(&[], 64), "at least one range"),
+        (RdmaNetworkSpec { allow: vec![cidr("192.0.2.0/24")], ..soft() }, "allow"),
+    ] {
+        let wrong = check::network("blue", &spec, None).join("; ");
+        assert!(wrong.contains(says), "{wrong:?} does not say {says:?}");
+    }
+}
+
+#[test]
+fn the_schema_has_the_shapes_of_ranges_and_addresses() {
+    let text = crd::manifest(&RdmaNetwork::crd(), false).unwrap();
+    assert!(text.contains("^[0-9a-fA-F:.]{2,45}/[0-9]{1,3}$"), "{text}");
+    assert!(crd::manifest(&RdmaNic::crd(), false).unwrap().contains("[02468ace]"));
+}
