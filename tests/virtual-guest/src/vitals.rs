@@ -27,6 +27,8 @@ pub struct Turns {
     pub count: f64,
     /// The longest of any worker, in seconds of the worker's own time.
     pub longest: f64,
+    /// The most that a turn of any worker was charged by the engine's cost model, in seconds: no machine's load changes it.
+    pub charged: f64,
     /// For how long a worker has been in its present turn, in seconds.
     pub stalled: f64,
 }
@@ -81,6 +83,7 @@ impl Daemon {
         Turns {
             count: of("turn_seconds_count").iter().sum(),
             longest: longest.into_iter().fold(0.0, f64::max),
+            charged: of("turn_charged_max_seconds").into_iter().fold(0.0, f64::max),
             stalled: of("stalled_seconds").into_iter().fold(0.0, f64::max),
         }
     }

@@ -144,11 +144,16 @@ impl<B> fmt::Debug for WorkerCollector<B> {
 
 type Measure = fn(&WorkerStatus) -> f64;
 
-const WORKER_GAUGES: [(&str, &str, Measure); 2] = [
+const WORKER_GAUGES: [(&str, &str, Measure); 3] = [
     (
         "turn_max_seconds",
         "The longest turn since the start, without the wait for a processor",
         |worker| worker.longest,
+    ),
+    (
+        "turn_charged_max_seconds",
+        "The most that a turn since the start was charged, by the engine's cost model",
+        |worker| worker.charged,
     ),
     ("stalled_seconds", "For how long the present turn has lasted", |worker| worker.stalled),
 ];

@@ -221,6 +221,7 @@ fn worker_status(beat: &Beat) -> WorkerStatus {
         turns: bounds.zip(beat.turns).collect(),
         busy: seconds(beat.total),
         longest: seconds(beat.longest),
+        charged: seconds(beat.charged),
         stalled: seconds(beat.stalled),
     }
 }

@@ -4,6 +4,7 @@ use rustc_hash::FxHashSet;
 use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
+use super::budget::cost;
 use super::command::{Command, Reply, Status};
 use super::limits::{MAX_WR, WINDOWS_PER_MR};
 use super::mr::{Registration, Rereg};
@@ -36,6 +37,7 @@ impl Shard {
         if let Some(nic) = self.hosted_mut(id) {
             return nic.execute(ctx, command, now);
         }
+        self.meter.charge(cost::COMMAND);
         let reply = self.dispatch(id, ctx, command, now);
         if let Some(nic) = self.nic_mut(id) {
             nic.counters.commands += 1;

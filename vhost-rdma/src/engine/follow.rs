@@ -3,6 +3,7 @@
 //! A guest chooses how many objects it has and in how many pieces of memory each lies, and its neighbours wait meanwhile; so this goes in
 //! steps. Memory that was unplugged stays mapped until the last object over it is gone, and whoever unplugs it waits for the last step.
 
+use super::budget::cost;
 use super::control::numbers;
 use super::nic::Nic;
 use crate::memory::{AddressSpace, Ring};
@@ -43,6 +44,7 @@ impl Nic {
         let space = self.space.clone();
         let gone = |ring: &Ring| !ring.lives_in(&space);
         let mut left = STEP;
+        self.meter.charge_each(cost::VISIT, STEP);
         for mr in last(&mut change.mrs, &mut left) {
             self.mrs.follow(mr, &space);
         }

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+pub mod budget;
 mod command;
 pub(crate) mod contexts;
 mod control;
@@ -66,6 +67,7 @@ pub use nic::NicSettings;
 pub use numbers::Random;
 pub use port::Port;
 
+use self::budget::{Clock, Meter, cost};
 use self::doorbell::Post;
 use self::network::Networks;
 use self::nic::{Life, Nic};
@@ -83,6 +85,9 @@ pub type Nanos = u64;
 const ROUND_QPS: usize = 16;
 /// Bytes that one NIC's QPs move in one round; the turn that reaches it is the last.
 const ROUND_BYTES: u32 = 4 << 20;
+
+/// Time for deadlines in one round; more wait for the next.
+const TIMERS: Nanos = 50_000;
 
 /// What is seen of a NIC from outside.
 #[derive(Clone, Debug)]
@@ -116,6 +121,7 @@ pub struct Shard {
     /// The NIC whose content is being looked at.
     serving: Option<NicId>,
     remains: Vec<Remains>,
+    meter: Meter,
 }
 
 /// What nobody uses any more, and what takes its time to end.
@@ -154,7 +160,21 @@ impl Shard {
             wakes: Vec::new(),
             serving: None,
             remains: Vec::new(),
+            meter: Meter::default(),
         }
+    }
+
+    /// Has budgets look at a clock too; without one they are what is charged. Before there are NICs.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Box<dyn Clock>) -> Self {
+        self.meter = Meter::new(clock);
+        self
+    }
+
+    /// What all work so far was charged, by the cost model of [`budget`].
+    #[must_use]
+    pub fn charged(&self) -> Nanos {
+        self.meter.charged()
     }
 
     /// The NIC that the last call was busy with when it did not return: whom to blame for a panic.
@@ -188,7 +208,8 @@ impl Shard {
     /// Adds a NIC, which waits for INIT.
     pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
         let (id, index) = self.free_slot();
-        self.nics[index] = Some(Box::new(Nic::new(id, settings, port)));
+        let nic = Nic::new(id, settings, port, self.meter.clone());
+        self.nics[index] = Some(Box::new(nic));
         id
     }
 
@@ -391,8 +412,12 @@ impl Shard {
 
     fn fire_timers(&mut self, now: Nanos) -> bool {
         let mut fired = false;
-        while let Some((deadline, id, waiting)) = self.timers.pop(now) {
+        let mut budget = self.meter.budget(TIMERS);
+        while !budget.is_over(&self.meter)
+            && let Some((deadline, id, waiting)) = self.timers.pop(now)
+        {
             fired = true;
+            self.meter.charge(cost::TIMER);
             self.serving = Some(id);
             match waiting {
                 Waiting::Send(qpn) => self.timer_fired(id, qpn, deadline),
@@ -435,6 +460,7 @@ impl Shard {
         for nic in self.nics.iter_mut().flatten() {
             wakes.append(&mut nic.wakes);
         }
+        self.meter.charge_each(cost::WAKE, wakes.len());
         for waiter in wakes.drain(..) {
             if let Some(nic) = self.nic_mut(waiter.nic) {
                 nic.woken(waiter.qpn);

@@ -8,6 +8,7 @@ use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
 
 use super::Nanos;
+use super::budget::{Meter, cost};
 use super::contexts::Contexts;
 pub(super) use super::contexts::KERNEL;
 use super::cq::{Cq, Fire};
@@ -97,6 +98,8 @@ pub(super) struct Nic {
     pub(super) wakes: Vec<Waiter>,
     /// Segment list of the receive in progress, kept for its allocation.
     pub(super) scratch: Vec<Segment>,
+    /// The shard's.
+    pub(super) meter: Meter,
 }
 
 impl fmt::Debug for Nic {
@@ -109,7 +112,7 @@ impl fmt::Debug for Nic {
 }
 
 impl Nic {
-    pub(super) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>) -> Self {
+    pub(super) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>, meter: Meter) -> Self {
         Self {
             id,
             settings,
@@ -133,13 +136,15 @@ impl Nic {
             dirty: Vec::new(),
             wakes: Vec::new(),
             scratch: Vec::new(),
+            meter,
         }
     }
 
     /// Forgets every object and every guest address. QPNs go back through `freed`; what is returned holds the objects.
     pub(super) fn clear(&mut self, freed: &mut Vec<u32>) -> Self {
         freed.extend(self.qps.keys());
-        let fresh = Self::new(self.id, self.settings.clone(), Box::new(super::port::Nowhere));
+        let nowhere = Box::new(super::port::Nowhere);
+        let fresh = Self::new(self.id, self.settings.clone(), nowhere, self.meter.clone());
         let mut old = std::mem::replace(self, fresh);
         self.outbox = old.outbox.succeed();
         self.counters = old.counters;
@@ -197,6 +202,7 @@ impl Nic {
         cq.kill();
         let ctx = cq.ctx;
         self.raise(event::CQ_ERR, cqn, ctx);
+        self.meter.charge_each(cost::VISIT, self.qps.len());
         let users: Vec<u32> = self
             .qps
             .values()
@@ -218,6 +224,7 @@ impl Nic {
     /// A QP cannot go on for a reason of its own: its rings are gone or their indices are nonsense.
     pub(super) fn qp_fatal(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get(&qpn) else { return };
+        self.meter.charge(cost::OBJECT);
         let ctx = qp.ctx;
         self.raise(event::QP_FATAL, qpn, ctx);
         self.enter_error(qpn);
@@ -281,7 +288,9 @@ impl Nic {
 
     /// Offers waiting events to the port and lets it notify the guest.
     pub(super) fn deliver_events(&mut self) {
+        let before = self.counters.events;
         self.outbox.deliver(&mut self.cqs, &mut self.counters);
+        self.meter.charge((self.counters.events - before).saturating_mul(cost::EVENT));
     }
 
     /// Tells the guest whether posts need a kick.
@@ -297,7 +306,9 @@ impl Nic {
             return false;
         }
         posts.clear();
+        self.meter.charge_each(cost::DOORBELL_PAGE, self.contexts.pages().count());
         self.contexts.collect(posts);
+        self.meter.charge_each(cost::POST, posts.len());
         for post in posts.iter() {
             self.posted(*post);
         }

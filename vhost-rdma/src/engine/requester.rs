@@ -6,6 +6,7 @@
 
 use virtio_rdma_abi::{SqWqe, access, event, opcode, send_flags, wc_status};
 
+use super::budget::cost;
 use super::limits::{MAX_FAST_REG_PAGES, MAX_MCAST_QPS, MAX_MSG, MTU};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
@@ -142,11 +143,13 @@ impl Shard {
                 None => return Step::Waits,
             },
         };
+        nic.meter.charge(cost::REQUEST);
         if let Some(local) = local_operation(turn.kind, wqe.opcode) {
             if local == LocalOperation::FastRegister {
                 // Each page is looked up in the guest's memory map.
                 let pages = wqe.aux.get().min(MAX_FAST_REG_PAGES);
                 *bytes = bytes.saturating_add(pages * REGISTERED_PAGE);
+                nic.meter.charge_each(cost::PAGE, pages as usize);
             }
             return nic.execute_locally(turn, send, &wqe, local);
         }
@@ -160,12 +163,14 @@ impl Shard {
         } else if !nic.address(&wqe, turn.pdn, &mut flow) {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
         }
+        nic.meter.charge_each(cost::ELEMENT, send.sges.len());
         if !planned.inline && !nic.gather(turn, send, &planned, segments) {
             return Step::Failed(wc_status::LOC_PROT_ERR);
         }
         let len = (planned.total - send.done).min(PIECE);
         let payload =
             if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
+        nic.meter.charge(cost::bytes(len.into()));
         let vni = nic.settings.vni;
         let request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         let Self { nics, networks, local, .. } = self;

@@ -6,6 +6,7 @@
 use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
+use super::budget::cost;
 use super::mr::Access;
 use super::nic::{Life, Nic};
 use super::qp::state::Kind;
@@ -232,6 +233,7 @@ impl Nic {
             Some(srqn) => self.srqs.get(srqn as usize)?.pdn,
             None => qp.pdn,
         };
+        self.meter.charge_each(cost::ELEMENT, qp.open.sges.len());
         let mut segments = std::mem::take(&mut self.scratch);
         segments.clear();
         let mut left = needed;
@@ -335,6 +337,7 @@ impl Nic {
         if !self.open_receive(qpn) {
             return self.not_ready(qpn, request);
         }
+        self.meter.charge(cost::DELIVERY + cost::bytes(request.total.into()));
         let Some(qp) = self.qps.get(&qpn) else { return Outcome::NoAnswer };
         let needed = u64::from(GRH_LEN) + u64::from(request.total);
         if qp.open.malformed {
@@ -377,6 +380,7 @@ impl Nic {
         request: &Request<'_>,
         rights: u32,
     ) -> Result<Segment, Nak> {
+        self.meter.charge(cost::KEY);
         let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
         if !qp.attrs.has(rights) {
             return Err(Nak::RemoteAccess);
@@ -518,6 +522,7 @@ impl Nic {
                 return true;
             }
             *budget -= 1;
+            self.meter.charge(cost::FLUSH);
             if !qp.open_taken
                 && let Some(ring) = &mut qp.receive
             {

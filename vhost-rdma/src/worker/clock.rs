@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::engine::Nanos;
+use crate::engine::{Nanos, budget};
 
 /// A monotonic clock.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +23,13 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         // 64 bits of nanoseconds last for 584 years.
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+impl budget::Clock for Clock {
+    #[inline]
+    fn now(&self) -> Nanos {
+        Self::now(self)
     }
 }
 

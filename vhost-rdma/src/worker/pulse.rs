@@ -32,6 +32,8 @@ pub struct Pulse {
     since: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,
+    /// The most that a turn was charged.
+    charged: AtomicU64,
     turns: [AtomicU64; BOUNDS.len() + 1],
 }
 
@@ -44,6 +46,8 @@ pub struct Beat {
     pub longest: Nanos,
     /// See `longest`.
     pub total: Nanos,
+    /// The most that the engine charged a turn, by its cost model ([`crate::engine::budget`]): the same on a machine of any speed.
+    pub charged: Nanos,
     /// For how long the present turn has lasted, on the wall clock; 0 between turns.
     pub stalled: Nanos,
 }
@@ -55,6 +59,7 @@ impl Pulse {
             since: AtomicU64::new(0),
             longest: AtomicU64::new(0),
             total: AtomicU64::new(0),
+            charged: AtomicU64::new(0),
             turns: Default::default(),
         }
     }
@@ -78,6 +83,7 @@ impl Pulse {
             turns,
             longest: self.longest.load(Ordering::Relaxed),
             total: self.total.load(Ordering::Relaxed),
+            charged: self.charged.load(Ordering::Relaxed),
             stalled: self.stalled(),
         }
     }
@@ -104,13 +110,15 @@ pub(super) struct Counter {
     began: Nanos,
     /// Time in run queues, and when that was read.
     queued: (Nanos, Nanos),
+    /// All that had been charged at the end of the last turn.
+    charged: Nanos,
 }
 
 impl Counter {
     /// To be called on the worker's thread: the file is the thread's own.
     pub(super) fn new(pulse: Arc<Pulse>) -> Self {
         let schedstat = File::open("/proc/thread-self/schedstat").ok();
-        Self { pulse, schedstat, began: 0, queued: (0, 0) }
+        Self { pulse, schedstat, began: 0, queued: (0, 0), charged: 0 }
     }
 
     /// A turn begins.
@@ -123,9 +131,14 @@ impl Counter {
         self.pulse.since.store(now, Ordering::Relaxed);
     }
 
-    /// It is over.
+    /// It is over; `charged` is all that the engine has charged since the start.
     #[inline]
-    pub(super) fn end(&mut self, now: Nanos) {
+    pub(super) fn end(&mut self, now: Nanos, charged: Nanos) {
+        let turn = charged.saturating_sub(self.charged);
+        self.charged = charged;
+        if turn > self.pulse.charged.load(Ordering::Relaxed) {
+            self.pulse.charged.store(turn, Ordering::Relaxed);
+        }
         let mut own = now.saturating_sub(self.began);
         if own >= SHORT
             && let Some(queued) = self.read()
@@ -158,16 +171,19 @@ mod tests {
         let pulse = Arc::new(Pulse::new(clock));
         let mut counter = Counter::new(pulse.clone());
         counter.begin(clock.now());
-        counter.end(clock.now());
+        counter.end(clock.now(), 0);
         assert_eq!(pulse.beat().turns.iter().sum::<u64>(), 1);
         assert_eq!(pulse.beat().stalled, 0);
         counter.begin(clock.now());
         std::thread::sleep(Duration::from_millis(20));
         assert!(pulse.beat().stalled >= 20_000_000, "seen from outside while it lasts");
-        counter.end(clock.now());
+        counter.end(clock.now(), 700);
         let beat = pulse.beat();
         assert!(beat.longest >= 15_000_000, "blocked is not waiting for a processor: {beat:?}");
-        assert_eq!(beat.stalled, 0);
+        assert_eq!((beat.stalled, beat.charged), (0, 700));
+        counter.begin(clock.now());
+        counter.end(clock.now(), 900);
+        assert_eq!(counter.pulse.beat().charged, 700, "the most of one turn");
         assert_eq!(beat.turns[BOUNDS.len() - 2] + beat.turns[BOUNDS.len() - 1], 1, "{beat:?}");
     }
 
@@ -180,7 +196,7 @@ mod tests {
         counter.began = clock.now().saturating_sub(60_000_000).max(1);
         counter.queued = (before.saturating_sub(50_000_000), counter.began);
         counter.began = clock.now();
-        counter.end(counter.began + 60_000_000);
+        counter.end(counter.began + 60_000_000, 0);
         let waited = 50_000_000u64.min(before);
         assert!(counter.pulse.beat().longest <= 60_000_000 - waited);
     }

@@ -35,6 +35,7 @@ pub(super) fn spawn(
     let (sender, mailbox) = channel();
     let waker = Arc::new(Waker::new()?);
     let clock = Clock::new();
+    let shard = shard.with_clock(Box::new(clock));
     let pulse = Arc::new(Pulse::new(clock));
     let runner = Runner {
         shard,
@@ -88,7 +89,7 @@ impl Runner {
             // Read last thing before the doorbells are: a timer counted from a time that is past would run out too early.
             let now = self.clock.now();
             // A turn is a round of polling with the jobs after it, so that it costs no look at the clock of its own.
-            counter.end(now);
+            counter.end(now, self.shard.charged());
             counter.begin(now);
             if self.vanished != memory::vanished() {
                 self.vanished = memory::vanished();
@@ -154,7 +155,7 @@ impl Runner {
         // A panic in here counts as found: the round that follows deals with its NIC.
         let found = self.guarded(None, Shard::prepare_sleep).unwrap_or(true);
         self.peeked = self.next_message();
-        counter.end(self.clock.now());
+        counter.end(self.clock.now(), self.shard.charged());
         if found || self.peeked.is_some() {
             self.waker.stay_awake();
         } else {

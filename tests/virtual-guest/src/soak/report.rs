@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn verdict(memory: impl Fn(u64) -> u64) -> bool {
-        let turns = Turns { count: 1.0, longest: 0.001, stalled: 0.0 };
+        let turns = Turns { count: 1.0, longest: 0.001, ..Turns::default() };
         let warm = Duration::from_secs(20);
         Report::new(&samples(memory), warm, BTreeMap::new(), turns, [1; 3]).ok()
     }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn objects_and_long_turns_fail() {
-        let turns = |longest| Turns { count: 1.0, longest, stalled: 0.0 };
+        let turns = |longest| Turns { count: 1.0, longest, ..Turns::default() };
         let warm = Duration::ZERO;
         let flat = samples(|_| 1 << 20);
         let left = BTreeMap::from([("qps", 1)]);

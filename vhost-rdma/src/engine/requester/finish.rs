@@ -4,6 +4,7 @@ use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
+use crate::engine::budget::cost;
 use crate::engine::nic::Nic;
 use crate::engine::qp::{Kind, SendQueue, State};
 use crate::engine::shape::failed_send;
@@ -70,6 +71,9 @@ impl Nic {
                 return true;
             }
             *budget -= 1;
+            self.meter.charge(cost::FLUSH);
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            let Some(send) = &mut qp.send else { return false };
             let Some(wqe) = send.current.or_else(|| send.take()) else { return false };
             let index = send.current_index();
             send.retire();
