@@ -5,9 +5,11 @@
 //! is readable is copied once, and nothing is read from the guest again while the request is served.
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use std::sync::atomic::Ordering;
+
+use crate::memory::AddressSpace;
 
 /// Bytes of a request that are kept: more than the longest has (a test says so). What follows is surplus, which has no meaning.
 pub(super) const REQUEST_MAX: usize = 256;
@@ -41,14 +43,14 @@ pub(super) enum Taken {
 }
 
 /// Whether the ring holds something that can be taken.
-pub(super) fn available(queue: &Queue, memory: &GuestMemoryMmap<()>) -> Option<bool> {
+pub(super) fn available(queue: &Queue, memory: &AddressSpace) -> Option<bool> {
     let index = queue.avail_idx(memory, Ordering::Acquire).ok()?.0;
     let ahead = index.wrapping_sub(queue.next_avail());
     (ahead <= queue.size()).then_some(ahead > 0)
 }
 
 /// Takes the next chain, which must not have more than `most` descriptors.
-pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>, most: usize) -> Taken {
+pub(super) fn take(queue: &mut Queue, memory: &AddressSpace, most: usize) -> Taken {
     match available(queue, memory) {
         Some(true) => {}
         Some(false) => return Taken::Empty,
@@ -76,7 +78,7 @@ pub(super) fn take(queue: &mut Queue, memory: &GuestMemoryMmap<()>, most: usize)
 }
 
 impl Chain {
-    fn add_readable(&mut self, memory: &GuestMemoryMmap<()>, addr: GuestAddress, len: u32) -> bool {
+    fn add_readable(&mut self, memory: &AddressSpace, addr: GuestAddress, len: u32) -> bool {
         let rest = &mut self.request[self.request_len..];
         let copied = rest.len().min(len as usize);
         self.request_len += copied;
@@ -84,7 +86,7 @@ impl Chain {
     }
 
     /// An empty descriptor is kept as well: it decides that no readable one may follow.
-    fn add_writable(&mut self, memory: &GuestMemoryMmap<()>, addr: GuestAddress, len: u32) -> bool {
+    fn add_writable(&mut self, memory: &AddressSpace, addr: GuestAddress, len: u32) -> bool {
         let kept = (RESPONSE_MAX - self.room).min(len as usize);
         if kept > 0 || self.writable.is_empty() {
             if kept > 0 && !GuestMemoryBackend::check_range(memory, addr, kept) {
@@ -109,7 +111,7 @@ impl Chain {
     }
 
     /// Writes a response, which must fit, and returns the length for the used ring. 0 if the guest's memory went away meanwhile.
-    pub(super) fn respond(&self, memory: &GuestMemoryMmap<()>, response: &[u8]) -> u32 {
+    pub(super) fn respond(&self, memory: &AddressSpace, response: &[u8]) -> u32 {
         let mut rest = response;
         for &(addr, len) in &self.writable {
             let (now, later) = rest.split_at(rest.len().min(len as usize));

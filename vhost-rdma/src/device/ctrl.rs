@@ -83,6 +83,11 @@ impl Controller {
         let (request_len, response_len) = parse::sizes(opcode).ok_or(Status::NOTSUPP)?;
         let sized = body.len() >= request_len && room >= size_of::<RespHdr>() + response_len;
         let ctx = header.ctx.get();
+        if self.nonce.is_none() && opcode != cmd::INIT {
+            // Not even parsed: to resolve a page list may take a while, and there is nothing that it could be for.
+            let (_, generation) = executor.space();
+            return Err(Self::refuse(executor, generation, opcode, Status::STATE));
+        }
         for _ in 0..STALE_RETRIES {
             let (space, generation) = executor.space();
             let parser = Parser { space: &space, max_mr_bytes };

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vhost_user_backend::{VringState, VringT};
 use virtio_queue::QueueT;
 use virtio_rdma_abi::{AsyncEvent, CompEvent, vq};
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vm_memory::GuestAddressSpace;
 use zerocopy::IntoBytes;
 
 use super::chain::{self, Taken};
 use super::vring::{Memory, Vring, runs};
 use crate::engine::Port;
+use crate::memory::AddressSpace;
 
 /// Buffers that are looked at for one event. A driver's first fits; who fills the ring with others waits for its next kick.
 const BUFFERS: usize = 16;
@@ -50,7 +51,7 @@ impl EventPort {
 }
 
 /// Uses up buffers until one can take the event.
-fn put(state: &mut VringState<Memory>, memory: &GuestMemoryMmap<()>, event: &[u8]) -> bool {
+fn put(state: &mut VringState<Memory>, memory: &AddressSpace, event: &[u8]) -> bool {
     let queue = state.get_queue_mut();
     for _ in 0..BUFFERS {
         let (head, len) = match chain::take(queue, memory, PIECES) {

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 
 use virtio_queue::{Queue, QueueT};
 use virtio_rdma_abi::{self as abi, attr_mask as m, cmd, db, qps, qpt};
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes as _, GuestAddress};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -71,8 +71,7 @@ pub fn chains(doing: &[u8]) {
     const ENTRIES: u16 = 16;
     const TABLES: u64 = 0x1000;
     let mut doing = Doing(doing);
-    let ranges = [(GuestAddress(0), 0x8000), (GuestAddress(0x8000), 0x4000)];
-    let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&ranges) else { return };
+    let Ok(memory) = AddressSpace::anonymous(&[(0, 0x8000), (0x8000, 0x4000)]) else { return };
     // The table of the queue, and tables to point to.
     for at in (0..0x100).chain(TABLES..TABLES + 0x200).step_by(16) {
         let [kind, flags] = doing.bytes();

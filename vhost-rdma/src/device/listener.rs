@@ -2,28 +2,29 @@
 //!
 //! A second VMM that connects while one is there is refused: its connection is closed at once, for whoever has a NIC must not be kept
 //! waiting behind a stranger, nor a stranger wait for the NIC. One that comes when the first has just gone (a container that starts
-//! again) waits in the backlog until the old session is undone, and finds a device without old objects. The framework's daemon object
-//! serves a single connection (it refuses a second `SET_OWNER`), so each gets a new one; the listening socket stays.
+//! again) waits in the backlog until the old session is undone, and finds a device without old objects.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use vhost::vhost_user::{Error as VhostError, Listener};
-use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
-use vmm_sys_util::epoll::EventSet;
+use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
+use super::frontend::Frontend;
 use super::nic::Nic;
 use super::peer::Peer;
+use super::queue_thread::QueueThread;
 use super::queues::QueueKind;
-use super::session::{EXIT_EVENT, Session};
-use super::vring::with_routes;
+use super::session::{QUEUE_SIZE, Session};
+use super::vring::Vring;
 use crate::node::{AttachError, NicConfig};
 use crate::socket;
 
@@ -66,11 +67,11 @@ impl Drop for NicSocket {
 #[derive(Default)]
 struct Shared {
     stopping: AtomicBool,
-    connection: Mutex<Option<ShutdownHandle>>,
+    connection: Mutex<Option<UnixStream>>,
 }
 
 impl Shared {
-    fn connection(&self) -> std::sync::MutexGuard<'_, Option<ShutdownHandle>> {
+    fn connection(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,7 +102,7 @@ impl Drop for ListenerThread {
         self.shared.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         if let Some(connection) = self.shared.connection().as_ref() {
-            connection.shutdown();
+            let _ = connection.shutdown(Shutdown::Both);
         }
         if self.done.recv_timeout(STOP_TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             tracing::error!("a connection does not end; its thread is left behind");
@@ -163,28 +164,22 @@ impl Thread {
     /// Serves the connection that waits, to its end. The accept cannot block: a unix connection stays in the backlog even if
     /// its client is gone.
     fn serve(&self) -> io::Result<()> {
-        let session = Arc::new(Session::new(self.nic.clone())?);
-        let mut connection = Connection::new(&self.nic, session)?;
-        let mut listener = Listener::from(self.socket.listener.try_clone()?);
-        connection.daemon.start(&mut listener).map_err(framework)?;
+        let (stream, _) = self.socket.listener.accept()?;
+        let mut connection = Connection::start(&self.nic, stream.try_clone()?)?;
         self.nic.connected();
-        *self.shared.connection() = connection.daemon.shutdown_handle();
-        if self.shared.stopping.load(Ordering::SeqCst) {
-            connection.daemon.request_shutdown();
+        *self.shared.connection() = Some(stream);
+        if self.shared.stopping.load(Ordering::SeqCst) || !self.watch() {
+            connection.hang_up();
         }
-        if !self.watch() {
-            connection.daemon.request_shutdown();
-        }
-        let ended = connection.daemon.wait();
+        let ended = connection.wait();
         *self.shared.connection() = None;
         drop(connection);
         self.nic.disconnected(!self.shared.stopping.load(Ordering::SeqCst));
         match ended {
-            Ok(())
-            | Err(Error::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
+            VhostError::Disconnected | VhostError::PartialMessage | VhostError::SocketBroken(_) => {
                 tracing::info!(nic = self.nic.name, "the VMM disconnected");
             }
-            Err(error) => {
+            error => {
                 tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke");
             }
         }
@@ -237,50 +232,71 @@ impl Thread {
     }
 }
 
-/// The framework's object with our end of it. Its drop waits for the queue thread, so that thread is told to end first.
-///
-/// The framework has an exit event of its own, but leaks one of its two descriptors with each connection.
+/// Whoever waits for the end of the stream learns that nobody reads it any more.
+struct HangUp(UnixStream);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// A VMM's connection: a thread that handles its messages, and one that serves its queues.
 struct Connection {
-    daemon: VhostUserDaemon<Arc<Session>>,
+    stream: UnixStream,
     session: Arc<Session>,
+    queues: Arc<QueueThread>,
+    messages: Option<JoinHandle<VhostError>>,
 }
 
 impl Connection {
-    fn new(nic: &Nic, session: Arc<Session>) -> io::Result<Self> {
-        let routes = (0..nic.layout.total()).map(|index| {
-            (nic.layout.kind(index) == Some(QueueKind::Kick)).then(|| nic.kick_route())
+    fn start(nic: &Arc<Nic>, stream: UnixStream) -> io::Result<Self> {
+        let session = Arc::new(Session::new(nic.clone()));
+        let vrings = (0..nic.layout.total()).map(|index| {
+            let route = nic.layout.kind(index) == Some(QueueKind::Kick);
+            Vring::with_route(session.memory(), QUEUE_SIZE, route.then(|| nic.kick_route()))
         });
-        let daemon = with_routes(routes, || {
-            VhostUserDaemon::new(format!("vhost-{}", nic.name), session.clone(), session.memory())
-        })
-        .map_err(framework)?;
-        let exit = session.exit().as_raw_fd();
-        let handlers = daemon.get_epoll_handlers();
-        let registered = handlers.iter().try_for_each(|handler| {
-            handler.register_listener(exit, EventSet::IN, EXIT_EVENT.into())
-        });
-        drop(handlers);
-        match registered {
-            Ok(()) => Ok(Self { daemon, session }),
-            Err(error) => {
-                // Dropping it would wait for a thread that nothing can end. The host is out of resources; a thread is the price.
-                std::mem::forget(daemon);
-                Err(error)
+        let vrings: Arc<[Vring]> = vrings
+            .collect::<Result<_, _>>()
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        let queues = QueueThread::start(session.clone(), vrings.clone())?;
+        let mut connection = Self { stream, session, queues, messages: None };
+        let frontend = Frontend::new(connection.session.clone(), connection.queues.clone(), vrings);
+        let stream = connection.stream.try_clone()?;
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(frontend)));
+        let end = HangUp(connection.stream.try_clone()?);
+        let thread = std::thread::Builder::new().name(format!("vhost-{}", nic.name));
+        connection.messages = Some(thread.spawn(move || {
+            let _end = end;
+            loop {
+                if let Err(error) = handler.handle_request() {
+                    return error;
+                }
             }
-        }
+        })?);
+        Ok(connection)
+    }
+
+    fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Waits until there are no more messages; why.
+    fn wait(&mut self) -> VhostError {
+        let ended = self.messages.take().map(JoinHandle::join);
+        ended.map_or(VhostError::Disconnected, |ended| {
+            ended.unwrap_or(VhostError::BackendInternalError)
+        })
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.hang_up();
+        self.wait();
         self.session.end();
+        self.queues.end();
     }
-}
-
-/// The framework's errors are neither `Error` nor `Sync`.
-#[allow(clippy::needless_pass_by_value, reason = "it is used with map_err")]
-fn framework(error: Error) -> io::Error {
-    io::Error::other(error.to_string())
 }
 
 #[cfg(test)]

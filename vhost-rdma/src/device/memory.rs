@@ -1,29 +1,34 @@
 //! What a VMM gives us as guest memory.
 //!
-//! The descriptors are not trusted: a file on a slow or remote file system would block whoever touches it, one shorter than
-//! its mapping would kill the process. So only shared memory (tmpfs, which memfds are on) and huge pages are taken, and only
-//! whole.
+//! The descriptors are not trusted: a file on a slow or remote file system would block whoever touches it. So only shared memory
+//! (tmpfs, which memfds are on) and huge pages are taken, in whole pages of the file. All of that is decided *before* the file is
+//! mapped, and what becomes of the memory after it is the mapping's own affair (`memory::Mapping`).
 //!
-//! A VMM without memory slots sends its whole table again and the framework maps all of it anew. A region that is the same
-//! piece of the same file keeps its old mapping here, so that objects over it live on.
+//! A VMM without memory slots sends its whole table again. A region that is the same piece of the same file keeps its old mapping
+//! here, so that objects over it live on.
+//!
+//! What is kept for a table is bounded by [`SLOTS`] and, where the bytes do not matter but the addresses do, by [`most_bytes`]: files are
+//! sparse, and a file of a hundred terabytes costs its owner nothing.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FileType, fstat, fstatfs};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+use crate::memory::{AddressSpace, Mapping, MappingError, Region, SpaceError};
 
 /// `f_type` of tmpfs, hugetlbfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
+/// Memory regions of one guest: as many as vhost in the kernel takes by default, which VMMs count on.
+pub(super) const SLOTS: usize = 509;
+
 /// Why memory was refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemoryError {
-    #[error("guest memory at {0:#x} has no file")]
-    NoFile(u64),
     #[error("guest memory at {start:#x} cannot be examined: {source}")]
     Examine { start: u64, source: io::Error },
     #[error(
@@ -32,41 +37,95 @@ pub(super) enum MemoryError {
     FileSystem(u64),
     #[error("guest memory at {0:#x} is longer than its file")]
     TooShort(u64),
-    #[error(
-        "there are more mappings of guest memory than can be guarded; give VMs fewer memory regions, or serve some from another daemon"
-    )]
-    Unguarded,
+    #[error("guest memory at {start:#x}: {source}")]
+    Mapping { start: u64, source: MappingError },
     #[error("the memory table makes no sense: {0}")]
-    Table(vm_memory::GuestRegionCollectionError),
+    Table(#[from] SpaceError),
+    #[error("more than {SLOTS} memory regions, which is how many there may be")]
+    Slots,
+    #[error(
+        "more than {0} bytes of guest memory, which is what one guest of this host may have: 16 times its memory, at least 1 TiB"
+    )]
+    TooMuch(u64),
 }
 
-/// Checks a memory table, and returns it with the mappings of `old` wherever they are the same.
-pub(super) fn adopt(
-    old: &GuestMemoryMmap<()>,
-    new: &GuestMemoryMmap<()>,
-) -> Result<GuestMemoryMmap<()>, MemoryError> {
-    let mut regions = Vec::new();
-    for region in new.iter() {
-        check(region)?;
-        let kept = old.iter().find(|mine| same(mine, region)).unwrap_or(region);
-        // A region is a guest address and a counted reference to its mapping.
-        let copy = GuestRegionMmap::with_arc(kept.get_mmap(), kept.start_addr());
-        regions.extend(copy.map(Arc::new));
+/// A region as a VMM describes it.
+#[derive(Debug)]
+pub(super) struct Offer {
+    /// Guest physical address.
+    pub(super) start: u64,
+    pub(super) len: u64,
+    pub(super) file: File,
+    /// Where it begins in the file.
+    pub(super) offset: u64,
+}
+
+/// How much memory a guest may have: far more than any does, and far less than the daemon has addresses for.
+fn most_bytes() -> u64 {
+    static MOST: OnceLock<u64> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        let ram = kib.unwrap_or(0).saturating_mul(1024);
+        ram.saturating_mul(16).clamp(1 << 40, 1 << 44)
+    })
+}
+
+/// The memory that follows `old` when the VMM sends its whole table.
+pub(super) fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpace, MemoryError> {
+    let mut left = within(offers.len(), 0)?;
+    let regions = offers.into_iter().map(|offer| {
+        left = left.checked_sub(offer.len).ok_or_else(too_much)?;
+        region(old, offer)
+    });
+    let regions = regions.collect::<Result<_, _>>()?;
+    Ok(old.with(regions)?)
+}
+
+/// The memory that follows `old` when one region is plugged in.
+pub(super) fn plug(old: &AddressSpace, offer: Offer) -> Result<AddressSpace, MemoryError> {
+    let left = within(old.regions().len() + 1, old.bytes())?;
+    left.checked_sub(offer.len).ok_or_else(too_much)?;
+    Ok(old.plug(region(&AddressSpace::default(), offer)?)?)
+}
+
+/// How many bytes more there may be in a table of so many regions.
+fn within(regions: usize, bytes: u64) -> Result<u64, MemoryError> {
+    if regions > SLOTS {
+        return Err(MemoryError::Slots);
     }
-    GuestMemoryMmap::from_arc_regions(regions).map_err(MemoryError::Table)
+    Ok(most_bytes().saturating_sub(bytes))
 }
 
-fn check(region: &GuestRegionMmap<()>) -> Result<(), MemoryError> {
-    let start = region.start_addr().0;
-    let mapped = region.file_offset().ok_or(MemoryError::NoFile(start))?;
+fn too_much() -> MemoryError {
+    MemoryError::TooMuch(most_bytes())
+}
+
+/// The region that is offered, with its mapping in `old` if it is there.
+fn region(old: &AddressSpace, offer: Offer) -> Result<Region, MemoryError> {
+    let Offer { start, len, file, offset } = offer;
+    check(&file, start, offset.checked_add(len))?;
+    let same = |region: &&Region| {
+        region.bytes() == len
+            && region.file().is_some_and(|(kept, at)| at == offset && same_file(kept, file.as_fd()))
+    };
+    if let Some(kept) = old.region_at(start).filter(same) {
+        return Ok(kept.clone());
+    }
+    let mapping = Mapping::of_file(file, offset, len);
+    let mapping = mapping.map_err(|source| MemoryError::Mapping { start, source })?;
+    Ok(Region::new(start, Arc::new(mapping))?)
+}
+
+fn check(file: &File, start: u64, end: Option<u64>) -> Result<(), MemoryError> {
     let examine = |source: rustix::io::Errno| MemoryError::Examine { start, source: source.into() };
-    let stat = fstat(mapped.file()).map_err(examine)?;
+    let stat = fstat(file).map_err(examine)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
-        || !file_system(mapped.file()).map_err(examine)?
+        || !file_system(file).map_err(examine)?
     {
         return Err(MemoryError::FileSystem(start));
     }
-    let end = mapped.start().checked_add(region.len());
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if end.is_none_or(|end| end > size) { Err(MemoryError::TooShort(start)) } else { Ok(()) }
 }
@@ -78,71 +137,88 @@ fn file_system(file: &File) -> rustix::io::Result<bool> {
     Ok(matches!(kind, TMPFS_MAGIC | HUGETLBFS_MAGIC))
 }
 
-/// Whether both are the same piece of the same file at the same guest address.
-fn same(a: &GuestRegionMmap<()>, b: &GuestRegionMmap<()>) -> bool {
-    let identity = |region: &GuestRegionMmap<()>| {
-        let mapped = region.file_offset()?;
-        let stat = fstat(mapped.file()).ok()?;
-        Some((stat.st_dev, stat.st_ino, mapped.start(), region.start_addr(), region.len()))
-    };
+fn same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+    let identity = |file| fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino));
     identity(a).is_some_and(|id| identity(b) == Some(id))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
-    use vm_memory::{FileOffset, GuestAddress};
 
-    const LEN: usize = 0x4000;
+    use super::*;
 
-    fn table(files: &[(u64, File)]) -> GuestMemoryMmap<()> {
-        let ranges = files.iter().map(|(start, file)| {
-            let file = file.try_clone().expect("dup");
-            (GuestAddress(*start), LEN, Some(FileOffset::new(file, 0)))
-        });
-        GuestMemoryMmap::from_ranges_with_files(ranges.collect::<Vec<_>>()).expect("mappable")
-    }
+    const LEN: u64 = 0x4000;
 
-    fn memfd(len: usize) -> File {
+    fn memfd(len: u64) -> File {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("memfd"));
-        file.set_len(len as u64).expect("room");
+        file.set_len(len).expect("room");
         file
     }
 
-    fn mappings(map: &GuestMemoryMmap<()>) -> Vec<*mut u8> {
-        map.iter().map(|region| region.get_mmap().as_ptr()).collect()
+    fn offer(start: u64, file: &File) -> Offer {
+        Offer { start, len: LEN, file: file.try_clone().expect("dup"), offset: 0 }
     }
 
     #[test]
     fn the_same_memory_keeps_its_mapping() {
         let (a, b, c) = (memfd(LEN), memfd(LEN), memfd(LEN));
-        let old = table(&[(0, a.try_clone().expect("dup")), (0x10000, b)]);
-        let new = table(&[(0, a), (0x10000, c)]);
-        let adopted = adopt(&old, &new).expect("memfds are fine");
-        assert_eq!(mappings(&adopted)[0], mappings(&old)[0]);
-        assert_eq!(mappings(&adopted)[1], mappings(&new)[1], "another file at the same address");
+        let old = table(&AddressSpace::default(), vec![offer(0x10000, &b), offer(0, &a)]);
+        let old = old.expect("memfds are fine");
+        let new = table(&old, vec![offer(0, &a), offer(0x10000, &c)]).expect("memfds are fine");
+        assert!(new.regions()[0].same_mapping(&old.regions()[0]));
+        assert!(!new.regions()[1].same_mapping(&old.regions()[1]), "another file");
+        let mut moved = offer(0x20000, &a);
+        moved.len = 0x1000;
+        let new = table(&old, vec![moved]).expect("memfds are fine");
+        assert!(!old.contains(&new.regions()[0]), "another address");
     }
 
     #[test]
-    fn memory_that_could_vanish_is_refused() {
-        let none = GuestMemoryMmap::new();
-        let short = table(&[(0x1000, memfd(LEN - 1))]);
-        assert!(matches!(adopt(&none, &short), Err(MemoryError::TooShort(0x1000))));
-        let anonymous = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), LEN)]).expect("mappable");
-        assert!(matches!(adopt(&none, &anonymous), Err(MemoryError::NoFile(0))));
+    fn memory_that_could_hold_somebody_up_is_refused() {
+        let none = AddressSpace::default();
+        let short = plug(&none, offer(0x1000, &memfd(LEN - 1)));
+        assert!(matches!(short, Err(MemoryError::TooShort(0x1000))));
+        let wraps = Offer { offset: u64::MAX - 0xfff, ..offer(0, &memfd(LEN)) };
+        assert!(matches!(plug(&none, wraps), Err(MemoryError::TooShort(0))));
         // The test's own program is on whatever disk the tests run on, which is not shared memory.
         let disk = File::open(std::env::current_exe().expect("a path")).expect("readable");
         if !file_system(&disk).expect("a file system") {
-            let region = vm_memory::mmap::MmapRegionBuilder::new(LEN)
-                .with_mmap_prot(libc::PROT_READ)
-                .with_mmap_flags(libc::MAP_SHARED)
-                .with_file_offset(FileOffset::new(disk, 0))
-                .build()
-                .expect("mappable");
-            let region = GuestRegionMmap::new(region, GuestAddress(0)).expect("in range");
-            let map = GuestMemoryMmap::from_regions(vec![region]).expect("one region");
-            assert!(matches!(adopt(&none, &map), Err(MemoryError::FileSystem(0))));
+            assert!(matches!(plug(&none, offer(0, &disk)), Err(MemoryError::FileSystem(0))));
         }
+    }
+
+    #[test]
+    fn a_table_has_as_many_regions_as_there_are_slots() {
+        let file = memfd(LEN);
+        let mut space = AddressSpace::default();
+        for n in 0..SLOTS as u64 {
+            space = plug(&space, offer(n * LEN, &file)).expect("a slot");
+        }
+        assert_eq!(space.bytes(), SLOTS as u64 * LEN);
+        assert!(matches!(plug(&space, offer(1 << 40, &file)), Err(MemoryError::Slots)));
+        let space = space.unplug(7 * LEN, LEN).expect("it is there");
+        assert!(matches!(space.unplug(7 * LEN, LEN), Err(SpaceError::NotThere(_))));
+        let again = plug(&space, offer(7 * LEN, &file)).expect("a slot again");
+        assert!(matches!(
+            plug(&space, Offer { start: 8 * LEN - 0x1000, ..offer(0, &file) }),
+            Err(MemoryError::Table(SpaceError::Overlap(_)))
+        ));
+        let offers = (0..=SLOTS as u64).map(|n| offer(n * LEN, &file)).collect();
+        assert!(matches!(table(&again, offers), Err(MemoryError::Slots)));
+    }
+
+    #[test]
+    fn sparse_files_take_no_addresses_without_end() {
+        let endless = memfd(1 << 46);
+        let most = most_bytes();
+        let huge = |start, len| Offer { start, len, offset: 0, ..offer(0, &endless) };
+        let none = AddressSpace::default();
+        assert!(matches!(plug(&none, huge(0, most + 0x1000)), Err(MemoryError::TooMuch(_))));
+        let half = plug(&none, huge(0, most / 2)).expect("half of it");
+        let rest = huge(1 << 45, most / 2 + 0x1000);
+        assert!(matches!(plug(&half, rest), Err(MemoryError::TooMuch(_))));
+        let both = vec![huge(0, most / 2), huge(1 << 45, most / 2 + 0x1000)];
+        assert!(matches!(table(&none, both), Err(MemoryError::TooMuch(_))));
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  registry ──Backend──> DeviceBackend ── one Nic per configured NIC: socket, listener thread, place on a worker
 //!                                            │
-//!                         VMM ──socket──> Session (one per connection)
+//!                         VMM ──socket── Frontend ──> Session (one per connection)
 //!                                            ├─ control queue ── chain ── ctrl ──job──> worker (engine)
 //!                                            ├─ kick queues (it sleeps on them) ────> worker
 //!                                            └─ event queues <── EventPort <───────── worker
@@ -17,9 +17,8 @@
 //! serves others, and no thread that serves others ever waits for either: a worker only ever tries a lock that is held for
 //! nanoseconds, and its file descriptors never block.
 //!
-//! What the vhost-user frameworks hide and how we live with it: a virtio reset is not visible (a control queue that starts
-//! again at index 0 is one, `gate`), a kick may come before any buffer and stand for many, and one `Err` from an event
-//! handler ends the queue's thread for good, so there is exactly one, on purpose, when the connection ends (`session`).
+//! What vhost-user hides and how we live with it: a virtio reset is not visible (a control queue that starts again at index 0 is
+//! one, `gate`), and a kick may come before any buffer and stand for many.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +28,7 @@ mod config;
 mod ctrl;
 mod events;
 mod foreign;
+mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;
@@ -36,6 +36,7 @@ mod listener;
 mod memory;
 mod nic;
 mod peer;
+mod queue_thread;
 mod queues;
 mod rnic;
 mod session;

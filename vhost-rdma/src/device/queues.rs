@@ -2,7 +2,7 @@
 
 use virtio_rdma_abi::vq;
 
-/// The most queues that the vhost-user framework serves: its thread masks are 64-bit words.
+/// The most queues that there may be: sets of them are 64-bit words.
 const MAX_QUEUES: u16 = 64;
 
 /// How many queues of each kind a NIC has.
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn never_more_than_the_framework_can_serve() {
+    fn never_more_than_a_word_has_bits() {
         assert!(QueueLayout::new(60, 2).is_some());
         assert_eq!(QueueLayout::new(60, 3), None);
         assert_eq!(QueueLayout::new(0, 1), None);

@@ -10,28 +10,25 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost_user_backend::{VhostUserBackend, VringT};
+use vhost_user_backend::VringT;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::QueueT;
 use virtio_rdma_abi::vq;
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
-use vmm_sys_util::epoll::EventSet;
+use vm_memory::GuestAddressSpace;
 
 use super::chain::{self, Chain, Taken};
 use super::config;
 use super::ctrl::{Controller, Executor, Outcome};
 use super::events::{EventPort, NoPort};
 use super::gate::Gate;
-use super::memory::{self, MemoryError};
+use super::memory::MemoryError;
 use super::nic::{JOB_TIMEOUT, Nic};
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
@@ -39,32 +36,21 @@ use crate::engine::{Command, Status};
 use crate::memory::AddressSpace;
 use crate::worker::CallError;
 
-/// The event that ends the queue thread. Above every queue index, as the framework requires.
-pub(super) const EXIT_EVENT: u16 = u16::MAX;
 /// Entries of a virtqueue, at most.
-const QUEUE_SIZE: usize = 1024;
+pub(super) const QUEUE_SIZE: u16 = 1024;
 /// How long the stop of a queue may wait for a request or the worker: the VMM's main loop stands still meanwhile.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a command may take. A driver gives up after 5 seconds.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The guest's memory as the engine sees it.
-#[derive(Debug, Default)]
-struct Table {
-    map: GuestMemoryMmap<()>,
-    space: AddressSpace,
-}
-
 /// See the module.
 pub(super) struct Session {
     nic: Arc<Nic>,
-    exit: OwnedFd,
     gate: Gate,
-    /// What the framework writes: a new table before we have seen it. Nothing is read through it.
+    /// The guest's memory, for the queues.
     memory: Memory,
-    /// What was found to be shared memory in whole: other files could hold whoever touches them up for ever.
-    vetted: Memory,
-    table: Mutex<Table>,
+    /// The same, for who resolves page lists, under the lock that changes it.
+    space: Mutex<AddressSpace>,
     generation: Arc<AtomicU64>,
     controller: Mutex<Controller>,
     /// The queues, known since the first event.
@@ -76,35 +62,26 @@ pub(super) struct Session {
 
 impl Session {
     /// A connection to `nic`.
-    pub(super) fn new(nic: Arc<Nic>) -> io::Result<Self> {
-        let exit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    pub(super) fn new(nic: Arc<Nic>) -> Self {
         let controller = Controller::new(nic.layout.kick_base());
-        Ok(Self {
+        Self {
             nic,
-            exit,
             gate: Gate::default(),
-            memory: Memory::new(GuestMemoryMmap::new()),
-            vetted: Memory::new(GuestMemoryMmap::new()),
-            table: Mutex::default(),
+            memory: Memory::new(AddressSpace::default()),
+            space: Mutex::default(),
             generation: Arc::default(),
             controller: Mutex::new(controller),
             vrings: OnceLock::new(),
             offering: Arc::default(),
             ring_broken: AtomicBool::new(false),
-        })
-    }
-
-    /// Readable once the queue thread shall end.
-    pub(super) const fn exit(&self) -> &OwnedFd {
-        &self.exit
+        }
     }
 
     pub(super) fn memory(&self) -> Memory {
         self.memory.clone()
     }
 
-    /// Ends everything that this connection made: no request is served any more, the NIC's objects are gone, and the queue thread
-    /// ends.
+    /// Ends everything that this connection made: no request is served any more, and the NIC's objects are gone.
     pub(super) fn end(&self) {
         if !self.gate.seal(STOP_TIMEOUT) {
             tracing::warn!(
@@ -121,21 +98,21 @@ impl Session {
                 "the objects of the last connection could not be destroyed: {error}"
             ));
         }
-        // Nothing can go wrong with an eventfd of our own.
-        let _ = rustix::io::write(&self.exit, &1u64.to_ne_bytes());
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn space(&self) -> MutexGuard<'_, AddressSpace> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn on_event(&self, index: u16, vrings: &[Vring]) {
+    /// Does what touches the guest's memory on a thread of the connection, and has the worker look if some of it vanished meanwhile: it
+    /// does so in its next round, which it may be asleep before.
+    pub(super) fn touching<R>(&self, work: impl FnOnce() -> R) -> R {
         let vanished = crate::memory::vanished();
-        self.dispatch(index, vrings);
+        let result = work();
         if vanished != crate::memory::vanished() {
-            // The worker looks at the memory of its NICs in its next round, which it may be asleep before.
             self.nic.post(|_, _, _| ());
         }
+        result
     }
 
     fn dispatch(&self, index: u16, vrings: &[Vring]) {
@@ -157,7 +134,7 @@ impl Session {
         let queues = vrings.get(usize::from(vq::EVENT)..usize::from(self.nic.layout.kick_base()));
         let port = EventPort::new(
             queues.unwrap_or_default(),
-            self.vetted.clone(),
+            self.memory.clone(),
             self.nic.stats.events.clone(),
         );
         self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
@@ -182,7 +159,7 @@ impl Session {
             if pass.first {
                 self.begin(vring.queue_next_avail());
             }
-            let memory = self.vetted.memory();
+            let memory = self.memory.memory();
             let taken =
                 chain::take(vring.get_mut().get_queue_mut(), &memory, chain::DESCRIPTORS_MAX);
             match taken {
@@ -239,36 +216,31 @@ impl Session {
         let response = self.controller().serve(self, chain.request(), chain.room(), max_mr_bytes);
         match response {
             Some(response) if self.gate.is_open() => {
-                chain.respond(&self.vetted.memory(), response.bytes())
+                chain.respond(&self.memory.memory(), response.bytes())
             }
             _ => 0,
         }
     }
 
-    /// Takes a new memory table over, in the framework and in the engine.
-    fn change_memory(&self, offered: &Memory) -> Result<(), MemoryError> {
-        let mut table = self.table();
-        let adopted = memory::adopt(&table.map, &offered.memory());
-        let guarded = adopted.and_then(|map| {
-            let space = table.space.successor(&map);
-            if space.guarded() { Ok((map, space)) } else { Err(MemoryError::Unguarded) }
-        });
-        // What is refused is not touched either: the queues lose their memory as well.
-        let (map, space, refusal) = match guarded {
-            Ok((map, space)) => (map, space, None),
-            Err(error) => (GuestMemoryMmap::new(), AddressSpace::default(), Some(error)),
-        };
-        for memory in [offered, &self.vetted] {
-            memory.lock().unwrap_or_else(PoisonError::into_inner).replace(map.clone());
-        }
-        *table = Table { map, space: space.clone() };
+    /// Takes the memory over that follows the present one, in the queues and in the engine. What is refused changes nothing.
+    pub(super) fn change_memory(
+        &self,
+        follow: impl FnOnce(&AddressSpace) -> Result<AddressSpace, MemoryError>,
+    ) -> Result<(), MemoryError> {
+        let mut present = self.space();
+        let next = follow(&present).inspect_err(|error| self.nic.failed(error.to_string()))?;
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.replace(next.clone());
+        // It ends with the last translation that uses it, and not here, where nobody else gets at the memory meanwhile.
+        let old = std::mem::replace(&mut *present, next.clone());
         // Before the engine hears of it: a command resolved with the old table that comes later is stale.
         self.generation.fetch_add(1, Ordering::AcqRel);
-        drop(table);
-        if let Err(error) = self.follow_memory(space) {
+        drop(present);
+        drop(old);
+        if let Err(error) = self.follow_memory(next) {
             self.nic.failed(format!("the engine could not take over the guest's memory: {error}"));
         }
-        refusal.map_or(Ok(()), Err)
+        Ok(())
     }
 
     /// Has the engine take the guest's memory over, in steps between which others are served.
@@ -289,7 +261,7 @@ impl Session {
 }
 
 /// Returns a chain to the driver and notifies it if it wants that.
-fn give_back(vring: &Vring, memory: &GuestMemoryMmap<()>, head: u16, len: u32) {
+fn give_back(vring: &Vring, memory: &AddressSpace, head: u16, len: u32) {
     let mut state = vring.get_mut();
     let queue = state.get_queue_mut();
     // Refused is only a head that is not in the ring, which the driver cannot get back.
@@ -303,8 +275,8 @@ fn give_back(vring: &Vring, memory: &GuestMemoryMmap<()>, head: u16, len: u32) {
 
 impl Executor for Session {
     fn space(&self) -> (AddressSpace, u64) {
-        let table = self.table();
-        (table.space.clone(), self.generation.load(Ordering::Acquire))
+        let space = Self::space(self);
+        (space.clone(), self.generation.load(Ordering::Acquire))
     }
 
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome {
@@ -324,53 +296,28 @@ impl Executor for Session {
     }
 }
 
-impl VhostUserBackend for Session {
-    type Bitmap = ();
-    type Vring = Vring;
-
-    fn num_queues(&self) -> usize {
-        self.nic.layout.total().into()
-    }
-
-    fn max_queue_size(&self) -> usize {
-        QUEUE_SIZE
-    }
-
-    fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
-            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
-    }
+/// What a connection's messages ask for (`frontend`).
+impl Session {
+    /// Virtio features, with the one bit of vhost-user's own.
+    pub(super) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+        | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        | 1 << VIRTIO_RING_F_EVENT_IDX
+        | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
     /// Without `CONFIGURE_MEM_SLOTS` the VMM would send the whole table for each change.
-    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+    pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures =
         VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-    }
+            .union(VhostUserProtocolFeatures::MQ)
+            .union(VhostUserProtocolFeatures::REPLY_ACK)
+            .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-    /// One thread for all queues.
-    fn queues_per_thread(&self) -> Vec<u64> {
-        vec![u64::MAX]
-    }
-
-    /// The framework tells each queue itself.
-    fn set_event_idx(&self, _enabled: bool) {}
-
-    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+    /// Bytes of the configuration space.
+    pub(super) fn config(&self, offset: u32, size: u32) -> Vec<u8> {
         config::read(&self.nic.config_space, offset, size)
     }
 
-    fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        self.change_memory(&memory).map_err(|error| {
-            self.nic.failed(error.to_string());
-            io::Error::other(error)
-        })
-    }
-
-    fn stop_vring(&self, queue_index: u32) -> io::Result<()> {
+    /// A queue shall not be served any more.
+    pub(super) fn stop_vring(&self, queue_index: u32) -> io::Result<()> {
         // Queues of events are locked by the worker for each event and found not ready from now on.
         if queue_index != u32::from(vq::CONTROL) {
             return Ok(());
@@ -394,22 +341,15 @@ impl VhostUserBackend for Session {
         }
     }
 
-    /// Only [`EXIT_EVENT`] returns an error, which ends the calling thread.
-    fn handle_event(
-        &self,
-        device_event: u16,
-        _evset: EventSet,
-        vrings: &[Vring],
-        _thread_id: usize,
-    ) -> io::Result<()> {
-        if device_event == EXIT_EVENT {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
-        if catch_unwind(AssertUnwindSafe(|| self.on_event(device_event, vrings))).is_err() {
+    /// Queue `index` was kicked, or is new.
+    pub(super) fn handle(&self, index: u64, vrings: &[Vring]) {
+        let Ok(index) = u16::try_from(index) else { return };
+        if catch_unwind(AssertUnwindSafe(|| self.touching(|| self.dispatch(index, vrings))))
+            .is_err()
+        {
             self.nic.failed("the device had a fault".to_owned());
             self.nic.post(|shard, id, _| shard.fail(id));
         }
-        Ok(())
     }
 }
 

@@ -6,11 +6,8 @@
 //! queue's lock and by calls that do not wait, whatever the VMM does to the descriptors' flags meanwhile (`signal`).
 //!
 //! The kick descriptors of kick queues go straight to the worker that sleeps on them, which saves each kick the way through
-//! the queue thread. The framework, which makes its queues itself and does not tell them what they are for, gets a stand-in
-//! that is never signalled ([`with_routes`]).
+//! the queue thread; that thread gets a stand-in that is never signalled.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,13 +18,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error, QueueT};
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::GuestMemoryAtomic;
 
+use crate::memory::AddressSpace;
 use crate::signal;
 use crate::worker::{WatchedKick, WorkerHandle};
 
-/// The memory of one guest, as the framework swaps it.
-pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap<()>>;
+/// The memory of one guest, as it is swapped.
+pub(super) type Memory = GuestMemoryAtomic<AddressSpace>;
 
 /// See the module.
 #[derive(Clone)]
@@ -58,29 +56,13 @@ pub(super) struct KickRoute {
     watched: Mutex<Option<WatchedKick>>,
 }
 
-thread_local! {
-    /// The routes of the queues that this thread is about to make.
-    static ROUTES: RefCell<VecDeque<Option<Arc<KickRoute>>>> = const { RefCell::new(VecDeque::new()) };
-}
-
-/// Runs `make`, in which the framework makes its queues in the order of their indices, each with its route.
-pub(super) fn with_routes<R>(
-    routes: impl Iterator<Item = Option<Arc<KickRoute>>>,
-    make: impl FnOnce() -> R,
-) -> R {
-    ROUTES.set(routes.collect());
-    let made = make();
-    ROUTES.take();
-    made
-}
-
 impl KickRoute {
     /// To `worker`, which counts the kicks.
     pub(super) fn new(worker: WorkerHandle, counter: Arc<AtomicU64>) -> Self {
         Self { worker, counter, watched: Mutex::default() }
     }
 
-    /// Takes a new kick descriptor, or none, and returns what the framework gets.
+    /// Takes a new kick descriptor, or none, and returns what the queue thread gets.
     fn take(&self, file: Option<File>) -> Option<File> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         *watched = None;
@@ -111,6 +93,20 @@ impl<'a> VringStateMutGuard<'a, Memory> for Vring {
 }
 
 impl Vring {
+    /// A queue of at most `max_queue_size` entries in `memory`, whose kicks go by `route` or to the queue thread.
+    pub(super) fn with_route(
+        memory: Memory,
+        max_queue_size: u16,
+        route: Option<Arc<KickRoute>>,
+    ) -> Result<Self, Error> {
+        Ok(Self { route, ..Self::new(memory, max_queue_size)? })
+    }
+
+    /// What the queue thread listens to.
+    pub(super) fn kick(&self) -> Option<Arc<File>> {
+        held(&self.kick)
+    }
+
     /// Whether the queue is set up and the VMM lets it run.
     pub(super) fn runs(&self) -> bool {
         runs(&self.inner.get_ref())
@@ -155,9 +151,8 @@ fn check_eventfd(file: &File) -> io::Result<()> {
 
 impl VringT<Memory> for Vring {
     fn new(mem: Memory, max_queue_size: u16) -> Result<Self, Error> {
-        let route = ROUTES.with_borrow_mut(VecDeque::pop_front).flatten();
         let inner = VringMutex::new(mem, max_queue_size)?;
-        Ok(Self { inner, route, kick: Slot::default(), call: Slot::default() })
+        Ok(Self { inner, route: None, kick: Slot::default(), call: Slot::default() })
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, Memory>>::G {

@@ -19,6 +19,8 @@
 //! tests use anonymous memory and a front end for container processes can use theirs.
 
 mod copy;
+mod mapping;
+mod maps;
 mod page_list;
 mod ring;
 mod segment;
@@ -29,10 +31,11 @@ mod vanish;
 mod window;
 
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
+pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
 pub use page_list::{Fault, PageArray, PageList};
 pub use ring::Ring;
 pub use segment::{Segment, total_len};
-pub use space::{AddressSpace, Region};
+pub use space::{AddressSpace, AnonymousError, Region, SpaceError};
 pub use translation::Translation;
 pub use vanish::vanished;
 pub use window::{Window, WindowError};

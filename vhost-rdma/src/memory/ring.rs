@@ -30,6 +30,14 @@ impl Ring {
         list_page(space, addr)
     }
 
+    /// See [`Translation::populate`].
+    ///
+    /// # Errors
+    /// [`Fault::Room`] if the host has no page.
+    pub fn populate(&self, go_on: impl FnMut() -> bool) -> Result<(), Fault> {
+        self.0.populate(go_on)
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {

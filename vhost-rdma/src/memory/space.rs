@@ -4,34 +4,59 @@
 //! one keep the mappings that they use alive until the engine has let go of them.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vm_memory::mmap::MmapRegion;
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestUsize, MemoryRegionAddress, VolatileSlice,
 };
 
-use super::HostPtr;
+use super::mapping::{Mapping, MappingError};
 use super::tables::{Charge, Tables};
-use super::vanish::Watch;
+use super::{HostPtr, host};
 
-/// One mapping of guest memory.
+/// Why regions make no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpaceError {
+    /// A region ends beyond the last address.
+    #[error("a region at {0:#x} wraps around the end of addresses")]
+    Wraps(u64),
+    /// Two regions share an address.
+    #[error("the region at {0:#x} overlaps another")]
+    Overlap(u64),
+    /// There is no such region.
+    #[error("there is no region of that length at {0:#x}")]
+    NotThere(u64),
+}
+
+/// One mapping of guest memory at its guest address.
 #[derive(Clone)]
 pub struct Region {
     start: u64,
-    len: u64,
-    /// Ends before the mapping does.
-    watch: Option<Arc<Watch>>,
-    mapping: Arc<MmapRegion<()>>,
+    mapping: Arc<Mapping>,
 }
 
 impl Region {
-    fn new(region: &GuestRegionMmap<()>) -> Self {
-        let mapping = region.get_mmap();
-        // No reference to the mapping is made here, only its address and size are taken.
-        let watch = Watch::new(HostPtr(mapping.as_ptr()), mapping.size()).map(Arc::new);
-        Self { start: region.start_addr().0, len: region.len(), watch, mapping }
+    /// A mapping at `start`.
+    ///
+    /// # Errors
+    /// [`SpaceError::Wraps`] if it ends beyond the last address.
+    pub fn new(start: u64, mapping: Arc<Mapping>) -> Result<Self, SpaceError> {
+        start.checked_add(mapping.len()).ok_or(SpaceError::Wraps(start))?;
+        Ok(Self { start, mapping })
+    }
+
+    /// The first guest address.
+    #[must_use]
+    pub const fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.mapping.len()
     }
 
     /// Whether both are the same host mapping (a region that was unplugged and plugged again is another).
@@ -40,23 +65,81 @@ impl Region {
         Arc::ptr_eq(&self.mapping, &other.mapping)
     }
 
+    /// The file behind it, and the offset of its first byte there.
+    #[must_use]
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.mapping.file()
+    }
+
     /// The file behind a host address of this mapping, and the offset in it.
     pub(super) fn file_of(&self, at: HostPtr) -> Option<(BorrowedFd<'_>, u64)> {
-        let within = at.addr().checked_sub(self.mapping.as_ptr().addr())?;
-        let file = self.mapping.file_offset().filter(|_| within < self.mapping.size())?;
-        Some((file.file().as_fd(), file.start() + within as u64))
+        let within = at.addr().checked_sub(self.mapping.start().addr())? as u64;
+        let (file, offset) = self.mapping.file().filter(|_| within < self.bytes())?;
+        Some((file, offset + within))
+    }
+
+    /// The host addresses that it takes.
+    pub(super) fn host_range(&self) -> std::ops::Range<usize> {
+        let start = self.mapping.start().addr();
+        start..start + host(self.bytes())
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     pub(super) fn host(&self, offset: u64) -> Option<HostPtr> {
-        let offset = usize::try_from(offset).ok().filter(|_| offset < self.len)?;
-        Some(HostPtr(self.mapping.as_ptr()).add(offset))
+        (offset < self.bytes()).then(|| self.mapping.start().add(host(offset)))
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({:#x}+{:#x})", self.start, self.len)
+        write!(f, "Region({:#x}+{:#x})", self.start, self.bytes())
     }
+}
+
+/// So the queue library walks the same memory, and holds the same mappings, as everyone else.
+impl GuestMemoryRegion for Region {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.bytes()
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        GuestAddress(self.start)
+    }
+
+    fn bitmap(&self) {}
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> vm_memory::GuestMemoryResult<VolatileSlice<'_, ()>> {
+        let inside = offset.0.checked_add(count as u64).is_some_and(|end| end <= self.bytes());
+        let start = self.mapping.start().add(host(offset.0));
+        if !inside {
+            return Err(GuestMemoryError::InvalidBackendAddress);
+        }
+        // SAFETY: `count` mapped bytes, kept alive by the mapping, to which the borrow is tied. A slice is accessed as memory that
+        // others change.
+        Ok(unsafe { VolatileSlice::new(start.0, count) })
+    }
+}
+
+impl GuestMemoryRegionBytes for Region {}
+
+/// Why there is no anonymous memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnonymousError {
+    /// The host.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The ranges.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
 }
 
 /// A snapshot of a guest's memory map. Cheap to clone.
@@ -66,34 +149,62 @@ pub struct AddressSpace {
     tables: Arc<Tables>,
 }
 
-impl AddressSpace {
-    /// The space of a vhost-user memory table, or of test memory (`GuestMemoryMmap::from_ranges`).
-    #[must_use]
-    pub fn new(map: &GuestMemoryMmap<()>) -> Self {
-        Self::default().successor(map)
+impl GuestMemoryBackend for AddressSpace {
+    type R = Region;
+
+    fn num_regions(&self) -> usize {
+        self.regions.len()
     }
 
-    /// The space that follows this one: mappings that stay are the same regions, and the tables of both count together.
-    #[must_use]
-    pub fn successor(&self, map: &GuestMemoryMmap<()>) -> Self {
-        let same = |region: &GuestRegionMmap<()>| {
-            let (mine, _) = self.find(region.start_addr().0)?;
-            let stays = Arc::ptr_eq(&mine.mapping, &region.get_mmap())
-                && mine.start == region.start_addr().0;
-            stays.then(|| mine.clone())
-        };
-        let mut regions: Vec<Region> =
-            map.iter().map(|region| same(region).unwrap_or_else(|| Region::new(region))).collect();
+    fn find_region(&self, addr: GuestAddress) -> Option<&Region> {
+        self.find(addr.0).map(|(region, _)| region)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.regions.iter()
+    }
+}
+
+impl AddressSpace {
+    /// The space that follows this one, of these regions; the tables of both count together.
+    ///
+    /// # Errors
+    /// [`SpaceError::Overlap`].
+    pub fn with(&self, mut regions: Vec<Region>) -> Result<Self, SpaceError> {
         regions.sort_by_key(|region| region.start);
+        let overlap = |pair: &&[Region]| pair[0].start + pair[0].bytes() > pair[1].start;
+        if let Some(pair) = regions.windows(2).find(overlap) {
+            return Err(SpaceError::Overlap(pair[1].start));
+        }
         let space = Self { regions: regions.into(), tables: Arc::clone(&self.tables) };
         space.tables.allow(space.bytes());
-        space
+        Ok(space)
     }
 
-    /// Whether all of the memory may vanish without harm (see [`super::vanished`]).
+    /// The space that follows when a region is plugged in.
+    ///
+    /// # Errors
+    /// [`SpaceError::Overlap`].
+    pub fn plug(&self, region: Region) -> Result<Self, SpaceError> {
+        self.with(self.regions.iter().cloned().chain([region]).collect())
+    }
+
+    /// The space that follows when the region of `len` bytes at `start` is unplugged.
+    ///
+    /// # Errors
+    /// [`SpaceError::NotThere`].
+    pub fn unplug(&self, start: u64, len: u64) -> Result<Self, SpaceError> {
+        let is_it = |region: &Region| region.start == start && region.bytes() == len;
+        if !self.region_at(start).is_some_and(is_it) {
+            return Err(SpaceError::NotThere(start));
+        }
+        self.with(self.regions.iter().filter(|region| !is_it(region)).cloned().collect())
+    }
+
+    /// The region that begins at `start`.
     #[must_use]
-    pub fn guarded(&self) -> bool {
-        self.regions.iter().all(|region| region.watch.is_some())
+    pub fn region_at(&self, start: u64) -> Option<&Region> {
+        self.find(start).filter(|&(_, offset)| offset == 0).map(|(region, _)| region)
     }
 
     /// Memory for a translation's table of so many bytes.
@@ -105,10 +216,12 @@ impl AddressSpace {
     ///
     /// # Errors
     /// The host could not map that much memory, or the ranges overlap.
-    pub fn anonymous(ranges: &[(u64, usize)]) -> Result<Self, vm_memory::mmap::FromRangesError> {
-        let ranges: Vec<_> =
-            ranges.iter().map(|&(start, len)| (GuestAddress(start), len)).collect();
-        Ok(Self::new(&GuestMemoryMmap::from_ranges(&ranges)?))
+    pub fn anonymous(ranges: &[(u64, usize)]) -> Result<Self, AnonymousError> {
+        let regions = ranges.iter().map(|&(start, len)| {
+            Ok(Region::new(start, Arc::new(Mapping::anonymous(len as u64)?))?)
+        });
+        let regions = regions.collect::<Result<_, AnonymousError>>()?;
+        Ok(Self::default().with(regions)?)
     }
 
     /// The regions, by ascending guest address.
@@ -120,13 +233,13 @@ impl AddressSpace {
     /// Whether some of the memory is gone for good, such as by truncation of its file (see [`super::vanished`]).
     #[must_use]
     pub fn vanished(&self) -> bool {
-        self.regions.iter().filter_map(|region| region.watch.as_deref()).any(Watch::gone)
+        self.regions.iter().any(|region| region.mapping.gone())
     }
 
     /// How much memory the guest has.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.regions.iter().map(|region| region.len).sum()
+        self.regions.iter().map(Region::bytes).sum()
     }
 
     /// Whether `region`'s mapping is part of this space.
@@ -140,7 +253,7 @@ impl AddressSpace {
         let index = self.regions.partition_point(|region| region.start <= addr).checked_sub(1)?;
         let region = self.regions.get(index)?;
         let offset = addr - region.start;
-        (offset < region.len).then_some((region, offset))
+        (offset < region.bytes()).then_some((region, offset))
     }
 
     /// Whether `len` bytes from `addr` on are all guest memory.
@@ -148,7 +261,7 @@ impl AddressSpace {
     pub fn covers(&self, mut addr: u64, mut len: u64) -> bool {
         while len > 0 {
             let Some((region, offset)) = self.find(addr) else { return false };
-            let here = (region.len - offset).min(len);
+            let here = (region.bytes() - offset).min(len);
             len -= here;
             if len == 0 {
                 return true;
@@ -164,6 +277,6 @@ impl AddressSpace {
     /// The host address of `addr` and how many bytes follow it contiguously, at most `max`.
     pub(super) fn run(&self, addr: u64, max: u64) -> Option<(HostPtr, u64)> {
         let (region, offset) = self.find(addr)?;
-        Some((region.host(offset)?, (region.len - offset).min(max)))
+        Some((region.host(offset)?, (region.bytes() - offset).min(max)))
     }
 }

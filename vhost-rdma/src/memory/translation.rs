@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use super::space::{AddressSpace, Region};
 use super::tables::Charge;
-use super::{HostPtr, host};
+use super::{Fault, HostPtr, PAGE_SIZE, host};
 
 /// How the pages of a translation lie in host memory.
 #[derive(Debug)]
@@ -104,6 +104,42 @@ impl Translation {
             Pages::Identity(space) => space.covers(offset, len),
             _ => offset <= self.len && len <= self.len - offset,
         }
+    }
+
+    /// Has the pages come that lie in memory of huge pages, for as long as `go_on` says so.
+    ///
+    /// The first touch of a page of 2 MiB takes a hundred times as long as that of a small one: as long as it takes to clear it. A
+    /// worker that touched many of them would make all its guests wait. So they come here, on a thread that serves this guest only, when a
+    /// command names them. Small pages come when they are touched.
+    ///
+    /// # Errors
+    /// [`Fault::Room`] if the host has no page.
+    pub fn populate(&self, mut go_on: impl FnMut() -> bool) -> Result<(), Fault> {
+        let coarse = |region: &&Region| region.mapping().grain() > PAGE_SIZE;
+        if self.is_identity() || !self.regions.iter().any(|region| coarse(&region)) {
+            return Ok(());
+        }
+        // What came last: a list may name the same page any number of times.
+        let (mut from, mut to) = (0, 0);
+        let mut offset = 0;
+        while offset < self.len && go_on() {
+            let Some((at, run)) = self.run(offset, self.len - offset) else { break };
+            let mut at = at.addr();
+            let end = at + run;
+            while at < end && go_on() {
+                if (from..to).contains(&at) {
+                    at = to;
+                    continue;
+                }
+                let holds = |region: &&Region| region.host_range().contains(&at);
+                let Some(region) = self.regions.iter().find(holds).filter(coarse) else { break };
+                from = at;
+                to = region.mapping().populate(at).map_err(|_| Fault::Room)?;
+                at = to;
+            }
+            offset += run as u64;
+        }
+        Ok(())
     }
 
     /// The host address of `offset` and the number of bytes that follow contiguously, at most `max` (≥ 1).

@@ -1,9 +1,17 @@
 //! Guest memory that vanishes under its mapping.
 //!
-//! A VMM can truncate the file that it gave us, and the host can lose a page to a memory error: the next access raises
-//! SIGBUS, whose default would end the daemon and with it the NICs of every guest. So all guest mappings are listed in a fixed
-//! table, and the handler replaces the *whole* mapping that the fault lies in by anonymous zeroes, marks it gone, and lets the
-//! access go on. Whoever owns the memory learns it from [`Watch::gone`], after [`vanished`] has changed, and fails its NIC.
+//! A VMM can truncate the file that it gave us or give huge pages that the host does not have, and the host can lose a page to a memory
+//! error: the next access raises SIGBUS, whose default would end the daemon and with it the NICs of every guest. So all guest mappings
+//! are listed in a fixed table, and the handler replaces the *whole* mapping that the fault lies in by zeroes, marks it gone, and lets
+//! the access go on. Whoever owns the memory learns it from [`Watch::gone`], after [`vanished`] has changed, and fails its NIC.
+//!
+//! **The replacement must not be refused**, since there is no other way out: the access can neither be finished nor given up. `mmap`
+//! over a whole mapping takes nothing that may be used up. It splits no mapping and there are never too many (`maps`); and it commits
+//! no memory, which under `vm.overcommit_memory=2` a private writable mapping does, whatever its flags (mm/vma.c,
+//! `accountable_mapping`). So what takes the place of guest memory is a shared mapping of one sparse file of ours, the grave, which is
+//! made before the first guest's memory is mapped. Each address has its own offset there: what one guest's neighbours still write into
+//! memory that is gone is read by no other guest, and is freed with the mapping. Only a page that is touched after that takes memory.
+//! Where the host has none, not even for that page, the thread waits for it as any would: the access faults again.
 //!
 //! What a signal handler may do is little: it reads atomics and calls `mmap`. Entries of the table come and go meanwhile, in other
 //! threads, so each has a sequence number, odd while it changes; the entry of the mapping that faults cannot change, since the
@@ -11,17 +19,25 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
 use super::HostPtr;
 
 /// Mappings of all guests together that can be watched: more than the host lets one process have (`vm.max_map_count`, 65530 by default).
 const SLOTS: usize = 1 << 16;
+/// The file's name in `/proc/self/maps`.
+pub(super) const GRAVE: &str = "vanished-guest-memory";
+/// Its size: an offset for each address that there can be. It is a number only.
+const GRAVE_SIZE: u64 = 1 << 48;
+/// How long a thread rests before it tries again what the host refused.
+static PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 struct Slot {
-    taken: AtomicBool,
     /// Odd while `start` and `len` change.
     sequence: AtomicUsize,
     start: AtomicUsize,
@@ -32,7 +48,6 @@ struct Slot {
 impl Slot {
     const fn new() -> Self {
         Self {
-            taken: AtomicBool::new(false),
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -64,9 +79,17 @@ impl Slot {
 static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 /// One more than the highest slot that was ever taken.
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Slots below that which are free. The handler does not look at it.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static VANISHED: AtomicU64 = AtomicU64::new(0);
-/// The handler before ours; `None` if ours could not be installed.
-static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+static GUARD: OnceLock<Option<Guard>> = OnceLock::new();
+
+/// What the handler needs; there before anything is listed.
+struct Guard {
+    grave: OwnedFd,
+    /// The handler before ours.
+    previous: libc::sigaction,
+}
 
 /// How many mappings have vanished since the process began. It changes before the access that found out returns.
 #[inline]
@@ -82,19 +105,25 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches `len` bytes at `start`. `None` without a free slot, or where no handler can be installed: then the memory must not be
-    /// used.
+    /// Watches `len` bytes at `start`, which are one whole mapping. `None` without a free slot, or where no handler can be installed:
+    /// then the memory must not be used.
     pub(super) fn new(start: HostPtr, len: usize) -> Option<Self> {
-        PREVIOUS.get_or_init(install).as_ref()?;
-        let free = |slot: &Slot| {
-            slot.taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let Some(slot) = TABLE.iter().position(free) else {
-            tracing::warn!("too many guest mappings: one is not guarded against vanishing");
+        GUARD.get_or_init(Guard::install).as_ref()?;
+        if (start.addr() as u64).checked_add(len as u64)? > GRAVE_SIZE {
             return None;
+        }
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = match free.pop() {
+            Some(slot) => slot,
+            None => {
+                let next = USED.load(Ordering::Relaxed);
+                TABLE.get(next)?;
+                USED.store(next + 1, Ordering::Release);
+                next
+            }
         };
+        drop(free);
         TABLE[slot].set(start.addr(), len);
-        USED.fetch_max(slot + 1, Ordering::AcqRel);
         Some(Self { slot })
     }
 
@@ -107,28 +136,50 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let slot = &TABLE[self.slot];
+        if slot.gone.swap(false, Ordering::AcqRel)
+            && let Some(Some(guard)) = GUARD.get()
+        {
+            let start = slot.start.load(Ordering::Relaxed) as u64;
+            let len = slot.len.load(Ordering::Relaxed) as u64;
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if let Err(error) = fallocate(&guard.grave, punch, start, len) {
+                tracing::error!(%error, len, "what took the place of guest memory is not freed");
+            }
+        }
         slot.set(0, 0);
-        slot.gone.store(false, Ordering::Release);
-        slot.taken.store(false, Ordering::Release);
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
     }
 }
 
-/// Installs the handler; `None` if the system does not let us.
-fn install() -> Option<libc::sigaction> {
-    let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask, the default handler.
-    let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
-    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
-    action.sa_sigaction = handler as libc::sighandler_t;
-    // Not on the stack of the thread that faults, which has one for signals from the standard library.
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: both point to structures of the right type; the handler does only what a handler may.
-    if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, previous.as_mut_ptr()) } != 0 {
-        tracing::warn!(error = %std::io::Error::last_os_error(), "guest memory is not guarded against vanishing");
-        return None;
+impl Guard {
+    /// Makes the grave and installs the handler; `None` if the system does not let us.
+    fn install() -> Option<Self> {
+        Self::try_install()
+            .inspect_err(
+                |error| tracing::warn!(%error, "guest memory is not guarded against vanishing"),
+            )
+            .ok()
     }
-    // SAFETY: it was zeroed, and filled by the successful call.
-    Some(unsafe { previous.assume_init() })
+
+    fn try_install() -> std::io::Result<Self> {
+        let grave = memfd_create(GRAVE, MemfdFlags::CLOEXEC)?;
+        ftruncate(&grave, GRAVE_SIZE)?;
+        let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask, the default handler.
+        let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
+        action.sa_sigaction = handler as libc::sighandler_t;
+        // Not on the stack of the thread that faults, which has one for signals from the standard library.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: both point to structures of the right type; the handler does only what a handler may.
+        let set =
+            unsafe { libc::sigaction(libc::SIGBUS, &raw const action, previous.as_mut_ptr()) };
+        if set != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: it was zeroed, and filled by the successful call.
+        Ok(Self { grave, previous: unsafe { previous.assume_init() } })
+    }
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -143,36 +194,56 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 
 /// Puts zeroes where the mapping around `addr` was; false if it is none of ours.
 fn replace(addr: usize) -> bool {
-    let slots = &TABLE[..USED.load(Ordering::Acquire).min(SLOTS)];
-    let mut replaced = false;
-    // One mapping may be listed more than once, by several snapshots of one guest's memory.
-    for slot in slots {
-        let Some((start, len)) = slot.range_with(addr) else { continue };
-        if !replaced {
-            let (protection, flags) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            );
-            // SAFETY: the range is exactly one mapping of guest memory, alive because this very thread is accessing it. It is only
-            // ever accessed as raw bytes that may change at any time, so other contents are nothing new to anyone. `mmap` may
-            // be called in a signal handler on Linux: it is a bare system call.
-            let mapped = unsafe {
-                libc::mmap(ptr::without_provenance_mut(start), len, protection, flags, -1, 0)
-            };
-            if mapped == libc::MAP_FAILED {
-                return false;
-            }
-            replaced = true;
-            VANISHED.fetch_add(1, Ordering::AcqRel);
+    let Some(Some(guard)) = GUARD.get() else { return false };
+    let used = USED.load(Ordering::Acquire).min(SLOTS);
+    let found = TABLE[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
+    let Some((slot, (start, len))) = found else { return false };
+    let again = slot.gone.load(Ordering::Acquire);
+    // SAFETY: the address of the calling thread's own number, which the interrupted code may be about to read.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: nobody but this thread reads or writes it.
+    let before = unsafe { errno.read() };
+    // Once more after that is another thread's access, or one for which the host has no page now.
+    if again {
+        pause();
+    } else {
+        while !bury(start, len, guard) {
+            pause();
         }
-        slot.gone.store(true, Ordering::Release);
     }
-    replaced
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+    if !slot.gone.swap(true, Ordering::AcqRel) {
+        VANISHED.fetch_add(1, Ordering::AcqRel);
+    }
+    true
+}
+
+fn pause() {
+    // SAFETY: a bare system call, allowed in a handler.
+    unsafe { libc::nanosleep(&raw const PAUSE, ptr::null_mut()) };
+}
+
+/// Maps the grave over one whole mapping.
+fn bury(start: usize, len: usize, guard: &Guard) -> bool {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // Below `GRAVE_SIZE`, so no sign is lost.
+    #[allow(clippy::cast_possible_wrap)]
+    let offset = start as libc::off_t;
+    // SAFETY: the range is exactly one mapping of guest memory, alive because this very thread is accessing it. It is only
+    // ever accessed as raw bytes that may change at any time, so other contents are nothing new to anyone. `mmap` may
+    // be called in a signal handler on Linux: it is a bare system call.
+    let mapped = unsafe {
+        let at = ptr::without_provenance_mut(start);
+        libc::mmap(at, len, rights, flags, guard.grave.as_raw_fd(), offset)
+    };
+    mapped != libc::MAP_FAILED
 }
 
 /// A SIGBUS that is not about guest memory: as if we were not there.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let previous = PREVIOUS.get().and_then(Option::as_ref);
+    let previous = GUARD.get().and_then(Option::as_ref).map(|guard| &guard.previous);
     match previous {
         Some(action)
             if action.sa_sigaction != libc::SIG_DFL
@@ -200,20 +271,26 @@ mod tests {
     use std::fs::File;
     use std::sync::Arc;
 
-    use rustix::fs::{MemfdFlags, memfd_create};
-    use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
-
     use super::*;
-    use crate::memory::{AddressSpace, PageList, Ring};
+    use crate::memory::{AddressSpace, Mapping, PageList, Region, Ring};
 
-    const LEN: usize = 0x4000;
+    const LEN: u64 = 0x4000;
 
     fn guest() -> (File, AddressSpace) {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(LEN as u64).unwrap();
-        let range = (GuestAddress(0), LEN, Some(FileOffset::new(file.try_clone().unwrap(), 0)));
-        let map = GuestMemoryMmap::from_ranges_with_files([range]).unwrap();
-        (file, AddressSpace::new(&map))
+        file.set_len(LEN).unwrap();
+        let map = Mapping::of_file(file.try_clone().unwrap(), 0, LEN).unwrap();
+        let region = Region::new(0, Arc::new(map)).unwrap();
+        (file, AddressSpace::default().with(vec![region]).unwrap())
+    }
+
+    /// What the kernel says of the mapping at an address.
+    fn smaps(addr: usize, key: &str) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let head = format!("{addr:x}-");
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
+        let line = lines.find_map(|line| line.strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no mapping begins at {addr:#x}")).trim().to_owned()
     }
 
     #[test]
@@ -237,6 +314,39 @@ mod tests {
 
         assert_eq!(other.load_u32(0), 8);
         assert!(!neighbour.vanished(), "nobody else is touched");
+    }
+
+    #[test]
+    fn what_takes_its_place_is_one_mapping_that_commits_no_memory() {
+        let (file, space) = guest();
+        let start = space.regions()[0].host(0).unwrap().addr();
+        file.set_len(0).unwrap();
+        Ring::page(&space, 0x2000).unwrap().store_u32(0, 7);
+        let flags = smaps(start, "VmFlags:");
+        assert!(flags.split(' ').any(|flag| flag == "sh"), "shared: {flags}");
+        assert!(!flags.split(' ').any(|flag| flag == "ac"), "accounted: {flags}");
+        assert_eq!(smaps(start, "Size:"), "16 kB", "in one piece");
+        assert_eq!(smaps(start, "Rss:"), "4 kB", "what was touched");
+    }
+
+    #[test]
+    fn what_was_written_to_memory_that_is_gone_is_gone_with_it() {
+        let grave_blocks = || {
+            let Some(Some(guard)) = GUARD.get() else { panic!("installed") };
+            rustix::fs::fstat(&guard.grave).unwrap().st_blocks
+        };
+        let (file, space) = guest();
+        let ring = Ring::page(&space, 0).unwrap();
+        file.set_len(0).unwrap();
+        ring.store_u32(0, 0x5ec2e7);
+        assert!(grave_blocks() > 0);
+        drop((ring, space));
+        // Other tests have theirs for a moment.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while grave_blocks() > 0 {
+            assert!(std::time::Instant::now() < deadline, "pages are kept for nobody");
+            std::thread::yield_now();
+        }
     }
 
     #[test]

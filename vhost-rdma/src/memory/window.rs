@@ -13,20 +13,11 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::{HostPtr, PAGE_SIZE, Translation, host};
-
-/// `f_type` of hugetlbfs (statfs(2)).
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// `vm.max_map_count` where it cannot be read: the kernel's default.
-const DEFAULT_MAP_COUNT: usize = 65_530;
-
-/// Runs that are mapped by all windows of the process.
-static RUNS: AtomicUsize = AtomicUsize::new(0);
+use super::maps::{Maps, Use};
+use super::{HostPtr, PAGE_SIZE, Translation, host, page_size};
 
 /// Why there is no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +49,7 @@ struct Reservation {
     start: *mut c_void,
     len: usize,
     runs: usize,
+    _maps: Maps,
 }
 
 // SAFETY: the range belongs to the value alone, and nothing here reads or writes what is mapped in it.
@@ -69,7 +61,6 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: the range was reserved by us and nobody else maps anything into it; whoever used its addresses held the window.
         let _ = unsafe { munmap(self.start, self.len) };
-        RUNS.fetch_sub(self.runs, Ordering::Relaxed);
     }
 }
 
@@ -84,15 +75,6 @@ impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Window({:#x}+{:#x}, {} runs)", self.addr(), self.len(), self.runs())
     }
-}
-
-/// How many runs all windows together may have: what the kernel allows, but for a quarter that guests' memory, threads and libraries need.
-fn most_runs() -> usize {
-    static MOST: OnceLock<usize> = OnceLock::new();
-    *MOST.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        text.trim().parse().unwrap_or(DEFAULT_MAP_COUNT) / 4 * 3
-    })
 }
 
 impl Window {
@@ -110,12 +92,10 @@ impl Window {
         if !whole_pages(&runs, page) {
             return Err(WindowError::HugePages);
         }
-        let taken = RUNS.fetch_add(runs.len(), Ordering::Relaxed);
-        if runs.len() > budget || taken + runs.len() > most_runs() {
-            RUNS.fetch_sub(runs.len(), Ordering::Relaxed);
-            return Err(WindowError::Pieces(runs.len()));
-        }
-        let (base, reservation) = map_runs(&runs, page)?;
+        let pieces = WindowError::Pieces(runs.len());
+        let maps = Some(runs.len()).filter(|&count| count <= budget);
+        let maps = maps.and_then(|count| Maps::take(count, Use::Windows)).ok_or(pieces)?;
+        let (base, reservation) = map_runs(&runs, page, maps)?;
         drop(runs);
         Ok(Self { base, reservation: Some(reservation), map })
     }
@@ -151,18 +131,6 @@ impl Window {
     }
 }
 
-/// The size of the pages that a file's memory has.
-fn page_size(file: BorrowedFd<'_>) -> u64 {
-    // The fields' types differ between architectures.
-    #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
-    match rustix::fs::fstatfs(file) {
-        Ok(stat) if stat.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC => {
-            (stat.f_bsize as u64).max(PAGE_SIZE)
-        }
-        _ => PAGE_SIZE,
-    }
-}
-
 /// Whether runs meet at boundaries of pages of that size.
 fn whole_pages(runs: &[Run<'_>], page: u64) -> bool {
     let last = runs.len().saturating_sub(1);
@@ -172,12 +140,12 @@ fn whole_pages(runs: &[Run<'_>], page: u64) -> bool {
     })
 }
 
-/// Reserves a range and maps the runs into it, which count as taken already.
-fn map_runs(runs: &[Run<'_>], page: u64) -> Result<(HostPtr, Reservation), WindowError> {
-    let give_back = |error| {
-        RUNS.fetch_sub(runs.len(), Ordering::Relaxed);
-        WindowError::Host(error)
-    };
+/// Reserves a range and maps the runs into it.
+fn map_runs(
+    runs: &[Run<'_>],
+    page: u64,
+    maps: Maps,
+) -> Result<(HostPtr, Reservation), WindowError> {
     let total: u64 = runs.iter().map(|run| run.len).sum();
     let size = host(total.next_multiple_of(page) + 3 * page);
     // SAFETY: a new mapping where the kernel likes; it replaces nothing.
@@ -189,8 +157,8 @@ fn map_runs(runs: &[Run<'_>], page: u64) -> Result<(HostPtr, Reservation), Windo
             MapFlags::PRIVATE | MapFlags::NORESERVE,
         )
     }
-    .map_err(give_back)?;
-    let reservation = Reservation { start, len: size, runs: runs.len() };
+    .map_err(WindowError::Host)?;
+    let reservation = Reservation { start, len: size, runs: runs.len(), _maps: maps };
     // The first run begins where its page has it.
     let within = runs.first().map_or(0, |run| run.offset % page);
     let aligned = (start.addr() as u64).next_multiple_of(page);

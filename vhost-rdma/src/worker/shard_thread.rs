@@ -50,6 +50,7 @@ pub(super) fn spawn(
         let pulse = pulse.clone();
         move || {
             signal::own_context();
+            memory::unmap_elsewhere();
             runner.run(Counter::new(pulse));
         }
     })?;

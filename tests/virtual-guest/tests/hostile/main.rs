@@ -16,6 +16,7 @@
 mod chains;
 mod floods;
 mod keys;
+mod mapping;
 mod memory;
 mod races;
 mod rings;

@@ -5,7 +5,6 @@ use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
 use virtio_rdma_abi as abi;
-use vm_memory::GuestMemoryMmap;
 
 use super::*;
 
@@ -16,9 +15,8 @@ const INDIRECT: u16 = 4;
 /// Where the tests keep buffers, out of the way of the queue at address 0.
 const DATA: u64 = 0x8000;
 
-fn memory() -> GuestMemoryMmap<()> {
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000), (GuestAddress(0x10000), 0x10000)])
-        .expect("anonymous memory")
+fn memory() -> AddressSpace {
+    AddressSpace::anonymous(&[(0, 0x10000), (0x10000, 0x10000)]).expect("anonymous memory")
 }
 
 fn desc(addr: u64, len: u32, flags: u16, next: u16) -> RawDescriptor {
@@ -26,7 +24,7 @@ fn desc(addr: u64, len: u32, flags: u16, next: u16) -> RawDescriptor {
 }
 
 /// Puts descriptors 0… into the table, makes `head` available, and takes the chain.
-fn offer(memory: &GuestMemoryMmap<()>, descriptors: &[RawDescriptor], head: u16) -> Taken {
+fn offer(memory: &AddressSpace, descriptors: &[RawDescriptor], head: u16) -> Taken {
     let vq = MockSplitQueue::new(memory, 16);
     for (index, descriptor) in descriptors.iter().enumerate() {
         vq.desc_table()
@@ -153,7 +151,7 @@ fn a_ring_that_claims_too_much_is_broken() {
     assert!(matches!(take(&mut queue, &memory, DESCRIPTORS_MAX), Taken::Empty));
     vq.avail().idx().store(17);
     assert!(matches!(take(&mut queue, &memory, DESCRIPTORS_MAX), Taken::Broken));
-    assert!(matches!(take(&mut queue, &GuestMemoryMmap::new(), DESCRIPTORS_MAX), Taken::Broken));
+    assert!(matches!(take(&mut queue, &AddressSpace::default(), DESCRIPTORS_MAX), Taken::Broken));
 }
 
 proptest! {

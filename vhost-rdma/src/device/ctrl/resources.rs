@@ -1,6 +1,9 @@
 //! Requests that give the device memory: pages, regions and rings.
+//!
+//! What lies in huge pages is made to come here, on the connection's own thread: see [`Translation::populate`].
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{rereg, srq_mask};
@@ -9,6 +12,9 @@ use super::parse::Parser;
 use crate::engine::{Command, Status, limits};
 use crate::memory::{Fault, PageList, Ring, Translation};
 
+/// How long a command may wait for the host to bring its pages. Those that have not come by then come when they are touched; a driver
+/// waits 5 seconds for a command.
+const PAGES_TIME: Duration = Duration::from_secs(1);
 /// Alignment and size of a control block (docs/virtio-rdma.md §7).
 const CTRL_BLOCK: u64 = 128;
 /// Rings begin at a multiple of this, or of their stride where that is larger.
@@ -74,10 +80,22 @@ const fn page_list(list: &abi::PageList) -> PageList {
     }
 }
 
+/// True until a command has waited long enough for its pages.
+fn patience() -> impl FnMut() -> bool {
+    let begin = Instant::now();
+    move || begin.elapsed() < PAGES_TIME
+}
+
+/// A ring or page whose memory has come.
+fn present(ring: Ring) -> Result<Ring, Status> {
+    ring.populate(patience()).map_err(status)?;
+    Ok(ring)
+}
+
 impl Parser<'_> {
     /// A status page or doorbell page.
     pub(super) fn page(&self, addr: u64) -> Result<Ring, Status> {
-        Ring::page(self.space, addr).map_err(status)
+        present(Ring::page(self.space, addr).map_err(status)?)
     }
 
     fn ring(&self, list: &abi::PageList, shape: Shape) -> Result<Ring, Status> {
@@ -85,7 +103,7 @@ impl Parser<'_> {
             return Err(Status::INVAL);
         }
         let map = page_list(list).resolve(self.space, shape.len()).map_err(status)?;
-        Ok(Ring::new(Arc::new(map)))
+        present(Ring::new(Arc::new(map)))
     }
 
     fn region(&self, list: &abi::PageList, length: u64) -> Result<Arc<Translation>, Status> {
@@ -97,7 +115,9 @@ impl Parser<'_> {
         if length > self.space.bytes() {
             return Err(Status::NOMEM);
         }
-        page_list(list).resolve(self.space, length).map(Arc::new).map_err(status)
+        let map = page_list(list).resolve(self.space, length).map_err(status)?;
+        map.populate(patience()).map_err(status)?;
+        Ok(Arc::new(map))
     }
 
     pub(super) fn mr_reg(&self, req: &abi::MrRegReq) -> Result<Command, Status> {
@@ -172,6 +192,6 @@ impl Parser<'_> {
             return Err(Status::INVAL);
         }
         let map = pages.resolve(self.space, bytes).map_err(status)?;
-        Ok(Ring::new(Arc::new(map)))
+        present(Ring::new(Arc::new(map)))
     }
 }

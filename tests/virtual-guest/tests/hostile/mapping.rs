@@ -1,0 +1,281 @@
+//! Memory that a VMM gives, takes and pulls away: descriptors, sizes, slots, holes, and the moments between.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtual_guest::guest::GuestConfig;
+use virtual_guest::pages::{Buf, PageList};
+use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::spec::{PAGE, access};
+use virtual_guest::world::Node;
+
+use crate::scene::{SOON, Scene, case, case_within};
+
+const HUGE: u64 = 2 << 20;
+const PLUGGED: u64 = 0x2_0000_0000;
+/// Where the VMM says that it has what it plugs.
+const VMM: u64 = 0x7000_0000_0000;
+
+fn memfd(name: &str, flags: MemfdFlags, size: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | flags).expect("memfd");
+    rustix::fs::ftruncate(&fd, size).expect("room");
+    fd
+}
+
+/// A file of more huge pages of 2 MiB than the host has.
+fn huge() -> (OwnedFd, u64) {
+    let read = |name: &str| {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    let size = (read("nr_hugepages") + read("nr_overcommit_hugepages") + 1) * HUGE;
+    (memfd("villain-huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, size), size)
+}
+
+fn region(fd: &OwnedFd, start: u64, size: u64, offset: u64) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: start,
+        memory_size: size,
+        userspace_addr: VMM + start,
+        mmap_offset: offset,
+        mmap_handle: fd.as_raw_fd(),
+    }
+}
+
+/// Has the daemon read a used ring at the end of the guest's memory at `start`.
+fn look_at_ring(node: &Node, start: u64, size: u64) -> bool {
+    let at = VMM + start;
+    let data = VringConfigData {
+        queue_max_size: 64,
+        queue_size: 64,
+        flags: 0,
+        desc_table_addr: at,
+        avail_ring_addr: at + 2048,
+        used_ring_addr: at + size - PAGE,
+        log_addr: None,
+    };
+    node.guest.front(|f| f.set_vring_addr(0, &data)).is_ok()
+}
+
+/// Mappings of the daemon that have `name` in their path.
+fn mapped(scene: &Scene, name: &str) -> usize {
+    let all = scene.world.daemon.mappings();
+    all.iter().filter(|(path, _)| path.contains(name)).map(|(_, count)| count).sum()
+}
+
+#[track_caller]
+fn soon_unmapped(scene: &Scene, name: &str) {
+    let deadline = Instant::now() + SOON;
+    while mapped(scene, name) > 0 {
+        assert!(Instant::now() < deadline, "{:?}", scene.world.daemon.mappings());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn parts_of_huge_pages_are_refused() {
+    case(|scene| {
+        for (size, offset) in [(PAGE, 0), (HUGE - PAGE, 0), (HUGE, PAGE), (PAGE, HUGE - PAGE)] {
+            let node = scene.villain();
+            let (fd, _) = huge();
+            let table = [region(&fd, 0, size, offset)];
+            let taken = scene.during(|| node.guest.front(|f| f.set_mem_table(&table)).is_ok());
+            if taken {
+                look_at_ring(&node, 0, size);
+            }
+            scene.others_go_on();
+            assert!(!taken, "{size} bytes at {offset} of a huge page");
+        }
+        soon_unmapped(scene, "villain-huge");
+    });
+}
+
+#[test]
+fn huge_pages_that_the_host_does_not_have_are_that_guests_affair() {
+    case(|scene| {
+        let node = scene.villain();
+        let (fd, size) = huge();
+        let table = [region(&fd, 0, size, 0)];
+        scene.during(|| {
+            node.guest.front(|f| f.set_mem_table(&table)).expect("memory like any other");
+            // Its last page is one too many if the first ones are there.
+            look_at_ring(&node, 0, size);
+            for page in 0..size / HUGE {
+                look_at_ring(&node, 0, (page + 1) * HUGE);
+            }
+        });
+        scene.await_state("failed");
+        drop(node);
+        soon_unmapped(scene, "villain-huge");
+        soon_unmapped(scene, "vanished-guest-memory");
+    });
+}
+
+/// Each refusal, and each table of which only a part is refused, leaves nothing mapped.
+#[test]
+fn memory_that_is_refused_is_not_mapped() {
+    case(|scene| {
+        let (fd, _) = huge();
+        let small = memfd("villain-small", MemfdFlags::empty(), 1 << 20);
+        for _ in 0..20 {
+            for table in [
+                // The second overlaps the first.
+                [region(&fd, 0, HUGE, 0), region(&small, HUGE - PAGE, 1 << 20, 0)],
+                // The second is longer than its file.
+                [region(&small, 0, 1 << 20, 0), region(&fd, PLUGGED, 1 << 40, 0)],
+                [region(&small, 0, 1 << 20, 0), region(&fd, PLUGGED, PAGE, 0)],
+            ] {
+                let node = scene.villain();
+                let refused = node.guest.front(|f| f.set_mem_table(&table));
+                assert!(refused.is_err(), "a table whose second region makes no sense");
+            }
+        }
+        scene.others_go_on();
+        soon_unmapped(scene, "villain-");
+    });
+}
+
+/// Files are sparse; addresses are the daemon's.
+#[test]
+fn memory_of_terabytes_takes_no_neighbours_addresses() {
+    case(|scene| {
+        let fd = memfd("villain-sparse", MemfdFlags::empty(), 1 << 46);
+        for size in [1 << 46, 1 << 45] {
+            let node = scene.villain();
+            let plugged = node.guest.front(|f| f.add_mem_region(&region(&fd, PLUGGED, size, 0)));
+            assert!(plugged.is_err(), "{size:#x} bytes of memory were taken");
+        }
+        let error = &scene.world.daemon.show_nic(&scene.place.name)["error"];
+        assert!(error.to_string().contains("bytes of guest memory"), "{error}");
+        soon_unmapped(scene, "villain-sparse");
+    });
+}
+
+#[test]
+fn every_slot_can_be_plugged_and_no_more() {
+    case_within(24 << 20, |scene| {
+        let config = GuestConfig { memory_table: false, ..GuestConfig::default() };
+        let node = scene.villain_with(config);
+        let slots = node.guest.front(|f| f.get_max_mem_slots()).expect("an answer");
+        assert_eq!(slots, 509);
+        let fd = memfd("villain-slots", MemfdFlags::empty(), PAGE);
+        let at = |n: u64| region(&fd, PLUGGED + n * 2 * PAGE, PAGE, 0);
+        let begin = Instant::now();
+        scene.during(|| {
+            for n in 1..slots {
+                node.guest.front(|f| f.add_mem_region(&at(n))).expect("a slot");
+            }
+        });
+        let took = begin.elapsed();
+        assert!(took < SOON, "{slots} regions took {took:?}");
+        node.guest.front(|f| f.remove_mem_region(&at(5))).expect("it is there");
+        node.guest.front(|f| f.add_mem_region(&at(5))).expect("a slot again");
+        node.guest.keepalive().expect("the NIC works");
+        let more = node.guest.front(|f| f.add_mem_region(&at(slots)));
+        assert!(more.is_err(), "one region too many was taken");
+        let error = &scene.world.daemon.show_nic(&scene.place.name)["error"];
+        assert!(error.to_string().contains("509 memory regions"), "{error}");
+        drop(node);
+        soon_unmapped(scene, "villain-slots");
+    });
+}
+
+/// The answer to a command goes to the memory that the command came from, whatever has become of it.
+#[test]
+fn memory_that_is_replaced_and_cut_off_under_a_command() {
+    case_within(64 << 20, |scene| {
+        for n in 0..12 {
+            // Of which it has touched next to nothing, and does not wait for what nobody answers.
+            let timeout = Duration::from_millis(500);
+            let node = scene.villain_with(GuestConfig {
+                ram_bytes: 8 << 30,
+                timeout,
+                ..GuestConfig::default()
+            });
+            // Every entry is the list page itself; to resolve it takes a while.
+            let root = node.guest.ram().alloc(1);
+            let entry = root.gpa(0);
+            (0..512).for_each(|n| root.view(0, PAGE).store64(8 * n, entry, Ordering::Relaxed));
+            let mut list = PageList::contiguous(entry, u32::MAX, 0, 12);
+            list.levels = 4;
+            let old = node.guest.ram().regions()[0].clone();
+            let other = memfd("villain-other", MemfdFlags::empty(), 1 << 20);
+            scene.during(|| {
+                std::thread::scope(|scope| {
+                    let register = || node.ctx.mr_reg(node.pdn, access::ALL, (0, 8 << 30), &list);
+                    scope.spawn(move || drop(register()));
+                    std::thread::sleep(Duration::from_millis(5 * n));
+                    let table = [region(&other, 0, 1 << 20, 0)];
+                    let replaced = node.guest.front(|f| f.set_mem_table(&table));
+                    rustix::fs::ftruncate(old.fd(), 0).expect("ftruncate");
+                    replaced.expect("a table");
+                    // Nobody answers any more.
+                    node.guest.disconnect();
+                });
+            });
+            scene.others_go_on();
+            scene.await_state("absent");
+        }
+    });
+}
+
+/// Punches holes into a region until told to stop.
+fn punch(file: &File, size: u64, step: u64, stop: &AtomicBool) -> u64 {
+    let mut holes = 0;
+    while !stop.load(Ordering::Relaxed) {
+        for at in (0..size).step_by(step as usize) {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, how, at, step).expect("a hole");
+            holes += 1;
+        }
+    }
+    holes
+}
+
+/// Runs requests whose every element lies in a page of its own, while these pages are taken away.
+fn holes(scene: &Scene, size: u64, page: u64, step: u64) {
+    let node = scene.villain();
+    node.guest.add_memory(PLUGGED, size).expect("ADD_MEM_REG");
+    let buf = Arc::new(Buf::contiguous_in(node.guest.ram(), PLUGGED, size));
+    let mr = node.ctx.register(node.pdn, buf, access::ALL).expect("MR_REG");
+    let plugged = node.guest.ram().regions()[1].clone();
+    let file = File::from(plugged.fd().try_clone_to_owned().expect("dup"));
+    let mut end = node.rc();
+    end.qp.connect(end.address(), &Path::default()).expect("to itself");
+    let word = node.area(8);
+    let stop = AtomicBool::new(false);
+    let (rounds, holes) = std::thread::scope(|scope| {
+        let puncher = scope.spawn(|| punch(&file, size, step, &stop));
+        let rounds = scene.during(|| {
+            let (begin, mut rounds) = (Instant::now(), 0);
+            while begin.elapsed() < Duration::from_secs(2) {
+                for at in (0..size).step_by(page as usize).take(32) {
+                    let write = SendWr::write(at, &[], mr.addr(at), mr.rkey).inline(&[7; 8]);
+                    end.qp.queue_send(&write);
+                }
+                end.qp.ring_sq();
+                let posted = (size / page).min(32);
+                (0..posted).for_each(|_| assert_eq!(end.scq.ok().status, 0));
+                rounds += 1;
+            }
+            rounds
+        });
+        stop.store(true, Ordering::Relaxed);
+        (rounds, puncher.join().expect("the puncher"))
+    });
+    assert!(rounds > 0 && holes > 0, "{rounds} rounds, {holes} holes");
+    end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
+    node.guest.keepalive().expect("the NIC works");
+}
+
+#[test]
+fn small_holes_under_requests_cost_their_own_guest_only() {
+    case_within(24 << 20, |scene| holes(scene, 4 << 20, PAGE * 7, 64 << 10));
+}
