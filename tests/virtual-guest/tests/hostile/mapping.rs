@@ -12,7 +12,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::{Buf, PageList};
 use virtual_guest::qp::{Path, SendWr};
-use virtual_guest::spec::{PAGE, access};
+use virtual_guest::spec::{self, PAGE, Put, access};
 use virtual_guest::world::Node;
 
 use crate::scene::{SOON, Scene, case, case_within};
@@ -192,33 +192,35 @@ fn every_slot_can_be_plugged_and_no_more() {
 fn memory_that_is_replaced_and_cut_off_under_a_command() {
     case_within(64 << 20, |scene| {
         for n in 0..12 {
-            // Of which it has touched next to nothing, and does not wait for what nobody answers.
-            let timeout = Duration::from_millis(500);
-            let node = scene.villain_with(GuestConfig {
-                ram_bytes: 8 << 30,
-                timeout,
-                ..GuestConfig::default()
-            });
+            // Of which it has touched next to nothing.
+            let config = GuestConfig { ram_bytes: 8 << 30, ..GuestConfig::default() };
+            let node = scene.villain_with(config);
             // Every entry is the list page itself; to resolve it takes a while.
             let root = node.guest.ram().alloc(1);
             let entry = root.gpa(0);
             (0..512).for_each(|n| root.view(0, PAGE).store64(8 * n, entry, Ordering::Relaxed));
             let mut list = PageList::contiguous(entry, u32::MAX, 0, 12);
             list.levels = 4;
+            let header = Put::new().u16(spec::cmd::MR_REG).zero(14).done(16);
+            let region_of = Put::new().u32(node.pdn).u32(access::ALL).u64(0).u64(8 << 30);
+            let body = region_of.bytes(&list.bytes()).done(48);
+            let buffer = node.guest.ram().alloc(1);
+            buffer.view(0, PAGE).write(0, &[header, body].concat());
             let old = node.guest.ram().regions()[0].clone();
             let other = memfd("villain-other", MemfdFlags::empty(), 1 << 20);
             scene.during(|| {
-                std::thread::scope(|scope| {
-                    let register = || node.ctx.mr_reg(node.pdn, access::ALL, (0, 8 << 30), &list);
-                    scope.spawn(move || drop(register()));
-                    std::thread::sleep(Duration::from_millis(5 * n));
-                    let table = [region(&other, 0, 1 << 20, 0)];
-                    let replaced = node.guest.front(|f| f.set_mem_table(&table));
-                    rustix::fs::ftruncate(old.fd(), 0).expect("ftruncate");
-                    replaced.expect("a table");
-                    // Nobody answers any more.
-                    node.guest.disconnect();
+                node.guest.with_queue(spec::VQ_CONTROL, |queue| {
+                    let (request, answer) = ((buffer.gpa(0), 64), (buffer.gpa(1024), 64));
+                    queue.add(&[request], &[answer]).expect("room in the queue");
+                    queue.kick().expect("a kick");
                 });
+                std::thread::sleep(Duration::from_millis(5 * n));
+                let table = [region(&other, 0, 1 << 20, 0)];
+                node.guest.front(|f| f.set_mem_table(&table)).expect("a table");
+                // From here on this test does not touch that memory either.
+                rustix::fs::ftruncate(old.fd(), 0).expect("ftruncate");
+                std::thread::sleep(Duration::from_millis(200));
+                node.guest.disconnect();
             });
             scene.others_go_on();
             scene.await_state("absent");
