@@ -101,8 +101,7 @@ impl Controller {
             };
             loop {
                 let next = match result {
-                    // Only the end of a context can be too much work for one go.
-                    Ok(Reply::More) => Command::ContextDestroy,
+                    Ok(Reply::More) => Command::Continue,
                     // Here, on the thread of this NIC alone.
                     Ok(Reply::Errand(errand)) => errand.run(),
                     _ => return self.conclude(opcode, body, result),
@@ -110,7 +109,7 @@ impl Controller {
                 let (_, generation) = executor.space();
                 result = match executor.execute(generation, ctx, next) {
                     Outcome::Done(next) => next,
-                    // The memory changed between the two lines above; the end of a context has nothing to do with it.
+                    // The memory changed between the two lines above; what has begun goes on all the same.
                     Outcome::Stale => Ok(Reply::More),
                 };
             }

@@ -14,7 +14,7 @@ use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, 
 use crate::mark::Mark;
 use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
 use crate::transport::NicId;
-use crate::worker::{CallError, WorkerHandle};
+use crate::worker::{CallError, Progress, WorkerHandle};
 
 /// How long a worker may take for a job of the admin side.
 pub(super) const JOB_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,17 +117,40 @@ impl Nic {
     /// Runs a job on the worker and waits for it.
     pub(super) fn call<R: Send + 'static>(
         &self,
-        timeout: Duration,
+        patience: Duration,
         job: impl FnOnce(&mut Shard, NicId, Nanos) -> R + Send + 'static,
     ) -> Result<R, CallError> {
+        let mut job = Some(job);
+        self.call_in_steps(patience, move |shard, id, now| match job.take() {
+            Some(job) => Progress::Done(job(shard, id, now)),
+            None => Progress::More,
+        })
+    }
+
+    /// Runs a job on the worker, once in each of its turns until it is done, and waits for it.
+    pub(super) fn call_in_steps<R: Send + 'static>(
+        &self,
+        patience: Duration,
+        mut job: impl FnMut(&mut Shard, NicId, Nanos) -> Progress<R> + Send + 'static,
+    ) -> Result<R, CallError> {
         let id = self.id;
-        let (result, remains) = self.worker.call(Some(id), timeout, move |shard, now| {
-            let result = job(shard, id, now);
-            (result, shard.take_remains(id))
+        let mut remains = Vec::new();
+        let result = self.worker.call_in_steps(Some(id), patience, move |shard, now| {
+            let progress = job(shard, id, now);
+            remains.append(&mut shard.take_remains(id));
+            match progress {
+                Progress::Done(result) => Progress::Done((result, std::mem::take(&mut remains))),
+                Progress::More => Progress::More,
+            }
         })?;
-        // On this thread, which serves this NIC only.
-        drop(remains);
+        // The remains end on this thread, which serves this NIC only.
+        let (result, _remains) = result;
         Ok(result)
+    }
+
+    /// For how long the worker has been in its present turn.
+    pub(super) fn worker_stalled(&self) -> Duration {
+        Duration::from_nanos(self.worker.beat().stalled)
     }
 
     /// Has a job run on the worker, soon.

@@ -32,16 +32,19 @@ use super::memory::MemoryError;
 use super::nic::{JOB_TIMEOUT, Nic};
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
-use crate::engine::{Command, Status};
+use crate::engine::{Command, MemoryChange, Reply, Status};
 use crate::memory::AddressSpace;
-use crate::worker::CallError;
+use crate::worker::{CallError, Progress};
 
 /// Entries of a virtqueue, at most.
 pub(super) const QUEUE_SIZE: u16 = 1024;
 /// How long the stop of a queue may wait for a request or the worker: the VMM's main loop stands still meanwhile.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a command may take. A driver gives up after 5 seconds.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long a worker may be in one and the same turn before a guest is told that its device is gone. Drivers give up after 5 seconds by
+/// themselves, but that is for them to decide: a worker that is late may still come, and a command that it has not seen must not be answered for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a KEEPALIVE waits for the worker.
+const KEEPALIVE_WAIT: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Session {
@@ -196,9 +199,9 @@ impl Session {
         self.ring_broken.store(false, Ordering::Relaxed);
         let begun = if next_avail == 0 {
             *self.controller() = Controller::new(self.nic.layout.kick_base());
-            self.nic.call(COMMAND_TIMEOUT, |shard, id, _| shard.reset(id))
+            self.nic.call(PATIENCE, |shard, id, _| shard.reset(id))
         } else {
-            self.nic.call(COMMAND_TIMEOUT, |shard, id, _| shard.resume(id))
+            self.nic.call(PATIENCE, |shard, id, _| shard.resume(id))
         };
         if let Err(error) = begun {
             self.nic.failed(format!("the device could not be started: {error}"));
@@ -245,18 +248,14 @@ impl Session {
 
     /// Has the engine take the guest's memory over, in steps between which others are served.
     fn follow_memory(&self, space: AddressSpace) -> Result<(), CallError> {
-        let mut change =
-            self.nic.call(JOB_TIMEOUT, |shard, id, _| shard.memory_changed(id, space))?;
-        loop {
-            let (rest, more) = self.nic.call(JOB_TIMEOUT, move |shard, id, _| {
-                let more = shard.follow_memory(id, &mut change);
-                (change, more)
-            })?;
-            if !more {
-                return Ok(());
+        let mut space = Some(space);
+        let mut change = MemoryChange::default();
+        self.nic.call_in_steps(PATIENCE, move |shard, id, _| {
+            if let Some(space) = space.take() {
+                change = shard.memory_changed(id, space);
             }
-            change = rest;
-        }
+            if shard.follow_memory(id, &mut change) { Progress::More } else { Progress::Done(()) }
+        })
     }
 }
 
@@ -283,16 +282,30 @@ impl Executor for Session {
         let (present, open) = (self.generation.clone(), self.gate.open_flag());
         // What an errand brought must not be lost: the NIC looks at what has become of it.
         let rest = matches!(command, Command::Finish(_));
-        let outcome = self.nic.call(COMMAND_TIMEOUT, move |shard, id, now| {
+        let asks = matches!(command, Command::Keepalive);
+        let patience = if asks { KEEPALIVE_WAIT } else { PATIENCE };
+        let mut begins = Some(command);
+        let outcome = self.nic.call_in_steps(patience, move |shard, id, now| {
+            // Also what has begun ends when the queue is stopped: it may move what lies in guest memory.
             if !rest && !open.load(Ordering::Acquire) {
-                return Outcome::Done(Err(Status::STATE));
+                return Progress::Done(Outcome::Done(Err(Status::STATE)));
             }
-            if !rest && present.load(Ordering::Acquire) != generation {
-                return Outcome::Stale;
+            if begins.is_some() && !rest && present.load(Ordering::Acquire) != generation {
+                return Progress::Done(Outcome::Stale);
             }
-            Outcome::Done(shard.execute(id, ctx, command, now))
+            match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
+                Ok(Reply::More) => Progress::More,
+                result => Progress::Done(Outcome::Done(result)),
+            }
         });
-        outcome.unwrap_or(Outcome::Done(Err(Status::FATAL)))
+        match outcome {
+            Ok(outcome) => outcome,
+            // Is the device there? It is, only late, and that is none of this guest's doing. Had the NIC failed, an event says so.
+            Err(CallError::Timeout) if asks && self.nic.worker_stalled() < PATIENCE => {
+                Outcome::Done(Ok(Reply::Done))
+            }
+            Err(_) => Outcome::Done(Err(Status::FATAL)),
+        }
     }
 }
 
@@ -328,17 +341,14 @@ impl Session {
                 "a control request is still under way while its queue is stopped"
             );
         }
-        let pause = || self.nic.call(STOP_TIMEOUT, |shard, id, _| shard.pause(id));
-        loop {
-            match pause() {
-                Ok(true) => {}
-                Ok(false) => return Ok(()),
-                Err(error) => {
-                    self.nic.failed(format!("the device could not be stopped: {error}"));
-                    return Err(io::Error::other(error));
-                }
-            }
-        }
+        // However many others the worker has to serve first: a VMM that was told of an error would give the guest up.
+        let paused = self.nic.call_in_steps(PATIENCE, |shard, id, _| {
+            if shard.pause(id) { Progress::More } else { Progress::Done(()) }
+        });
+        paused.map_err(|error| {
+            self.nic.failed(format!("the device could not be stopped: {error}"));
+            io::Error::other(error)
+        })
     }
 
     /// Queue `index` was kicked, or is new.

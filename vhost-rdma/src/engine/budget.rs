@@ -40,6 +40,8 @@ pub(crate) mod cost {
     pub(crate) const VISIT: Nanos = 10;
     /// An object that is made, ended or told of a failure.
     pub(crate) const OBJECT: Nanos = 150;
+    /// A slot of a ring that moves to another ring, beside its bytes.
+    pub(crate) const ENTRY: Nanos = 20;
     /// An event offered to the guest, or one that finds no buffer.
     pub(crate) const EVENT: Nanos = 200;
     /// A doorbell page that is looked at.
@@ -146,6 +148,7 @@ impl Meter {
             end: charged.saturating_add(length),
             until: now.saturating_add(length),
             look_at: charged.saturating_add(LOOK_AFTER),
+            seen: now,
             over: false,
         }
     }
@@ -160,10 +163,18 @@ pub(crate) struct Budget {
     until: Nanos,
     /// Charge at which the clock is looked at.
     look_at: Nanos,
+    /// The clock when it was last looked at.
+    seen: Nanos,
     over: bool,
 }
 
 impl Budget {
+    /// The clock when it was last looked at.
+    #[inline]
+    pub(crate) const fn seen(&self) -> Nanos {
+        self.seen
+    }
+
     /// Whether nothing more may be begun. To be asked after each piece of work, which is never so long that neighbours feel it.
     #[inline]
     pub(crate) fn is_over(&mut self, meter: &Meter) -> bool {
@@ -172,7 +183,8 @@ impl Budget {
             self.over = true;
         } else if charged >= self.look_at {
             self.look_at = charged.saturating_add(LOOK_AFTER);
-            self.over = meter.now() >= self.until;
+            self.seen = self.seen.max(meter.now());
+            self.over = self.seen >= self.until;
         }
         self.over
     }

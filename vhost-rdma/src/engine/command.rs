@@ -145,6 +145,8 @@ pub enum Command {
         qpn: u32,
         mgid: [u8; 16],
     },
+    /// Goes on with the command that was answered [`Reply::More`].
+    Continue,
     /// What an [`Errand`] found: the rest of the command that sent it.
     Finish(Box<dyn Any + Send>),
 }
@@ -176,7 +178,7 @@ impl fmt::Debug for Errand {
 #[allow(missing_docs, reason = "the variants are the responses of docs/virtio-rdma.md §12")]
 pub enum Reply {
     Done,
-    /// Not an answer: the command was carried out in part, and has to be given again.
+    /// Not an answer: the command was carried out in part, and goes on with [`Command::Continue`].
     More,
     /// Not an answer: to be carried out first.
     Errand(Errand),

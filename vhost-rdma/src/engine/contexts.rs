@@ -1,24 +1,49 @@
 //! Contexts: the processes of a guest, its kernel, and the doorbell pages of each.
+//!
+//! Doorbell pages are polled, and a guest may have thousands, so a round looks at some of them only: those that rang lately, and the rest in
+//! turn. A page that is looked at later loses nothing, since its index is still there; and before the worker sleeps every page
+//! is looked at after the guest was asked to kick ([`Contexts::look_on`], docs/virtio-rdma.md §6.4).
 
 use std::collections::BTreeMap;
 
+use slab::Slab;
 use virtio_rdma_abi::{self as abi, db};
 use zerocopy::little_endian::U32;
 
 use super::command::{Reply, Status};
 use super::doorbell::{DoorbellPage, Owner, Post};
 use super::limits::MAX_DB_PAGES;
+use super::roster::{Roster, Walk};
 use crate::memory::Ring;
 
 /// Doorbell pages that a context may have though it does not need them.
 const SPARE_PAGES: usize = 4;
+/// Pages that are looked at in turn in one round.
+const LOOKS: usize = 16;
+/// Pages that rang lately, at most; they are looked at in every round.
+const LIVELY: usize = 16;
+/// Looks in vain after which a page is not lively any more.
+const COOLS_AFTER: u32 = 256;
+/// Posts that are taken in by one look; a page may bring a few more.
+const POSTS: usize = 256;
 /// The kernel's context.
 pub(crate) const KERNEL: u32 = 0;
 
 /// A process of the guest, or its kernel.
 #[derive(Debug, Default)]
 struct Context {
-    pages: Vec<DoorbellPage>,
+    /// Its doorbell pages, by number: where they are.
+    pages: Vec<u32>,
+}
+
+/// A doorbell page, and how it is looked at.
+#[derive(Debug)]
+struct Page {
+    doorbells: DoorbellPage,
+    /// It is among the lively ones.
+    lively: bool,
+    /// Looks in vain since it rang.
+    quiet: u32,
 }
 
 /// All contexts of one NIC.
@@ -26,11 +51,28 @@ struct Context {
 pub(crate) struct Contexts {
     all: BTreeMap<u32, Context>,
     next: u32,
+    pages: Slab<Page>,
+    /// Where there are pages.
+    order: Roster,
+    /// Pages that rang lately.
+    lively: Vec<u32>,
+    /// Whose turn it is, of the order.
+    turn: usize,
+    /// What is left of the last look before sleep.
+    look: Walk,
 }
 
 impl Default for Contexts {
     fn default() -> Self {
-        Self { all: BTreeMap::new(), next: 1 }
+        Self {
+            all: BTreeMap::new(),
+            next: 1,
+            pages: Slab::new(),
+            order: Roster::default(),
+            lively: Vec::new(),
+            turn: 0,
+            look: Walk::default(),
+        }
     }
 }
 
@@ -50,7 +92,20 @@ impl Contexts {
     }
 
     pub(crate) fn remove(&mut self, ctx: u32) {
-        self.all.remove(&ctx);
+        for at in self.all.remove(&ctx).into_iter().flat_map(|context| context.pages) {
+            if self.pages.try_remove(at as usize).is_some_and(|page| page.lively) {
+                self.lively.retain(|&lively| lively != at);
+            }
+            self.order.remove(at);
+        }
+    }
+
+    /// Adds a page; where it is.
+    fn insert_page(&mut self, ring: Ring) -> Option<u32> {
+        let page = Page { doorbells: DoorbellPage::new(ring), lively: false, quiet: 0 };
+        let at = u32::try_from(self.pages.insert(page)).ok()?;
+        self.order.insert(at);
+        Some(at)
     }
 
     /// CONTEXT_CREATE: `most` processes, `kick_queues` to share among them.
@@ -69,7 +124,8 @@ impl Contexts {
         }
         let ctx = self.next;
         self.next = self.next.wrapping_add(1);
-        self.all.insert(ctx, Context { pages: vec![DoorbellPage::new(db_page)] });
+        let at = self.insert_page(db_page).ok_or(Status::NOMEM)?;
+        self.all.insert(ctx, Context { pages: vec![at] });
         Ok(Reply::Context(abi::ContextCreateResp {
             ctx: U32::new(ctx),
             kick_queue: U32::new(ctx % kick_queues.max(1)),
@@ -78,39 +134,120 @@ impl Contexts {
 
     /// DB_PAGE_ADD.
     pub(crate) fn add_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
-        let context = self.all.get_mut(&ctx).ok_or(Status::NOENT)?;
-        // Every page is looked at in every round, so only a context that fills its pages gets more of them.
+        let context = self.all.get(&ctx).ok_or(Status::NOENT)?;
+        // Every page is looked at, so only a context that fills its pages gets more of them.
+        let pages = context.pages.iter().filter_map(|&at| self.pages.get(at as usize));
         let needless = context.pages.len() >= SPARE_PAGES
-            && context.pages.iter().map(DoorbellPage::room).sum::<u32>() >= db::SLOTS;
+            && pages.map(|page| page.doorbells.room()).sum::<u32>() >= db::SLOTS;
         if needless || context.pages.len() >= MAX_DB_PAGES {
             return Err(Status::NOMEM);
         }
         let page = u32::try_from(context.pages.len()).map_err(|_| Status::NOMEM)?;
-        context.pages.push(DoorbellPage::new(db_page));
+        let at = self.insert_page(db_page).ok_or(Status::NOMEM)?;
+        if let Some(context) = self.all.get_mut(&ctx) {
+            context.pages.push(at);
+        }
         Ok(Reply::DbPage(abi::DbPageAddResp { page: U32::new(page), reserved: U32::new(0) }))
+    }
+
+    /// A walk over all doorbell pages.
+    pub(crate) fn walk(&self) -> Walk {
+        self.order.walk()
+    }
+
+    /// The memory of the next doorbell page of a walk.
+    pub(crate) fn next_page(&self, walk: &mut Walk) -> Option<&Ring> {
+        let at = walk.next(&self.order)?;
+        self.pages.get(at as usize).map(|page| page.doorbells.ring())
     }
 
     /// Every doorbell page.
     pub(crate) fn pages(&self) -> impl Iterator<Item = &Ring> {
-        self.all.values().flat_map(|context| &context.pages).map(DoorbellPage::ring)
+        self.pages.iter().map(|(_, page)| page.doorbells.ring())
     }
 
-    /// Appends the queues whose producer index moved.
-    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) {
-        for context in self.all.values_mut() {
-            for page in &mut context.pages {
-                page.collect(posts);
+    /// Appends queues whose producer index moved: those of lively pages, and of some of the others. How many pages were looked at.
+    #[inline]
+    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> usize {
+        let mut looked = 0;
+        let mut index = 0;
+        while let Some(&at) = self.lively.get(index) {
+            if posts.len() >= POSTS {
+                break;
+            }
+            looked += 1;
+            if self.collect_page(at, posts) {
+                index += 1;
             }
         }
+        for _ in 0..LOOKS.min(self.order.len()) {
+            if posts.len() >= POSTS {
+                break;
+            }
+            self.turn = if self.turn + 1 < self.order.len() { self.turn + 1 } else { 0 };
+            let Some(at) = self.order.get(self.turn) else { break };
+            if self.pages.get(at as usize).is_some_and(|page| !page.lively) {
+                looked += 1;
+                self.collect_page(at, posts);
+            }
+        }
+        // Which lively pages come first changes, so that none of them is left out for ever.
+        if posts.len() >= POSTS && index > 0 && index < self.lively.len() {
+            self.lively.rotate_left(index);
+        }
+        looked
+    }
+
+    /// Looks at one page; false if it left the lively ones.
+    #[inline]
+    fn collect_page(&mut self, at: u32, posts: &mut Vec<Post>) -> bool {
+        let Some(page) = self.pages.get_mut(at as usize) else { return true };
+        let before = posts.len();
+        let left = page.doorbells.collect(posts);
+        if left || posts.len() > before {
+            page.quiet = 0;
+            if !page.lively && self.lively.len() < LIVELY {
+                page.lively = true;
+                self.lively.push(at);
+            }
+        } else if page.lively {
+            page.quiet += 1;
+            if page.quiet > COOLS_AFTER {
+                page.lively = false;
+                self.lively.retain(|&lively| lively != at);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Begins the last look before sleep: from now on every page has to be looked at.
+    pub(crate) fn begin_look(&mut self) {
+        self.look = self.order.walk();
+    }
+
+    /// Looks at the next page of the last look; `None` if that was all. True: something was rung there.
+    pub(crate) fn look_on(&mut self, posts: &mut Vec<Post>) -> Option<bool> {
+        let at = self.look.next(&self.order)?;
+        let before = posts.len();
+        let page = self.pages.get_mut(at as usize);
+        let left = page.is_some_and(|page| page.doorbells.collect(posts));
+        Some(left || posts.len() > before)
+    }
+
+    /// What was posted to one doorbell, though its page's turn may not have come.
+    pub(crate) fn look_at(&mut self, ctx: u32, number: u32) -> Option<Post> {
+        let (page, slot) = self.doorbell(ctx, number)?;
+        page.look(slot)
     }
 
     /// Gives a doorbell slot of a context to a queue; the doorbell number.
     pub(crate) fn take_doorbell(&mut self, ctx: u32, owner: Owner) -> Option<u32> {
-        let pages = &mut self.all.get_mut(&ctx)?.pages;
-        pages
-            .iter_mut()
-            .zip(0u32..)
-            .find_map(|(page, number)| page.take(owner).map(|slot| number << db::PAGE_SHIFT | slot))
+        let Self { all, pages, .. } = self;
+        all.get(&ctx)?.pages.iter().zip(0u32..).find_map(|(&at, number)| {
+            let slot = pages.get_mut(at as usize)?.doorbells.take(owner)?;
+            Some(number << db::PAGE_SHIFT | slot)
+        })
     }
 
     /// Gives doorbells to the rings (to send from, to receive into) that a QP has; `db::NONE` for one that it has not.
@@ -139,7 +276,8 @@ impl Contexts {
     /// The page and slot of a doorbell number.
     fn doorbell(&mut self, ctx: u32, number: u32) -> Option<(&mut DoorbellPage, u32)> {
         let page = (number >> db::PAGE_SHIFT) as usize;
-        let page = self.all.get_mut(&ctx)?.pages.get_mut(page)?;
+        let at = *self.all.get(&ctx)?.pages.get(page)?;
+        let page = &mut self.pages.get_mut(at as usize)?.doorbells;
         Some((page, number & ((1 << db::PAGE_SHIFT) - 1)))
     }
 

@@ -1,6 +1,5 @@
 //! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
 
-use rustc_hash::FxHashSet;
 use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
@@ -13,14 +12,9 @@ use super::nic::{Ah, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
 use super::timer::Waiting;
 use super::window::WindowKind;
-use super::{Nanos, Shard, attributes};
+use super::{Nanos, Remains, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::transport::{Gid, NicId};
-
-/// Turns of send queues before a CQ is resized.
-const SETTLE_TURNS: u32 = 64;
-/// Objects that go with their context in one go: neighbours wait meanwhile.
-const DESTROYED_AT_ONCE: usize = 512;
 
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
@@ -52,7 +46,11 @@ impl Shard {
         command: Command,
         now: Nanos,
     ) -> Result<Reply, Status> {
-        let life = self.nic_mut(id).ok_or(Status::FATAL)?.life;
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        let life = nic.life;
+        if !matches!(command, Command::Continue) {
+            nic.work = None;
+        }
         match (life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
             (Life::Idle, _) => return Err(Status::STATE),
@@ -67,7 +65,8 @@ impl Shard {
                 self.reset(id);
                 return Ok(Reply::Done);
             }
-            Command::ContextDestroy => return self.destroy_context(id, ctx),
+            Command::Continue => return self.go_on(id, now),
+            Command::ContextDestroy => return self.destroy_context(id, ctx, now),
             Command::GidSet { index, gid } => return self.set_gid(id, index, gid),
             Command::QpCreate { req, sq, rq } => return self.create_qp(id, ctx, (&req, sq, rq)),
             Command::QpDestroy(qpn) => return self.destroy_qp(id, ctx, qpn),
@@ -91,17 +90,19 @@ impl Shard {
                 return self.allocate_fast(id, ctx, pdn, max_pages);
             }
             Command::CqDestroy(cqn) => {
-                let reply = self.nic_mut(id).ok_or(Status::FATAL)?.destroy_cq(ctx, cqn)?;
-                self.timers.remove(id, Waiting::Event(cqn));
-                return Ok(reply);
+                return self.nic_mut(id).ok_or(Status::FATAL)?.destroy_cq(ctx, cqn);
             }
-            // What was posted moves with the ring, also what no round has seen yet.
-            Command::SrqModify { ring: Some(_), .. } => self.scan_nic(id),
-            // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
-            Command::CqResize { cqn, .. } => self.settle_sends(id, cqn, now),
+            Command::CqResize { cqn, entries, requested, ring } => {
+                self.nic_mut(id).ok_or(Status::FATAL)?.owned_cq(ctx, cqn)?;
+                return self.begin_resize_cq(id, cqn, ((entries, requested), ring), now);
+            }
             _ => {}
         }
-        self.nic_mut(id).ok_or(Status::FATAL)?.execute(ctx, command)
+        match self.nic_mut(id).ok_or(Status::FATAL)?.execute(ctx, command) {
+            // It has just begun.
+            Ok(Reply::More) => self.go_on(id, now),
+            reply => reply,
+        }
     }
 
     fn init(&mut self, id: NicId, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
@@ -116,22 +117,6 @@ impl Shard {
             abi_version: U32::new(abi::ABI_VERSION),
             reserved: U32::new(0),
         }))
-    }
-
-    /// Executes what is posted on the send queues that complete to a CQ, within a bound that neighbours do not feel.
-    fn settle_sends(&mut self, id: NicId, cqn: u32, now: Nanos) {
-        self.scan();
-        let mut bytes = 0u32;
-        for _ in 0..SETTLE_TURNS {
-            if bytes >= super::ROUND_BYTES {
-                return;
-            }
-            let Some(nic) = self.nic_mut(id) else { return };
-            let due = |qpn: &&u32| nic.qps.get(*qpn).is_some_and(|qp| qp.send_cqn == cqn);
-            let Some(qpn) = nic.run.iter().find(due).copied() else { return };
-            nic.run.retain(|&queued| queued != qpn);
-            bytes = bytes.saturating_add(self.run_qp(id, qpn, now));
-        }
     }
 
     fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
@@ -211,7 +196,7 @@ impl Shard {
         Ok(Reply::Done)
     }
 
-    fn destroy_context(&mut self, id: NicId, ctx: u32) -> Result<Reply, Status> {
+    fn destroy_context(&mut self, id: NicId, ctx: u32, now: Nanos) -> Result<Reply, Status> {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         if ctx == KERNEL {
             return Err(Status::INVAL);
@@ -219,12 +204,7 @@ impl Shard {
         if !nic.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        let (qpns, done) = nic.destroy_context(ctx, DESTROYED_AT_ONCE);
-        for qpn in qpns {
-            self.qp_gone(id, qpn);
-        }
-        self.leave_empty_groups(id);
-        Ok(if done { Reply::Done } else { Reply::More })
+        self.begin_end(id, ctx, now)
     }
 }
 
@@ -248,18 +228,11 @@ impl Nic {
             Command::MwDealloc(key) => {
                 let key = self.mrs.present_key(key).ok_or(Status::NOENT)?;
                 self.mrs.window(key).filter(|window| window.ctx == ctx).ok_or(Status::NOENT)?;
-                self.mrs.remove(key);
+                self.remove_key(key);
                 Ok(Reply::Done)
             }
             Command::CqCreate { entries, vector, ring } => {
                 self.create_cq(ctx, entries, vector, ring)
-            }
-            Command::CqResize { cqn, entries, requested, ring } => {
-                self.owned_cq(ctx, cqn)?;
-                let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
-                cq.resize(entries, requested, ring)?;
-                self.look_at(cqn);
-                Ok(Reply::Done)
             }
             Command::CqModerate { cqn, count, period_us } => {
                 self.owned_cq(ctx, cqn)?;
@@ -292,7 +265,8 @@ impl Nic {
             Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, av),
             Command::AhDestroy(number) => {
                 self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
-                self.ahs.remove(number as usize);
+                let ah = self.ahs.remove(number as usize);
+                self.leave_pd(ah.pdn);
                 Ok(Reply::Done)
             }
             _ => Err(Status::NOTSUPP),
@@ -331,43 +305,6 @@ impl Nic {
         self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
     }
 
-    /// Destroys a context with all it owns, `most` objects at a time; the QPNs that are free again, and whether that was all.
-    fn destroy_context(&mut self, ctx: u32, most: usize) -> (Vec<u32>, bool) {
-        let of_context = self.qps.values().filter(|qp| qp.ctx == ctx);
-        let qpns: Vec<u32> = of_context.take(most).map(|qp| qp.qpn).collect();
-        let in_groups: FxHashSet<u32> = qpns
-            .iter()
-            .copied()
-            .filter(|qpn| self.qps.get(qpn).is_some_and(|qp| qp.groups > 0))
-            .collect();
-        if !in_groups.is_empty() {
-            self.leave_all(|member| in_groups.contains(&member));
-        }
-        for &qpn in &qpns {
-            if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.groups = 0;
-            }
-            self.remove_qp(qpn);
-        }
-        let mut left = most - qpns.len();
-        let srqs = self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx);
-        let srqs = numbers(srqs.take(left).map(|(n, _)| n));
-        left -= srqs.len();
-        srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
-        let cqs = self.cqs.iter().filter(|(_, cq)| cq.ctx == ctx);
-        let cqs = numbers(cqs.take(left).map(|(n, _)| n));
-        left -= cqs.len();
-        cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
-        left -= self.mrs.remove_context(ctx, left);
-        let done = left > 0;
-        if done {
-            self.ahs.retain(|_, ah| ah.ctx != ctx);
-            self.pds.retain(|_, pd| pd.ctx != ctx);
-            self.contexts.remove(ctx);
-        }
-        (qpns, done)
-    }
-
     fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
         if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
@@ -375,16 +312,12 @@ impl Nic {
         if self.pds.len() >= self.settings.limits.max_pds as usize {
             return Err(Status::NOMEM);
         }
-        object(self.pds.insert(Pd { ctx }))
+        object(self.pds.insert(Pd { ctx, users: 0 }))
     }
 
     fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
         self.owned_pd(ctx, pdn)?;
-        let used = self.mrs.uses_pd(pdn)
-            || self.qps.values().any(|qp| qp.pdn == pdn)
-            || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
-            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn);
-        if used {
+        if self.mrs.uses_pd(pdn) || self.pds.get(pdn as usize).is_some_and(|pd| pd.users > 0) {
             return Err(Status::BUSY);
         }
         self.pds.remove(pdn as usize);
@@ -418,7 +351,8 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         let access = (flags & rereg::ACCESS != 0).then(|| req.access.get());
-        self.mrs.reregister(key, Rereg { access, pdn, memory })?;
+        let old = self.mrs.reregister(key, Rereg { access, pdn, memory })?;
+        self.remains.extend(old.map(Remains::new));
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
@@ -428,8 +362,28 @@ impl Nic {
         if mr.windows > 0 {
             return Err(Status::BUSY);
         }
-        self.mrs.remove(key);
+        self.remove_key(key);
         Ok(Reply::Done)
+    }
+
+    /// Removes a region or window. Its translation may be the last to hold a mapping, whose end takes its time.
+    pub(super) fn remove_key(&mut self, key: u32) {
+        self.meter.charge(cost::OBJECT);
+        self.remains.extend(self.mrs.remove(key).map(Remains::new));
+    }
+
+    /// An object of a domain begins.
+    pub(super) fn join_pd(&mut self, pdn: u32) {
+        if let Some(pd) = self.pds.get_mut(pdn as usize) {
+            pd.users += 1;
+        }
+    }
+
+    /// It ends.
+    pub(super) fn leave_pd(&mut self, pdn: u32) {
+        if let Some(pd) = self.pds.get_mut(pdn as usize) {
+            pd.users = pd.users.saturating_sub(1);
+        }
     }
 
     fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
@@ -441,8 +395,10 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn remove_cq(&mut self, cqn: u32) {
-        self.cqs.try_remove(cqn as usize);
+    pub(super) fn remove_cq(&mut self, cqn: u32) {
+        self.meter.charge(cost::OBJECT);
+        self.remains.extend(self.cqs.try_remove(cqn as usize).map(Remains::new));
+        self.timers.remove(Waiting::Event(cqn));
         self.forget_events(&[event::CQ_ERR], cqn);
         self.forget_completion(cqn);
     }
@@ -455,10 +411,13 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn remove_srq(&mut self, srqn: u32) {
+    pub(super) fn remove_srq(&mut self, srqn: u32) {
+        self.meter.charge(cost::OBJECT);
         if let Some(srq) = self.srqs.try_remove(srqn as usize) {
+            self.leave_pd(srq.pdn);
             self.contexts.free_doorbell(srq.ctx, srq.doorbell);
             self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
+            self.remains.push(Remains::new(srq));
         }
     }
 
@@ -483,7 +442,8 @@ impl Nic {
         let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
         if resize {
             let ring = ring.filter(|_| shape_ok).ok_or(Status::INVAL)?;
-            srq.resize(entries, max_wr, ring)?;
+            let to = srq.ring.succeed(entries, max_wr, ring)?;
+            return self.begin_resize_srq(*req, to);
         }
         if mask & srq_mask::LIMIT != 0 {
             srq.limit = req.limit.get();
@@ -497,6 +457,7 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         check_av(&av, |index| self.gid(index).is_some())?;
+        self.join_pd(pdn);
         object(self.ahs.insert(Ah { ctx, pdn, av }))
     }
 }
@@ -504,8 +465,4 @@ impl Nic {
 /// The answer that names a new object.
 pub(super) fn object(index: usize) -> Result<Reply, Status> {
     u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
-}
-
-pub(super) fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
-    indices.filter_map(|index| u32::try_from(index).ok()).collect()
 }

@@ -155,31 +155,57 @@ impl<W: Words> Cq<W> {
         Fire::Event(seq)
     }
 
-    /// Moves to another ring, carrying what the guest has not consumed; indices go on.
+    /// Begins to move to another ring, to which [`carry`](Self::carry) brings what the guest has not consumed; indices go on.
     ///
     /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA 11.2.8.3).
-    pub(crate) fn resize(
+    pub(crate) fn succeed(
         &mut self,
         entries: u32,
         requested: u32,
         ring: W,
-    ) -> Result<(), super::Status> {
-        let waiting = self.unconsumed().ok_or(super::Status::INVAL)?;
-        if waiting > requested.min(entries) {
+    ) -> Result<Succession<W>, super::Status> {
+        let most = requested.min(entries);
+        if self.unconsumed().is_none_or(|waiting| waiting > most) {
             return Err(super::Status::INVAL);
         }
-        let control = control_offset(u64::from(entries) * u64::from(STRIDE));
-        for index in (0..waiting).map(|n| self.consumer.wrapping_add(n)) {
-            let mut entry = [0; STRIDE as usize];
-            self.ring.read(u64::from(index & (self.entries - 1)) * u64::from(STRIDE), &mut entry);
-            let at = u64::from(index & (entries - 1)) * u64::from(STRIDE);
-            ring.write(at, &entry[..SEQ]);
-            ring.store_u32(at + SEQ as u64, index.wrapping_add(1));
-        }
-        ring.store_u32(control + ctrl::FIRED as u64, self.fired);
-        self.ring = ring;
-        self.entries = entries;
-        self.control = control;
-        Ok(())
+        Ok(Succession { ring, entries, most, next: self.consumer })
     }
+
+    /// Copies the next entry; false if the other ring has all there are.
+    pub(crate) fn carry(&self, to: &mut Succession<W>) -> bool {
+        let index = to.next;
+        if index == self.produced {
+            return false;
+        }
+        to.next = index.wrapping_add(1);
+        let mut entry = [0; STRIDE as usize];
+        self.ring.read(u64::from(index & (self.entries - 1)) * u64::from(STRIDE), &mut entry);
+        let at = u64::from(index & (to.entries - 1)) * u64::from(STRIDE);
+        to.ring.write(at, &entry[..SEQ]);
+        to.ring.store_u32(at + SEQ as u64, index.wrapping_add(1));
+        true
+    }
+
+    /// Moves, once everything was carried over; the ring that was left. More may have come than the other ring takes.
+    pub(crate) fn take_over(&mut self, to: Succession<W>) -> Result<W, super::Status> {
+        if self.unconsumed().is_none_or(|waiting| waiting > to.most) {
+            return Err(super::Status::INVAL);
+        }
+        let control = control_offset(u64::from(to.entries) * u64::from(STRIDE));
+        to.ring.store_u32(control + ctrl::FIRED as u64, self.fired);
+        self.entries = to.entries;
+        self.control = control;
+        Ok(std::mem::replace(&mut self.ring, to.ring))
+    }
+}
+
+/// A ring that takes over from another.
+#[derive(Debug)]
+pub(crate) struct Succession<W = Ring> {
+    ring: W,
+    entries: u32,
+    /// Entries that may wait when it takes over.
+    most: u32,
+    /// Index of the next entry to be carried over.
+    next: u32,
 }

@@ -83,6 +83,7 @@ impl Nic {
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
         let doorbell =
             self.contexts.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
+        self.join_pd(shape.pdn);
         self.srqs.insert(Srq::new(&shape, ring, doorbell));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
@@ -156,6 +157,8 @@ impl Nic {
         if let Some(srq) = srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
             srq.users += 1;
         }
+        self.join_pd(qp.pdn);
+        self.qp_numbers.insert(qpn);
         self.qps.insert(qpn, Box::new(qp));
         let [sq_db, rq_db] = doorbells.map(U32::new);
         Ok(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) })

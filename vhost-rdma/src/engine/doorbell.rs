@@ -10,6 +10,8 @@ use crate::protocol::{Fence, Words};
 
 const GROUPS: usize = db::GROUPS as usize;
 const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
+/// Groups of one page that are looked into in one look: a page of busy queues is as much work as a hundred quiet ones.
+const LOOK_GROUPS: usize = 4;
 
 /// The queue that owns a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub(crate) struct DoorbellPage<W = Ring> {
     ring: W,
     /// One bit per slot in use, one word per group.
     used: [u64; GROUPS],
+    /// The group that the next look begins with.
+    from: usize,
     /// As far as slots were ever used: pages cost a guest nothing, and should cost us little.
     slots: Vec<Slot>,
 }
@@ -47,7 +51,7 @@ struct Slot {
 
 impl<W: Words> DoorbellPage<W> {
     pub(crate) fn new(ring: W) -> Self {
-        Self { ring, used: [0; GROUPS], slots: Vec::new() }
+        Self { ring, used: [0; GROUPS], from: 0, slots: Vec::new() }
     }
 
     pub(crate) const fn ring(&self) -> &W {
@@ -89,25 +93,46 @@ impl<W: Words> DoorbellPage<W> {
         }
     }
 
-    /// Appends the slots whose index moved.
+    /// The producer index of one slot, if it moved, whether or not its group was rung. A look that comes too early finds nothing, and
+    /// the group's own look finds it later.
+    pub(crate) fn look(&mut self, slot: u32) -> Option<Post> {
+        let producer = self.ring.load_u32(index_offset(slot as usize));
+        let slot = self.slots.get_mut(slot as usize)?;
+        let moved = std::mem::replace(&mut slot.seen, producer) != producer;
+        moved.then_some(Post { owner: slot.owner, producer })
+    }
+
+    /// Appends slots whose index moved; true if there are groups left that were rung, for another look.
     #[inline]
-    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) {
+    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> bool {
         let low = self.ring.load_u64(db::SUMMARY as u64).to_le_bytes();
         let high = self.ring.load_u64(db::SUMMARY as u64 + 8).to_le_bytes();
         if low == [0; 8] && high[..GROUPS - 8] == [0; GROUPS - 8] {
-            return;
+            return false;
         }
-        let mut rung = [false; GROUPS];
-        for (group, byte) in low.iter().chain(&high).take(GROUPS).enumerate() {
-            if *byte != 0 {
-                self.ring.store_u8((db::SUMMARY + group) as u64, 0);
-                rung[group] = true;
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&low);
+        bytes[8..].copy_from_slice(&high);
+        let (mut rung, mut count, mut left) = ([0; LOOK_GROUPS], 0, false);
+        for group in (self.from..GROUPS).chain(0..self.from) {
+            if bytes[group] == 0 {
+                continue;
             }
+            if count == LOOK_GROUPS {
+                // It stays rung. The next look begins here, so that no group is left out for ever.
+                self.from = group;
+                left = true;
+                break;
+            }
+            self.ring.store_u8((db::SUMMARY + group) as u64, 0);
+            rung[count] = group;
+            count += 1;
         }
         self.ring.full(Fence::ClearBeforeIndex);
-        for group in (0..GROUPS).filter(|&group| rung[group]) {
+        for &group in &rung[..count] {
             self.collect_group(group, posts);
         }
+        left
     }
 
     fn collect_group(&mut self, group: usize, posts: &mut Vec<Post>) {

@@ -3,82 +3,127 @@
 //! A guest chooses how many objects it has and in how many pieces of memory each lies, and its neighbours wait meanwhile; so this goes in
 //! steps. Memory that was unplugged stays mapped until the last object over it is gone, and whoever unplugs it waits for the last step.
 
-use super::budget::cost;
-use super::control::numbers;
+use super::budget::{Budget, cost};
 use super::nic::Nic;
+use super::roster::Walk;
+use super::steps::STEP;
+use super::{Nanos, Remains};
 use crate::memory::{AddressSpace, Ring};
-
-/// Objects of one step.
-const STEP: usize = 128;
 
 /// What is left to be looked at after a change.
 #[derive(Debug, Default)]
 pub struct MemoryChange {
-    mrs: Vec<u32>,
-    cqs: Vec<u32>,
-    srqs: Vec<u32>,
-    qps: Vec<u32>,
+    pages: Walk,
+    keys: Walk,
+    /// The next CQ and SRQ, and behind the last.
+    cqs: (usize, usize),
+    srqs: (usize, usize),
+    qps: Walk,
 }
 
+/// Looking a mapping up in the new map.
+const MAPPING: Nanos = cost::VISIT;
+
 impl Nic {
-    /// Takes the new map over. The NIC itself fails if the pages that everything rests on are gone.
+    /// Takes the new map over. The NIC itself fails if the page that everything rests on is gone.
     pub(super) fn memory_changed(&mut self, space: AddressSpace) -> MemoryChange {
-        let gone = |ring: &Ring| !ring.lives_in(&space);
-        let base_gone =
-            self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);
+        let gone = self.status_page.as_ref().is_some_and(|page| !page.lives_in(&space));
         self.space = space;
-        if base_gone {
+        if gone {
             self.fail();
             return MemoryChange::default();
         }
         MemoryChange {
-            mrs: self.mrs.by_number.keys().copied().collect(),
-            cqs: numbers(self.cqs.iter().map(|(n, _)| n)),
-            srqs: numbers(self.srqs.iter().map(|(n, _)| n)),
-            qps: self.qps.keys().copied().collect(),
+            pages: self.contexts.walk(),
+            keys: self.mrs.numbers.walk(),
+            cqs: (0, self.cqs.capacity()),
+            srqs: (0, self.srqs.capacity()),
+            qps: self.qp_numbers.walk(),
         }
     }
 
     /// Looks at some objects; true if there are more. Objects that were made meanwhile lie in the new map.
     pub(super) fn follow_memory(&mut self, change: &mut MemoryChange) -> bool {
         let space = self.space.clone();
-        let gone = |ring: &Ring| !ring.lives_in(&space);
-        let mut left = STEP;
-        self.meter.charge_each(cost::VISIT, STEP);
-        for mr in last(&mut change.mrs, &mut left) {
-            self.mrs.follow(mr, &space);
+        let mut budget = self.meter.budget(STEP);
+        !self.follow(change, &space, &mut budget)
+    }
+
+    /// True: that was all.
+    fn follow(
+        &mut self,
+        change: &mut MemoryChange,
+        space: &AddressSpace,
+        budget: &mut Budget,
+    ) -> bool {
+        let gone = |ring: &Ring| !ring.lives_in(space);
+        while let Some(page) = self.contexts.next_page(&mut change.pages) {
+            let lost = gone(page);
+            self.meter.charge(cost::VISIT + MAPPING);
+            if lost {
+                // A doorbell page: nothing of this NIC can be trusted to be heard any more.
+                self.fail();
+                *change = MemoryChange::default();
+                return true;
+            }
+            if budget.is_over(&self.meter) {
+                return false;
+            }
         }
-        for cqn in last(&mut change.cqs, &mut left) {
+        while let Some(number) = change.keys.next(&self.mrs.numbers) {
+            let (mappings, lost) = self.mrs.follow(number, space);
+            self.meter.charge(cost::VISIT + MAPPING * mappings as u64);
+            self.remains.extend(lost.map(Remains::new));
+            if budget.is_over(&self.meter) {
+                return false;
+            }
+        }
+        while let Some(cqn) = next(&mut change.cqs) {
+            self.meter.charge(cost::VISIT + MAPPING);
             if self.cqs.get(cqn as usize).is_some_and(|cq| gone(cq.ring())) {
                 self.cq_failed(cqn);
             }
+            if budget.is_over(&self.meter) {
+                return false;
+            }
         }
-        for srqn in last(&mut change.srqs, &mut left) {
+        while let Some(srqn) = next(&mut change.srqs) {
+            self.meter.charge(cost::VISIT + MAPPING);
             if self.srqs.get(srqn as usize).is_some_and(|srq| gone(srq.ring.ring())) {
                 self.srq_failed(srqn);
             }
-        }
-        for qpn in last(&mut change.qps, &mut left) {
-            let Some(qp) = self.qps.get(&qpn) else { continue };
-            let lost = qp.send.as_ref().is_some_and(|send| gone(send.ring()))
-                || qp.receive.as_ref().is_some_and(|receive| gone(receive.ring()));
-            if lost {
-                self.qp_fatal(qpn);
-                // Its rings cannot even be flushed.
-                if let Some(qp) = self.qps.get_mut(&qpn) {
-                    qp.send = None;
-                    qp.receive = None;
-                }
+            if budget.is_over(&self.meter) {
+                return false;
             }
         }
-        left == 0
+        while let Some(qpn) = change.qps.next(&self.qp_numbers) {
+            self.meter.charge(cost::VISIT + 2 * MAPPING);
+            let lost = self.qps.get(&qpn).is_some_and(|qp| {
+                qp.send.as_ref().is_some_and(|send| gone(send.ring()))
+                    || qp.receive.as_ref().is_some_and(|receive| gone(receive.ring()))
+            });
+            if lost {
+                self.lose_rings(qpn);
+            }
+            if budget.is_over(&self.meter) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn lose_rings(&mut self, qpn: u32) {
+        self.qp_fatal(qpn);
+        // Its rings cannot even be flushed.
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            self.remains.push(Remains::new((qp.send.take(), qp.receive.take())));
+        }
     }
 }
 
-/// Takes the last ones out, as many as are left of a step.
-fn last(list: &mut Vec<u32>, left: &mut usize) -> Vec<u32> {
-    let keep = list.len().saturating_sub(*left);
-    let taken = list.split_off(keep);
-    *left -= taken.len();
-    taken
+/// The next of a range of slots.
+fn next((at, end): &mut (usize, usize)) -> Option<u32> {
+    let index = (*at < *end).then_some(*at)?;
+    *at += 1;
+    u32::try_from(index).ok()
 }

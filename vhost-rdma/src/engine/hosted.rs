@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use super::budget::Meter;
 use super::command::{Command, Reply, Status};
 use super::port::Port;
 use super::{Nanos, NicSettings, NicSnapshot, Remains, Shard};
@@ -22,11 +23,15 @@ pub trait Hosted: Send + fmt::Debug {
     fn pause(&mut self) -> bool;
     fn resume(&mut self);
     fn memory_changed(&mut self, space: AddressSpace);
+    fn follow_memory(&mut self) -> bool;
     fn memory_vanished(&mut self);
     fn fail(&mut self);
     fn events_wanted(&mut self);
     fn peers_changed(&mut self);
     fn status(&self) -> NicSnapshot;
+
+    /// The shard's meter, to which all its work is charged.
+    fn set_meter(&mut self, meter: Meter);
 
     /// What takes its time to end.
     fn take_remains(&mut self) -> Option<Remains>;
@@ -37,17 +42,23 @@ pub trait Hosted: Send + fmt::Debug {
     /// The status to answer.
     fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status>;
 
-    /// Looks at the doorbells; true if anything was posted.
+    /// Looks at doorbells; true if anything was posted.
     fn scan(&mut self) -> bool;
+
+    /// Begins the last look before sleep.
+    fn begin_look(&mut self);
+
+    /// Goes on with it: whether anything was posted, or `None` if there are doorbells left.
+    fn look_on(&mut self) -> Option<bool>;
 
     /// Moves work requests and completions by one bounded round; true if there was anything to do.
     fn run(&mut self, now: Nanos) -> bool;
 
-    /// Whether completions were written since [`publish`](Self::publish).
-    fn is_dirty(&self) -> bool;
+    /// Whether there are completions or events that the guest has not been told of.
+    fn has_news(&self) -> bool;
 
-    /// Looks at the arm words of CQs with new completions (`visible` is there if any NIC has such), and delivers events.
-    fn publish(&mut self, visible: Option<Visible>, now: Nanos);
+    /// Looks at the arm words of some CQs with new completions, and delivers some events.
+    fn publish(&mut self, visible: Visible, now: Nanos);
 
     /// When [`run`](Self::run) must be called again though nothing happens.
     fn deadline(&self) -> Option<Nanos>;
@@ -61,7 +72,8 @@ pub trait Hosted: Send + fmt::Debug {
 
 impl Shard {
     /// Adds a NIC that brings its own verbs; it waits for INIT.
-    pub fn add_hosted(&mut self, nic: Box<dyn Hosted>) -> NicId {
+    pub fn add_hosted(&mut self, mut nic: Box<dyn Hosted>) -> NicId {
+        nic.set_meter(self.meter.clone());
         let (id, index) = self.free_slot();
         if self.hosted.len() <= index {
             self.hosted.resize_with(index + 1, || None);
@@ -84,17 +96,5 @@ impl Shard {
     /// Whether a slot is a hosted NIC's.
     pub(super) fn is_hosted(&self, index: usize) -> bool {
         self.hosted.get(index).is_some_and(Option::is_some)
-    }
-
-    /// One round of the hosted NICs.
-    pub(super) fn run_hosted(&mut self, now: Nanos) -> bool {
-        let mut busy = false;
-        for (nic, number) in self.hosted.iter_mut().zip(0u32..) {
-            if let Some(nic) = nic {
-                self.serving = Some(NicId(number));
-                busy |= nic.run(now);
-            }
-        }
-        busy
     }
 }

@@ -12,12 +12,14 @@
 //! ```
 //!
 //! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err` that ends anything here. All
-//! loops are bounded by limits that the device sets, not by numbers that a guest writes.
+//! loops are bounded by time ([`budget`]), not by numbers that a guest writes: a round serves the NICs in the order of `rounds`, what is many goes
+//! in `steps`, and the rest waits for the next round.
 
 #![forbid(unsafe_code)]
 
 mod attributes;
 pub mod budget;
+mod chores;
 mod command;
 pub(crate) mod contexts;
 mod control;
@@ -47,14 +49,18 @@ pub(crate) mod qp;
 pub(crate) mod receive;
 mod requester;
 mod responder;
+pub(crate) mod roster;
+mod rounds;
 pub(crate) mod shape;
 mod srq;
+mod steps;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 pub(crate) mod tests;
 pub(crate) mod timer;
 mod window;
 
+use std::collections::VecDeque;
 use std::fmt;
 
 pub use crate::protocol::Visible;
@@ -66,28 +72,21 @@ pub use limits::{Counters, Limits, Objects};
 pub use nic::NicSettings;
 pub use numbers::Random;
 pub use port::Port;
+pub use rounds::Look;
 
-use self::budget::{Clock, Meter, cost};
+use self::budget::{Clock, Meter};
 use self::doorbell::Post;
 use self::network::Networks;
 use self::nic::{Life, Nic};
 use self::numbers::Numbers;
 use self::qp::Waiter;
-use self::timer::{Timers, Waiting};
+use self::roster::Roster;
+use self::rounds::Rounds;
 use crate::memory::{AddressSpace, Segment};
-use crate::protocol::{self, Cpu};
-use crate::transport::{Gid, Local, NicId, Transport};
+use crate::transport::{Gid, Local, NicId};
 
 /// Nanoseconds of a monotonic clock.
 pub type Nanos = u64;
-
-/// QPs of one NIC that run in one round.
-const ROUND_QPS: usize = 16;
-/// Bytes that one NIC's QPs move in one round; the turn that reaches it is the last.
-const ROUND_BYTES: u32 = 4 << 20;
-
-/// Time for deadlines in one round; more wait for the next.
-const TIMERS: Nanos = 50_000;
 
 /// What is seen of a NIC from outside.
 #[derive(Clone, Debug)]
@@ -110,17 +109,19 @@ pub struct Shard {
     /// NICs that bring their own verbs; where one is, `nics` has none.
     hosted: Vec<Option<Box<dyn Hosted>>>,
     networks: Networks,
-    timers: Timers,
     qpns: Numbers,
     random: Box<dyn Random>,
     local: Local,
     /// The requester's segment list, kept for its allocation.
     segments: Vec<Segment>,
     posts: Vec<Post>,
-    wakes: Vec<Waiter>,
+    wakes: VecDeque<Waiter>,
     /// The NIC whose content is being looked at.
     serving: Option<NicId>,
     remains: Vec<Remains>,
+    /// QPNs of NICs that were reset, on their way back.
+    freed: VecDeque<Roster>,
+    rounds: Rounds,
     meter: Meter,
 }
 
@@ -151,15 +152,16 @@ impl Shard {
             nics: Vec::new(),
             hosted: Vec::new(),
             networks: Networks::default(),
-            timers: Timers::default(),
             qpns: Numbers::default(),
             random,
             local: Local,
             segments: Vec::new(),
             posts: Vec::new(),
-            wakes: Vec::new(),
+            wakes: VecDeque::new(),
             serving: None,
             remains: Vec::new(),
+            freed: VecDeque::new(),
+            rounds: Rounds::default(),
             meter: Meter::default(),
         }
     }
@@ -181,6 +183,12 @@ impl Shard {
     #[must_use]
     pub const fn suspect(&self) -> Option<NicId> {
         self.serving
+    }
+
+    /// Deadlines of all NICs.
+    #[cfg(test)]
+    fn waits(&self) -> usize {
+        self.nics.iter().flatten().map(|nic| nic.timers.len()).sum()
     }
 
     fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
@@ -255,14 +263,17 @@ impl Shard {
         if let Some(nic) = self.hosted_mut(id) {
             return nic.reset();
         }
-        let mut freed = Vec::new();
-        let old = self.nic_mut(id).map(|nic| nic.clear(&mut freed));
-        self.remains.extend(old.map(Remains::new));
-        for qpn in freed.into_iter().filter(|&qpn| qpn != virtio_rdma_abi::GSI_QPN) {
-            self.qpns.free(qpn);
+        let Some((nic, networks, _)) = self.parts(id) else { return };
+        let vni = nic.settings.vni;
+        for gid in nic.gids.iter().flatten() {
+            networks.release(vni, *gid, id);
         }
-        self.timers.remove_nic(id);
-        self.networks.release_all(id);
+        for mgid in nic.groups.keys().chain(&nic.left) {
+            networks.leave(vni, *mgid, id);
+        }
+        let mut old = nic.clear();
+        self.freed.push_back(std::mem::take(&mut old.qp_numbers));
+        self.remains.push(Remains::new(old));
     }
 
     /// What is left of NICs that were reset since the last call, and of objects of the NIC `id`. There may be a hundred thousand in it, and host
@@ -271,6 +282,8 @@ impl Shard {
         let mut remains = std::mem::take(&mut self.remains);
         if let Some(nic) = self.hosted_mut(id) {
             remains.extend(nic.take_remains());
+        } else if let Some(nic) = self.nic_mut(id) {
+            remains.append(&mut nic.remains);
         }
         remains
     }
@@ -299,11 +312,8 @@ impl Shard {
         }
         nic.life = Life::Ready;
         nic.outbox.wanted();
-        let qpns: Vec<u32> = nic.qps.keys().copied().collect();
-        for qpn in qpns {
-            nic.woken(qpn);
-            nic.schedule(qpn);
-        }
+        let all = nic.qp_numbers.walk();
+        nic.chores.resume(all);
     }
 
     /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
@@ -323,6 +333,9 @@ impl Shard {
 
     /// Looks at some more objects after a change of memory; true if there are others.
     pub fn follow_memory(&mut self, id: NicId, change: &mut MemoryChange) -> bool {
+        if let Some(nic) = self.hosted_mut(id) {
+            return nic.follow_memory();
+        }
         let Some(nic) = self.nic_mut(id) else { return false };
         matches!(nic.life, Life::Ready | Life::Paused) && nic.follow_memory(change)
     }
@@ -336,14 +349,9 @@ impl Shard {
         }
     }
 
-    /// Fails the NICs whose guest memory vanished.
+    /// Guest memory vanished: has the NICs looked at, those whose it was fail.
     pub fn memory_vanished(&mut self) {
-        self.hosted.iter_mut().flatten().for_each(|nic| nic.memory_vanished());
-        for nic in self.nics.iter_mut().flatten() {
-            if matches!(nic.life, Life::Ready | Life::Paused) && nic.space.vanished() {
-                nic.fail();
-            }
-        }
+        self.rounds.look_for_vanished();
     }
 
     /// There are new buffers on one of the NIC's event queues.
@@ -369,149 +377,5 @@ impl Shard {
             objects: nic.objects(),
             gids: nic.gids.iter().flatten().copied().collect(),
         })
-    }
-
-    /// One round: timers, doorbells, work requests, completions, events. True if there was anything to do.
-    pub fn poll(&mut self, now: Nanos) -> bool {
-        let mut busy = self.fire_timers(now);
-        busy |= self.scan();
-        self.wake_waiters();
-        busy |= self.run(now);
-        while let Some(late) = self.local.completed() {
-            self.answered(late.nic, late.qpn, late.outcome, now);
-            busy = true;
-        }
-        busy |= self.run_hosted(now);
-        self.publish(now);
-        busy
-    }
-
-    /// When [`Self::poll`] must be called again though nothing was posted.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        let hosted = self.hosted.iter().flatten().filter_map(|nic| nic.deadline());
-        hosted.chain(self.timers.next()).min()
-    }
-
-    /// Asks all guests to kick, then looks once more; true: there is work, do not sleep.
-    pub fn prepare_sleep(&mut self) -> bool {
-        let ask = |shard: &mut Self| {
-            shard.nics.iter().flatten().for_each(|nic| nic.set_need_kick(true));
-            shard.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(true));
-        };
-        protocol::last_look(&Cpu, self, ask, Self::scan)
-            || self.nics.iter().flatten().any(|nic| !nic.run.is_empty() || !nic.wakes.is_empty())
-            || self.hosted.iter_mut().flatten().any(|nic| nic.prepare_sleep())
-    }
-
-    /// Tells all guests that kicks are not needed.
-    pub fn wake(&mut self) {
-        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
-        self.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(false));
-    }
-
-    fn fire_timers(&mut self, now: Nanos) -> bool {
-        let mut fired = false;
-        let mut budget = self.meter.budget(TIMERS);
-        while !budget.is_over(&self.meter)
-            && let Some((deadline, id, waiting)) = self.timers.pop(now)
-        {
-            fired = true;
-            self.meter.charge(cost::TIMER);
-            self.serving = Some(id);
-            match waiting {
-                Waiting::Send(qpn) => self.timer_fired(id, qpn, deadline),
-                Waiting::Event(cqn) => {
-                    if let Some(nic) = self.nic_mut(id) {
-                        nic.event_timer_fired(cqn, now);
-                    }
-                }
-            }
-        }
-        fired
-    }
-
-    /// Looks at the doorbells of one NIC.
-    fn scan_nic(&mut self, id: NicId) {
-        let Self { nics, posts, .. } = self;
-        if let Some(nic) = nics.get_mut(id.0 as usize).and_then(Option::as_deref_mut) {
-            nic.scan(posts);
-        }
-    }
-
-    fn scan(&mut self) -> bool {
-        let Self { nics, hosted, posts, serving, .. } = self;
-        let mut found = false;
-        for nic in nics.iter_mut().flatten() {
-            *serving = Some(nic.id);
-            found |= nic.scan(posts);
-        }
-        for (nic, number) in hosted.iter_mut().zip(0u32..) {
-            if let Some(nic) = nic {
-                *serving = Some(NicId(number));
-                found |= nic.scan();
-            }
-        }
-        found
-    }
-
-    fn wake_waiters(&mut self) {
-        let mut wakes = std::mem::take(&mut self.wakes);
-        for nic in self.nics.iter_mut().flatten() {
-            wakes.append(&mut nic.wakes);
-        }
-        self.meter.charge_each(cost::WAKE, wakes.len());
-        for waiter in wakes.drain(..) {
-            if let Some(nic) = self.nic_mut(waiter.nic) {
-                nic.woken(waiter.qpn);
-            }
-        }
-        self.wakes = wakes;
-    }
-
-    fn run(&mut self, now: Nanos) -> bool {
-        let mut busy = false;
-        for index in 0..self.nics.len() {
-            // What is on the queue now; QPs that go back to its end wait for the next round.
-            let turns = match &self.nics[index] {
-                Some(nic) if nic.life == Life::Ready => nic.run.len().min(ROUND_QPS),
-                _ => 0,
-            };
-            let mut bytes = 0u32;
-            for _ in 0..turns {
-                if bytes >= ROUND_BYTES {
-                    break;
-                }
-                let Some(nic) = self.nics[index].as_deref_mut() else { break };
-                let (id, Some(qpn)) = (nic.id, nic.run.pop_front()) else { break };
-                self.serving = Some(id);
-                bytes = bytes.saturating_add(self.run_qp(id, qpn, now));
-                busy = true;
-            }
-        }
-        busy
-    }
-
-    fn publish(&mut self, now: Nanos) {
-        let dirty = self.nics.iter().flatten().any(|nic| !nic.dirty.is_empty())
-            || self.hosted.iter().flatten().any(|nic| nic.is_dirty());
-        // One fence for the CQs of all NICs.
-        let visible = dirty.then(|| protocol::entries_visible(&Cpu));
-        let Self { nics, hosted, serving, timers, .. } = self;
-        for (nic, number) in hosted.iter_mut().zip(0u32..) {
-            if let Some(nic) = nic {
-                *serving = Some(NicId(number));
-                nic.publish(visible, now);
-            }
-        }
-        for nic in nics.iter_mut().flatten() {
-            *serving = Some(nic.id);
-            if nic.life != Life::Paused {
-                if let Some(visible) = visible {
-                    nic.fire_completions(visible, now, timers);
-                }
-                nic.deliver_events();
-            }
-        }
     }
 }

@@ -2,11 +2,12 @@
 
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 
-use super::Shard;
+use super::budget::cost;
 use super::command::{Reply, Status};
 use super::nic::{KERNEL, Nic};
 use super::qp::{Kind, State, Waiter, state};
 use super::timer::Waiting;
+use super::{Remains, Shard};
 use crate::transport::NicId;
 
 /// Events whose object is a QP.
@@ -25,13 +26,12 @@ impl Shard {
         nic.owned_qp(ctx, qpn)?;
         nic.remove_qp(qpn);
         self.leave_empty_groups(id);
-        self.qp_gone(id, qpn);
+        self.qp_gone(qpn);
         Ok(Reply::Done)
     }
 
     /// What the shard keeps for a QP ends with it.
-    pub(super) fn qp_gone(&mut self, id: NicId, qpn: u32) {
-        self.timers.remove(id, Waiting::Send(qpn));
+    pub(super) fn qp_gone(&mut self, qpn: u32) {
         if qpn != abi::GSI_QPN {
             self.qpns.free(qpn);
         }
@@ -59,6 +59,10 @@ impl Shard {
 impl Nic {
     pub(super) fn remove_qp(&mut self, qpn: u32) {
         let Some(qp) = self.qps.remove(&qpn) else { return };
+        self.meter.charge(cost::OBJECT);
+        self.qp_numbers.remove(qpn);
+        self.timers.remove(Waiting::Send(qpn));
+        self.leave_pd(qp.pdn);
         if qp.groups > 0 {
             self.leave_all(|member| member == qpn);
         }
@@ -75,6 +79,7 @@ impl Nic {
             self.contexts.free_doorbell(qp.ctx, doorbell);
         }
         self.forget_events(&QP_EVENTS, qpn);
+        self.remains.push(Remains::new(qp));
     }
 
     /// Modifies a QP; true if inbound requests are executed from now on that were not before.

@@ -11,6 +11,7 @@ use virtio_rdma_abi::access;
 
 use super::command::Status;
 use super::numbers::{Numbers, Random};
+use super::roster::Roster;
 use super::window::Window;
 use crate::memory::{AddressSpace, Segment, Translation};
 
@@ -93,7 +94,11 @@ pub(super) struct Access {
 #[derive(Debug, Default)]
 pub(super) struct MrTable {
     pub(super) by_number: FxHashMap<u32, Keyed>,
-    numbers: Numbers,
+    /// The same, in an order that can be walked.
+    pub(super) numbers: Roster,
+    /// Regions and windows in each domain.
+    users: FxHashMap<u32, u32>,
+    random: Numbers,
     regions: usize,
     bytes: u64,
 }
@@ -116,7 +121,7 @@ impl MrTable {
 
     /// A new random key.
     pub(super) fn new_key(&mut self, random: &mut dyn Random) -> Result<u32, Status> {
-        let number = self.numbers.take(random).ok_or(Status::NOMEM)?;
+        let number = self.random.take(random).ok_or(Status::NOMEM)?;
         Ok(number << 8 | (random.next_u32() & 0xff))
     }
 
@@ -148,11 +153,39 @@ impl MrTable {
     pub(super) fn insert(&mut self, mr: Mr) {
         self.bytes += mr.charged();
         self.regions += 1;
+        self.join(mr.key >> 8, mr.pdn);
         self.by_number.insert(mr.key >> 8, Keyed::Region(mr));
     }
 
-    /// Changes rights, domain or memory of a region; the key stays.
-    pub(super) fn reregister(&mut self, key: u32, change: Rereg) -> Result<(), Status> {
+    /// A number is in use, in a domain.
+    pub(super) fn join(&mut self, number: u32, pdn: u32) {
+        self.numbers.insert(number);
+        *self.users.entry(pdn).or_default() += 1;
+    }
+
+    fn leave(&mut self, pdn: u32) {
+        if let Some(users) = self.users.get_mut(&pdn) {
+            *users -= 1;
+            if *users == 0 {
+                self.users.remove(&pdn);
+            }
+        }
+    }
+
+    /// The context of a number, and its present key.
+    pub(super) fn owner(&self, number: u32) -> Option<(u32, u32)> {
+        self.by_number.get(&number).map(|keyed| match keyed {
+            Keyed::Region(mr) => (mr.ctx, mr.key),
+            Keyed::Window(window) => (window.ctx, window.key),
+        })
+    }
+
+    /// Changes rights, domain or memory of a region; the key stays. The translation that it had.
+    pub(super) fn reregister(
+        &mut self,
+        key: u32,
+        change: Rereg,
+    ) -> Result<Option<Arc<Translation>>, Status> {
         let mr = self.get_mut(key).ok_or(Status::NOENT)?;
         if mr.fast_pages > 0 || mr.map.as_ref().is_some_and(|map| map.is_identity()) {
             return Err(Status::INVAL);
@@ -167,15 +200,19 @@ impl MrTable {
         }
         let before = mr.charged();
         mr.access = change.access.unwrap_or(mr.access);
-        mr.pdn = change.pdn.unwrap_or(mr.pdn);
+        let (from, to) = (mr.pdn, change.pdn.unwrap_or(mr.pdn));
+        mr.pdn = to;
+        let mut old = None;
         if let Some((iova, map)) = change.memory {
             mr.iova = iova;
             mr.len = map.len();
-            mr.map = Some(map);
+            old = mr.map.replace(map);
         }
         let after = mr.charged();
         self.bytes = self.bytes - before + after;
-        Ok(())
+        *self.users.entry(to).or_default() += 1;
+        self.leave(from);
+        Ok(old)
     }
 
     /// The region of a key.
@@ -204,49 +241,49 @@ impl MrTable {
     }
 
     /// Removes a region or a window.
-    pub(super) fn remove(&mut self, key: u32) {
-        match self.by_number.remove(&(key >> 8)) {
-            Some(Keyed::Region(mr)) => {
+    pub(super) fn remove(&mut self, key: u32) -> Option<Keyed> {
+        let keyed = self.by_number.remove(&(key >> 8))?;
+        let pdn = match &keyed {
+            Keyed::Region(mr) => {
                 self.bytes -= mr.charged();
                 self.regions -= 1;
+                mr.pdn
             }
-            Some(Keyed::Window(window)) => self.unbound(&window),
-            None => return,
-        }
-        self.numbers.free(key >> 8);
-    }
-
-    /// Removes regions and windows of a context, `most` at a time; how many those were.
-    pub(super) fn remove_context(&mut self, ctx: u32, most: usize) -> usize {
-        let of_context = |keyed: &Keyed| match keyed {
-            Keyed::Region(mr) => (mr.ctx == ctx).then_some(mr.key),
-            Keyed::Window(window) => (window.ctx == ctx).then_some(window.key),
+            Keyed::Window(window) => {
+                self.unbound(window);
+                window.pdn
+            }
         };
-        let keys: Vec<u32> = self.by_number.values().filter_map(of_context).take(most).collect();
-        let removed = keys.len();
-        keys.into_iter().for_each(|key| self.remove(key));
-        removed
+        self.leave(pdn);
+        self.numbers.remove(key >> 8);
+        self.random.free(key >> 8);
+        Some(keyed)
     }
 
     /// Whether a region or window lies in the domain.
     pub(super) fn uses_pd(&self, pdn: u32) -> bool {
-        self.by_number.values().any(|keyed| match keyed {
-            Keyed::Region(mr) => mr.pdn == pdn,
-            Keyed::Window(window) => window.pdn == pdn,
-        })
+        self.users.contains_key(&pdn)
     }
 
-    /// Follows a change of the guest's memory: a region whose memory is gone opens nothing any more.
-    pub(super) fn follow(&mut self, number: u32, space: &AddressSpace) {
-        let Some(Keyed::Region(mr)) = self.by_number.get_mut(&number) else { return };
-        let Some(map) = &mr.map else { return };
+    /// Follows a change of the guest's memory: a region whose memory is gone opens nothing any more. How many mappings were looked at, and the
+    /// translation that is left.
+    pub(super) fn follow(
+        &mut self,
+        number: u32,
+        space: &AddressSpace,
+    ) -> (usize, Option<Arc<Translation>>) {
+        let Some(Keyed::Region(mr)) = self.by_number.get_mut(&number) else { return (0, None) };
+        let Some(map) = &mr.map else { return (0, None) };
+        let mappings = map.mappings();
         if map.is_identity() {
-            mr.map = Some(Arc::new(Translation::identity(space.clone())));
-        } else if !map.lives_in(space) {
-            self.bytes -= mr.charged();
-            mr.len = 0;
-            mr.map = None;
+            return (mappings, mr.map.replace(Arc::new(Translation::identity(space.clone()))));
         }
+        if map.lives_in(space) {
+            return (mappings, None);
+        }
+        self.bytes -= mr.charged();
+        mr.len = 0;
+        (mappings, mr.map.take())
     }
 
     /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses are never checked.

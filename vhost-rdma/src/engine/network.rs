@@ -3,7 +3,8 @@
 //! A GID belongs to one NIC of a network at a time. A lookup begins at the asking NIC's own network and there is no other, so NICs of
 //! different networks cannot meet, whatever numbers they know of each other.
 
-use rustc_hash::FxHashMap;
+use indexmap::IndexSet;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::nic::{Life, Nic};
 use crate::transport::{Fabric, Gid, NicId, Responder};
@@ -13,7 +14,7 @@ use crate::transport::{Fabric, Gid, NicId, Responder};
 pub(super) struct Networks {
     holders: FxHashMap<(u32, Gid), NicId>,
     /// NICs with QPs in a multicast group.
-    groups: FxHashMap<(u32, Gid), Vec<NicId>>,
+    groups: FxHashMap<(u32, Gid), IndexSet<NicId, FxBuildHasher>>,
 }
 
 impl Networks {
@@ -32,24 +33,13 @@ impl Networks {
         }
     }
 
-    pub(super) fn release_all(&mut self, nic: NicId) {
-        self.holders.retain(|_, holder| *holder != nic);
-        self.groups.retain(|_, members| {
-            members.retain(|member| *member != nic);
-            !members.is_empty()
-        });
-    }
-
     pub(super) fn join(&mut self, vni: u32, mgid: Gid, nic: NicId) {
-        let members = self.groups.entry((vni, mgid)).or_default();
-        if !members.contains(&nic) {
-            members.push(nic);
-        }
+        self.groups.entry((vni, mgid)).or_default().insert(nic);
     }
 
     pub(super) fn leave(&mut self, vni: u32, mgid: Gid, nic: NicId) {
         if let Some(members) = self.groups.get_mut(&(vni, mgid)) {
-            members.retain(|member| *member != nic);
+            members.swap_remove(&nic);
             if members.is_empty() {
                 self.groups.remove(&(vni, mgid));
             }
@@ -61,14 +51,8 @@ impl Networks {
         self.groups.len()
     }
 
-    /// NICs with QPs in a group.
-    pub(super) fn members(&self, vni: u32, mgid: &Gid) -> u32 {
-        let members = self.groups.get(&(vni, *mgid)).map_or(0, Vec::len);
-        u32::try_from(members).unwrap_or(u32::MAX)
-    }
-
     fn member(&self, vni: u32, mgid: &Gid, index: usize) -> Option<NicId> {
-        self.groups.get(&(vni, *mgid))?.get(index).copied()
+        self.groups.get(&(vni, *mgid))?.get_index(index).copied()
     }
 }
 

@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
 
-use super::Nanos;
-use super::budget::{Meter, cost};
+use super::budget::{Budget, Meter, cost};
+use super::chores::Chores;
 use super::contexts::Contexts;
 pub(super) use super::contexts::KERNEL;
 use super::cq::{Cq, Fire};
@@ -18,8 +18,11 @@ use super::mr::MrTable;
 use super::outbox::Outbox;
 use super::port::Port;
 use super::qp::{Qp, State, Waiter};
+use super::roster::Roster;
 use super::srq::Srq;
+use super::steps::Work;
 use super::timer::{Timers, Waiting};
+use super::{Nanos, Remains};
 use crate::memory::{AddressSpace, Ring, Segment};
 use crate::protocol::{self, Visible};
 use crate::transport::{Gid, NicId};
@@ -41,6 +44,9 @@ pub struct NicSettings {
     pub limits: Limits,
 }
 
+/// QPs of one NIC that run in one round.
+const ROUND_QPS: u32 = 16;
+
 /// Where a NIC is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
@@ -58,6 +64,8 @@ pub(super) enum Life {
 #[derive(Debug)]
 pub(super) struct Pd {
     pub(super) ctx: u32,
+    /// Queue pairs, SRQs and address handles in it; the table of keys counts its own.
+    pub(super) users: u32,
 }
 
 /// An address handle.
@@ -82,6 +90,8 @@ pub(super) struct Nic {
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
+    /// The same, in an order that can be walked.
+    pub(super) qp_numbers: Roster,
     pub(super) ahs: Slab<Ah>,
     pub(super) gids: Vec<Option<Gid>>,
     pub(super) counters: Counters,
@@ -98,6 +108,16 @@ pub(super) struct Nic {
     pub(super) wakes: Vec<Waiter>,
     /// Segment list of the receive in progress, kept for its allocation.
     pub(super) scratch: Vec<Segment>,
+    /// Deadlines of its QPs and CQs.
+    pub(super) timers: Timers,
+    /// What it has still to do to many QPs.
+    pub(super) chores: Chores,
+    /// The command that has begun, if it goes in steps.
+    pub(super) work: Option<Work>,
+    /// What ends as soon as somebody has the time: not the shard.
+    pub(super) remains: Vec<Remains>,
+    /// QPs that may still run in this round.
+    pub(super) turns: u32,
     /// The shard's.
     pub(super) meter: Meter,
 }
@@ -126,6 +146,7 @@ impl Nic {
             cqs: Slab::new(),
             srqs: Slab::new(),
             qps: FxHashMap::default(),
+            qp_numbers: Roster::default(),
             ahs: Slab::new(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             counters: Counters::default(),
@@ -136,13 +157,17 @@ impl Nic {
             dirty: Vec::new(),
             wakes: Vec::new(),
             scratch: Vec::new(),
+            timers: Timers::default(),
+            chores: Chores::default(),
+            work: None,
+            remains: Vec::new(),
+            turns: 0,
             meter,
         }
     }
 
-    /// Forgets every object and every guest address. QPNs go back through `freed`; what is returned holds the objects.
-    pub(super) fn clear(&mut self, freed: &mut Vec<u32>) -> Self {
-        freed.extend(self.qps.keys());
+    /// Forgets every object and every guest address; what is returned holds the objects.
+    pub(super) fn clear(&mut self) -> Self {
         let nowhere = Box::new(super::port::Nowhere);
         let fresh = Self::new(self.id, self.settings.clone(), nowhere, self.meter.clone());
         let mut old = std::mem::replace(self, fresh);
@@ -192,24 +217,22 @@ impl Nic {
                     self.dirty.push(cqn);
                 }
             }
-            Err(super::cq::Overrun) => self.cq_failed(cqn),
+            Err(super::cq::Overrun) => {
+                self.cq_failed(cqn);
+                // The one at hand goes no further; the others are told in turn.
+                self.enter_error(cqe.qpn.get());
+            }
         }
     }
 
     /// A CQ cannot go on (IBTA 10.2.6.3): it and the QPs that use it are told.
     pub(super) fn cq_failed(&mut self, cqn: u32) {
         let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };
+        // Its users are told in the NIC's own turn: they may be thousands.
         cq.kill();
         let ctx = cq.ctx;
         self.raise(event::CQ_ERR, cqn, ctx);
-        self.meter.charge_each(cost::VISIT, self.qps.len());
-        let users: Vec<u32> = self
-            .qps
-            .values()
-            .filter(|qp| qp.send_cqn == cqn || qp.recv_cqn == cqn)
-            .map(|qp| qp.qpn)
-            .collect();
-        users.into_iter().for_each(|qpn| self.qp_fatal(qpn));
+        self.chores.cq_died(cqn);
     }
 
     /// An SRQ cannot go on.
@@ -273,24 +296,52 @@ impl Nic {
         self.outbox.forget_completion(cqn);
     }
 
-    /// Looks at the arm words of the CQs with new entries.
-    pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos, timers: &mut Timers) {
-        while let Some(cqn) = self.dirty.pop() {
+    /// Looks at the arm words of CQs with new entries, until the budget is over.
+    pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
+        while !budget.is_over(&self.meter)
+            && let Some(cqn) = self.dirty.pop()
+        {
+            self.meter.charge(cost::WAKE);
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
             match cq.fire(visible, now) {
                 Fire::No | Fire::Later(None) => {}
-                Fire::Later(Some(until)) => timers.set(until, self.id, Waiting::Event(cqn)),
-                Fire::Event(seq) => self.outbox.complete(cqn, cq, seq, &mut self.counters),
+                Fire::Later(Some(until)) => self.timers.set(until, Waiting::Event(cqn)),
+                Fire::Event(seq) => {
+                    self.meter.charge(cost::EVENT);
+                    self.outbox.complete(cqn, cq, seq, &mut self.counters);
+                }
             }
         }
     }
 
+    /// Whether there are completions or events that the guest has not been told of.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.life != Life::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
+    }
+
     /// Offers waiting events to the port and lets it notify the guest.
     pub(super) fn deliver_events(&mut self) {
-        let before = self.counters.events;
-        self.outbox.deliver(&mut self.cqs, &mut self.counters);
-        self.meter.charge((self.counters.events - before).saturating_mul(cost::EVENT));
+        let offered = self.outbox.deliver(&mut self.cqs, &mut self.counters);
+        self.meter.charge_each(cost::EVENT, offered);
+    }
+
+    /// Whether there is anything for it to do in this round.
+    #[inline]
+    pub(super) fn begin_round(&mut self, now: Nanos) -> bool {
+        self.turns = 0;
+        if self.life == Life::Ready {
+            // What is on the queue now; QPs that go back to its end wait for the next round.
+            self.turns = u32::try_from(self.run.len()).unwrap_or(u32::MAX).min(ROUND_QPS);
+        }
+        self.turns > 0 || self.has_other_work(now)
+    }
+
+    /// Deadlines that have come, and chores.
+    #[inline]
+    pub(super) fn has_other_work(&self, now: Nanos) -> bool {
+        self.timers.is_due(now) || (self.life == Life::Ready && !self.chores.is_empty())
     }
 
     /// Tells the guest whether posts need a kick.
@@ -300,22 +351,46 @@ impl Nic {
         }
     }
 
-    /// Looks at every doorbell page; true if anything was posted.
+    /// Looks at doorbell pages; true if anything was posted.
+    #[inline]
     pub(super) fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
         if self.life != Life::Ready {
             return false;
         }
         posts.clear();
-        self.meter.charge_each(cost::DOORBELL_PAGE, self.contexts.pages().count());
-        self.contexts.collect(posts);
+        let looked = self.contexts.collect(posts);
+        self.meter.charge_each(cost::DOORBELL_PAGE, looked);
+        self.take_posts(posts)
+    }
+
+    fn take_posts(&mut self, posts: &[Post]) -> bool {
         self.meter.charge_each(cost::POST, posts.len());
-        for post in posts.iter() {
+        for post in posts {
             self.posted(*post);
         }
         !posts.is_empty()
     }
 
-    fn posted(&mut self, post: Post) {
+    /// Goes on with the last look before sleep, at every doorbell page: whether anything was rung, or `None` if there are pages left.
+    pub(super) fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
+        if self.life != Life::Ready {
+            return Some(false);
+        }
+        loop {
+            posts.clear();
+            let rung = self.contexts.look_on(posts);
+            self.meter.charge(cost::DOORBELL_PAGE);
+            self.take_posts(posts);
+            match rung {
+                None => return Some(false),
+                Some(true) => return Some(true),
+                Some(false) if budget.is_over(&self.meter) => return None,
+                Some(false) => {}
+            }
+        }
+    }
+
+    pub(super) fn posted(&mut self, post: Post) {
         match post.owner {
             Owner::Send(qpn) => self.posted_send(qpn, post.producer),
             Owner::Receive(qpn) => self.posted_receive(qpn, post.producer),

@@ -1,6 +1,7 @@
 //! Events on their way to the guest: at most one waits per CQ, and one of a type per object, for as long as the guest has no buffer.
 //!
-//! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with its event queues.
+//! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with its event queues. As many as wait may be
+//! offered, a few in each round, since each costs a look at the guest's memory.
 
 use std::fmt;
 
@@ -13,6 +14,18 @@ use super::limits::Counters;
 use super::pending::Pending;
 use super::port::{Nowhere, Port};
 
+/// Events that are offered in one round.
+const BATCH: usize = 32;
+
+/// How far an offer of completion events has come.
+#[derive(Debug, Clone, Copy, Default)]
+struct Offer {
+    /// Waiting CQs that have still to be offered.
+    left: usize,
+    /// Bit n: vector n was found dry.
+    dry: u64,
+}
+
 /// The events of one NIC.
 pub(crate) struct Outbox {
     port: Box<dyn Port>,
@@ -20,7 +33,10 @@ pub(crate) struct Outbox {
     completions: Pending<u32, ()>,
     /// The context of each event that waits, by type and object.
     events: Pending<(u32, u32), u32>,
-    offer: bool,
+    /// Waiting completion events are being offered.
+    completing: Option<Offer>,
+    /// Waiting asynchronous events are to be offered.
+    raising: bool,
     put: bool,
 }
 
@@ -36,7 +52,8 @@ impl Outbox {
             port,
             completions: Pending::default(),
             events: Pending::default(),
-            offer: false,
+            completing: None,
+            raising: false,
             put: false,
         }
     }
@@ -49,18 +66,25 @@ impl Outbox {
     /// Another way out.
     pub(crate) fn set_port(&mut self, port: Box<dyn Port>) {
         self.port = port;
-        self.offer = true;
+        self.wanted();
     }
 
     /// There are buffers again, or may be.
-    pub(crate) const fn wanted(&mut self) {
-        self.offer = true;
+    pub(crate) fn wanted(&mut self) {
+        self.completing = Some(Offer { left: self.completions.len(), dry: 0 });
+        self.raising = true;
+    }
+
+    /// Whether there is anything to offer or to tell.
+    #[inline]
+    pub(crate) const fn has_work(&self) -> bool {
+        self.completing.is_some() || self.raising || self.put
     }
 
     /// Raises an asynchronous event; at most one of a type waits per object.
     pub(crate) fn raise(&mut self, (kind, object, ctx): (u32, u32, u32), counters: &mut Counters) {
         if self.events.insert((kind, object), ctx) {
-            self.offer = true;
+            self.raising = true;
         } else {
             counters.events_coalesced += 1;
         }
@@ -94,27 +118,40 @@ impl Outbox {
         }
     }
 
-    /// Offers waiting events to the port and lets it notify the guest.
-    pub(crate) fn deliver(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) {
-        if std::mem::take(&mut self.offer) {
-            self.offer_completions(cqs, counters);
-            self.offer_events(counters);
+    /// Offers some waiting events to the port and lets it notify the guest; how many were offered.
+    pub(crate) fn deliver(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) -> usize {
+        let mut room = BATCH;
+        if let Some(offer) = self.completing.take() {
+            self.completing = self.offer_completions(offer, &mut room, (cqs, counters));
+        }
+        if self.raising {
+            self.raising = self.offer_events(&mut room, counters);
         }
         if std::mem::take(&mut self.put) {
             self.port.flush();
         }
+        BATCH - room
     }
 
-    fn offer_completions(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) {
-        // Vectors run dry one by one, so every waiting CQ is offered once, but none to a vector that was found dry.
-        let mut dry = 0u64;
-        for _ in 0..self.completions.len() {
-            let Some((cqn, ())) = self.completions.pop() else { return };
+    /// What is left of the offer afterwards. Vectors run dry one by one, so every waiting CQ is offered once, but none to a vector that was found dry.
+    fn offer_completions(
+        &mut self,
+        mut offer: Offer,
+        room: &mut usize,
+        (cqs, counters): (&mut Slab<Cq>, &mut Counters),
+    ) -> Option<Offer> {
+        while offer.left > 0 {
+            if *room == 0 {
+                return Some(offer);
+            }
+            *room -= 1;
+            offer.left -= 1;
+            let (cqn, ()) = self.completions.pop()?;
             let Some(cq) = cqs.get_mut(cqn as usize).filter(|cq| cq.event_pending) else {
                 continue;
             };
             let vector = 1u64.checked_shl(cq.vector).unwrap_or(0);
-            if dry & vector != 0 {
+            if offer.dry & vector != 0 {
                 self.completions.insert(cqn, ());
                 continue;
             }
@@ -124,14 +161,18 @@ impl Outbox {
                 counters.events += 1;
                 self.put = true;
             } else {
-                dry |= vector;
+                offer.dry |= vector;
                 self.completions.insert(cqn, ());
             }
         }
+        None
     }
 
-    fn offer_events(&mut self, counters: &mut Counters) {
-        while let Some(((kind, object), ctx)) = self.events.pop() {
+    /// Whether there are more, and may be buffers for them.
+    fn offer_events(&mut self, room: &mut usize, counters: &mut Counters) -> bool {
+        while *room > 0 {
+            *room -= 1;
+            let Some(((kind, object), ctx)) = self.events.pop() else { return false };
             let event = abi::AsyncEvent {
                 r#type: U32::new(kind),
                 object: U32::new(object),
@@ -140,10 +181,11 @@ impl Outbox {
             };
             if !self.port.async_event(event) {
                 self.events.put_back((kind, object), ctx);
-                return;
+                return false;
             }
             counters.events += 1;
             self.put = true;
         }
+        true
     }
 }

@@ -1,73 +1,93 @@
 //! What waits until the guest has a buffer for it: in order, each thing once, and gone at once when its object goes.
 //!
-//! Guests choose how many things wait and how often their objects come and go, so nothing here may search: taking one out leaves its
-//! place in the queue behind, and places that stand for nothing are swept when they are most of it.
+//! Guests choose how many things wait and how often their objects come and go, so nothing here searches or sweeps: what waits is a linked
+//! list, and each thing in it is found by its key.
 
-use std::collections::VecDeque;
 use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
+use slab::Slab;
 
-/// Places that may stand for nothing before they are counted.
-const SLACK: usize = 64;
+/// No neighbour.
+const NONE: usize = usize::MAX;
+
+#[derive(Debug)]
+struct Node<K, V> {
+    key: K,
+    value: V,
+    before: usize,
+    behind: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Pending<K, V> {
-    /// The place of each thing that waits.
-    places: FxHashMap<K, u64>,
-    queue: VecDeque<(u64, K, V)>,
-    next: u64,
+    /// The node of each thing that waits.
+    places: FxHashMap<K, usize>,
+    nodes: Slab<Node<K, V>>,
+    first: usize,
+    last: usize,
 }
 
 impl<K, V> Default for Pending<K, V> {
     fn default() -> Self {
-        Self { places: FxHashMap::default(), queue: VecDeque::new(), next: 0 }
+        Self { places: FxHashMap::default(), nodes: Slab::new(), first: NONE, last: NONE }
     }
 }
 
 impl<K: Copy + Eq + Hash, V> Pending<K, V> {
     /// How many wait.
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.nodes.len()
     }
 
     /// Adds at the end; false if it waits already.
     pub(super) fn insert(&mut self, key: K, value: V) -> bool {
-        let place = self.next;
-        if *self.places.entry(key).or_insert(place) != place {
+        if self.places.contains_key(&key) {
             return false;
         }
-        self.next += 1;
-        self.queue.push_back((place, key, value));
+        self.link(key, value, (self.last, NONE));
         true
-    }
-
-    /// Takes one out, wherever it is.
-    pub(super) fn remove(&mut self, key: K) {
-        if self.places.remove(&key).is_some() && self.queue.len() > 2 * self.places.len() + SLACK {
-            let Self { places, queue, .. } = self;
-            queue.retain(|(place, key, _)| places.get(key) == Some(place));
-        }
-    }
-
-    /// Takes the first out.
-    pub(super) fn pop(&mut self) -> Option<(K, V)> {
-        while let Some((place, key, value)) = self.queue.pop_front() {
-            if self.places.get(&key) == Some(&place) {
-                self.places.remove(&key);
-                return Some((key, value));
-            }
-        }
-        None
     }
 
     /// Puts the one that was taken out last back to the front.
     pub(super) fn put_back(&mut self, key: K, value: V) {
-        // Places only have to differ.
-        let place = self.next;
-        self.next += 1;
+        if !self.places.contains_key(&key) {
+            self.link(key, value, (NONE, self.first));
+        }
+    }
+
+    fn link(&mut self, key: K, value: V, (before, behind): (usize, usize)) {
+        let place = self.nodes.insert(Node { key, value, before, behind });
         self.places.insert(key, place);
-        self.queue.push_front((place, key, value));
+        match self.nodes.get_mut(before) {
+            Some(node) => node.behind = place,
+            None => self.first = place,
+        }
+        match self.nodes.get_mut(behind) {
+            Some(node) => node.before = place,
+            None => self.last = place,
+        }
+    }
+
+    /// Takes one out, wherever it is.
+    pub(super) fn remove(&mut self, key: K) -> Option<V> {
+        let place = self.places.remove(&key)?;
+        let node = self.nodes.try_remove(place)?;
+        match self.nodes.get_mut(node.before) {
+            Some(before) => before.behind = node.behind,
+            None => self.first = node.behind,
+        }
+        match self.nodes.get_mut(node.behind) {
+            Some(behind) => behind.before = node.before,
+            None => self.last = node.before,
+        }
+        Some(node.value)
+    }
+
+    /// Takes the first out.
+    pub(super) fn pop(&mut self) -> Option<(K, V)> {
+        let key = self.nodes.get(self.first)?.key;
+        self.remove(key).map(|value| (key, value))
     }
 }
 
@@ -99,7 +119,7 @@ mod tests {
             assert!(pending.insert(n, ()));
             pending.remove(n);
         }
-        assert!(pending.queue.len() < 200, "{}", pending.queue.len());
+        assert!(pending.nodes.capacity() < 16, "{}", pending.nodes.capacity());
         assert_eq!(pending.pop(), Some((0, ())));
         assert_eq!(pending.pop(), None);
     }

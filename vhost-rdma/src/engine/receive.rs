@@ -23,6 +23,21 @@ pub(crate) struct ReceiveRing {
     taken: u32,
 }
 
+/// A ring that takes over from another.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    ring: Ring,
+    entries: u32,
+    /// Receives that may wait when it takes over.
+    most: u32,
+    /// Offset of its control block.
+    control: u64,
+    /// Index of the next receive to be carried over.
+    next: u32,
+    /// The one on its way.
+    entry: Vec<u8>,
+}
+
 /// A receive that was taken out of its ring; the slot is never read again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Receive {
@@ -72,21 +87,42 @@ impl ReceiveRing {
         self.taken = 0;
     }
 
-    /// Moves to another ring, carrying the receives that wait at their indices; the offset of the new control block.
-    pub(crate) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<u64, Status> {
+    /// Begins to move to another ring, to which [`carry`](Self::carry) brings the receives that wait, at their indices.
+    pub(crate) fn succeed(&self, entries: u32, max_wr: u32, ring: Ring) -> Result<Moving, Status> {
         let control = control_offset(u64::from(entries) << self.log2_stride);
         let fits = ring.len() >= control + ctrl::SIZE as u64;
-        if self.waiting() > max_wr.min(entries) || !fits {
+        let most = max_wr.min(entries);
+        if self.waiting() > most || !fits {
             return Err(Status::INVAL);
         }
-        let mut entry = vec![0; 1 << self.log2_stride];
-        for index in (0..self.waiting()).map(|n| self.taken.wrapping_add(n)) {
-            self.ring.read(u64::from(index & (self.entries - 1)) << self.log2_stride, &mut entry);
-            ring.write(u64::from(index & (entries - 1)) << self.log2_stride, &entry);
+        let entry = vec![0; 1 << self.log2_stride];
+        Ok(Moving { ring, entries, most, control, next: self.taken, entry })
+    }
+
+    /// Copies the next receive; its length, or `None` if the other ring has all there are.
+    pub(crate) fn carry(&self, to: &mut Moving) -> Option<u64> {
+        // Those taken meanwhile need not go.
+        if self.producer.wrapping_sub(to.next) > self.waiting() {
+            to.next = self.taken;
         }
-        self.ring = ring;
-        self.entries = entries;
-        Ok(control)
+        let index = to.next;
+        if index == self.producer {
+            return None;
+        }
+        to.next = index.wrapping_add(1);
+        let slot = |entries: u32| u64::from(index & (entries - 1)) << self.log2_stride;
+        self.ring.read(slot(self.entries), &mut to.entry);
+        to.ring.write(slot(to.entries), &to.entry);
+        Some(to.entry.len() as u64)
+    }
+
+    /// Moves, once everything was carried over: the offset of the new control block, and the ring that was left.
+    pub(crate) fn take_over(&mut self, to: Moving) -> Result<(u64, Ring), Status> {
+        if self.waiting() > to.most {
+            return Err(Status::INVAL);
+        }
+        self.entries = to.entries;
+        Ok((to.control, std::mem::replace(&mut self.ring, to.ring)))
     }
 
     /// Takes note of a new producer index.

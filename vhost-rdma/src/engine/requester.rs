@@ -2,12 +2,13 @@
 //! transport piece by piece, and turns outcomes into completions, waits and errors.
 //!
 //! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a large message nor a long
-//! queue keeps others waiting.
+//! queue keeps others waiting. The turn's end is the round's budget of time, which is asked after each work request or piece of one; the
+//! counts below only share a NIC's time among its own QPs.
 
 use virtio_rdma_abi::{SqWqe, access, event, opcode, send_flags, wc_status};
 
-use super::budget::cost;
-use super::limits::{MAX_FAST_REG_PAGES, MAX_MCAST_QPS, MAX_MSG, MTU};
+use super::budget::{Budget, cost};
+use super::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
@@ -16,7 +17,7 @@ use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
 use crate::transport::{
-    Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport, is_multicast,
+    Fanout, Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
 };
 
 mod finish;
@@ -27,8 +28,6 @@ use finish::completion_opcode;
 const TURN_REQUESTS: u32 = 64;
 /// Bytes of one turn.
 const TURN_BYTES: u32 = PIECE;
-/// What the registration of a page is worth, in bytes of copying.
-const REGISTERED_PAGE: u32 = 4096;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
 /// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
@@ -64,34 +63,51 @@ struct Planned {
 }
 
 impl Shard {
-    /// Runs one QP of a NIC for a turn; the bytes that it moved, or what its work was worth in bytes.
-    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, now: Nanos) -> u32 {
-        let Some(nic) = self.nic_mut(id) else { return 0 };
-        let Some(qp) = nic.qps.get_mut(&qpn) else { return 0 };
+    /// Runs one QP of a NIC for a turn.
+    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, budget: &mut Budget, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some(qp) = nic.qps.get_mut(&qpn) else { return };
         qp.scheduled = false;
         match qp.state {
-            State::Rts => self.send_turn(id, qpn, now),
+            State::Rts => self.send_turn(id, qpn, budget, now),
             State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
-                self.send_turn(id, qpn, now)
+                self.send_turn(id, qpn, budget, now);
             }
-            State::Err | State::Sqe => {
-                nic.flush_turn(qpn);
-                0
-            }
-            _ => 0,
+            State::Err | State::Sqe => nic.flush_turn(qpn, budget),
+            _ => {}
         }
     }
 
-    fn send_turn(&mut self, id: NicId, qpn: u32, now: Nanos) -> u32 {
-        let Some(nic) = self.nic_mut(id) else { return 0 };
-        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return 0 };
+    /// Runs a QP that is in the run queue, and leaves it there; true if it had anything to send.
+    pub(super) fn settle_turn(
+        &mut self,
+        id: NicId,
+        qpn: u32,
+        budget: &mut Budget,
+        now: Nanos,
+    ) -> bool {
+        let qp = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn));
+        let sends = qp.is_some_and(|qp| {
+            qp.state == State::Rts && qp.send.as_ref().is_some_and(SendQueue::has_work)
+        });
+        if sends {
+            self.send_turn(id, qpn, budget, now);
+        }
+        sends
+    }
+
+    fn send_turn(&mut self, id: NicId, qpn: u32, budget: &mut Budget, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         let mut bytes = 0u32;
         let mut more = false;
         for count in 0.. {
             if send.wait != Wait::None || !send.has_work() {
                 break;
             }
-            if count == TURN_REQUESTS || bytes >= TURN_BYTES {
+            // One at least: what came before in this round may have used it up.
+            let over = count > 0 && budget.is_over(&self.meter);
+            if count == TURN_REQUESTS || bytes >= TURN_BYTES || over {
                 more = true;
                 break;
             }
@@ -116,14 +132,14 @@ impl Shard {
         if let Some(nic) = self.nic_mut(id) {
             nic.end_turn(qpn, send, more);
         }
-        bytes
     }
 
     /// Executes one piece of one work request.
     fn step(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32) -> Step {
         let mut segments = std::mem::take(&mut self.segments);
-        segments.clear();
         let step = self.step_with(turn, send, bytes, &mut segments);
+        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
+        segments.clear();
         self.segments = segments;
         step
     }
@@ -148,7 +164,6 @@ impl Shard {
             if local == LocalOperation::FastRegister {
                 // Each page is looked up in the guest's memory map.
                 let pages = wqe.aux.get().min(MAX_FAST_REG_PAGES);
-                *bytes = bytes.saturating_add(pages * REGISTERED_PAGE);
                 nic.meter.charge_each(cost::PAGE, pages as usize);
             }
             return nic.execute_locally(turn, send, &wqe, local);
@@ -171,16 +186,11 @@ impl Shard {
         let payload =
             if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
         nic.meter.charge(cost::bytes(len.into()));
-        let vni = nic.settings.vni;
-        let request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
+        let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
+        request.fanout = send.fanout;
         let Self { nics, networks, local, .. } = self;
-        // One datagram to a group is as many copies as there may be receivers.
-        let copies = match is_multicast(&flow.dest_gid) && !turn.kind.is_connected() {
-            true => networks.members(vni, &flow.dest_gid).saturating_mul(MAX_MCAST_QPS),
-            false => 1,
-        };
         let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
-        *bytes = bytes.saturating_add(len.saturating_mul(copies));
+        *bytes = bytes.saturating_add(len);
         self.settle(turn, send, &planned, outcome, len)
     }
 
@@ -220,7 +230,7 @@ impl Shard {
                 }
                 let until = turn.now.saturating_add(timer::rnr_delay(code));
                 send.wait = Wait::Receiver(until);
-                self.timers.set(until, turn.nic, Waiting::Send(turn.qpn));
+                nic.timers.set(until, Waiting::Send(turn.qpn));
                 Step::Waits
             }
             Outcome::NoAnswer => {
@@ -228,13 +238,17 @@ impl Shard {
                 let until =
                     timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
                 send.wait = Wait::Answer(until);
-                self.timers.set(until, turn.nic, Waiting::Send(turn.qpn));
+                nic.timers.set(until, Waiting::Send(turn.qpn));
                 Step::Waits
             }
             Outcome::Refused(Nak::InvalidRequest) => Step::Failed(wc_status::REM_INV_REQ_ERR),
             Outcome::Refused(Nak::RemoteAccess) => Step::Failed(wc_status::REM_ACCESS_ERR),
             Outcome::Refused(Nak::RemoteOperation) => Step::Failed(wc_status::REM_OP_ERR),
             Outcome::LocalFault => Step::Failed(wc_status::LOC_PROT_ERR),
+            Outcome::Partly(fanout) => {
+                send.fanout = fanout;
+                Step::Advanced
+            }
             Outcome::Pending => {
                 send.wait = Wait::Transport;
                 Step::Waits
@@ -326,6 +340,7 @@ fn request<'a>(
             _ => [wqe.arg0.get(), wqe.arg1.get()],
         },
         qkey,
+        fanout: Fanout::default(),
     }
 }
 

@@ -32,9 +32,6 @@ impl Responder for Nic {
         if self.life != Life::Ready {
             return Outcome::NoAnswer;
         }
-        if request.service == Service::Datagram && request.flow.dest_qpn == MULTICAST_QPN {
-            return self.receive_multicast(request);
-        }
         let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.dropped(request) };
         if !qp.state.receives() || !self.is_addressed(qp, request) {
             return self.dropped(request);
@@ -55,23 +52,34 @@ impl Responder for Nic {
             Operation::Flush => self.serve_flush(qpn, request),
         }
     }
+
+    fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
+        match (self.life, request.flow.dest_qpn, first) {
+            (Life::Ready, MULTICAST_QPN, _) => self.receive_multicast(request, first, most),
+            // To one queue pair of each NIC of the group.
+            (Life::Ready, _, 0) => (1, self.receive(request) == Outcome::LocalFault),
+            _ => (0, false),
+        }
+    }
 }
 
 impl Nic {
-    /// Delivers to each attached QP that the datagram may reach.
-    fn receive_multicast(&mut self, request: &Request<'_>) -> Outcome {
+    /// Delivers to attached QPs that the datagram may reach.
+    fn receive_multicast(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         // Taken out so that delivering can borrow the NIC; a QP cannot leave meanwhile.
         let groups = std::mem::take(&mut self.groups);
         let members = groups.get(&request.flow.dest_gid).map_or(&[][..], Vec::as_slice);
-        let mut outcome = Outcome::Done;
-        for &qpn in members {
+        let (mut reached, mut faulted) = (0, false);
+        for &qpn in members.iter().skip(first as usize).take(most as usize) {
+            reached += 1;
+            self.meter.charge(cost::VISIT);
             let listens = |qp: &Qp| qp.state.receives() && self.is_addressed(qp, request);
             if self.qps.get(&qpn).is_some_and(|qp| listens(qp)) {
-                outcome = self.receive_datagram(qpn, request);
+                faulted |= self.receive_datagram(qpn, request) == Outcome::LocalFault;
             }
         }
         self.groups = groups;
-        outcome
+        (reached, faulted)
     }
 
     fn dropped(&mut self, request: &Request<'_>) -> Outcome {

@@ -5,7 +5,7 @@ use virtio_rdma_abi::ctrl;
 use super::command::Status;
 use super::cq::control_offset;
 use super::qp::Waiter;
-use super::receive::{Receive, ReceiveRing};
+use super::receive::{Moving, Receive, ReceiveRing};
 use crate::memory::Ring;
 
 /// Requesters that are woken early, at most: peers choose how many there are.
@@ -69,13 +69,14 @@ impl Srq {
         (true, crossed)
     }
 
-    /// Moves to another ring, carrying what waits; indices go on (IBTA 11.2.9.3).
-    pub(super) fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<(), Status> {
-        self.control = self.ring.resize(entries, max_wr, ring)?;
+    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring that was left.
+    pub(super) fn take_over(&mut self, max_wr: u32, to: Moving) -> Result<Ring, Status> {
+        let (control, old) = self.ring.take_over(to)?;
+        self.control = control;
         self.max_wr = max_wr;
         self.limit = self.limit.min(max_wr);
         self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.ring.taken());
-        Ok(())
+        Ok(old)
     }
 
     /// Remembers a requester that found nothing, once.

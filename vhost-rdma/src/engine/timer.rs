@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use rustc_hash::FxHashMap;
 
 use super::Nanos;
-use crate::transport::NicId;
 
 /// RNR timer codes in units of 10 µs (IBTA table 45). Code 0 is the longest.
 const RNR_UNITS: [u32; 32] = [
@@ -37,48 +36,49 @@ pub(crate) enum Waiting {
     Event(u32),
 }
 
-/// The deadlines of one shard, or of one hosted NIC.
+/// The deadlines of one NIC. They go with it, whole.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    order: BTreeSet<(Nanos, NicId, Waiting)>,
-    of: FxHashMap<(NicId, Waiting), Nanos>,
+    order: BTreeSet<(Nanos, Waiting)>,
+    of: FxHashMap<Waiting, Nanos>,
 }
 
 impl Timers {
     /// Sets an owner's deadline, in place of the one that it had. `Nanos::MAX` never comes.
-    pub(crate) fn set(&mut self, deadline: Nanos, nic: NicId, waiting: Waiting) {
-        self.remove(nic, waiting);
+    pub(crate) fn set(&mut self, deadline: Nanos, waiting: Waiting) {
+        self.remove(waiting);
         if deadline != Nanos::MAX {
-            self.order.insert((deadline, nic, waiting));
-            self.of.insert((nic, waiting), deadline);
+            self.order.insert((deadline, waiting));
+            self.of.insert(waiting, deadline);
         }
     }
 
     /// Forgets an owner.
-    pub(crate) fn remove(&mut self, nic: NicId, waiting: Waiting) {
-        if let Some(old) = self.of.remove(&(nic, waiting)) {
-            self.order.remove(&(old, nic, waiting));
+    pub(crate) fn remove(&mut self, waiting: Waiting) {
+        if let Some(old) = self.of.remove(&waiting) {
+            self.order.remove(&(old, waiting));
         }
     }
 
-    /// Forgets a NIC.
-    pub(super) fn remove_nic(&mut self, nic: NicId) {
-        self.order.retain(|&(_, of, _)| of != nic);
-        self.of.retain(|&(of, _), _| of != nic);
+    #[inline]
+    pub(crate) fn next(&self) -> Option<Nanos> {
+        self.order.first().map(|&(deadline, _)| deadline)
     }
 
-    pub(crate) fn next(&self) -> Option<Nanos> {
-        self.order.first().map(|&(deadline, ..)| deadline)
+    /// Whether a deadline has passed.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        self.next().is_some_and(|deadline| deadline <= now)
     }
 
     /// The first deadline that has passed.
-    pub(crate) fn pop(&mut self, now: Nanos) -> Option<(Nanos, NicId, Waiting)> {
-        if self.next()? > now {
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<(Nanos, Waiting)> {
+        if !self.is_due(now) {
             return None;
         }
-        let (deadline, nic, waiting) = self.order.pop_first()?;
-        self.of.remove(&(nic, waiting));
-        Some((deadline, nic, waiting))
+        let (deadline, waiting) = self.order.pop_first()?;
+        self.of.remove(&waiting);
+        Some((deadline, waiting))
     }
 
     #[cfg(test)]
@@ -91,28 +91,25 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::Waiting::{Event, Send};
-    use super::{NicId, Timers, ack_timeout, rnr_delay};
+    use super::{Timers, ack_timeout, rnr_delay};
 
     #[test]
     fn an_owner_has_one_deadline() {
         let mut timers = Timers::default();
-        timers.set(50, NicId(0), Send(7));
-        timers.set(30, NicId(1), Send(7));
-        timers.set(90, NicId(0), Send(7));
-        timers.set(u64::MAX, NicId(0), Send(8));
+        timers.set(50, Send(7));
+        timers.set(30, Send(6));
+        timers.set(90, Send(7));
+        timers.set(u64::MAX, Send(8));
         assert_eq!((timers.len(), timers.next()), (2, Some(30)));
         assert_eq!(timers.pop(29), None);
-        assert_eq!(timers.pop(60), Some((30, NicId(1), Send(7))));
+        assert_eq!(timers.pop(60), Some((30, Send(6))));
         assert_eq!(timers.pop(60), None, "90 is in place of 50");
-        timers.remove(NicId(0), Send(7));
+        timers.remove(Send(7));
         assert_eq!((timers.len(), timers.next()), (0, None));
-        timers.set(1, NicId(0), Send(7));
-        timers.set(2, NicId(2), Send(7));
-        timers.remove_nic(NicId(0));
-        assert_eq!((timers.len(), timers.next()), (1, Some(2)));
-        timers.set(3, NicId(2), Event(7));
-        assert_eq!(timers.pop(9), Some((2, NicId(2), Send(7))), "a QP and a CQ of one number");
-        assert_eq!(timers.pop(9), Some((3, NicId(2), Event(7))));
+        timers.set(2, Send(7));
+        timers.set(3, Event(7));
+        assert_eq!(timers.pop(9), Some((2, Send(7))), "a QP and a CQ of one number");
+        assert_eq!(timers.pop(9), Some((3, Event(7))));
     }
 
     #[test]

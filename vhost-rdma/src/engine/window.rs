@@ -69,6 +69,7 @@ impl MrTable {
     ) -> Result<u32, Status> {
         let key = self.new_key(random)?;
         let (ctx, pdn) = owner;
+        self.join(key >> 8, pdn);
         self.by_number
             .insert(key >> 8, Keyed::Window(Window { ctx, pdn, key, kind, binding: None }));
         Ok(key)

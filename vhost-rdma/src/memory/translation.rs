@@ -86,6 +86,12 @@ impl Translation {
         matches!(self.pages, Pages::Identity(_))
     }
 
+    /// How many mappings it uses.
+    #[must_use]
+    pub fn mappings(&self) -> usize {
+        self.regions.len()
+    }
+
     /// Whether every mapping it uses is still part of `space`.
     #[must_use]
     pub fn lives_in(&self, space: &AddressSpace) -> bool {

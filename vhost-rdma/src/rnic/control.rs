@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 
 use super::ending::Opened;
 use super::mr::Made;
-use super::nic::{Life, Nic, Pd, THIS};
+use super::nic::{Life, Nic, Pd};
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
 use crate::engine::timer::Waiting;
@@ -66,7 +66,7 @@ impl Nic {
                 self.settings.limits.max_contexts,
                 self.settings.kick_queues,
             ),
-            Command::ContextDestroy => self.destroy_context(ctx),
+            Command::ContextDestroy | Command::Continue => self.destroy_context(ctx),
             Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
             other => self.object_command(ctx, other),
         }
@@ -107,7 +107,9 @@ impl Nic {
                 // Whoever shrinks a CQ means the completions of what is done to count (IBTA 11.2.8.3).
                 self.poll_host();
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
-                cq.resize(entries, requested, ring)?;
+                let mut to = cq.succeed(entries, requested, ring)?;
+                while cq.carry(&mut to) {}
+                cq.take_over(to)?;
                 self.dirty.push(cqn);
                 Ok(Reply::Done)
             }
@@ -218,7 +220,7 @@ impl Nic {
 
     pub(super) fn remove_cq(&mut self, cqn: u32) {
         self.cqs.try_remove(cqn as usize);
-        self.moderated.remove(THIS, Waiting::Event(cqn));
+        self.moderated.remove(Waiting::Event(cqn));
         self.outbox.forget(&[event::CQ_ERR], cqn);
         self.outbox.forget_completion(cqn);
     }

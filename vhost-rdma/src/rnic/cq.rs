@@ -7,7 +7,7 @@ use virtio_rdma_abi::{Cqe, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::mw::At;
-use super::nic::{Life, Nic, THIS};
+use super::nic::{Life, Nic};
 use super::verbs::HostWc;
 use crate::engine::cq::Fire;
 use crate::engine::qp::{Kind, State};
@@ -307,7 +307,7 @@ impl Nic {
     /// Has the events looked at that have waited long enough; true if there were any.
     pub(super) fn end_waits(&mut self, now: Nanos) -> bool {
         let mut found = false;
-        while let Some((_, _, waiting)) = self.moderated.pop(now) {
+        while let Some((_, waiting)) = self.moderated.pop(now) {
             let Waiting::Event(cqn) = waiting else { continue };
             if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
                 self.look_at(cqn);
@@ -324,7 +324,7 @@ impl Nic {
             cq.dirty = false;
             match cq.fire(visible, now) {
                 Fire::No | Fire::Later(None) => {}
-                Fire::Later(Some(until)) => self.moderated.set(until, THIS, Waiting::Event(cqn)),
+                Fire::Later(Some(until)) => self.moderated.set(until, Waiting::Event(cqn)),
                 Fire::Event(seq) => self.outbox.complete(cqn, cq, seq, &mut self.counters),
             }
         }

@@ -272,7 +272,7 @@ impl Nic {
 
     /// Follows a new memory map: whatever lies in memory that is gone fails. The hardware lets go of such regions at once; their keys
     /// open nothing from then on.
-    pub(super) fn follow_memory(&mut self, space: AddressSpace) {
+    pub(super) fn follow_all(&mut self, space: AddressSpace) {
         let gone = |ring: &Ring| !ring.lives_in(&space);
         let base_gone =
             self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);

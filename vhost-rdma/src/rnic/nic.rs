@@ -20,6 +20,7 @@ use super::requester::Sends;
 use super::share::Shares;
 use super::srq::Srq;
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
+use crate::engine::budget::{Meter, cost};
 use crate::engine::contexts::Contexts;
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::{Owner, Post};
@@ -32,12 +33,13 @@ use crate::engine::{
 };
 use crate::memory::{AddressSpace, Ring};
 use crate::protocol;
-use crate::transport::{Gid, NicId};
+use crate::transport::Gid;
 
-/// This NIC, among the timers: they are its own.
-pub(super) const THIS: NicId = NicId(0);
 /// QPs that run in one round.
 const ROUND_QPS: usize = 16;
+
+/// Time for one piece of the last look before sleep.
+const LOOK: Nanos = 50_000;
 
 /// Opens the device again, after it was gone.
 pub type Opener = Arc<dyn Fn() -> Result<Box<dyn HostVerbs>, HostError> + Send + Sync>;
@@ -180,6 +182,8 @@ pub struct Nic {
     armed: bool,
     /// There is no device context, or none that can be used.
     pub(super) host_gone: bool,
+    /// The shard's.
+    pub(super) meter: Meter,
 }
 
 impl fmt::Debug for Nic {
@@ -243,6 +247,7 @@ impl Nic {
             asked_at: 0,
             armed: false,
             host_gone: false,
+            meter: Meter::default(),
         }
     }
 
@@ -282,7 +287,15 @@ impl Nic {
         self.enter_error(qpn);
     }
 
-    fn posted(&mut self, post: Post) {
+    fn take_posts(&mut self, posts: &[Post]) -> bool {
+        self.meter.charge_each(cost::POST, posts.len());
+        for post in posts {
+            self.posted(*post);
+        }
+        !posts.is_empty()
+    }
+
+    pub(super) fn posted(&mut self, post: Post) {
         match post.owner {
             Owner::Send(GSI_QPN) | Owner::Receive(GSI_QPN) => {
                 self.gsi_posted(post.owner, post.producer);
@@ -397,10 +410,18 @@ impl Hosted for Nic {
 
     fn memory_changed(&mut self, space: AddressSpace) {
         match self.life {
-            Life::Ready | Life::Paused => self.follow_memory(space),
+            Life::Ready | Life::Paused => self.follow_all(space),
             Life::Idle if self.opening => self.space = space,
             Life::Idle | Life::Failed => {}
         }
+    }
+
+    fn follow_memory(&mut self) -> bool {
+        false
+    }
+
+    fn set_meter(&mut self, meter: Meter) {
+        self.meter = meter;
     }
 
     fn memory_vanished(&mut self) {
@@ -447,11 +468,35 @@ impl Hosted for Nic {
         }
         let mut posts = std::mem::take(&mut self.posts);
         posts.clear();
-        self.contexts.collect(&mut posts);
-        for post in &posts {
-            self.posted(*post);
+        let looked = self.contexts.collect(&mut posts);
+        self.meter.charge_each(cost::DOORBELL_PAGE, looked);
+        let found = self.take_posts(&posts);
+        self.posts = posts;
+        found
+    }
+
+    fn begin_look(&mut self) {
+        self.contexts.begin_look();
+    }
+
+    fn look_on(&mut self) -> Option<bool> {
+        if self.life != Life::Ready {
+            return Some(false);
         }
-        let found = !posts.is_empty();
+        let mut budget = self.meter.budget(LOOK);
+        let mut posts = std::mem::take(&mut self.posts);
+        let found = loop {
+            posts.clear();
+            let rung = self.contexts.look_on(&mut posts);
+            self.meter.charge(cost::DOORBELL_PAGE);
+            self.take_posts(&posts);
+            match rung {
+                None => break Some(false),
+                Some(true) => break Some(true),
+                Some(false) if budget.is_over(&self.meter) => break None,
+                Some(false) => {}
+            }
+        };
         self.posts = posts;
         found
     }
@@ -470,22 +515,21 @@ impl Hosted for Nic {
         busy
     }
 
-    fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+    fn has_news(&self) -> bool {
+        self.life != Life::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
     }
 
     fn deadline(&self) -> Option<Nanos> {
         self.moderated.next()
     }
 
-    fn publish(&mut self, visible: Option<Visible>, now: Nanos) {
+    fn publish(&mut self, visible: Visible, now: Nanos) {
         if self.life == Life::Paused {
             return;
         }
-        if let Some(visible) = visible {
-            self.fire_completions(visible, now);
-        }
-        self.outbox.deliver(&mut self.cqs, &mut self.counters);
+        self.fire_completions(visible, now);
+        let offered = self.outbox.deliver(&mut self.cqs, &mut self.counters);
+        self.meter.charge_each(cost::EVENT, offered);
     }
 
     fn set_need_kick(&self, need: bool) {

@@ -84,7 +84,10 @@ impl Srq {
 
     /// Moves to another ring; indices go on (IBTA 11.2.9.3).
     fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<(), Status> {
-        self.control = self.ring.resize(entries, max_wr, ring)?;
+        let mut to = self.ring.succeed(entries, max_wr, ring)?;
+        while self.ring.carry(&mut to).is_some() {}
+        let (control, _) = self.ring.take_over(to)?;
+        self.control = control;
         self.max_wr = max_wr;
         self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.used);
         Ok(())

@@ -4,7 +4,9 @@
 //! (docs/ARCHITECTURE.md): both ends of every possible flow belong to the caller. Delivery is in order and never loses
 //! anything, so what is left of the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
 
-use super::{Completed, Fabric, Flow, Outcome, Request, Service, Transport, is_multicast};
+use super::{
+    Completed, DELIVERIES, Fabric, Fanout, Flow, Outcome, Request, Service, Transport, is_multicast,
+};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -35,16 +37,25 @@ impl Transport for Local {
     }
 }
 
-/// Gives a datagram to every member of its group; their number is bounded by the NICs of the network.
+/// Gives a datagram to some members of its group. Who joins or leaves meanwhile may get it or not, as on a wire.
 fn multicast(fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
     let Flow { source, dest_gid, .. } = *request.flow;
-    let mut index = 0;
-    while let Some(member) = fabric.member(source, &dest_gid, index) {
-        index += 1;
-        if let Some(responder) = member
-            && responder.receive(request) == Outcome::LocalFault
-        {
+    let Fanout { mut member, mut queue } = request.fanout;
+    let mut room = DELIVERIES;
+    while let Some(nic) = fabric.member(source, &dest_gid, member as usize) {
+        // Also where nobody listens: the look costs something.
+        let (reached, faulted) =
+            nic.map_or((0, false), |nic| nic.receive_group(request, queue, room));
+        if faulted {
             return Outcome::LocalFault;
+        }
+        if reached >= room {
+            return Outcome::Partly(Fanout { member, queue: queue + reached });
+        }
+        room = (room - reached).saturating_sub(1);
+        (member, queue) = (member + 1, 0);
+        if room == 0 {
+            return Outcome::Partly(Fanout { member, queue });
         }
     }
     Outcome::Done

@@ -16,7 +16,10 @@ use crate::memory::Segment;
 pub use local::Local;
 
 /// The largest piece of a message that is moved in one go, in bytes: what one guest can make another wait for.
-pub const PIECE: u32 = 256 << 10;
+pub const PIECE: u32 = 128 << 10;
+
+/// Queue pairs of a group that get a datagram in one go: each is a copy and a completion.
+pub const DELIVERIES: u32 = 16;
 
 /// Length of the GRH area at the start of every UD receive, in bytes (IBTA 11.4.1.2).
 pub const GRH_LEN: u32 = 40;
@@ -100,6 +103,15 @@ pub enum Payload<'a> {
     Memory(&'a [Segment]),
 }
 
+/// How far a datagram to a group has come: a NIC of the group, and a queue pair of its.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fanout {
+    /// Number of the NIC in the group.
+    pub member: u32,
+    /// Number of the queue pair among the NIC's in the group.
+    pub queue: u32,
+}
+
 /// One piece of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
@@ -131,6 +143,8 @@ pub struct Request<'a> {
     pub operands: [u64; 2],
     /// Q_Key of a datagram.
     pub qkey: u32,
+    /// To whom of a group a datagram goes next.
+    pub fanout: Fanout,
 }
 
 impl Request<'_> {
@@ -171,6 +185,8 @@ pub enum Outcome {
     LocalFault,
     /// Nobody answered.
     NoAnswer,
+    /// Some of a group have it; the request is to be given again for those from here on.
+    Partly(Fanout),
     /// The answer comes later, through [`Completed`].
     Pending,
 }
@@ -190,6 +206,10 @@ pub struct Completed {
 pub trait Responder {
     /// Executes an inbound request on the QP that it names, after every check that the QP and its memory demand.
     fn receive(&mut self, request: &Request<'_>) -> Outcome;
+
+    /// Gives a datagram to those of its group here from number `first` on, to `most` at the most: how many that were, and whether
+    /// the requester's own memory faulted. Fewer than `most`: there are no more.
+    fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool);
 }
 
 /// The NICs that a transport can reach.

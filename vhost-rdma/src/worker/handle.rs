@@ -13,7 +13,16 @@ use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
 use crate::transport::NicId;
 
-pub(super) type Work = Box<dyn FnOnce(&mut Shard, Nanos) + Send>;
+/// What came of a step of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress<R = ()> {
+    /// The job is done, and this is its result.
+    Done(R),
+    /// It goes on in the worker's next turn: others are served between.
+    More,
+}
+
+pub(super) type Work = Box<dyn FnMut(&mut Shard, Nanos) -> Progress + Send>;
 
 /// What a mailbox holds.
 pub(super) enum Message {
@@ -26,7 +35,7 @@ pub(super) enum Message {
 /// Why a call has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The worker did not come to it in time; the job will still run.
+    /// The worker has been in one and the same turn all the while; the job will still run.
     #[error("the worker did not answer in time")]
     Timeout,
     /// The worker is gone, or the job panicked.
@@ -71,39 +80,83 @@ impl WorkerHandle {
         self.waker.watch(fd, counter)
     }
 
-    /// Queues a job for `nic`. Jobs run in the order in which one thread queued them. False if the worker is gone.
+    /// Queues a job for `nic`. Jobs begin in the order in which one thread queued them. False if the worker is gone.
     pub fn post(
         &self,
         nic: Option<NicId>,
         job: impl FnOnce(&mut Shard, Nanos) + Send + 'static,
     ) -> bool {
-        let sent = self.mailbox.send(Message::Job(nic, Box::new(job))).is_ok();
+        let mut job = Some(job);
+        self.send(
+            nic,
+            Box::new(move |shard, now| {
+                if let Some(job) = job.take() {
+                    job(shard, now);
+                }
+                Progress::Done(())
+            }),
+        )
+    }
+
+    fn send(&self, nic: Option<NicId>, work: Work) -> bool {
+        let sent = self.mailbox.send(Message::Job(nic, work)).is_ok();
         self.waker.wake();
         sent
     }
 
-    /// Queues a job for `nic` and waits for its result, `timeout` at most.
+    /// Queues a job for `nic` and waits for its result: for as long as the worker goes on, since a job that comes late because others were
+    /// served is late by our doing. `patience` is how long the worker may be in one turn.
     ///
     /// # Errors
     /// See [`CallError`].
     pub fn call<R: Send + 'static>(
         &self,
         nic: Option<NicId>,
-        timeout: Duration,
+        patience: Duration,
         job: impl FnOnce(&mut Shard, Nanos) -> R + Send + 'static,
     ) -> Result<R, CallError> {
+        let mut job = Some(job);
+        self.call_in_steps(nic, patience, move |shard, now| match job.take() {
+            Some(job) => Progress::Done(job(shard, now)),
+            None => Progress::More,
+        })
+    }
+
+    /// As [`Self::call`], for a job that is called again, once in each turn of the worker, until it is done.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn call_in_steps<R: Send + 'static>(
+        &self,
+        nic: Option<NicId>,
+        patience: Duration,
+        mut job: impl FnMut(&mut Shard, Nanos) -> Progress<R> + Send + 'static,
+    ) -> Result<R, CallError> {
         let (reply, result) = sync_channel(1);
-        let run = move |shard: &mut Shard, now| {
-            // The caller may have given up; then nobody wants the result.
-            let _ = reply.send(job(shard, now));
+        let run = move |shard: &mut Shard, now| match job(shard, now) {
+            Progress::Done(done) => {
+                // The caller may have given up; then nobody wants the result.
+                let _ = reply.send(done);
+                Progress::Done(())
+            }
+            Progress::More => Progress::More,
         };
-        if !self.post(nic, run) {
+        if !self.send(nic, Box::new(run)) {
             return Err(CallError::Failed);
         }
-        result.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => CallError::Timeout,
-            RecvTimeoutError::Disconnected => CallError::Failed,
-        })
+        let mut turn = self.pulse.turn();
+        loop {
+            match result.recv_timeout(patience) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Disconnected) => return Err(CallError::Failed),
+                Err(RecvTimeoutError::Timeout) => {
+                    let present = self.pulse.turn();
+                    if std::mem::replace(&mut turn, present) == present {
+                        return Err(CallError::Timeout);
+                    }
+                }
+            }
+        }
     }
 
     pub(super) fn stop(&self) {

@@ -28,7 +28,7 @@ use std::io;
 use std::thread::JoinHandle;
 
 pub use clock::Clock;
-pub use handle::{CallError, WorkerHandle};
+pub use handle::{CallError, Progress, WorkerHandle};
 pub use placement::Placement;
 pub use pulse::{BOUNDS as TURN_BOUNDS, Beat, Pulse};
 pub use waker::WatchedKick;

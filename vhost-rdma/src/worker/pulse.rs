@@ -64,6 +64,11 @@ impl Pulse {
         }
     }
 
+    /// The present turn, by the time at which it began; 0 between turns and asleep.
+    pub(super) fn turn(&self) -> Nanos {
+        self.since.load(Ordering::Relaxed)
+    }
+
     /// For how long the worker has been in its present turn.
     fn stalled(&self) -> Nanos {
         match self.since.load(Ordering::Relaxed) {

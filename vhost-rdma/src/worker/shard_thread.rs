@@ -1,6 +1,7 @@
 //! The loop of one worker.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::hint;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,18 +11,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::handle::{Message, WorkerHandle};
+use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::pulse::{Counter, Pulse};
 use super::waker::Waker;
-use crate::engine::{Nanos, Shard};
+use crate::engine::{Look, Nanos, Shard};
 use crate::memory;
 use crate::signal;
 use crate::transport::NicId;
 
-/// Jobs per round: a flood of control commands must not stop the data path.
-const JOBS_PER_ROUND: usize = 32;
-/// And the time after which no further job is begun in a round: those of many guests together must not either.
-const JOBS_TIME: Nanos = 500_000;
+/// Time after which no further job is begun in a turn: a flood of control commands must not stop the data path.
+const JOBS: Nanos = 50_000;
 
 /// Rounds without work that a worker makes at least before it sleeps.
 const ROUNDS_BEFORE_SLEEP: u64 = 16;
@@ -41,6 +40,7 @@ pub(super) fn spawn(
         shard,
         mailbox,
         peeked: None,
+        unfinished: VecDeque::new(),
         waker: waker.clone(),
         clock,
         poll_for: u64::from(poll_us) * 1000,
@@ -57,6 +57,13 @@ pub(super) fn spawn(
     Ok((WorkerHandle::new(sender, waker, pulse), thread))
 }
 
+/// The jobs of a turn.
+struct Jobs {
+    began: Nanos,
+    /// What had been charged then.
+    charged: Nanos,
+}
+
 /// What draining the mailbox found.
 #[derive(PartialEq, Eq)]
 enum Mail {
@@ -70,6 +77,8 @@ struct Runner {
     mailbox: Receiver<Message>,
     /// A message taken from the mailbox by the last look before sleep: a channel cannot be asked whether it is empty.
     peeked: Option<Message>,
+    /// Jobs that go in steps, and have some left.
+    unfinished: VecDeque<(Option<NicId>, Work)>,
     waker: Arc<Waker>,
     clock: Clock,
     poll_for: Nanos,
@@ -116,29 +125,45 @@ impl Runner {
         }
     }
 
+    /// Does jobs for a while. Those that go in steps take one step each, in turn; one new job at least is begun, so that they keep nobody out.
     fn drain(&mut self) -> Mail {
         let mut found = Mail::None;
-        let mut until = Nanos::MAX;
-        for _ in 0..JOBS_PER_ROUND {
-            let message = self.next_message();
-            match message {
-                Some(Message::Job(nic, job)) => {
-                    let now = self.clock.now();
-                    if now > until {
-                        self.peeked = Some(Message::Job(nic, job));
-                        break;
-                    }
-                    if found == Mail::None {
-                        until = now.saturating_add(JOBS_TIME);
-                    }
-                    found = Mail::Some;
-                    self.guarded(nic, |shard| job(shard, now));
-                }
-                Some(Message::Stop) => return Mail::Stop,
-                None => break,
+        let mut jobs = None;
+        for _ in 0..self.unfinished.len() {
+            let Some((nic, work)) = self.unfinished.pop_front() else { break };
+            found = Mail::Some;
+            if self.step(nic, work, &mut jobs) {
+                break;
             }
         }
-        found
+        loop {
+            match self.next_message() {
+                Some(Message::Job(nic, work)) => {
+                    found = Mail::Some;
+                    if self.step(nic, work, &mut jobs) {
+                        return found;
+                    }
+                }
+                Some(Message::Stop) => return Mail::Stop,
+                None => return found,
+            }
+        }
+    }
+
+    /// Does a job, or a step of it; true: that was enough for this turn.
+    fn step(&mut self, nic: Option<NicId>, mut work: Work, jobs: &mut Option<Jobs>) -> bool {
+        let now = self.clock.now();
+        let jobs = jobs.get_or_insert_with(|| Jobs { began: now, charged: self.shard.charged() });
+        let before = self.shard.charged();
+        let progress = self.guarded(nic, |shard| work(shard, now));
+        if let Some(nic) = nic {
+            self.shard.account(nic, self.shard.charged().wrapping_sub(before));
+        }
+        if progress == Some(Progress::More) {
+            self.unfinished.push_back((nic, work));
+        }
+        let charged = self.shard.charged().wrapping_sub(jobs.charged);
+        charged >= JOBS || self.clock.now().saturating_sub(jobs.began) >= JOBS
     }
 
     fn next_message(&mut self) -> Option<Message> {
@@ -154,10 +179,22 @@ impl Runner {
     fn sleep(&mut self, counter: &mut Counter) {
         self.waker.announce();
         // A panic in here counts as found: the round that follows deals with its NIC.
-        let found = self.guarded(None, Shard::prepare_sleep).unwrap_or(true);
+        let mut look = self.guarded(None, Shard::prepare_sleep).unwrap_or(Look::Found);
         self.peeked = self.next_message();
+        // Others are served between the pieces; whatever there is to do ends the look.
+        while look == Look::More && self.peeked.is_none() {
+            let now = self.clock.now();
+            counter.end(now, self.shard.charged());
+            counter.begin(now);
+            let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
+            look = match polled {
+                true => Look::Found,
+                false => self.guarded(None, Shard::look_on).unwrap_or(Look::Found),
+            };
+            self.peeked = self.next_message();
+        }
         counter.end(self.clock.now(), self.shard.charged());
-        if found || self.peeked.is_some() {
+        if look != Look::Clear || self.peeked.is_some() {
             self.waker.stay_awake();
         } else {
             let deadline = self.shard.next_deadline();

@@ -6,6 +6,7 @@ use zerocopy::FromBytes;
 use crate::engine::Nanos;
 use crate::engine::receive::{BadIndex, SgeList, read_sges};
 use crate::memory::Ring;
+use crate::transport::Fanout;
 
 /// What the work request that is being executed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -41,6 +42,8 @@ pub(crate) struct SendQueue {
     pub(crate) inline: Vec<u8>,
     /// Bytes of its message that are done.
     pub(crate) done: u32,
+    /// Who of a group has it.
+    pub(crate) fanout: Fanout,
     pub(crate) wait: Wait,
     pub(crate) rnr_left: u8,
     pub(crate) retries_left: u8,
@@ -70,6 +73,7 @@ impl SendQueue {
             sges: SgeList::new(),
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
+            fanout: Fanout::default(),
             wait: Wait::None,
             rnr_left: 0,
             retries_left: 0,
@@ -105,6 +109,7 @@ impl SendQueue {
     pub(crate) fn retire(&mut self) {
         self.current = None;
         self.done = 0;
+        self.fanout = Fanout::default();
         self.wait = Wait::None;
     }
 
@@ -128,6 +133,7 @@ impl SendQueue {
         self.ring.read(self.slot(self.taken), &mut header);
         self.taken = self.taken.wrapping_add(1);
         self.done = 0;
+        self.fanout = Fanout::default();
         self.fetched = false;
         self.wait = Wait::None;
         self.current = SqWqe::read_from_bytes(&header).ok();

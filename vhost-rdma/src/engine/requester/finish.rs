@@ -4,7 +4,7 @@ use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
-use crate::engine::budget::cost;
+use crate::engine::budget::{Budget, cost};
 use crate::engine::nic::Nic;
 use crate::engine::qp::{Kind, SendQueue, State};
 use crate::engine::shape::failed_send;
@@ -48,9 +48,9 @@ impl Nic {
     }
 
     /// Flushes a bounded number of what is posted on a QP in ERR or SQE.
-    pub(super) fn flush_turn(&mut self, qpn: u32) {
+    pub(super) fn flush_turn(&mut self, qpn: u32, time: &mut Budget) {
         let mut budget = TURN_REQUESTS;
-        let mut more = self.flush_sends(qpn, &mut budget);
+        let mut more = self.flush_sends(qpn, &mut budget, time);
         if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
             more |= self.flush_receives(qpn, &mut budget);
         }
@@ -59,7 +59,7 @@ impl Nic {
         }
     }
 
-    fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {
+    fn flush_sends(&mut self, qpn: u32, budget: &mut u32, time: &mut Budget) -> bool {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             let cqn = qp.send_cqn;
@@ -67,7 +67,7 @@ impl Nic {
             if !send.has_work() {
                 return false;
             }
-            if *budget == 0 {
+            if *budget == 0 || time.is_over(&self.meter) {
                 return true;
             }
             *budget -= 1;

@@ -13,8 +13,8 @@ use crate::engine::{
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
 use crate::transport::NicId;
 
-/// Bytes of guest memory.
-const RAM: usize = 16 << 20;
+/// Bytes of guest memory, if a test says nothing else.
+pub(crate) const RAM: usize = 16 << 20;
 
 /// A predictable source, so that tests repeat.
 #[derive(Debug)]
@@ -70,6 +70,7 @@ pub(crate) struct Guest {
     pub(crate) events: Arc<Mutex<Events>>,
     pub(crate) space: AddressSpace,
     ram: Ring,
+    whole: Arc<Translation>,
     next: u64,
     doorbells: u64,
     pub(crate) ctx: u32,
@@ -81,6 +82,8 @@ pub(crate) struct Guest {
 pub(crate) struct World {
     pub(crate) shard: Shard,
     pub(crate) now: u64,
+    /// Bytes of memory of the next guest.
+    pub(crate) ram: usize,
 }
 
 /// A completion queue as its owner sees it.
@@ -90,6 +93,13 @@ pub(crate) struct Cq {
     at: u64,
     entries: u32,
     pub(crate) consumer: u32,
+}
+
+impl Cq {
+    /// In the ring that it has moved to.
+    pub(crate) const fn moved(self, at: u64, entries: u32) -> Self {
+        Self { at, entries, ..self }
+    }
 }
 
 /// A queue pair as its owner sees it.
@@ -123,7 +133,7 @@ pub(crate) fn limits() -> Limits {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self { shard: Shard::new(Box::new(Lcg(7))), now: 1 }
+        Self { shard: Shard::new(Box::new(Lcg(7))), now: 1, ram: RAM }
     }
 
     /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one region over all its memory.
@@ -148,9 +158,10 @@ impl World {
             limits: limits(),
         };
         let nic = add(&mut self.shard, settings, Box::new(TestPort(Arc::clone(&events))));
-        let space = AddressSpace::anonymous(&[(0, RAM)]).unwrap();
-        let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
-        let map = Arc::new(whole.resolve(&space, RAM as u64).unwrap());
+        let space = AddressSpace::anonymous(&[(0, self.ram)]).unwrap();
+        let npages = (self.ram >> 12) as u32;
+        let whole = PageList { npages, page_shift: 12, ..PageList::default() };
+        let map = Arc::new(whole.resolve(&space, self.ram as u64).unwrap());
         let ram = Ring::new(Arc::clone(&map));
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, host]);
@@ -160,6 +171,7 @@ impl World {
             events,
             space,
             ram,
+            whole: Arc::clone(&map),
             next: 0x4000,
             doorbells: 0x1000,
             ctx: 0,
@@ -172,9 +184,7 @@ impl World {
 
     /// What a driver does on a NIC that was reset.
     pub(crate) fn start_again(&mut self, guest: &mut Guest) {
-        let whole = PageList { npages: (RAM >> 12) as u32, page_shift: 12, ..PageList::default() };
-        let map = Arc::new(whole.resolve(&guest.space, RAM as u64).unwrap());
-        self.start(guest, map);
+        self.start(guest, Arc::clone(&guest.whole));
     }
 
     fn start(&mut self, guest: &mut Guest, map: Arc<Translation>) {
@@ -220,7 +230,7 @@ impl World {
             drop(self.shard.take_remains(guest.nic));
             command = match reply {
                 Ok(Reply::Errand(errand)) => errand.run(),
-                Ok(Reply::More) => Command::ContextDestroy,
+                Ok(Reply::More) => Command::Continue,
                 reply => return reply,
             };
         }
@@ -421,6 +431,17 @@ pub(crate) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
 }
 
 impl Guest {
+    /// Another who speaks for the same guest.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            events: Arc::clone(&self.events),
+            space: self.space.clone(),
+            ram: Ring::new(Arc::clone(&self.whole)),
+            whole: Arc::clone(&self.whole),
+            ..*self
+        }
+    }
+
     /// Goes on as context 0, with a doorbell page and a PD of its own.
     pub(crate) fn become_kernel(&mut self, world: &mut World) {
         self.doorbells = self.alloc(4096);
@@ -446,7 +467,7 @@ impl Guest {
     pub(crate) fn alloc(&mut self, bytes: u64) -> u64 {
         let at = self.next;
         self.next += bytes.next_multiple_of(4096);
-        assert!(self.next <= RAM as u64, "guest memory is used up");
+        assert!(self.next <= self.whole.len(), "guest memory is used up");
         at
     }
 

@@ -334,9 +334,9 @@ fn waits_that_are_cut_short_leave_one_deadline_per_qp() {
         p.a.post_send(&mut p.qa, wqe(opcode::SEND, SIGNALED, round), &[]);
         p.world.now += 1;
         p.world.settle();
-        assert_eq!(p.world.shard.timers.len(), 1, "a wait for an answer that does not come");
+        assert_eq!(p.world.shard.waits(), 1, "a wait for an answer that does not come");
     }
     let command = Command::QpDestroy(p.qa.qpn);
     p.world.ok(&p.a, p.a.ctx, command);
-    assert_eq!(p.world.shard.timers.len(), 0, "a QP takes its deadline with it");
+    assert_eq!(p.world.shard.waits(), 0, "a QP takes its deadline with it");
 }

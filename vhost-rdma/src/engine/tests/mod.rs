@@ -1,5 +1,6 @@
 //! The engine driven without a device: two NICs, anonymous guest memory, a clock that the test turns.
 
+mod budgets;
 mod connected;
 mod datagram;
 pub(crate) mod driver;

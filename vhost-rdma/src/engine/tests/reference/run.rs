@@ -167,7 +167,7 @@ impl Run {
             let objects = self.world.shard.status(side.guest.nic).unwrap().objects;
             assert_eq!((objects.qps, objects.srqs, objects.cqs, objects.mrs), (0, 0, 0, 1));
         }
-        assert_eq!(self.world.shard.timers.len(), 0, "nothing waits");
+        assert_eq!(self.world.shard.waits(), 0, "nothing waits");
     }
 
     fn compare(&mut self, op: &Op) {

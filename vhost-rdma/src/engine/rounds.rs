@@ -1,0 +1,386 @@
+//! Rounds: whose turn it is.
+//!
+//! A shard serves its NICs in the order of the service that they have had, least first, for as long as a round lasts. Service is what a NIC was
+//! charged, or the time that went by while it was served, whichever is more; one that was idle begins a little behind the least of the others, so that
+//! whoever wants little is served at once and gains nothing by having waited. So a guest that moves large messages costs its neighbours the rest of
+//! a round and not one of its turns each time.
+//!
+//! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken, deadlines, work requests, and the telling of guests. What
+//! a round has no time for is found by the next one. Between rounds the worker looks at its jobs.
+//!
+//! Before the worker sleeps every doorbell page is looked at once more, in pieces ([`Look`]). All pieces come after NEED_KICK was set and
+//! the fence behind it, which is all that docs/virtio-rdma.md §6.4 asks: a post to a page that was looked at already finds NEED_KICK.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::budget::{Budget, cost};
+use super::nic::Life;
+use super::timer::Waiting;
+use super::{Nanos, Shard};
+use crate::protocol::{self, Cpu, Visible};
+use crate::transport::{NicId, Transport};
+
+/// Time for one round, without what it tells the guests at its end.
+pub(super) const ROUND: Nanos = 50_000;
+/// Time for that.
+const PUBLISH: Nanos = 25_000;
+/// Service by which a NIC that was idle may be behind the least of the others.
+const CREDIT: Nanos = 50_000;
+/// The most that one turn counts: time in which the host ran somebody else is not the NIC's doing.
+const LONGEST: Nanos = 1_000_000;
+
+/// What a piece of the last look before sleep found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// There is work: do not sleep.
+    Found,
+    /// There is none, anywhere.
+    Clear,
+    /// None so far; [`Shard::look_on`] goes on.
+    More,
+}
+
+/// Where the rounds of a shard stand.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    /// Service that each slot's NIC has had.
+    served: Vec<Nanos>,
+    /// The least service of those that were served last.
+    floor: Nanos,
+    /// This round's queue, kept for its allocation.
+    ready: BinaryHeap<Reverse<(Nanos, usize)>>,
+    /// The slot whose doorbells are looked at first.
+    scan_from: usize,
+    /// The slot whose guest is told first.
+    publish_from: usize,
+    /// The next slot of the last look before sleep.
+    look: usize,
+    /// The next slot whose memory may have vanished.
+    vanished: Option<usize>,
+}
+
+impl Rounds {
+    pub(super) const fn look_for_vanished(&mut self) {
+        self.vanished = Some(0);
+    }
+
+    /// What is to be added to a NIC's service.
+    fn account(&mut self, index: usize, service: Nanos) {
+        if let Some(served) = self.served.get_mut(index) {
+            *served = served.saturating_add(service.min(LONGEST));
+        }
+    }
+}
+
+impl Shard {
+    /// One round: doorbells, deadlines, work requests, completions, events. True if there was anything to do.
+    pub fn poll(&mut self, now: Nanos) -> bool {
+        let mut budget = self.meter.budget_at(now, ROUND);
+        let mut busy = self.check_vanished(&mut budget);
+        busy |= self.scan(&mut budget);
+        busy |= self.wake_waiters(&mut budget);
+        busy |= self.serve(now, &mut budget);
+        while let Some(late) = self.local.completed() {
+            self.answered(late.nic, late.qpn, late.outcome, now);
+            busy = true;
+        }
+        busy |= self.free_numbers(&mut budget);
+        busy | self.publish(now)
+    }
+
+    /// When [`Self::poll`] must be called again though nothing was posted.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let hosted = self.hosted.iter().flatten().filter_map(|nic| nic.deadline());
+        let own = self.nics.iter().flatten().filter_map(|nic| nic.timers.next());
+        hosted.chain(own).min()
+    }
+
+    /// Counts work that was done for a NIC outside of a round.
+    pub fn account(&mut self, id: NicId, service: Nanos) {
+        self.rounds.account(id.0 as usize, service);
+    }
+
+    /// Asks all guests to kick, then begins the last look before sleep.
+    pub fn prepare_sleep(&mut self) -> Look {
+        let ask = |shard: &mut Self| {
+            shard.rounds.look = 0;
+            for nic in shard.nics.iter_mut().flatten() {
+                nic.set_need_kick(true);
+                nic.contexts.begin_look();
+            }
+            for nic in shard.hosted.iter_mut().flatten() {
+                nic.set_need_kick(true);
+                nic.begin_look();
+            }
+        };
+        let mut found = Look::More;
+        protocol::last_look(&Cpu, self, ask, |shard| {
+            found = shard.look_on();
+            found == Look::Found
+        });
+        found
+    }
+
+    /// Goes on with the last look.
+    pub fn look_on(&mut self) -> Look {
+        let mut budget = self.meter.budget(ROUND);
+        while self.rounds.look < self.nics.len().max(self.hosted.len()) {
+            let index = self.rounds.look;
+            let Self { nics, hosted, posts, serving, .. } = self;
+            *serving = u32::try_from(index).ok().map(NicId);
+            let found = match (nics.get_mut(index), hosted.get_mut(index)) {
+                (Some(Some(nic)), _) => nic.look_on(posts, &mut budget),
+                (_, Some(Some(nic))) => nic.look_on(),
+                _ => Some(false),
+            };
+            match found {
+                Some(true) => return Look::Found,
+                Some(false) => self.rounds.look += 1,
+                None => return Look::More,
+            }
+            if budget.is_over(&self.meter) {
+                return Look::More;
+            }
+        }
+        let waits = |nic: &super::Nic| {
+            nic.has_news()
+                || !nic.wakes.is_empty()
+                || (nic.life == Life::Ready && !(nic.run.is_empty() && nic.chores.is_empty()))
+        };
+        let busy = !self.freed.is_empty()
+            || !self.wakes.is_empty()
+            || self.rounds.vanished.is_some()
+            || self.nics.iter().flatten().any(|nic| waits(nic))
+            || self.hosted.iter_mut().flatten().any(|nic| nic.has_news() || nic.prepare_sleep());
+        if busy { Look::Found } else { Look::Clear }
+    }
+
+    /// Tells all guests that kicks are not needed.
+    pub fn wake(&mut self) {
+        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+        self.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+    }
+
+    /// Fails NICs whose guest memory vanished.
+    fn check_vanished(&mut self, budget: &mut Budget) -> bool {
+        let Some(mut index) = self.rounds.vanished else { return false };
+        while index < self.nics.len().max(self.hosted.len()) && !budget.is_over(&self.meter) {
+            let Self { nics, hosted, serving, meter, .. } = self;
+            *serving = u32::try_from(index).ok().map(NicId);
+            meter.charge(cost::OBJECT);
+            match (nics.get_mut(index), hosted.get_mut(index)) {
+                (Some(Some(nic)), _) if matches!(nic.life, Life::Ready | Life::Paused) => {
+                    meter.charge_each(cost::VISIT, nic.space.regions().len());
+                    if nic.space.vanished() {
+                        nic.fail();
+                    }
+                }
+                (_, Some(Some(nic))) => nic.memory_vanished(),
+                _ => {}
+            }
+            index += 1;
+        }
+        let done = index >= self.nics.len().max(self.hosted.len());
+        self.rounds.vanished = (!done).then_some(index);
+        true
+    }
+
+    /// Looks at doorbells, of all NICs if there is time.
+    pub(super) fn scan(&mut self, budget: &mut Budget) -> bool {
+        let slots = self.nics.len().max(self.hosted.len());
+        let from = if self.rounds.scan_from < slots { self.rounds.scan_from } else { 0 };
+        let mut found = false;
+        for index in (from..slots).chain(0..from) {
+            let Self { nics, hosted, posts, serving, .. } = self;
+            match (nics.get_mut(index), hosted.get_mut(index)) {
+                (Some(Some(nic)), _) => {
+                    *serving = Some(nic.id);
+                    found |= nic.scan(posts);
+                }
+                (_, Some(Some(nic))) => {
+                    *serving = u32::try_from(index).ok().map(NicId);
+                    found |= nic.scan();
+                }
+                _ => continue,
+            }
+            if budget.is_over(&self.meter) {
+                self.rounds.scan_from = index + 1;
+                break;
+            }
+        }
+        found
+    }
+
+    fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
+        for nic in self.nics.iter_mut().flatten() {
+            if !nic.wakes.is_empty() {
+                self.wakes.extend(nic.wakes.drain(..));
+            }
+        }
+        let found = !self.wakes.is_empty();
+        while let Some(waiter) = self.wakes.pop_front() {
+            self.meter.charge(cost::WAKE);
+            if let Some(nic) = self.nic_mut(waiter.nic) {
+                nic.woken(waiter.qpn);
+            }
+            if budget.is_over(&self.meter) {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Serves NICs that have work, least service first, until the round is over; one at least.
+    fn serve(&mut self, now: Nanos, budget: &mut Budget) -> bool {
+        let mut ready = std::mem::take(&mut self.rounds.ready);
+        ready.clear();
+        let slots = self.nics.len().max(self.hosted.len());
+        if self.rounds.served.len() < slots {
+            self.rounds.served.resize(slots, 0);
+        }
+        let least = self.rounds.floor.saturating_sub(CREDIT);
+        for index in 0..slots {
+            let works = match self.nics.get_mut(index) {
+                Some(Some(nic)) => nic.begin_round(now),
+                _ => self.is_hosted(index),
+            };
+            if works && let Some(served) = self.rounds.served.get_mut(index) {
+                *served = least.max(*served);
+                ready.push(Reverse((*served, index)));
+            }
+        }
+        let mut busy = false;
+        while let Some(Reverse((served, index))) = ready.pop() {
+            let (charged, seen) = (self.meter.charged(), budget.seen());
+            let (did, more) = self.serve_nic(index, now, budget);
+            let over = budget.is_over(&self.meter);
+            if did {
+                busy = true;
+                self.rounds.floor = self.rounds.floor.max(served);
+                let service = self.meter.charged().wrapping_sub(charged);
+                self.rounds.account(index, service.max(budget.seen().saturating_sub(seen)));
+            }
+            if over {
+                busy |= more || !ready.is_empty();
+                break;
+            }
+            if more {
+                let served = self.rounds.served.get(index).copied().unwrap_or(served);
+                ready.push(Reverse((served, index)));
+            }
+        }
+        self.rounds.ready = ready;
+        busy
+    }
+
+    /// Serves one NIC for a turn: whether it had any work, and whether it has more for this round.
+    fn serve_nic(&mut self, index: usize, now: Nanos, budget: &mut Budget) -> (bool, bool) {
+        let Ok(id) = u32::try_from(index).map(NicId) else { return (false, false) };
+        self.serving = Some(id);
+        if let Some(nic) = self.hosted_mut(id) {
+            return (nic.run(now), false);
+        }
+        let Some(nic) = self.nic_mut(id) else { return (false, false) };
+        if nic.has_other_work(now) {
+            self.fire_timers(id, now, budget);
+            let Some(nic) = self.nic_mut(id) else { return (true, false) };
+            if nic.life == Life::Ready {
+                nic.do_chores(budget);
+            }
+            nic.begin_round(now);
+        }
+        let Some(nic) = self.nic_mut(id).filter(|nic| nic.turns > 0) else { return (true, false) };
+        nic.turns -= 1;
+        if let Some(qpn) = nic.run.pop_front() {
+            self.run_qp(id, qpn, budget, now);
+        }
+        let more = self.nic_mut(id).is_some_and(|nic| {
+            nic.life == Life::Ready && (nic.turns > 0 || nic.has_other_work(now))
+        });
+        (true, more)
+    }
+
+    fn fire_timers(&mut self, id: NicId, now: Nanos, budget: &mut Budget) {
+        while let Some(nic) = self.nic_mut(id)
+            && let Some((deadline, waiting)) = nic.timers.pop(now)
+        {
+            match waiting {
+                Waiting::Send(qpn) => self.timer_fired(id, qpn, deadline),
+                Waiting::Event(cqn) => nic.event_timer_fired(cqn, now),
+            }
+            self.meter.charge(cost::TIMER);
+            if budget.is_over(&self.meter) {
+                return;
+            }
+        }
+    }
+
+    /// QPNs of NICs that were reset may rest now.
+    fn free_numbers(&mut self, budget: &mut Budget) -> bool {
+        let Some(numbers) = self.freed.front_mut() else { return false };
+        loop {
+            match numbers.pop() {
+                Some(qpn) if qpn != virtio_rdma_abi::GSI_QPN => self.qpns.free(qpn),
+                Some(_) => {}
+                None => {
+                    self.freed.pop_front();
+                    return true;
+                }
+            }
+            self.meter.charge(cost::VISIT);
+            if budget.is_over(&self.meter) {
+                return true;
+            }
+        }
+    }
+
+    /// Looks at arm words and delivers events; true if there is more to tell.
+    fn publish(&mut self, now: Nanos) -> bool {
+        let soft = |nic: &super::Nic| nic.has_news();
+        let news = self.nics.iter().flatten().any(|nic| soft(nic))
+            || self.hosted.iter().flatten().any(|nic| nic.has_news());
+        if !news {
+            return false;
+        }
+        // One fence for the CQs of all NICs.
+        let visible = protocol::entries_visible(&Cpu);
+        let mut budget = self.meter.budget(PUBLISH);
+        let slots = self.nics.len().max(self.hosted.len());
+        let from = if self.rounds.publish_from < slots { self.rounds.publish_from } else { 0 };
+        let mut more = false;
+        for index in (from..slots).chain(0..from) {
+            more |= self.publish_one(index, visible, (now, &mut budget));
+            if budget.is_over(&self.meter) {
+                self.rounds.publish_from = index + 1;
+                return true;
+            }
+        }
+        more
+    }
+
+    /// True: it has more to tell.
+    fn publish_one(
+        &mut self,
+        index: usize,
+        visible: Visible,
+        (now, budget): (Nanos, &mut Budget),
+    ) -> bool {
+        let Self { nics, hosted, serving, .. } = self;
+        match (nics.get_mut(index), hosted.get_mut(index)) {
+            (Some(Some(nic)), _) if nic.has_news() => {
+                *serving = Some(nic.id);
+                nic.fire_completions(visible, now, budget);
+                nic.deliver_events();
+                nic.has_news()
+            }
+            (_, Some(Some(nic))) if nic.has_news() => {
+                *serving = u32::try_from(index).ok().map(NicId);
+                nic.publish(visible, now);
+                nic.has_news()
+            }
+            _ => false,
+        }
+    }
+}
