@@ -21,4 +21,5 @@ mod memory;
 mod races;
 mod rings;
 mod scene;
+mod turns;
 mod vmm;
