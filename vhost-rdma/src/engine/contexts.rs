@@ -161,11 +161,6 @@ impl Contexts {
         self.pages.get(at as usize).map(|page| page.doorbells.ring())
     }
 
-    /// Every doorbell page.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = &Ring> {
-        self.pages.iter().map(|(_, page)| page.doorbells.ring())
-    }
-
     /// Appends queues whose producer index moved: those of lively pages, and of some of the others. How many pages were looked at.
     #[inline]
     pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> usize {

@@ -5,7 +5,7 @@
 
 use super::budget::{Budget, cost};
 use super::nic::Nic;
-use super::roster::Walk;
+use super::roster::{Slots, Walk};
 use super::steps::STEP;
 use super::{Nanos, Remains};
 use crate::memory::{AddressSpace, Ring};
@@ -15,9 +15,8 @@ use crate::memory::{AddressSpace, Ring};
 pub struct MemoryChange {
     pages: Walk,
     keys: Walk,
-    /// The next CQ and SRQ, and behind the last.
-    cqs: (usize, usize),
-    srqs: (usize, usize),
+    cqs: Slots,
+    srqs: Slots,
     qps: Walk,
 }
 
@@ -36,8 +35,8 @@ impl Nic {
         MemoryChange {
             pages: self.contexts.walk(),
             keys: self.mrs.numbers.walk(),
-            cqs: (0, self.cqs.capacity()),
-            srqs: (0, self.srqs.capacity()),
+            cqs: Slots::of(&self.cqs),
+            srqs: Slots::of(&self.srqs),
             qps: self.qp_numbers.walk(),
         }
     }
@@ -78,7 +77,7 @@ impl Nic {
                 return false;
             }
         }
-        while let Some(cqn) = next(&mut change.cqs) {
+        while let Some(cqn) = change.cqs.next() {
             self.meter.charge(cost::VISIT + MAPPING);
             if self.cqs.get(cqn as usize).is_some_and(|cq| gone(cq.ring())) {
                 self.cq_failed(cqn);
@@ -87,7 +86,7 @@ impl Nic {
                 return false;
             }
         }
-        while let Some(srqn) = next(&mut change.srqs) {
+        while let Some(srqn) = change.srqs.next() {
             self.meter.charge(cost::VISIT + MAPPING);
             if self.srqs.get(srqn as usize).is_some_and(|srq| gone(srq.ring.ring())) {
                 self.srq_failed(srqn);
@@ -119,11 +118,4 @@ impl Nic {
             self.remains.push(Remains::new((qp.send.take(), qp.receive.take())));
         }
     }
-}
-
-/// The next of a range of slots.
-fn next((at, end): &mut (usize, usize)) -> Option<u32> {
-    let index = (*at < *end).then_some(*at)?;
-    *at += 1;
-    u32::try_from(index).ok()
 }

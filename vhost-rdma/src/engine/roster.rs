@@ -7,6 +7,9 @@
 
 use indexmap::IndexSet;
 use rustc_hash::FxBuildHasher;
+use slab::Slab;
+
+use super::budget::{Budget, Meter, cost};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -54,6 +57,44 @@ impl Walk {
     /// Whether nothing is left.
     pub(crate) const fn is_over(&self) -> bool {
         self.0 == 0
+    }
+}
+
+/// A walk over the slots of a table that numbers its objects itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Slots {
+    next: usize,
+    end: usize,
+}
+
+impl Slots {
+    /// A walk over all.
+    pub(crate) fn of<T>(table: &Slab<T>) -> Self {
+        Self { next: 0, end: table.capacity() }
+    }
+
+    /// The next slot, whether or not there is anything in it.
+    pub(crate) fn next(&mut self) -> Option<u32> {
+        let index = (self.next < self.end).then_some(self.next)?;
+        self.next += 1;
+        u32::try_from(index).ok()
+    }
+
+    /// The next object that is meant; `None` also when the budget is over.
+    pub(crate) fn sweep<T>(
+        &mut self,
+        table: &Slab<T>,
+        (meter, budget): (&Meter, &mut Budget),
+        meant: impl Fn(&T) -> bool,
+    ) -> Option<u32> {
+        while !budget.is_over(meter) {
+            let number = self.next()?;
+            meter.charge(cost::VISIT);
+            if table.get(number as usize).is_some_and(&meant) {
+                return Some(number);
+            }
+        }
+        None
     }
 }
 

@@ -14,7 +14,7 @@ use super::command::{Reply, Status};
 use super::cq;
 use super::nic::Nic;
 use super::receive::Moving;
-use super::roster::Walk;
+use super::roster::{Slots, Walk};
 use super::{Nanos, Remains, Shard};
 use crate::transport::NicId;
 
@@ -37,8 +37,10 @@ pub(super) struct EndContext {
     ctx: u32,
     qps: Walk,
     keys: Walk,
-    /// The next index among SRQs, CQs, address handles and domains.
-    slots: [usize; 4],
+    srqs: Slots,
+    cqs: Slots,
+    ahs: Slots,
+    pds: Slots,
 }
 
 /// CQ_RESIZE.
@@ -90,7 +92,15 @@ impl Shard {
     pub(super) fn begin_end(&mut self, id: NicId, ctx: u32, now: Nanos) -> Result<Reply, Status> {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         let (qps, keys) = (nic.qp_numbers.walk(), nic.mrs.numbers.walk());
-        let end = EndContext { ctx, qps, keys, slots: [0; 4] };
+        let end = EndContext {
+            ctx,
+            qps,
+            keys,
+            srqs: Slots::of(&nic.srqs),
+            cqs: Slots::of(&nic.cqs),
+            ahs: Slots::of(&nic.ahs),
+            pds: Slots::of(&nic.pds),
+        };
         self.work_on(id, Work::EndContext(end), now)
     }
 
@@ -186,41 +196,17 @@ impl EndContext {
     }
 }
 
-/// The next slot of a table that `owned` says belongs to the context; true at its end.
-fn sweep<T>(
-    table: &slab::Slab<T>,
-    next: &mut usize,
-    (nic, budget): (&Nic, &mut Budget),
-    owned: impl Fn(&T) -> bool,
-) -> Option<usize> {
-    while *next < table.capacity() {
-        if budget.is_over(&nic.meter) {
-            return None;
-        }
-        nic.meter.charge(cost::VISIT);
-        let index = *next;
-        *next += 1;
-        if table.get(index).is_some_and(&owned) {
-            return Some(index);
-        }
-    }
-    None
-}
-
 impl Nic {
     /// Ends what a context has beside queue pairs; true: that was all.
     fn end_others(&mut self, end: &mut EndContext, budget: &mut Budget) -> bool {
         let ctx = end.ctx;
-        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         while let Some(srqn) =
-            sweep(&self.srqs, &mut end.slots[0], (self, budget), |srq| srq.ctx == ctx)
+            end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
         {
-            self.remove_srq(number(srqn));
+            self.remove_srq(srqn);
         }
-        while let Some(cqn) =
-            sweep(&self.cqs, &mut end.slots[1], (self, budget), |cq| cq.ctx == ctx)
-        {
-            self.remove_cq(number(cqn));
+        while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
+            self.remove_cq(cqn);
         }
         while !budget.is_over(&self.meter) {
             match end.next_key(self) {
@@ -229,13 +215,11 @@ impl Nic {
                 Found::Own(key) => self.remove_key(key),
             }
         }
-        while let Some(ah) = sweep(&self.ahs, &mut end.slots[2], (self, budget), |ah| ah.ctx == ctx)
-        {
-            self.ahs.remove(ah);
+        while let Some(ah) = end.ahs.sweep(&self.ahs, (&self.meter, budget), |ah| ah.ctx == ctx) {
+            self.ahs.remove(ah as usize);
         }
-        while let Some(pd) = sweep(&self.pds, &mut end.slots[3], (self, budget), |pd| pd.ctx == ctx)
-        {
-            self.pds.remove(pd);
+        while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
+            self.pds.remove(pdn as usize);
         }
         if budget.is_over(&self.meter) {
             return false;

@@ -107,13 +107,6 @@ impl Directory {
         self.known().qps.remove(&(device.to_owned(), qpn));
     }
 
-    pub(super) fn remove_qps<'a>(&self, device: &str, qpns: impl Iterator<Item = &'a u32>) {
-        let mut known = self.known();
-        for &qpn in qpns {
-            known.qps.remove(&(device.to_owned(), qpn));
-        }
-    }
-
     /// The network of a QP of this host.
     pub(super) fn network_of(&self, device: &str, qpn: u32) -> Option<u32> {
         self.known().qps.get(&(device.to_owned(), qpn)).copied()

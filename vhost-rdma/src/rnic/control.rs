@@ -6,6 +6,7 @@ use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U32;
 
 use super::ending::Opened;
+use super::follow::Work;
 use super::mr::Made;
 use super::nic::{Life, Nic, Pd};
 use super::reach::Found;
@@ -43,6 +44,9 @@ impl Nic {
             Command::Finish(found) => return self.finish(found),
             command => command,
         };
+        if !matches!(command, Command::Continue) {
+            self.work = None;
+        }
         match (self.life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
             (Life::Idle, _) => return Err(Status::STATE),
@@ -66,7 +70,8 @@ impl Nic {
                 self.settings.limits.max_contexts,
                 self.settings.kick_queues,
             ),
-            Command::ContextDestroy | Command::Continue => self.destroy_context(ctx),
+            Command::ContextDestroy => self.destroy_context(ctx),
+            Command::Continue => self.carry_on(),
             Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
             other => self.object_command(ctx, other),
         }
@@ -107,11 +112,8 @@ impl Nic {
                 // Whoever shrinks a CQ means the completions of what is done to count (IBTA 11.2.8.3).
                 self.poll_host();
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
-                let mut to = cq.succeed(entries, requested, ring)?;
-                while cq.carry(&mut to) {}
-                cq.take_over(to)?;
-                self.dirty.push(cqn);
-                Ok(Reply::Done)
+                let to = cq.succeed(entries, requested, ring)?;
+                self.work_on(Work::ResizeCq(cqn, to))
             }
             Command::CqModerate { cqn, count, period_us } => {
                 self.moderate(ctx, cqn, count, period_us)
@@ -184,18 +186,13 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         let host = self.host.alloc_pd().map_err(|error| self.refused(error))?;
-        object(self.pds.insert(Pd { ctx, host }))
+        object(self.pds.insert(Pd { ctx, users: 0, host }))
     }
 
     fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
         let host = self.host_pd(ctx, pdn)?;
-        let used = self.mrs.values().any(|mr| mr.pdn == pdn)
-            || self.windows.use_pd(pdn)
-            || self.qps.values().any(|qp| qp.pdn == pdn)
-            || self.srqs.iter().any(|(_, srq)| srq.pdn == pdn)
-            || self.ahs.iter().any(|(_, ah)| ah.pdn == pdn)
-            || self.services.uses_pd(pdn);
-        if used {
+        let used = self.pds.get(pdn as usize).is_some_and(|pd| pd.users > 0);
+        if used || self.services.uses_pd(pdn) {
             return Err(Status::BUSY);
         }
         self.pds.remove(pdn as usize);
@@ -203,8 +200,23 @@ impl Nic {
         Ok(Reply::Done)
     }
 
+    /// An object of a domain begins.
+    pub(super) fn join_pd(&mut self, pdn: u32) {
+        if let Some(pd) = self.pds.get_mut(pdn as usize) {
+            pd.users += 1;
+        }
+    }
+
+    /// It ends.
+    pub(super) fn leave_pd(&mut self, pdn: u32) {
+        if let Some(pd) = self.pds.get_mut(pdn as usize) {
+            pd.users = pd.users.saturating_sub(1);
+        }
+    }
+
     pub(super) fn remove_ah(&mut self, number: u32) {
         if let Some(ah) = self.ahs.try_remove(number as usize) {
+            self.leave_pd(ah.pdn);
             self.forgo(|nic| nic.host.destroy_ah(ah.host));
         }
     }
@@ -238,7 +250,7 @@ impl Nic {
             self.contexts.free_doorbell(srq.ctx, srq.doorbell);
             self.serials.remove(&srq.serial);
             self.admitted -= srq.cost;
-            self.run_srqs.retain(|&queued| queued != srqn);
+            self.leave_pd(srq.pdn);
             self.forgo(|nic| nic.host.destroy_srq(srq.host));
         }
         self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);

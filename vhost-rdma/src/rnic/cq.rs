@@ -6,9 +6,11 @@
 use virtio_rdma_abi::{Cqe, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
+use super::follow::STEP;
 use super::mw::At;
 use super::nic::{Life, Nic};
 use super::verbs::HostWc;
+use crate::engine::budget::cost;
 use crate::engine::cq::Fire;
 use crate::engine::qp::{Kind, State};
 use crate::engine::timer::Waiting;
@@ -67,6 +69,7 @@ impl Nic {
             let mut wcs = std::mem::take(&mut self.wcs);
             let polled = self.host.poll(&mut wcs);
             found |= !wcs.is_empty();
+            self.meter.charge_each(cost::REQUEST, wcs.len());
             for wc in wcs.drain(..) {
                 self.completed(&wc);
             }
@@ -245,13 +248,8 @@ impl Nic {
         cq.kill();
         let ctx = cq.ctx;
         self.raise(event::CQ_ERR, cqn, ctx);
-        let users: Vec<u32> = self
-            .qps
-            .values()
-            .filter(|qp| qp.send_cqn == cqn || qp.recv_cqn == cqn)
-            .map(|qp| qp.qpn)
-            .collect();
-        users.into_iter().for_each(|qpn| self.qp_fatal(qpn));
+        // Its users are told in the NIC's own turns: they may be thousands.
+        self.chores.cq_died(cqn);
         if self.services.uses_cq(cqn) {
             self.gsi_fatal();
         }
@@ -308,6 +306,7 @@ impl Nic {
     pub(super) fn end_waits(&mut self, now: Nanos) -> bool {
         let mut found = false;
         while let Some((_, waiting)) = self.moderated.pop(now) {
+            self.meter.charge(cost::TIMER);
             let Waiting::Event(cqn) = waiting else { continue };
             if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
                 self.look_at(cqn);
@@ -319,7 +318,11 @@ impl Nic {
 
     /// Looks at the arm words of the CQs with new entries.
     pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos) {
-        while let Some(cqn) = self.dirty.pop() {
+        let mut budget = self.meter.budget_at(now, STEP);
+        while !budget.is_over(&self.meter)
+            && let Some(cqn) = self.dirty.pop()
+        {
+            self.meter.charge(cost::WAKE);
             let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
             cq.dirty = false;
             match cq.fire(visible, now) {

@@ -85,6 +85,7 @@ impl Nic {
             host,
         };
         self.admitted += max_wr;
+        self.join_pd(parts.pdn);
         self.srqs.insert(Srq::new(parts, doorbell, serial));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
@@ -155,6 +156,8 @@ impl Nic {
         }
         self.admitted += cost;
         self.place.directory.add_qp(&self.place.device, qpn, self.settings.vni);
+        self.join_pd(qp.pdn);
+        self.qp_numbers.insert(qpn);
         self.qps.insert(qpn, Box::new(qp));
         let [sq_db, rq_db] = doorbells.map(U32::new);
         Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))

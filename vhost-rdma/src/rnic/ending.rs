@@ -10,19 +10,22 @@ use std::mem;
 use virtio_rdma_abi::{attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
+use super::follow::{Change, Chores, HOST_CALL, Work};
 use super::gone::Gone;
 use super::nic::{Life, Nic};
 use super::verbs::{HostError, HostVerbs};
+use crate::engine::budget::{Budget, cost};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
+use crate::engine::roster::{Roster, Slots, Walk};
 use crate::engine::timer::Timers;
-use crate::engine::{Errand, Remains, Reply, Status};
+use crate::engine::{Errand, Nanos, Remains, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
 
-/// Host objects that are stopped or destroyed in one turn.
+/// Host objects that are stopped in one turn.
 const AT_ONCE: usize = 8;
-/// Regions that are let go of in one: their end is not the worker's.
-const REGIONS_AT_ONCE: usize = 512;
+/// What the end of a host object counts: a few to a step, since it is a command to firmware.
+const END: Nanos = 8 * HOST_CALL;
 
 /// QPs that are in ERR as far as the guest is concerned, and that the hardware has still to be told about.
 #[derive(Debug, Default)]
@@ -47,10 +50,6 @@ pub(super) struct Opened {
     life: u64,
     status_page: Ring,
     host: Result<Box<dyn HostVerbs>, HostError>,
-}
-
-fn numbers(indices: impl Iterator<Item = usize>) -> Vec<u32> {
-    indices.filter_map(|index| u32::try_from(index).ok()).collect()
 }
 
 impl Nic {
@@ -83,6 +82,7 @@ impl Nic {
             };
             // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in ERR only when it is told again
             // (rxe_qp.c, rxe_qp_error), since a post of receives is no system call.
+            self.meter.charge(HOST_CALL);
             self.forgo(|nic| nic.host.modify_qp(host, &to_error));
             self.schedule(qpn);
         }
@@ -173,12 +173,18 @@ impl Nic {
         self.life = Life::Idle;
         self.lives += 1;
         self.release_addresses();
-        self.place.directory.remove_qps(&self.place.device, self.qps.keys());
+        // Before the host can give the numbers again, but not here: they may be thousands.
+        let qpns = mem::take(&mut self.qp_numbers);
+        let leaving = Leaving { place: self.place.clone(), qpns };
         self.inbox.clear();
         self.outbox = self.outbox.succeed();
         self.serials.clear();
         self.admitted = 0;
         self.mr_bytes = 0;
+        self.mr_runs = 0;
+        self.change = Change::default();
+        self.chores = Chores::default();
+        self.work = None;
         self.run.clear();
         self.run_srqs.clear();
         self.dirty.clear();
@@ -186,6 +192,7 @@ impl Nic {
         self.stopping = Stopping::default();
         let queues =
             (mem::take(&mut self.cqs), mem::take(&mut self.srqs), mem::take(&mut self.qps));
+        let rosters = mem::take(&mut self.mr_keys);
         let others = (mem::take(&mut self.pds), mem::take(&mut self.mrs), mem::take(&mut self.ahs));
         let more = (
             mem::take(&mut self.windows),
@@ -201,7 +208,8 @@ impl Nic {
         let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.host.as_ref()));
         let host = mem::replace(&mut self.host, gone);
         self.host_gone = true;
-        self.remains.insert(0, Remains::new((host, queues, others, more, memory)));
+        self.remains
+            .insert(0, Remains::new((leaving, host, queues, others, more, memory, rosters)));
     }
 
     /// A driver begins: anew, and on a device that is open.
@@ -243,7 +251,7 @@ impl Nic {
         }))
     }
 
-    /// Destroys some of what a context has, users before what they use.
+    /// Destroys what a context has, users before what they use.
     pub(super) fn destroy_context(&mut self, ctx: u32) -> Result<Reply, Status> {
         if ctx == KERNEL {
             return Err(Status::INVAL);
@@ -251,44 +259,110 @@ impl Nic {
         if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        let mut left = AT_ONCE;
-        left -= self.remove_windows_of(ctx, left);
-        let of_context = self.qps.values().filter(|qp| qp.ctx == ctx);
-        let qpns: Vec<u32> = of_context.take(left).map(|qp| qp.qpn).collect();
-        left -= qpns.len();
-        if !qpns.is_empty() {
-            qpns.into_iter().for_each(|qpn| self.remove_qp(qpn));
+        let end = End {
+            ctx,
+            windows: self.windows.walk(),
+            qps: self.qp_numbers.walk(),
+            keys: self.mr_keys.walk(),
+            srqs: Slots::of(&self.srqs),
+            ahs: Slots::of(&self.ahs),
+            pds: Slots::of(&self.pds),
+            cqs: Slots::of(&self.cqs),
+        };
+        self.work_on(Work::EndContext(end))
+    }
+
+    /// Destroys some of what a context has; true: that was all.
+    pub(super) fn end_some(&mut self, end: &mut End, budget: &mut Budget) -> bool {
+        let ctx = end.ctx;
+        while let Some(number) = self.windows.next(&mut end.windows) {
+            self.meter.charge(cost::VISIT);
+            if self.windows.context(number) == Some(ctx) {
+                self.meter.charge(END);
+                self.remove_window(number);
+            }
+            if budget.is_over(&self.meter) {
+                return false;
+            }
+        }
+        let mut drains = false;
+        while let Some(qpn) = end.qps.next(&self.qp_numbers) {
+            self.meter.charge(cost::VISIT);
+            if self.qps.get(&qpn).is_some_and(|qp| qp.ctx == ctx) {
+                // It looks for its windows among all.
+                self.meter.charge(END + cost::VISIT * self.windows.len() as u64);
+                self.remove_qp(qpn);
+                drains = true;
+            }
+            if budget.is_over(&self.meter) {
+                break;
+            }
+        }
+        if drains {
             self.drain_host();
         }
-        let srqs =
-            numbers(self.srqs.iter().filter(|(_, srq)| srq.ctx == ctx).take(left).map(|(n, _)| n));
-        left -= srqs.len();
-        srqs.into_iter().for_each(|srqn| self.remove_srq(srqn));
-        let ahs =
-            numbers(self.ahs.iter().filter(|(_, ah)| ah.ctx == ctx).take(left).map(|(n, _)| n));
-        left -= ahs.len();
-        ahs.into_iter().for_each(|number| self.remove_ah(number));
-        let regions = if left > 0 { REGIONS_AT_ONCE } else { 0 };
-        let keys =
-            self.mrs.iter().filter(|(_, mr)| mr.ctx == ctx).take(regions).map(|(&key, _)| key);
-        let keys: Vec<u32> = keys.collect();
-        if keys.len() == regions {
-            left = 0;
+        while let Some(srqn) =
+            end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
+        {
+            self.meter.charge(END);
+            self.remove_srq(srqn);
         }
-        keys.into_iter().for_each(|key| self.remove_mr(key));
-        let pds =
-            numbers(self.pds.iter().filter(|(_, pd)| pd.ctx == ctx).take(left).map(|(n, _)| n));
-        left -= pds.len();
-        for pdn in pds {
+        while let Some(ah) = end.ahs.sweep(&self.ahs, (&self.meter, budget), |ah| ah.ctx == ctx) {
+            self.meter.charge(END);
+            self.remove_ah(ah);
+        }
+        while !budget.is_over(&self.meter)
+            && let Some(key) = end.keys.next(&self.mr_keys)
+        {
+            self.meter.charge(cost::VISIT);
+            if self.mrs.get(&key).is_some_and(|mr| mr.ctx == ctx) {
+                // Its end is not the worker's.
+                self.meter.charge(cost::OBJECT);
+                self.remove_mr(key);
+            }
+        }
+        while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
+            self.meter.charge(END);
             let pd = self.pds.remove(pdn as usize);
             self.forgo(|nic| nic.host.free_pd(pd.host));
         }
-        if left == 0 {
-            return Ok(Reply::More);
+        while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
+            self.meter.charge(cost::OBJECT);
+            self.remove_cq(cqn);
         }
-        let cqs = numbers(self.cqs.iter().filter(|(_, cq)| cq.ctx == ctx).map(|(n, _)| n));
-        cqs.into_iter().for_each(|cqn| self.remove_cq(cqn));
+        if budget.is_over(&self.meter) {
+            return false;
+        }
         self.contexts.remove(ctx);
-        Ok(Reply::Done)
+        true
+    }
+}
+
+/// The end of a context, users before what they use.
+#[derive(Debug)]
+pub(super) struct End {
+    ctx: u32,
+    windows: Walk,
+    qps: Walk,
+    keys: Walk,
+    srqs: Slots,
+    ahs: Slots,
+    pds: Slots,
+    cqs: Slots,
+}
+
+/// QPNs of a NIC that was reset, on their way out of the directory.
+#[derive(Debug)]
+struct Leaving {
+    place: super::nic::Place,
+    qpns: Roster,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut all = self.qpns.walk();
+        while let Some(qpn) = all.next(&self.qpns) {
+            self.place.directory.remove_qp(&self.place.device, qpn);
+        }
     }
 }

@@ -31,6 +31,7 @@ mod create;
 mod ending;
 mod events;
 mod faults;
+mod follow;
 mod gone;
 mod gsi;
 mod host;

@@ -183,7 +183,9 @@ impl Nic {
         self.leave_all(qpn);
         let Some(qp) = self.qps.remove(&qpn) else { return };
         self.place.directory.remove_qp(&self.place.device, qpn);
-        self.run.retain(|&queued| queued != qpn);
+        // Its place in the run queue stays, and stands for nothing.
+        self.qp_numbers.remove(qpn);
+        self.leave_pd(qp.pdn);
         self.serials.remove(&qp.serial);
         self.admitted -= qp.cost;
         for cqn in [qp.send_cqn, qp.recv_cqn] {

@@ -17,7 +17,7 @@ use super::control::status;
 use super::nic::{Life, Nic};
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
 use crate::engine::{Errand, Remains, Reply, Status};
-use crate::memory::{AddressSpace, Ring, Segment, Translation, Window, WindowError};
+use crate::memory::{AddressSpace, Segment, Translation, Window, WindowError};
 
 /// Mappings that the windows of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
@@ -41,8 +41,10 @@ const WINDOW_RIGHTS: u32 = access::REMOTE_WRITE
 pub(super) struct Mr {
     pub(super) ctx: u32,
     pub(super) pdn: u32,
-    /// `None` once its memory is gone.
+    /// `None` once its memory is gone and the hardware has let go of it.
     host: Option<HostMr>,
+    /// Its memory is gone.
+    lost: bool,
     bytes: u64,
     runs: usize,
     iova: u64,
@@ -54,10 +56,26 @@ impl Mr {
     /// The memory of a range, for the daemon's own accesses, if this region opens it to `pdn` with `rights`.
     pub(super) fn segment(&self, pdn: u32, rights: u32, range: (u64, u32)) -> Option<Segment> {
         let (addr, len) = range;
-        let granted = self.host.is_some() && self.pdn == pdn && rights & !self.access == 0;
+        let granted =
+            self.host.is_some() && !self.lost && self.pdn == pdn && rights & !self.access == 0;
         let offset = addr.checked_sub(self.iova).filter(|_| granted)?;
         let inside = self.map.covers(offset, len.into());
         inside.then(|| Segment { map: Arc::clone(&self.map), offset, len })
+    }
+
+    /// Follows a new memory map; how many mappings were looked at.
+    pub(super) fn follow(&mut self, space: &AddressSpace) -> usize {
+        self.lost |= !self.map.lives_in(space);
+        self.map.mappings()
+    }
+
+    pub(super) const fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// The host's region, if its memory is gone.
+    pub(super) fn take_lost(&mut self) -> Option<HostMr> {
+        if self.lost { self.host.take() } else { None }
     }
 
     /// The host's region, if a window may show `range` of it with these rights (IBTA C10-73, C10-74, C10-75).
@@ -68,7 +86,7 @@ impl Mr {
             && (!writes || self.access & access::LOCAL_WRITE != 0);
         let offset = addr.checked_sub(self.iova)?;
         let inside = offset <= self.bytes && len <= self.bytes - offset;
-        self.host.filter(|_| rights_ok && inside)
+        self.host.filter(|_| rights_ok && inside && !self.lost)
     }
 }
 
@@ -172,11 +190,10 @@ impl Nic {
             return Err(Status::INVAL);
         }
         self.room_for(bytes, replaces)?;
-        let mapped: usize = self.mrs.values().map(|mr| mr.runs).sum();
         let request = Registration {
             life: self.lives,
-            mr: Mr { ctx, pdn, host: None, bytes, runs: 0, iova, access: wanted, map },
-            budget: MAPPINGS.saturating_sub(mapped),
+            mr: Mr { ctx, pdn, host: None, lost: false, bytes, runs: 0, iova, access: wanted, map },
+            budget: MAPPINGS.saturating_sub(self.mr_runs),
             replaces,
         };
         let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
@@ -219,6 +236,9 @@ impl Nic {
         }
         mr.host = Some(self.host.adopt(made));
         self.mr_bytes += mr.bytes;
+        self.mr_runs += mr.runs;
+        self.join_pd(mr.pdn);
+        self.mr_keys.insert(lkey);
         self.mrs.insert(lkey, mr);
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) }))
     }
@@ -241,7 +261,7 @@ impl Nic {
     }
 
     /// Ends a registration of the host, where it may take its time.
-    fn let_go(&mut self, host: HostMr) {
+    pub(super) fn let_go(&mut self, host: HostMr) {
         match self.host.release(host) {
             Ok(region) => self.remains.push(Remains::new(region)),
             Err(_) if self.host_gone => {}
@@ -263,64 +283,12 @@ impl Nic {
 
     pub(super) fn remove_mr(&mut self, key: u32) {
         if let Some(mr) = self.mrs.remove(&key) {
+            self.mr_keys.remove(key);
+            self.leave_pd(mr.pdn);
             self.mr_bytes -= mr.bytes;
+            self.mr_runs -= mr.runs;
             if let Some(host) = mr.host {
                 self.let_go(host);
-            }
-        }
-    }
-
-    /// Follows a new memory map: whatever lies in memory that is gone fails. The hardware lets go of such regions at once; their keys
-    /// open nothing from then on.
-    pub(super) fn follow_all(&mut self, space: AddressSpace) {
-        let gone = |ring: &Ring| !ring.lives_in(&space);
-        let base_gone =
-            self.status_page.as_ref().is_some_and(gone) || self.contexts.pages().any(gone);
-        let dead: Vec<(u32, HostMr)> = self
-            .mrs
-            .iter_mut()
-            .filter(|(_, mr)| !mr.map.lives_in(&space))
-            .filter_map(|(&key, mr)| Some((key, mr.host.take()?)))
-            .collect();
-        for (key, host) in dead {
-            self.windows_lose_region(key);
-            self.let_go(host);
-        }
-        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        let cqs: Vec<u32> =
-            self.cqs.iter().filter(|(_, cq)| gone(cq.ring())).map(|(n, _)| number(n)).collect();
-        let srqs: Vec<u32> = self
-            .srqs
-            .iter()
-            .filter(|(_, srq)| gone(srq.ring.ring()))
-            .map(|(n, _)| number(n))
-            .collect();
-        let qps: Vec<u32> = self
-            .qps
-            .values()
-            .filter(|qp| {
-                qp.send.as_ref().is_some_and(|send| gone(send.queue.ring()))
-                    || qp.receive.as_ref().is_some_and(|receive| gone(receive.ring.ring()))
-            })
-            .map(|qp| qp.qpn)
-            .collect();
-        let gsi_gone = self.services.lost_rings(&space);
-        self.space = space;
-        if base_gone {
-            return self.fail_now();
-        }
-        if gsi_gone {
-            self.gsi_fatal();
-            self.services.drop_rings();
-        }
-        cqs.into_iter().for_each(|cqn| self.cq_failed(cqn));
-        srqs.into_iter().for_each(|srqn| self.srq_failed(srqn));
-        for qpn in qps {
-            self.qp_fatal(qpn);
-            // Its rings cannot even be flushed.
-            if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.send = None;
-                qp.receive = None;
             }
         }
     }

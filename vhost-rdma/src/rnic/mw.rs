@@ -19,6 +19,7 @@ use super::mr::Mr;
 use super::nic::Nic;
 use super::verbs::{HostMr, HostMw, Subject};
 use crate::engine::limits::WINDOWS_PER_MR;
+use crate::engine::roster::{Roster, Walk};
 use crate::engine::{Reply, Status};
 
 /// Windows that may be made in vain: a number that a dead one still has is no good for a new one.
@@ -94,7 +95,7 @@ pub(super) struct Denied;
 
 /// The windows of one NIC, by the upper 24 bits of their keys.
 #[derive(Debug, Default)]
-pub(super) struct Windows(FxHashMap<u32, Window>);
+pub(super) struct Windows(FxHashMap<u32, Window>, Roster);
 
 impl Windows {
     /// The number of the window that a key names.
@@ -102,9 +103,29 @@ impl Windows {
         key >> 8
     }
 
-    /// Whether a domain has windows.
-    pub(super) fn use_pd(&self, pdn: u32) -> bool {
-        self.0.values().any(|window| window.pdn == pdn)
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whose a window is.
+    pub(super) fn context(&self, number: u32) -> Option<u32> {
+        self.0.get(&number).map(|window| window.ctx)
+    }
+
+    /// A walk over all.
+    pub(super) fn walk(&self) -> Walk {
+        self.1.walk()
+    }
+
+    /// The next of a walk.
+    pub(super) fn next(&self, walk: &mut Walk) -> Option<u32> {
+        walk.next(&self.1)
+    }
+
+    /// Whether a window shows a region whose memory is gone, or may do so.
+    pub(super) fn shows_lost(&self, number: u32, mrs: &FxHashMap<u32, Mr>) -> bool {
+        let lost = |binding: Binding| mrs.get(&binding.region).is_none_or(Mr::is_lost);
+        self.0.get(&number).is_some_and(|window| window.states().any(lost))
     }
 
     /// Whether one shows a region, or may do so.
@@ -240,6 +261,8 @@ impl Nic {
         let window =
             Window { ctx, pdn, kind, key, host: Some(host), binding: None, under_way: Vec::new() };
         self.windows.0.insert(Windows::number(key), window);
+        self.windows.1.insert(Windows::number(key));
+        self.join_pd(pdn);
         Ok(Reply::Object(key))
     }
 
@@ -261,19 +284,12 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    fn remove_window(&mut self, number: u32) {
+    pub(super) fn remove_window(&mut self, number: u32) {
         if let Some(window) = self.windows.0.remove(&number) {
+            self.windows.1.remove(number);
+            self.leave_pd(window.pdn);
             self.free_windows(window.host.into_iter().collect());
         }
-    }
-
-    /// Removes some windows of a context; how many.
-    pub(super) fn remove_windows_of(&mut self, ctx: u32, most: usize) -> usize {
-        let of_context = self.windows.0.iter().filter(|(_, window)| window.ctx == ctx);
-        let numbers: Vec<u32> = of_context.take(most).map(|(&number, _)| number).collect();
-        let count = numbers.len();
-        numbers.into_iter().for_each(|number| self.remove_window(number));
-        count
     }
 
     fn free_windows(&mut self, windows: Vec<HostMw>) {
@@ -291,9 +307,12 @@ impl Nic {
         self.free_windows(lost);
     }
 
-    /// A region goes, whatever shows it.
-    pub(super) fn windows_lose_region(&mut self, region: u32) {
-        let lost = self.windows.take(|w| w.states().any(|binding| binding.region == region));
-        self.free_windows(lost);
+    /// Takes a window from the hardware.
+    pub(super) fn free_window(&mut self, number: u32) {
+        let Some(window) = self.windows.0.get_mut(&number) else { return };
+        window.under_way.clear();
+        if let Some(host) = window.host.take() {
+            self.free_windows(vec![host]);
+        }
     }
 }

@@ -10,6 +10,7 @@ use virtio_rdma_abi::{Av, GSI_QPN, event};
 
 use super::addresses::{Directory, HostAddress};
 use super::ending::Stopping;
+use super::follow::{Change, Chores, Work};
 use super::gsi::Services;
 use super::mad::{Inbox, Wake};
 use super::mcast::Groups;
@@ -20,13 +21,14 @@ use super::requester::Sends;
 use super::share::Shares;
 use super::srq::Srq;
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
-use crate::engine::budget::{Meter, cost};
+use crate::engine::budget::{Budget, Meter, cost};
 use crate::engine::contexts::Contexts;
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::{Owner, Post};
 use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
 use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
+use crate::engine::roster::Roster;
 use crate::engine::timer::Timers;
 use crate::engine::{
     Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
@@ -38,6 +40,8 @@ use crate::transport::Gid;
 /// QPs that run in one round.
 const ROUND_QPS: usize = 16;
 
+/// Time for one round, beside what a burst takes.
+const RUN: Nanos = 50_000;
 /// Time for one piece of the last look before sleep.
 const LOOK: Nanos = 50_000;
 
@@ -82,6 +86,8 @@ pub(super) enum Life {
 #[derive(Debug)]
 pub(super) struct Pd {
     pub(super) ctx: u32,
+    /// Objects in it, but for those of QP 1.
+    pub(super) users: u32,
     pub(super) host: HostPd,
 }
 
@@ -146,11 +152,16 @@ pub struct Nic {
     pub(super) pds: Slab<Pd>,
     /// By lkey.
     pub(super) mrs: FxHashMap<u32, Mr>,
+    /// The same, in an order that can be walked.
+    pub(super) mr_keys: Roster,
     pub(super) mr_bytes: u64,
+    /// Mappings that their windows take.
+    pub(super) mr_runs: usize,
     pub(super) windows: Windows,
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
+    pub(super) qp_numbers: Roster,
     /// QPNs and SRQNs by serial.
     pub(super) serials: FxHashMap<u32, u32>,
     pub(super) next_serial: u32,
@@ -182,6 +193,11 @@ pub struct Nic {
     armed: bool,
     /// There is no device context, or none that can be used.
     pub(super) host_gone: bool,
+    /// What is left of a change of the memory map.
+    pub(super) change: Change,
+    pub(super) chores: Chores,
+    /// The command that has begun, if it goes in steps.
+    pub(super) work: Option<Work>,
     /// The shard's.
     pub(super) meter: Meter,
 }
@@ -221,11 +237,14 @@ impl Nic {
             counters: Counters::default(),
             pds: Slab::new(),
             mrs: FxHashMap::default(),
+            mr_keys: Roster::default(),
             mr_bytes: 0,
+            mr_runs: 0,
             windows: Windows::default(),
             cqs: Slab::new(),
             srqs: Slab::new(),
             qps: FxHashMap::default(),
+            qp_numbers: Roster::default(),
             serials: FxHashMap::default(),
             next_serial: 0,
             ahs: Slab::new(),
@@ -247,6 +266,9 @@ impl Nic {
             asked_at: 0,
             armed: false,
             host_gone: false,
+            change: Change::default(),
+            chores: Chores::default(),
+            work: None,
             meter: Meter::default(),
         }
     }
@@ -335,17 +357,23 @@ impl Nic {
         }
     }
 
-    fn run_queues(&mut self) -> bool {
+    fn run_queues(&mut self, budget: &mut Budget) -> bool {
         let mut busy = false;
         while let Some(srqn) = self.run_srqs.pop() {
             self.post_shared(srqn);
             busy = true;
+            if budget.is_over(&self.meter) {
+                return true;
+            }
         }
         // What is on the queue now; QPs that go back to its end wait for the next round.
         for _ in 0..self.run.len().min(ROUND_QPS) {
             let Some(qpn) = self.run.pop_front() else { break };
             self.run_qp(qpn);
             busy = true;
+            if budget.is_over(&self.meter) {
+                break;
+            }
         }
         busy
     }
@@ -410,14 +438,14 @@ impl Hosted for Nic {
 
     fn memory_changed(&mut self, space: AddressSpace) {
         match self.life {
-            Life::Ready | Life::Paused => self.follow_all(space),
+            Life::Ready | Life::Paused => self.begin_to_follow(space),
             Life::Idle if self.opening => self.space = space,
             Life::Idle | Life::Failed => {}
         }
     }
 
     fn follow_memory(&mut self) -> bool {
-        false
+        matches!(self.life, Life::Ready | Life::Paused) && self.follow_some()
     }
 
     fn set_meter(&mut self, meter: Meter) {
@@ -505,12 +533,17 @@ impl Hosted for Nic {
         if std::mem::take(&mut self.armed) {
             self.ask_host = true;
         }
+        let mut budget = self.meter.budget_at(now, RUN);
         let mut busy = self.take_events(now) | self.end_waits(now) | self.stop_some();
         if self.life != Life::Ready {
             return busy;
         }
+        if !self.chores.is_empty() {
+            self.do_chores(&mut budget);
+            busy = true;
+        }
         busy |= self.poll_host();
-        busy |= self.run_queues();
+        busy |= self.run_queues(&mut budget);
         busy |= self.run_gsi();
         busy
     }
@@ -551,7 +584,9 @@ impl Hosted for Nic {
         }
         // A completion between the last poll and the arm raises no event.
         let waiting = self.life == Life::Ready && self.services.has_work(&self.inbox);
-        waiting || !self.run.is_empty() || !self.run_srqs.is_empty() || self.peek_host()
+        waiting
+            || !(self.run.is_empty() && self.run_srqs.is_empty() && self.chores.is_empty())
+            || self.peek_host()
     }
 }
 

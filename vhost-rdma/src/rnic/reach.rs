@@ -96,6 +96,7 @@ impl Nic {
         // Peers may have been taken away meanwhile.
         self.destination(&av)?;
         let host = self.host.adopt_ah(ah).map_err(|error| self.refused(error))?;
+        self.join_pd(pdn);
         object(self.ahs.insert(Ah { ctx, pdn, host, av, revoked: false }))
     }
 }

@@ -8,10 +8,12 @@ use rustc_hash::FxHashMap;
 use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_status};
 
 use super::cq::{Queue, Tag};
+use super::follow::HOST_CALL;
 use super::mr::Mr;
 use super::mw::{self, At, Denied, Windows};
 use super::nic::{Nic, Qp};
 use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
+use crate::engine::budget::cost;
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
 use crate::engine::shape::failed_send;
@@ -169,6 +171,7 @@ impl Nic {
         while !cut && send.fault.is_none() && send.posted.wrapping_sub(first) < room {
             let Some(wqe) = send.queue.take() else { break };
             let index = send.queue.current_index();
+            self.meter.charge(cost::REQUEST + cost::ELEMENT * u64::from(wqe.num_sge.get().min(32)));
             let built = build(&mut poster, &mut send.queue, &wqe, &mut self.sends);
             send.queue.retire();
             let sent = match built {
@@ -193,6 +196,7 @@ impl Nic {
         let failing = send.fault.is_some() && send.in_flight() == 0;
         if let Some(last) = self.sends.wrs.last_mut() {
             last.flags |= send_flags::SIGNALED;
+            self.meter.charge(HOST_CALL);
             if let Err(refused) = self.host.post_send(*host, &self.sends) {
                 tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
                 // What was not taken will not complete. If the last that was taken is unsignaled, nobody tells when it is done, and the rest

@@ -11,12 +11,14 @@ use slab::Slab;
 use virtio_rdma_abi::{self as abi, ctrl, event, srq_mask};
 
 use super::cq::{Queue, Tag};
+use super::follow::{HOST_CALL, Work};
 use super::nic::Nic;
 use super::receiver::{BURST, push};
 use super::verbs::HostSrq;
+use crate::engine::budget::cost;
 use crate::engine::control_offset;
-use crate::engine::receive::{Receive, ReceiveRing};
-use crate::engine::{Hosted, Reply, Status};
+use crate::engine::receive::{Moving, Receive, ReceiveRing};
+use crate::engine::{Remains, Reply, Status};
 use crate::memory::Ring;
 
 /// A shared receive queue.
@@ -82,15 +84,16 @@ impl Srq {
         self.ring.waiting().saturating_add(held)
     }
 
-    /// Moves to another ring; indices go on (IBTA 11.2.9.3).
-    fn resize(&mut self, entries: u32, max_wr: u32, ring: Ring) -> Result<(), Status> {
-        let mut to = self.ring.succeed(entries, max_wr, ring)?;
-        while self.ring.carry(&mut to).is_some() {}
-        let (control, _) = self.ring.take_over(to)?;
+    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring that was left.
+    fn take_over(&mut self, max_wr: u32, to: Moving) -> Result<Ring, Status> {
+        if self.waiting() > max_wr {
+            return Err(Status::INVAL);
+        }
+        let (control, old) = self.ring.take_over(to)?;
         self.control = control;
         self.max_wr = max_wr;
         self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.used);
-        Ok(())
+        Ok(old)
     }
 
     /// A receive was used up: the guest's `wr_id` and index of it. `None` if the hardware does not have it.
@@ -105,8 +108,10 @@ impl Srq {
 impl Nic {
     /// Posts the receives that the guest has posted, as many as the host SRQ takes.
     pub(super) fn post_shared(&mut self, srqn: u32) {
-        // Bounded by the depth of the queue.
-        while self.post_shared_burst(srqn) {}
+        // A burst in each turn: what is left comes in the next.
+        if self.post_shared_burst(srqn) {
+            self.run_srqs.push(srqn);
+        }
     }
 
     /// Posts one burst; true if there are more, and room for them.
@@ -127,6 +132,8 @@ impl Nic {
             let tag = Tag { queue: Queue::Shared, serial: srq.serial, index: slot };
             push(&mut self.receives, &taken, tag.to_wr_id());
         }
+        self.meter.charge_each(cost::REQUEST, self.receives.wrs.len());
+        self.meter.charge(HOST_CALL);
         let more = srq.ring.waiting() > 0 && room > BURST;
         if !self.receives.wrs.is_empty()
             && let Err(refused) = self.host.post_srq(srq.host, &self.receives)
@@ -153,8 +160,14 @@ impl Nic {
             return Err(Status::INVAL);
         }
         if resize {
-            self.resize_srq(srqn, (req.entries.get(), max_wr), ring.ok_or(Status::INVAL)?)?;
+            let to = self.begin_resize_srq(srqn, (req.entries.get(), max_wr), ring)?;
+            return self.work_on(Work::ResizeSrq(Box::new(*req), to));
         }
+        self.change_limit(req, max_wr)
+    }
+
+    fn change_limit(&mut self, req: &abi::SrqModifyReq, max_wr: u32) -> Result<Reply, Status> {
+        let (srqn, mask) = (req.srqn.get(), req.mask.get());
         let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
         let limit =
             if mask & srq_mask::LIMIT != 0 { req.limit.get() } else { srq.limit.min(max_wr) };
@@ -187,8 +200,13 @@ impl Nic {
         }
     }
 
-    fn resize_srq(&mut self, srqn: u32, shape: (u32, u32), ring: Ring) -> Result<(), Status> {
-        let (entries, max_wr) = shape;
+    fn begin_resize_srq(
+        &mut self,
+        srqn: u32,
+        (entries, max_wr): (u32, u32),
+        ring: Option<Ring>,
+    ) -> Result<Moving, Status> {
+        let ring = ring.ok_or(Status::INVAL)?;
         let shape_ok = entries.is_power_of_two()
             && entries <= self.max_wr()
             && (1..=entries).contains(&max_wr);
@@ -196,15 +214,30 @@ impl Nic {
             return Err(Status::INVAL);
         }
         // What was posted moves with the ring, also what no round has seen yet; what is used up does not count.
-        self.scan();
+        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
+        if let Some(post) = self.contexts.look_at(srq.ctx, srq.doorbell) {
+            self.posted(post);
+        }
         self.poll_host();
-        let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
+        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
         if srq.waiting() > max_wr {
             return Err(Status::INVAL);
         }
-        srq.resize(entries, max_wr, ring)?;
+        srq.ring.succeed(entries, max_wr, ring)
+    }
+
+    /// The other ring has everything.
+    pub(super) fn finish_resize_srq(
+        &mut self,
+        req: &abi::SrqModifyReq,
+        to: Moving,
+    ) -> Result<Reply, Status> {
+        let (srqn, max_wr) = (req.srqn.get(), req.max_wr.get());
+        let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
+        let old = srq.take_over(max_wr, to)?;
+        self.remains.push(Remains::new(old));
         self.run_srqs.push(srqn);
-        Ok(())
+        self.change_limit(req, max_wr)
     }
 
     /// An SRQ cannot go on.
