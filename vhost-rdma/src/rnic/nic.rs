@@ -445,7 +445,8 @@ impl Hosted for Nic {
     }
 
     fn follow_memory(&mut self) -> bool {
-        matches!(self.life, Life::Ready | Life::Paused) && self.follow_some()
+        // Also when the NIC failed by it: the hardware lets go of what is gone.
+        self.life != Life::Idle && self.follow_some()
     }
 
     fn set_meter(&mut self, meter: Meter) {

@@ -1,14 +1,15 @@
 //! The end of much: a little at a time, or aside, and a neighbour that goes on meanwhile.
 
+use std::sync::Arc;
 use std::thread;
 
 use virtio_rdma_abi::{event, qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::engine::tests::driver::{Guest, Qp, state_attr};
-use crate::engine::{Command, Errand, Reply, Status};
-use crate::memory::{AddressSpace, Ring};
+use crate::engine::tests::driver::{Guest, Qp, limits, state_attr};
+use crate::engine::{Command, Errand, Limits, NicSettings, Reply, Status};
+use crate::memory::{AddressSpace, PageList, Ring};
 use crate::rnic::{Faults, HostObjects};
 
 /// Connects every QP that a guest may have to itself.
@@ -41,7 +42,7 @@ fn a_context_ends_a_little_at_a_time() {
     let mut turns = 0;
     loop {
         let before = faults.live().0.qps;
-        let end = Command::ContextDestroy;
+        let end = if turns == 0 { Command::ContextDestroy } else { Command::Continue };
         let reply = bench.world.shard.execute(one.nic, one.ctx, end, bench.world.now).unwrap();
         assert!(before - faults.live().0.qps <= 8, "in one turn");
         drop(bench.world.shard.take_remains(one.nic));
@@ -57,6 +58,45 @@ fn a_context_ends_a_little_at_a_time() {
     assert_eq!(faults.live(), (HostObjects::default(), 1));
     let objects = bench.world.shard.status(one.nic).unwrap().objects;
     assert_eq!((objects.contexts, objects.qps, objects.mrs, objects.cqs), (0, 0, 0, 0));
+}
+
+#[test]
+fn regions_of_memory_that_is_gone_are_let_go_in_steps() {
+    const REGIONS: u64 = 1000;
+    let mut bench = Bench::new();
+    let (mut one, faults) = bench.guest(1, 1);
+    let limits = Limits { max_mrs: 4096, max_mr_bytes: 1 << 40, ..limits() };
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        gids: Vec::new(),
+        comp_vectors: 4,
+        kick_queues: 2,
+        limits,
+    };
+    bench.world.shard.update_nic(one.nic, settings);
+    let at = one.alloc(4096);
+    let list = PageList { addr: at, npages: 1, page_shift: 12, ..PageList::default() };
+    for _ in 0..REGIONS {
+        let map = Arc::new(list.resolve(&one.space, 4096).unwrap());
+        bench.world.register(&one, at, map, 1).unwrap();
+    }
+    assert_eq!(faults.live().0.mrs as u64, REGIONS + 1);
+    let (mut most, mut count) = (0, 0);
+    let mut change = bench.world.shard.memory_changed(one.nic, AddressSpace::default());
+    loop {
+        let before = bench.world.shard.charged();
+        let more = bench.world.shard.follow_memory(one.nic, &mut change);
+        most = most.max(bench.world.shard.charged() - before);
+        count += 1;
+        if !more {
+            break;
+        }
+    }
+    assert!(most <= 60_000, "a step was charged {most} ns");
+    assert!(count >= 4, "{count} steps");
+    drop(bench.world.shard.take_remains(one.nic));
+    assert_eq!(faults.live().0.mrs, 0);
 }
 
 #[test]
