@@ -368,3 +368,6 @@ impl fmt::Debug for Session {
         f.debug_struct("Session").field("nic", &self.nic.name).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,3 +87,26 @@ fn an_idle_worker_sleeps_and_one_that_has_work_does_not() {
     handle.stop();
     thread.join().expect("it ends in order");
 }
+
+#[test]
+fn a_caller_waits_for_as_long_as_the_worker_goes_on_and_others_are_served_between() {
+    const PATIENCE: Duration = Duration::from_millis(400);
+    let (handle, thread) = worker(94, 0);
+    let slow = handle.clone();
+    let (begun, wait) = channel();
+    let caller = thread::spawn(move || {
+        let mut left = 40;
+        slow.call_in_steps(None, PATIENCE, move |_, _| {
+            let _ = begun.send(());
+            thread::sleep(Duration::from_millis(25));
+            left -= 1;
+            if left == 0 { Progress::Done(7) } else { Progress::More }
+        })
+    });
+    wait.recv().expect("it has begun");
+    assert_eq!(handle.call(None, LONG, |_, _| 1), Ok(1));
+    assert!(!caller.is_finished(), "this was served between two of its steps");
+    assert_eq!(caller.join().expect("a caller"), Ok(7), "a second is more than its patience");
+    handle.stop();
+    thread.join().expect("it ends in order");
+}

@@ -1,0 +1,53 @@
+//! A worker that is late, and what a guest is answered meanwhile.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::device::nic::settings;
+use crate::device::queues::QueueLayout;
+use crate::node::{Backing, KICK_QUEUES, MacAddr, NicConfig, NicLimits, SocketAccess};
+use crate::worker::{WorkerConfig, Workers};
+
+const STALL: Duration = Duration::from_millis(3500);
+
+fn config() -> NicConfig {
+    NicConfig {
+        name: "late".to_owned(),
+        network: "net".to_owned(),
+        vni: 1,
+        mac: MacAddr::local([2, 0, 0, 0, 0, 1]),
+        addresses: Vec::new(),
+        virtio_id: None,
+        comp_vectors: 1,
+        limits: NicLimits::default(),
+        backing: Backing::Soft,
+        socket: "/nonexistent/late/vhost.sock".into(),
+        access: SocketAccess::default(),
+        configured: false,
+    }
+}
+
+#[test]
+fn a_worker_that_is_late_costs_no_guest_its_device() {
+    let workers = Workers::start(WorkerConfig::default()).expect("a worker");
+    let worker = &workers.handles()[0];
+    let layout = QueueLayout::new(1, KICK_QUEUES).expect("a layout");
+    let given = settings(&config(), layout);
+    let added =
+        worker.call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(given, Box::new(NoPort)));
+    let nic = Arc::new(Nic::new(&config(), layout, worker.clone(), added.expect("a NIC")));
+    let session = Session::new(nic);
+    assert!(worker.post(None, |_, _| thread::sleep(STALL)));
+    let begin = Instant::now();
+    let asked = session.execute(0, 0, Command::Keepalive);
+    assert!(matches!(asked, Outcome::Done(Ok(Reply::Done))), "{asked:?}");
+    assert!(begin.elapsed() < STALL, "the device is there, however late its worker");
+    // What only the worker can do waits for it, and a pause does.
+    let done = session.execute(0, 0, Command::QueryPort);
+    assert!(matches!(done, Outcome::Done(Err(Status::STATE))), "its queue does not run: {done:?}");
+    assert!(begin.elapsed() >= STALL, "it was answered by whoever did not know");
+    assert!(worker.post(None, |_, _| thread::sleep(STALL / 2)));
+    session.stop_vring(u32::from(vq::CONTROL)).expect("a pause that is late is a pause");
+}
