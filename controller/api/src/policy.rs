@@ -133,6 +133,8 @@ pub struct RdmaNodePolicyStatus {
     pub ready: u32,
     /// On how many of them a pod has a NIC that is not what the policy says now.
     pub outdated: u32,
+    /// Nodes whose outdated NICs are being moved now.
+    pub rolling: Vec<String>,
     /// Pools that do not count, and why: at most 16.
     pub conflicts: Vec<String>,
     /// `Accepted`, `Conflicted`.

@@ -1,0 +1,141 @@
+//! Objects of the API as the planners know them, and back.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::api::{ApiResource, DynamicObject, ObjectMeta};
+use kube::core::GroupVersionKind;
+use vhost_rdma_cluster_api::MANAGER;
+
+use crate::core::{Attachment, Claim, NamespaceInfo, NodeInfo};
+
+/// The label of leases that are claims.
+pub const CLAIM_LABEL: &str = "vhost-rdma.io/claim";
+/// Its value for claims of VNIs.
+pub const CLAIM_VNI: &str = "vni";
+/// The label by which an object says who made it.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The annotation that leads Multus to a resource.
+const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// The kind NetworkAttachmentDefinition, which is somebody else's.
+#[must_use]
+pub fn attachment_kind() -> ApiResource {
+    ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition"),
+        "network-attachment-definitions",
+    )
+}
+
+/// A node.
+#[must_use]
+pub fn node(node: &Node) -> NodeInfo {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    NodeInfo {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        labels: node.metadata.labels.clone().unwrap_or_default(),
+        ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+    }
+}
+
+/// A namespace.
+#[must_use]
+pub fn namespace(namespace: &Namespace) -> NamespaceInfo {
+    NamespaceInfo {
+        name: namespace.metadata.name.clone().unwrap_or_default(),
+        labels: namespace.metadata.labels.clone().unwrap_or_default(),
+    }
+}
+
+/// A claim; nothing if the lease is none, whatever its labels say.
+#[must_use]
+pub fn claim(lease: &Lease) -> Option<Claim> {
+    let vni = lease.metadata.name.as_ref()?.strip_prefix("vni-")?.parse().ok()?;
+    let holder = lease.spec.as_ref()?.holder_identity.as_ref()?;
+    let (network, uid) = holder.split_once('/')?;
+    Some(Claim {
+        vni,
+        network: network.to_owned(),
+        network_uid: uid.to_owned(),
+        uid: lease.metadata.uid.clone().unwrap_or_default(),
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    })
+}
+
+/// The lease of a claim that is to be made.
+#[must_use]
+pub fn lease(claim: &Claim) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(claim.lease()),
+            labels: Some(BTreeMap::from([
+                (CLAIM_LABEL.to_owned(), CLAIM_VNI.to_owned()),
+                (MANAGED_BY.to_owned(), MANAGER.to_owned()),
+            ])),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(format!("{}/{}", claim.network, claim.network_uid)),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+/// A network attachment definition.
+#[must_use]
+pub fn attachment(object: &DynamicObject) -> Attachment {
+    let meta = &object.metadata;
+    let label = |all: &Option<BTreeMap<String, String>>, key| {
+        all.as_ref().and_then(|all| all.get(key)).cloned()
+    };
+    let config = object.data["spec"]["config"].as_str().unwrap_or_default();
+    Attachment {
+        name: meta.name.clone().unwrap_or_default(),
+        config: config.to_owned(),
+        resource: label(&meta.annotations, RESOURCE).unwrap_or_default(),
+        managed: label(&meta.labels, MANAGED_BY).as_deref() == Some(MANAGER),
+        uid: meta.uid.clone().unwrap_or_default(),
+    }
+}
+
+/// What is applied for a network attachment definition: no more than what is ours.
+#[must_use]
+pub fn attachment_object(attachment: &Attachment) -> DynamicObject {
+    let mut object = DynamicObject::new(&attachment.name, &attachment_kind())
+        .data(serde_json::json!({ "spec": { "config": attachment.config } }));
+    object.metadata.labels = Some(BTreeMap::from([(MANAGED_BY.to_owned(), MANAGER.to_owned())]));
+    object.metadata.annotations =
+        Some(BTreeMap::from([(RESOURCE.to_owned(), attachment.resource.clone())]));
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_comes_back_as_it_went() {
+        let made = Claim::new(7, "blue", "uid-1");
+        assert_eq!(claim(&lease(&made)), Some(made));
+        assert_eq!(claim(&Lease::default()), None);
+        let mut other = lease(&Claim::new(7, "blue", "u"));
+        other.metadata.name = Some("vni-x".to_owned());
+        assert_eq!(claim(&other), None);
+    }
+
+    #[test]
+    fn an_attachment_definition_comes_back_as_it_went() {
+        let made = Attachment {
+            name: "blue".to_owned(),
+            config: "{}".to_owned(),
+            resource: "vhost-rdma.io/blue".to_owned(),
+            managed: true,
+            uid: String::new(),
+        };
+        assert_eq!(attachment(&attachment_object(&made)), made);
+        let mut other = attachment_object(&made);
+        other.metadata.labels = None;
+        assert!(!attachment(&other).managed);
+    }
+}

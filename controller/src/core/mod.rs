@@ -1,0 +1,85 @@
+//! What the cluster should look like, worked out without a cluster.
+//!
+//! [`World`] is a copy of the objects with the indexes that make the cost of a change depend on what
+//! it touches and not on the size of the cluster. A change marks [`Key`]s; [`plan`] looks at one of
+//! them and answers with the [`Write`]s that bring the API server nearer to what should be. Nothing
+//! here opens a socket, waits or reads a clock: time is an argument, and counts from the start of the
+//! process, so that no step of the machine's clock can shorten a deadline.
+//!
+//! A copy is always old. So nothing is decided by it that must not be decided twice:
+//!
+//! - What must be unique is created under a name that *is* the resource: a VNI is the lease
+//!   `vni-NUMBER`, a block is called after its range. The API server lets one of two writers win.
+//! - What is replaced carries the version that was looked at; a conflict means to look again.
+//! - What is given free carries a [`Guard`], a question that is asked of the API server itself (not
+//!   of a copy) just before, and whose answer can only change in the direction of *no*.
+//!
+//! So two controllers at once, old copies and repeated writes cost time and nothing else; the lease
+//! that elects a leader saves work and is not what keeps things right. `tests/model.rs` plays that.
+
+mod attachment;
+mod blocks;
+mod condition;
+mod index;
+mod network;
+mod nic;
+mod node;
+mod policy;
+mod tenant;
+mod vni;
+mod world;
+mod write;
+
+use std::time::Duration;
+
+pub use attachment::{Attachment, NO_ATTACHMENTS};
+pub use node::{effective_pools, render};
+pub use world::{Claim, Kind, NamespaceInfo, NodeInfo, Object, World};
+pub use write::{Guard, Key, Plan, Write};
+
+/// The time since the process started.
+pub type Mono = Duration;
+
+/// What an administrator of the controller chooses.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The namespace of leases and attachment definitions.
+    pub namespace: String,
+    /// How long a node may be gone before what it had is given to others.
+    pub node_grace: Duration,
+    /// How long a network that is deleted waits for pods that use it.
+    pub network_deadline: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            namespace: "vhost-rdma".to_owned(),
+            node_grace: Duration::from_secs(600),
+            network_deadline: Duration::from_secs(600),
+        }
+    }
+}
+
+/// What is to be done about one key.
+#[must_use]
+pub fn plan(world: &World, key: &Key, now: Mono, settings: &Settings) -> Plan {
+    match key {
+        Key::Network(name) => network::plan(world, name, now, settings),
+        Key::Claim(number) => vni::plan(world, *number),
+        Key::Node(name) => node::plan(world, name, now, settings),
+        Key::Block(name) => blocks::plan(world, name),
+        Key::Tenant(name) => tenant::plan(world, name),
+        Key::Policy(name) => policy::plan(world, name),
+        Key::Class(name) => policy::plan_class(world, name),
+        Key::Pool(name) => attachment::plan(world, name),
+        Key::Nic(namespace, name) => nic::plan(world, namespace, name),
+    }
+}
+
+/// A digest that is the same on every machine and in every version (FNV-1a, 64 bits).
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -1,0 +1,757 @@
+//! The copy of the cluster, and what a change of it concerns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vhost_rdma_cluster_api::{
+    Condition, NicStatus, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode,
+    RdmaNodePolicy, RdmaTenant, Usage,
+};
+
+use super::index::Index;
+use super::node::effective_pools;
+use super::{Attachment, Key, Mono};
+
+/// A node of the cluster, as far as the controller cares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeInfo {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whether its kubelet is heard of.
+    pub ready: bool,
+}
+
+/// A namespace, as far as the controller cares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NamespaceInfo {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A claim of a VNI: the lease `vni-NUMBER`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Claim {
+    /// The number.
+    pub vni: u32,
+    /// The network that has it.
+    pub network: String,
+    /// That network's UID.
+    pub network_uid: String,
+    /// The claim's own UID.
+    pub uid: String,
+    /// Its version.
+    pub version: String,
+}
+
+impl Claim {
+    /// A claim that is to be made.
+    #[must_use]
+    pub fn new(vni: u32, network: &str, network_uid: &str) -> Self {
+        Self {
+            vni,
+            network: network.to_owned(),
+            network_uid: network_uid.to_owned(),
+            ..Self::default()
+        }
+    }
+
+    /// The name of its lease.
+    #[must_use]
+    pub fn lease(&self) -> String {
+        format!("vni-{}", self.vni)
+    }
+}
+
+/// An object of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "each is what it holds")]
+pub enum Object {
+    Tenant(RdmaTenant),
+    Network(RdmaNetwork),
+    Class(RdmaNicClass),
+    Policy(RdmaNodePolicy),
+    RdmaNode(RdmaNode),
+    Block(RdmaIPBlock),
+    Nic(RdmaNic),
+    Node(NodeInfo),
+    Namespace(NamespaceInfo),
+    Claim(Claim),
+    Attachment(Attachment),
+}
+
+/// What kind of object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "each is what it is called")]
+pub enum Kind {
+    Tenant,
+    Network,
+    Class,
+    Policy,
+    RdmaNode,
+    Block,
+    Nic,
+    Node,
+    Namespace,
+    Claim,
+    Attachment,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Tenant,
+        Self::Network,
+        Self::Class,
+        Self::Policy,
+        Self::RdmaNode,
+        Self::Block,
+        Self::Nic,
+        Self::Node,
+        Self::Namespace,
+        Self::Claim,
+        Self::Attachment,
+    ];
+}
+
+impl Kind {
+    /// Its name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Network => "network",
+            Self::Class => "class",
+            Self::Policy => "policy",
+            Self::RdmaNode => "rdma_node",
+            Self::Block => "block",
+            Self::Nic => "nic",
+            Self::Node => "node",
+            Self::Namespace => "namespace",
+            Self::Claim => "claim",
+            Self::Attachment => "attachment",
+        }
+    }
+}
+
+impl Object {
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Tenant(_) => Kind::Tenant,
+            Self::Network(_) => Kind::Network,
+            Self::Class(_) => Kind::Class,
+            Self::Policy(_) => Kind::Policy,
+            Self::RdmaNode(_) => Kind::RdmaNode,
+            Self::Block(_) => Kind::Block,
+            Self::Nic(_) => Kind::Nic,
+            Self::Node(_) => Kind::Node,
+            Self::Namespace(_) => Kind::Namespace,
+            Self::Claim(_) => Kind::Claim,
+            Self::Attachment(_) => Kind::Attachment,
+        }
+    }
+
+    /// Its name; of a [`RdmaNic`] `namespace/name`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let of = |meta: &kube::api::ObjectMeta| meta.name.clone().unwrap_or_default();
+        match self {
+            Self::Tenant(o) => of(&o.metadata),
+            Self::Network(o) => of(&o.metadata),
+            Self::Class(o) => of(&o.metadata),
+            Self::Policy(o) => of(&o.metadata),
+            Self::RdmaNode(o) => of(&o.metadata),
+            Self::Block(o) => of(&o.metadata),
+            Self::Nic(o) => {
+                let namespace = o.metadata.namespace.clone().unwrap_or_default();
+                format!("{namespace}/{}", of(&o.metadata))
+            }
+            Self::Node(o) => o.name.clone(),
+            Self::Namespace(o) => o.name.clone(),
+            Self::Claim(o) => o.vni.to_string(),
+            Self::Attachment(o) => o.name.clone(),
+        }
+    }
+}
+
+/// The copy of the cluster.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    pub(super) tenants: BTreeMap<String, RdmaTenant>,
+    pub(super) networks: BTreeMap<String, RdmaNetwork>,
+    pub(super) classes: BTreeMap<String, RdmaNicClass>,
+    pub(super) policies: BTreeMap<String, RdmaNodePolicy>,
+    pub(super) rdma_nodes: BTreeMap<String, RdmaNode>,
+    pub(super) blocks: BTreeMap<String, RdmaIPBlock>,
+    pub(super) nics_named: BTreeMap<(String, String), RdmaNic>,
+    pub(super) nodes: BTreeMap<String, NodeInfo>,
+    pub(super) namespaces: BTreeMap<String, NamespaceInfo>,
+    pub(super) claims: BTreeMap<u32, Claim>,
+    pub(super) attachments: BTreeMap<String, Attachment>,
+    pub(super) has_attachments: bool,
+    pub(super) index: Index,
+    dirty: BTreeSet<Key>,
+    gone: BTreeMap<String, Mono>,
+    deleting: BTreeMap<String, Mono>,
+}
+
+impl World {
+    /// A cluster of which nothing is known, and whether it knows attachment definitions.
+    #[must_use]
+    pub fn new(has_attachments: bool) -> Self {
+        Self { has_attachments, ..Self::default() }
+    }
+
+    /// The keys that changes have marked since the last call.
+    pub fn take_dirty(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// How many objects of a kind there are.
+    #[must_use]
+    pub fn count(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Tenant => self.tenants.len(),
+            Kind::Network => self.networks.len(),
+            Kind::Class => self.classes.len(),
+            Kind::Policy => self.policies.len(),
+            Kind::RdmaNode => self.rdma_nodes.len(),
+            Kind::Block => self.blocks.len(),
+            Kind::Nic => self.nics_named.len(),
+            Kind::Node => self.nodes.len(),
+            Kind::Namespace => self.namespaces.len(),
+            Kind::Claim => self.claims.len(),
+            Kind::Attachment => self.attachments.len(),
+        }
+    }
+
+    /// The names of all objects of a kind.
+    #[must_use]
+    pub fn names(&self, kind: Kind) -> Vec<String> {
+        match kind {
+            Kind::Tenant => self.tenants.keys().cloned().collect(),
+            Kind::Network => self.networks.keys().cloned().collect(),
+            Kind::Class => self.classes.keys().cloned().collect(),
+            Kind::Policy => self.policies.keys().cloned().collect(),
+            Kind::RdmaNode => self.rdma_nodes.keys().cloned().collect(),
+            Kind::Block => self.blocks.keys().cloned().collect(),
+            Kind::Nic => self.nics_named.keys().map(|(ns, name)| format!("{ns}/{name}")).collect(),
+            Kind::Node => self.nodes.keys().cloned().collect(),
+            Kind::Namespace => self.namespaces.keys().cloned().collect(),
+            Kind::Claim => self.claims.keys().map(u32::to_string).collect(),
+            Kind::Attachment => self.attachments.keys().cloned().collect(),
+        }
+    }
+
+    /// The conditions of an object of a kind that the controller judges.
+    #[must_use]
+    pub fn conditions(&self, kind: Kind, name: &str) -> Vec<Condition> {
+        let found = match kind {
+            Kind::Network => {
+                self.networks.get(name).and_then(|o| o.status.as_ref()).map(|s| &s.conditions)
+            }
+            Kind::Tenant => {
+                self.tenants.get(name).and_then(|o| o.status.as_ref()).map(|s| &s.conditions)
+            }
+            Kind::Policy => {
+                self.policies.get(name).and_then(|o| o.status.as_ref()).map(|s| &s.conditions)
+            }
+            _ => None,
+        };
+        found.cloned().unwrap_or_default()
+    }
+
+    /// An object is there, or is so now.
+    pub fn apply(&mut self, object: Object, now: Mono) {
+        let name = object.name();
+        match object {
+            Object::Tenant(new) => self.set_tenant(&name, Some(new)),
+            Object::Network(new) => self.set_network(&name, Some(new), now),
+            Object::Class(new) => self.set_class(&name, Some(new)),
+            Object::Policy(new) => self.set_policy(&name, Some(new)),
+            Object::RdmaNode(new) => self.set_rdma_node(&name, Some(new), now),
+            Object::Block(new) => self.set_block(&name, Some(new)),
+            Object::Nic(new) => self.set_nic(&name, Some(new)),
+            Object::Node(new) => self.set_node(&name, Some(new), now),
+            Object::Namespace(new) => self.set_namespace(&name, Some(new)),
+            Object::Claim(new) => self.set_claim(new.vni, Some(new)),
+            Object::Attachment(new) => self.set_attachment(&name, Some(new)),
+        }
+    }
+
+    /// An object is gone.
+    pub fn remove(&mut self, kind: Kind, name: &str, now: Mono) {
+        match kind {
+            Kind::Tenant => self.set_tenant(name, None),
+            Kind::Network => self.set_network(name, None, now),
+            Kind::Class => self.set_class(name, None),
+            Kind::Policy => self.set_policy(name, None),
+            Kind::RdmaNode => self.set_rdma_node(name, None, now),
+            Kind::Block => self.set_block(name, None),
+            Kind::Nic => self.set_nic(name, None),
+            Kind::Node => self.set_node(name, None, now),
+            Kind::Namespace => self.set_namespace(name, None),
+            Kind::Claim => {
+                if let Ok(number) = name.parse() {
+                    self.set_claim(number, None);
+                }
+            }
+            Kind::Attachment => self.set_attachment(name, None),
+        }
+    }
+
+    fn mark(&mut self, keys: impl IntoIterator<Item = Key>) {
+        self.dirty.extend(keys);
+    }
+
+    /// A node and its blocks.
+    fn mark_node(&mut self, node: &str) {
+        let blocks = self.index.blocks_of(node).map(|block| Key::Block(block.to_owned()));
+        self.dirty.extend(blocks);
+        self.dirty.insert(Key::Node(node.to_owned()));
+    }
+
+    /// The nodes that offer a network, or would.
+    fn mark_nodes_of_network(&mut self, network: &str) {
+        let nodes: BTreeSet<String> = self
+            .index
+            .policies_with_network(network)
+            .flat_map(|policy| self.index.matched(policy))
+            .map(str::to_owned)
+            .collect();
+        nodes.iter().for_each(|node| self.mark_node(node));
+    }
+
+    fn set_tenant(&mut self, name: &str, new: Option<RdmaTenant>) {
+        let old = match &new {
+            Some(tenant) => self.tenants.insert(name.to_owned(), tenant.clone()),
+            None => self.tenants.remove(name),
+        };
+        self.mark([Key::Tenant(name.to_owned())]);
+        if old.as_ref().map(|t| &t.spec) == new.as_ref().map(|t| &t.spec) {
+            return;
+        }
+        let mut networks = BTreeSet::new();
+        for (tenant, present) in [(&old, false), (&new, true)] {
+            if let Some(tenant) = tenant {
+                self.index.set_tenant(name, tenant, present);
+                networks.extend(tenant.spec.networks.iter().cloned());
+            }
+        }
+        let all: Vec<String> = self.namespaces.keys().cloned().collect();
+        all.iter().for_each(|namespace| self.choose_owner(namespace));
+        networks.iter().for_each(|network| self.mark_nodes_of_network(network));
+    }
+
+    /// Which tenants select a namespace: the one that was made first has it.
+    fn choose_owner(&mut self, namespace: &str) {
+        let labels = self.namespaces.get(namespace).map(|info| &info.labels);
+        let mut tenants: Vec<(String, String)> = self
+            .tenants
+            .iter()
+            .filter(|(_, tenant)| {
+                labels.is_some_and(|labels| tenant.spec.namespace_selector.matches(labels))
+            })
+            .map(|(name, tenant)| (made(&tenant.metadata), name.clone()))
+            .collect();
+        tenants.sort();
+        let new: Vec<String> = tenants.into_iter().map(|(_, name)| name).collect();
+        let old = self.index.owners(namespace).to_vec();
+        if old == new {
+            return;
+        }
+        let concerned: BTreeSet<String> = old.iter().chain(&new).cloned().collect();
+        self.changing_fullness(&concerned, |world| world.index.set_owners(namespace, new));
+        self.mark(concerned.into_iter().map(Key::Tenant));
+        let named: Vec<Key> = self
+            .nics_named
+            .range((namespace.to_owned(), String::new())..)
+            .take_while(|((ns, _), _)| ns == namespace)
+            .map(|((ns, name), _)| Key::Nic(ns.clone(), name.clone()))
+            .collect();
+        self.mark(named);
+    }
+
+    /// Makes a change, and marks the nodes that must hear that a tenant has become full or not.
+    fn changing_fullness(&mut self, tenants: &BTreeSet<String>, change: impl FnOnce(&mut Self)) {
+        let before: Vec<bool> = tenants.iter().map(|tenant| self.is_full(tenant)).collect();
+        change(self);
+        for (tenant, before) in tenants.iter().zip(before) {
+            if self.is_full(tenant) != before {
+                let networks =
+                    self.tenants.get(tenant).map(|t| t.spec.networks.clone()).unwrap_or_default();
+                networks.iter().for_each(|network| self.mark_nodes_of_network(network));
+            }
+        }
+    }
+
+    fn set_network(&mut self, name: &str, new: Option<RdmaNetwork>, now: Mono) {
+        let is_deleting = new.as_ref().is_some_and(|n| n.metadata.deletion_timestamp.is_some());
+        let old = match &new {
+            Some(network) => self.networks.insert(name.to_owned(), network.clone()),
+            None => self.networks.remove(name),
+        };
+        if is_deleting {
+            self.deleting.entry(name.to_owned()).or_insert(now);
+        } else {
+            self.deleting.remove(name);
+        }
+        self.mark([Key::Network(name.to_owned())]);
+        let matters = |network: &Option<RdmaNetwork>| {
+            network.as_ref().map(|n| {
+                let vni = n.status.as_ref().and_then(|status| status.vni);
+                let deleting = n.metadata.deletion_timestamp.is_some();
+                (n.spec.clone(), n.metadata.uid.clone(), deleting, vni)
+            })
+        };
+        if matters(&old) == matters(&new) {
+            return;
+        }
+        self.mark_nodes_of_network(name);
+        let uids = [&old, &new].into_iter().flatten().filter_map(|n| n.metadata.uid.as_ref());
+        let mut keys: Vec<Key> =
+            uids.flat_map(|uid| self.index.claims_of(uid)).map(Key::Claim).collect();
+        keys.extend(self.index.pools_of(name).cloned().map(Key::Pool));
+        keys.extend(self.index.blocks_of_network(name).map(|b| Key::Block(b.to_owned())));
+        keys.extend(self.index.policies_with_network(name).map(|p| Key::Policy(p.to_owned())));
+        keys.extend(self.index.tenants_of_network(name).map(|t| Key::Tenant(t.to_owned())));
+        keys.extend(self.index.named_of(name).filter_map(nic_key));
+        self.mark(keys);
+    }
+
+    fn set_class(&mut self, name: &str, new: Option<RdmaNicClass>) {
+        let old = match &new {
+            Some(class) => self.classes.insert(name.to_owned(), class.clone()),
+            None => self.classes.remove(name),
+        };
+        self.mark([Key::Class(name.to_owned())]);
+        if old.as_ref().map(|c| &c.spec) == new.as_ref().map(|c| &c.spec) {
+            return;
+        }
+        let policies: Vec<String> =
+            self.index.policies_with_class(name).map(str::to_owned).collect();
+        let tenants: Vec<Key> =
+            self.index.tenants_with_class(name).map(|t| Key::Tenant(t.to_owned())).collect();
+        self.mark(tenants);
+        for policy in policies {
+            self.mark_matched(&policy);
+            self.mark([Key::Policy(policy)]);
+        }
+    }
+
+    fn mark_matched(&mut self, policy: &str) {
+        let nodes: Vec<String> = self.index.matched(policy).map(str::to_owned).collect();
+        nodes.iter().for_each(|node| self.mark_node(node));
+    }
+
+    fn set_policy(&mut self, name: &str, new: Option<RdmaNodePolicy>) {
+        let old = match &new {
+            Some(policy) => self.policies.insert(name.to_owned(), policy.clone()),
+            None => self.policies.remove(name),
+        };
+        self.mark([Key::Policy(name.to_owned())]);
+        for (policy, present) in [(&old, false), (&new, true)] {
+            if let Some(policy) = policy {
+                self.index.set_policy(name, policy, present);
+            }
+        }
+        let rolling = |policy: &Option<RdmaNodePolicy>| -> BTreeSet<String> {
+            let status = policy.as_ref().and_then(|policy| policy.status.as_ref());
+            status.map(|status| status.rolling.iter().cloned().collect()).unwrap_or_default()
+        };
+        for node in rolling(&old).symmetric_difference(&rolling(&new)) {
+            self.mark_node(node);
+        }
+        if old.as_ref().map(|p| &p.spec) == new.as_ref().map(|p| &p.spec) {
+            return;
+        }
+        let pools = [&old, &new].into_iter().flatten().flat_map(|policy| &policy.spec.pools);
+        let keys: Vec<Key> = pools
+            .flat_map(|pool| {
+                let class = pool.class.clone().map(Key::Class);
+                let others = self.index.policies_with_pool(&pool.name);
+                let others = others.map(|policy| Key::Policy(policy.to_owned()));
+                [Key::Pool(pool.name.clone()), Key::Network(pool.network.clone())]
+                    .into_iter()
+                    .chain(class)
+                    .chain(others)
+            })
+            .collect();
+        self.mark(keys);
+        self.mark_matched(name);
+        let selector = new.as_ref().map(|policy| &policy.spec.node_selector);
+        for (node, info) in &self.nodes {
+            let matches = selector.is_some_and(|selector| selector.matches(&info.labels));
+            self.index.set_match(name, node, matches);
+        }
+        self.mark_matched(name);
+    }
+
+    fn set_node(&mut self, name: &str, new: Option<NodeInfo>, now: Mono) {
+        let old = match &new {
+            Some(node) => self.nodes.insert(name.to_owned(), node.clone()),
+            None => self.nodes.remove(name),
+        };
+        if old == new && new.is_some() {
+            return;
+        }
+        if new.is_some() {
+            self.gone.remove(name);
+        } else {
+            self.gone.entry(name.to_owned()).or_insert(now);
+        }
+        let mut keys = Vec::new();
+        for (policy, object) in &self.policies {
+            let matched = self.index.matched(policy).any(|node| node == name);
+            let matches =
+                new.as_ref().is_some_and(|n| object.spec.node_selector.matches(&n.labels));
+            if matched || matches {
+                keys.push(Key::Policy(policy.clone()));
+                self.index.set_match(policy, name, matches);
+            }
+        }
+        keys.extend(self.index.networks_at(name).into_iter().map(Key::Network));
+        self.mark(keys);
+        self.mark_node(name);
+    }
+
+    fn set_namespace(&mut self, name: &str, new: Option<NamespaceInfo>) {
+        match new {
+            Some(namespace) => self.namespaces.insert(name.to_owned(), namespace),
+            None => self.namespaces.remove(name),
+        };
+        self.choose_owner(name);
+    }
+
+    fn set_rdma_node(&mut self, name: &str, new: Option<RdmaNode>, now: Mono) {
+        if new.is_some() && !self.nodes.contains_key(name) {
+            self.gone.entry(name.to_owned()).or_insert(now);
+        } else {
+            self.gone.remove(name);
+        }
+        let mut networks = self.index.networks_at(name);
+        let mut uids: BTreeSet<String> = self.index.held_by(name).map(str::to_owned).collect();
+        let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        for node in self.rdma_nodes.get(name).into_iter().chain(&new) {
+            let nics = node.status.iter().flat_map(|status| &status.nics);
+            namespaces.extend(nics.map(|nic| nic.namespace.clone()));
+        }
+        let tenants: BTreeSet<String> = namespaces
+            .iter()
+            .filter_map(|namespace| self.index.tenant_of(namespace))
+            .map(str::to_owned)
+            .collect();
+        let mut changed = BTreeSet::new();
+        self.changing_fullness(&tenants, |world| {
+            changed = world.index.set_report(name, new.as_ref());
+            match new {
+                Some(node) => world.rdma_nodes.insert(name.to_owned(), node),
+                None => world.rdma_nodes.remove(name),
+            };
+        });
+        networks.extend(self.index.networks_at(name));
+        uids.extend(self.index.held_by(name).map(str::to_owned));
+        let mut keys: Vec<Key> =
+            self.index.selected(name).map(|policy| Key::Policy(policy.to_owned())).collect();
+        keys.extend(networks.into_iter().map(Key::Network));
+        keys.extend(uids.iter().flat_map(|uid| self.index.claims_of(uid)).map(Key::Claim));
+        keys.extend(
+            changed
+                .iter()
+                .filter_map(|namespace| self.index.tenant_of(namespace))
+                .map(|tenant| Key::Tenant(tenant.to_owned())),
+        );
+        self.mark(keys);
+        self.mark_node(name);
+    }
+
+    fn set_block(&mut self, name: &str, new: Option<RdmaIPBlock>) {
+        let old = match &new {
+            Some(block) => self.blocks.insert(name.to_owned(), block.clone()),
+            None => self.blocks.remove(name),
+        };
+        if new.is_none()
+            && let Some(block) = &old
+        {
+            self.mark_waiting_for_blocks(&block.spec.network);
+        }
+        for (block, present) in [(old, false), (new, true)] {
+            let Some(block) = block else { continue };
+            self.index.set_block(name, &block.spec.node, &block.spec.network, present);
+            self.mark([Key::Node(block.spec.node), Key::Network(block.spec.network)]);
+        }
+        self.mark([Key::Block(name.to_owned())]);
+    }
+
+    /// A block of a network becomes free: if there was none, somebody may wait for it.
+    fn mark_waiting_for_blocks(&mut self, network: &str) {
+        let ipam = self.networks.get(network).and_then(|network| network.spec.ipam.as_ref());
+        let Some(ipam) = ipam else { return };
+        let of = |v4: bool| {
+            let cidrs = ipam.cidrs.iter().filter(move |cidr| cidr.first().is_ipv4() == v4);
+            cidrs.map(|cidr| cidr.blocks(ipam.block_size)).fold(0, u64::saturating_add)
+        };
+        let there = u64::try_from(self.index.blocks_in(network)).unwrap_or(u64::MAX);
+        if [true, false].into_iter().any(|v4| of(v4) > 0 && there >= of(v4)) {
+            let hosts: Vec<Key> =
+                self.index.hosts(network).map(|node| Key::Node(node.to_owned())).collect();
+            self.mark(hosts);
+        }
+    }
+
+    fn set_claim(&mut self, number: u32, new: Option<Claim>) {
+        let old = match &new {
+            Some(claim) => self.claims.insert(number, claim.clone()),
+            None => self.claims.remove(&number),
+        };
+        for (claim, present) in [(old, false), (new, true)] {
+            let Some(claim) = claim else { continue };
+            self.index.set_claim(&claim.network_uid, number, present);
+            self.mark([Key::Network(claim.network)]);
+        }
+        self.mark([Key::Claim(number)]);
+        // Whoever waits for this number. Networks are few.
+        let waiting: Vec<Key> = self
+            .networks
+            .iter()
+            .filter(|(_, network)| network.spec.vni == Some(number))
+            .map(|(name, _)| Key::Network(name.clone()))
+            .collect();
+        self.mark(waiting);
+    }
+
+    fn set_attachment(&mut self, name: &str, new: Option<Attachment>) {
+        match new {
+            Some(attachment) => self.attachments.insert(name.to_owned(), attachment),
+            None => self.attachments.remove(name),
+        };
+        let mut keys = vec![Key::Pool(name.to_owned())];
+        for policy in self.index.policies_with_pool(name) {
+            let pools = self.policies.get(policy).into_iter().flat_map(|p| &p.spec.pools);
+            keys.extend(pools.filter(|p| p.name == name).map(|p| Key::Network(p.network.clone())));
+        }
+        self.mark(keys);
+    }
+
+    fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>) {
+        let Some(Key::Nic(namespace, name)) = nic_key(joined) else { return };
+        let key = (namespace, name);
+        let old = match &new {
+            Some(nic) => self.nics_named.insert(key.clone(), nic.clone()),
+            None => self.nics_named.remove(&key),
+        };
+        for (nic, present) in [(&old, false), (&new, true)] {
+            let Some(nic) = nic else { continue };
+            self.index.set_named(&nic.spec.network, joined.to_owned(), present);
+            for identity in [&nic.spec.mac, &nic.spec.address].into_iter().flatten() {
+                let identity = (nic.spec.network.clone(), identity.clone());
+                let who = (made(&nic.metadata), key.clone());
+                self.index.set_identity(identity.clone(), who, present);
+                let others: Vec<Key> = self
+                    .index
+                    .with_identity(&identity)
+                    .map(|(ns, name)| Key::Nic(ns.clone(), name.clone()))
+                    .collect();
+                self.mark(others);
+            }
+        }
+        self.mark([Key::Nic(key.0, key.1)]);
+    }
+
+    // What planners ask.
+
+    pub(super) fn claims_of(&self, uid: &str) -> impl Iterator<Item = u32> {
+        self.index.claims_of(uid)
+    }
+
+    /// The policies that select a node, the one that counts first first.
+    pub(super) fn policies_of(&self, node: &str) -> impl Iterator<Item = &str> {
+        let mut all: Vec<&str> = self.index.selected(node).collect();
+        all.sort_by_key(|name| (-self.policies[*name].spec.priority, *name));
+        all.into_iter()
+    }
+
+    /// The policies that have a pool, the one that counts first first.
+    pub(super) fn policies_with_pool(&self, pool: &str) -> impl Iterator<Item = &str> {
+        let mut all: Vec<&str> = self.index.policies_with_pool(pool).collect();
+        all.sort_by_key(|name| (-self.policies[*name].spec.priority, *name));
+        all.into_iter()
+    }
+
+    pub(super) fn tenants_of_network(&self, network: &str) -> impl Iterator<Item = &str> {
+        self.index.tenants_of_network(network)
+    }
+
+    /// Whether the node offers NICs of the network, or would if all else were there.
+    pub(super) fn offered(&self, node: &str, network: &str) -> bool {
+        effective_pools(self, node).0.iter().any(|effective| effective.pool.network == network)
+    }
+
+    pub(super) fn is_rolling(&self, node: &str) -> bool {
+        self.index.is_rolling(node)
+    }
+
+    pub(super) fn nics(&self, node: &str) -> &[NicStatus] {
+        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
+        status.map(|status| status.nics.as_slice()).unwrap_or_default()
+    }
+
+    pub(super) fn used(&self, tenant: &str) -> Usage {
+        let namespaces = self.index.namespaces_of(tenant);
+        namespaces.map(|namespace| self.index.used(namespace)).fold(Usage::default(), Usage::plus)
+    }
+
+    /// Whether a tenant may have no NIC more.
+    pub(super) fn is_full(&self, tenant: &str) -> bool {
+        let quota = self.tenants.get(tenant).and_then(|tenant| tenant.spec.quota);
+        quota.is_some_and(|quota| {
+            let used = self.used(tenant);
+            quota.nics.is_some_and(|most| used.nics >= most) || !used.over(&quota).is_empty()
+        })
+    }
+
+    pub(super) fn addresses(&self, node: &str, network_uid: &str) -> u32 {
+        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
+        let mut networks = status.into_iter().flat_map(|status| &status.networks);
+        networks.find(|network| network.uid == network_uid).map_or(0, |network| network.addresses)
+    }
+
+    pub(super) fn holds_block(&self, node: &str, uid: &str) -> bool {
+        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
+        status.is_some_and(|status| status.blocks.iter().any(|block| block == uid))
+    }
+
+    /// Pods with NICs of a network: as many as anybody wants to read.
+    pub(super) fn users(&self, network: &str) -> BTreeSet<String> {
+        let nics = self.index.nodes_with_nics(network).flat_map(|node| self.nics(node));
+        let of = nics.filter(|nic| nic.network == network);
+        of.map(|nic| format!("{}/{}", nic.namespace, nic.pod)).take(16).collect()
+    }
+
+    pub(super) fn gone_since(&self, node: &str) -> Option<Mono> {
+        self.gone.get(node).copied()
+    }
+
+    pub(super) fn deleting_since(&self, network: &str) -> Option<Mono> {
+        self.deleting.get(network).copied()
+    }
+
+    /// Who was first to want an identity in a network.
+    pub(super) fn first_with(&self, network: &str, identity: &str) -> Option<&(String, String)> {
+        self.index.with_identity(&(network.to_owned(), identity.to_owned())).next()
+    }
+}
+
+fn nic_key(joined: &str) -> Option<Key> {
+    let (namespace, name) = joined.split_once('/')?;
+    Some(Key::Nic(namespace.to_owned(), name.to_owned()))
+}
+
+/// When an object was made, as the server says it: sorts by time.
+fn made(meta: &kube::api::ObjectMeta) -> String {
+    meta.creation_timestamp.as_ref().map(|time| time.0.to_string()).unwrap_or_default()
+}

@@ -1,0 +1,127 @@
+//! Watches: one for each kind, begun anew when it is lost, into one queue.
+//!
+//! A watch that begins anew lists everything first. What is in the copy and not in that list is gone,
+//! although nobody said so: the engine removes it when the list is complete.
+
+use std::fmt::Debug;
+
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::api::DynamicObject;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use vhost_rdma_cluster_api::{
+    RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy, RdmaTenant,
+};
+
+use crate::convert;
+use crate::core::{Kind, Object};
+
+/// Changes that wait for the engine. A full queue makes watches wait: nothing is lost.
+const QUEUE: usize = 1024;
+
+/// What a watch has to say.
+#[derive(Debug)]
+pub enum Change {
+    /// A list of all objects of the kind begins.
+    Begin(Kind),
+    /// An object of that list.
+    Listed(Box<Object>),
+    /// The list is complete.
+    Complete(Kind),
+    /// An object is there, or is so now.
+    Applied(Box<Object>),
+    /// An object is gone.
+    Deleted(Kind, String),
+    /// The watch broke; it begins anew.
+    Broke(Kind, String),
+}
+
+/// Watches everything that the planners look at. Must be called inside a runtime.
+#[must_use]
+pub fn all(client: &Client, namespace: &str, attachments: bool) -> mpsc::Receiver<Change> {
+    let (queue, changes) = mpsc::channel(QUEUE);
+    let everywhere = |kind| Follow { kind, queue: queue.clone() };
+    everywhere(Kind::Tenant).spawn::<RdmaTenant>(Api::all(client.clone()), Object::Tenant);
+    everywhere(Kind::Network).spawn::<RdmaNetwork>(Api::all(client.clone()), Object::Network);
+    everywhere(Kind::Class).spawn::<RdmaNicClass>(Api::all(client.clone()), Object::Class);
+    everywhere(Kind::Policy).spawn::<RdmaNodePolicy>(Api::all(client.clone()), Object::Policy);
+    everywhere(Kind::RdmaNode).spawn::<RdmaNode>(Api::all(client.clone()), Object::RdmaNode);
+    everywhere(Kind::Block).spawn::<RdmaIPBlock>(Api::all(client.clone()), Object::Block);
+    everywhere(Kind::Nic).spawn::<RdmaNic>(Api::all(client.clone()), Object::Nic);
+    everywhere(Kind::Node)
+        .spawn::<Node>(Api::all(client.clone()), |node| Object::Node(convert::node(&node)));
+    everywhere(Kind::Namespace).spawn::<Namespace>(Api::all(client.clone()), |namespace| {
+        Object::Namespace(convert::namespace(&namespace))
+    });
+    let claims = watcher::Config::default().labels(&format!(
+        "{}={}",
+        convert::CLAIM_LABEL,
+        convert::CLAIM_VNI
+    ));
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    tokio::spawn(
+        everywhere(Kind::Claim)
+            .follow(watcher(leases, claims), |lease| convert::claim(&lease).map(Object::Claim)),
+    );
+    if attachments {
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(client.clone(), namespace, &convert::attachment_kind());
+        tokio::spawn(
+            everywhere(Kind::Attachment)
+                .follow(watcher(api, watcher::Config::default()), |object| {
+                    Some(Object::Attachment(convert::attachment(&object)))
+                }),
+        );
+    }
+    changes
+}
+
+struct Follow {
+    kind: Kind,
+    queue: mpsc::Sender<Change>,
+}
+
+impl Follow {
+    fn spawn<K>(self, api: Api<K>, convert: impl Fn(K) -> Object + Send + 'static)
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let changes = watcher(api, watcher::Config::default());
+        tokio::spawn(self.follow(changes, move |object| Some(convert(object))));
+    }
+
+    /// Ends when the engine does.
+    async fn follow<K: Send>(
+        self,
+        changes: impl Stream<Item = watcher::Result<Event<K>>> + Send,
+        convert: impl Fn(K) -> Option<Object> + Send,
+    ) {
+        let mut changes = Box::pin(changes.default_backoff());
+        while let Some(change) = changes.next().await {
+            let change = match change {
+                Ok(Event::Init) => Some(Change::Begin(self.kind)),
+                Ok(Event::InitApply(object)) => {
+                    convert(object).map(|object| Change::Listed(Box::new(object)))
+                }
+                Ok(Event::InitDone) => Some(Change::Complete(self.kind)),
+                Ok(Event::Apply(object)) => {
+                    convert(object).map(|object| Change::Applied(Box::new(object)))
+                }
+                Ok(Event::Delete(object)) => {
+                    convert(object).map(|object| Change::Deleted(self.kind, object.name()))
+                }
+                Err(error) => Some(Change::Broke(self.kind, error.to_string())),
+            };
+            if let Some(change) = change
+                && self.queue.send(change).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+}
