@@ -69,6 +69,25 @@ fn init_settles_the_version_and_checks_its_arguments() {
     guest.query_device().unwrap();
 }
 
+/// The virtual guest sends INIT as it was first; a driver that knows capabilities is told which are in effect.
+#[test]
+fn capabilities_are_agreed_in_init() {
+    let world = World::new();
+    let guest = bare(&world);
+    let page = guest.ram().alloc(1);
+    page.view(0, 4096).fill(0, 4096, 0);
+    let init = |caps: u64, room: u32| {
+        let body = Put::new().u32(1).u32(0).u64(5).u64(page.gpa(0)).u64(caps).done(32);
+        guest.command(cmd::INIT, 0, &body, room)
+    };
+    let answer = init(u64::MAX, 16).unwrap();
+    assert_eq!((answer.u32_at(0), answer.u64_at(8)), (1, 0), "none that this device does not have");
+    assert_eq!(init(0, 8).unwrap().u32_at(0), 1, "an answer that is cut");
+    let reserved = Put::new().u32(1).u32(1).u64(5).u64(page.gpa(0)).u64(0).done(32);
+    refused("a reserved word", guest.command(cmd::INIT, 0, &reserved, 16), err::NOTSUPP);
+    guest.query_device().unwrap();
+}
+
 #[test]
 fn keepalive_knows_its_life() {
     let world = World::new();
@@ -98,11 +117,22 @@ fn the_cut_of_a_request_into_descriptors_has_no_meaning() {
         assert_eq!(got, whole);
     }
     let mut long = request;
-    long.extend([0xff; 100]);
+    long.extend([0; 100]);
     let got = node.guest.raw_control(&[&long], &[500], SECOND).unwrap().unwrap();
-    assert_eq!(got.0, 40, "surplus bytes are ignored");
+    assert_eq!(got.0, 40, "zeroes ask for nothing");
     assert_eq!(got.1[..40], whole.1[..]);
     assert_eq!(got.1[40..], [0xee; 460], "nothing is written beyond the response");
+    for len in [101, 300] {
+        let mut unknown = long.clone();
+        unknown.resize(16 + len, 0);
+        unknown[115] = 1;
+        let got = node.guest.raw_control(&[&unknown], &[500], SECOND).unwrap().unwrap();
+        assert_eq!((got.0, got.1.u32_at(0)), (8, err::NOTSUPP), "unknown bytes (5.9)");
+    }
+    let mut huge = long;
+    huge.resize(257, 0);
+    let got = node.guest.raw_control(&[&huge], &[500], SECOND).unwrap().unwrap();
+    assert_eq!((got.0, got.1.u32_at(0)), (8, err::NOTSUPP), "longer than any request is");
 }
 
 #[test]

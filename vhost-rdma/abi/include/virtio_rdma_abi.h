@@ -289,11 +289,13 @@ struct virtio_rdma_init_req {
 	__le32 reserved;
 	__le64 nonce;
 	__le64 status_page;
-};						/* 24 */
+	__le64 caps;
+};						/* 32 */
 struct virtio_rdma_init_resp {
 	__le32 abi_version;
 	__le32 reserved;
-};						/* 8 */
+	__le64 caps;
+};						/* 16 */
 
 struct virtio_rdma_keepalive_req {
 	__le64 nonce;
@@ -317,6 +319,7 @@ struct virtio_rdma_keepalive_req {
 #define VIRTIO_RDMA_CAP_SQD			(1u << 15)
 #define VIRTIO_RDMA_CAP_FLUSH			(1u << 16)	/* to global visibility */
 #define VIRTIO_RDMA_CAP_ATOMIC_WRITE		(1u << 17)
+#define VIRTIO_RDMA_CAP_BASE			0x0003ffffu
 
 struct virtio_rdma_query_device_resp {
 	__le64 guid;

@@ -136,7 +136,7 @@ abi_consts! {
 
 abi_struct! {
     /// INIT.
-    pub struct InitReq = "init_req", 24 {
+    pub struct InitReq = "init_req", 32 {
         /// The highest version that the driver speaks.
         pub abi_version: U32,
         /// Zero.
@@ -145,16 +145,20 @@ abi_struct! {
         pub nonce: U64,
         /// Address of the status page.
         pub status_page: U64,
+        /// Capabilities beyond [`cap::BASE`] that the driver accepts (5.9).
+        pub caps: U64,
     }
 }
 
 abi_struct! {
     /// Answer to INIT.
-    pub struct InitResp = "init_resp", 8 {
+    pub struct InitResp = "init_resp", 16 {
         /// The version to be used.
         pub abi_version: U32,
         /// Zero.
         pub reserved: U32,
+        /// Capabilities beyond [`cap::BASE`] that are in effect (5.9).
+        pub caps: U64,
     }
 }
 
@@ -205,6 +209,8 @@ abi_consts! {
         FLUSH: u64 = 1 << 16;
         /// ATOMIC_WRITE.
         ATOMIC_WRITE: u64 = 1 << 17;
+        /// The bits that every driver knows: in effect without being accepted in INIT (5.9).
+        BASE: u64 = 0x0003_ffff;
     }
 }
 

@@ -9,9 +9,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use std::sync::atomic::Ordering;
 
+use super::ctrl::Request;
 use crate::memory::AddressSpace;
 
-/// Bytes of a request that are kept: more than the longest has (a test says so). What follows is surplus, which has no meaning.
+/// Bytes of a request that are kept: the longest that there may be (docs/virtio-rdma.md §5.9).
 pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of a response that there may be.
 pub(super) const RESPONSE_MAX: usize = 256;
@@ -24,6 +25,8 @@ pub(super) struct Chain {
     pub(super) head: u16,
     request: [u8; REQUEST_MAX],
     request_len: usize,
+    /// No readable byte came behind those.
+    whole: bool,
     /// Where a response goes, [`RESPONSE_MAX`] bytes of it at most.
     writable: Vec<(GuestAddress, u32)>,
     room: usize,
@@ -58,8 +61,14 @@ pub(super) fn take(queue: &mut Queue, memory: &AddressSpace, most: usize) -> Tak
     }
     let Some(descriptors) = queue.pop_descriptor_chain(memory) else { return Taken::Broken };
     let head = descriptors.head_index();
-    let mut chain =
-        Chain { head, request: [0; REQUEST_MAX], request_len: 0, writable: Vec::new(), room: 0 };
+    let mut chain = Chain {
+        head,
+        request: [0; REQUEST_MAX],
+        request_len: 0,
+        whole: true,
+        writable: Vec::new(),
+        room: 0,
+    };
     let mut complete = false;
     for (count, descriptor) in descriptors.enumerate() {
         let (addr, len) = (descriptor.addr(), descriptor.len());
@@ -82,6 +91,7 @@ impl Chain {
         let rest = &mut self.request[self.request_len..];
         let copied = rest.len().min(len as usize);
         self.request_len += copied;
+        self.whole &= copied == len as usize;
         copied == 0 || memory.read_slice(&mut rest[..copied], addr).is_ok()
     }
 
@@ -100,9 +110,9 @@ impl Chain {
         true
     }
 
-    /// The readable bytes, the first [`REQUEST_MAX`] of them.
-    pub(super) fn request(&self) -> &[u8] {
-        &self.request[..self.request_len]
+    /// The readable bytes.
+    pub(super) fn request(&self) -> Request<'_> {
+        Request { bytes: &self.request[..self.request_len], whole: self.whole }
     }
 
     /// How many bytes can be answered, [`RESPONSE_MAX`] at most.

@@ -4,6 +4,7 @@
 //! Checks come in this order: the header, the sizes of the request and of the room for the response, the fields, the guest's
 //! memory, and only then the engine sees the command. So a refused request has had no effect.
 
+mod lengths;
 mod parse;
 mod reply;
 mod resources;
@@ -11,9 +12,13 @@ mod resources;
 use virtio_rdma_abi::{ABI_VERSION, CmdHdr, InitReq, KeepaliveReq, RespHdr, cmd};
 use zerocopy::FromBytes;
 
+use super::chain::REQUEST_MAX;
 use crate::engine::{Command, Reply, Status};
 use crate::memory::AddressSpace;
 
+use self::lengths::Lengths;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) use self::lengths::clear_reserved;
 use self::parse::Parser;
 pub(super) use self::reply::Response;
 
@@ -35,9 +40,31 @@ pub(super) trait Executor {
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome;
 }
 
+/// The readable bytes of a control chain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    /// The first [`REQUEST_MAX`] of them.
+    pub(super) bytes: &'a [u8],
+    /// There are no others.
+    pub(super) whole: bool,
+}
+
+/// What a driver can ask of this device.
+#[derive(Clone, Copy, Debug)]
+struct Revision {
+    /// The lengths of an opcode's bodies.
+    lengths: fn(u16) -> Option<Lengths>,
+    /// Capabilities beyond [`cap::BASE`] that it has.
+    caps: u64,
+}
+
+/// This one: no capability was added yet.
+const PRESENT: Revision = Revision { lengths: lengths::of, caps: 0 };
+
 /// The control side of one NIC's connection.
 #[derive(Debug)]
 pub(super) struct Controller {
+    revision: Revision,
     kick_base: u32,
     /// The nonce of the last INIT that was accepted.
     nonce: Option<u64>,
@@ -49,7 +76,7 @@ const STALE_RETRIES: usize = 4;
 impl Controller {
     /// Kick queues begin at virtqueue `kick_base`.
     pub(super) const fn new(kick_base: u16) -> Self {
-        Self { kick_base: kick_base as u32, nonce: None }
+        Self { revision: PRESENT, kick_base: kick_base as u32, nonce: None }
     }
 
     /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the NIC's present limit.
@@ -57,32 +84,47 @@ impl Controller {
     pub(super) fn serve(
         &mut self,
         executor: &impl Executor,
-        request: &[u8],
+        request: Request<'_>,
         room: usize,
         max_mr_bytes: u64,
     ) -> Option<Response> {
-        if room < size_of::<RespHdr>() {
-            return None;
-        }
-        let result = self.dispatch(executor, request, room, max_mr_bytes);
-        Some(match result {
-            Ok(reply) => Response::ok(&reply, self.kick_base),
-            Err(status) => Response::error(status),
-        })
+        let room = room.checked_sub(size_of::<RespHdr>())?;
+        let answer = self.answer(executor, request, room, max_mr_bytes);
+        Some(answer.unwrap_or_else(Response::error))
+    }
+
+    /// As [`Self::serve`]; `room` is that behind the header of the response.
+    fn answer(
+        &mut self,
+        executor: &impl Executor,
+        request: Request<'_>,
+        room: usize,
+        max_mr_bytes: u64,
+    ) -> Result<Response, Status> {
+        let (header, body) = CmdHdr::read_from_prefix(request.bytes).map_err(|_| Status::INVAL)?;
+        let opcode = header.opcode.get();
+        let lengths = (self.revision.lengths)(opcode).ok_or(Status::NOTSUPP)?;
+        let clear = lengths::reserved_is_zero(&CmdHdr::LAYOUT, request.bytes);
+        let checked = match clear {
+            true => lengths.check(body, request.whole, room),
+            false => Err(Status::NOTSUPP),
+        };
+        // What the driver does not know is zero (docs/virtio-rdma.md §5.9).
+        let mut known = [0; REQUEST_MAX];
+        let (had, _) = body.split_at(body.len().min(lengths.request()));
+        known[..had.len()].copy_from_slice(had);
+        let (header, body) = ((opcode, header.ctx.get()), checked.map(|()| &known[..]));
+        let reply = self.dispatch(executor, header, body, max_mr_bytes)?;
+        Ok(Response::ok(&reply, self.kick_base, room.min(lengths.response)))
     }
 
     fn dispatch(
         &mut self,
         executor: &impl Executor,
-        request: &[u8],
-        room: usize,
+        (opcode, ctx): (u16, u32),
+        body: Result<&[u8], Status>,
         max_mr_bytes: u64,
     ) -> Result<Reply, Status> {
-        let (header, body) = CmdHdr::read_from_prefix(request).map_err(|_| Status::INVAL)?;
-        let opcode = header.opcode.get();
-        let (request_len, response_len) = parse::sizes(opcode).ok_or(Status::NOTSUPP)?;
-        let sized = body.len() >= request_len && room >= size_of::<RespHdr>() + response_len;
-        let ctx = header.ctx.get();
         if self.nonce.is_none() && opcode != cmd::INIT {
             // Not even parsed: to resolve a page list may take a while, and there is nothing that it could be for.
             let (_, generation) = executor.space();
@@ -91,9 +133,9 @@ impl Controller {
         for _ in 0..STALE_RETRIES {
             let (space, generation) = executor.space();
             let parser = Parser { space: &space, max_mr_bytes };
-            let parsed = if sized { self.parse(&parser, opcode, body) } else { Err(Status::INVAL) };
-            let command = match parsed {
-                Ok(command) => command,
+            let parsed = body.and_then(|body| Ok((body, self.parse(&parser, opcode, body)?)));
+            let (body, command) = match parsed {
+                Ok(parsed) => parsed,
                 Err(status) => return Err(Self::refuse(executor, generation, opcode, status)),
             };
             let Outcome::Done(mut result) = executor.execute(generation, ctx, command) else {
@@ -155,17 +197,16 @@ impl Controller {
         &mut self,
         opcode: u16,
         body: &[u8],
-        result: Result<Reply, Status>,
+        mut result: Result<Reply, Status>,
     ) -> Result<Reply, Status> {
-        if result.is_ok() {
-            match opcode {
-                cmd::INIT => {
-                    self.nonce =
-                        InitReq::read_from_prefix(body).ok().map(|(req, _)| req.nonce.get());
-                }
-                cmd::SHUTDOWN => self.nonce = None,
-                _ => {}
+        match &mut result {
+            Ok(Reply::Init(answer)) => {
+                let (request, _) = InitReq::read_from_prefix(body).map_err(|_| Status::INVAL)?;
+                self.nonce = Some(request.nonce.get());
+                answer.caps = (request.caps.get() & self.revision.caps).into();
             }
+            Ok(_) if opcode == cmd::SHUTDOWN => self.nonce = None,
+            _ => {}
         }
         result
     }

@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::chain::{self, Taken};
-use super::ctrl::{Controller, Executor, Outcome};
+use super::ctrl::{Controller, Executor, Outcome, Request, clear_reserved};
 use super::events::NoPort;
 use super::queues::QueueLayout;
 use crate::engine::{Command, Limits, NicSettings, Random, Shard};
@@ -105,7 +105,7 @@ pub fn chains(doing: &[u8]) {
         let most = if how & 1 == 0 { chain::DESCRIPTORS_MAX } else { 16 };
         match chain::take(&mut queue, &memory, most) {
             Taken::Chain(chain) => {
-                assert!(chain.request().len() <= chain::REQUEST_MAX);
+                assert!(chain.request().bytes.len() <= chain::REQUEST_MAX);
                 let response = vec![how; chain.room()];
                 assert!(chain.respond(&memory, &response) as usize <= chain.room());
                 let _ = queue.add_used(&memory, chain.head, 1);
@@ -207,7 +207,12 @@ impl Machine {
     }
 
     fn raw(&mut self, request: &[u8], room: usize) {
-        let answer = self.controller.borrow_mut().serve(self, request, room, 1 << 40);
+        let answer = self.controller.borrow_mut().serve(
+            self,
+            Request { bytes: request, whole: true },
+            room,
+            1 << 40,
+        );
         if let Some(answer) = answer {
             let body = answer.bytes().get(8..12).and_then(|b| b.try_into().ok());
             if let Some(body) = body {
@@ -271,6 +276,10 @@ pub fn commands(doing: &[u8]) {
                 _ => u32::MAX,
             };
             request.extend(word.to_le_bytes());
+        }
+        // One in four says what no device knows, and is refused for it.
+        if shape & 0x30 != 0x30 {
+            clear_reserved(u16::from(opcode % 0x48), &mut request[16..]);
         }
         machine.raw(&request, if shape == 0xff { doing.byte().into() } else { 256 });
         machine.poll(u64::from(opcode) << 12);

@@ -115,7 +115,7 @@ impl Shard {
         nic.life = Life::Ready;
         Ok(Reply::Init(abi::InitResp {
             abi_version: U32::new(abi::ABI_VERSION),
-            reserved: U32::new(0),
+            ..Default::default()
         }))
     }
 

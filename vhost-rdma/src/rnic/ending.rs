@@ -247,7 +247,7 @@ impl Nic {
         self.life = Life::Ready;
         Ok(Reply::Init(virtio_rdma_abi::InitResp {
             abi_version: U32::new(virtio_rdma_abi::ABI_VERSION),
-            reserved: U32::new(0),
+            ..Default::default()
         }))
     }
 

@@ -71,7 +71,8 @@ fn a_request_cut_into_pieces_is_one_request() {
         0,
     );
     let chain = chain(taken);
-    assert_eq!(chain.request(), b"abcdefgh");
+    assert_eq!(chain.request().bytes, b"abcdefgh");
+    assert!(chain.request().whole);
     assert_eq!(chain.room(), 10);
     assert_eq!(chain.respond(&memory, b"0123"), 4);
     let mut first = [0; 2];
@@ -83,11 +84,11 @@ fn a_request_cut_into_pieces_is_one_request() {
 }
 
 #[test]
-fn surplus_bytes_are_ignored() {
+fn what_is_longer_than_any_request_is_not_whole() {
     let memory = memory();
     let descriptors = [desc(DATA, 0x4000, NEXT, 1), desc(DATA, 0x4000, WRITE, 0)];
     let chain = chain(offer(&memory, &descriptors, 0));
-    assert_eq!(chain.request().len(), REQUEST_MAX);
+    assert_eq!((chain.request().bytes.len(), chain.request().whole), (REQUEST_MAX, false));
     assert_eq!(chain.room(), RESPONSE_MAX);
 }
 
@@ -95,7 +96,7 @@ fn surplus_bytes_are_ignored() {
 fn a_buffer_across_two_regions_is_one_buffer() {
     let memory = memory();
     let chain = chain(offer(&memory, &[desc(0xfff0, 32, NEXT, 1), desc(0xfff8, 16, WRITE, 0)], 0));
-    assert_eq!(chain.request().len(), 32);
+    assert_eq!(chain.request().bytes.len(), 32);
     assert_eq!(chain.respond(&memory, &[7; 16]), 16);
 }
 
@@ -109,7 +110,7 @@ fn an_indirect_table_is_followed_once() {
             .expect("in memory");
     }
     let good = chain(offer(&memory, &[desc(DATA + 0x1000, 32, INDIRECT, 0)], 0));
-    assert_eq!((good.request().len(), good.room()), (4, 8));
+    assert_eq!((good.request().bytes.len(), good.room()), (4, 8));
 
     // A table inside a table.
     memory

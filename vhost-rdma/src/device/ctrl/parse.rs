@@ -10,50 +10,6 @@ use zerocopy::FromBytes;
 use crate::engine::{Command, Status};
 use crate::memory::AddressSpace;
 
-/// The sizes of request and response of an opcode, without headers. `None` for an opcode that there is not.
-pub(super) const fn sizes(opcode: u16) -> Option<(usize, usize)> {
-    const OBJECT: usize = size_of::<abi::ObjectReq>();
-    const CREATED: usize = size_of::<abi::ObjectResp>();
-    Some(match opcode {
-        cmd::INIT => (size_of::<abi::InitReq>(), size_of::<abi::InitResp>()),
-        cmd::SHUTDOWN | cmd::CONTEXT_DESTROY => (0, 0),
-        cmd::KEEPALIVE => (size_of::<abi::KeepaliveReq>(), 0),
-        cmd::QUERY_DEVICE => (0, size_of::<abi::QueryDeviceResp>()),
-        cmd::QUERY_PORT => (0, size_of::<abi::QueryPortResp>()),
-        cmd::GID_SET => (size_of::<abi::GidSetReq>(), 0),
-        cmd::QUERY_COUNTERS => (0, size_of::<abi::QueryCountersResp>()),
-        cmd::CONTEXT_CREATE => {
-            (size_of::<abi::ContextCreateReq>(), size_of::<abi::ContextCreateResp>())
-        }
-        cmd::DB_PAGE_ADD => (size_of::<abi::DbPageAddReq>(), size_of::<abi::DbPageAddResp>()),
-        cmd::PD_CREATE => (0, CREATED),
-        cmd::PD_DESTROY
-        | cmd::MR_DEREG
-        | cmd::MW_DEALLOC
-        | cmd::CQ_DESTROY
-        | cmd::SRQ_DESTROY
-        | cmd::QP_DESTROY
-        | cmd::AH_DESTROY => (OBJECT, 0),
-        cmd::MR_REG => (size_of::<abi::MrRegReq>(), size_of::<abi::MrResp>()),
-        cmd::MR_DMA => (size_of::<abi::MrDmaReq>(), size_of::<abi::MrResp>()),
-        cmd::MR_ALLOC => (size_of::<abi::MrAllocReq>(), CREATED),
-        cmd::MR_REREG => (size_of::<abi::MrReregReq>(), size_of::<abi::MrResp>()),
-        cmd::MW_ALLOC => (size_of::<abi::MwAllocReq>(), CREATED),
-        cmd::CQ_CREATE => (size_of::<abi::CqCreateReq>(), CREATED),
-        cmd::CQ_RESIZE => (size_of::<abi::CqResizeReq>(), 0),
-        cmd::CQ_MODERATE => (size_of::<abi::CqModerateReq>(), 0),
-        cmd::SRQ_CREATE => (size_of::<abi::SrqCreateReq>(), size_of::<abi::SrqCreateResp>()),
-        cmd::SRQ_MODIFY => (size_of::<abi::SrqModifyReq>(), 0),
-        cmd::SRQ_QUERY => (OBJECT, size_of::<abi::SrqQueryResp>()),
-        cmd::QP_CREATE => (size_of::<abi::QpCreateReq>(), size_of::<abi::QpCreateResp>()),
-        cmd::QP_MODIFY => (size_of::<abi::QpModifyReq>(), 0),
-        cmd::QP_QUERY => (OBJECT, size_of::<abi::QpQueryResp>()),
-        cmd::AH_CREATE => (size_of::<abi::AhCreateReq>(), CREATED),
-        cmd::MCAST_ATTACH | cmd::MCAST_DETACH => (size_of::<abi::McastReq>(), 0),
-        _ => return None,
-    })
-}
-
 /// What parsing needs to know of the NIC.
 pub(super) struct Parser<'a> {
     pub(super) space: &'a AddressSpace,

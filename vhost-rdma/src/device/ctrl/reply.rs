@@ -35,8 +35,10 @@ impl Response {
         Self::header(status.0)
     }
 
-    /// Success. The engine counts kick queues from 0, the guest needs the virtqueue.
-    pub(super) fn ok(reply: &Reply, kick_base: u32) -> Self {
+    /// Success, with `len` bytes of body: what this device knows, cut to what the driver knows.
+    ///
+    /// The engine counts kick queues from 0, the guest needs the virtqueue.
+    pub(super) fn ok(reply: &Reply, kick_base: u32, len: usize) -> Self {
         let mut response = Self::header(cmd_status::OK);
         match reply {
             Reply::Done | Reply::More | Reply::Errand(_) => {}
@@ -58,6 +60,7 @@ impl Response {
             Reply::Qp(body) => response.push(body),
             Reply::QpAttr(body) => response.push(body.as_ref()),
         }
+        response.len = RESPONSE_MAX.min(size_of::<RespHdr>() + len);
         response
     }
 

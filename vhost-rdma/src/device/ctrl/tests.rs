@@ -90,9 +90,15 @@ fn request(opcode: u16, body: &(impl IntoBytes + Immutable + ?Sized)) -> Vec<u8>
 }
 
 fn serve(side: &mut (Device, Controller), request: &[u8]) -> (u32, Vec<u8>) {
-    let response = side.1.serve(&side.0, request, ROOM, 1 << 40).expect("there is room");
+    serve_in(side, request, ROOM).expect("there is room")
+}
+
+/// As [`serve`], with that much room for the answer; `None` if not even its header fits.
+fn serve_in(side: &mut (Device, Controller), bytes: &[u8], room: usize) -> Option<(u32, Vec<u8>)> {
+    let response = side.1.serve(&side.0, Request { bytes, whole: true }, room, 1 << 40)?;
+    assert!(response.bytes().len() <= room);
     let (header, body) = RespHdr::read_from_prefix(response.bytes()).expect("a header");
-    (header.status.get(), body.to_vec())
+    Some((header.status.get(), body.to_vec()))
 }
 
 fn init() -> Vec<u8> {
@@ -116,10 +122,10 @@ fn every_opcode_of_the_abi_has_a_size() {
     let mut known = 0;
     for &(name, opcode) in cmd::TABLE {
         let opcode = u16::try_from(opcode).expect("16 bits");
-        assert!(parse::sizes(opcode).is_some(), "{name}");
+        assert!(lengths::of(opcode).is_some(), "{name}");
         known += 1;
     }
-    let answered = (0..=u16::MAX).filter(|opcode| parse::sizes(*opcode).is_some()).count();
+    let answered = (0..=u16::MAX).filter(|opcode| lengths::of(*opcode).is_some()).count();
     assert_eq!(answered, known, "and no other has");
 }
 
@@ -183,27 +189,110 @@ fn a_keepalive_belongs_to_one_life() {
 fn short_requests_and_short_room() {
     for &(name, opcode) in cmd::TABLE {
         let opcode = u16::try_from(opcode).expect("16 bits");
-        let (request_len, response_len) = parse::sizes(opcode).expect("known");
+        let known = lengths::of(opcode).expect("known");
         let mut side = ready();
-        if request_len > 0 {
-            let short = request(opcode, vec![0u8; request_len - 1].as_slice());
+        if known.request_base > 0 {
+            let short = request(opcode, vec![0u8; known.request_base - 1].as_slice());
             assert_eq!(serve(&mut side, &short).0, cmd_status::INVAL, "{name}");
         }
-        let whole = request(opcode, vec![0u8; request_len].as_slice());
-        if response_len > 0 {
-            let tight = side
-                .1
-                .serve(&side.0, &whole, 8 + response_len - 1, 1 << 40)
-                .expect("a header fits");
-            assert_eq!(tight.bytes()[..4], cmd_status::INVAL.to_le_bytes(), "{name}");
-            assert_eq!(tight.bytes().len(), 8);
+        let whole = request(opcode, vec![0u8; known.request()].as_slice());
+        if known.response_base > 0 {
+            let tight = serve_in(&mut side, &whole, 8 + known.response_base - 1);
+            assert_eq!(tight, Some((cmd_status::INVAL, Vec::new())), "{name}");
         }
-        assert!(side.1.serve(&side.0, &whole, 7, 1 << 40).is_none(), "{name}");
+        assert_eq!(serve_in(&mut side, &whole, 7), None, "{name}");
         let objects = side.0.shard.borrow().status(side.0.nic).expect("it exists").objects;
         assert_eq!(objects, Default::default(), "{name} had an effect");
     }
     assert_eq!(serve(&mut ready(), &[0x18]).0, cmd_status::INVAL);
     assert_eq!(serve(&mut ready(), &request(0x7777, &())).0, cmd_status::NOTSUPP);
+}
+
+/// What a driver asks for and would not get is refused, whatever the request is and wherever the byte stands.
+#[test]
+fn what_the_device_does_not_know_must_be_zero() {
+    for &(name, opcode) in cmd::TABLE {
+        let opcode = u16::try_from(opcode).expect("16 bits");
+        let known = lengths::of(opcode).expect("known");
+        let whole = request(opcode, vec![0u8; known.request()].as_slice());
+        let mut side = ready();
+        let plain = serve(&mut ready(), &whole);
+        let zeroes = [whole.as_slice(), &[0; 24]].concat();
+        assert_eq!(serve(&mut ready(), &zeroes), plain, "{name}: zeroes ask for nothing");
+        for byte in [0, 23] {
+            let mut longer = zeroes.clone();
+            longer[whole.len() + byte] = 1;
+            assert_eq!(serve(&mut side, &longer).0, cmd_status::NOTSUPP, "{name}");
+        }
+        for byte in [2, 3, 8, 15] {
+            let mut header = whole.clone();
+            header[byte] = 1;
+            assert_eq!(serve(&mut side, &header).0, cmd_status::NOTSUPP, "{name}");
+        }
+        let cut = Request { bytes: &whole, whole: false };
+        let answer = side.1.serve(&side.0, cut, ROOM, 1 << 40).expect("there is room");
+        assert_eq!(answer.bytes()[..4], cmd_status::NOTSUPP.to_le_bytes(), "{name}");
+        let objects = side.0.shard.borrow().status(side.0.nic).expect("it exists").objects;
+        assert_eq!(objects, Default::default(), "{name} had an effect");
+    }
+}
+
+/// A device with one feature more: a capability, a word behind KEEPALIVE's request and one in its response.
+fn of_the_future() -> (Device, Controller) {
+    let (device, controller) = device();
+    fn lengths(opcode: u16) -> Option<Lengths> {
+        let known = lengths::of(opcode)?;
+        Some(match opcode {
+            cmd::KEEPALIVE => Lengths { layout: Some(&abi::Sge::LAYOUT), response: 8, ..known },
+            _ => known,
+        })
+    }
+    let revision = Revision { lengths, caps: 1 << 40 };
+    (device, Controller { revision, ..controller })
+}
+
+/// INIT as it was first, and as it is now with `caps`.
+fn init_with(caps: Option<u64>) -> Vec<u8> {
+    let mut bytes = init();
+    match caps {
+        Some(caps) => bytes.splice(40..48, caps.to_le_bytes()).for_each(drop),
+        None => bytes.truncate(40),
+    }
+    bytes
+}
+
+#[test]
+fn an_old_driver_finds_in_a_new_device_the_one_that_it_knows() {
+    let mut side = of_the_future();
+    let (status, body) = serve_in(&mut side, &init_with(None), 16).expect("a header fits");
+    assert_eq!((status, body), (cmd_status::OK, [1u32, 0].map(u32::to_le_bytes).concat()));
+    let keepalive = request(cmd::KEEPALIVE, &NONCE.to_le_bytes());
+    assert_eq!(serve_in(&mut side, &keepalive, 8), Some((cmd_status::OK, Vec::new())));
+}
+
+#[test]
+fn a_new_driver_finds_in_an_old_device_that_it_is_old() {
+    let mut side = device();
+    let (status, body) = serve(&mut side, &init_with(Some(1 << 40)));
+    assert_eq!((status, &body[8..]), (cmd_status::OK, &[0; 8][..]), "nothing is in effect");
+    let keepalive = |word: u64| request(cmd::KEEPALIVE, &[NONCE, word].map(U64::new));
+    assert_eq!(serve(&mut side, &keepalive(0)), (cmd_status::OK, Vec::new()));
+    assert_eq!(serve(&mut side, &keepalive(7)).0, cmd_status::NOTSUPP, "it would not get it");
+}
+
+#[test]
+fn a_capability_is_in_effect_when_both_want_it() {
+    let agreed = |caps| {
+        let (status, body) = serve(&mut of_the_future(), &init_with(Some(caps)));
+        assert_eq!((status, body.len()), (cmd_status::OK, 16));
+        u64::from_le_bytes(body[8..].try_into().expect("eight"))
+    };
+    assert_eq!(agreed(0), 0);
+    assert_eq!(agreed(1 << 40 | 1 << 41 | 0xff), 1 << 40);
+    let mut side = of_the_future();
+    assert_eq!(serve(&mut side, &init_with(Some(1 << 40))).0, cmd_status::OK);
+    let keepalive = request(cmd::KEEPALIVE, &[NONCE, 7].map(U64::new));
+    assert_eq!(serve(&mut side, &keepalive), (cmd_status::OK, vec![0; 8]));
 }
 
 #[test]
@@ -312,15 +401,15 @@ proptest! {
         ),
     ) {
         let mut side = ready();
-        for (index, ctx, body, room) in commands {
+        for (index, ctx, mut body, room) in commands {
             let opcode = cmd::TABLE.get(index).map_or(0x99, |&(_, opcode)| u16::try_from(opcode).expect("16 bits"));
             let header = CmdHdr { opcode: opcode.into(), ctx: ctx.into(), ..CmdHdr::default() };
-            let bytes = [header.as_bytes(), &body].concat();
-            let response = side.1.serve(&side.0, &bytes, room, 1 << 40);
-            prop_assert_eq!(response.is_none(), room < 8);
-            if let Some(response) = response {
-                prop_assert!(response.bytes().len() <= room);
+            if room % 4 != 0 {
+                clear_reserved(opcode, &mut body);
             }
+            let bytes = [header.as_bytes(), &body].concat();
+            let answer = serve_in(&mut side, &bytes, room);
+            prop_assert_eq!(answer.is_none(), room < 8);
             side.0.shard.borrow_mut().poll(2);
         }
     }
@@ -343,7 +432,7 @@ proptest! {
             reserved: [0; 6],
         };
         // Every request that has page lists ends with them.
-        let (request_len, _) = parse::sizes(opcode).expect("known");
+        let request_len = lengths::of(opcode).expect("known").request();
         let at = request_len - size_of::<abi::PageList>();
         bytes[at..request_len].copy_from_slice(list.as_bytes());
         if opcode == cmd::MR_REG {
@@ -352,6 +441,7 @@ proptest! {
         } else {
             bytes[4..8].copy_from_slice(&64u32.to_le_bytes());
         }
+        clear_reserved(opcode, &mut bytes);
         serve(&mut side, &request(opcode, bytes.as_slice()));
     }
 }
