@@ -12,7 +12,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::pages::{Buf, PageList};
 use virtual_guest::qp::{Path, SendWr};
-use virtual_guest::spec::{self, PAGE, Put, access};
+use virtual_guest::spec::{self, PAGE, Put, access, err};
 use virtual_guest::world::Node;
 
 use crate::scene::{SOON, Scene, case, case_within};
@@ -115,6 +115,25 @@ fn huge_pages_that_the_host_does_not_have_are_that_guests_affair() {
         drop(node);
         soon_unmapped(scene, "villain-huge");
         soon_unmapped(scene, "vanished-guest-memory");
+    });
+}
+
+/// What a command names in huge pages comes when it is named, or the command fails and nothing else.
+#[test]
+fn huge_pages_that_do_not_come_are_refused_where_they_are_named() {
+    case(|scene| {
+        let node = scene.villain();
+        let (fd, size) = huge();
+        let table = region(&fd, PLUGGED, size, 0);
+        node.guest.front(|f| f.add_mem_region(&table)).expect("memory like any other");
+        let list = PageList::contiguous(PLUGGED, (size / HUGE) as u32, 0, 21);
+        for _ in 0..3 {
+            let refused = node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &list);
+            assert_eq!(refused.map_err(|e| e.status()), Err(Some(err::NOMEM)));
+        }
+        node.guest.keepalive().expect("the NIC works");
+        node.guest.front(|f| f.remove_mem_region(&table)).expect("it is there");
+        node.guest.keepalive().expect("the NIC works");
     });
 }
 
