@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Nanos;
+use crate::memory::Usage;
 
 /// The cost model.
 pub(crate) mod cost {
@@ -65,6 +66,11 @@ pub(crate) mod cost {
 pub trait Clock: Send + Sync {
     /// The time now.
     fn now(&self) -> Nanos;
+
+    /// What the calling thread has had of the host so far.
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
 }
 
 /// A clock that stands still: budgets are what is charged.
@@ -132,6 +138,11 @@ impl Meter {
     #[inline]
     pub(crate) fn now(&self) -> Nanos {
         self.0.clock.now()
+    }
+
+    /// What the thread has had of the host; a system call.
+    pub(crate) fn usage(&self) -> Usage {
+        self.0.clock.usage()
     }
 
     /// A budget that begins now.

@@ -54,6 +54,7 @@ mod rounds;
 pub(crate) mod shape;
 mod srq;
 mod steps;
+mod strain;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 pub(crate) mod tests;
@@ -82,6 +83,7 @@ use self::numbers::Numbers;
 use self::qp::Waiter;
 use self::roster::Roster;
 use self::rounds::Rounds;
+use self::strain::Strains;
 use crate::memory::{AddressSpace, Segment};
 use crate::transport::{Gid, Local, NicId};
 
@@ -122,6 +124,7 @@ pub struct Shard {
     /// QPNs of NICs that were reset, on their way back.
     freed: VecDeque<Roster>,
     rounds: Rounds,
+    strains: Strains,
     meter: Meter,
 }
 
@@ -162,6 +165,7 @@ impl Shard {
             remains: Vec::new(),
             freed: VecDeque::new(),
             rounds: Rounds::default(),
+            strains: Strains::default(),
             meter: Meter::default(),
         }
     }
@@ -218,6 +222,7 @@ impl Shard {
         let (id, index) = self.free_slot();
         let nic = Nic::new(id, settings, port, self.meter.clone());
         self.nics[index] = Some(Box::new(nic));
+        self.strains.forget(index);
         id
     }
 

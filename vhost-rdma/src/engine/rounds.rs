@@ -104,6 +104,7 @@ impl Shard {
 
     /// Asks all guests to kick, then begins the last look before sleep.
     pub fn prepare_sleep(&mut self) -> Look {
+        self.strains.forget_round();
         let ask = |shard: &mut Self| {
             shard.rounds.look = 0;
             for nic in shard.nics.iter_mut().flatten() {
@@ -240,8 +241,12 @@ impl Shard {
         if self.rounds.served.len() < slots {
             self.rounds.served.resize(slots, 0);
         }
+        self.strains.begin(slots, now, &self.meter);
         let least = self.rounds.floor.saturating_sub(CREDIT);
         for index in 0..slots {
+            if self.strains.rests(index, now) {
+                continue;
+            }
             let works = match self.nics.get_mut(index) {
                 Some(Some(nic)) => nic.begin_round(now),
                 _ => self.is_hosted(index),
@@ -254,8 +259,10 @@ impl Shard {
         let mut busy = false;
         while let Some(Reverse((served, index))) = ready.pop() {
             let (charged, seen) = (self.meter.charged(), budget.seen());
+            let probe = self.strains.turn(index, now, &self.meter);
             let (did, more) = self.serve_nic(index, now, budget);
-            let over = budget.is_over(&self.meter);
+            let rests = probe.is_some_and(|probe| self.strains.judge(index, &probe, &self.meter));
+            let over = rests || budget.is_over(&self.meter);
             if did {
                 busy = true;
                 self.rounds.floor = self.rounds.floor.max(served);

@@ -27,6 +27,7 @@ mod segment;
 mod space;
 mod tables;
 mod translation;
+mod usage;
 mod vanish;
 mod window;
 
@@ -37,6 +38,7 @@ pub use ring::Ring;
 pub use segment::{Segment, total_len};
 pub use space::{AddressSpace, AnonymousError, Region, SpaceError};
 pub use translation::Translation;
+pub use usage::{Usage, usage};
 pub use vanish::vanished;
 pub use window::{Window, WindowError};
 

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::engine::{Nanos, budget};
+use crate::memory;
 
 /// A monotonic clock.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +31,10 @@ impl budget::Clock for Clock {
     #[inline]
     fn now(&self) -> Nanos {
         Self::now(self)
+    }
+
+    fn usage(&self) -> memory::Usage {
+        memory::usage()
     }
 }
 

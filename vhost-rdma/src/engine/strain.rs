@@ -1,0 +1,247 @@
+//! Memory that is slow to come, and the rest that it costs.
+//!
+//! A VMM can take a page from under the worker at any moment, and the next touch of it waits: for a page of 2 MiB to be cleared, or for the
+//! kernel to finish the hole that the page lies in, which takes as long as the hole is large (mm/shmem.c, `shmem_fault`). No check before
+//! the touch prevents that, and nothing ends it. But it need not go on: a NIC whose turns last far beyond what they were charged,
+//! because of page faults, rests afterwards, for a multiple of the time that it took, and for twice as much each time. So whoever keeps
+//! doing it has a small share of the worker's time in the end, however long one fault lasts.
+//!
+//! To be sure that it was the NIC's memory costs two system calls around a turn ([`Clock::usage`]), so they are made for suspects only: the
+//! NICs of a round after which the clock had gone on for longer than the round was worth. A turn in which the host ran somebody else proves
+//! nothing, and a turn without a fault neither.
+//!
+//! Whose memory it was is not known: a NIC that writes to the slow memory of a peer rests as well. It need not have the peer.
+//!
+//! [`Clock::usage`]: super::budget::Clock::usage
+
+use super::Nanos;
+use super::budget::Meter;
+use crate::memory::Usage;
+
+/// What a turn may last beyond what it was charged: more than any number of small pages that it can touch.
+const SLACK: Nanos = 500_000;
+/// How many times its charge, beyond that: the unoptimised build is slow as well.
+const FACTOR: Nanos = 32;
+/// For how long a NIC is watched.
+const WATCHED: Nanos = 10_000_000_000;
+/// After so long a NIC begins anew.
+const FORGIVEN: Nanos = 60_000_000_000;
+/// The longest rest, as a power of two of the time that was taken, and in itself.
+const DOUBLINGS: u32 = 6;
+const LONGEST: Nanos = 30_000_000_000;
+
+/// One NIC.
+#[derive(Clone, Copy, Debug, Default)]
+struct Strain {
+    /// The last round in which it was served.
+    served: u64,
+    watched_until: Nanos,
+    rests_until: Nanos,
+    /// When it last was too slow, and how often it was by then.
+    offence: Nanos,
+    count: u32,
+}
+
+/// All NICs of a shard, by slot.
+#[derive(Debug, Default)]
+pub(super) struct Strains {
+    nics: Vec<Strain>,
+    round: u64,
+    /// When the last round began and what had been charged by then; `None` after a sleep.
+    last: Option<(Nanos, Nanos)>,
+}
+
+/// A turn of a suspect.
+#[derive(Debug)]
+pub(super) struct Probe {
+    began: Nanos,
+    charged: Nanos,
+    usage: Usage,
+}
+
+fn too_long(lasted: Nanos, charged: Nanos) -> bool {
+    lasted > charged.saturating_mul(FACTOR).saturating_add(SLACK)
+}
+
+impl Strains {
+    /// A round begins at `now`, of NICs in so many slots.
+    pub(super) fn begin(&mut self, slots: usize, now: Nanos, meter: &Meter) {
+        if self.nics.len() < slots {
+            self.nics.resize(slots, Strain::default());
+        }
+        let charged = meter.charged();
+        let last = self.last.replace((now, charged));
+        let suspicious = last.is_some_and(|(then, before)| {
+            too_long(now.saturating_sub(then), charged.wrapping_sub(before))
+        });
+        if suspicious {
+            let round = self.round;
+            for nic in self.nics.iter_mut().filter(|nic| nic.served == round) {
+                nic.watched_until = now.saturating_add(WATCHED);
+            }
+        }
+        self.round = self.round.wrapping_add(1);
+    }
+
+    /// The worker is about to sleep: how long is nobody's doing.
+    pub(super) const fn forget_round(&mut self) {
+        self.last = None;
+    }
+
+    /// Another NIC takes the slot.
+    pub(super) fn forget(&mut self, slot: usize) {
+        if let Some(nic) = self.nics.get_mut(slot) {
+            *nic = Strain::default();
+        }
+    }
+
+    /// Whether a NIC is not to be served yet.
+    #[inline]
+    pub(super) fn rests(&self, slot: usize, now: Nanos) -> bool {
+        self.nics.get(slot).is_some_and(|nic| nic.rests_until > now)
+    }
+
+    /// A NIC's turn begins.
+    #[inline]
+    pub(super) fn turn(&mut self, slot: usize, now: Nanos, meter: &Meter) -> Option<Probe> {
+        let nic = self.nics.get_mut(slot)?;
+        nic.served = self.round;
+        (nic.watched_until > now).then(|| Probe {
+            began: meter.now(),
+            charged: meter.charged(),
+            usage: meter.usage(),
+        })
+    }
+
+    /// A suspect's turn is over; true if it rests now.
+    pub(super) fn judge(&mut self, slot: usize, probe: &Probe, meter: &Meter) -> bool {
+        let now = meter.now();
+        let lasted = now.saturating_sub(probe.began);
+        let Some(nic) = self.nics.get_mut(slot) else { return false };
+        if !too_long(lasted, meter.charged().wrapping_sub(probe.charged)) {
+            return false;
+        }
+        let usage = meter.usage();
+        if usage.faults == probe.usage.faults || usage.preempted != probe.usage.preempted {
+            return false;
+        }
+        let anew = now.saturating_sub(nic.offence) > FORGIVEN;
+        nic.count = if anew { 0 } else { nic.count.saturating_add(1).min(DOUBLINGS) };
+        nic.offence = now;
+        nic.watched_until = now.saturating_add(WATCHED);
+        let rest = lasted.saturating_mul(1 << nic.count).min(LONGEST);
+        nic.rests_until = now.saturating_add(rest);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::super::budget::Clock;
+    use super::*;
+
+    const MS: Nanos = 1_000_000;
+
+    #[derive(Clone, Debug, Default)]
+    struct Host(Arc<[AtomicU64; 3]>);
+
+    impl Clock for Host {
+        fn now(&self) -> Nanos {
+            self.0[0].load(Ordering::Relaxed)
+        }
+
+        fn usage(&self) -> Usage {
+            let [_, faults, preempted] = &*self.0;
+            Usage {
+                faults: faults.load(Ordering::Relaxed),
+                preempted: preempted.load(Ordering::Relaxed),
+            }
+        }
+    }
+
+    struct World {
+        host: Host,
+        meter: Meter,
+        strains: Strains,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let host = Host::default();
+            host.0[0].store(1000 * MS, Ordering::Relaxed);
+            let meter = Meter::new(Box::new(host.clone()));
+            Self { host, meter, strains: Strains::default() }
+        }
+
+        fn add(&self, what: usize, by: u64) {
+            self.host.0[what].fetch_add(by, Ordering::Relaxed);
+        }
+
+        /// A round in which each NIC's turn lasts so long, with so many faults and preemptions.
+        fn round(&mut self, turns: &[(usize, Nanos, u64, u64)]) -> bool {
+            let now = self.meter.now();
+            self.strains.begin(4, now, &self.meter);
+            let mut rested = false;
+            for &(slot, lasts, faults, preempted) in turns {
+                if self.strains.rests(slot, now) {
+                    continue;
+                }
+                let probe = self.strains.turn(slot, now, &self.meter);
+                self.meter.charge(1000);
+                self.add(0, lasts);
+                self.add(1, faults);
+                self.add(2, preempted);
+                rested |= probe.is_some_and(|p| self.strains.judge(slot, &p, &self.meter));
+            }
+            rested
+        }
+    }
+
+    #[test]
+    fn whose_memory_is_slow_again_and_again_rests_for_longer_and_longer() {
+        let mut world = World::new();
+        assert!(!world.round(&[(0, 20 * MS, 9, 0), (1, 1000, 0, 0)]), "nobody knows yet");
+        let mut slow = 0;
+        for _ in 0..4000 {
+            slow += u64::from(world.round(&[(0, 20 * MS, 9, 0), (1, 1000, 0, 0)]));
+            assert!(!world.strains.rests(1, world.meter.now()), "a neighbour does not");
+            world.add(0, MS);
+        }
+        // 20 ms of work, then 20, 40, … 1280 ms of rest, in four seconds and a bit.
+        assert!((6..=8).contains(&slow), "{slow} turns of 20 ms");
+        let now = world.meter.now();
+        assert!(world.strains.rests(0, now));
+        assert!(!world.strains.rests(0, now + 64 * 20 * MS), "64 times as long at most");
+    }
+
+    #[test]
+    fn time_that_the_host_took_and_time_without_faults_are_nobodys_fault() {
+        let mut world = World::new();
+        for _ in 0..10 {
+            assert!(!world.round(&[(0, 20 * MS, 9, 1)]), "the host ran somebody else");
+            assert!(!world.round(&[(0, 20 * MS, 0, 0)]), "no page was missing");
+            assert!(!world.round(&[(0, MS / 4, 100, 0)]), "pages that come at once");
+        }
+    }
+
+    #[test]
+    fn what_is_long_past_is_forgiven_and_a_sleep_is_no_turn() {
+        let mut world = World::new();
+        let slow = [(2, 20 * MS, 1, 0)];
+        world.round(&slow);
+        assert!(world.round(&slow));
+        world.add(0, FORGIVEN + MS);
+        assert!(!world.round(&[(2, 1000, 1, 0)]));
+        world.strains.forget_round();
+        world.add(0, FORGIVEN);
+        assert!(!world.round(&slow), "not watched any more");
+        assert!(world.round(&slow));
+        let now = world.meter.now();
+        assert!(!world.strains.rests(2, now + 20 * MS), "as the first time");
+        world.strains.forget(2);
+        assert!(!world.strains.rests(2, now));
+    }
+}
