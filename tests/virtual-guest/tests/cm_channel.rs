@@ -211,3 +211,32 @@ fn another_network_is_refused() {
     b.add_peer("other", 1, &a);
     stays_away(&mut on_a, &mut on_b);
 }
+
+/// A network that is removed takes its peers along: one that comes after it, with its VNI or its name, has none of them.
+#[test]
+fn a_network_that_comes_after_another_inherits_no_peer() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
+    let mut on_a = a.guest("net", 1);
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    let mut on_b = b.guest("net", 2);
+    exchange(&mut on_a, &mut on_b, 1);
+    // The same name and VNI, the same name, the same VNI.
+    for (name, vni) in [("net", Some(100)), ("net", None), ("other", Some(100))] {
+        drop(on_b);
+        b.daemon.run(&["nic", "rm", "nic2"]);
+        b.daemon.run(&["network", "rm", "net"]);
+        match vni {
+            Some(vni) => b.daemon.add_network(name, vni),
+            None => drop(b.daemon.run(&["network", "add", name])),
+        }
+        on_b = b.guest(name, 2);
+        // Neither do the old tenant's peers reach it, nor does it reach them.
+        stays_away(&mut on_a, &mut on_b);
+        b.says("no peer entry of this network names its source and the daemon that sent it");
+        let to = Av::to(on_a.node.gid);
+        assert!(on_b.node.ctx.create_ah(on_b.node.pdn, &to).is_err(), "{name} {vni:?}");
+    }
+}

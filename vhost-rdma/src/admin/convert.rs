@@ -30,7 +30,9 @@ fn code(error: &Error) -> Code {
                 source: AttachError::SocketInUse { .. } | AttachError::Backing(_), ..
             } => Code::FailedPrecondition,
             E::Attach { source: AttachError::Permission { .. }, .. } => Code::PermissionDenied,
-            E::Attach { source: AttachError::Resources(_), .. } => Code::ResourceExhausted,
+            E::Network { .. } | E::Attach { source: AttachError::Resources(_), .. } => {
+                Code::ResourceExhausted
+            }
             E::Attach { source: AttachError::Io { .. }, .. } => Code::Internal,
             _ => Code::InvalidArgument,
         },

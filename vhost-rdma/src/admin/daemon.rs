@@ -178,7 +178,14 @@ impl<B: Backend> Daemon<B> {
     pub fn remove_network(&self, name: &str) -> Result<NetworkConfig, Error> {
         let (_alone, mut registry) = self.change();
         let network = registry.remove_network(name)?;
-        self.commit(registry)?;
+        // Before anyone can ask for the VNI or the name again.
+        self.backend
+            .forget_network(network.vni)
+            .map_err(|source| node::Error::Network { name: name.to_owned(), source })?;
+        if let Err(error) = self.commit(registry) {
+            self.tell_peers(&self.known().registry);
+            return Err(error.into());
+        }
         tracing::info!(network = name, "network removed");
         Ok(network)
     }
@@ -403,7 +410,8 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
         name: name.to_owned(),
         source: Box::new(source),
     };
-    let mut networks_left = Saved { networks: saved.networks.clone(), ..Saved::default() };
+    let mut networks_left =
+        Saved { networks: saved.networks.clone(), last_vni: saved.last_vni, ..Saved::default() };
     for network in &file.networks {
         let old = saved.networks.iter().find(|old| old.name == network.name);
         if let Some(vni) = network.vni.or(old.map(|old| old.vni))

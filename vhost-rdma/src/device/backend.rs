@@ -198,6 +198,19 @@ impl Backend for DeviceBackend {
         }
     }
 
+    fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
+        // A NIC whose removal came late is removed by a job that is before this one in the mailbox.
+        for worker in self.workers.handles() {
+            worker.call(None, JOB_TIMEOUT, |_, _| ()).map_err(|error| {
+                AttachError::Resources(format!(
+                    "what is left of its NICs could not be waited for: {error}; try again"
+                ))
+            })?;
+        }
+        self.directory.forget_network(vni);
+        Ok(())
+    }
+
     fn status(&self, name: &str) -> NicStatus {
         let nic = self.state().nics.get(name).map(|attached| attached.nic.clone());
         nic.map_or_else(NicStatus::default, |nic| nic.status())

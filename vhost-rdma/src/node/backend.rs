@@ -78,6 +78,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Replaces the peers of a network; connections to one that is not named any more end. A backend that never leaves the host has none.
     fn set_peers(&self, _vni: u32, _peers: &[Peer]) {}
 
+    /// Lets go of everything of a network whose NICs are gone: its peers, its addresses, whatever is kept by its VNI. Afterwards a
+    /// network with the same VNI or name is another one.
+    ///
+    /// # Errors
+    /// An [`AttachError`]: something of it may still be there.
+    fn forget_network(&self, _vni: u32) -> Result<(), AttachError> {
+        Ok(())
+    }
+
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;
 

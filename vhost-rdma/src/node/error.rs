@@ -203,6 +203,14 @@ pub enum Error {
         /// Its length.
         length: usize,
     },
+    /// The device layer still has something of a network.
+    #[error("network {name:?} cannot be removed: {source}")]
+    Network {
+        /// The network.
+        name: String,
+        /// Why.
+        source: AttachError,
+    },
     /// The device layer turned the NIC down.
     #[error("NIC {name:?}: {source}")]
     Attach {

@@ -68,6 +68,9 @@ pub struct Saved {
     /// Every peer.
     #[serde(default)]
     pub peers: Vec<Peer>,
+    /// The VNI that was last given to a network that named none.
+    #[serde(default)]
+    pub last_vni: u32,
 }
 
 /// The networks and NICs of this host.
@@ -77,6 +80,8 @@ pub struct Registry {
     networks: BTreeMap<String, NetworkConfig>,
     nics: BTreeMap<String, NicConfig>,
     pub(super) peers: BTreeSet<Peer>,
+    /// The VNI that was last given to a network that named none.
+    last_vni: u32,
 }
 
 impl Registry {
@@ -90,6 +95,7 @@ impl Registry {
             networks: BTreeMap::from([(default.name.clone(), default)]),
             nics: BTreeMap::new(),
             peers: BTreeSet::new(),
+            last_vni: DEFAULT_VNI,
         }
     }
 
@@ -131,7 +137,7 @@ impl Registry {
         })
     }
 
-    /// Adds a network; without `vni` it gets the lowest free one.
+    /// Adds a network; without `vni` it gets the next free one.
     ///
     /// # Errors
     /// A bad or taken name or VNI.
@@ -151,7 +157,10 @@ impl Registry {
         }
         let vni = match vni {
             Some(vni) => self.check_vni(vni)?,
-            None => self.free_vni()?,
+            None => {
+                self.last_vni = self.free_vni()?;
+                self.last_vni
+            }
         };
         let network = NetworkConfig { name: name.to_owned(), vni, configured };
         Ok(self.networks.entry(network.name.clone()).or_insert(network))
@@ -167,9 +176,12 @@ impl Registry {
         }
     }
 
+    /// Goes round, so that a VNI rests before it comes back: who still knows the old network by it, a log or a packet on its way,
+    /// does not take the new one for it.
     fn free_vni(&self) -> Result<u32, Error> {
         let taken: BTreeSet<u32> = self.networks.values().map(|network| network.vni).collect();
-        (1..=VNI_MAX).find(|vni| !taken.contains(vni)).ok_or(Error::NoFreeVni)
+        let (after, before) = (self.last_vni.saturating_add(1)..=VNI_MAX, 1..=self.last_vni);
+        after.chain(before).find(|vni| !taken.contains(vni)).ok_or(Error::NoFreeVni)
     }
 
     /// Removes an empty network.
@@ -310,7 +322,8 @@ impl Registry {
         self.nic(name)
     }
 
-    fn put(&mut self, nic: NicConfig) {
+    /// Puts a NIC in the place of that of the same name, as it was checked before.
+    pub(crate) fn put(&mut self, nic: NicConfig) {
         self.nics.insert(nic.name.clone(), nic);
     }
 
@@ -331,6 +344,7 @@ impl Registry {
             networks: self.networks.values().cloned().collect(),
             nics: self.nics.values().cloned().collect(),
             peers: self.peers.iter().cloned().collect(),
+            last_vni: self.last_vni,
         }
     }
 
@@ -346,6 +360,7 @@ impl Registry {
     /// # Errors
     /// The first thing in it that breaks a rule.
     pub fn restore(&mut self, saved: Saved) -> Result<(), Error> {
+        self.last_vni = saved.last_vni.min(VNI_MAX).max(self.last_vni);
         for network in saved.networks.into_iter().filter(|network| network.name != DEFAULT_NETWORK)
         {
             self.add_network(&network.name, Some(network.vni), false)?;

@@ -99,6 +99,14 @@ impl Directory {
         self.known().peers.insert(vni, peers);
     }
 
+    /// Forgets a network that is gone: its peers, and what its NICs may have left.
+    pub fn forget_network(&self, vni: u32) {
+        let mut known = self.known();
+        known.peers.remove(&vni);
+        known.holders.retain(|(_, of, _), _| *of != vni);
+        known.qps.retain(|_, of| *of != vni);
+    }
+
     pub(super) fn add_qp(&self, device: &str, qpn: u32, vni: u32) {
         self.known().qps.insert((device.to_owned(), qpn), vni);
     }

@@ -35,7 +35,7 @@ fn a_fresh_registry_has_the_default_network_and_it_stays() {
 }
 
 #[test]
-fn vnis_are_unique_in_range_and_the_lowest_free_by_default() {
+fn vnis_are_unique_in_range_and_go_round_by_default() {
     let mut registry = registry();
     assert!(matches!(registry.add_network("a", Some(0), false), Err(Error::BadVni { vni: 0 })));
     assert!(matches!(
@@ -49,6 +49,16 @@ fn vnis_are_unique_in_range_and_the_lowest_free_by_default() {
     assert_eq!(registry.add_network("a", Some(VNI_MAX), false).unwrap().vni, VNI_MAX);
     assert_eq!(registry.add_network("b", None, false).unwrap().vni, 2);
     assert!(matches!(registry.add_network("b", None, false), Err(Error::NameTaken { .. })));
+    registry.remove_network("b").unwrap();
+    assert_eq!(registry.add_network("b", None, false).unwrap().vni, 3, "2 rests");
+    // Over a restart too.
+    let mut again = self::registry();
+    again.restore(registry.save()).unwrap();
+    again.remove_network("b").unwrap();
+    assert_eq!(again.add_network("c", None, false).unwrap().vni, 4);
+    // And at the end it goes round.
+    again.last_vni = VNI_MAX - 1;
+    assert_eq!(again.add_network("d", None, false).unwrap().vni, 2, "the greatest is taken");
 }
 
 #[test]
