@@ -67,6 +67,8 @@ pub struct File {
     pub cm_ports: Vec<u16>,
     /// Keep no state over a restart.
     pub ephemeral: bool,
+    /// What is logged, such as `debug`; the environment's variable wins over it.
+    pub log: Option<String>,
     /// Who may open the admin socket.
     pub admin: Access,
     /// Networks that exist at every start.
@@ -90,7 +92,7 @@ pub struct Cm {
 }
 
 /// Owner, group (names or numbers), octal mode and access control list of a socket.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
     /// Absent: the daemon's own.
@@ -231,6 +233,7 @@ mod tests {
             cm_ports = [7471]
             cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem" }
             ephemeral = true
+            log = "vhost_rdma::admin=debug,info"
             admin = { group = "kvm", mode = "0660" }
             [[networks]]
             name = "blue"

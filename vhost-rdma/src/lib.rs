@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod limits;
 mod mark;
 pub mod memory;
 pub mod node;

@@ -1,16 +1,17 @@
 //! The vhost-rdma daemon and its command line: puts the parts together, and turns every failure into a message and an exit status.
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::anyhow;
 use clap::Parser as _;
-use vhost_rdma::admin::{self, RunError, ServeError, Settings};
-use vhost_rdma::channel::{self, Files};
+use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
+use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::device::DeviceBackend;
 use vhost_rdma::node::{AttachError, Backend};
 use vhost_rdma::worker::WorkerConfig;
-use vhost_rdma::{config, telemetry};
+use vhost_rdma::{config, limits, telemetry};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -32,61 +33,141 @@ fn main() -> ExitCode {
 
 fn serve(args: ServeArgs) -> anyhow::Result<()> {
     telemetry::start(args.log_format).map_err(|error| anyhow!(error))?;
-    let file = match &args.config {
-        Some(path) => config::File::read(path)?,
-        None => config::File::default(),
-    };
-    let workers = config::check_workers(
-        args.workers.or(file.workers).unwrap_or_else(config::default_workers),
-    )?;
-    let channel = channel_settings(&args, &file);
-    let ports = if args.cm_ports.is_empty() { file.cm_ports.clone() } else { args.cm_ports };
-    let poll_us = args.poll_us.or(file.poll_us).unwrap_or(config::DEFAULT_POLL_US);
-    let metrics = match (args.metrics, &file.metrics) {
-        (Some(address), _) => Some(address),
-        (None, Some(text)) => Some(
-            text.parse().map_err(|error: String| anyhow!("in the configuration file, {error}"))?,
-        ),
-        (None, None) => None,
-    };
-    let settings = Settings {
-        runtime_dir: match args.runtime_dir.or_else(|| file.runtime_dir.clone()) {
-            Some(dir) => dir,
-            None => config::default_runtime_dir()?,
-        },
-        workers,
-        poll_us,
-        ephemeral: args.ephemeral || file.ephemeral,
-        admin: config::Access {
-            owner: args.admin_owner.or_else(|| file.admin.owner.clone()),
-            group: args.admin_group.or_else(|| file.admin.group.clone()),
-            mode: args.admin_mode.or(file.admin.mode),
-            acl: file.admin.acl.clone(),
-        },
-        metrics,
-        file,
-    };
-    let cm = CmSettings { channel, ports };
-    admin::run(&settings, || backend(workers, poll_us, cm))?;
+    limits::raise_descriptors();
+    let plan = Plan::new(&args)?;
+    telemetry::Filter::new(plan.log.as_deref()).map_err(|error| anyhow!(error))?.take_effect();
+    let renewal: Arc<OnceLock<Renewal>> = Arc::default();
+    let settings = plan.settings.clone();
+    let reload =
+        Reloader { args, running: Arc::new(Mutex::new(plan.clone())), renewal: renewal.clone() };
+    let reload = move || reload.next().map_err(|error| error.to_string());
+    admin::run(&settings, || backend(&plan, &renewal), Box::new(reload))?;
     Ok(())
 }
 
+/// What command line and configuration file ask for together.
+#[derive(Clone)]
+struct Plan {
+    settings: Settings,
+    channel: Option<channel::Settings>,
+    ports: Vec<u16>,
+    log: Option<String>,
+}
+
+impl Plan {
+    fn new(args: &ServeArgs) -> anyhow::Result<Self> {
+        let file = match &args.config {
+            Some(path) => config::File::read(path)?,
+            None => config::File::default(),
+        };
+        let workers = config::check_workers(
+            args.workers.or(file.workers).unwrap_or_else(config::default_workers),
+        )?;
+        let channel = channel_settings(args, &file);
+        let given = !args.cm_ports.is_empty();
+        let ports = if given { args.cm_ports.clone() } else { file.cm_ports.clone() };
+        let metrics = match (&args.metrics, &file.metrics) {
+            (Some(address), _) => Some(address.clone()),
+            (None, Some(text)) => {
+                let parsed = text.parse();
+                Some(
+                    parsed
+                        .map_err(|error: String| anyhow!("in the configuration file, {error}"))?,
+                )
+            }
+            (None, None) => None,
+        };
+        let settings = Settings {
+            runtime_dir: match args.runtime_dir.clone().or_else(|| file.runtime_dir.clone()) {
+                Some(dir) => dir,
+                None => config::default_runtime_dir()?,
+            },
+            workers,
+            poll_us: args.poll_us.or(file.poll_us).unwrap_or(config::DEFAULT_POLL_US),
+            ephemeral: args.ephemeral || file.ephemeral,
+            admin: config::Access {
+                owner: args.admin_owner.clone().or_else(|| file.admin.owner.clone()),
+                group: args.admin_group.clone().or_else(|| file.admin.group.clone()),
+                mode: args.admin_mode.or(file.admin.mode),
+                acl: file.admin.acl.clone(),
+            },
+            metrics,
+            file,
+        };
+        let log = settings.file.log.clone();
+        Ok(Self { settings, channel, ports, log })
+    }
+
+    /// What a new plan has otherwise and a running daemon cannot take over.
+    fn restarts(&self, new: &Self) -> Vec<String> {
+        let (ours, theirs) = (&self.settings, &new.settings);
+        let listen = |plan: &Self| plan.channel.as_ref().map(|channel| channel.listen);
+        let differ = [
+            ("runtime_dir", ours.runtime_dir != theirs.runtime_dir),
+            ("workers", ours.workers != theirs.workers),
+            ("poll_us", ours.poll_us != theirs.poll_us),
+            ("ephemeral", ours.ephemeral != theirs.ephemeral),
+            ("metrics", ours.metrics != theirs.metrics),
+            ("cm.listen", listen(self) != listen(new)),
+            ("cm_ports", self.ports != new.ports),
+        ];
+        let differ = differ.into_iter().filter(|(_, is)| *is);
+        differ.map(|(what, _)| format!("{what} takes a restart")).collect()
+    }
+}
+
+/// Reads everything again.
+struct Reloader {
+    args: ServeArgs,
+    /// What is in effect.
+    running: Arc<Mutex<Plan>>,
+    renewal: Arc<OnceLock<Renewal>>,
+}
+
+impl Reloader {
+    fn next(&self) -> anyhow::Result<Next> {
+        let new = Plan::new(&self.args)?;
+        let filter = telemetry::Filter::new(new.log.as_deref()).map_err(|error| anyhow!(error))?;
+        // Also where the same files are named: what is in them may be new.
+        let renewed = match (self.renewal.get(), &new.channel) {
+            (Some(renewal), Some(channel)) => Some(renewal.read(&channel.files)?),
+            _ => None,
+        };
+        let running = Arc::clone(&self.running);
+        let kept = running.lock().unwrap_or_else(PoisonError::into_inner).restarts(&new);
+        let Settings { file, admin, .. } = new.settings.clone();
+        let commit = move || {
+            let mut changed = Vec::new();
+            let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+            if running.log != new.log {
+                running.log = new.log;
+                filter.take_effect();
+                changed.push("what is logged".to_owned());
+            }
+            if renewed.map(Renewed::take_effect) == Some(true) {
+                changed.push("the channel's certificates".to_owned());
+            }
+            changed
+        };
+        Ok(Next { file, admin, kept, commit: Box::new(commit) })
+    }
+}
+
 /// The device layer.
-fn backend(workers: u32, poll_us: u32, cm: CmSettings) -> Result<impl Backend, AttachError> {
+fn backend(plan: &Plan, renewal: &OnceLock<Renewal>) -> Result<impl Backend + use<>, AttachError> {
+    let Settings { workers, poll_us, .. } = plan.settings;
     let mut device = DeviceBackend::start(WorkerConfig { workers, poll_us })
         .map_err(|error| AttachError::io("start the workers", error))?;
-    device.set_cm_ports(cm.ports);
-    if let Some(settings) = &cm.channel {
+    device.set_cm_ports(plan.ports.clone());
+    if let Some(settings) = &plan.channel {
         let opened = device.open_channel(settings);
         opened.map_err(|error| AttachError::Resources(error.to_string()))?;
     }
+    if let Some(channel) = device.renewal() {
+        // There is one backend.
+        let _ = renewal.set(channel);
+    }
     Ok(device)
-}
-
-/// How rdma_cm of guests on RNICs reaches others.
-struct CmSettings {
-    channel: Option<channel::Settings>,
-    ports: Vec<u16>,
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.

@@ -1,12 +1,15 @@
 //! Logs: to standard error, for people or as JSON lines; never one for each packet or work request.
 
 use std::io::IsTerminal as _;
+use std::sync::OnceLock;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The variable that filters logs, such as `debug` or `vhost_rdma::admin=trace,info`.
+/// The variable that filters logs, such as `debug` or `vhost_rdma::admin=trace,info`. It wins over the configuration file.
 pub const FILTER_ENV: &str = "VHOST_RDMA_LOG";
+/// What is logged where nothing says what.
+const DEFAULT: &str = "info";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -18,23 +21,66 @@ pub enum LogFormat {
     Json,
 }
 
+type Replace = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+
+/// How the filter of the log that was started is replaced.
+static REPLACE: OnceLock<Replace> = OnceLock::new();
+
+/// A filter that was understood.
+#[derive(Debug)]
+pub struct Filter(EnvFilter);
+
+impl Filter {
+    /// What the environment says, else `configured`, else the default.
+    ///
+    /// # Errors
+    /// It cannot be understood.
+    pub fn new(configured: Option<&str>) -> Result<Self, String> {
+        let environment = std::env::var(FILTER_ENV).ok().filter(|text| !text.is_empty());
+        let (from, text) = match (&environment, configured) {
+            (Some(text), _) => (FILTER_ENV, text.as_str()),
+            (None, Some(text)) => ("log", text),
+            (None, None) => ("log", DEFAULT),
+        };
+        EnvFilter::try_new(text)
+            .map(Self)
+            .map_err(|error| format!("{from}={text:?} is not a log filter: {error}"))
+    }
+
+    /// Logs by this from now on.
+    pub fn take_effect(self) {
+        let replaced = REPLACE.get().map_or(Ok(()), |replace| replace(self.0));
+        if let Err(error) = replaced {
+            tracing::error!(error, "the log's filter stays as it was");
+        }
+    }
+}
+
 /// Starts logging; the default level is `info`.
 ///
 /// # Errors
 /// The filter cannot be understood, or logging has been started before.
 pub fn start(format: LogFormat) -> Result<(), String> {
-    let filter = match std::env::var(FILTER_ENV) {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
-            .map_err(|error| format!("{FILTER_ENV}={text:?} is not a log filter: {error}"))?,
-        _ => EnvFilter::new("info"),
-    };
+    let Filter(filter) = Filter::new(None)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(format == LogFormat::Text && std::io::stderr().is_terminal());
-    let started = match format {
-        LogFormat::Text => builder.finish().try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).finish().try_init(),
+    let replace: Replace = match format {
+        LogFormat::Text => {
+            let builder = builder.with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder.finish().try_init().map_err(|error| error.to_string())?;
+            Box::new(move |filter| handle.reload(filter).map_err(|error| error.to_string()))
+        }
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder.finish().try_init().map_err(|error| error.to_string())?;
+            Box::new(move |filter| handle.reload(filter).map_err(|error| error.to_string()))
+        }
     };
-    started.map_err(|error| error.to_string())
+    // Only the first start gets here.
+    let _ = REPLACE.set(replace);
+    Ok(())
 }

@@ -12,6 +12,8 @@ mod daemon;
 mod json;
 #[path = "cli/mistakes.rs"]
 mod mistakes;
+#[path = "cli/reload.rs"]
+mod reload;
 #[path = "cli/running.rs"]
 mod running;
 #[path = "cli/vf.rs"]

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::reload::Reloaded;
 use super::store::{Store, StoreError};
 use super::users::{UserError, acl, group_id, user_id};
 use crate::config;
@@ -14,6 +15,8 @@ use crate::node::{
     Registry, Saved, Session, SocketAccess,
 };
 use crate::socket;
+
+pub(super) mod reload;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]

@@ -21,8 +21,8 @@ mod service;
 mod store;
 mod users;
 
-pub use daemon::{Daemon, Error, NicView};
+pub use daemon::{Daemon, Error, NicView, Reloaded};
 pub use metrics::MetricsAddress;
-pub use serve::{RunError, ServeError, Settings, run};
+pub use serve::{Next, Reload, RunError, ServeError, Settings, run};
 pub use store::StoreError;
 pub use users::{UserError, group_id, group_name, user_id, user_name};

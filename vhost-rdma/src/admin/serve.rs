@@ -4,20 +4,22 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
 use rustix::fs::FlockOperation;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use vhost_rdma_proto::v1::admin_server::AdminServer;
 
-use super::daemon::{self, Daemon, resolve};
+use super::daemon::reload::admin_access;
+use super::daemon::{self, Daemon, Reloaded, resolve};
 use super::metrics::{self, MetricsAddress};
 use super::service::{About, Service};
 use super::users::UserError;
@@ -45,6 +47,91 @@ pub struct Settings {
     pub metrics: Option<MetricsAddress>,
     /// Networks and NICs that exist at every start.
     pub file: config::File,
+}
+
+/// What a configuration that was read again asks for. Nothing of it has happened yet.
+pub struct Next {
+    /// Networks and NICs.
+    pub file: config::File,
+    /// Who may open the admin socket.
+    pub admin: config::Access,
+    /// What is different and takes a restart.
+    pub kept: Vec<String>,
+    /// The rest, which cannot fail; returns what it changed.
+    pub commit: Box<dyn FnOnce() -> Vec<String> + Send>,
+}
+
+impl std::fmt::Debug for Next {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Next").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// Reads the configuration again; the error says what is wrong with it.
+pub type Reload = Box<dyn Fn() -> Result<Next, String> + Send + Sync>;
+
+/// The configuration as it is in effect, and how it is read again.
+pub(super) struct Reloading {
+    read: Reload,
+    admin_socket: PathBuf,
+    /// Held over a whole reload: one at a time.
+    admin: Mutex<config::Access>,
+}
+
+impl std::fmt::Debug for Reloading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reloading").finish_non_exhaustive()
+    }
+}
+
+impl Reloading {
+    /// Reads everything, checks everything, and only then changes anything. What happened is in the log, too.
+    pub(super) fn run<B: Backend>(&self, daemon: &Daemon<B>) -> Result<Reloaded, String> {
+        let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = self.apply(daemon, &mut admin);
+        match &done {
+            Ok(done) => {
+                for what in &done.changed {
+                    tracing::info!(%what, "configuration read again: changed");
+                }
+                for what in &done.kept {
+                    tracing::warn!(%what, "configuration read again: not changed");
+                }
+                for why in &done.failed {
+                    tracing::error!(%why, "configuration read again: failed");
+                }
+                if *done == Reloaded::default() {
+                    tracing::info!("configuration read again: nothing has changed");
+                }
+            }
+            Err(why) => {
+                tracing::error!(%why, "the configuration was not taken over; nothing has changed");
+            }
+        }
+        done
+    }
+
+    fn apply<B: Backend>(
+        &self,
+        daemon: &Daemon<B>,
+        admin: &mut config::Access,
+    ) -> Result<Reloaded, String> {
+        let next = (self.read)()?;
+        let access = admin_access(&next.admin).map_err(|error| format!("admin socket: {error}"))?;
+        let mut done = daemon.reload(&next.file).map_err(|error| error.to_string())?;
+        done.kept.extend(next.kept);
+        done.changed.extend((next.commit)());
+        if next.admin != *admin {
+            match socket::set_access(&self.admin_socket, &access) {
+                Ok(()) => {
+                    done.changed.push("who may open the admin socket".to_owned());
+                    *admin = next.admin;
+                }
+                Err(error) => done.failed.push(format!("admin socket: {error}")),
+            }
+        }
+        Ok(done)
+    }
 }
 
 /// Why the daemon does not start.
@@ -124,7 +211,13 @@ pub enum ServeError {
 pub fn run<B: Backend, E>(
     settings: &Settings,
     backend: impl FnOnce() -> Result<B, E>,
+    reload: Reload,
 ) -> Result<(), RunError<E>> {
+    // First of all, since its default action is the end: one that comes while the daemon starts is served once it has.
+    let runtime = runtime()?;
+    let hangup = runtime
+        .block_on(async { signal(SignalKind::hangup()) })
+        .map_err(|source| ServeError::Io { action: "watch for signals", source })?;
     let dir = prepare(&settings.runtime_dir)?;
     let _lock = lock(&dir)?;
     let path = dir.join(ADMIN_SOCKET);
@@ -140,7 +233,13 @@ pub fn run<B: Backend, E>(
     let daemon = Daemon::start(&dir, settings.ephemeral, &settings.file, backend)
         .map_err(ServeError::Start)?;
     let daemon = Arc::new(daemon);
-    let served = serve_api(settings, &path, bound, &daemon);
+    let reloading = Arc::new(Reloading {
+        read: reload,
+        admin_socket: path.clone(),
+        admin: Mutex::new(settings.admin.clone()),
+    });
+    let api = Api { runtime, hangup, reloading };
+    let served = serve_api(settings, &path, bound, &daemon, api);
     // Tells the service manager that the end is wanted; there may be none.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     daemon.stop();
@@ -212,17 +311,29 @@ impl Drop for Removed {
     }
 }
 
+/// What the API needs that was made before everything else.
+struct Api {
+    runtime: Runtime,
+    hangup: Signal,
+    reloading: Arc<Reloading>,
+}
+
+fn runtime() -> Result<Runtime, ServeError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(16)
+        .build()
+        .map_err(|source| ServeError::Io { action: "start the API's runtime", source })
+}
+
 fn serve_api<B: Backend>(
     settings: &Settings,
     path: &Path,
     bound: std::os::unix::net::UnixListener,
     daemon: &Arc<Daemon<B>>,
+    api: Api,
 ) -> Result<(), ServeError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(16)
-        .build()
-        .map_err(|source| ServeError::Io { action: "start the API's runtime", source })?;
+    let Api { runtime, hangup, reloading } = api;
     let served = runtime.block_on(async {
         let listener = adopt(bound)?;
         if let Some(address) = &settings.metrics {
@@ -235,7 +346,8 @@ fn serve_api<B: Backend>(
             started: Instant::now(),
             instance: instance(),
         };
-        until_signal(listener, Service { daemon: Arc::clone(daemon), about }, path).await
+        let service = Service { daemon: Arc::clone(daemon), about, reloading };
+        until_signal(listener, service, path, hangup).await
     });
     if let Some(MetricsAddress::Unix(path)) = &settings.metrics {
         socket::remove(path);
@@ -261,8 +373,10 @@ async fn until_signal<B: Backend>(
     listener: UnixListener,
     service: Service<B>,
     path: &Path,
+    mut hangup: Signal,
 ) -> Result<(), ServeError> {
     let fault = |source| ServeError::Io { action: "watch for signals", source };
+    let (daemon, reloading) = (Arc::clone(&service.daemon), Arc::clone(&service.reloading));
     let mut term = signal(SignalKind::terminate()).map_err(fault)?;
     let mut int = signal(SignalKind::interrupt()).map_err(fault)?;
     let (stop, stopped) = oneshot::channel::<()>();
@@ -274,10 +388,18 @@ async fn until_signal<B: Backend>(
         });
     tokio::pin!(server);
     announce(path);
-    let name = tokio::select! {
-        ended = &mut server => return Ok(ended?),
-        _ = term.recv() => "SIGTERM",
-        _ = int.recv() => "SIGINT",
+    let name = loop {
+        tokio::select! {
+            ended = &mut server => return Ok(ended?),
+            _ = term.recv() => break "SIGTERM",
+            _ = int.recv() => break "SIGINT",
+            _ = hangup.recv() => {
+                let (daemon, reloading) = (Arc::clone(&daemon), Arc::clone(&reloading));
+                tracing::info!(signal = "SIGHUP", "reading the configuration again");
+                // What comes of it is in the log.
+                tokio::task::spawn_blocking(move || drop(reloading.run(&daemon)));
+            }
+        }
     };
     tracing::info!(signal = name, "stopping");
     drop(stop);

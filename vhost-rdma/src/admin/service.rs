@@ -8,7 +8,8 @@ use vhost_rdma_proto::v1;
 use vhost_rdma_proto::v1::admin_server::Admin;
 
 use super::convert;
-use super::daemon::{Daemon, Error};
+use super::daemon::{Daemon, Error, Reloaded};
+use super::serve::Reloading;
 use crate::node::{Backend, NetworkConfig, Session};
 
 /// What does not change while the daemon runs.
@@ -25,6 +26,7 @@ pub(super) struct About {
 pub(super) struct Service<B> {
     pub(super) daemon: Arc<Daemon<B>>,
     pub(super) about: About,
+    pub(super) reloading: Arc<Reloading>,
 }
 
 impl<B: Backend> Service<B> {
@@ -90,6 +92,25 @@ impl<B: Backend> Admin for Service<B> {
             })
         })
         .await
+    }
+
+    async fn reload(
+        &self,
+        _: Request<v1::ReloadRequest>,
+    ) -> Result<Response<v1::ReloadResponse>, Status> {
+        let reloading = Arc::clone(&self.reloading);
+        let daemon = Arc::clone(&self.daemon);
+        let done = tokio::task::spawn_blocking(move || reloading.run(&daemon)).await;
+        match done {
+            Ok(Ok(Reloaded { changed, kept, failed })) => {
+                Ok(Response::new(v1::ReloadResponse { changed, kept, failed }))
+            }
+            Ok(Err(why)) => Err(Status::invalid_argument(why)),
+            Err(error) => {
+                tracing::error!(%error, "reading the configuration again did not end");
+                Err(Status::internal("the daemon failed at this request; its log has more"))
+            }
+        }
     }
 
     async fn add_network(

@@ -18,17 +18,17 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::frame::Decoder;
 use super::places::{Place, Places};
-use super::tls::is_for;
+use super::tls::{Identity, is_for};
 use crate::rnic::Directory;
 
 /// Connections that have not said yet who they are.
@@ -44,7 +44,7 @@ type Certificate = CertificateDer<'static>;
 
 /// Who may come in, and how many.
 struct Door {
-    acceptor: TlsAcceptor,
+    identity: watch::Receiver<Identity>,
     directory: Arc<Directory>,
     daemons: Arc<Places<Vec<u8>>>,
 }
@@ -52,12 +52,11 @@ struct Door {
 /// Takes connections for ever.
 pub(super) async fn listen(
     listener: TcpListener,
-    config: Arc<ServerConfig>,
+    identity: watch::Receiver<Identity>,
     directory: Arc<Directory>,
 ) {
     let strangers = Places::new(STRANGERS);
-    let acceptor = TlsAcceptor::from(config);
-    let door = Arc::new(Door { acceptor, directory, daemons: Places::new(DAEMONS) });
+    let door = Arc::new(Door { identity, directory, daemons: Places::new(DAEMONS) });
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -95,8 +94,10 @@ impl Door {
         from: SocketAddr,
         mut stranger: Place<IpAddr>,
     ) -> io::Result<()> {
+        let mut identity = self.identity.clone();
+        let acceptor = TlsAcceptor::from(identity.borrow_and_update().server.clone());
         let stream = tokio::select! {
-            made = timeout(HANDSHAKE, self.acceptor.accept(stream)) => made??,
+            made = timeout(HANDSHAKE, acceptor.accept(stream)) => made??,
             () = stranger.lost() => {
                 tracing::debug!(%from, "too many connections: one without a certificate is closed");
                 return Ok(());
@@ -113,6 +114,8 @@ impl Door {
         tokio::select! {
             ended = self.listen_to(stream, from, &certificate) => ended,
             () = place.lost() => Err(io::Error::other("too many connections of daemons")),
+            // It comes back, if it is still let in.
+            _ = identity.changed() => Ok(()),
         }
     }
 

@@ -9,16 +9,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::frame::Frame;
+use super::tls::Identity;
 use crate::node::host_and_port;
 use crate::rnic::{Onward, Permit};
 
@@ -62,14 +63,17 @@ impl Way {
 }
 
 /// Hands messages to the connections of their daemons, until nobody sends any more.
-pub(super) async fn dispatch(mut queue: UnboundedReceiver<Outgoing>, config: Arc<ClientConfig>) {
+pub(super) async fn dispatch(
+    mut queue: UnboundedReceiver<Outgoing>,
+    identity: watch::Receiver<Identity>,
+) {
     let mut links: BTreeMap<Arc<str>, Way> = BTreeMap::new();
     while let Some(Outgoing { daemon, frame, permit }) = queue.recv().await {
         // Only names of peer entries come here; those that are no longer used end by themselves.
         links.retain(|_, way| !way.queue.is_closed());
         let way = links.entry(daemon.clone()).or_insert_with(|| {
             let (way, queue) = Way::new();
-            let link = Link { daemon, config: config.clone(), queue };
+            let link = Link { daemon, identity: identity.clone(), queue };
             tokio::spawn(link.run());
             way
         });
@@ -83,7 +87,7 @@ pub(super) async fn dispatch(mut queue: UnboundedReceiver<Outgoing>, config: Arc
 
 struct Link {
     daemon: Arc<str>,
-    config: Arc<ClientConfig>,
+    identity: watch::Receiver<Identity>,
     queue: UnboundedReceiver<Waiting>,
 }
 
@@ -108,13 +112,14 @@ impl Link {
         }
     }
 
-    async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
+    async fn connect(&mut self) -> io::Result<TlsStream<TcpStream>> {
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
         let (host, port) = host_and_port(&self.daemon).ok_or_else(wrong)?;
         let name = ServerName::try_from(host.to_owned()).map_err(|_| wrong())?;
         let stream = timeout(STEP, TcpStream::connect((host, port))).await??;
         stream.set_nodelay(true)?;
-        let connector = TlsConnector::from(self.config.clone());
+        let config = self.identity.borrow_and_update().client.clone();
+        let connector = TlsConnector::from(config);
         timeout(STEP, connector.connect(name, stream)).await?
     }
 
@@ -139,6 +144,8 @@ impl Link {
                         _ => Err(io::ErrorKind::InvalidData.into()),
                     };
                 }
+                // Who we are, or whom we believe, has changed: the next message goes over a new connection.
+                _ = self.identity.changed() => return timeout(STEP, write.shutdown()).await?,
                 frame = timeout(IDLE, self.queue.recv()) => match frame {
                     Ok(Some(waiting)) => next = Some(waiting),
                     Ok(None) | Err(_) => {

@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::{fmt, io};
 
 use tokio::sync::mpsc::{self, UnboundedSender};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 pub use tls::{Files, TlsError};
 
@@ -71,8 +71,57 @@ pub enum ChannelError {
     },
 }
 
+/// Gives the channel other certificates while it runs.
+#[derive(Clone)]
+pub struct Renewal {
+    identity: watch::Sender<Identity>,
+}
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewal").finish_non_exhaustive()
+    }
+}
+
+/// Certificates that were read and fit each other.
+pub struct Renewed {
+    to: watch::Sender<Identity>,
+    identity: Identity,
+}
+
+impl fmt::Debug for Renewed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewed").finish_non_exhaustive()
+    }
+}
+
+impl Renewal {
+    /// Reads the files, and changes nothing yet.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub fn read(&self, files: &Files) -> Result<Renewed, TlsError> {
+        Ok(Renewed { to: self.identity.clone(), identity: Identity::load(files)? })
+    }
+}
+
+impl Renewed {
+    /// Every connection is made anew by them: who is no longer let in is out. False if they are those that were in use.
+    pub fn take_effect(self) -> bool {
+        let new = self.identity;
+        self.to.send_if_modified(|identity| {
+            let differ = identity.held != new.held;
+            if differ {
+                *identity = new;
+            }
+            differ
+        })
+    }
+}
+
 /// The channel. Dropping it ends all of its connections.
 pub struct Channel {
+    renewal: Renewal,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -114,17 +163,18 @@ impl Channel {
             .build()
             .map_err(|source| ChannelError::Io { action: "start the runtime", source })?;
         let (queue, waiting) = mpsc::unbounded_channel();
+        let (identity, known_as) = watch::channel(identity);
         let (stop, stopped) = oneshot::channel::<()>();
         let theirs = directory.clone();
         let run = move || {
             runtime.block_on(async move {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
-                        tokio::spawn(inbound::listen(listener, identity.server, theirs));
+                        tokio::spawn(inbound::listen(listener, known_as.clone(), theirs));
                     }
                     Err(error) => tracing::error!(%error, "other daemons cannot connect"),
                 }
-                tokio::spawn(link::dispatch(waiting, identity.client));
+                tokio::spawn(link::dispatch(waiting, known_as));
                 // Either way, sent or dropped, it is time to stop.
                 let _ = stopped.await;
             });
@@ -136,7 +186,14 @@ impl Channel {
             thread.map_err(|source| ChannelError::Io { action: "start the thread", source })?;
         directory.set_carrier(Arc::new(Out { queue }));
         tracing::info!(address = %bound, "other daemons may connect");
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        let renewal = Renewal { identity };
+        Ok(Self { renewal, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// By which its certificates are renewed.
+    #[must_use]
+    pub fn renewal(&self) -> Renewal {
+        self.renewal.clone()
     }
 }
 

@@ -93,6 +93,7 @@ struct Listening {
     at: SocketAddr,
     certified: Certified,
     inbox: Arc<Inbox>,
+    identity: watch::Sender<Identity>,
 }
 
 impl Listening {
@@ -107,9 +108,9 @@ impl Listening {
         directory.set_peers(7, vec![Peer { address, prefix_len: 32, through, remote }]);
         let listener = TcpListener::bind((HOST, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
-        let config = certified.identities[0].server.clone();
-        tokio::spawn(inbound::listen(listener, config, directory));
-        Self { at, certified, inbox }
+        let (identity, known_as) = watch::channel(certified.identities[0].clone());
+        tokio::spawn(inbound::listen(listener, known_as, directory));
+        Self { at, certified, inbox, identity }
     }
 
     /// The other daemon's connection, unless it takes longer than that daemon waits.
@@ -217,4 +218,24 @@ async fn a_daemon_that_opens_many_connections_loses_its_own() {
     }
     assert!(listening.brings(&mut stream, 1).await);
     assert_eq!(open(&mut held).await, inbound::DAEMONS - 1);
+}
+
+#[tokio::test]
+async fn certificates_that_are_renewed_end_connections_by_the_old_ones() {
+    let listening = Listening::new().await;
+    let mut stream = listening.connect().await.unwrap();
+    assert!(listening.brings(&mut stream, 1).await);
+    // Another authority: whoever has a certificate of the old one is a stranger now.
+    let other = Certified::new();
+    listening.identity.send_replace(other.identities[0].clone());
+    assert_eq!(open(std::slice::from_mut(&mut stream)).await, 0, "it is not spoken with any more");
+    let mut refused = listening.connect().await;
+    let entered = match &mut refused {
+        Some(stream) => listening.brings(stream, 2).await,
+        None => false,
+    };
+    assert!(!entered, "the old authority's daemon is let in");
+    let listening = Listening { certified: other, ..listening };
+    let mut stream = listening.connect().await.expect("the new one's is");
+    assert!(listening.brings(&mut stream, 3).await);
 }

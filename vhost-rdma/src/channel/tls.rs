@@ -47,6 +47,8 @@ pub enum TlsError {
 pub(super) struct Identity {
     pub(super) client: Arc<ClientConfig>,
     pub(super) server: Arc<ServerConfig>,
+    /// All certificates of the files, to tell whether others have come.
+    pub(super) held: Arc<[CertificateDer<'static>]>,
 }
 
 fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -69,7 +71,9 @@ impl Identity {
             })
         };
         let mut roots = RootCertStore::empty();
+        let mut held = chain.clone();
         for root in certificates(&files.ca, "certificate")? {
+            held.push(root.clone());
             roots.add(root).map_err(|error| unfit(&error))?;
         }
         let roots = Arc::new(roots);
@@ -94,7 +98,7 @@ impl Identity {
         // Nothing is kept of a connection once it is over: who is let in is decided anew each time.
         client.resumption = rustls::client::Resumption::disabled();
         server.send_tls13_tickets = 0;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), held: held.into() })
     }
 }
 

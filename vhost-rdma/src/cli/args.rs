@@ -54,6 +54,8 @@ pub enum Command {
     /// Addresses outside of this host that NICs on an RNIC may reach
     #[command(subcommand)]
     Peer(PeerCommand),
+    /// Have the daemon read its configuration file and certificates again, as SIGHUP does
+    Reload,
     /// Show the daemon's state
     Status,
     /// Show the versions of this program and of the daemon
@@ -83,7 +85,7 @@ pub struct ServeArgs {
     /// Worker threads, each of which owns whole NICs [default: a quarter of the CPUs]
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
-    /// Microseconds that a worker polls before it sleeps; 0 never polls [default: 50]
+    /// Microseconds that a worker polls before it sleeps; 0 never polls [default: 10]
     #[arg(long, value_name = "MICROSECONDS")]
     pub poll_us: Option<u32>,
     /// Forget networks and NICs when the daemon ends
@@ -128,7 +130,7 @@ pub enum NetworkCommand {
     Add {
         /// 1 to 63 characters of a-z, 0-9, '.', '_' and '-'
         name: String,
-        /// Virtual network identifier, 1 to 16777215 [default: the lowest free one]
+        /// Virtual network identifier, 1 to 16777215 [default: the next free one]
         #[arg(long)]
         vni: Option<u32>,
     },

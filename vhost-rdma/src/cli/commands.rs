@@ -12,7 +12,7 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
 use super::view::{
-    Changed, Network, Nic, Peer, Removed, Status, Versions, print, print_json, show,
+    Changed, Network, Nic, Peer, Reloaded, Removed, Status, Versions, print, print_json, show,
 };
 use super::{Failure, client, vf};
 use crate::config;
@@ -45,6 +45,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
                 let status =
                     client::connect(&socket).await?.get_status(v1::GetStatusRequest {}).await?;
                 show(json, &Status::from(status.into_inner()))
+            }
+            Command::Reload => {
+                let done = client::connect(&socket).await?.reload(v1::ReloadRequest {}).await?;
+                let done = Reloaded::from(done.into_inner());
+                show(json, &done)?;
+                done.failed.first().map_or(Ok(()), |why| Err(Failure::Partly(why.clone())))
             }
             Command::Network(command) => {
                 network(json, client::connect(&socket).await?, command).await

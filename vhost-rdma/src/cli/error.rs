@@ -22,6 +22,9 @@ pub enum Failure {
     /// A change of the host was refused, or failed.
     #[error("{}", host_fault(.0))]
     Host(Box<rdma_netlink::Error>),
+    /// Part of it was done, and this was not.
+    #[error("{0}")]
+    Partly(String),
     /// Anything else.
     #[error("cannot {action}: {source}")]
     Io {
@@ -91,7 +94,7 @@ impl Failure {
                 _ if error.is_not_found() => "not_found",
                 _ => "internal",
             },
-            Self::Io { .. } => "internal",
+            Self::Partly(_) | Self::Io { .. } => "internal",
         }
     }
 }

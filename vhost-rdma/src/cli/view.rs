@@ -235,6 +235,35 @@ impl Show for Status {
     }
 }
 
+/// What reading the configuration again has done.
+#[derive(Debug, Serialize)]
+pub(super) struct Reloaded {
+    pub(super) changed: Vec<String>,
+    pub(super) kept: Vec<String>,
+    pub(super) failed: Vec<String>,
+}
+
+impl From<v1::ReloadResponse> for Reloaded {
+    fn from(message: v1::ReloadResponse) -> Self {
+        let v1::ReloadResponse { changed, kept, failed } = message;
+        Self { changed, kept, failed }
+    }
+}
+
+impl Show for Reloaded {
+    fn text(&self) -> String {
+        let lines = |what: &str, all: &[String]| -> String {
+            all.iter().map(|line| format!("{what}: {line}\n")).collect()
+        };
+        if self.changed.is_empty() && self.kept.is_empty() && self.failed.is_empty() {
+            return "nothing has changed\n".to_owned();
+        }
+        lines("changed", &self.changed)
+            + &lines("not changed", &self.kept)
+            + &lines("failed", &self.failed)
+    }
+}
+
 impl Show for Network {
     fn text(&self) -> String {
         columns(&self.rows())

@@ -76,6 +76,12 @@ impl DeviceBackend {
         Ok(())
     }
 
+    /// By which the channel's certificates are renewed, if there is a channel.
+    #[must_use]
+    pub fn renewal(&self) -> Option<channel::Renewal> {
+        self.channel.as_ref().map(Channel::renewal)
+    }
+
     /// Ports at which peers that are not ours reach guests on RNICs.
     pub fn set_cm_ports(&mut self, ports: Vec<u16>) {
         self.foreigners.set_ports(ports);
