@@ -74,7 +74,8 @@ pub(crate) fn own_context() {
     });
 }
 
-/// Adds 1 to the counter of an eventfd; a full one stays as it is.
+/// Adds 1 to the counter of an eventfd; a full one stays as it is. It never waits, but takes as long as it takes to wake everyone who
+/// waits for the eventfd.
 pub(crate) fn signal(eventfd: BorrowedFd<'_>) {
     let by = |aio: &Option<Aio>| match aio {
         Some(aio) => aio.signal(eventfd.as_raw_fd()),

@@ -6,7 +6,7 @@
 //! here; the caller holds the runtime directory's lock, so no second daemon can be between its own `bind` and `listen`.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -152,10 +152,12 @@ pub struct Credentials {
 }
 
 /// `SO_PEERCRED` (unix(7)). Not by rustix, whose process numbers cannot be 0.
-#[must_use]
-pub fn credentials(stream: BorrowedFd<'_>) -> Option<Credentials> {
+///
+/// # Errors
+/// It is no unix socket that is connected.
+pub fn credentials(stream: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or_default();
     // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into a structure of that size, all of whose bit
     // patterns are valid.
     let result = unsafe {
@@ -167,7 +169,32 @@ pub fn credentials(stream: BorrowedFd<'_>) -> Option<Credentials> {
             &raw mut length,
         )
     };
-    (result == 0).then_some(Credentials { pid: found.pid, uid: found.uid, gid: found.gid })
+    match result {
+        0 => Ok(Credentials { pid: found.pid, uid: found.uid, gid: found.gid }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The process that connected, as a descriptor that no later process can be taken for: `SO_PEERPIDFD`, from Linux 6.5 on. `None`
+/// where the kernel does not tell, or the process is gone and reaped.
+#[must_use]
+pub fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
+    /// <asm-generic/socket.h>; the ports that number socket options otherwise are none of ours.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut found: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).ok()?;
+    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into an integer of that size.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and nobody else knows it.
+    (result == 0 && found >= 0).then(|| unsafe { OwnedFd::from_raw_fd(found) })
 }
 
 /// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.

@@ -4,17 +4,20 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
 use rustix::fs::FlockOperation;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::time::Sleep;
+use tokio_stream::Stream;
 use tonic::transport::Server;
 use vhost_rdma_proto::v1::admin_server::AdminServer;
 
@@ -29,6 +32,9 @@ use crate::socket;
 
 /// How long open API calls may take to end after a signal.
 const LAST_CALLS: Duration = Duration::from_secs(2);
+
+/// Between attempts to accept a connection where that fails.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How the daemon runs.
 #[derive(Debug, Clone)]
@@ -90,20 +96,7 @@ impl Reloading {
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
         let done = self.apply(daemon, &mut admin);
         match &done {
-            Ok(done) => {
-                for what in &done.changed {
-                    tracing::info!(%what, "configuration read again: changed");
-                }
-                for what in &done.kept {
-                    tracing::warn!(%what, "configuration read again: not changed");
-                }
-                for why in &done.failed {
-                    tracing::error!(%why, "configuration read again: failed");
-                }
-                if *done == Reloaded::default() {
-                    tracing::info!("configuration read again: nothing has changed");
-                }
-            }
+            Ok(done) => tell(done),
             Err(why) => {
                 tracing::error!(%why, "the configuration was not taken over; nothing has changed");
             }
@@ -131,6 +124,19 @@ impl Reloading {
             }
         }
         Ok(done)
+    }
+}
+
+/// What reading the configuration again has done, for the log.
+fn tell(done: &Reloaded) {
+    let changed = |what| tracing::info!(%what, "configuration read again: changed");
+    let kept = |what| tracing::warn!(%what, "configuration read again: not changed");
+    let failed = |why| tracing::error!(%why, "configuration read again: failed");
+    done.changed.iter().for_each(changed);
+    done.kept.iter().for_each(kept);
+    done.failed.iter().for_each(failed);
+    if *done == Reloaded::default() {
+        tracing::info!("configuration read again: nothing has changed");
     }
 }
 
@@ -369,6 +375,33 @@ fn adopt(listener: std::os::unix::net::UnixListener) -> Result<UnixListener, Ser
     UnixListener::from_std(listener).map_err(fault)
 }
 
+/// Connections of the admin API. The server takes the next one at once when one could not be accepted; out of descriptors, that
+/// would burn a core without a word.
+struct Incoming {
+    listener: UnixListener,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<UnixStream>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            match ready!(self.listener.poll_accept(cx)) {
+                Ok((stream, _)) => return Poll::Ready(Some(Ok(stream))),
+                Err(error) => {
+                    tracing::error!(%error, "cannot accept a connection of the admin API");
+                    self.pause = Some(Box::pin(tokio::time::sleep(ACCEPT_PAUSE)));
+                }
+            }
+        }
+    }
+}
+
 async fn until_signal<B: Backend>(
     listener: UnixListener,
     service: Service<B>,
@@ -382,7 +415,7 @@ async fn until_signal<B: Backend>(
     let (stop, stopped) = oneshot::channel::<()>();
     let server = Server::builder()
         .add_service(AdminServer::new(service))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+        .serve_with_incoming_shutdown(Incoming { listener, pause: None }, async {
             // Either way, sent or dropped, it is time to stop.
             let _ = stopped.await;
         });
@@ -458,7 +491,7 @@ where
             // Out of descriptors, most likely: waits, so that the loop does not burn a core.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a metrics connection");
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }

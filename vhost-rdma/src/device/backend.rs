@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::events::NoPort;
 use super::listener::{ListenerThread, NicSocket};
-use super::nic::{self, JOB_TIMEOUT, Nic};
+use super::nic::{self, Nic, PATIENCE};
 use super::queues::QueueLayout;
 use super::rnic;
 use crate::channel::{self, Channel, ChannelError};
@@ -117,7 +117,7 @@ impl DeviceBackend {
         if carried.is_some() {
             self.foreigners.wanted(&self.directory);
         }
-        let added = worker.call(None, JOB_TIMEOUT, move |shard, _| match carried {
+        let added = worker.call(None, PATIENCE, move |shard, _| match carried {
             Some((place, host)) => {
                 let nic = crate::rnic::Nic::new(place, settings, host, Box::new(NoPort));
                 shard.add_hosted(Box::new(nic))
@@ -130,7 +130,7 @@ impl DeviceBackend {
 
     /// Takes the NIC from its worker.
     fn displace(&self, nic: &Nic, vni: u32) {
-        if let Err(error) = nic.call(JOB_TIMEOUT, |shard, id, _| shard.remove_nic(id)) {
+        if let Err(error) = nic.call(PATIENCE, |shard, id, _| shard.remove_nic(id)) {
             tracing::error!(nic = nic.name, %error, "the engine did not let go of the NIC in time");
         }
         self.state().placement.remove(vni);
@@ -177,7 +177,7 @@ impl Backend for DeviceBackend {
         let Some(nic) = attached else { return Ok(()) };
         socket::set_access(&config.socket, &config.access)?;
         let settings = nic::settings(config, layout(config)?);
-        nic.call(JOB_TIMEOUT, move |shard, id, _| shard.update_nic(id, settings)).map_err(
+        nic.call(PATIENCE, move |shard, id, _| shard.update_nic(id, settings)).map_err(
             |error| {
                 AttachError::Resources(format!("the engine did not take the change over: {error}"))
             },
@@ -207,7 +207,7 @@ impl Backend for DeviceBackend {
     fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
         // A NIC whose removal came late is removed by a job that is before this one in the mailbox.
         for worker in self.workers.handles() {
-            worker.call(None, JOB_TIMEOUT, |_, _| ()).map_err(|error| {
+            worker.call(None, PATIENCE, |_, _| ()).map_err(|error| {
                 AttachError::Resources(format!(
                     "what is left of its NICs could not be waited for: {error}; try again"
                 ))

@@ -1,19 +1,20 @@
 //! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md §7.5).
 //!
-//! All of this runs on a worker and must not wait for a guest or a VMM: queue locks are held for moments, notifications go to
-//! descriptors that never block, and only a few buffers that are too short or too long are looked at.
+//! All of this runs on a worker and must not wait for a guest or a VMM: queue locks are held for moments, a VMM that makes the system
+//! call that tells it a long one is told by another thread (`trust`), and only a few buffers that are too short or too long are looked at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vhost_user_backend::{VringState, VringT};
 use virtio_queue::QueueT;
 use virtio_rdma_abi::{AsyncEvent, CompEvent, vq};
 use vm_memory::GuestAddressSpace;
 use zerocopy::IntoBytes;
 
 use super::chain::{self, Taken};
-use super::vring::{Memory, Vring, runs};
+use super::notifier::Bell;
+use super::trust::Trust;
+use super::vring::{Memory, State, Vring};
 use crate::engine::Port;
 use crate::memory::AddressSpace;
 
@@ -30,19 +31,39 @@ pub(super) struct EventPort {
     /// Bit n: queue n holds events that the guest was not told of.
     dirty: u64,
     raised: Arc<AtomicU64>,
+    bell: Bell,
+    trust: Arc<Trust>,
 }
 
 impl EventPort {
     /// `vrings` are those of events, from index 1 on; `raised` counts asynchronous events.
-    pub(super) fn new(vrings: &[Vring], memory: Memory, raised: Arc<AtomicU64>) -> Self {
-        Self { queues: vrings.to_vec(), memory, dirty: 0, raised }
+    pub(super) fn new(
+        vrings: &[Vring],
+        memory: Memory,
+        raised: Arc<AtomicU64>,
+        (bell, trust): (Bell, Arc<Trust>),
+    ) -> Self {
+        Self { queues: vrings.to_vec(), memory, dirty: 0, raised, bell, trust }
+    }
+
+    /// Tells the VMM of queue `index`.
+    fn tell(&self, index: usize, vring: &Vring) {
+        if !self.trust.is_given() {
+            return self.bell.ring(index);
+        }
+        let ((), lost) = self.trust.watch(|| vring.signal());
+        if lost {
+            tracing::warn!(
+                "a VMM's notification descriptor is slow to signal; another thread does it for a while"
+            );
+        }
     }
 
     fn put(&mut self, index: usize, event: &[u8]) -> bool {
         let Some(vring) = self.queues.get(index) else { return false };
         let memory = self.memory.memory();
-        let mut state = vring.get_mut();
-        let put = runs(&state) && put(&mut state, &memory, event);
+        let mut state = vring.lock();
+        let put = state.runs() && put(&mut state, &memory, event);
         if put {
             self.dirty |= 1 << index;
         }
@@ -51,8 +72,8 @@ impl EventPort {
 }
 
 /// Uses up buffers until one can take the event.
-fn put(state: &mut VringState<Memory>, memory: &AddressSpace, event: &[u8]) -> bool {
-    let queue = state.get_queue_mut();
+fn put(state: &mut State, memory: &AddressSpace, event: &[u8]) -> bool {
+    let queue = state.queue();
     for _ in 0..BUFFERS {
         let (head, len) = match chain::take(queue, memory, PIECES) {
             Taken::Chain(chain) if chain.room() >= event.len() => {
@@ -92,12 +113,11 @@ impl Port for EventPort {
             self.dirty &= self.dirty - 1;
             let Some(vring) = self.queues.get(index) else { continue };
             let memory = self.memory.memory();
-            let mut state = vring.get_mut();
-            let wanted =
-                runs(&state) && state.get_queue_mut().needs_notification(&*memory).unwrap_or(true);
+            let mut state = vring.lock();
+            let wanted = state.runs() && state.queue().needs_notification(&*memory).unwrap_or(true);
             drop(state);
             if wanted {
-                vring.signal();
+                self.tell(index, vring);
             }
         }
     }

@@ -9,7 +9,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use vhost::VhostUserMemoryRegionBase;
@@ -20,14 +19,13 @@ use vhost::vhost_user::message::{
     VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vhost_user_backend::VringT;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
 
 use super::memory::{self, Offer, SLOTS};
 use super::queue_thread::QueueThread;
 use super::session::{QUEUE_SIZE, Session};
-use super::vring::Vring;
+use super::vring::{Parts, Vring};
 
 /// Where the VMM itself has a region: ring addresses are given as its own.
 #[derive(Debug)]
@@ -83,23 +81,23 @@ impl Frontend {
     /// A queue that runs has its kicks listened to, and no other.
     fn listen(&self, index: u32) -> Result<()> {
         let vring = self.vring(index)?;
-        let Some(kick) = vring.kick() else { return Ok(()) };
-        self.thread.listen(kick.as_fd(), index, vring.runs()).map_err(Error::ReqHandlerError)
+        let kick = vring.kick().filter(|_| vring.runs());
+        let direct = |kick: &File| self.session.watch_kick(index, kick);
+        self.thread.listen(index, kick, direct).map_err(Error::ReqHandlerError)
     }
 
     /// A queue runs from its first notification descriptor on.
     fn begin(&self, index: u32) -> Result<()> {
         let vring = self.vring(index)?;
-        if vring.kick().is_some() && !vring.get_ref().get_queue().ready() {
-            vring.set_queue_ready(true);
-            self.listen(index)?;
+        if vring.kick().is_some() {
+            vring.lock().queue().set_ready(true);
         }
-        Ok(())
+        self.listen(index)
     }
 
     fn every_vring(&self, enabled: bool) -> Result<()> {
         for (index, vring) in (0..).zip(self.vrings.iter()) {
-            vring.set_enabled(enabled);
+            vring.lock().set_enabled(enabled);
             self.listen(index)?;
         }
         Ok(())
@@ -139,7 +137,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             self.every_vring(true)?;
         }
         let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
-        self.vrings.iter().for_each(|vring| vring.set_queue_event_idx(event_idx));
+        self.vrings.iter().for_each(|vring| vring.lock().queue().set_event_idx(event_idx));
         Ok(())
     }
 
@@ -195,7 +193,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).ok().filter(|size| (1..=QUEUE_SIZE).contains(size));
-        self.vring(index)?.set_queue_size(size.ok_or(Error::InvalidParam)?);
+        self.vring(index)?.lock().queue().set_size(size.ok_or(Error::InvalidParam)?);
         Ok(())
     }
 
@@ -212,39 +210,32 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         let vring = self.vring(index)?;
         let [descriptors, available, used] =
             [descriptor, available, used].map(|address| self.guest_address(address));
-        vring.set_queue_info(descriptors?, available?, used?).map_err(|_| Error::InvalidParam)?;
-        let used = self.session.touching(|| vring.queue_used_idx());
-        let used = used.map_err(|_| Error::InvalidParam)?;
-        vring.set_queue_next_used(used);
-        Ok(())
+        let parts = Parts { descriptors: descriptors?, available: available?, used: used? };
+        // Not under the queue's lock: a page of the guest's may take its time to come.
+        let used = self.session.used_index(parts.used).map_err(|_| Error::InvalidParam)?;
+        vring.lock().set_parts(parts, used).map_err(|_| Error::InvalidParam)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        self.vring(index)?.set_queue_next_avail(base);
+        self.vring(index)?.lock().queue().set_next_avail(base);
         Ok(())
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let vring = self.vring(index)?;
-        vring.set_queue_ready(false);
+        vring.lock().queue().set_ready(false);
         self.listen(index)?;
         self.session.stop_vring(index).map_err(Error::ReqHandlerError)?;
-        let next = vring.queue_next_avail();
+        let next = vring.lock().queue().next_avail();
         vring.set_kick(None);
         vring.set_call(None);
         Ok(VhostUserVringState::new(index, next.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let vring = self.vring(index.into())?;
-        // The thread must not listen to a descriptor that is about to be closed.
-        if let Some(old) = vring.kick() {
-            self.thread.forget(old.as_fd(), index.into());
-        }
-        vring.set_kick(file);
-        self.begin(index.into())?;
-        self.listen(index.into())
+        self.vring(index.into())?.set_kick(file);
+        self.begin(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
@@ -252,9 +243,9 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         self.begin(index.into())
     }
 
-    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.vring(index.into())?.set_err(file);
-        Ok(())
+    /// The descriptor is closed, whatever it is: no error is ever signalled, each is in the log.
+    fn set_vring_err(&mut self, index: u8, _file: Option<File>) -> Result<()> {
+        self.vring(index.into()).map(drop)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -277,7 +268,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         if self.features & protocol.bits() == 0 {
             return Err(Error::InactiveFeature(protocol));
         }
-        self.vring(index)?.set_enabled(enable);
+        self.vring(index)?.lock().set_enabled(enable);
         self.listen(index)
     }
 

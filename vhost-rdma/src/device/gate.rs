@@ -45,18 +45,22 @@ impl Gate {
         Some(Pass { gate: self, first })
     }
 
-    /// Closes the gate and waits until no request is under way; false if one still is after `timeout`.
-    pub(super) fn close(&self, timeout: Duration) -> bool {
-        let state = self.lock();
+    /// Closes the gate. A request may be under way.
+    pub(super) fn close(&self) {
+        let _state = self.lock();
         self.open.store(false, Ordering::Release);
-        let waited = self.idle.wait_timeout_while(state, timeout, |state| state.busy);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Closes the gate for ever.
-    pub(super) fn seal(&self, timeout: Duration) -> bool {
+    pub(super) fn seal(&self) {
         self.lock().sealed = true;
-        self.close(timeout)
+        self.close();
+    }
+
+    /// Waits until no request is under way; false if one still is after `timeout`.
+    pub(super) fn wait_idle(&self, timeout: Duration) -> bool {
+        let waited = self.idle.wait_timeout_while(self.lock(), timeout, |state| state.busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Whether requests are served, for a job that is about to run for one.
@@ -93,11 +97,13 @@ mod tests {
         assert!(gate.enter(|| true).expect("open").first);
         assert!(!gate.enter(|| true).expect("open").first);
         assert!(gate.enter(|| false).is_none());
-        assert!(gate.close(SOON));
+        gate.close();
+        assert!(gate.wait_idle(SOON));
         assert!(gate.enter(|| false).is_none(), "a late kick");
         assert!(!gate.is_open());
         assert!(gate.enter(|| true).expect("started again").first);
-        assert!(gate.seal(SOON));
+        gate.seal();
+        assert!(gate.wait_idle(SOON));
         assert!(gate.enter(|| true).is_none());
     }
 
@@ -106,13 +112,14 @@ mod tests {
         let gate = Gate::default();
         std::thread::scope(|scope| {
             let pass = gate.enter(|| true).expect("open");
-            assert!(!gate.close(SOON), "it is still under way");
+            gate.close();
+            assert!(!gate.wait_idle(SOON), "it is still under way");
             let begin = Instant::now();
             scope.spawn(move || {
                 std::thread::sleep(SOON);
                 drop(pass);
             });
-            assert!(gate.close(Duration::from_secs(5)));
+            assert!(gate.wait_idle(Duration::from_secs(5)));
             assert!(begin.elapsed() >= SOON);
         });
     }

@@ -3,7 +3,10 @@
 //! A second VMM that connects while one is there is refused: its connection is closed at once, for whoever has a NIC must not be kept
 //! waiting behind a stranger, nor a stranger wait for the NIC. One that comes when the first has just gone (a container that starts
 //! again) waits in the backlog until the old session is undone, and finds a device without old objects.
+//!
+//! Where the host has no descriptor left, a VMM is turned away rather than left to wait for an answer: one descriptor is kept for that.
 
+use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +25,6 @@ use super::frontend::Frontend;
 use super::nic::Nic;
 use super::peer::Peer;
 use super::queue_thread::QueueThread;
-use super::queues::QueueKind;
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::Vring;
 use crate::node::{AttachError, NicConfig};
@@ -89,7 +91,8 @@ impl ListenerThread {
         let shared = Arc::new(Shared::default());
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (finished, done) = sync_channel::<()>(0);
-        let thread = Thread { nic, socket, shared: shared.clone(), wake: wake.clone() };
+        let spare = Cell::new(Some(wake.try_clone()?));
+        let thread = Thread { nic, socket, shared: shared.clone(), wake: wake.clone(), spare };
         std::thread::Builder::new().name(format!("nic-{}", thread.nic.name)).spawn(move || {
             finish(thread, Thread::run, finished);
         })?;
@@ -123,13 +126,15 @@ struct Thread {
     socket: NicSocket,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
+    /// Given up to accept, and close, a connection that there is no other descriptor for.
+    spare: Cell<Option<OwnedFd>>,
 }
 
 impl Thread {
     fn run(&self) {
         while self.wait(None) {
             if let Err(error) = self.serve() {
-                tracing::warn!(nic = self.nic.name, %error, "a connection could not be served");
+                tracing::error!(nic = self.nic.name, %error, "a VMM is turned away");
                 if !self.pause() {
                     return;
                 }
@@ -161,14 +166,39 @@ impl Thread {
         !self.shared.stopping.load(Ordering::SeqCst)
     }
 
-    /// Serves the connection that waits, to its end. The accept cannot block: a unix connection stays in the backlog even if
-    /// its client is gone.
+    /// Accepts a connection. It cannot block: a unix connection stays in the backlog even if its client is gone.
+    fn accept(&self) -> io::Result<UnixStream> {
+        // It may have been given up before; there may be room again.
+        self.spare.set(self.spare.take().or_else(|| self.wake.try_clone().ok()));
+        let error = match self.socket.listener.accept() {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) => error,
+        };
+        let full = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(|e| e.raw_os_error());
+        if error.raw_os_error().is_some_and(|errno| full.contains(&errno)) {
+            drop(self.spare.take());
+            // Closed at once: the VMM is told.
+            drop(self.socket.listener.accept());
+            self.spare.set(self.wake.try_clone().ok());
+        }
+        Err(error)
+    }
+
+    /// Serves the connection that waits, to its end.
     fn serve(&self) -> io::Result<()> {
-        let (stream, _) = self.socket.listener.accept()?;
-        let mut connection = Connection::start(&self.nic, stream.try_clone()?)?;
+        let stream = self.accept()?;
+        let peer = Peer::of(&stream)?;
+        if !self.lets_in(&peer) {
+            return Ok(());
+        }
+        let started = stream.try_clone().and_then(|own| Connection::start(&self.nic, own));
+        let mut connection = started.inspect_err(|_| self.nic.disconnected(true))?;
         self.nic.connected();
         *self.shared.connection() = Some(stream);
-        if self.shared.stopping.load(Ordering::SeqCst) || !self.watch() {
+        if !self.shared.stopping.load(Ordering::SeqCst) {
+            self.watch(&peer);
+        }
+        if self.shared.stopping.load(Ordering::SeqCst) {
             connection.hang_up();
         }
         let ended = connection.wait();
@@ -188,27 +218,28 @@ impl Thread {
 }
 
 impl Thread {
-    /// Watches over a session: refuses other VMMs until this one is gone, or until the end. False if it may not be here itself.
-    fn watch(&self) -> bool {
-        let path = &self.socket.path;
-        let Some(peer) = Peer::of(path) else {
-            self.nic.welcomed();
-            return true;
-        };
+    /// Whether the VMM may be here; it is said.
+    fn lets_in(&self, peer: &Peer) -> bool {
         let who = peer.credentials();
-        let (pid, uid, gid) = (who.pid, who.uid, who.gid);
-        if !peer.may_enter(path) {
+        let (nic, pid, uid, gid) = (&self.nic.name, who.pid, who.uid, who.gid);
+        let may = peer.may_enter(&self.socket.path);
+        if may {
+            self.nic.welcomed();
+            tracing::info!(nic, pid, uid, gid, "a VMM connected");
+        } else {
             tracing::warn!(
-                nic = self.nic.name,
+                nic,
                 pid,
                 uid,
                 gid,
                 "a VMM connected whom the socket's mode does not let in: refused"
             );
-            return false;
         }
-        self.nic.welcomed();
-        tracing::info!(nic = self.nic.name, pid, uid, gid, "a VMM connected");
+        may
+    }
+
+    /// Watches over a session: refuses other VMMs until this one is gone, or until the end.
+    fn watch(&self, peer: &Peer) {
         loop {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
@@ -217,18 +248,29 @@ impl Thread {
             ];
             let polled = poll(&mut fds, None);
             if self.shared.stopping.load(Ordering::SeqCst) || !fds[1].revents().is_empty() {
-                return true;
+                return;
             }
-            if polled.is_ok() && !fds[2].revents().is_empty() {
-                // Dropped at once: that is the refusal.
-                let refused = self.socket.listener.accept().is_ok();
-                tracing::warn!(
-                    nic = self.nic.name,
-                    refused,
-                    "a second VMM connected while one is there"
-                );
+            if polled.is_ok() && !fds[2].revents().is_empty() && !self.refuse(peer) {
+                return;
             }
         }
+    }
+
+    /// Turns a second VMM away; false when it is time to end.
+    fn refuse(&self, peer: &Peer) -> bool {
+        // Dropped at once: that is the refusal.
+        let refused = self.accept();
+        let pid = refused.as_ref().ok().and_then(|stream| Peer::of(stream).ok());
+        let pid = pid.map_or(0, |second| second.credentials().pid);
+        tracing::warn!(
+            nic = self.nic.name,
+            pid,
+            connected = peer.credentials().pid,
+            ended = peer.has_ended(),
+            "a second VMM connected while one is there: refused"
+        );
+        // Where not even that was possible the connection still waits, and would be found again at once.
+        refused.is_ok() || self.pause()
     }
 }
 
@@ -246,22 +288,24 @@ struct Connection {
     stream: UnixStream,
     session: Arc<Session>,
     queues: Arc<QueueThread>,
+    vrings: Arc<[Vring]>,
     messages: Option<JoinHandle<VhostError>>,
 }
 
 impl Connection {
     fn start(nic: &Arc<Nic>, stream: UnixStream) -> io::Result<Self> {
         let session = Arc::new(Session::new(nic.clone()));
-        let vrings = (0..nic.layout.total()).map(|index| {
-            let route = nic.layout.kind(index) == Some(QueueKind::Kick);
-            Vring::with_route(session.memory(), QUEUE_SIZE, route.then(|| nic.kick_route()))
-        });
+        let vrings = (0..nic.layout.total()).map(|_| Vring::new(QUEUE_SIZE));
         let vrings: Arc<[Vring]> = vrings
             .collect::<Result<_, _>>()
             .map_err(|error| io::Error::other(error.to_string()))?;
         let queues = QueueThread::start(session.clone(), vrings.clone())?;
-        let mut connection = Self { stream, session, queues, messages: None };
-        let frontend = Frontend::new(connection.session.clone(), connection.queues.clone(), vrings);
+        let mut connection = Self { stream, session, queues, vrings, messages: None };
+        let frontend = Frontend::new(
+            connection.session.clone(),
+            connection.queues.clone(),
+            connection.vrings.clone(),
+        );
         let stream = connection.stream.try_clone()?;
         let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(frontend)));
         let end = HangUp(connection.stream.try_clone()?);
@@ -294,8 +338,14 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.hang_up();
         self.wait();
+        self.queues.hear_nothing();
         self.session.end();
         self.queues.end();
+        // Here and not by whoever lets go of the queues last: closing takes as long as the VMM has waiters.
+        for vring in self.vrings.iter() {
+            vring.set_kick(None);
+            vring.set_call(None);
+        }
     }
 }
 

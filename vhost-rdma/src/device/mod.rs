@@ -35,11 +35,13 @@ mod gate;
 mod listener;
 mod memory;
 mod nic;
+mod notifier;
 mod peer;
 mod queue_thread;
 mod queues;
 mod rnic;
 mod session;
+mod trust;
 mod vring;
 
 pub use backend::DeviceBackend;

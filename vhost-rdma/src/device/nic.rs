@@ -1,7 +1,8 @@
 //! One configured NIC, whether or not a VMM is connected: its place on a worker and what is known of its connection.
 
+use std::fs::File;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,15 +10,17 @@ use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
-use super::vring::KickRoute;
+use super::trust::{Trust, thread_time};
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::mark::Mark;
 use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
 use crate::transport::NicId;
-use crate::worker::{CallError, Progress, WorkerHandle};
+use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle};
 
-/// How long a worker may take for a job of the admin side.
-pub(super) const JOB_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a worker may be in one and the same turn before whoever waits for a job of it gives up, and a guest is told that its device is
+/// gone. Drivers give up after 5 seconds by themselves, but that is for them to decide: a worker that is late may still come, and a
+/// command that it has not seen must not be answered for it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a status request may be late before the answer is given without the engine's part.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -49,6 +52,32 @@ pub(super) struct Nic {
     max_mr_bytes: AtomicU64,
     link: Mutex<Link>,
     mark: Mark,
+    /// Its VMM has made the worker's epoll set wait.
+    slow_kicks: AtomicBool,
+    /// Whether a worker may signal its VMM's descriptors.
+    pub(super) trust: Arc<Trust>,
+}
+
+/// Processor time of this thread that a change of an epoll set takes at most (some microseconds), but for one reason: somebody
+/// signals the eventfd all the time and has made that take long, by a great many waiters. Others' time does not count here.
+const SLOW_CHANGE: Duration = Duration::from_millis(2);
+
+/// A kick descriptor that wakes the worker for as long as this lives.
+///
+/// To add it to the worker's epoll set, or take it out, waits for the lock of the eventfd's waiters while it holds the set's own, which
+/// the worker needs when it wakes. The VMM decides how long that takes. So each change is timed, and a NIC whose change was slow is
+/// not heard by the worker directly again: its kicks come by its connection's own thread.
+#[derive(Debug)]
+pub(super) struct DirectKick {
+    watched: Option<WatchedKick>,
+    nic: Arc<Nic>,
+}
+
+impl Drop for DirectKick {
+    fn drop(&mut self) {
+        let watched = self.watched.take();
+        self.nic.timed(|| drop(watched));
+    }
 }
 
 /// What the engine needs to know of a NIC.
@@ -103,6 +132,8 @@ impl Nic {
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
             link: Mutex::new(Link::default()),
             mark: Mark::beside(&config.socket),
+            slow_kicks: AtomicBool::new(false),
+            trust: Arc::new(Trust::new()),
         }
     }
 
@@ -159,9 +190,34 @@ impl Nic {
         self.worker.post(Some(id), move |shard, now| job(shard, id, now));
     }
 
-    /// The way of a kick queue's kicks to the worker.
-    pub(super) fn kick_route(&self) -> Arc<KickRoute> {
-        Arc::new(KickRoute::new(self.worker.clone(), self.stats.kicks.clone()))
+    /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's thread.
+    pub(super) fn watch_kick(self: &Arc<Self>, kick: &File) -> Option<DirectKick> {
+        if self.slow_kicks.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (fd, counter) = (kick.try_clone().ok()?, self.stats.kicks.clone());
+        let watched = self.timed(|| self.worker.watch(fd.into(), counter)).ok()?;
+        Some(DirectKick { watched: Some(watched), nic: self.clone() })
+    }
+
+    /// Changes the worker's epoll set.
+    fn timed<R>(&self, change: impl FnOnce() -> R) -> R {
+        let before = thread_time();
+        let result = change();
+        if thread_time().saturating_sub(before) > SLOW_CHANGE
+            && !self.slow_kicks.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                nic = self.name,
+                "the VMM's kick descriptor is slow to wait for; its kicks take another way from now on"
+            );
+        }
+        result
+    }
+
+    /// How many turns the worker has ended.
+    pub(super) fn turns(&self) -> u64 {
+        self.worker.beat().turns.iter().sum()
     }
 
     /// Has the worker look at the doorbells.
@@ -261,5 +317,42 @@ const fn held(engine: &Objects) -> node::Objects {
         srqs: engine.srqs,
         qps: engine.qps,
         ahs: engine.ahs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Instant;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::node::{NicSpec, Registry};
+    use crate::worker::{WorkerConfig, Workers};
+
+    #[test]
+    fn a_descriptor_that_was_slow_to_wait_for_is_not_heard_by_the_worker_again() {
+        let workers = Workers::start(WorkerConfig::default()).unwrap();
+        let mut registry = Registry::new(PathBuf::from("/nowhere"));
+        let spec = NicSpec { name: "n".to_owned(), ..NicSpec::default() };
+        let config = registry.add_nic(spec, || [2; 6]).unwrap();
+        let worker = workers.handles()[0].clone();
+        let nic = Arc::new(Nic::new(config, QueueLayout::default(), worker, NicId(0)));
+        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let heard = nic.watch_kick(&kick);
+        assert!(heard.is_some());
+        // Time in which this thread does not run is no fault of the VMM's.
+        nic.timed(|| std::thread::sleep(10 * SLOW_CHANGE));
+        assert!(nic.watch_kick(&kick).is_some());
+        let busy = || {
+            let begin = Instant::now();
+            while begin.elapsed() < 50 * SLOW_CHANGE {
+                std::hint::spin_loop();
+            }
+        };
+        nic.timed(busy);
+        assert!(nic.watch_kick(&kick).is_none(), "it is heard by its connection's thread");
+        drop(heard);
     }
 }

@@ -1,44 +1,35 @@
 //! The VMM at the other end of a NIC's connection: who it is, and whether it is still there.
 //!
-//! The framework accepts connections itself and shows nobody their descriptor. It is found again among this process's own, by the
-//! address that an accepted unix socket has from its listener: the NIC's path, which no other NIC has. `pidfd_getfd` duplicates it
-//! without a raw descriptor changing hands. Where that system call is missing or forbidden the connection is served all the same,
-//! only unobserved.
+//! What is known of it comes from the accepted stream itself: the kernel noted user, group and process at `connect` (`SO_PEERCRED`),
+//! and since Linux 6.5 hands out a descriptor of that process (`SO_PEERPIDFD`), which no later process can be taken for. Never from a
+//! name: a socket that another process binds in a mount namespace of its own can have any path.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::net::SocketAddrUnix;
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::socket::{self, Credentials};
 
 /// An observed VMM.
 #[derive(Debug)]
 pub(super) struct Peer {
-    stream: OwnedFd,
+    stream: UnixStream,
     /// As they were at `connect`.
     credentials: Credentials,
+    /// The process; none where the kernel does not tell.
+    process: Option<OwnedFd>,
 }
 
 impl Peer {
-    /// The VMM that is connected to the socket at `path`.
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        let wanted = SocketAddrUnix::new(path).ok()?;
-        let me = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
-        for entry in std::fs::read_dir("/proc/self/fd").ok()?.flatten() {
-            let is_socket = std::fs::read_link(entry.path())
-                .is_ok_and(|target| target.to_string_lossy().starts_with("socket:"));
-            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            let Some(number) = number.filter(|_| is_socket) else { continue };
-            let Ok(stream) = pidfd_getfd(&me, number, PidfdGetfdFlags::empty()) else { continue };
-            if is_connected_at(stream.as_fd(), &wanted) {
-                let credentials = socket::credentials(stream.as_fd())?;
-                return Some(Self { stream, credentials });
-            }
-        }
-        None
+    /// Who is connected by `stream`.
+    pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
+        let credentials = socket::credentials(stream.as_fd())?;
+        let process = socket::peer_process(stream.as_fd());
+        Ok(Self { stream: stream.try_clone()?, credentials, process })
     }
 
     /// Do owner, group and mode of the socket let it in? The kernel asked that at `connect`; between that and now the connection
@@ -57,6 +48,14 @@ impl Peer {
     pub(super) const fn credentials(&self) -> Credentials {
         self.credentials
     }
+
+    /// Whether the process that connected has ended. If the connection has not, somebody else has it: whom it was left to (a child), or
+    /// given to (by a launcher).
+    pub(super) fn has_ended(&self) -> bool {
+        let Some(process) = &self.process else { return false };
+        let mut fds = [PollFd::new(process, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+    }
 }
 
 impl AsFd for Peer {
@@ -65,34 +64,57 @@ impl AsFd for Peer {
     }
 }
 
-fn is_connected_at(stream: BorrowedFd<'_>, path: &SocketAddrUnix) -> bool {
-    let here =
-        rustix::net::getsockname(stream).ok().and_then(|any| SocketAddrUnix::try_from(any).ok());
-    here.as_ref() == Some(path) && rustix::net::getpeername(stream).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::net::UnixListener;
+    use std::process::{Command, Stdio};
 
-    use super::Peer;
+    use super::*;
+
+    const SOCKET: &str = "VHOST_RDMA_TEST_PEER";
 
     #[test]
-    fn the_connection_is_found_by_its_path_and_its_credentials_are_ours() {
+    fn the_stream_tells_whose_it_is_whatever_the_path_says() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, other) = (dir.path().join("a"), dir.path().join("b"));
+        let path = dir.path().join("a");
         let listener = UnixListener::bind(&path).unwrap();
-        let _other = UnixListener::bind(&other).unwrap();
-        let _elsewhere = UnixStream::connect(&other).unwrap();
-        assert!(Peer::of(&path).is_none(), "nobody is connected, only listening");
         let _client = UnixStream::connect(&path).unwrap();
-        let (_server, _) = listener.accept().unwrap();
-        let peer = Peer::of(&path).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let peer = Peer::of(&server).unwrap();
         assert_eq!(peer.credentials().pid.cast_unsigned(), std::process::id());
+        assert!(!peer.has_ended());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(peer.may_enter(&path));
         std::fs::remove_file(&path).unwrap();
         assert!(!peer.may_enter(&path));
+    }
+
+    /// What the child does: connects, leaves the connection to a child of its own, and ends.
+    #[test]
+    #[ignore = "run by the test below, as a process of its own"]
+    fn connect_and_leave() {
+        let stream = UnixStream::connect(std::env::var_os(SOCKET).unwrap()).unwrap();
+        Command::new("cat").stdin(OwnedFd::from(stream)).stdout(Stdio::null()).spawn().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_leaves_its_connection_to_another_is_known_to_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "device::peer::tests::connect_and_leave", "--ignored"])
+            .env(SOCKET, &path)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let peer = Peer::of(&server).unwrap();
+        assert!(child.wait().unwrap().success());
+        // Where the kernel does not tell (before Linux 6.5) it is not known.
+        assert_eq!(peer.has_ended(), peer.process.is_some());
+        let mut still = [PollFd::new(&peer, PollFlags::RDHUP)];
+        assert_eq!(poll(&mut still, Some(&Timespec::default())), Ok(0), "the connection is");
     }
 }

@@ -1,25 +1,44 @@
 //! The thread that waits for one connection's kicks and serves its queues.
 //!
 //! Queues come and go while it waits: their descriptors are in an epoll set, which the connection's thread changes. A queue that was
-//! just added is looked at once even if nobody kicks it, since what was kicked before would be lost.
+//! just added is looked at once even if nobody kicks it, since what was kicked before would be lost. The set is edge-triggered: a
+//! descriptor whose counter cannot be set back, for whatever its VMM did to it, does not keep the thread busy.
+//!
+//! Kicks of kick queues wake the worker directly, which saves each the way through here (`Nic::watch`).
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use vhost_user_backend::VringT;
 
+use super::nic::DirectKick;
 use super::session::Session;
 use super::vring::Vring;
 
 /// What the epoll set says where it is not a queue's index.
 const POKE: u64 = u64::MAX;
+
+/// Where the kicks of a queue are heard, with the descriptor that stays open as long.
+#[derive(Debug)]
+enum Heard {
+    Here(Arc<File>),
+    ByWorker(Arc<File>, #[allow(dead_code, reason = "it is its life that counts")] DirectKick),
+}
+
+impl Heard {
+    const fn file(&self) -> &Arc<File> {
+        match self {
+            Self::Here(file) | Self::ByWorker(file, _) => file,
+        }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +49,8 @@ pub(super) struct QueueThread {
     /// Bit n: queue n was added and not looked at yet.
     added: AtomicU64,
     ending: AtomicBool,
+    /// By queue; changed by the connection's thread only.
+    heard: Mutex<Vec<Option<Heard>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -41,6 +62,7 @@ impl QueueThread {
             poke: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             added: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            heard: Mutex::new(vrings.iter().map(|_| None).collect()),
             thread: Mutex::default(),
         });
         epoll::add(&this.epoll, &this.poke, EventData::new_u64(POKE), EventFlags::IN)?;
@@ -52,29 +74,54 @@ impl QueueThread {
         Ok(this)
     }
 
-    /// Listens to queue `index`'s descriptor from now on, or no more.
-    pub(super) fn listen(&self, kick: BorrowedFd<'_>, index: u32, listen: bool) -> io::Result<()> {
-        if !listen {
-            self.forget(kick, index);
-            return Ok(());
-        }
-        let data = EventData::new_u64(index.into());
-        match epoll::add(&self.epoll, kick, data, EventFlags::IN) {
-            Ok(()) => {
-                self.added.fetch_or(bit(index), Ordering::AcqRel);
-                self.poke();
-                Ok(())
-            }
-            // A VMM may enable a queue twice.
-            Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+    fn heard(&self) -> MutexGuard<'_, Vec<Option<Heard>>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to queue `index`'s descriptor no more, if it did.
-    pub(super) fn forget(&self, kick: BorrowedFd<'_>, index: u32) {
-        self.added.fetch_and(!bit(index), Ordering::AcqRel);
-        let _ = epoll::delete(&self.epoll, kick);
+    /// Hears the kicks of queue `index` by `kick` from now on, and by nothing else. `direct` makes the worker hear them, if it can.
+    pub(super) fn listen(
+        &self,
+        index: u32,
+        kick: Option<Arc<File>>,
+        direct: impl FnOnce(&File) -> Option<DirectKick>,
+    ) -> io::Result<()> {
+        let mut heard = self.heard();
+        let Some(slot) = heard.get_mut(index as usize) else { return Ok(()) };
+        let same = match (&slot, &kick) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old.file(), new),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            return Ok(());
+        }
+        // Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of the set.
+        if let Some(Heard::Here(old)) = slot.take() {
+            self.added.fetch_and(!bit(index), Ordering::AcqRel);
+            let _ = epoll::delete(&self.epoll, &old);
+        }
+        let Some(file) = kick else { return Ok(()) };
+        *slot = Some(match direct(&file) {
+            Some(direct) => Heard::ByWorker(file, direct),
+            None => {
+                let (data, flags) = (EventData::new_u64(index.into()), EventFlags::IN);
+                epoll::add(&self.epoll, &file, data, flags | EventFlags::ET)?;
+                Heard::Here(file)
+            }
+        });
+        drop(heard);
+        self.added.fetch_or(bit(index), Ordering::AcqRel);
+        self.poke();
+        Ok(())
+    }
+
+    /// Hears nothing any more.
+    pub(super) fn hear_nothing(&self) {
+        // A statement of its own: the lock must be free again.
+        let queues = self.heard().len();
+        for index in 0..u32::try_from(queues).unwrap_or(0) {
+            let _ = self.listen(index, None, |_| None);
+        }
     }
 
     /// Ends the thread and waits for it.
@@ -125,11 +172,10 @@ impl QueueThread {
     }
 }
 
-/// A queue's descriptor is readable.
+/// A queue's descriptor was signalled.
 fn kicked(session: &Session, vrings: &[Vring], index: u64) {
-    let vring = usize::try_from(index).ok().and_then(|index| vrings.get(index));
-    // An error is of one who emptied the counter before us.
-    if vring.is_some_and(|vring| vring.read_kick().unwrap_or(true)) {
+    if let Some(vring) = usize::try_from(index).ok().and_then(|index| vrings.get(index)) {
+        vring.take_kick();
         session.handle(index, vrings);
     }
 }

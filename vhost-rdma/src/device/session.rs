@@ -9,6 +9,7 @@
 //! resolved with an older one is resolved again instead of executed ([`Outcome::Stale`]).
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,12 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost_user_backend::VringT;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::QueueT;
+use virtio_queue::{Error as QueueError, Queue, QueueT};
 use virtio_rdma_abi::vq;
-use vm_memory::GuestAddressSpace;
+use vm_memory::{GuestAddress, GuestAddressSpace};
 
 use super::chain::{self, Chain, Taken};
 use super::config;
@@ -29,7 +29,8 @@ use super::ctrl::{Controller, Executor, Outcome};
 use super::events::{EventPort, NoPort};
 use super::gate::Gate;
 use super::memory::MemoryError;
-use super::nic::{JOB_TIMEOUT, Nic};
+use super::nic::{DirectKick, Nic, PATIENCE};
+use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
 use crate::engine::{Command, MemoryChange, Reply, Status};
@@ -38,11 +39,6 @@ use crate::worker::{CallError, Progress};
 
 /// Entries of a virtqueue, at most.
 pub(super) const QUEUE_SIZE: u16 = 1024;
-/// How long the stop of a queue may wait for a request or the worker: the VMM's main loop stands still meanwhile.
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a worker may be in one and the same turn before a guest is told that its device is gone. Drivers give up after 5 seconds by
-/// themselves, but that is for them to decide: a worker that is late may still come, and a command that it has not seen must not be answered for it.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a KEEPALIVE waits for the worker.
 const KEEPALIVE_WAIT: Duration = Duration::from_secs(1);
 
@@ -56,8 +52,8 @@ pub(super) struct Session {
     space: Mutex<AddressSpace>,
     generation: Arc<AtomicU64>,
     controller: Mutex<Controller>,
-    /// The queues, known since the first event.
-    vrings: OnceLock<()>,
+    /// What tells the VMM of events, since the first kick; none if there is no thread for it.
+    notifier: OnceLock<Option<Notifier>>,
     /// An offer of event buffers is on its way to the worker.
     offering: Arc<AtomicBool>,
     ring_broken: AtomicBool,
@@ -74,25 +70,22 @@ impl Session {
             space: Mutex::default(),
             generation: Arc::default(),
             controller: Mutex::new(controller),
-            vrings: OnceLock::new(),
+            notifier: OnceLock::new(),
             offering: Arc::default(),
             ring_broken: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn memory(&self) -> Memory {
-        self.memory.clone()
-    }
-
     /// Ends everything that this connection made: no request is served any more, and the NIC's objects are gone.
     pub(super) fn end(&self) {
-        if !self.gate.seal(STOP_TIMEOUT) {
+        self.gate.seal();
+        if !self.settle() {
             tracing::warn!(
                 nic = self.nic.name,
                 "a control request is still under way after the connection"
             );
         }
-        let ended = self.nic.call(JOB_TIMEOUT, |shard, id, _| {
+        let ended = self.nic.call(PATIENCE, |shard, id, _| {
             shard.set_port(id, Box::new(NoPort));
             shard.reset(id);
         });
@@ -119,7 +112,7 @@ impl Session {
     }
 
     fn dispatch(&self, index: u16, vrings: &[Vring]) {
-        self.vrings.get_or_init(|| self.connect_events(vrings));
+        self.notifier.get_or_init(|| self.connect_events(vrings));
         match self.nic.layout.kind(index) {
             Some(QueueKind::Control) => {
                 if let Some(vring) = vrings.get(usize::from(index)) {
@@ -133,14 +126,20 @@ impl Session {
     }
 
     /// Gives the worker the event queues. They are not known before the first event.
-    fn connect_events(&self, vrings: &[Vring]) {
+    fn connect_events(&self, vrings: &[Vring]) -> Option<Notifier> {
         let queues = vrings.get(usize::from(vq::EVENT)..usize::from(self.nic.layout.kick_base()));
-        let port = EventPort::new(
-            queues.unwrap_or_default(),
-            self.memory.clone(),
-            self.nic.stats.events.clone(),
-        );
+        let queues = queues.unwrap_or_default();
+        let notifier = Notifier::start(queues.to_vec(), self.nic.trust.clone())
+            .inspect_err(|error| {
+                self.nic.failed(format!("the host has no thread for the guest's events: {error}"));
+            })
+            .ok()?;
+        let (memory, raised) = (self.memory.clone(), self.nic.stats.events.clone());
+        self.nic.trust.begin();
+        let told = (notifier.bell(), self.nic.trust.clone());
+        let port = EventPort::new(queues, memory, raised, told);
         self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
+        Some(notifier)
     }
 
     /// Tells the engine of new event buffers; however many kicks there are, one job at a time is on its way.
@@ -160,11 +159,11 @@ impl Session {
     fn serve_control(&self, vring: &Vring) {
         while let Some(pass) = self.gate.enter(|| vring.runs()) {
             if pass.first {
-                self.begin(vring.queue_next_avail());
+                let next = vring.lock().queue().next_avail();
+                self.begin(next);
             }
             let memory = self.memory.memory();
-            let taken =
-                chain::take(vring.get_mut().get_queue_mut(), &memory, chain::DESCRIPTORS_MAX);
+            let taken = chain::take(vring.lock().queue(), &memory, chain::DESCRIPTORS_MAX);
             match taken {
                 Taken::Chain(chain) => {
                     let len = self.answer(&chain);
@@ -176,7 +175,7 @@ impl Session {
                 }
                 Taken::Malformed(head) => give_back(vring, &memory, head, 0),
                 Taken::Empty => {
-                    let more = vring.get_mut().get_queue_mut().enable_notification(&*memory);
+                    let more = vring.lock().queue().enable_notification(&*memory);
                     if !more.unwrap_or(false) {
                         return;
                     }
@@ -205,6 +204,19 @@ impl Session {
         };
         if let Err(error) = begun {
             self.nic.failed(format!("the device could not be started: {error}"));
+        }
+    }
+
+    /// Waits until no request is under way; false if one still is and neither it nor the worker goes on.
+    fn settle(&self) -> bool {
+        loop {
+            let turns = self.nic.turns();
+            if self.gate.wait_idle(PATIENCE) {
+                return true;
+            }
+            if turns == self.nic.turns() {
+                return false;
+            }
         }
     }
 
@@ -261,8 +273,8 @@ impl Session {
 
 /// Returns a chain to the driver and notifies it if it wants that.
 fn give_back(vring: &Vring, memory: &AddressSpace, head: u16, len: u32) {
-    let mut state = vring.get_mut();
-    let queue = state.get_queue_mut();
+    let mut state = vring.lock();
+    let queue = state.queue();
     // Refused is only a head that is not in the ring, which the driver cannot get back.
     let wanted = queue.add_used(memory, head, len).is_ok()
         && queue.needs_notification(memory).unwrap_or(true);
@@ -324,6 +336,20 @@ impl Session {
             .union(VhostUserProtocolFeatures::REPLY_ACK)
             .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
+    /// Has the worker hear the kicks of a kick queue; `None` for other queues, or where they come better by the queue thread.
+    pub(super) fn watch_kick(&self, index: u32, kick: &File) -> Option<DirectKick> {
+        let kind = u16::try_from(index).ok().and_then(|index| self.nic.layout.kind(index));
+        if kind == Some(QueueKind::Kick) { self.nic.watch_kick(kick) } else { None }
+    }
+
+    /// How far the used ring at `used` has come: no message tells.
+    pub(super) fn used_index(&self, used: u64) -> Result<u16, QueueError> {
+        let mut queue = Queue::new(QUEUE_SIZE)?;
+        queue.try_set_used_ring_address(GuestAddress(used))?;
+        let memory = self.memory.memory();
+        self.touching(|| queue.used_idx(&*memory, Ordering::Acquire)).map(|index| index.0)
+    }
+
     /// Bytes of the configuration space.
     pub(super) fn config(&self, offset: u32, size: u32) -> Vec<u8> {
         config::read(&self.nic.config_space, offset, size)
@@ -335,11 +361,13 @@ impl Session {
         if queue_index != u32::from(vq::CONTROL) {
             return Ok(());
         }
-        if !self.gate.close(STOP_TIMEOUT) {
-            tracing::warn!(
-                nic = self.nic.name,
-                "a control request is still under way while its queue is stopped"
-            );
+        // The answer says that the guest's memory is not touched any more. So it waits for as long as the worker goes on; the VMM's
+        // main loop stands still meanwhile, which costs its guest less than a NIC.
+        self.gate.close();
+        if !self.settle() {
+            let why = "a control request is still under way";
+            self.nic.failed(format!("the device could not be stopped: {why}"));
+            return Err(io::Error::other(why));
         }
         // However many others the worker has to serve first: a VMM that was told of an error would give the guest up.
         let paused = self.nic.call_in_steps(PATIENCE, |shard, id, _| {

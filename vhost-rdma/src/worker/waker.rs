@@ -65,12 +65,20 @@ impl Waker {
         fd: OwnedFd,
         counter: Arc<AtomicU64>,
     ) -> io::Result<WatchedKick> {
-        let mut kicks = self.kicks();
-        let token = kicks.last + 1;
-        epoll::add(&self.epoll, &fd, EventData::new_u64(token), EventFlags::IN | EventFlags::ET)?;
-        kicks.last = token;
-        kicks.counters.insert(token, counter);
-        drop(kicks);
+        let token = {
+            let mut kicks = self.kicks();
+            kicks.last += 1;
+            let token = kicks.last;
+            kicks.counters.insert(token, counter);
+            token
+        };
+        // Not under the lock, which the worker takes: how long it takes is up to whose descriptor it is.
+        let data = EventData::new_u64(token);
+        let added = epoll::add(&self.epoll, &fd, data, EventFlags::IN | EventFlags::ET);
+        if let Err(error) = added {
+            self.kicks().counters.remove(&token);
+            return Err(error.into());
+        }
         Ok(WatchedKick { waker: self.clone(), fd, token })
     }
 

@@ -14,6 +14,7 @@
 )]
 
 mod chains;
+mod descriptors;
 mod floods;
 mod keys;
 mod mapping;

@@ -100,7 +100,7 @@ fn kick_descriptors_that_are_emptied_hold_nobody_up() {
 }
 
 /// A message with its header: request, flags, size; then the payload.
-fn message(request: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn message(request: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in [request, flags, size] {
         bytes.extend(word.to_le_bytes());
@@ -110,7 +110,7 @@ fn message(request: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Sends bytes with as many copies of a descriptor.
-fn send_with(stream: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>, count: usize) {
+pub(crate) fn send_with(stream: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>, count: usize) {
     let fds = vec![fd; count];
     let mut space = vec![MaybeUninit::uninit(); 2048];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -35,8 +35,7 @@ fn a_worker_that_is_late_costs_no_guest_its_device() {
     let worker = &workers.handles()[0];
     let layout = QueueLayout::new(1, KICK_QUEUES).expect("a layout");
     let given = settings(&config(), layout);
-    let added =
-        worker.call(None, JOB_TIMEOUT, move |shard, _| shard.add_nic(given, Box::new(NoPort)));
+    let added = worker.call(None, PATIENCE, move |shard, _| shard.add_nic(given, Box::new(NoPort)));
     let nic = Arc::new(Nic::new(&config(), layout, worker.clone(), added.expect("a NIC")));
     let session = Session::new(nic);
     assert!(worker.post(None, |_, _| thread::sleep(STALL)));

@@ -1,0 +1,146 @@
+//! The thread that tells one VMM of the guest's events, in the workers' place.
+//!
+//! The system call that signals an eventfd wakes everyone who waits for it, and the VMM chooses who that is. While a VMM is not
+//! trusted with a worker's time (`trust`), the worker sets a bit, and wakes this thread if it sleeps; what the call costs is then the
+//! time of a thread that serves this connection alone.
+//!
+//! A burst of events is one wake-up: bits that come while the thread is busy are found when it looks again.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Thread};
+
+use super::trust::Trust;
+use super::vring::Vring;
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Bit n: the VMM is to be told of queue n.
+    due: AtomicU64,
+    ending: AtomicBool,
+}
+
+/// The end that a worker has.
+#[derive(Debug, Clone)]
+pub(super) struct Bell {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+impl Bell {
+    /// Has the VMM told that queue `index` has used buffers. What they hold must have been written before.
+    #[inline]
+    pub(super) fn ring(&self, index: usize) {
+        // Whoever set a bit before wakes the thread, which then sees this one as well.
+        if self.shared.due.fetch_or(1 << (index & 63), Ordering::AcqRel) == 0 {
+            // No system call unless the thread sleeps.
+            self.thread.unpark();
+        }
+    }
+}
+
+/// See the module. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Notifier {
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Notifier {
+    /// For these queues; bit n is the n-th.
+    pub(super) fn start(vrings: Vec<Vring>, trust: Arc<Trust>) -> io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let own = shared.clone();
+        let run = move || run(&own, &vrings, &trust);
+        let thread = std::thread::Builder::new().name("notifier".to_owned()).spawn(run)?;
+        let bell = Bell { shared, thread: thread.thread().clone() };
+        Ok(Self { bell, thread: Some(thread) })
+    }
+
+    pub(super) fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+}
+
+fn run(shared: &Shared, vrings: &[Vring], trust: &Trust) {
+    loop {
+        let mut due = shared.due.swap(0, Ordering::AcqRel);
+        if due == 0 {
+            if shared.ending.load(Ordering::Acquire) {
+                return;
+            }
+            // Returns at once if the bell was rung since the look.
+            std::thread::park();
+        }
+        while due != 0 {
+            if let Some(vring) = vrings.get(due.trailing_zeros() as usize) {
+                trust.watch(|| vring.signal());
+            }
+            due &= due - 1;
+        }
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        self.bell.shared.ending.store(true, Ordering::Release);
+        self.bell.thread.unpark();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a notifier panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::signal;
+
+    /// A queue, and the VMM's own descriptor of what it is told by.
+    fn told() -> (Vring, File) {
+        let vring = Vring::new(16).unwrap();
+        let vmm = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        vring.set_call(Some(vmm.try_clone().unwrap()));
+        (vring, vmm)
+    }
+
+    fn awaits(vmm: &File) {
+        let begin = Instant::now();
+        while !signal::take(vmm.as_fd()).unwrap() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the VMM is not told");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn no_bell_is_lost_and_each_is_for_its_queue() {
+        let (first, second) = (told(), told());
+        let notifier = Notifier::start(vec![first.0, second.0], Arc::new(Trust::new())).unwrap();
+        let bell = notifier.bell();
+        for _ in 0..2000 {
+            bell.ring(0);
+            awaits(&first.1);
+            bell.ring(1);
+            awaits(&second.1);
+        }
+        assert!(!signal::take(first.1.as_fd()).unwrap(), "nobody rang for it");
+    }
+
+    #[test]
+    fn what_was_rung_before_the_end_is_told() {
+        for _ in 0..200 {
+            let (vring, vmm) = told();
+            let notifier = Notifier::start(vec![vring], Arc::new(Trust::new())).unwrap();
+            notifier.bell().ring(0);
+            drop(notifier);
+            assert!(signal::take(vmm.as_fd()).unwrap());
+        }
+    }
+}

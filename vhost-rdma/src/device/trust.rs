@@ -1,0 +1,164 @@
+//! Whether a worker may make a system call on a descriptor of a VMM's, whose length the VMM decides.
+//!
+//! Signalling an eventfd takes a microsecond, unless its VMM has a million epoll sets wait for it: then it takes a quarter of a second.
+//! Nothing tells beforehand. A thread of the connection's own can make the call in a worker's place (`notifier`), but on cores that
+//! guests and workers share an event then waits for one more thread to be scheduled: a round trip of two sleeping guests, 30 µs,
+//! became 130 µs to milliseconds on two busy cores.
+//!
+//! So a new connection is not trusted, and its thread makes the calls. Where all of them were short for a second, the worker makes
+//! them. One that takes long ends that at once, for a second, then two, four, up to an hour: a VMM that behaves well in between takes a
+//! worker's time once in each such period, and one that does not never takes any. What counts is processor time of the calling
+//! thread: that it was made to wait for a processor is no fault of the VMM's.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A call that takes longer has been made to: a hundred times what one takes.
+const LONG: Duration = Duration::from_micros(200);
+/// The first time without trust; each is twice the last.
+const PROBATION: Duration = Duration::from_secs(1);
+/// Doublings: an hour and eight minutes.
+const DOUBLINGS: u32 = 12;
+/// After as many times the last probation, without another fault, it is forgotten: on a machine whose hypervisor takes its processors
+/// away a call looks long once in a while.
+const FORGET: u32 = 100;
+
+/// The time of one thread, which is not spent while it waits for a processor.
+pub(super) fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// What is known of one NIC's VMMs.
+#[derive(Debug)]
+pub(super) struct Trust {
+    origin: Instant,
+    /// Trusted from then on, in nanoseconds after `origin`.
+    from: AtomicU64,
+    faults: Mutex<Faults>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    count: u32,
+    last: Duration,
+}
+
+/// How long the probation after that many faults is.
+fn probation(faults: u32) -> Duration {
+    PROBATION * (1 << faults.saturating_sub(1).min(DOUBLINGS))
+}
+
+impl Trust {
+    pub(super) fn new() -> Self {
+        Self { origin: Instant::now(), from: AtomicU64::new(u64::MAX), faults: Mutex::default() }
+    }
+
+    /// Whether a worker may make a call now.
+    pub(super) fn is_given(&self) -> bool {
+        self.is_given_at(self.origin.elapsed())
+    }
+
+    fn is_given_at(&self, now: Duration) -> bool {
+        nanos(now) >= self.from.load(Ordering::Relaxed)
+    }
+
+    /// A new connection has to earn it.
+    pub(super) fn begin(&self) {
+        self.not_before(self.origin.elapsed() + PROBATION);
+    }
+
+    fn not_before(&self, time: Duration) {
+        let until = match self.from.load(Ordering::Relaxed) {
+            u64::MAX => 0,
+            until => until,
+        };
+        self.from.store(until.max(nanos(time)), Ordering::Relaxed);
+    }
+
+    /// Makes a call and sees how long it takes. True if the VMM has just lost the trust.
+    pub(super) fn watch<R>(&self, call: impl FnOnce() -> R) -> (R, bool) {
+        let before = thread_time();
+        let result = call();
+        let long = thread_time().saturating_sub(before) > LONG;
+        let lost = long && self.fault_at(self.origin.elapsed());
+        (result, lost)
+    }
+
+    /// True if it was trusted.
+    fn fault_at(&self, now: Duration) -> bool {
+        let trusted = self.is_given_at(now);
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if now > faults.last + FORGET * probation(faults.count) {
+            faults.count = 0;
+        }
+        faults.count = faults.count.saturating_add(1);
+        faults.last = now;
+        self.not_before(now + probation(faults.count));
+        trusted
+    }
+}
+
+/// 64 bits of nanoseconds last for 584 years.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn secs(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn trust_is_earned_and_each_fault_costs_twice_as_much() {
+        let trust = Trust::new();
+        assert!(!trust.is_given_at(secs(1000)), "nobody is connected");
+        trust.not_before(secs(1));
+        assert!(!trust.is_given_at(Duration::from_millis(999)) && trust.is_given_at(secs(1)));
+        let mut now = secs(1);
+        for n in 0..20 {
+            assert!(trust.fault_at(now), "it was trusted");
+            let lasts = secs(1 << n.min(12));
+            assert!(!trust.is_given_at(now + lasts - Duration::from_millis(1)), "{n}");
+            now += lasts;
+            assert!(trust.is_given_at(now), "{n}");
+        }
+        // One that goes on being slow is not trusted for an hour after the last time.
+        now += secs(1);
+        trust.fault_at(now);
+        for n in 1..100 {
+            assert!(!trust.fault_at(now + secs(n)), "by its own thread");
+        }
+        assert!(!trust.is_given_at(now + secs(99 + 4095)));
+    }
+
+    #[test]
+    fn a_fault_of_long_ago_is_forgotten() {
+        let trust = Trust::new();
+        trust.not_before(secs(1));
+        for n in 1..50 {
+            let now = secs(1000 * n);
+            assert!(trust.fault_at(now));
+            assert!(trust.is_given_at(now + secs(1)));
+        }
+    }
+
+    #[test]
+    fn only_time_on_a_processor_counts() {
+        let trust = Trust::new();
+        let ((), _) = trust.watch(|| std::thread::sleep(50 * LONG));
+        assert_eq!(trust.faults.lock().unwrap().count, 0);
+        let ((), _) = trust.watch(|| {
+            let begin = thread_time();
+            while thread_time().saturating_sub(begin) < 2 * LONG {
+                std::hint::spin_loop();
+            }
+        });
+        assert_eq!(trust.faults.lock().unwrap().count, 1);
+    }
+}
