@@ -47,6 +47,7 @@ pub struct Cqe {
     pub src_qp: u32,
     pub wqe_index: u32,
     pub vendor_err: u32,
+    pub sl: u8,
     pub timestamp: u64,
     pub smac: [u8; 6],
 }
@@ -64,6 +65,7 @@ impl Cqe {
             src_qp: b.u32_at(24),
             wqe_index: b.u32_at(28),
             vendor_err: b.u32_at(32),
+            sl: b[38],
             timestamp: b.u64_at(40),
             smac: [b[48], b[49], b[50], b[51], b[52], b[53]],
         }

@@ -259,6 +259,8 @@ pub mod cap {
     pub const ZERO_BASED: u64 = 1 << 13;
     pub const DMA_MR: u64 = 1 << 14;
     pub const SQD: u64 = 1 << 15;
+    pub const FLUSH: u64 = 1 << 16;
+    pub const ATOMIC_WRITE: u64 = 1 << 17;
 }
 
 /// Access flags of regions, windows and queue pairs (6.2).
@@ -270,6 +272,7 @@ pub mod access {
     pub const REMOTE_ATOMIC: u32 = 0x08;
     pub const MW_BIND: u32 = 0x10;
     pub const ZERO_BASED: u32 = 0x20;
+    pub const FLUSH_GLOBAL: u32 = 0x100;
     pub const OPTIONAL_MASK: u32 = 0x3ff0_0000;
     /// Everything that a test buffer usually allows.
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;

@@ -132,7 +132,7 @@ fn a_datagram_larger_than_the_mtu_is_refused_at_the_sender() {
 }
 
 #[test]
-fn a_receive_that_is_too_small_fails_at_the_receiver_only() {
+fn a_receive_that_is_too_small_is_there_for_the_next_datagram() {
     let world = World::new();
     let (na, nb) = (world.node(), world.node());
     let (mut a, mut b) = (datagram(&na), datagram(&nb));

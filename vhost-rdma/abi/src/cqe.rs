@@ -36,7 +36,7 @@ abi_struct! {
         pub vendor_err: U32,
         /// GSI: P_Key index, 0.
         pub pkey_index: U16,
-        /// UD, GSI receives: service level.
+        /// GSI receives: service level; UD receives: what the network header is.
         pub sl: u8,
         /// Zero.
         pub reserved0: u8,

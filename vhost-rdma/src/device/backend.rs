@@ -112,6 +112,8 @@ impl DeviceBackend {
             )
         };
         let settings = nic::settings(config, layout);
+        let most = settings.limits.most_kept() >> 20;
+        tracing::info!(nic = config.name, mib = most, "what its guest may make the daemon keep");
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
         if carried.is_some() {

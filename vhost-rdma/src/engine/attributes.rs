@@ -5,6 +5,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::limits::{self, Counters};
 use super::nic::Nic;
+use super::table;
 
 impl Nic {
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
@@ -31,7 +32,7 @@ impl Nic {
             max_mcast_groups: n(limits::MAX_MCAST_GROUPS),
             max_mcast_qp_attach: n(limits::MAX_MCAST_QPS),
             max_ah: n(limits.max_ahs),
-            max_cq: n(limits.max_cqs),
+            max_cq: n(limits.max_cqs.min(table::MOST)),
             max_cqe: n(limits::MAX_CQE),
             max_qp: n(limits.max_qps),
             max_qp_wr: n(limits::MAX_WR),
@@ -39,7 +40,7 @@ impl Nic {
             max_recv_sge: n(limits::MAX_SGE),
             max_rd_sge: n(limits::MAX_SGE),
             max_inline: n(limits::MAX_INLINE),
-            max_srq: n(limits.max_srqs),
+            max_srq: n(limits.max_srqs.min(table::MOST)),
             max_srq_wr: n(limits::MAX_WR),
             max_srq_sge: n(limits::MAX_SGE),
             max_rd_atom: n(u32::from(limits::MAX_RD_ATOM)),
@@ -52,28 +53,31 @@ impl Nic {
     }
 
     pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        // The operator's counters outlive the guest's driver; what it is told begins with it.
-        let since = |count: fn(&Counters) -> u64| {
-            U64::new(count(&self.counters).wrapping_sub(count(&self.counters_at_init)))
-        };
-        abi::QueryCountersResp {
-            tx_bytes: since(|c| c.tx_bytes),
-            rx_bytes: since(|c| c.rx_bytes),
-            tx_messages: since(|c| c.tx_messages),
-            rx_messages: since(|c| c.rx_messages),
-            rnr_naks_sent: since(|c| c.rnr_naks_sent),
-            rnr_naks_received: since(|c| c.rnr_naks_received),
-            ack_timeouts: since(|c| c.ack_timeouts),
-            access_errors: since(|c| c.access_errors),
-            request_errors: since(|c| c.request_errors),
-            completion_errors: since(|c| c.completion_errors),
-            receive_drops: since(|c| c.receive_drops),
-            events_coalesced: since(|c| c.events_coalesced),
-            completions: since(|c| c.completions),
-            events: since(|c| c.events),
-            commands: since(|c| c.commands),
-            ..abi::QueryCountersResp::default()
-        }
+        counters(&self.counters, &self.counters_at_init)
+    }
+}
+
+/// What QUERY_COUNTERS answers. The operator's counters outlive the guest's driver; what that is
+/// told begins with it.
+pub(crate) fn counters(now: &Counters, at_init: &Counters) -> abi::QueryCountersResp {
+    let since = |count: fn(&Counters) -> u64| U64::new(count(now).wrapping_sub(count(at_init)));
+    abi::QueryCountersResp {
+        tx_bytes: since(|c| c.tx_bytes),
+        rx_bytes: since(|c| c.rx_bytes),
+        tx_messages: since(|c| c.tx_messages),
+        rx_messages: since(|c| c.rx_messages),
+        rnr_naks_sent: since(|c| c.rnr_naks_sent),
+        rnr_naks_received: since(|c| c.rnr_naks_received),
+        ack_timeouts: since(|c| c.ack_timeouts),
+        access_errors: since(|c| c.access_errors),
+        request_errors: since(|c| c.request_errors),
+        completion_errors: since(|c| c.completion_errors),
+        receive_drops: since(|c| c.receive_drops),
+        events_coalesced: since(|c| c.events_coalesced),
+        completions: since(|c| c.completions),
+        events: since(|c| c.events),
+        commands: since(|c| c.commands),
+        ..abi::QueryCountersResp::default()
     }
 }
 

@@ -17,7 +17,7 @@ use super::roster::{Roster, Walk};
 use crate::memory::Ring;
 
 /// Doorbell pages that a context may have though it does not need them.
-const SPARE_PAGES: usize = 4;
+pub(super) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.
 const LOOKS: usize = 16;
 /// Pages that rang lately, at most; they are looked at in every round.

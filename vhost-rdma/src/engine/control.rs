@@ -14,7 +14,7 @@ use super::timer::Waiting;
 use super::window::WindowKind;
 use super::{Nanos, Remains, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
-use crate::transport::{Gid, NicId};
+use crate::transport::{Gid, NicId, is_multicast};
 
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
@@ -32,6 +32,9 @@ impl Shard {
             return nic.execute(ctx, command, now);
         }
         self.meter.charge(cost::COMMAND);
+        if let Some(nic) = self.nic_mut(id) {
+            nic.now = now;
+        }
         let reply = self.dispatch(id, ctx, command, now);
         if let Some(nic) = self.nic_mut(id) {
             nic.counters.commands += 1;
@@ -80,7 +83,7 @@ impl Shard {
                 if ctx != KERNEL {
                     return Err(Status::PERM);
                 }
-                let map = Translation::identity(nic.space.clone()).into();
+                let map = nic.mrs.all.of(&nic.space);
                 return self.register(id, Registration { ctx, pdn, access, iova: 0, map });
             }
             Command::McastAttach { qpn, mgid } => return self.attach_mcast(id, ctx, (qpn, mgid)),
@@ -179,7 +182,8 @@ impl Shard {
         let slot = usize::from(index);
         let old = *nic.gids.get(slot).ok_or(Status::INVAL)?;
         if let Some(gid) = gid {
-            if gid == [0; 16] {
+            // A group is nobody's address.
+            if gid == [0; 16] || is_multicast(&gid) {
                 return Err(Status::INVAL);
             }
             if !nic.may_use(&gid) {

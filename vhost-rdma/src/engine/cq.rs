@@ -12,6 +12,9 @@ use crate::protocol::{Visible, Words};
 const STRIDE: u32 = 64;
 /// Offset of `seq` in an entry: what is written last.
 const SEQ: usize = 60;
+/// A `seq` that the last slot of a ring does not have before index 0xffffffff was written: it is
+/// index 0's.
+const NEVER: u32 = 1;
 
 /// The ring is full, or the guest's consumer index is nonsense; the CQ is dead from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +100,19 @@ impl<W: Words> Cq<W> {
     /// Produces nothing any more.
     pub(crate) const fn kill(&mut self) {
         self.dead = true;
+    }
+
+    /// As if `index` entries had come and gone.
+    #[cfg(test)]
+    pub(crate) fn begin_at(&mut self, index: u32, fired: u32) {
+        (self.produced, self.consumer, self.looked, self.fired) = (index, index, index, fired);
+        for lap in 0..self.entries {
+            let before = index.wrapping_sub(1).wrapping_sub(lap);
+            let at = u64::from(before & (self.entries - 1)) * u64::from(STRIDE);
+            self.ring.store_u32(at + SEQ as u64, before.wrapping_add(1));
+        }
+        self.ring.store_u32(self.control + ctrl::CONSUMER as u64, index);
+        self.ring.store_u32(self.control + ctrl::FIRED as u64, fired);
     }
 
     /// Entries that the guest has not consumed, or `None` if its index is nonsense.
@@ -188,8 +204,13 @@ impl<W: Words> Cq<W> {
 
     /// Moves, once everything was carried over; the ring that was left. More may have come than the other ring takes.
     pub(crate) fn take_over(&mut self, to: Succession<W>) -> Result<W, super::Status> {
-        if self.unconsumed().is_none_or(|waiting| waiting > to.most) {
-            return Err(super::Status::INVAL);
+        let waiting = self.unconsumed().filter(|&waiting| waiting <= to.most);
+        let waiting = waiting.ok_or(super::Status::INVAL)?;
+        // The last index before the wrap has `seq` 0, which a slot that nobody has written has too:
+        // its slot, if this lap comes to it.
+        if (waiting..to.entries).contains(&(u32::MAX - self.consumer)) {
+            let at = u64::from(to.entries - 1) * u64::from(STRIDE);
+            to.ring.store_u32(at + SEQ as u64, NEVER);
         }
         let control = control_offset(u64::from(to.entries) * u64::from(STRIDE));
         to.ring.store_u32(control + ctrl::FIRED as u64, self.fired);

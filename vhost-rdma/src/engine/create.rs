@@ -13,6 +13,7 @@ use super::qp::{Attrs, Kind, Qp, SendQueue, State};
 use super::receive::{Receive, ReceiveRing};
 use super::shape;
 use super::srq::{Srq, SrqShape};
+use super::table;
 use crate::memory::Ring;
 use crate::transport::NicId;
 
@@ -54,7 +55,7 @@ impl Nic {
             return Err(Status::NOENT);
         }
         shape::check_cq(entries, vector, self.settings.comp_vectors)?;
-        if self.cqs.len() >= self.settings.limits.max_cqs as usize {
+        if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
@@ -77,7 +78,7 @@ impl Nic {
             max_sge: req.max_sge.get(),
             limit: req.limit.get(),
         };
-        if self.srqs.len() >= self.settings.limits.max_srqs as usize {
+        if self.srqs.len() >= self.settings.limits.max_srqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
@@ -141,6 +142,7 @@ impl Nic {
             open: Receive::default(),
             open_taken: false,
             arrived: 0,
+            stamp: None,
             waiter: None,
             scheduled: false,
             established: false,

@@ -43,6 +43,9 @@ pub(crate) struct DoorbellPage<W = Ring> {
     slots: Vec<Slot>,
 }
 
+/// Bytes of what is kept for a slot.
+pub(super) const SLOT: usize = size_of::<Slot>();
+
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     owner: Owner,

@@ -45,6 +45,7 @@ impl MrTable {
             map: None,
             fast_pages: max_pages,
             windows: 0,
+            since: self.change(),
         };
         self.insert(mr);
         Ok(key)
@@ -57,6 +58,7 @@ impl MrTable {
         space: &AddressSpace,
     ) -> Result<(), Denied> {
         let number = request.key >> 8;
+        let since = self.change();
         let Some(super::mr::Keyed::Region(mr)) = self.by_number.get_mut(&number) else {
             return Err(Denied);
         };
@@ -72,6 +74,7 @@ impl MrTable {
         mr.iova = request.iova;
         mr.len = request.len;
         mr.map = Some(Arc::new(map));
+        mr.since = since;
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::budget::{Budget, cost};
 use super::nic::Nic;
 use super::roster::{Slots, Walk};
 use super::steps::STEP;
+use super::table::InSlots;
 use super::{Nanos, Remains};
 use crate::memory::{AddressSpace, Ring};
 
@@ -77,18 +78,19 @@ impl Nic {
                 return false;
             }
         }
-        while let Some(cqn) = change.cqs.next() {
+        while let Some(slot) = change.cqs.next() {
             self.meter.charge(cost::VISIT + MAPPING);
-            if self.cqs.get(cqn as usize).is_some_and(|cq| gone(cq.ring())) {
+            if let Some((cqn, _)) = self.cqs.at(slot).filter(|(_, cq)| gone(cq.ring())) {
                 self.cq_failed(cqn);
             }
             if budget.is_over(&self.meter) {
                 return false;
             }
         }
-        while let Some(srqn) = change.srqs.next() {
+        while let Some(slot) = change.srqs.next() {
             self.meter.charge(cost::VISIT + MAPPING);
-            if self.srqs.get(srqn as usize).is_some_and(|srq| gone(srq.ring.ring())) {
+            let lost = self.srqs.at(slot).filter(|(_, srq)| gone(srq.ring.ring()));
+            if let Some((srqn, _)) = lost {
                 self.srq_failed(srqn);
             }
             if budget.is_over(&self.meter) {

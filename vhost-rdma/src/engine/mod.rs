@@ -17,7 +17,7 @@
 
 #![forbid(unsafe_code)]
 
-mod attributes;
+pub(crate) mod attributes;
 pub mod budget;
 mod chores;
 mod command;
@@ -46,6 +46,7 @@ mod pending;
 mod placement;
 mod port;
 pub(crate) mod qp;
+mod quota;
 pub(crate) mod receive;
 mod requester;
 mod responder;
@@ -55,11 +56,12 @@ pub(crate) mod shape;
 mod srq;
 mod steps;
 mod strain;
+pub(crate) mod table;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 pub(crate) mod tests;
 pub(crate) mod timer;
-mod window;
+pub(crate) mod window;
 
 use std::collections::VecDeque;
 use std::fmt;

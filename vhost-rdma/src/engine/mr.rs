@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use virtio_rdma_abi::access;
+use virtio_rdma_abi::{Sge, access};
 
 use super::command::Status;
 use super::numbers::{Numbers, Random};
@@ -43,6 +43,8 @@ pub(super) struct Mr {
     pub(super) fast_pages: u32,
     /// Windows bound to it.
     pub(super) windows: u32,
+    /// When its key came to mean what it means ([`MrTable::stamp`]).
+    pub(super) since: u64,
 }
 
 impl Mr {
@@ -101,6 +103,27 @@ pub(super) struct MrTable {
     random: Numbers,
     regions: usize,
     bytes: u64,
+    /// How often a key changed its meaning.
+    changes: u64,
+    /// What keys for all of memory open.
+    pub(super) all: WholeGuest,
+}
+
+/// All of a guest's memory, as every key for it opens it: one map however many keys there are,
+/// since it holds on to each of the guest's regions.
+#[derive(Debug, Default)]
+pub(super) struct WholeGuest(Option<(AddressSpace, Arc<Translation>)>);
+
+impl WholeGuest {
+    /// The map of this space.
+    pub(super) fn of(&mut self, space: &AddressSpace) -> Arc<Translation> {
+        if let Some((_, map)) = self.0.as_ref().filter(|(of, _)| of.is_same(space)) {
+            return Arc::clone(map);
+        }
+        let map = Arc::new(Translation::identity(space.clone()));
+        self.0 = Some((space.clone(), Arc::clone(&map)));
+        map
+    }
 }
 
 impl MrTable {
@@ -145,6 +168,7 @@ impl MrTable {
             map: Some(map),
             fast_pages: 0,
             windows: 0,
+            since: self.change(),
         };
         self.insert(mr);
         Ok(key)
@@ -186,6 +210,7 @@ impl MrTable {
         key: u32,
         change: Rereg,
     ) -> Result<Option<Arc<Translation>>, Status> {
+        let since = self.change();
         let mr = self.get_mut(key).ok_or(Status::NOENT)?;
         if mr.fast_pages > 0 || mr.map.as_ref().is_some_and(|map| map.is_identity()) {
             return Err(Status::INVAL);
@@ -207,6 +232,7 @@ impl MrTable {
             mr.iova = iova;
             mr.len = map.len();
             old = mr.map.replace(map);
+            mr.since = since;
         }
         let after = mr.charged();
         self.bytes = self.bytes - before + after;
@@ -238,6 +264,29 @@ impl MrTable {
             Keyed::Region(mr) => mr.key,
             Keyed::Window(window) => window.key,
         })
+    }
+
+    /// The time of a change, in changes.
+    pub(super) const fn change(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
+    }
+
+    /// Grows when what the key opens becomes another piece of memory, and so does the sum over
+    /// several keys: a message that takes several turns compares it, and ends rather than mix the
+    /// old memory with the new (docs/virtio-rdma.md §6.2).
+    pub(super) fn stamp(&self, key: u32) -> u64 {
+        match self.by_number.get(&(key >> 8)) {
+            Some(Keyed::Region(mr)) => mr.since,
+            Some(Keyed::Window(window)) => window.stamp(self),
+            None => 0,
+        }
+    }
+
+    /// [`Self::stamp`] of all elements that name memory.
+    pub(super) fn stamp_of(&self, sges: &[Sge]) -> u64 {
+        let named = sges.iter().filter(|sge| sge.length.get() != 0);
+        named.fold(0, |sum, sge| sum.wrapping_add(self.stamp(sge.lkey.get())))
     }
 
     /// Removes a region or a window.
@@ -276,7 +325,7 @@ impl MrTable {
         let Some(map) = &mr.map else { return (0, None) };
         let mappings = map.mappings();
         if map.is_identity() {
-            return (mappings, mr.map.replace(Arc::new(Translation::identity(space.clone()))));
+            return (1, mr.map.replace(self.all.of(space)));
         }
         if map.lives_in(space) {
             return (mappings, None);
@@ -335,7 +384,7 @@ pub(super) fn check_access(rights: u32, iova: u64) -> Result<(), Status> {
 
 /// Whether the last address of a region is an address.
 pub(super) fn check_range(iova: u64, map: &Translation) -> Result<(), Status> {
-    if map.is_identity() || iova.checked_add(map.len() - 1).is_some() {
+    if map.is_identity() || iova.checked_add(map.len().saturating_sub(1)).is_some() {
         Ok(())
     } else {
         Err(Status::INVAL)

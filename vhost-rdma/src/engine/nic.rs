@@ -6,6 +6,7 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
+use zerocopy::little_endian::U64;
 
 use super::budget::{Budget, Meter, cost};
 use super::chores::Chores;
@@ -21,6 +22,7 @@ use super::qp::{Qp, State, Waiter};
 use super::roster::Roster;
 use super::srq::Srq;
 use super::steps::Work;
+use super::table::Table;
 use super::timer::{Timers, Waiting};
 use super::{Nanos, Remains};
 use crate::memory::{AddressSpace, Ring, Segment};
@@ -87,8 +89,8 @@ pub(super) struct Nic {
     pub(super) contexts: Contexts,
     pub(super) pds: Slab<Pd>,
     pub(super) mrs: MrTable,
-    pub(super) cqs: Slab<Cq>,
-    pub(super) srqs: Slab<Srq>,
+    pub(super) cqs: Table<Cq>,
+    pub(super) srqs: Table<Srq>,
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
     /// The same, in an order that can be walked.
     pub(super) qp_numbers: Roster,
@@ -120,6 +122,8 @@ pub(super) struct Nic {
     pub(super) turns: u32,
     /// The shard's.
     pub(super) meter: Meter,
+    /// The device's clock, as this round or command was told it: what completions are stamped with.
+    pub(super) now: Nanos,
 }
 
 impl fmt::Debug for Nic {
@@ -143,8 +147,8 @@ impl Nic {
             contexts: Contexts::default(),
             pds: Slab::new(),
             mrs: MrTable::default(),
-            cqs: Slab::new(),
-            srqs: Slab::new(),
+            cqs: Table::default(),
+            srqs: Table::default(),
             qps: FxHashMap::default(),
             qp_numbers: Roster::default(),
             ahs: Slab::new(),
@@ -163,6 +167,7 @@ impl Nic {
             remains: Vec::new(),
             turns: 0,
             meter,
+            now: 0,
         }
     }
 
@@ -173,6 +178,7 @@ impl Nic {
         let mut old = std::mem::replace(self, fresh);
         self.outbox = old.outbox.succeed();
         self.counters = old.counters;
+        self.now = old.now;
         old
     }
 
@@ -210,6 +216,7 @@ impl Nic {
     pub(super) fn complete(&mut self, cqn: u32, cqe: &mut abi::Cqe, solicited: bool) {
         let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };
         let was_dirty = cq.dirty;
+        cqe.timestamp = U64::new(self.now);
         match cq.push(cqe, solicited) {
             Ok(()) => {
                 self.counters.completions += 1;
@@ -331,6 +338,7 @@ impl Nic {
     #[inline]
     pub(super) fn begin_round(&mut self, now: Nanos) -> bool {
         self.turns = 0;
+        self.now = now;
         if self.life == Life::Ready {
             // What is on the queue now; QPs that go back to its end wait for the next round.
             self.turns = u32::try_from(self.run.len()).unwrap_or(u32::MAX).min(ROUND_QPS);

@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use slab::Slab;
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::U32;
 
@@ -13,6 +12,7 @@ use super::cq::Cq;
 use super::limits::Counters;
 use super::pending::Pending;
 use super::port::{Nowhere, Port};
+use super::table::Table;
 
 /// Events that are offered in one round.
 const BATCH: usize = 32;
@@ -119,7 +119,7 @@ impl Outbox {
     }
 
     /// Offers some waiting events to the port and lets it notify the guest; how many were offered.
-    pub(crate) fn deliver(&mut self, cqs: &mut Slab<Cq>, counters: &mut Counters) -> usize {
+    pub(crate) fn deliver(&mut self, cqs: &mut Table<Cq>, counters: &mut Counters) -> usize {
         let mut room = BATCH;
         if let Some(offer) = self.completing.take() {
             self.completing = self.offer_completions(offer, &mut room, (cqs, counters));
@@ -138,7 +138,7 @@ impl Outbox {
         &mut self,
         mut offer: Offer,
         room: &mut usize,
-        (cqs, counters): (&mut Slab<Cq>, &mut Counters),
+        (cqs, counters): (&mut Table<Cq>, &mut Counters),
     ) -> Option<Offer> {
         while offer.left > 0 {
             if *room == 0 {

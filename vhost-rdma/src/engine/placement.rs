@@ -1,4 +1,4 @@
-//! ATOMIC_WRITE and FLUSH (IBTA annex A19), executed for a peer.
+//! Atomics, and ATOMIC_WRITE and FLUSH (IBTA annex A19), executed for a peer.
 //!
 //! Writes are copied into guest memory by this host's CPUs, where everyone who has the memory sees them in the order of the copies; what a
 //! FLUSH adds is that later readers cannot have looked before, which one fence gives. Memory that survives a loss of power is
@@ -11,9 +11,36 @@ use virtio_rdma_abi::{access, flush};
 use super::mr::MrTable;
 use super::nic::Nic;
 use crate::memory;
-use crate::transport::{Nak, Outcome, Payload, Request};
+use crate::transport::{Nak, Operation, Outcome, Payload, Request};
 
 impl Nic {
+    pub(super) fn serve_atomic(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        // IBTA 9.4.5: the address must be a multiple of 8, whatever the region looks like.
+        if !request.remote_addr.is_multiple_of(8) {
+            return self.refuse(qpn, request, Nak::InvalidRequest);
+        }
+        let target = match self.remote(qpn, request, access::REMOTE_ATOMIC) {
+            Ok(target) => target,
+            Err(nak) => return self.refuse(qpn, request, nak),
+        };
+        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
+        let [first, second] = request.operands;
+        let before = if request.operation == Operation::FetchAdd {
+            memory::fetch_add(&target, first)
+        } else {
+            memory::compare_swap(&target, first, second)
+        };
+        // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be operated on atomically.
+        let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
+        if memory::write(result, 0, &before.to_le_bytes()).is_err() {
+            return Outcome::LocalFault;
+        }
+        self.counters.rx_bytes += 8;
+        self.counters.tx_bytes += 8;
+        self.counters.rx_messages += 1;
+        Outcome::Done
+    }
+
     pub(super) fn serve_atomic_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         if !request.remote_addr.is_multiple_of(8) {
             return self.refuse(qpn, request, Nak::InvalidRequest);

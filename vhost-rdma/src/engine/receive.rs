@@ -53,6 +53,12 @@ impl Receive {
     pub(crate) fn capacity(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
     }
+
+    /// Whether a message of `needed` bytes is too long for it, which is no fault of whoever posted
+    /// it.
+    pub(crate) fn is_short_of(&self, needed: u64) -> bool {
+        !self.malformed && self.capacity() < needed
+    }
 }
 
 /// The guest's producer index cannot be true.
@@ -85,6 +91,12 @@ impl ReceiveRing {
     pub(crate) const fn reset(&mut self) {
         self.producer = 0;
         self.taken = 0;
+    }
+
+    /// As if `index` receives had come and gone.
+    #[cfg(test)]
+    pub(crate) const fn begin_at(&mut self, index: u32) {
+        (self.producer, self.taken) = (index, index);
     }
 
     /// Begins to move to another ring, to which [`carry`](Self::carry) brings the receives that wait, at their indices.
@@ -138,6 +150,15 @@ impl ReceiveRing {
 
     /// Takes the oldest receive, copying it once.
     pub(crate) fn take(&mut self, into: &mut Receive) -> bool {
+        let found = self.peek(into);
+        if found {
+            self.advance();
+        }
+        found
+    }
+
+    /// Copies the oldest receive, which stays where it is.
+    pub(crate) fn peek(&self, into: &mut Receive) -> bool {
         if self.waiting() == 0 {
             return false;
         }
@@ -151,8 +172,12 @@ impl ReceiveRing {
         into.malformed = count > self.max_sge;
         let count = if into.malformed { 0 } else { count };
         read_sges(&self.ring, at + wqe_shape::RQ_WQE_DATA as u64, count, &mut into.sges);
-        self.taken = self.taken.wrapping_add(1);
         true
+    }
+
+    /// Takes the receive that [`Self::peek`] copied; its slot is not read again.
+    pub(crate) const fn advance(&mut self) {
+        self.taken = self.taken.wrapping_add(1);
     }
 }
 

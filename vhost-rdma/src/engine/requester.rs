@@ -17,7 +17,7 @@ use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
 use crate::transport::{
-    Fanout, Flow, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
+    Fanout, Flow, Gid, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
 };
 
 mod finish;
@@ -30,6 +30,8 @@ const TURN_REQUESTS: u32 = 64;
 const TURN_BYTES: u32 = PIECE;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
+/// An address that nobody holds.
+const NO_GID: Gid = [0; 16];
 /// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
 
@@ -179,7 +181,8 @@ impl Shard {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
         }
         nic.meter.charge_each(cost::ELEMENT, send.sges.len());
-        if !planned.inline && !nic.gather(turn, send, &planned, segments) {
+        let same = planned.inline || nic.opens_the_same(send, &planned);
+        if !same || (!planned.inline && !nic.gather(turn, send, &planned, segments)) {
             return Step::Failed(wc_status::LOC_PROT_ERR);
         }
         let len = (planned.total - send.done).min(PIECE);
@@ -189,7 +192,13 @@ impl Shard {
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
         let Self { nics, networks, local, .. } = self;
-        let outcome = local.submit(&mut super::network::View { nics, networks }, &request);
+        // Under an address that was withdrawn nothing leaves: its port is down, or was given
+        // another.
+        let outcome = match (flow.source_gid == NO_GID, turn.kind) {
+            (false, _) => local.submit(&mut super::network::View { nics, networks }, &request),
+            (true, Kind::Rc) => Outcome::NoAnswer,
+            (true, _) => Outcome::Done,
+        };
         *bytes = bytes.saturating_add(len);
         self.settle(turn, send, &planned, outcome, len)
     }
@@ -355,7 +364,7 @@ impl Nic {
         let flow = Flow {
             source: self.id,
             source_qpn: qpn,
-            source_gid: self.gid(av.sgid_index.get()).unwrap_or_default(),
+            source_gid: self.gid(av.sgid_index.get()).unwrap_or(NO_GID),
             source_mac: self.settings.mac,
             dest_gid: av.dgid,
             dest_qpn,
@@ -441,16 +450,16 @@ impl Nic {
         } else {
             send.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
         };
-        let shape_ok = match operation {
-            Operation::CompareSwap | Operation::FetchAdd => {
-                count == 1 && total == u64::from(ATOMIC_LEN)
+        let is_word = total == u64::from(ATOMIC_LEN);
+        match operation {
+            Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite if !is_word => {
+                return Err(wc_status::LOC_LEN_ERR);
             }
-            Operation::AtomicWrite => total == u64::from(ATOMIC_LEN),
-            Operation::Flush => count == 0,
-            Operation::Send | Operation::Write | Operation::Read => true,
-        };
-        if !shape_ok {
-            return Err(wc_status::LOC_QP_OP_ERR);
+            Operation::CompareSwap | Operation::FetchAdd if count != 1 => {
+                return Err(wc_status::LOC_QP_OP_ERR);
+            }
+            Operation::Flush if count != 0 => return Err(wc_status::LOC_QP_OP_ERR),
+            _ => {}
         }
         let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
         match u32::try_from(total) {
@@ -463,8 +472,7 @@ impl Nic {
     fn address(&self, wqe: &SqWqe, pdn: u32, flow: &mut Flow) -> bool {
         let handle = usize::try_from(wqe.arg0.get()).ok().and_then(|number| self.ahs.get(number));
         let Some(ah) = handle.filter(|ah| ah.pdn == pdn) else { return false };
-        let Some(source_gid) = self.gid(ah.av.sgid_index.get()) else { return false };
-        flow.source_gid = source_gid;
+        flow.source_gid = self.gid(ah.av.sgid_index.get()).unwrap_or(NO_GID);
         flow.dest_gid = ah.av.dgid;
         flow.dest_qpn = wqe.rkey.get();
         flow.traffic_class = ah.av.traffic_class;
@@ -496,6 +504,19 @@ impl Nic {
             };
             self.mrs.segment(&access).map(|segment| segments.push(segment)).is_ok()
         })
+    }
+
+    /// Whether the keys of a message that takes several turns open what they opened at its first: a
+    /// region that was registered anew meanwhile ends it.
+    fn opens_the_same(&self, send: &mut SendQueue, planned: &Planned) -> bool {
+        if planned.total <= PIECE {
+            return true;
+        }
+        let stamp = self.mrs.stamp_of(&send.sges);
+        if send.done == 0 {
+            send.stamp = stamp;
+        }
+        send.stamp == stamp
     }
 
     fn count_sent(&mut self, planned: &Planned, len: u32) {

@@ -2,6 +2,11 @@
 //!
 //! Nothing of a peer's request is trusted but its payload's bytes. Refusals follow IBTA 9.7.4 and 9.9.2; statuses per cause are
 //! in docs/virtio-rdma.md §8.3.
+//!
+//! Who is at fault decides who pays (IBTA 9.9.3). What the receiver posted wrongly ends the
+//! receiver's QP, on every service (class A). What an unreliable peer sent wrongly is dropped and
+//! consumes nothing (class D): else any neighbour could take receives from their owner, and those
+//! of a connection manager are not posted again.
 
 use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -11,13 +16,31 @@ use super::mr::Access;
 use super::nic::{Life, Nic};
 use super::qp::state::Kind;
 use super::qp::{Qp, State, Waiter};
+use super::receive::Receive;
 use crate::memory::{self, Segment};
 use crate::transport::{
-    Flow, GRH_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder, Service,
+    Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
+    Service,
 };
 
 /// Requests of an unreliable connection that are dropped for a key, range or right before it ends.
 const UNRELIABLE_REFUSALS: u32 = 256;
+
+/// What the service level of a received datagram says of its header, as on ConnectX in an Ethernet
+/// port: UCX knows by the low three bits alone where the addresses are (ud_verbs.c; 2: IPv4). RoCE
+/// has no service levels that a receiver could miss.
+const SL_OF_IPV4: u8 = 0xa;
+const SL_OF_IPV6: u8 = 0x9;
+
+/// What became of the search for a receive.
+enum Opened {
+    /// There is one, and it is this QP's.
+    Taken,
+    /// The oldest is too small for an unreliable message, and stays.
+    TooSmall,
+    /// None is posted.
+    None,
+}
 
 /// What stands in the way of a receive.
 enum Scatter {
@@ -56,8 +79,12 @@ impl Responder for Nic {
     fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         match (self.life, request.flow.dest_qpn, first) {
             (Life::Ready, MULTICAST_QPN, _) => self.receive_multicast(request, first, most),
-            // To one queue pair of each NIC of the group.
-            (Life::Ready, _, 0) => (1, self.receive(request) == Outcome::LocalFault),
+            // IBTA 10.5.2: a group is reached by its own QPN only, and is no way to QPs that are
+            // not in it.
+            (Life::Ready, _, 0) => {
+                self.dropped(request);
+                (1, false)
+            }
             _ => (0, false),
         }
     }
@@ -100,7 +127,12 @@ impl Nic {
         };
         match (qp.kind, request.service) {
             (Kind::Rc, Service::Reliable) | (Kind::Uc, Service::Unreliable) => from_peer(),
-            (Kind::Ud | Kind::Gsi, Service::Datagram) => request.qkey == qp.attrs.qkey(qp.kind),
+            (Kind::Ud, Service::Datagram) => request.qkey == qp.attrs.qkey(qp.kind),
+            // IBTA 13.4.2: what is not as long as a MAD is none, and who reads MADs need not find
+            // out.
+            (Kind::Gsi, Service::Datagram) => {
+                request.qkey == qp.attrs.qkey(qp.kind) && request.total == MAD_LEN
+            }
             _ => false,
         }
     }
@@ -113,26 +145,53 @@ impl Nic {
         }
     }
 
-    /// Takes a receive for the QP, or finds one that a dropped message left. False: there is none.
-    fn open_receive(&mut self, qpn: u32) -> bool {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+    /// Finds a receive for `needed` bytes of a message: one that a dropped message left, or the
+    /// oldest that is posted, which is taken. Too small a one is not taken for what nobody may
+    /// answer: the sender is at fault (IBTA 9.9.3, class D), and the receives of an SRQ are also
+    /// others'.
+    fn open_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Opened::None };
+        let is_refused = |open: &Receive| service != Service::Reliable && open.is_short_of(needed);
         if qp.open_taken {
-            return true;
+            let refused = is_refused(&qp.open);
+            if refused {
+                // Nothing of this message may be taken for the rest of an earlier one.
+                qp.arrived = 0;
+            }
+            return if refused { Opened::TooSmall } else { Opened::Taken };
         }
-        let (taken, limit) = match (qp.srqn, &mut qp.receive) {
-            (Some(srqn), _) => self
-                .srqs
-                .get_mut(srqn as usize)
-                .map_or((false, false), |srq| srq.take(&mut qp.open)),
-            (None, Some(ring)) => (ring.take(&mut qp.open), false),
-            (None, None) => (false, false),
+        let mut srq = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize));
+        let found = match (&srq, &qp.receive) {
+            (Some(srq), _) => srq.peek(&mut qp.open),
+            (None, Some(ring)) => ring.peek(&mut qp.open),
+            (None, None) => false,
         };
-        qp.open_taken = taken;
+        if !found {
+            return Opened::None;
+        }
+        if is_refused(&qp.open) {
+            return Opened::TooSmall;
+        }
+        let limit = match (&mut srq, &mut qp.receive) {
+            (Some(srq), _) => srq.advance(),
+            (None, Some(ring)) => {
+                ring.advance();
+                false
+            }
+            (None, None) => false,
+        };
+        qp.open_taken = true;
         if let (true, Some(srqn)) = (limit, qp.srqn) {
             let ctx = qp.ctx;
             self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
         }
-        taken
+        Opened::Taken
+    }
+
+    /// An unreliable message is dropped; nobody is told, and it consumed nothing.
+    fn dropped_here(&mut self) -> Outcome {
+        self.counters.receive_drops += 1;
+        Outcome::Done
     }
 
     /// No receive is posted: remembers who asked, and says so.
@@ -153,27 +212,28 @@ impl Nic {
 
     fn receive_send(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         if request.is_first() {
-            if !self.open_receive(qpn) {
-                return self.not_ready(qpn, request);
+            match self.open_receive(qpn, request.service, u64::from(request.total)) {
+                Opened::Taken => {}
+                Opened::TooSmall => return self.dropped_here(),
+                Opened::None => return self.not_ready(qpn, request),
             }
         } else if !self.continues(qpn, request) {
             return Outcome::NoAnswer;
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         if qp.open.malformed {
-            return self.receive_failed(
-                qpn,
-                request,
-                wc_status::LOC_QP_OP_ERR,
-                Nak::RemoteOperation,
-            );
+            return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
         if u64::from(request.total) > qp.open.capacity() {
-            return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
+            return self.receive_failed(qpn, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
         }
         qp.arrived = request.offset + request.len;
+        let stamp = || self.mrs.stamp_of(&qp.open.sges);
+        if !same_memory(&mut qp.stamp, request, stamp).unwrap_or(false) {
+            return self.scatter_failed(qpn, &Scatter::Denied);
+        }
         if let Err(fault) = self.scatter(qpn, request, 0) {
-            return self.scatter_failed(qpn, request, &fault);
+            return self.scatter_failed(qpn, &fault);
         }
         self.counters.rx_bytes += u64::from(request.len);
         if request.is_last() && self.invalidate_for(qpn, request) {
@@ -225,11 +285,11 @@ impl Nic {
         moved.map_err(|_| Scatter::Source)
     }
 
-    fn scatter_failed(&mut self, qpn: u32, request: &Request<'_>, fault: &Scatter) -> Outcome {
+    fn scatter_failed(&mut self, qpn: u32, fault: &Scatter) -> Outcome {
         match fault {
             Scatter::Source => Outcome::LocalFault,
             Scatter::Denied => {
-                self.receive_failed(qpn, request, wc_status::LOC_PROT_ERR, Nak::RemoteOperation)
+                self.receive_failed(qpn, wc_status::LOC_PROT_ERR, Nak::RemoteOperation)
             }
         }
     }
@@ -297,8 +357,13 @@ impl Nic {
         };
         if request.service == Service::Datagram {
             flags |= cqe_flags::GRH | cqe_flags::SMAC;
-            if is_ipv4(&request.flow.source_gid) {
+            let ipv4 = is_ipv4(&request.flow.source_gid);
+            if ipv4 {
                 flags |= cqe_flags::IPV4;
+            }
+            // Who reads QP 1 goes by the flag, and answers with the service level.
+            if qp.kind != Kind::Gsi {
+                cqe.sl = if ipv4 { SL_OF_IPV4 } else { SL_OF_IPV6 };
             }
             cqe.smac = request.flow.source_mac;
         }
@@ -308,16 +373,11 @@ impl Nic {
         self.complete(cqn, &mut cqe, request.solicited);
     }
 
-    /// The open receive fails: on RC the QP goes to ERR, an unreliable message is dropped and the receive kept.
-    fn receive_failed(&mut self, qpn: u32, request: &Request<'_>, status: u8, nak: Nak) -> Outcome {
-        if request.service == Service::Unreliable && status == wc_status::LOC_LEN_ERR {
-            self.counters.receive_drops += 1;
-            return Outcome::Done;
-        }
+    /// The open receive fails, and its QP with it: at a fault of its own on every service, and on
+    /// RC also for a message that is longer.
+    fn receive_failed(&mut self, qpn: u32, status: u8, nak: Nak) -> Outcome {
         self.complete_receive_error(qpn, status);
-        if request.service != Service::Datagram {
-            self.enter_error(qpn);
-        }
+        self.enter_error(qpn);
         Outcome::Refused(nak)
     }
 
@@ -342,22 +402,16 @@ impl Nic {
     }
 
     fn receive_datagram(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
-        if !self.open_receive(qpn) {
-            return self.not_ready(qpn, request);
+        let needed = u64::from(GRH_LEN) + u64::from(request.total);
+        match self.open_receive(qpn, request.service, needed) {
+            Opened::Taken => {}
+            Opened::TooSmall => return self.dropped_here(),
+            Opened::None => return self.not_ready(qpn, request),
         }
         self.meter.charge(cost::DELIVERY + cost::bytes(request.total.into()));
         let Some(qp) = self.qps.get(&qpn) else { return Outcome::NoAnswer };
-        let needed = u64::from(GRH_LEN) + u64::from(request.total);
         if qp.open.malformed {
-            return self.receive_failed(
-                qpn,
-                request,
-                wc_status::LOC_QP_OP_ERR,
-                Nak::RemoteOperation,
-            );
-        }
-        if needed > qp.open.capacity() {
-            return self.receive_failed(qpn, request, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
+            return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
         let header = super::grh::build(request.flow, request.total);
         let written = self.receive_segments(qpn, needed).map(|segments| {
@@ -366,15 +420,10 @@ impl Nic {
             written
         });
         if !matches!(written, Some(Ok(()))) {
-            return self.receive_failed(
-                qpn,
-                request,
-                wc_status::LOC_PROT_ERR,
-                Nak::RemoteOperation,
-            );
+            return self.receive_failed(qpn, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
         }
         if let Err(fault) = self.scatter(qpn, request, GRH_LEN) {
-            return self.scatter_failed(qpn, request, &fault);
+            return self.scatter_failed(qpn, &fault);
         }
         self.counters.rx_bytes += u64::from(request.total);
         self.receive_done(qpn, request, wc_opcode::RECV, GRH_LEN + request.total);
@@ -436,7 +485,21 @@ impl Nic {
         Outcome::Refused(nak)
     }
 
+    /// Whether a piece of a write or a read goes on with what the message began with, else how it
+    /// ends.
+    fn goes_on(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Err(Outcome::NoAnswer) };
+        match same_memory(&mut qp.stamp, request, || self.mrs.stamp(request.rkey)) {
+            Some(true) => Ok(()),
+            Some(false) => Err(self.refuse(qpn, request, Nak::RemoteAccess)),
+            None => Err(Outcome::NoAnswer),
+        }
+    }
+
     fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if let Err(outcome) = self.goes_on(qpn, request) {
+            return outcome;
+        }
         if request.len > 0 {
             let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
                 Ok(target) => [target],
@@ -456,7 +519,8 @@ impl Nic {
             return self.refuse(qpn, request, Nak::RemoteAccess);
         }
         if request.is_last() && request.immediate.is_some() {
-            if !self.open_receive(qpn) {
+            // Its bytes go elsewhere: any receive will do.
+            if !matches!(self.open_receive(qpn, request.service, 0), Opened::Taken) {
                 return self.not_ready(qpn, request);
             }
             self.receive_done(qpn, request, wc_opcode::RECV_RDMA_WITH_IMM, request.total);
@@ -468,6 +532,9 @@ impl Nic {
     }
 
     fn serve_read(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if let Err(outcome) = self.goes_on(qpn, request) {
+            return outcome;
+        }
         if request.len > 0 {
             let source = match self.remote(qpn, request, access::REMOTE_READ) {
                 Ok(source) => [source],
@@ -485,33 +552,6 @@ impl Nic {
         if request.is_last() {
             self.counters.rx_messages += 1;
         }
-        Outcome::Done
-    }
-
-    fn serve_atomic(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
-        // IBTA 9.4.5: the address must be a multiple of 8, whatever the region looks like.
-        if !request.remote_addr.is_multiple_of(8) {
-            return self.refuse(qpn, request, Nak::InvalidRequest);
-        }
-        let target = match self.remote(qpn, request, access::REMOTE_ATOMIC) {
-            Ok(target) => target,
-            Err(nak) => return self.refuse(qpn, request, nak),
-        };
-        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
-        let [first, second] = request.operands;
-        let before = if request.operation == Operation::FetchAdd {
-            memory::fetch_add(&target, first)
-        } else {
-            memory::compare_swap(&target, first, second)
-        };
-        // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be operated on atomically.
-        let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
-        if memory::write(result, 0, &before.to_le_bytes()).is_err() {
-            return Outcome::LocalFault;
-        }
-        self.counters.rx_bytes += 8;
-        self.counters.tx_bytes += 8;
-        self.counters.rx_messages += 1;
         Outcome::Done
     }
 
@@ -547,6 +587,24 @@ impl Nic {
         }
         false
     }
+}
+
+/// Whether the keys of a message in pieces open what they opened at its first; `None`: that was in
+/// another life of the QP, so that this piece belongs to nothing. Messages of one piece keep no
+/// stamp.
+fn same_memory(
+    kept: &mut Option<u64>,
+    request: &Request<'_>,
+    stamp: impl FnOnce() -> u64,
+) -> Option<bool> {
+    if request.len == request.total {
+        return Some(true);
+    }
+    let now = stamp();
+    if request.is_first() {
+        *kept = Some(now);
+    }
+    kept.map(|began| began == now)
 }
 
 /// Whether a GID is an IPv4-mapped address.

@@ -7,9 +7,9 @@
 
 use indexmap::IndexSet;
 use rustc_hash::FxBuildHasher;
-use slab::Slab;
 
 use super::budget::{Budget, Meter, cost};
+use super::table::InSlots;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -69,28 +69,28 @@ pub(crate) struct Slots {
 
 impl Slots {
     /// A walk over all.
-    pub(crate) fn of<T>(table: &Slab<T>) -> Self {
-        Self { next: 0, end: table.capacity() }
+    pub(crate) fn of<T>(table: &impl InSlots<T>) -> Self {
+        Self { next: 0, end: table.slots() }
     }
 
     /// The next slot, whether or not there is anything in it.
-    pub(crate) fn next(&mut self) -> Option<u32> {
+    pub(crate) fn next(&mut self) -> Option<usize> {
         let index = (self.next < self.end).then_some(self.next)?;
         self.next += 1;
-        u32::try_from(index).ok()
+        Some(index)
     }
 
-    /// The next object that is meant; `None` also when the budget is over.
+    /// The number of the next object that is meant; `None` also when the budget is over.
     pub(crate) fn sweep<T>(
         &mut self,
-        table: &Slab<T>,
+        table: &impl InSlots<T>,
         (meter, budget): (&Meter, &mut Budget),
         meant: impl Fn(&T) -> bool,
     ) -> Option<u32> {
         while !budget.is_over(meter) {
-            let number = self.next()?;
+            let slot = self.next()?;
             meter.charge(cost::VISIT);
-            if table.get(number as usize).is_some_and(&meant) {
+            if let Some((number, _)) = table.at(slot).filter(|(_, object)| meant(object)) {
                 return Some(number);
             }
         }

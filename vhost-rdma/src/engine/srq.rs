@@ -9,7 +9,7 @@ use super::receive::{Moving, Receive, ReceiveRing};
 use crate::memory::Ring;
 
 /// Requesters that are woken early, at most: peers choose how many there are.
-const MAX_WAITERS: usize = 256;
+pub(super) const MAX_WAITERS: usize = 256;
 
 /// A shared receive queue. Its receives are checked against its own protection domain (IBTA 10.2.9.1).
 #[derive(Debug)]
@@ -56,17 +56,21 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive and tells the guest that its slot is free; the second value: the limit was crossed just now.
-    pub(super) fn take(&mut self, into: &mut Receive) -> (bool, bool) {
-        if self.dead || !self.ring.take(into) {
-            return (false, false);
-        }
+    /// Copies the oldest receive, which stays where it is.
+    pub(super) fn peek(&self, into: &mut Receive) -> bool {
+        !self.dead && self.ring.peek(into)
+    }
+
+    /// Takes the receive that [`Self::peek`] copied and tells the guest that its slot is free;
+    /// true: the limit was crossed just now.
+    pub(super) fn advance(&mut self) -> bool {
+        self.ring.advance();
         self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.ring.taken());
         let crossed = self.ring.waiting() < self.limit;
         if crossed {
             self.limit = 0;
         }
-        (true, crossed)
+        crossed
     }
 
     /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring that was left.

@@ -44,6 +44,23 @@ pub(super) struct Window {
     pub(super) key: u32,
     kind: WindowKind,
     binding: Option<Binding>,
+    /// When it was bound or freed.
+    since: u64,
+}
+
+impl Window {
+    /// See [`MrTable::stamp`].
+    pub(super) fn stamp(&self, table: &MrTable) -> u64 {
+        let region = self.binding.and_then(|binding| table.get(binding.region));
+        self.since.wrapping_add(region.map_or(0, |mr| mr.since))
+    }
+}
+
+/// The key of an object whose number stays. The consumer chooses the low 8 bits; the upper 24 are
+/// the device's, whatever stands there in a request (IBTA 10.6.3.3). ConnectX and rdma_rxe too look
+/// at the low byte only.
+pub(crate) const fn with_low_byte(present: u32, new: u32) -> u32 {
+    present & !0xff | new & 0xff
 }
 
 /// A BIND_MW work request.
@@ -70,8 +87,9 @@ impl MrTable {
         let key = self.new_key(random)?;
         let (ctx, pdn) = owner;
         self.join(key >> 8, pdn);
-        self.by_number
-            .insert(key >> 8, Keyed::Window(Window { ctx, pdn, key, kind, binding: None }));
+        let since = self.change();
+        let window = Window { ctx, pdn, key, kind, binding: None, since };
+        self.by_number.insert(key >> 8, Keyed::Window(window));
         Ok(key)
     }
 
@@ -97,13 +115,12 @@ impl MrTable {
         let window =
             self.window(bind.present).filter(|window| window.pdn == bind.pdn).ok_or(Denied)?;
         let bound = window.binding.is_some();
-        let same_number = bind.new >> 8 == bind.present >> 8;
         // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with length 0.
-        if !same_number || (window.kind == WindowKind::Two && (bound || bind.len == 0)) {
+        if window.kind == WindowKind::Two && (bound || bind.len == 0) {
             return Err(Denied);
         }
         let binding = if bind.len == 0 { None } else { Some(self.check_binding(bind)?) };
-        self.rebind(bind.present, bind.new, binding);
+        self.rebind(bind.present, with_low_byte(bind.present, bind.new), binding);
         Ok(())
     }
 
@@ -124,9 +141,11 @@ impl MrTable {
     }
 
     fn rebind(&mut self, present: u32, new: u32, binding: Option<Binding>) {
+        let since = self.change();
         let Some(Keyed::Window(window)) = self.by_number.get_mut(&(present >> 8)) else { return };
         let old = std::mem::replace(&mut window.binding, binding);
         window.key = new;
+        window.since = since;
         for (change, released) in [(old, true), (binding, false)] {
             let Some(mr) = change.and_then(|binding| self.get_mut(binding.region)) else {
                 continue;

@@ -71,7 +71,8 @@ impl PageList {
         }
         let Builder { tables, regions, .. } = builder;
         let pages = Pages::from_table(tables, page);
-        Ok(Translation::new(first, len, self.page_shift, pages, regions).charged(charge))
+        let map = Translation::new(first, len, self.page_shift, pages, regions);
+        map.charged(charge).ok_or(Fault::Room)
     }
 
     fn one_piece(&self, space: &AddressSpace, len: u64, needed: u64) -> Option<Translation> {
@@ -138,7 +139,8 @@ impl PageArray {
         }
         let Builder { tables, regions, .. } = builder;
         let pages = Pages::from_table(tables, page);
-        Ok(Translation::new(first, len, self.page_shift, pages, regions).charged(charge))
+        let map = Translation::new(first, len, self.page_shift, pages, regions);
+        map.charged(charge).ok_or(Fault::Room)
     }
 }
 

@@ -248,6 +248,12 @@ impl AddressSpace {
         self.find(region.start).is_some_and(|(mine, _)| mine.same_mapping(region))
     }
 
+    /// Whether both are the same snapshot.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.regions, &other.regions)
+    }
+
     /// The region that holds `addr`, and the offset in it.
     pub(super) fn find(&self, addr: u64) -> Option<(&Region, u64)> {
         let index = self.regions.partition_point(|region| region.start <= addr).checked_sub(1)?;

@@ -1,9 +1,11 @@
 //! What the daemon keeps about a guest's memory, and a bound on it.
 //!
-//! A page list may name the same page of the guest a million times, and a guest may have a hundred thousand objects with a list each:
-//! so what the lists cost the daemon has nothing to do with what they cost the guest. All tables of a guest together are therefore
-//! bounded by the memory that the guest has. The bound is generous: the whole guest eight times over in pages of 4 KiB, and rings
-//! in any number; memory in one piece needs no table at all.
+//! A page list may name the same page of the guest a million times, and a guest may have a hundred
+//! thousand objects with a list each: so what the lists cost the daemon has nothing to do with what
+//! they cost the guest. All tables of a guest together are therefore bounded by the memory that the
+//! guest has. The bound is generous: the whole guest eight times over in pages of 4 KiB, and rings
+//! in any number; memory in one piece needs no table at all. A list also counts for the regions of
+//! guest memory that its pages lie in, which it holds on to: a VMM may have made hundreds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +52,21 @@ impl Charge {
     }
 }
 
+impl Charge {
+    /// Becomes one of so many bytes; false if the guest has too much already, and this one stays as
+    /// it is.
+    pub(super) fn settle(&mut self, bytes: u64) -> bool {
+        if let Some(more) = bytes.checked_sub(self.bytes) {
+            let Some(mut rest) = Self::take(&self.tables, more) else { return false };
+            rest.bytes = 0;
+        } else {
+            self.tables.used.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         self.tables.used.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -82,5 +99,27 @@ mod tests {
         let one = PageList { addr: 0, npages: 256, offset: 0, page_shift: 12, levels: 0 };
         let flat: Vec<_> = (0..1000).map(|_| one.resolve(&space, 1 << 20)).collect();
         assert!(flat.iter().all(Result::is_ok), "memory in one piece needs no table");
+    }
+
+    #[test]
+    fn the_regions_that_a_list_lies_in_count_too() {
+        // A page of each of 500 regions, which no table has to name more than once.
+        let pieces: Vec<_> = (0..500u64).map(|n| (n << 20, 4096)).collect();
+        let space = AddressSpace::anonymous(&pieces).unwrap();
+        let ring = crate::memory::Ring::page(&space, 0).unwrap();
+        (0..500u32).for_each(|n| ring.store_u32(u64::from(n) * 8, n << 20));
+        let list = PageList { addr: 0, npages: 500, offset: 0, page_shift: 12, levels: 1 };
+        let mut held = Vec::new();
+        let fault = loop {
+            match list.resolve(&space, 500 * 4096) {
+                Ok(map) => held.push(map),
+                Err(fault) => break fault,
+            }
+        };
+        assert_eq!(fault, Fault::Room);
+        let each = 500 * 8 + 499 * size_of::<crate::memory::space::Region>();
+        assert_eq!(held.len(), ((32 << 20) + 500 * 4096 / 64) / each);
+        drop(held);
+        assert!(list.resolve(&space, 500 * 4096).is_ok(), "and all of it comes back");
     }
 }

@@ -54,10 +54,17 @@ impl Translation {
         Self { first, len, shift, pages, regions, _charge: None }
     }
 
-    /// With what was taken for its table; where it turned out to need none, that goes back.
-    pub(super) fn charged(self, charge: Charge) -> Self {
-        let charge = matches!(self.pages, Pages::Table(_)).then_some(charge);
-        Self { _charge: charge, ..self }
+    /// With what was taken for its table, which becomes what it keeps: a table only if its pages
+    /// are scattered, and a place for each region that they lie in, of which a guest may have
+    /// hundreds. `None` if the guest has too much already.
+    pub(super) fn charged(self, mut charge: Charge) -> Option<Self> {
+        let table = match &self.pages {
+            Pages::Table(table) => size_of_val::<[HostPtr]>(table),
+            Pages::Flat(_) | Pages::Identity(_) => 0,
+        };
+        // The first region is part of what every object is counted for.
+        let more = self.regions.get(1..).map_or(0, size_of_val::<[Region]>);
+        charge.settle((table + more) as u64).then(|| Self { _charge: Some(charge), ..self })
     }
 
     /// A translation in which offsets are guest physical addresses, for kernel DMA keys.
@@ -68,13 +75,19 @@ impl Translation {
         Self { first: 0, len: u64::MAX, shift: 12, pages, regions, _charge: None }
     }
 
+    /// A translation of no bytes: a region of length zero.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::new(0, 0, 12, Pages::Table(Box::default()), Vec::new())
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it holds no byte (it never does: page lists of length zero are refused).
+    /// Whether it holds no byte.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -218,7 +218,7 @@ impl Nic {
         let old = *self.gids.get(slot).ok_or(Status::INVAL)?;
         let new = match gid {
             None => None,
-            Some(gid) if gid == [0; 16] => return Err(Status::INVAL),
+            Some(gid) if gid == [0; 16] || is_multicast(&gid) => return Err(Status::INVAL),
             Some(gid) if !self.may_use(&gid) => return Err(Status::PERM),
             Some(gid) => {
                 let host = self.host_entry(&gid);

@@ -231,6 +231,7 @@ impl Nic {
         }
         let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };
         let was_dirty = cq.dirty;
+        cqe.timestamp = U64::new(self.now);
         match cq.push(cqe, solicited) {
             Ok(()) => {
                 self.counters.completions += 1;

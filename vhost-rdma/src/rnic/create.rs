@@ -16,7 +16,7 @@ use crate::engine::cq::Cq;
 use crate::engine::doorbell::Owner;
 use crate::engine::qp::{Attrs, Kind, SendQueue, State};
 use crate::engine::receive::ReceiveRing;
-use crate::engine::{Reply, Status, shape};
+use crate::engine::{Reply, Status, shape, table};
 use crate::memory::Ring;
 
 /// What QP_CREATE brings: the request and the resolved rings.
@@ -34,7 +34,7 @@ impl Nic {
             return Err(Status::NOENT);
         }
         shape::check_cq(entries, vector, self.settings.comp_vectors)?;
-        if self.cqs.len() >= self.settings.limits.max_cqs as usize {
+        if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
@@ -56,7 +56,7 @@ impl Nic {
         let (entries, stride) = (req.entries.get(), req.log2_stride);
         let (max_wr, max_sge) = (req.max_wr.get(), req.max_sge.get());
         self.bounds().check_srq(req)?;
-        if self.srqs.len() >= self.settings.limits.max_srqs as usize {
+        if self.srqs.len() >= self.settings.limits.max_srqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
         self.admit(max_wr)?;
@@ -133,13 +133,11 @@ impl Nic {
             srqn,
             host,
             serial,
-            send: sq.map(|ring| {
-                Sends::new(SendQueue::new(ring, shape), shape.entries, req.max_send_wr.get())
-            }),
+            send: sq.map(|ring| Sends::new(SendQueue::new(ring, shape), req.max_send_wr.get())),
             receive: rq.map(|ring| {
                 let entries = req.rq_entries.get();
                 let ring = ReceiveRing::new(ring, entries, req.rq_log2_stride, recv_sge);
-                Receives::new(ring, entries, req.max_recv_wr.get())
+                Receives::new(ring, req.max_recv_wr.get())
             }),
             doorbells,
             scheduled: false,

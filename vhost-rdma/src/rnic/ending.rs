@@ -242,6 +242,7 @@ impl Nic {
 
     fn begin(&mut self, status_page: Ring) -> Result<Reply, Status> {
         self.status_page = Some(status_page);
+        self.counters_at_init = self.counters;
         self.contexts.begin();
         self.ask_host = true;
         self.life = Life::Ready;

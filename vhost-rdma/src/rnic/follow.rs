@@ -10,6 +10,7 @@ use crate::engine::budget::{Budget, cost};
 use crate::engine::cq::Succession;
 use crate::engine::receive::Moving;
 use crate::engine::roster::{Slots, Walk};
+use crate::engine::table::InSlots;
 use crate::engine::{Nanos, Remains, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
 
@@ -152,18 +153,19 @@ impl Nic {
                 return false;
             }
         }
-        while let Some(cqn) = change.cqs.next() {
+        while let Some(slot) = change.cqs.next() {
             self.meter.charge(2 * cost::VISIT);
-            if self.cqs.get(cqn as usize).is_some_and(|cq| gone(cq.ring())) {
+            if let Some((cqn, _)) = self.cqs.at(slot).filter(|(_, cq)| gone(cq.ring())) {
                 self.cq_failed(cqn);
             }
             if budget.is_over(&self.meter) {
                 return false;
             }
         }
-        while let Some(srqn) = change.srqs.next() {
+        while let Some(slot) = change.srqs.next() {
             self.meter.charge(2 * cost::VISIT);
-            if self.srqs.get(srqn as usize).is_some_and(|srq| gone(srq.ring.ring())) {
+            let lost = self.srqs.at(slot).filter(|(_, srq)| gone(srq.ring.ring()));
+            if let Some((srqn, _)) = lost {
                 self.srq_failed(srqn);
             }
             if budget.is_over(&self.meter) {

@@ -9,10 +9,12 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::nic::Nic;
 use super::verbs::HostPort;
+use crate::engine::attributes::counters;
 use crate::engine::limits::{
     GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
 };
 use crate::engine::shape::Bounds;
+use crate::engine::table;
 
 /// What every such NIC offers.
 const CAPS: u64 = cap::SRQ
@@ -73,7 +75,7 @@ impl Nic {
             max_mr: n(limits.max_mrs.min(host.max_mr)),
             max_mw: n(self.max_windows()),
             max_ah: n(limits.max_ahs.min(host.max_ah)),
-            max_cq: n(limits.max_cqs),
+            max_cq: n(limits.max_cqs.min(table::MOST)),
             max_cqe: n(MAX_CQE),
             max_qp: n(limits.max_qps.min(host.max_qp)),
             max_qp_wr: n(self.max_wr()),
@@ -81,7 +83,7 @@ impl Nic {
             max_recv_sge: n(self.max_sge()),
             max_rd_sge: n(self.max_sge().min(host.max_sge_rd)),
             max_inline: n(self.max_inline()),
-            max_srq: n(limits.max_srqs.min(host.max_srq)),
+            max_srq: n(limits.max_srqs.min(host.max_srq).min(table::MOST)),
             max_srq_wr: n(self.max_wr().min(host.max_srq_wr)),
             max_srq_sge: n(MAX_SGE.min(host.max_srq_sge)),
             max_rd_atom: n(host.max_qp_rd_atom),
@@ -114,18 +116,6 @@ impl Nic {
     }
 
     pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        let c = &self.counters;
-        abi::QueryCountersResp {
-            tx_bytes: U64::new(c.tx_bytes),
-            rx_bytes: U64::new(c.rx_bytes),
-            tx_messages: U64::new(c.tx_messages),
-            rx_messages: U64::new(c.rx_messages),
-            completion_errors: U64::new(c.completion_errors),
-            events_coalesced: U64::new(c.events_coalesced),
-            completions: U64::new(c.completions),
-            events: U64::new(c.events),
-            commands: U64::new(c.commands),
-            ..abi::QueryCountersResp::default()
-        }
+        counters(&self.counters, &self.counters_at_init)
     }
 }

@@ -9,10 +9,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::transport::Gid;
+use crate::transport::{self, Gid};
 
 /// Length of every datagram of QP 1 (IBTA 13.4.2).
-pub const MAD_LEN: usize = 256;
+pub const MAD_LEN: usize = transport::MAD_LEN as usize;
 /// Datagrams that wait for one NIC.
 const ROOM: usize = 128;
 

@@ -186,7 +186,8 @@ impl Nic {
             return Err(Status::INVAL);
         }
         let bytes = map.len();
-        if iova.checked_add(bytes).is_none() {
+        // A registration of the hardware has pages (linux: umem.c, ib_umem_get).
+        if map.is_empty() || iova.checked_add(bytes).is_none() {
             return Err(Status::INVAL);
         }
         self.room_for(bytes, replaces)?;

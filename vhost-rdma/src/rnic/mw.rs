@@ -20,6 +20,7 @@ use super::nic::Nic;
 use super::verbs::{HostMr, HostMw, Subject};
 use crate::engine::limits::WINDOWS_PER_MR;
 use crate::engine::roster::{Roster, Walk};
+use crate::engine::window::with_low_byte;
 use crate::engine::{Reply, Status};
 
 /// Windows that may be made in vain: a number that a dead one still has is no good for a new one.
@@ -149,7 +150,7 @@ impl Windows {
         let based = window.kind == mw_type::TYPE2 || wqe.aux.get() & access::ZERO_BASED == 0;
         // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with length 0.
         let is_free = window.kind == mw_type::TYPE1 || (window.binding.is_none() && len != 0);
-        if !is_free || !based || Self::number(new) != Self::number(present) {
+        if !is_free || !based {
             return Err(Denied);
         }
         let region = u32::try_from(wqe.arg1.get() & u64::from(u32::MAX)).map_err(|_| Denied)?;
@@ -160,7 +161,7 @@ impl Windows {
             Some(mr.bindable((wqe.remote_addr.get(), len), wqe.aux.get()).ok_or(Denied)?)
         };
         let binding = shown.map(|_| Binding { region, qpn: poster.qpn });
-        window.change(poster.at, new, binding);
+        window.change(poster.at, with_low_byte(present, new), binding);
         Ok(Subject::Window(host, shown))
     }
 

@@ -29,6 +29,7 @@ use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
 use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
 use crate::engine::roster::Roster;
+use crate::engine::table::Table;
 use crate::engine::timer::Timers;
 use crate::engine::{
     Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
@@ -149,6 +150,10 @@ pub struct Nic {
     pub(super) contexts: Contexts,
     pub(super) outbox: Outbox,
     pub(super) counters: Counters,
+    /// Where they stood when the driver that lives now began.
+    pub(super) counters_at_init: Counters,
+    /// The device's clock, as this round or command was told it: what completions are stamped with.
+    pub(super) now: Nanos,
     pub(super) pds: Slab<Pd>,
     /// By lkey.
     pub(super) mrs: FxHashMap<u32, Mr>,
@@ -158,8 +163,8 @@ pub struct Nic {
     /// Mappings that their windows take.
     pub(super) mr_runs: usize,
     pub(super) windows: Windows,
-    pub(super) cqs: Slab<Cq>,
-    pub(super) srqs: Slab<Srq>,
+    pub(super) cqs: Table<Cq>,
+    pub(super) srqs: Table<Srq>,
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
     pub(super) qp_numbers: Roster,
     /// QPNs and SRQNs by serial.
@@ -235,14 +240,16 @@ impl Nic {
             contexts: Contexts::default(),
             outbox: Outbox::new(port),
             counters: Counters::default(),
+            counters_at_init: Counters::default(),
+            now: 0,
             pds: Slab::new(),
             mrs: FxHashMap::default(),
             mr_keys: Roster::default(),
             mr_bytes: 0,
             mr_runs: 0,
             windows: Windows::default(),
-            cqs: Slab::new(),
-            srqs: Slab::new(),
+            cqs: Table::default(),
+            srqs: Table::default(),
             qps: FxHashMap::default(),
             qp_numbers: Roster::default(),
             serials: FxHashMap::default(),
@@ -486,7 +493,8 @@ impl Hosted for Nic {
         (!remains.is_empty()).then(|| Remains::new(remains))
     }
 
-    fn execute(&mut self, ctx: u32, command: Command, _now: Nanos) -> Result<Reply, Status> {
+    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
+        self.now = now;
         self.counters.commands += 1;
         self.command(ctx, command)
     }
@@ -531,6 +539,7 @@ impl Hosted for Nic {
     }
 
     fn run(&mut self, now: Nanos) -> bool {
+        self.now = now;
         if std::mem::take(&mut self.armed) {
             self.ask_host = true;
         }

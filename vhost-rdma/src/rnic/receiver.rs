@@ -16,15 +16,17 @@ pub(super) const BURST: u32 = 32;
 pub(super) struct Receives {
     pub(super) ring: ReceiveRing,
     depth: u32,
-    /// By index, modulo the depth of the guest's ring.
+    /// By index, modulo their number: as many as the hardware may have, whatever the guest's ring
+    /// has room for.
     wr_ids: Box<[u64]>,
     posted: u32,
     done: u32,
 }
 
 impl Receives {
-    pub(super) fn new(ring: ReceiveRing, entries: u32, depth: u32) -> Self {
-        Self { ring, depth, wr_ids: vec![0; entries as usize].into(), posted: 0, done: 0 }
+    pub(super) fn new(ring: ReceiveRing, depth: u32) -> Self {
+        let wr_ids = vec![0; (depth as usize).next_power_of_two()].into();
+        Self { ring, depth, wr_ids, posted: 0, done: 0 }
     }
 
     const fn in_flight(&self) -> u32 {

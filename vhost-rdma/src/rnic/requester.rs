@@ -17,6 +17,7 @@ use crate::engine::budget::cost;
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
 use crate::engine::shape::failed_send;
+use crate::engine::window::with_low_byte;
 
 /// Work requests of one burst.
 const BURST: u32 = 32;
@@ -67,7 +68,8 @@ pub(super) struct Sends {
     pub(super) queue: SendQueue,
     /// Work requests that the host QP takes.
     depth: u32,
-    /// By index, modulo the depth of the guest's ring.
+    /// By index, modulo their number. As many as may be under way, and one that cannot be posted: a
+    /// guest's ring may be any number of times as long, in pages that all its rings share.
     sent: Box<[Sent]>,
     /// Index behind the last posted.
     posted: u32,
@@ -79,8 +81,8 @@ pub(super) struct Sends {
 }
 
 impl Sends {
-    pub(super) fn new(queue: SendQueue, entries: u32, depth: u32) -> Self {
-        let sent = vec![Sent::default(); entries as usize].into();
+    pub(super) fn new(queue: SendQueue, depth: u32) -> Self {
+        let sent = vec![Sent::default(); (depth as usize + 1).next_power_of_two()].into();
         Self { queue, depth, sent, posted: 0, done: 0, fault: None }
     }
 
@@ -323,7 +325,11 @@ fn build(
         )
     };
     let atomic = matches!(done, wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
-    if atomic && (count != 1 || total != ATOMIC_LEN) {
+    // As in the engine: the length is wrong before the number of elements is.
+    if atomic && total != ATOMIC_LEN {
+        return Err(wc_status::LOC_LEN_ERR);
+    }
+    if atomic && count != 1 {
         return Err(wc_status::LOC_QP_OP_ERR);
     }
     // The responder would say so (IBTA 9.7.5.1.2); libibverbs does not let it come to that (rxe.c, validate_send_wr).
@@ -362,7 +368,8 @@ fn build_local(poster: &mut Poster<'_>, index: u32, wqe: &SqWqe) -> Result<(Send
         (wc_opcode::LOCAL_INV, Subject::Peer)
     };
     let aux = wqe.aux.get() & !access::OPTIONAL_MASK;
-    let wr = SendWr { subject, aux, ..plain(poster, wqe) };
+    let rkey = with_low_byte(key, wqe.rkey.get());
+    let wr = SendWr { subject, aux, rkey, ..plain(poster, wqe) };
     let window = Some(Windows::number(key));
     let sent = Sent { opcode, tells_peer: true, window, ..remembered(wqe, &wr) };
     Ok((wr, sent))

@@ -24,6 +24,9 @@ pub const DELIVERIES: u32 = 16;
 /// Length of the GRH area at the start of every UD receive, in bytes (IBTA 11.4.1.2).
 pub const GRH_LEN: u32 = 40;
 
+/// Length of every datagram of QP 1, in bytes (IBTA 13.4.2).
+pub const MAD_LEN: u32 = 256;
+
 /// A NIC of this daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NicId(pub u32);

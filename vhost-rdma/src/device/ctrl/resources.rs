@@ -108,8 +108,12 @@ impl Parser<'_> {
 
     fn region(&self, list: &abi::PageList, length: u64) -> Result<Arc<Translation>, Status> {
         // What QUERY_DEVICE reports as `max_mr_size` is the limit of all regions together.
-        if length == 0 || length > self.max_mr_bytes {
+        if length > self.max_mr_bytes {
             return Err(Status::INVAL);
+        }
+        // IBTA 11.2.8.2 allows it; a region of nothing has no pages, and the list is not looked at.
+        if length == 0 {
+            return Ok(Arc::new(Translation::empty()));
         }
         // A region longer than all of the guest's memory would make the daemon keep tables that the guest's memory does not pay for.
         if length > self.space.bytes() {

@@ -40,6 +40,9 @@ pub(super) struct Qp {
     pub(super) open_taken: bool,
     /// Bytes of the inbound message in progress that have arrived.
     pub(super) arrived: u32,
+    /// What the keys that the inbound message in progress needs opened when it began; `None`: no
+    /// message has begun.
+    pub(super) stamp: Option<u64>,
     pub(super) waiter: Option<Waiter>,
     /// In the NIC's run queue.
     pub(super) scheduled: bool,
@@ -68,6 +71,7 @@ impl Qp {
         }
         self.open_taken = false;
         self.arrived = 0;
+        self.stamp = None;
         self.waiter = None;
         self.established = false;
         self.draining = false;

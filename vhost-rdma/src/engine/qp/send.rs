@@ -44,6 +44,8 @@ pub(crate) struct SendQueue {
     pub(crate) done: u32,
     /// Who of a group has it.
     pub(crate) fanout: Fanout,
+    /// What its elements' keys opened when it began.
+    pub(crate) stamp: u64,
     pub(crate) wait: Wait,
     pub(crate) rnr_left: u8,
     pub(crate) retries_left: u8,
@@ -74,6 +76,7 @@ impl SendQueue {
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
             fanout: Fanout::default(),
+            stamp: 0,
             wait: Wait::None,
             rnr_left: 0,
             retries_left: 0,
@@ -103,6 +106,12 @@ impl SendQueue {
         self.producer = 0;
         self.taken = 0;
         self.retire();
+    }
+
+    /// As if `index` work requests had come and gone.
+    #[cfg(test)]
+    pub(crate) const fn begin_at(&mut self, index: u32) {
+        (self.producer, self.taken) = (index, index);
     }
 
     /// The current work request is over.

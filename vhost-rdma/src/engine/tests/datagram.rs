@@ -103,3 +103,46 @@ fn handles_need_a_header_and_an_address_of_ones_own() {
         assert_eq!(refused.unwrap_err(), Status::INVAL);
     }
 }
+
+#[test]
+fn what_does_not_fit_is_dropped_and_takes_nothing() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
+    let ah = handle(&mut world, &a, b.gid);
+    let (from, bytes) = a.pattern(4096, 1);
+    let to = b.alloc(4096);
+    b.post_receive(&mut qb, 3, &[b.sge(to, 104)]);
+    for _ in 0..100 {
+        for len in [65, 4096] {
+            a.post_send(&mut qa, datagram(ah, qb.qpn, 0x1111), &[a.sge(from, len)]);
+            world.settle();
+        }
+        assert!(a.statuses(&mut qa.cq).iter().all(|&done| done == (1, 0)));
+    }
+    assert!(b.drain(&mut qb.cq).is_empty());
+    assert_eq!(b.read(to, 104), [0; 104]);
+    a.post_send(&mut qa, datagram(ah, qb.qpn, 0x1111), &[a.sge(from, 64)]);
+    world.settle();
+    assert_eq!(b.statuses(&mut qb.cq), [(3, 0)]);
+    assert_eq!(b.read(to + 40, 64), bytes[..64]);
+}
+
+#[test]
+fn what_the_receiver_posted_wrongly_is_the_receivers_error() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
+    let ah = handle(&mut world, &a, b.gid);
+    let to = b.alloc(4096);
+    let mut denied = b.sge(to, 4096);
+    denied.lkey = U32::new(b.key ^ 0x100);
+    b.post_receive(&mut qb, 3, &[denied]);
+    b.post_receive(&mut qb, 4, &[b.sge(to, 4096)]);
+    a.post_send(&mut qa, datagram(ah, qb.qpn, 0x1111), &[]);
+    world.settle();
+    assert_eq!(a.statuses(&mut qa.cq), [(1, 0)]);
+    let failed = [(3, wc_status::LOC_PROT_ERR), (4, wc_status::WR_FLUSH_ERR)];
+    assert_eq!(b.statuses(&mut qb.cq), failed);
+    assert_eq!(world.query(&b, &qb).qp_state, abi::qps::ERR);
+}

@@ -538,7 +538,7 @@ impl Guest {
         };
         self.write(slot, wqe.as_bytes());
         self.write(slot + abi::RQ_WQE_DATA as u64, sge.as_bytes());
-        self.ring_doorbell(doorbell, index + 1);
+        self.ring_doorbell(doorbell, index.wrapping_add(1));
     }
 
     pub(crate) fn raw_doorbell(&self, qp: &Qp, send: u32) {

@@ -144,7 +144,7 @@ fn malformed_requests_fail_locally() {
         (opcode::SEND, SIGNALED, u16::MAX, 8, wc_status::LOC_QP_OP_ERR),
         (opcode::SEND, SIGNALED | send_flags::INLINE, 129, 0, wc_status::LOC_QP_OP_ERR),
         (opcode::RDMA_READ, SIGNALED | send_flags::INLINE, 1, 0, wc_status::LOC_QP_OP_ERR),
-        (opcode::ATOMIC_FETCH_AND_ADD, SIGNALED, 1, 4, wc_status::LOC_QP_OP_ERR),
+        (opcode::ATOMIC_FETCH_AND_ADD, SIGNALED, 1, 4, wc_status::LOC_LEN_ERR),
         (opcode::SEND, SIGNALED, 1, oversize, wc_status::LOC_LEN_ERR),
     ] {
         let mut p = pair(qpt::RC);

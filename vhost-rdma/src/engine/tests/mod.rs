@@ -9,3 +9,5 @@ mod keys;
 mod lifecycle;
 mod placement;
 mod reference;
+mod rules;
+mod wrap;

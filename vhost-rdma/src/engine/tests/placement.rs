@@ -96,7 +96,7 @@ fn an_atomic_write_needs_shape_place_and_right() {
         (WRITE, 4, &b"12345678"[..], wc_status::REM_INV_REQ_ERR),
         (WRITE, SIZE, b"12345678", wc_status::REM_ACCESS_ERR),
         (access::LOCAL_WRITE | access::REMOTE_READ, 0, b"12345678", wc_status::REM_ACCESS_ERR),
-        (WRITE, 0, b"1234567", wc_status::LOC_QP_OP_ERR),
+        (WRITE, 0, b"1234567", wc_status::LOC_LEN_ERR),
     ] {
         let mut s = Setup::new(region, WRITE);
         assert_eq!(s.atomic_write(s.page + at, word).1, status);

@@ -100,7 +100,6 @@ impl Guest {
             && shown.domain == domain
             && window.bound.is_none()
             && bind.len > 0
-            && bind.new >> 8 == bind.present >> 8
             && shown.rights & access::MW_BIND != 0
             && (!writes || shown.rights & access::LOCAL_WRITE != 0)
             && offset <= PIECE
@@ -108,7 +107,8 @@ impl Guest {
         if !allowed {
             return None;
         }
-        window.key = bind.new;
+        // The low byte is the consumer's, the rest stays.
+        window.key = bind.present & !0xff | bind.new & 0xff;
         window.bound =
             Some(Binding { region, addr: bind.addr, len: bind.len, rights: bind.rights, qpn });
         Some(())

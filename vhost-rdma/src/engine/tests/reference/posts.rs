@@ -113,7 +113,8 @@ impl Run {
         let named = self.named(side, place);
         let bind = Bind {
             present: old.key,
-            new: old.key ^ (self.next as u32 & 0x7f | 0x80),
+            // Its upper bits mean nothing.
+            new: old.key ^ (self.next as u32 & 0x7f | 0x80) ^ (self.next as u32) << 9,
             region: named.key,
             addr: named.addr,
             len: self.len(side, place, how.0).into(),

@@ -209,7 +209,7 @@ const CAUSES: &[(&str, &str, &str)] = &[
     ),
     (
         "UD: receive too small",
-        "ud_gsi::a_receive_that_is_too_small_fails_at_the_receiver_only",
+        "ud_gsi::a_receive_that_is_too_small_is_there_for_the_next_datagram",
         "request UD SEND SUCCESS",
     ),
     ("UD: wrong Q_Key", "ud_gsi::a_wrong_qkey_is_dropped_silently", "request UD SEND SUCCESS"),
