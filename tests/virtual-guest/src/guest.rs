@@ -4,6 +4,7 @@
 //! count and configuration space at connection; memory and rings when the driver sets DRIVER_OK. Every message asks for an
 //! acknowledgement, so that a refusal is an error at the call that caused it.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -306,6 +307,13 @@ impl Guest {
     /// Plugs memory in and tells the device.
     pub fn add_memory(&self, gpa: u64, size: u64) -> Result<Arc<Region>> {
         let region = self.ram().add_region(gpa, size)?;
+        self.front(|f| f.add_mem_region(&region_info(&region)).map(drop))?;
+        Ok(region)
+    }
+
+    /// Plugs in memory that is a file of the caller's.
+    pub fn add_file(&self, gpa: u64, size: u64, file: OwnedFd) -> Result<Arc<Region>> {
+        let region = self.ram().add_file(gpa, size, file)?;
         self.front(|f| f.add_mem_region(&region_info(&region)).map(drop))?;
         Ok(region)
     }

@@ -1,7 +1,7 @@
 //! A guest without a VM: a virtio RDMA driver that speaks to the real daemon over its real vhost-user socket.
 //!
 //! ```text
-//!  tests, bench, soak ── World ── Daemon (the real binary, its CLI) daemon.rs vitals.rs
+//!  tests, bench, soak, attack ── World ── Daemon (the real binary, its CLI) daemon.rs vitals.rs
 //!        │
 //!      Guest ─┬─ control commands, event queues                   guest.rs control.rs events.rs
 //!             ├─ Cq, Srq, Qp: rings, doorbells, arming             rings.rs qp.rs attr.rs send.rs
@@ -23,6 +23,7 @@
     reason = "a driver for tests reports what must not happen by a panic, and runs on 64-bit hosts only"
 )]
 
+pub mod attack;
 pub mod attr;
 pub mod backing;
 pub mod bench;

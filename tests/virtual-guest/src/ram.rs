@@ -55,6 +55,10 @@ impl Region {
     fn new(gpa: u64, size: u64, kind: MemfdFlags) -> std::io::Result<Self> {
         let fd = rustix::fs::memfd_create("virtual-guest", MemfdFlags::CLOEXEC | kind)?;
         rustix::fs::ftruncate(&fd, size)?;
+        Self::over(fd, gpa, size)
+    }
+
+    fn over(fd: OwnedFd, gpa: u64, size: u64) -> std::io::Result<Self> {
         let len = usize::try_from(size).map_err(std::io::Error::other)?;
         // SAFETY: a new shared mapping at an address that the kernel chooses aliases no Rust object.
         let host = unsafe {
@@ -145,9 +149,18 @@ impl Ram {
 
     /// Adds a region; the caller tells the device.
     pub fn add_region(&self, gpa: u64, size: u64) -> std::io::Result<Arc<Region>> {
-        let region = Arc::new(Region::new(gpa, size, self.kind)?);
+        Ok(self.push(Region::new(gpa, size, self.kind)?))
+    }
+
+    /// The same over a file of the caller's, which has that many bytes.
+    pub fn add_file(&self, gpa: u64, size: u64, file: OwnedFd) -> std::io::Result<Arc<Region>> {
+        Ok(self.push(Region::over(file, gpa, size)?))
+    }
+
+    fn push(&self, region: Region) -> Arc<Region> {
+        let region = Arc::new(region);
         self.regions.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&region));
-        Ok(region)
+        region
     }
 
     /// Forgets the region at `gpa`; the mapping goes with its last view.

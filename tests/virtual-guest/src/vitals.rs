@@ -27,6 +27,8 @@ pub struct Turns {
     pub count: f64,
     /// The longest of any worker, in seconds of the worker's own time.
     pub longest: f64,
+    /// How many were longer than a millisecond.
+    pub long: f64,
     /// The most that a turn of any worker was charged by the engine's cost model, in seconds: no machine's load changes it.
     pub charged: f64,
     /// For how long a worker has been in its present turn, in seconds.
@@ -80,8 +82,15 @@ impl Daemon {
         };
         let longest = of("turn_max_seconds");
         assert!(!longest.is_empty(), "the daemon tells nothing of its workers");
+        let count = of("turn_seconds_count").iter().sum();
+        let is_short = |key: &str| {
+            key.starts_with("vhost_rdma_worker_turn_seconds_bucket{")
+                && key.contains("le=\"0.001\"")
+        };
+        let short: f64 = metrics.iter().filter(|(key, _)| is_short(key)).map(|(_, n)| n).sum();
         Turns {
-            count: of("turn_seconds_count").iter().sum(),
+            count,
+            long: count - short,
             longest: longest.into_iter().fold(0.0, f64::max),
             charged: of("turn_charged_max_seconds").into_iter().fold(0.0, f64::max),
             stalled: of("stalled_seconds").into_iter().fold(0.0, f64::max),

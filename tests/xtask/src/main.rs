@@ -8,6 +8,7 @@
 //! cargo xtask demo                                        # the README's table
 //! cargo xtask test [--fast | --full]                      # everything that must hold
 //! cargo xtask bench                                       # ratios on the virtual guest
+//! cargo xtask bench isolation                             # what attacks cost a victim in another network
 //! cargo xtask node-bench                                  # ratios of node agent and CNI plugin
 //! cargo xtask soak --minutes 30                           # nothing grows
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
@@ -61,10 +62,16 @@ enum Chore {
     Test(test::Args),
     /// Benchmarks on the virtual guest, each a ratio in one run
     Bench {
+        /// What to measure
+        #[arg(value_enum, default_value_t)]
+        what: chores::Bench,
+        /// Fewer and shorter samples: shows that everything runs
+        #[arg(long)]
+        quick: bool,
         /// Write the rows here
         #[arg(long)]
         json: Option<PathBuf>,
-        /// For the benchmark program: `--quick`, names
+        /// For the benchmark program: names
         #[arg(last = true)]
         rest: Vec<String>,
     },
@@ -114,7 +121,9 @@ fn run(cli: &Cli) -> Result<bool> {
     match &cli.chore {
         Chore::Demo(args) => args.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),
-        Chore::Bench { json, rest } => chores::bench(json.as_deref(), rest),
+        Chore::Bench { what, quick, json, rest } => {
+            chores::bench(*what, *quick, json.as_deref(), rest)
+        }
         Chore::NodeBench(args) => args.run(&Cache::open()?),
         Chore::Soak { minutes, json, rest } => chores::soak(*minutes, json.as_deref(), rest),
         Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),

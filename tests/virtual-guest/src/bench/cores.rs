@@ -4,7 +4,7 @@
 //! changes from sample to sample measures chance. So both the device and its reference get the same places. On a machine with one
 //! core nothing is moved.
 
-use std::process::id;
+use std::process::{Command, Stdio, id};
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
@@ -48,6 +48,22 @@ impl Cores {
         }
     }
 
+    /// Gives the workers of a daemon the last core and its other threads the first, and the workers theirs before all others.
+    pub(super) fn worker_alone(self, pid: u32) {
+        let Some((first, last)) = self.0 else { return };
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
+        for task in tasks.flatten() {
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let number = task.file_name().to_str().and_then(|n| n.parse().ok());
+            let Some(thread) = number.and_then(Pid::from_raw) else { continue };
+            let is_worker = name.starts_with("vrdma-shard");
+            move_to(Some(thread), if is_worker { last } else { first });
+            if is_worker {
+                first_in_line(thread);
+            }
+        }
+    }
+
     /// Moves all threads of a process, and those that they make, to the device's side.
     pub(super) fn device_process(self, pid: u32) {
         debug_assert_ne!(pid, id(), "the device is another process");
@@ -60,4 +76,16 @@ impl Cores {
             }
         }
     }
+}
+
+/// Lets a thread have its core whenever it wants to, before all threads that are not real time.
+///
+/// # Panics
+/// Where that is refused: what waits for others' threads would measure them.
+pub(super) fn first_in_line(thread: Pid) {
+    let thread = thread.as_raw_nonzero().to_string();
+    let mut chrt = Command::new("chrt");
+    chrt.args(["--fifo", "--pid", "1", &thread]).stdin(Stdio::null());
+    let done = chrt.status().expect("chrt (util-linux) runs");
+    assert!(done.success(), "SCHED_FIFO is refused: it takes CAP_SYS_NICE");
 }

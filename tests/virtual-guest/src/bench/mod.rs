@@ -10,6 +10,7 @@
 mod cores;
 mod data;
 mod echo;
+pub mod isolation;
 mod latency;
 mod null_rnic;
 mod report;

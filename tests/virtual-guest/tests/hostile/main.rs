@@ -2,8 +2,9 @@
 //!
 //! Each case has a villain and two bystanders on the same network, hence on the same worker, whose connection moves data all the
 //! while and compares it. A case asserts what its villain is answered; the scene (`scene`) asserts what all cases have in common: the
-//! bystanders' traffic went on, no turn of a worker took longer than 10 ms of the worker's own time, none is stuck, the daemon's
-//! memory stayed in its budget, and when the villain is gone nothing is left of it.
+//! bystanders' traffic went on, no turn of a worker was charged more than a bound, none is stuck, the daemon's memory stayed in its
+//! budget, and when the villain is gone nothing is left of it. No time is asserted: this build is not the one that serves guests,
+//! and this machine has other things to do.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -13,6 +14,7 @@
     reason = "a test on a 64-bit host"
 )]
 
+mod attacks;
 mod chains;
 mod descriptors;
 mod floods;

@@ -13,16 +13,11 @@ use virtual_guest::spec::qpt;
 use virtual_guest::vitals::Vitals;
 use virtual_guest::world::{Node, Vacancy, World, pattern};
 
-/// How often a case may be tried. Only a turn that was too long is tried again: where this machine's own processors are taken away for
-/// a while (a hypervisor's doing, which no counter in here tells of), a turn looks long once; a turn that is long by our doing always is.
-const ATTEMPTS: usize = 3;
-/// The longest turn of a worker, in seconds of its own time.
-///
-/// Where the machine is emulated its processors are taken away all the time, and no counter tells; there a turn must only not be one that others
-/// take for a daemon that hangs.
-fn longest_turn() -> f64 {
-    if virtual_guest::daemon::patience() > 1 { 1.0 } else { 0.010 }
-}
+/// The most that a turn may be charged, in seconds: by the daemon's own count of the work in it, which does not know how fast this
+/// machine is or who else runs on it. How long turns *last* is a benchmark of the optimized build: `cargo xtask bench isolation`.
+const CHARGED: f64 = 0.5;
+/// An attack that lasts longer than this must have left its bystanders some time; scheduling alone can take that of a shorter one.
+const LONG: Duration = Duration::from_secs(10);
 
 /// What the daemon may take for a villain, if its case says nothing else.
 pub(crate) const BUDGET: u64 = 12 << 20;
@@ -54,22 +49,17 @@ pub(crate) fn case(act: impl Fn(&Scene)) {
 /// As [`case`], with another budget of memory.
 #[track_caller]
 pub(crate) fn case_within(budget: u64, act: impl Fn(&Scene)) {
-    for attempt in 1..=ATTEMPTS {
-        let scene = Scene::new(budget);
-        act(&scene);
-        let longest = scene.verdict();
-        if longest <= longest_turn() {
-            return;
-        }
-        eprintln!("attempt {attempt}: a worker's turn took {:.1} ms", longest * 1e3);
-    }
-    let limit = longest_turn() * 1e3;
-    panic!("a worker's turn takes longer than {limit} ms, {ATTEMPTS} times of {ATTEMPTS}");
+    let scene = Scene::new(budget);
+    act(&scene);
+    scene.verdict();
 }
 
 impl Scene {
-    fn new(budget: u64) -> Self {
-        let world = World::with(&DaemonOptions::default(), Duration::from_secs(240));
+    pub(crate) fn new(budget: u64) -> Self {
+        // Another network must share the worker, too.
+        let args = vec!["--workers".to_owned(), "1".to_owned()];
+        let options = DaemonOptions { args, ..DaemonOptions::default() };
+        let world = World::with(&options, Duration::from_secs(240));
         let (a, b) = (world.node(), world.node());
         let place = world.vacancy();
         // What a connection takes for the first time (threads, their allocators) is no villain's doing.
@@ -133,15 +123,15 @@ impl Scene {
         }
     }
 
-    /// Runs `attack` and checks that the bystanders moved data meanwhile, at least one message in each tenth of a second (and as many times less
-    /// as an emulated machine is slower: there an RNIC's share of a villain's bandwidth is computed by the same processors).
+    /// Runs `attack` and checks that the bystanders move data: meanwhile, if it takes long, and after it in any case.
     #[track_caller]
     pub(crate) fn during<R>(&self, attack: impl FnOnce() -> R) -> R {
         let (from, begin) = (self.messages(), Instant::now());
         let result = attack();
         let (moved, took) = (self.messages() - from, begin.elapsed());
-        let least = took.as_millis() as u64 / 100 / u64::from(virtual_guest::daemon::patience());
-        assert!(moved >= least, "the bystanders moved {moved} messages in {took:?}");
+        let long = LONG * virtual_guest::daemon::patience();
+        assert!(moved > 0 || took < long, "the bystanders moved nothing in {took:?}");
+        self.others_go_on();
         result
     }
 
@@ -178,18 +168,24 @@ impl Scene {
         node.guest.disconnect();
     }
 
-    /// After the case; the longest turn of a worker, in seconds.
+    /// The daemon has not taken more memory of its own for the villain than the case allows.
     #[track_caller]
-    fn verdict(mut self) -> f64 {
-        self.others_go_on();
-        let attacked = self.world.daemon.vitals();
-        let taken = attacked.memory.saturating_sub(self.before.memory);
-        let turns = self.world.daemon.turns();
+    pub(crate) fn is_within_its_budget(&self) {
+        let taken = self.world.daemon.vitals().memory.saturating_sub(self.before.memory);
+        let budget = self.budget;
         assert!(
-            taken <= self.budget,
-            "the daemon took {taken} bytes for the villain, {} are its budget",
-            self.budget
+            taken <= budget,
+            "the daemon took {taken} bytes for the villain, {budget} are its budget"
         );
+    }
+
+    /// After the case.
+    #[track_caller]
+    pub(crate) fn verdict(mut self) {
+        self.others_go_on();
+        self.is_within_its_budget();
+        let charged = self.world.daemon.turns().charged;
+        assert!(charged <= CHARGED, "a turn was charged {:.3} ms", charged * 1e3);
         self.works_again();
         self.await_state("absent");
         self.stop.store(true, Ordering::Relaxed);
@@ -205,7 +201,6 @@ impl Scene {
             "descriptors or threads are left: {:?}, then {after:?}",
             self.before
         );
-        turns.longest
     }
 }
 

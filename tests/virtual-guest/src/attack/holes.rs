@@ -1,0 +1,172 @@
+//! Memory whose first touch takes long: holes of 4 KiB and of 2 MiB, and holes that are being made.
+//!
+//! A hole costs its toucher the allocation and the clearing of a page, and a wait for whoever changes the file at that moment. The
+//! toucher here is the daemon: each request has elements of a byte, each in another page.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate};
+
+use super::{Attack, Ground, Strike, alone, breathe, rc, with_ram};
+use crate::guest::GuestConfig;
+use crate::pages::PageList;
+use crate::qp::SendWr;
+use crate::ram::Region;
+use crate::rings::Sge;
+use crate::spec::access;
+use crate::world::{End, Node};
+
+pub(super) const ALL: &[Attack] = &[
+    Attack::new("holes", "elements of a byte in holes of 4 KiB", small_holes),
+    Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes),
+    Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching),
+    Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes),
+];
+
+const PLUGGED: u64 = 0x2_0000_0000;
+const SHIFT_2M: u8 = 21;
+const SGES: usize = 32;
+/// A request that was not answered for so long is the device's affair.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A villain with a file for memory that is registered as a whole.
+struct Sparse {
+    _node: Node,
+    end: End,
+    region: Arc<Region>,
+    lkey: u32,
+    rkey: u32,
+    size: u64,
+}
+
+impl Sparse {
+    fn new(ground: &Ground<'_>, size: u64, file: OwnedFd) -> Self {
+        let node = ground.villain(GuestConfig { memory_table: false, ..with_ram(16) });
+        let region = node.guest.add_file(PLUGGED, size, file).expect("ADD_MEM_REG");
+        let list = PageList::contiguous(PLUGGED, (size >> SHIFT_2M) as u32, 0, SHIFT_2M);
+        let (lkey, rkey) =
+            node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &list).expect("MR_REG");
+        let end = alone(&node, &rc(64, SGES as u16), 128);
+        Self { end, region, lkey, rkey, size, _node: node }
+    }
+
+    /// Makes a hole of all of it.
+    fn punch(&self) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(self.region.fd(), flags, 0, self.size).expect("a hole");
+    }
+
+    /// Posts requests whose elements lie `step` apart; as many as there is memory for, or room.
+    fn touch(&mut self, step: u64) -> u32 {
+        let elements = (self.size / step).min(64 * SGES as u64) as usize;
+        let requests = elements / SGES;
+        for n in 0..requests {
+            let sge = |i: usize| Sge {
+                // The first page is the target of all.
+                addr: self.size - step * (n * SGES + i + 1) as u64 + 8,
+                length: 1,
+                lkey: self.lkey,
+            };
+            let sges: Vec<Sge> = (0..SGES).map(sge).collect();
+            // A READ writes to the elements, which a hole must be filled for.
+            self.end.qp.queue_send(&SendWr::read(n as u64, &sges, 0, self.rkey));
+        }
+        self.end.qp.ring_sq();
+        requests as u32
+    }
+
+    /// Waits for so many completions. Failed ones end the queue pair: it begins anew.
+    fn settle(&mut self, mut due: u32) {
+        let begin = std::time::Instant::now();
+        while due > 0 && begin.elapsed() < PATIENCE {
+            match self.end.scq.poll() {
+                Some(cqe) if cqe.status == 0 => due -= 1,
+                Some(_) => {
+                    let _state = self.end.qp.reset(&[&self.end.scq]);
+                    let _state = self.end.qp.connect(self.end.address(), &super::Path::default());
+                    return;
+                }
+                None => breathe(),
+            }
+        }
+    }
+}
+
+fn memfd(size: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("villain", MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&fd, size).expect("its size");
+    fd
+}
+
+/// A file on a tmpfs of its own, whose pages are as large as can be. The mount is in a namespace that ends at once; the file goes on.
+fn huge_file(size: u64) -> OwnedFd {
+    const MADE: &str = "mount -t tmpfs -o huge=always villain /mnt && : > /mnt/memory && echo made \
+                        && read end";
+    let mut maker = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", MADE])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare (util-linux) runs");
+    let mut said = [0; 4];
+    let made = maker.stdout.take().is_some_and(|mut out| out.read_exact(&mut said).is_ok());
+    let path = format!("/proc/{}/root/mnt/memory", maker.id());
+    let file = File::options().read(true).write(true).open(path);
+    drop(maker.stdin.take());
+    let _ended = maker.wait();
+    assert!(made, "no tmpfs with huge pages, which takes CAP_SYS_ADMIN");
+    let file = file.expect("the file on it");
+    file.set_len(size).expect("its size");
+    file.into()
+}
+
+fn small_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = 64 << 20;
+    let mut sparse = Sparse::new(ground, size, memfd(size));
+    Box::new(move || {
+        sparse.punch();
+        let due = sparse.touch(4096);
+        sparse.settle(due);
+    })
+}
+
+fn cold_writes(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = 64 << 20;
+    let mut sparse = Sparse::new(ground, size, memfd(size));
+    Box::new(move || {
+        sparse.punch();
+        for n in 1..33u64 {
+            let from = Sge { addr: 0, length: 1 << 20, lkey: sparse.lkey };
+            sparse.end.qp.queue_send(&SendWr::write(n, &[from], n << 20, sparse.rkey));
+        }
+        sparse.end.qp.ring_sq();
+        sparse.settle(32);
+    })
+}
+
+fn punching(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = ground.sized(1 << 30, 64 << 20);
+    let mut sparse = Sparse::new(ground, size, memfd(size));
+    Box::new(move || {
+        // Pages that are there make it long.
+        fallocate(sparse.region.fd(), FallocateFlags::KEEP_SIZE, 0, size).expect("memory");
+        let due = sparse.touch(size / 2048 / 4096 * 4096);
+        sparse.punch();
+        sparse.settle(due);
+    })
+}
+
+fn huge_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = ground.sized(1 << 30, 256 << 20);
+    let mut sparse = Sparse::new(ground, size, huge_file(size));
+    Box::new(move || {
+        let due = sparse.touch(2 << 20);
+        sparse.settle(due);
+        sparse.punch();
+    })
+}

@@ -1,0 +1,131 @@
+//! What a monitor can do: its descriptors, its memory map, its rings.
+
+use std::os::fd::AsRawFd;
+
+use vhost::VhostBackend;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{Attack, Ground, Strike, alone, blind_cq, breathe, rc, take_events, with_ram};
+use crate::control::Ctx;
+use crate::guest::GuestConfig;
+use crate::pages::PageList;
+use crate::qp::SendWr;
+use crate::spec::{self, ARM_ANY, PAGE, access};
+use crate::world::{End, Node};
+
+pub(super) const ALL: &[Attack] = &[
+    Attack::new("waiters", "a call descriptor that 100 000 epoll entries wait for", waiters),
+    Attack::new("unplug", "memory unplugged under 16 000 CQs", unplug).within(48),
+    Attack::new("plug", "memory plugged and unplugged beside 60 000 regions", plug).within(64),
+    Attack::new("tables", "the memory table sent again and again, 16 000 regions in it", tables)
+        .within(48),
+    Attack::new("pauses", "all rings stopped and started without end", pauses),
+];
+
+/// Where plugged memory lies.
+const PLUGGED: u64 = 0x2_0000_0000;
+
+fn waiters(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let [epolls, copies] = ground.sized([200, 500], [20, 100]);
+    let node = ground.villain(GuestConfig { event_buffers: 60, ..with_ram(16) });
+    let call = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
+    // An epoll instance takes one entry of a descriptor, so there are copies of it, and many instances.
+    let copies: Vec<EventFd> =
+        (0..copies).map(|_| call.try_clone().expect("a descriptor")).collect();
+    let waiting: Vec<Epoll> = (0..epolls)
+        .map(|_| {
+            let epoll = Epoll::new().expect("an epoll instance");
+            for copy in &copies {
+                let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
+                epoll.ctl(ControlOperation::Add, copy.as_raw_fd(), event).expect("an entry");
+            }
+            epoll
+        })
+        .collect();
+    // Vector 0, which all CQs of these guests are on.
+    node.guest.front(|f| f.set_vring_call(spec::VQ_COMP, &call)).expect("SET_VRING_CALL");
+    let word = node.mr(64);
+    let mut end: End = alone(&node, &rc(16, 1), 64);
+    let write = SendWr::write(1, &[word.sge(0, 8)], word.addr(8), word.rkey);
+    Box::new(move || {
+        let _held = (&copies, &waiting);
+        end.scq.arm(ARM_ANY);
+        end.qp.post_send(&write);
+        for _ in 0..20 {
+            if end.scq.drain() > 0 {
+                break;
+            }
+            breathe();
+        }
+        let _signalled = call.read();
+        take_events(&node);
+    })
+}
+
+fn unplug(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let node = ground.villain(with_ram(16));
+    let cqs = ground.sized(16_000, 800);
+    Box::new(move || {
+        if node.guest.add_memory(PLUGGED, 2 << 20).is_err() {
+            return;
+        }
+        let Ok(ctx) = node.guest.open() else { return };
+        let inner = Node { ctx, ..node.clone() };
+        for _ in 0..cqs {
+            let _refused = blind_cq(&inner, PLUGGED);
+        }
+        let _gone = node.guest.remove_memory(PLUGGED);
+        for _ in 0..20 {
+            take_events(&node);
+            breathe();
+        }
+        let _gone = Ctx::destroy(&inner.ctx);
+        take_events(&node);
+    })
+}
+
+/// Registers one page many times.
+fn regions(node: &Node, count: usize) {
+    let page = node.guest.ram().regions()[0].gpa();
+    let list = PageList::contiguous(page, 1, 0, 12);
+    for _ in 0..count {
+        if node.ctx.mr_reg(node.pdn, access::ALL, (0, PAGE), &list).is_err() {
+            return;
+        }
+    }
+}
+
+fn plug(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let node = ground.villain(with_ram(16));
+    regions(&node, ground.sized(60_000, 2000));
+    Box::new(move || {
+        if node.guest.add_memory(PLUGGED, 2 << 20).is_ok() {
+            let _gone = node.guest.remove_memory(PLUGGED);
+        }
+    })
+}
+
+fn tables(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let node = ground.villain(with_ram(16));
+    regions(&node, ground.sized(16_000, 1000));
+    Box::new(move || drop(node.guest.resend_memory()))
+}
+
+fn pauses(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let node = ground.villain(with_ram(16));
+    let word = node.mr(64);
+    let mut end = alone(&node, &rc(64, 1), 128);
+    let write = SendWr::write(1, &[word.sge(0, 8)], word.addr(8), word.rkey);
+    Box::new(move || {
+        (0..32).for_each(|_| end.qp.queue_send(&write));
+        end.qp.ring_sq();
+        let _paused = node.guest.pause_and_continue();
+        for _ in 0..100 {
+            if end.scq.drain() > 0 {
+                break;
+            }
+            breathe();
+        }
+    })
+}

@@ -1,0 +1,137 @@
+//! What an attack costs a victim in another network on the same worker.
+//!
+//! A row for each attack of [`crate::attack`] and one for none. Slices with the attack and without it alternate in one run, on one
+//! daemon: `value` is the victim's 99th percentile of a polled round trip of 64 bytes under attack, `reference` the same while the
+//! attack rests, `bandwidth` the victim's bandwidth under attack ÷ without, and `longest_turn` the worker's longest turn of its
+//! own time, from its metrics.
+//!
+//! **What is shared and what is not.** The worker is what all networks of it share; everything else must not be what is measured:
+//!
+//! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond before it sleeps, so that a round
+//!   trip of the reference is not a wake-up. Between slices it sleeps for a while: the scheduler takes a core away from a real-time
+//!   thread that leaves nothing to the others for a second.
+//! - The victim has the first core in the same way, and wants it for a round trip each 250 us. The villains'
+//!   threads, and the daemon's other threads, take what it leaves. A villain with more cores would post faster: the attacks are made
+//!   so that posting is next to nothing (rings are written once, a strike is a store and a kick).
+//! - A round trip that takes longer than 250 us stands for those that would have begun meanwhile: a worker that stands still for 50 ms
+//!   is as bad for two hundred of them, not for one.
+//! - A hypervisor that takes the core away makes a turn long, and no counter in here tells of it. So long turns are counted in the
+//!   slices of both kinds, and the longest one is held against the attack only if there were more in its own.
+//! - The row is the median of the slices, since the machine has other things to do; a slice under attack lasts until the attack has
+//!   been carried out at least once in it.
+
+mod report;
+mod victim;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use super::cores::Cores;
+use crate::attack::{self, Attack, Campaign, Size};
+use crate::daemon::DaemonOptions;
+use crate::world::World;
+
+pub use report::{Bounds, Row};
+use victim::Victim;
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Slices of each kind.
+    pub rounds: usize,
+    /// How long one lasts.
+    pub slice: Duration,
+    /// How large an attack is.
+    pub size: Size,
+}
+
+impl Effort {
+    /// What a report is made from: under ten minutes.
+    pub const FULL: Self = Self { rounds: 5, slice: Duration::from_millis(250), size: Size::Full };
+    /// What shows that everything runs and nothing is far off: a minute.
+    pub const QUICK: Self = Self { rounds: 3, slice: Duration::from_millis(60), size: Size::Short };
+}
+
+/// A row has no more time than this.
+const LIMIT: Duration = Duration::from_secs(150);
+/// What other threads of the worker's core have between slices.
+const REST: Duration = Duration::from_millis(60);
+/// A strike that takes longer than this is measured in parts.
+const STRIKE: Duration = Duration::from_secs(3);
+
+/// The names of all rows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    std::iter::once("none").chain(attack::all().into_iter().map(|a| a.name))
+}
+
+/// Measures the row of that name.
+pub fn run(name: &str, effort: Effort) -> Row {
+    Cores::get().guest();
+    let attack = Attack::named(name);
+    catch_unwind(AssertUnwindSafe(|| measure(name, attack, effort)))
+        .unwrap_or_else(|cause| Row::failed(name, super::report::panic_text(cause.as_ref())))
+}
+
+/// What the slices of one kind saw.
+#[derive(Debug, Default)]
+struct Seen {
+    /// 99th percentiles, in microseconds.
+    latency: Vec<f64>,
+    /// The longest round trip.
+    worst: f64,
+    /// Bytes a second.
+    bandwidth: Vec<f64>,
+    /// Turns of the worker that were longer than a millisecond of its own time.
+    long_turns: f64,
+}
+
+fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
+    let args = ["--workers", "1", "--poll-us", "1000"].map(str::to_owned).to_vec();
+    let options = DaemonOptions { args, ..DaemonOptions::default() };
+    let world = World::with(&options, LIMIT);
+    Cores::get().worker_alone(world.daemon.pid());
+    let mut victim = Victim::new(&world);
+    let ground = attack.map(|a| a.ground(&world, effort.size));
+    let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
+    // Sessions have brought threads of their own.
+    Cores::get().worker_alone(world.daemon.pid());
+    let (mut quiet, mut attacked) = (Seen::default(), Seen::default());
+    std::thread::scope(|scope| {
+        let slices = || {
+            super::cores::first_in_line(rustix::thread::gettid());
+            victim.latency(effort.slice / 4, || false);
+            for _ in 0..effort.rounds {
+                for (seen, campaign) in [(&mut quiet, None), (&mut attacked, campaign.as_ref())] {
+                    let before = world.daemon.turns().long;
+                    slice(&mut victim, seen, effort, campaign);
+                    seen.long_turns += world.daemon.turns().long - before;
+                    std::thread::sleep(REST);
+                }
+            }
+        };
+        scope.spawn(slices).join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+    });
+    let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
+    drop(campaign);
+    Row::new(name, [&quiet, &attacked], world.daemon.turns(), strikes)
+}
+
+/// Latency and bandwidth for a while each.
+fn slice(victim: &mut Victim, seen: &mut Seen, effort: Effort, campaign: Option<&Campaign>) {
+    let strikes = || campaign.map_or(u64::MAX, Campaign::strikes);
+    let first = strikes();
+    if let Some(campaign) = campaign {
+        campaign.begin();
+    }
+    let began = Instant::now();
+    // Until it was carried out once, which is what the slice is for.
+    let unseen = || campaign.is_some() && strikes() == first && began.elapsed() < STRIKE;
+    let (p99, worst) = victim.latency(effort.slice, unseen);
+    seen.latency.push(p99);
+    seen.worst = seen.worst.max(worst);
+    seen.bandwidth.push(victim.bandwidth(effort.slice));
+    if let Some(campaign) = campaign {
+        campaign.pause();
+        victim.recover();
+    }
+}

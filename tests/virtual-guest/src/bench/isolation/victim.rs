@@ -1,0 +1,137 @@
+//! The victim: one connection between two guests of a network that has done nothing to anybody.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::control::Mr;
+use crate::guest::GuestConfig;
+use crate::pages::Buf;
+use crate::qp::{Path, QpSpec, SendWr};
+use crate::spec::{access, qpt, status};
+use crate::world::{End, World};
+
+/// From one round trip to the next.
+const PACE: Duration = Duration::from_micros(250);
+/// A completion that is not there after this is waited for by sleeping, so that a spin takes nobody's processor for long.
+const SPIN: Duration = Duration::from_micros(300);
+const NAP: Duration = Duration::from_micros(20);
+/// The worker is dead, or as good as that.
+const STILL: Duration = Duration::from_secs(60);
+const WINDOW: u64 = 4 << 20;
+const MESSAGE: u64 = 64 << 10;
+const DEPTH: u64 = 32;
+/// A round trip of a worker that has nothing else to do.
+const QUIET: Duration = Duration::from_micros(300);
+
+/// The victim and its peer.
+#[derive(Debug)]
+pub(super) struct Victim {
+    a: End,
+    _b: End,
+    at_a: Mr,
+    at_b: Mr,
+}
+
+impl Victim {
+    pub(super) fn new(world: &World) -> Self {
+        let make = || {
+            let node = world.node_with("net", &[], GuestConfig::default());
+            let spec = QpSpec { sq: 64, send_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
+            let end = node.end(&spec);
+            let buf = Arc::new(Buf::contiguous(node.guest.ram(), WINDOW));
+            buf.view().fill(0, WINDOW, 1);
+            let mr = node.ctx.register(node.pdn, buf, access::ALL).expect("MR_REG");
+            (end, mr)
+        };
+        let ((a, at_a), (b, at_b)) = (make(), make());
+        a.connect(&b, &Path::default());
+        b.connect(&a, &Path::default());
+        Self { a, _b: b, at_a, at_b }
+    }
+
+    fn post(&mut self, at: u64, bytes: u64) {
+        let sge = self.at_a.sge(at, bytes as u32);
+        let write = SendWr::write(at, &[sge], self.at_b.addr(at), self.at_b.rkey);
+        self.a.qp.queue_send(&write);
+    }
+
+    /// From post to completion.
+    fn round_trip(&mut self) -> Duration {
+        self.post(0, 64);
+        let start = Instant::now();
+        self.a.qp.ring_sq();
+        loop {
+            if let Some(cqe) = self.a.scq.poll() {
+                assert_eq!(cqe.status, status::SUCCESS, "the victim's connection failed: {cqe:?}");
+                return start.elapsed();
+            }
+            let waited = start.elapsed();
+            assert!(waited < STILL, "the victim's round trip has not ended in {waited:?}");
+            if waited > SPIN {
+                std::thread::sleep(NAP);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Round trips for `slice`, and for as long as `unseen` says; the 99th percentile and the longest, in microseconds.
+    pub(super) fn latency(&mut self, slice: Duration, unseen: impl Fn() -> bool) -> (f64, f64) {
+        let (begin, mut next) = (Instant::now(), Instant::now());
+        let mut times = Vec::with_capacity(1 << 14);
+        while begin.elapsed() < slice || unseen() {
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            let took = self.round_trip();
+            times.push(took);
+            // Those that could not begin, each with what it would have had to wait.
+            let mut rest = took;
+            while rest > PACE {
+                rest -= PACE;
+                times.push(rest);
+            }
+            next = (next + PACE).max(Instant::now());
+        }
+        times.sort_unstable();
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let (at, last) = (times.len() * 99 / 100, times.len() - 1);
+        (micros(times[at.min(last)]), micros(times[last]))
+    }
+
+    /// Bytes a second, by writes of 64 KiB.
+    pub(super) fn bandwidth(&mut self, slice: Duration) -> f64 {
+        let begin = Instant::now();
+        let (mut posted, mut done) = (0, 0);
+        let mut last = begin;
+        loop {
+            let over = begin.elapsed() >= slice;
+            while !over && posted - done < DEPTH {
+                self.post(posted * MESSAGE % WINDOW, MESSAGE);
+                posted += 1;
+            }
+            self.a.qp.ring_sq();
+            let before = done;
+            while let Some(cqe) = self.a.scq.poll() {
+                assert_eq!(cqe.status, status::SUCCESS, "the victim's connection failed: {cqe:?}");
+                done += 1;
+            }
+            if over && done == posted {
+                return (done * MESSAGE) as f64 / begin.elapsed().as_secs_f64();
+            }
+            if done != before {
+                last = Instant::now();
+            }
+            assert!(last.elapsed() < STILL, "the victim's writes have stopped at {done}");
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// Waits until nothing of an attack that rests is left in the worker's queues; or a while.
+    pub(super) fn recover(&mut self) {
+        let begin = Instant::now();
+        let mut quick = 0;
+        while quick < 50 && begin.elapsed() < Duration::from_secs(10) {
+            quick = if self.round_trip() < QUIET { quick + 1 } else { 0 };
+            std::thread::sleep(NAP);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `isolation [--json FILE] [--quick] [--loose] [FILTER…]`: what each attack costs a victim in another network, a row each.
+//!
+//! A row that did not run fails the program. A target that was missed is shown, and a failure only where the row is beyond what
+//! no machine excuses (`--loose`): the targets are for a quiet machine, and a report says what they came to there.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use virtual_guest::bench::isolation::{Bounds, Effort, Row, names, run};
+
+#[derive(Debug, Parser)]
+#[command(about = "What attacks by one network cost a victim in another on the same worker")]
+struct Args {
+    /// Write all rows to this file as one JSON array
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Small attacks and short slices: shows that everything runs
+    #[arg(long)]
+    quick: bool,
+    /// Fail if a row shows that the worker stood still
+    #[arg(long)]
+    loose: bool,
+    /// Only attacks whose name contains one of these
+    filter: Vec<String>,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let args = Args::parse();
+    let wanted =
+        |name: &str| args.filter.is_empty() || args.filter.iter().any(|f| name.contains(f));
+    let chosen: Vec<_> = names().filter(|name| wanted(name)).collect();
+    anyhow::ensure!(!chosen.is_empty(), "no attack matches {:?}", args.filter);
+    let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
+    println!("{}", Row::heading());
+    let mut rows = Vec::new();
+    for name in chosen {
+        let row = run(name, effort);
+        println!("{row}");
+        rows.push(row);
+    }
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")?;
+    }
+    let failed = rows.iter().filter(|r| !r.ok).count();
+    let missed = rows.iter().filter(|r| r.ok && !r.met).count();
+    let stood = rows.iter().filter(|r| r.ok && args.loose && !Bounds::LOOSE.hold(r));
+    let stood = stood.inspect(|r| println!("the worker stood still: {r}")).count();
+    println!("{} rows, {missed} below target, {failed} did not run", rows.len());
+    Ok(if failed + stood == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
