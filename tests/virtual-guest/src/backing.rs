@@ -72,6 +72,8 @@ pub struct Rules {
     pub memory_is_pinned: bool,
     /// QPs that can be in one group.
     pub group_members: usize,
+    /// Requests move bytes; else they complete, and that is all.
+    pub moves_data: bool,
     /// A connection to where nobody may be reached is refused where it is made; else it is answered by silence.
     pub strangers_are_refused: bool,
 }
@@ -116,6 +118,7 @@ pub const IBTA: Rules = Rules {
     regions_are_mapped: false,
     memory_is_pinned: false,
     group_members: 64,
+    moves_data: true,
     strangers_are_refused: false,
 };
 
@@ -143,6 +146,9 @@ pub const RNIC: Rules = Rules {
     strangers_are_refused: true,
     ..IBTA
 };
+
+/// The daemon's null device (vhost-rdma/src/rnic/null.rs), which looks at no key and finds no fault with any request.
+pub const NULL: Rules = Rules { moves_data: false, ..RNIC };
 
 /// rdma_rxe.
 pub const RXE: Rules = Rules {
@@ -189,6 +195,7 @@ pub fn rules() -> &'static Rules {
     match backing().strip_prefix("rnic:") {
         None => &IBTA,
         Some(device) if device.starts_with("rxe") => &RXE,
+        Some(device) if device.starts_with("null") => &NULL,
         Some(_) => &RNIC,
     }
 }

@@ -62,9 +62,18 @@ fn build() -> Result<PathBuf, String> {
     Ok(dir.join("vhost-rdma"))
 }
 
-/// What shall carry the NICs under test: `$VHOST_RDMA_BACKING`, or the daemon's own engine.
+static BACKING: OnceLock<&str> = OnceLock::new();
+
+/// Has this program's NICs carried by `device`, whatever the environment says; once for all.
+pub fn carry_by(device: &'static str) {
+    let chosen = BACKING.get_or_init(|| device);
+    assert_eq!(*chosen, device, "a program has one backing");
+}
+
+/// What shall carry the NICs under test: what this program chose, `$VHOST_RDMA_BACKING`, or the daemon's own engine.
 pub fn backing() -> String {
-    std::env::var("VHOST_RDMA_BACKING").unwrap_or_else(|_| "soft".to_owned())
+    let chosen = BACKING.get().map(|device| (*device).to_owned());
+    chosen.or_else(|| std::env::var("VHOST_RDMA_BACKING").ok()).unwrap_or_else(|| "soft".to_owned())
 }
 
 /// How many times longer than usual things may take, where a machine is emulated: `$VHOST_RDMA_PATIENCE`, or 1.

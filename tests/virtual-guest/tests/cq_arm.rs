@@ -18,7 +18,7 @@ use virtual_guest::rings::Cq;
 use virtual_guest::spec::{self, ARM_ANY, ARM_SOLICITED, cqe, event, qps, qpt, send, status};
 use virtual_guest::world::{End, World};
 
-const SECOND: Duration = Duration::from_secs(1);
+const SECOND: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(30);
 
 fn event_of(end: &End, cq: &Cq, timeout: Duration) -> bool {
@@ -150,17 +150,21 @@ fn moderated_events_wait_for_the_count_or_the_period() {
 #[test]
 fn an_error_is_not_kept_waiting() {
     let world = World::new();
-    let (mut a, _b) = world.rc_pair();
-    let inbox = a.node.area(8);
-    a.qp.post_recv(1, &[inbox.sge()]);
-    a.rcq.moderate(u16::MAX, u16::MAX).unwrap();
-    a.rcq.arm(ARM_ANY);
-    let start = std::time::Instant::now();
-    a.qp.fail().unwrap();
-    assert!(event_of(&a, &a.rcq, SECOND));
-    let took = start.elapsed();
-    assert_eq!(a.rcq.one().status, status::WR_FLUSH_ERR);
-    assert!(took < Duration::from_micros(65_535), "{took:?}: it waited for the period");
+    // What waits for the period never comes before it; on a busy machine, what does not wait may come late, but not each time.
+    let soon = (0..20).any(|_| {
+        let (mut a, _b) = world.rc_pair();
+        let inbox = a.node.area(8);
+        a.qp.post_recv(1, &[inbox.sge()]);
+        a.rcq.moderate(u16::MAX, u16::MAX).unwrap();
+        a.rcq.arm(ARM_ANY);
+        let start = std::time::Instant::now();
+        a.qp.fail().unwrap();
+        assert!(event_of(&a, &a.rcq, SECOND));
+        let took = start.elapsed();
+        assert_eq!(a.rcq.one().status, status::WR_FLUSH_ERR);
+        took < Duration::from_micros(65_535)
+    });
+    assert!(soon, "it waited for the period, twenty times");
 }
 
 #[test]

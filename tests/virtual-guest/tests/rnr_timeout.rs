@@ -18,9 +18,10 @@ use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{qps, qpt, status};
 use virtual_guest::world::{End, World};
 
-/// What a busy machine may add to a wait.
+/// What a busy machine may add to a wait: a bound on waits that do not end. How exact timers are is tested where a test turns the
+/// clock, in the engine.
 fn slack() -> Duration {
-    Duration::from_millis(400) * patience()
+    Duration::from_secs(10) * patience()
 }
 
 fn timed(a: &mut End, request: &SendWr) -> (u8, Duration) {
@@ -84,15 +85,23 @@ fn rnr_retry_seven_waits_for_ever_and_wakes_early() {
     let inbox = b.node.area(8);
     a.qp.post_send(&SendWr::send(1, &[]).inline(&[9; 8]));
     a.scq.silent(Duration::from_millis(60));
-    let start = Instant::now();
-    b.qp.post_recv(2, &[inbox.sge()]);
-    a.scq.ok();
-    let took = start.elapsed();
-    if rules().rnr_wait_ends_early {
-        assert!(took < Duration::from_millis(400), "woken only by the timer: {took:?}");
+    let mut late = Vec::new();
+    loop {
+        let start = Instant::now();
+        b.qp.post_recv(2, &[inbox.sge()]);
+        a.scq.ok();
+        let took = start.elapsed();
+        b.rcq.ok();
+        assert_eq!(inbox.bytes(), [9; 8]);
+        if took < Duration::from_millis(400) || !rules().rnr_wait_ends_early {
+            break;
+        }
+        // A busy machine may be late, too, but not each time.
+        late.push(took);
+        assert!(late.len() < 10, "woken only by the timer: {late:?}");
+        a.qp.post_send(&SendWr::send(1, &[]).inline(&[9; 8]));
+        a.scq.silent(Duration::from_millis(60));
     }
-    b.rcq.ok();
-    assert_eq!(inbox.bytes(), [9; 8]);
     let naks = b.node.guest.query_counters().unwrap().rnr_naks_sent;
     assert!(naks >= 1 || !rules().inbound_is_counted, "the responder counts what it refused");
 }

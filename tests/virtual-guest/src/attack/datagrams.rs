@@ -20,7 +20,8 @@ pub(super) const ALL: &[Attack] = &[
 /// What a QP may have in a group, and a group on a NIC (docs/virtio-rdma.md, MCAST_ATTACH).
 const MEMBERS: usize = 64;
 const QKEY: u32 = 5;
-/// 239.6.6.6 as a GID.
+/// What villains send to, and its GID.
+pub(super) const GROUP_NAME: &str = "239.6.6.6";
 const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 6, 6, 6];
 
 fn datagrams(node: &Node, cqs: (Cq, Cq), sq: u32, rq: u32) -> End {

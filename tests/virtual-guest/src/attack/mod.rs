@@ -22,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::backing::rules;
 use crate::guest::{Guest, GuestConfig};
 use crate::pages::PageList;
 use crate::qp::{Path, QpSpec, SendWr};
@@ -113,6 +114,9 @@ impl Attack {
     #[track_caller]
     pub fn ground<'a>(&self, world: &'a World, size: Size) -> Ground<'a> {
         world.daemon.add_network(NETWORK, 666);
+        if !rules().groups_end_with_the_network {
+            world.daemon.add_peer(datagrams::GROUP_NAME, NETWORK);
+        }
         let places = (0..self.villains).map(|_| world.vacancy_with(NETWORK, &[])).collect();
         Ground { world, places, size }
     }

@@ -23,7 +23,7 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
         let mut noise = Noise(0x6e55);
         let (begin, mut guesses) = (Instant::now(), 0u32);
         scene.during(|| {
-            while begin.elapsed() < GUESSING {
+            while begin.elapsed() < GUESSING || u64::from(guesses) < tries(20) {
                 a.qp.reset(&[&a.scq, &a.rcq]).expect("to RESET");
                 b.qp.reset(&[&b.scq, &b.rcq]).expect("to RESET");
                 a.connect(&b, &hasty());
@@ -43,7 +43,6 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
             }
         });
         assert_eq!(secret.bytes(), [0; 4096]);
-        assert!(u64::from(guesses) > tries(20), "only {guesses}");
         if rules().inbound_is_counted {
             assert_eq!(
                 victim.guest.query_counters().expect("counters").access_errors,

@@ -21,8 +21,12 @@ mod floods;
 mod keys;
 mod mapping;
 mod memory;
+mod outspend;
 mod races;
 mod rings;
 mod scene;
 mod turns;
 mod vmm;
+
+/// What carries the villain's NIC, if not what carries all.
+pub(crate) const BACKING: Option<&str> = None;
