@@ -65,7 +65,11 @@ fn fastreg(ground: &Ground<'_>) -> Box<dyn Strike> {
     for _ in 0..16 {
         let end = alone(&kernel, &rc(64, 1), 64);
         let alloc = Put::new().u32(kernel.pdn).u32(PAGES as u32).done(8);
-        let key = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).expect("MR_ALLOC").u32_at(0);
+        let Ok(key) = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8) else {
+            // Not offered: then it is commands that are refused.
+            return Box::new(move || drop(kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8)));
+        };
+        let key = key.u32_at(0);
         pumps.push(Pump::new(end, 64, |i| {
             if i % 2 == 1 {
                 return SendWr { imm: key, ..SendWr::new(2, wr::LOCAL_INV, &[]) };

@@ -153,6 +153,12 @@ fn fast_registrations_without_end() {
             list.view().store64(8 * n as u64, *gpa, Ordering::Relaxed);
         }
         let alloc = Put::new().u32(pdn).u32(PAGES as u32).done(8);
+        if node.guest.query_device().expect("QUERY_DEVICE").caps & spec::cap::MEM_MGT == 0 {
+            // What is not offered is refused.
+            let refused = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).map(drop);
+            assert_eq!(refused.expect_err("not offered").status(), Some(err::NOTSUPP));
+            return;
+        }
         let mut ends: Vec<(End, u32)> = (0..16)
             .map(|_| {
                 let end = kernel.rc();

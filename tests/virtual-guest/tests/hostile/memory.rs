@@ -200,7 +200,9 @@ fn holes_in_memory_are_zeroes_or_what_was_pinned() {
                 rustix::fs::fallocate(region.fd(), punch, 0, 2 << 20).expect("a hole");
                 end.run_ok(&SendWr::read(n, &[back.sge()], mr.addr(0), mr.rkey));
                 let kept = if rules().memory_is_pinned { 0x77 } else { 0 };
-                assert_eq!(back.bytes(), [kept; 64]);
+                if rules().moves_data {
+                    assert_eq!(back.bytes(), [kept; 64]);
+                }
             }
         });
     });

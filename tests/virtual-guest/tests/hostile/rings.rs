@@ -143,6 +143,10 @@ fn work_requests_that_can_not_be_meant_complete_with_their_status() {
         for (what, request, expected) in cases {
             let mut end = alone(&node);
             let failed = end.run(&request);
+            if !rules().moves_data {
+                // The null device finds no fault; that there is an answer is all.
+                continue;
+            }
             assert!(rules().own_error(failed.status, expected), "{what}: {failed:?}");
             assert_eq!(end.qp.state().expect("QP_QUERY"), qps::ERR, "{what}");
             end.qp.destroy().expect("QP_DESTROY");
@@ -171,6 +175,9 @@ fn a_receive_of_endless_elements_fails_on_both_sides() {
         ring.store64(at + 8, u64::from(u32::MAX), Ordering::Relaxed);
         doorbell.ring(1);
         let sent = a.run(&SendWr::send(1, &[]).inline(&[1; 8]));
+        if !rules().moves_data {
+            return node.guest.keepalive().expect("the NIC works");
+        }
         assert_eq!(sent.status, status::REM_OP_ERR);
         let received = b.rcq.one();
         assert_eq!((received.wr_id, received.status), (7, status::LOC_QP_OP_ERR));
