@@ -137,6 +137,7 @@ impl Writer {
     ///
     /// # Errors
     /// The API server's, but for conflicts.
+    #[allow(clippy::cognitive_complexity, reason = "one arm for each write")]
     pub async fn write(&self, write: Write) -> Done {
         match write {
             Write::CreateClaim(claim) => {

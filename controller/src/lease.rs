@@ -5,7 +5,6 @@
 //! old a lease is, is measured from when this process saw its version change, by a clock that does
 //! not jump; the time that is written into it is for people.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -19,12 +18,12 @@ use vhost_rdma_cluster_api::MANAGER;
 
 /// How long a lease holds that nobody renews.
 const DURATION: Duration = Duration::from_secs(15);
-/// When a holder that cannot renew stops.
-const RENEWED_WITHIN: Duration = Duration::from_secs(10);
+/// When a holder that cannot renew stops; counted from when it began to renew.
+const RENEWED_WITHIN: Duration = Duration::from_secs(8);
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(2);
 /// How long the API server may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// What a look at the lease means.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,11 +41,14 @@ enum Step {
 pub struct Election {
     api: Api<Lease>,
     identity: String,
-    leader: Arc<watch::Sender<bool>>,
-    /// The version that was seen last, and when first.
-    seen: Option<(String, Instant)>,
+    leader: watch::Sender<bool>,
+    sight: Sight,
     renewed: Option<Instant>,
 }
+
+/// The version of the lease that was seen last, and when first.
+#[derive(Debug, Default)]
+struct Sight(Option<(String, Instant)>);
 
 impl Election {
     /// Takes part under this name. The receiver says whether this replica may write.
@@ -56,8 +58,8 @@ impl Election {
         let election = Self {
             api: Api::namespaced(client, namespace),
             identity: identity.to_owned(),
-            leader: Arc::new(leader),
-            seen: None,
+            leader,
+            sight: Sight::default(),
             renewed: None,
         };
         (election, is_leader)
@@ -66,9 +68,10 @@ impl Election {
     /// Takes part for ever.
     pub async fn run(&mut self) {
         loop {
+            let begun = Instant::now();
             let turn = tokio::time::timeout(PATIENCE, self.turn()).await;
             match turn {
-                Ok(Ok(true)) => self.renewed = Some(Instant::now()),
+                Ok(Ok(true)) => self.renewed = Some(begun),
                 Ok(Ok(false)) => self.renewed = None,
                 Ok(Err(error)) => tracing::warn!(%error, "cannot look at the lease"),
                 Err(_) => tracing::warn!("the API server does not answer about the lease"),
@@ -106,7 +109,7 @@ impl Election {
     /// Looks, and takes or renews. Whether the lease is ours now.
     async fn turn(&mut self) -> Result<bool, kube::Error> {
         let found = self.api.get_opt(MANAGER).await?;
-        let step = self.judge(found.as_ref(), Instant::now());
+        let step = self.sight.judge(&self.identity, found.as_ref(), Instant::now());
         let result = match (step, found) {
             (Step::Wait, _) => return Ok(false),
             (Step::Take, Some(mut lease)) => {
@@ -133,22 +136,6 @@ impl Election {
         }
     }
 
-    fn judge(&mut self, found: Option<&Lease>, now: Instant) -> Step {
-        let Some(lease) = found else { return Step::Create };
-        let version = lease.metadata.resource_version.clone().unwrap_or_default();
-        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != version) {
-            self.seen = Some((version, now));
-        }
-        let since = self.seen.as_ref().map_or(now, |(_, since)| *since);
-        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
-        match holder {
-            None | Some("") => Step::Take,
-            Some(holder) if holder == self.identity => Step::Take,
-            Some(_) if now.saturating_duration_since(since) >= DURATION => Step::Take,
-            Some(_) => Step::Wait,
-        }
-    }
-
     fn fill(&self, lease: &mut Lease) {
         let now = MicroTime(Timestamp::now());
         let spec = lease.spec.get_or_insert_default();
@@ -162,6 +149,24 @@ impl Election {
             renew_time: Some(now),
             ..spec.clone()
         };
+    }
+}
+
+impl Sight {
+    fn judge(&mut self, identity: &str, found: Option<&Lease>, now: Instant) -> Step {
+        let Some(lease) = found else { return Step::Create };
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        if self.0.as_ref().is_none_or(|(seen, _)| *seen != version) {
+            self.0 = Some((version, now));
+        }
+        let since = self.0.as_ref().map_or(now, |(_, since)| *since);
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
+        match holder {
+            None | Some("") => Step::Take,
+            Some(holder) if holder == identity => Step::Take,
+            Some(_) if now.saturating_duration_since(since) >= DURATION => Step::Take,
+            Some(_) => Step::Wait,
+        }
     }
 }
 
@@ -182,31 +187,26 @@ mod tests {
         }
     }
 
-    fn election() -> Election {
-        let config = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
-        let client = Client::try_from(config).expect("a client");
-        Election::new(client, "ns", "me").0
-    }
-
-    #[tokio::test]
-    async fn a_lease_is_taken_when_nobody_renews_it_and_not_before() {
-        let mut mine = election();
+    #[test]
+    fn a_lease_is_taken_when_nobody_renews_it_and_not_before() {
+        let mut sight = Sight::default();
         let start = Instant::now();
-        assert_eq!(mine.judge(None, start), Step::Create);
-        assert_eq!(mine.judge(Some(&lease("other", "1")), start), Step::Wait);
+        assert_eq!(sight.judge("me", None, start), Step::Create);
+        assert_eq!(sight.judge("me", Some(&lease("other", "1")), start), Step::Wait);
         let almost = start + DURATION - Duration::from_millis(1);
-        assert_eq!(mine.judge(Some(&lease("other", "1")), almost), Step::Wait);
+        assert_eq!(sight.judge("me", Some(&lease("other", "1")), almost), Step::Wait);
         // It is renewed: the time begins anew.
-        assert_eq!(mine.judge(Some(&lease("other", "2")), almost), Step::Wait);
-        assert_eq!(mine.judge(Some(&lease("other", "2")), start + DURATION), Step::Wait);
-        assert_eq!(mine.judge(Some(&lease("other", "2")), almost + DURATION), Step::Take);
-        assert_eq!(mine.judge(Some(&lease("", "3")), start), Step::Take);
-        assert_eq!(mine.judge(Some(&lease("me", "4")), start), Step::Take);
+        assert_eq!(sight.judge("me", Some(&lease("other", "2")), almost), Step::Wait);
+        assert_eq!(sight.judge("me", Some(&lease("other", "2")), start + DURATION), Step::Wait);
+        assert_eq!(sight.judge("me", Some(&lease("other", "2")), almost + DURATION), Step::Take);
+        assert_eq!(sight.judge("me", Some(&lease("", "3")), start), Step::Take);
+        assert_eq!(sight.judge("me", Some(&lease("me", "4")), start), Step::Take);
     }
 
     #[test]
     fn a_holder_stops_before_another_may_begin() {
-        assert!(RENEWED_WITHIN + PATIENCE <= DURATION);
+        // What it holds by is looked at after each turn, and a turn that fails may take all its time.
+        assert!(RENEWED_WITHIN + PERIOD + PATIENCE < DURATION);
         assert!(PERIOD + PATIENCE < RENEWED_WITHIN);
     }
 }

@@ -12,6 +12,9 @@
 //!    Only if `status.blocks` does not have the UID is the block deleted. The agent that sees
 //!    `releasing` gives out nothing more and removes the UID when the last address has come back.
 //!
+//! An agent that starts begins by writing its status, whatever it says, so that what its forerunner
+//! left there counts no more.
+//!
 //! Each side writes before it reads, and both read what the API server has and no copy: so at least
 //! one of them sees the other.
 

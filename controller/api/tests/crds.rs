@@ -1,6 +1,7 @@
 //! The definitions in `manifests/crds` are those of the source, and their rules say what they should.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -15,7 +15,7 @@
 //!   of a copy) just before, and whose answer can only change in the direction of *no*.
 //!
 //! So two controllers at once, old copies and repeated writes cost time and nothing else; the lease
-//! that elects a leader saves work and is not what keeps things right. `tests/model.rs` plays that.
+//! that elects a leader saves work and is not what keeps things right. `tests/model` plays that.
 
 mod attachment;
 mod blocks;
