@@ -374,7 +374,7 @@ fn contested(api: &Api) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400,
+    #![proptest_config(ProptestConfig { cases: 96,
         max_shrink_iters: 4000,
         failure_persistence: None,
         ..ProptestConfig::default()
