@@ -151,7 +151,8 @@ impl Controller {
                 let (_, generation) = executor.space();
                 result = match executor.execute(generation, ctx, next) {
                     Outcome::Done(next) => next,
-                    // The memory changed between the two lines above; what has begun goes on all the same.
+                    // The memory changed between the two lines above; what has begun goes on all
+                    // the same.
                     Outcome::Stale => Ok(Reply::More),
                 };
             }

@@ -1,16 +1,19 @@
 //! Budgets are time: what work costs, and how long it may go on.
 //!
-//! A worker serves many guests, so whatever one of them can make it do is bounded by time and never by counts alone: a count that is harmless
-//! for small requests is a stall for large ones. Every piece of work is *charged* to the shard's [`Meter`] by the small cost model below,
-//! and a [`Budget`] is over when the charge **or** the clock has passed it. The charge makes it the same on every machine and under a clock
-//! that a test turns; the clock makes it true where a piece took longer than the model thinks: a page that was touched for the first
-//! time, a table that fell out of the cache.
+//! A worker serves many guests, so whatever one of them can make it do is bounded by time and never
+//! by counts alone: a count that is harmless for small requests is a stall for large ones. Every
+//! piece of work is *charged* to the shard's [`Meter`] by the small cost model below, and a
+//! [`Budget`] is over when the charge **or** the clock has passed it. The charge makes it the same
+//! on every machine and under a clock that a test turns; the clock makes it true where a piece took
+//! longer than the model thinks: a page that was touched for the first time, a table that fell out
+//! of the cache.
 //!
-//! Looking at the clock takes as long as a fifth of a small request, so it is looked at after about a microsecond of charge: after each large
-//! piece, and after a few small ones. A clock that stands still ([`Still`]) leaves the charge alone, for tests and fuzzing.
+//! Looking at the clock takes as long as a fifth of a small request, so it is looked at after about
+//! a microsecond of charge: after each large piece, and after a few small ones. A clock that stands
+//! still ([`Still`]) leaves the charge alone, for tests and fuzzing.
 //!
-//! Costs are nanoseconds on a present-day server with warm caches. They need not be exact: what matters is that nothing a guest can multiply
-//! is free.
+//! Costs are nanoseconds on a present-day server with warm caches. They need not be exact: what
+//! matters is that nothing a guest can multiply is free.
 
 use std::fmt;
 use std::sync::Arc;
@@ -186,7 +189,8 @@ impl Budget {
         self.seen
     }
 
-    /// Whether nothing more may be begun. To be asked after each piece of work, which is never so long that neighbours feel it.
+    /// Whether nothing more may be begun. To be asked after each piece of work, which is never so
+    /// long that neighbours feel it.
     #[inline]
     pub(crate) fn is_over(&mut self, meter: &Meter) -> bool {
         let charged = meter.charged();

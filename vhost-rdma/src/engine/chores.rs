@@ -1,7 +1,9 @@
-//! What a NIC has still to do to many of its queue pairs: tell those of a dead CQ, and set those of a paused NIC going again.
+//! What a NIC has still to do to many of its queue pairs: tell those of a dead CQ, and set those of
+//! a paused NIC going again.
 //!
-//! Peers and guests choose when a CQ overruns and how many queue pairs complete to it, so none of this is done where it begins: it is noted, and
-//! done in the NIC's own turns, some queue pairs at a time.
+//! Peers and guests choose when a CQ overruns and how many queue pairs complete to it, so none of
+//! this is done where it begins: it is noted, and done in the NIC's own turns, some queue pairs at
+//! a time.
 
 use super::budget::{Budget, cost};
 use super::nic::Nic;

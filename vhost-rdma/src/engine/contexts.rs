@@ -1,8 +1,9 @@
 //! Contexts: the processes of a guest, its kernel, and the doorbell pages of each.
 //!
-//! Doorbell pages are polled, and a guest may have thousands, so a round looks at some of them only: those that rang lately, and the rest in
-//! turn. A page that is looked at later loses nothing, since its index is still there; and before the worker sleeps every page
-//! is looked at after the guest was asked to kick ([`Contexts::look_on`], docs/virtio-rdma.md §6.4).
+//! Doorbell pages are polled, and a guest may have thousands, so a round looks at some of them
+//! only: those that rang lately, and the rest in turn. A page that is looked at later loses
+//! nothing, since its index is still there; and before the worker sleeps every page is looked at
+//! after the guest was asked to kick ([`Contexts::look_on`], docs/virtio-rdma.md §6.4).
 
 use std::collections::BTreeMap;
 
@@ -161,7 +162,8 @@ impl Contexts {
         self.pages.get(at as usize).map(|page| page.doorbells.ring())
     }
 
-    /// Appends queues whose producer index moved: those of lively pages, and of some of the others. How many pages were looked at.
+    /// Appends queues whose producer index moved: those of lively pages, and of some of the others.
+    /// How many pages were looked at.
     #[inline]
     pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> usize {
         let mut looked = 0;
@@ -221,7 +223,8 @@ impl Contexts {
         self.look = self.order.walk();
     }
 
-    /// Looks at the next page of the last look; `None` if that was all. True: something was rung there.
+    /// Looks at the next page of the last look; `None` if that was all. True: something was rung
+    /// there.
     pub(crate) fn look_on(&mut self, posts: &mut Vec<Post>) -> Option<bool> {
         let at = self.look.next(&self.order)?;
         let before = posts.len();

@@ -370,7 +370,8 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    /// Removes a region or window. Its translation may be the last to hold a mapping, whose end takes its time.
+    /// Removes a region or window. Its translation may be the last to hold a mapping, whose end
+    /// takes its time.
     pub(super) fn remove_key(&mut self, key: u32) {
         self.meter.charge(cost::OBJECT);
         self.remains.extend(self.mrs.remove(key).map(Remains::new));

@@ -10,7 +10,8 @@ use crate::protocol::{Fence, Words};
 
 const GROUPS: usize = db::GROUPS as usize;
 const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
-/// Groups of one page that are looked into in one look: a page of busy queues is as much work as a hundred quiet ones.
+/// Groups of one page that are looked into in one look: a page of busy queues is as much work as a
+/// hundred quiet ones.
 const LOOK_GROUPS: usize = 4;
 
 /// The queue that owns a slot.
@@ -96,8 +97,8 @@ impl<W: Words> DoorbellPage<W> {
         }
     }
 
-    /// The producer index of one slot, if it moved, whether or not its group was rung. A look that comes too early finds nothing, and
-    /// the group's own look finds it later.
+    /// The producer index of one slot, if it moved, whether or not its group was rung. A look that
+    /// comes too early finds nothing, and the group's own look finds it later.
     pub(crate) fn look(&mut self, slot: u32) -> Option<Post> {
         let producer = self.ring.load_u32(index_offset(slot as usize));
         let slot = self.slots.get_mut(slot as usize)?;
@@ -105,7 +106,8 @@ impl<W: Words> DoorbellPage<W> {
         moved.then_some(Post { owner: slot.owner, producer })
     }
 
-    /// Appends slots whose index moved; true if there are groups left that were rung, for another look.
+    /// Appends slots whose index moved; true if there are groups left that were rung, for another
+    /// look.
     #[inline]
     pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> bool {
         let low = self.ring.load_u64(db::SUMMARY as u64).to_le_bytes();

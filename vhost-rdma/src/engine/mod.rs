@@ -11,9 +11,10 @@
 //!                           └──> cq ──> arm? ──> Port
 //! ```
 //!
-//! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err` that ends anything here. All
-//! loops are bounded by time ([`budget`]), not by numbers that a guest writes: a round serves the NICs in the order of `rounds`, what is many goes
-//! in `steps`, and the rest waits for the next round.
+//! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err`
+//! that ends anything here. All loops are bounded by time ([`budget`]), not by numbers that a guest
+//! writes: a round serves the NICs in the order of `rounds`, what is many goes in `steps`, and the
+//! rest waits for the next round.
 
 #![forbid(unsafe_code)]
 
@@ -172,7 +173,8 @@ impl Shard {
         }
     }
 
-    /// Has budgets look at a clock too; without one they are what is charged. Before there are NICs.
+    /// Has budgets look at a clock too; without one they are what is charged. Before there are
+    /// NICs.
     #[must_use]
     pub fn with_clock(mut self, clock: Box<dyn Clock>) -> Self {
         self.meter = Meter::new(clock);

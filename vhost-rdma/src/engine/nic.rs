@@ -379,7 +379,8 @@ impl Nic {
         !posts.is_empty()
     }
 
-    /// Goes on with the last look before sleep, at every doorbell page: whether anything was rung, or `None` if there are pages left.
+    /// Goes on with the last look before sleep, at every doorbell page: whether anything was rung,
+    /// or `None` if there are pages left.
     pub(super) fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
         if self.life != Life::Ready {
             return Some(false);

@@ -1,7 +1,8 @@
 //! Events on their way to the guest: at most one waits per CQ, and one of a type per object, for as long as the guest has no buffer.
 //!
-//! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with its event queues. As many as wait may be
-//! offered, a few in each round, since each costs a look at the guest's memory.
+//! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with
+//! its event queues. As many as wait may be offered, a few in each round, since each costs a look
+//! at the guest's memory.
 
 use std::fmt;
 
@@ -133,7 +134,8 @@ impl Outbox {
         BATCH - room
     }
 
-    /// What is left of the offer afterwards. Vectors run dry one by one, so every waiting CQ is offered once, but none to a vector that was found dry.
+    /// What is left of the offer afterwards. Vectors run dry one by one, so every waiting CQ is
+    /// offered once, but none to a vector that was found dry.
     fn offer_completions(
         &mut self,
         mut offer: Offer,

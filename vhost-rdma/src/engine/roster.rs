@@ -1,9 +1,10 @@
 //! Numbers of objects, in an order that can be walked in steps.
 //!
-//! A guest chooses how many objects it has, so nobody may go through all of them in one go; and a hash table cannot be left in the middle.
-//! A [`Roster`] lists the numbers beside the table, and a [`Walk`] goes through it from its end: what is taken out is replaced by the last,
-//! which the walk has seen already, and what is added comes behind it. So a walk meets everything that was there when it began and is
-//! still there, whatever comes and goes between its steps.
+//! A guest chooses how many objects it has, so nobody may go through all of them in one go; and a
+//! hash table cannot be left in the middle. A [`Roster`] lists the numbers beside the table, and a
+//! [`Walk`] goes through it from its end: what is taken out is replaced by the last, which the walk
+//! has seen already, and what is added comes behind it. So a walk meets everything that was there
+//! when it began and is still there, whatever comes and goes between its steps.
 
 use indexmap::IndexSet;
 use rustc_hash::FxBuildHasher;

@@ -1,15 +1,19 @@
 //! Rounds: whose turn it is.
 //!
-//! A shard serves its NICs in the order of the service that they have had, least first, for as long as a round lasts. Service is what a NIC was
-//! charged, or the time that went by while it was served, whichever is more; one that was idle begins a little behind the least of the others, so that
-//! whoever wants little is served at once and gains nothing by having waited. So a guest that moves large messages costs its neighbours the rest of
-//! a round and not one of its turns each time.
+//! A shard serves its NICs in the order of the service that they have had, least first, for as long
+//! as a round lasts. Service is what a NIC was charged, or the time that went by while it was
+//! served, whichever is more; one that was idle begins a little behind the least of the others, so
+//! that whoever wants little is served at once and gains nothing by having waited. So a guest that
+//! moves large messages costs its neighbours the rest of a round and not one of its turns each
+//! time.
 //!
-//! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken, deadlines, work requests, and the telling of guests. What
-//! a round has no time for is found by the next one. Between rounds the worker looks at its jobs.
+//! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken,
+//! deadlines, work requests, and the telling of guests. What a round has no time for is found by
+//! the next one. Between rounds the worker looks at its jobs.
 //!
-//! Before the worker sleeps every doorbell page is looked at once more, in pieces ([`Look`]). All pieces come after NEED_KICK was set and
-//! the fence behind it, which is all that docs/virtio-rdma.md §6.4 asks: a post to a page that was looked at already finds NEED_KICK.
+//! Before the worker sleeps every doorbell page is looked at once more, in pieces ([`Look`]). All
+//! pieces come after NEED_KICK was set and the fence behind it, which is all that
+//! docs/virtio-rdma.md §6.4 asks: a post to a page that was looked at already finds NEED_KICK.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -74,7 +78,8 @@ impl Rounds {
 }
 
 impl Shard {
-    /// One round: doorbells, deadlines, work requests, completions, events. True if there was anything to do.
+    /// One round: doorbells, deadlines, work requests, completions, events. True if there was
+    /// anything to do.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut budget = self.meter.budget_at(now, ROUND);
         let mut busy = self.check_vanished(&mut budget);

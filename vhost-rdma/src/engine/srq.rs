@@ -73,7 +73,8 @@ impl Srq {
         crossed
     }
 
-    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring that was left.
+    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring
+    /// that was left.
     pub(super) fn take_over(&mut self, max_wr: u32, to: Moving) -> Result<Ring, Status> {
         let (control, old) = self.ring.take_over(to)?;
         self.control = control;

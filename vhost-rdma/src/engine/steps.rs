@@ -1,9 +1,11 @@
 //! Commands that are too much for one go.
 //!
-//! A guest chooses how many objects a context has and how much waits in a ring, and its neighbours wait while a command is carried out. So what
-//! is many goes in steps of [`STEP`] each: a step answers [`Reply::More`], and the command goes on when [`Command::Continue`] comes, with a
-//! round for the neighbours between. What a command has still to do is kept with its NIC, and its commands come one after the other; another
-//! command in its place means that nobody waits for it any more.
+//! A guest chooses how many objects a context has and how much waits in a ring, and its neighbours
+//! wait while a command is carried out. So what is many goes in steps of [`STEP`] each: a step
+//! answers [`Reply::More`], and the command goes on when [`Command::Continue`] comes, with a round
+//! for the neighbours between. What a command has still to do is kept with its NIC, and its
+//! commands come one after the other; another command in its place means that nobody waits for it
+//! any more.
 //!
 //! [`Command::Continue`]: super::Command::Continue
 
@@ -145,7 +147,8 @@ impl Shard {
         resize: &mut ResizeCq,
         (budget, now): (&mut Budget, Nanos),
     ) -> Result<bool, Status> {
-        // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
+        // Whoever shrinks a CQ means the completions of what is already posted to count (IBTA
+        // 11.2.8.3).
         while resize.turns > 0
             && let Some(qpn) = self.nic_mut(id).and_then(|nic| resize.settle.next(&nic.qp_numbers))
         {
@@ -228,7 +231,8 @@ impl Nic {
         true
     }
 
-    /// Whether a queue pair completes its sends to that CQ and has some. Also what no round has seen yet is taken in.
+    /// Whether a queue pair completes its sends to that CQ and has some. Also what no round has
+    /// seen yet is taken in.
     fn is_due(&mut self, qpn: u32, cqn: u32) -> bool {
         let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.send_cqn == cqn) else { return false };
         let (ctx, [doorbell, _]) = (qp.ctx, qp.doorbells);

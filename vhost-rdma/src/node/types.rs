@@ -268,7 +268,8 @@ pub struct WorkerStatus {
     pub busy: f64,
     /// The longest turn, in seconds.
     pub longest: f64,
-    /// The most that a turn was charged by the engine's cost model, in seconds: the same on a machine of any speed.
+    /// The most that a turn was charged by the engine's cost model, in seconds: the same on a
+    /// machine of any speed.
     pub charged: f64,
     /// For how many seconds the present turn has lasted; 0 between turns.
     pub stalled: f64,

@@ -1,7 +1,9 @@
-//! What is many, in steps: objects over guest memory that is gone, queue pairs of a CQ that died, and rings that move.
+//! What is many, in steps: objects over guest memory that is gone, queue pairs of a CQ that died,
+//! and rings that move.
 //!
-//! The engine's `follow`, `chores` and `steps` do the same for its own objects and say why. Here the end of some objects is a command to
-//! the RNIC besides, or a system call at least, so each counts as much as [`HOST_CALL`].
+//! The engine's `follow`, `chores` and `steps` do the same for its own objects and say why. Here
+//! the end of some objects is a command to the RNIC besides, or a system call at least, so each
+//! counts as much as [`HOST_CALL`].
 
 use super::ending::End;
 use super::nic::Nic;
@@ -23,7 +25,8 @@ pub(super) const HOST_CALL: Nanos = 1_000;
 #[derive(Debug, Default)]
 pub(super) struct Change {
     pages: Walk,
-    /// Regions are looked at first, then windows, and only then the regions go: hardware keeps a region that a window shows.
+    /// Regions are looked at first, then windows, and only then the regions go: hardware keeps a
+    /// region that a window shows.
     lost: Walk,
     windows: Walk,
     keys: Walk,
@@ -99,7 +102,8 @@ impl Nic {
         }
     }
 
-    /// Looks at some objects; true if there are more. The keys of regions that are gone open nothing when this is over.
+    /// Looks at some objects; true if there are more. The keys of regions that are gone open
+    /// nothing when this is over.
     pub(super) fn follow_some(&mut self) -> bool {
         let mut change = std::mem::take(&mut self.change);
         let space = self.space.clone();

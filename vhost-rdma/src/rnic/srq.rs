@@ -84,7 +84,8 @@ impl Srq {
         self.ring.waiting().saturating_add(held)
     }
 
-    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring that was left.
+    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring
+    /// that was left.
     fn take_over(&mut self, max_wr: u32, to: Moving) -> Result<Ring, Status> {
         if self.waiting() > max_wr {
             return Err(Status::INVAL);

@@ -37,7 +37,8 @@ impl Transport for Local {
     }
 }
 
-/// Gives a datagram to some members of its group. Who joins or leaves meanwhile may get it or not, as on a wire.
+/// Gives a datagram to some members of its group. Who joins or leaves meanwhile may get it or not,
+/// as on a wire.
 fn multicast(fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
     let Flow { source, dest_gid, .. } = *request.flow;
     let Fanout { mut member, mut queue } = request.fanout;

@@ -210,8 +210,9 @@ pub trait Responder {
     /// Executes an inbound request on the QP that it names, after every check that the QP and its memory demand.
     fn receive(&mut self, request: &Request<'_>) -> Outcome;
 
-    /// Gives a datagram to those of its group here from number `first` on, to `most` at the most: how many that were, and whether
-    /// the requester's own memory faulted. Fewer than `most`: there are no more.
+    /// Gives a datagram to those of its group here from number `first` on, to `most` at the most:
+    /// how many that were, and whether the requester's own memory faulted. Fewer than `most`: there
+    /// are no more.
     fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool);
 }
 

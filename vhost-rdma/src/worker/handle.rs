@@ -80,7 +80,8 @@ impl WorkerHandle {
         self.waker.watch(fd, counter)
     }
 
-    /// Queues a job for `nic`. Jobs begin in the order in which one thread queued them. False if the worker is gone.
+    /// Queues a job for `nic`. Jobs begin in the order in which one thread queued them. False if
+    /// the worker is gone.
     pub fn post(
         &self,
         nic: Option<NicId>,
@@ -104,8 +105,9 @@ impl WorkerHandle {
         sent
     }
 
-    /// Queues a job for `nic` and waits for its result: for as long as the worker goes on, since a job that comes late because others were
-    /// served is late by our doing. `patience` is how long the worker may be in one turn.
+    /// Queues a job for `nic` and waits for its result: for as long as the worker goes on, since a
+    /// job that comes late because others were served is late by our doing. `patience` is how long
+    /// the worker may be in one turn.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -122,7 +124,8 @@ impl WorkerHandle {
         })
     }
 
-    /// As [`Self::call`], for a job that is called again, once in each turn of the worker, until it is done.
+    /// As [`Self::call`], for a job that is called again, once in each turn of the worker, until it
+    /// is done.
     ///
     /// # Errors
     /// See [`CallError`].

@@ -19,7 +19,8 @@ use crate::memory;
 use crate::signal;
 use crate::transport::NicId;
 
-/// Time after which no further job is begun in a turn: a flood of control commands must not stop the data path.
+/// Time after which no further job is begun in a turn: a flood of control commands must not stop
+/// the data path.
 const JOBS: Nanos = 50_000;
 
 /// Rounds without work that a worker makes at least before it sleeps.
@@ -125,7 +126,8 @@ impl Runner {
         }
     }
 
-    /// Does jobs for a while. Those that go in steps take one step each, in turn; one new job at least is begun, so that they keep nobody out.
+    /// Does jobs for a while. Those that go in steps take one step each, in turn; one new job at
+    /// least is begun, so that they keep nobody out.
     fn drain(&mut self) -> Mail {
         let mut found = Mail::None;
         let mut jobs = None;

@@ -1,7 +1,8 @@
-//! Work that is many, in one go: what a turn of the worker was charged for it, by the engine's cost model.
+//! Work that is many, in one go: what a turn of the worker was charged for it, by the engine's cost
+//! model.
 //!
-//! The charge is the same on a busy machine and in a build without optimisation, so it is asserted to the microsecond here; what it
-//! comes to in time is the benchmark's affair.
+//! The charge is the same on a busy machine and in a build without optimisation, so it is asserted
+//! to the microsecond here; what it comes to in time is the benchmark's affair.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,8 @@ use virtual_guest::world::{End, Node};
 
 use crate::scene::{Scene, case, case_within, hasty};
 
-/// The most that a turn may be charged, in seconds: jobs, a round, what is told at its end, and the last piece of each.
+/// The most that a turn may be charged, in seconds: jobs, a round, what is told at its end, and the
+/// last piece of each.
 const MOST: f64 = 0.000_400;
 
 /// Nothing that the villain did made a turn long.

@@ -1,4 +1,5 @@
-//! What a guest can make one turn last: attacks by number, each as long as its maker likes, and the charge of every round and step of them.
+//! What a guest can make one turn last: attacks by number, each as long as its maker likes, and the
+//! charge of every round and step of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,8 @@ use crate::engine::{Command, Limits, Look, Nanos, NicSettings, Reply, Shard, Sta
 use crate::memory::Ring;
 
 const SIGNALED: u8 = send_flags::SIGNALED;
-/// The most that a round or a step of a command may be charged: its time, what it tells the guests, and the piece that was begun last.
+/// The most that a round or a step of a command may be charged: its time, what it tells the guests,
+/// and the piece that was begun last.
 const MOST: Nanos = 110_000;
 
 fn many() -> Limits {
@@ -65,7 +67,8 @@ fn rounds(world: &mut World) -> (Nanos, u32) {
     }
 }
 
-/// Steps of a command with a round between; its result, the most that a step was charged, and how many there were.
+/// Steps of a command with a round between; its result, the most that a step was charged, and how
+/// many there were.
 fn steps(
     world: &mut World,
     guest: &Guest,
