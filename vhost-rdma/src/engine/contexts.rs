@@ -54,11 +54,11 @@ pub(crate) struct Contexts {
     next: u32,
     pages: Slab<Page>,
     /// Where there are pages.
-    order: Roster,
+    order: Roster<1>,
     /// Pages that rang lately.
     lively: Vec<u32>,
     /// Whose turn it is, of the order.
-    turn: usize,
+    turn: Walk,
     /// What is left of the last look before sleep.
     look: Walk,
 }
@@ -71,7 +71,7 @@ impl Default for Contexts {
             pages: Slab::new(),
             order: Roster::default(),
             lively: Vec::new(),
-            turn: 0,
+            turn: Walk::default(),
             look: Walk::default(),
         }
     }
@@ -181,8 +181,12 @@ impl Contexts {
             if posts.len() >= POSTS {
                 break;
             }
-            self.turn = if self.turn + 1 < self.order.len() { self.turn + 1 } else { 0 };
-            let Some(at) = self.order.get(self.turn) else { break };
+            let mut next = self.turn.next(&self.order);
+            if next.is_none() {
+                self.turn = self.order.walk();
+                next = self.turn.next(&self.order);
+            }
+            let Some(at) = next else { break };
             if self.pages.get(at as usize).is_some_and(|page| !page.lively) {
                 looked += 1;
                 self.collect_page(at, posts);

@@ -54,6 +54,7 @@ mod responder;
 pub(crate) mod roster;
 mod rounds;
 pub(crate) mod shape;
+mod shards;
 mod srq;
 mod steps;
 mod strain;
@@ -84,7 +85,7 @@ use self::network::Networks;
 use self::nic::{Life, Nic};
 use self::numbers::Numbers;
 use self::qp::Waiter;
-use self::roster::Roster;
+use self::roster::{Roster, Walk};
 use self::rounds::Rounds;
 use self::strain::Strains;
 use crate::memory::{AddressSpace, Segment};
@@ -125,7 +126,7 @@ pub struct Shard {
     serving: Option<NicId>,
     remains: Vec<Remains>,
     /// QPNs of NICs that were reset, on their way back.
-    freed: VecDeque<Roster>,
+    freed: VecDeque<(Roster, Walk)>,
     rounds: Rounds,
     strains: Strains,
     meter: Meter,
@@ -281,7 +282,9 @@ impl Shard {
             networks.leave(vni, *mgid, id);
         }
         let mut old = nic.clear();
-        self.freed.push_back(std::mem::take(&mut old.qp_numbers));
+        let numbers = std::mem::take(&mut old.qp_numbers);
+        let walk = numbers.walk();
+        self.freed.push_back((numbers, walk));
         self.remains.push(Remains::new(old));
     }
 

@@ -12,6 +12,7 @@ use virtio_rdma_abi::{Sge, access};
 use super::command::Status;
 use super::numbers::{Numbers, Random};
 use super::roster::Roster;
+use super::shards::Shards;
 use super::window::Window;
 use crate::memory::{AddressSpace, Segment, Translation};
 
@@ -95,7 +96,7 @@ pub(super) struct Access {
 /// The keys of one NIC.
 #[derive(Debug, Default)]
 pub(super) struct MrTable {
-    pub(super) by_number: FxHashMap<u32, Keyed>,
+    pub(super) by_number: Shards<Keyed>,
     /// The same, in an order that can be walked.
     pub(super) numbers: Roster,
     /// Regions and windows in each domain.

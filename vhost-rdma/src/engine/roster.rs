@@ -12,52 +12,73 @@ use rustc_hash::FxBuildHasher;
 use super::budget::{Budget, Meter, cost};
 use super::table::InSlots;
 
-/// See the module.
-#[derive(Debug, Default)]
-pub(crate) struct Roster(IndexSet<u32, FxBuildHasher>);
+/// Small sets that a roster of many is made of: one that is full moves all that it has in one go.
+pub(crate) const MANY: usize = 64;
 
-impl Roster {
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Roster<const SHARDS: usize = MANY> {
+    shards: [IndexSet<u32, FxBuildHasher>; SHARDS],
+    len: usize,
+}
+
+impl<const SHARDS: usize> Default for Roster<SHARDS> {
+    fn default() -> Self {
+        Self { shards: std::array::from_fn(|_| IndexSet::default()), len: 0 }
+    }
+}
+
+impl<const SHARDS: usize> Roster<SHARDS> {
+    pub(crate) const fn len(&self) -> usize {
+        self.len
     }
 
     pub(crate) fn insert(&mut self, number: u32) {
-        self.0.insert(number);
+        if let Some(shard) = self.shards.get_mut(number as usize % SHARDS) {
+            self.len += usize::from(shard.insert(number));
+        }
     }
 
     pub(crate) fn remove(&mut self, number: u32) {
-        self.0.swap_remove(&number);
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Option<u32> {
-        self.0.get_index(index).copied()
-    }
-
-    /// Takes one out.
-    pub(crate) fn pop(&mut self) -> Option<u32> {
-        self.0.pop()
+        if let Some(shard) = self.shards.get_mut(number as usize % SHARDS) {
+            self.len -= usize::from(shard.swap_remove(&number));
+        }
     }
 
     /// A walk over all.
     pub(crate) fn walk(&self) -> Walk {
-        Walk(self.len())
+        if self.len == 0 { Walk::default() } else { Walk { shard: SHARDS - 1, index: usize::MAX } }
     }
 }
 
-/// How far a walk is: what lies behind this index has been met.
+/// How far a walk is: what lies behind this index of this shard, and behind this shard, was met.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Walk(usize);
+pub(crate) struct Walk {
+    shard: usize,
+    index: usize,
+}
 
 impl Walk {
     /// The next one; `None` at the end.
-    pub(crate) fn next(&mut self, roster: &Roster) -> Option<u32> {
-        self.0 = self.0.min(roster.len()).checked_sub(1)?;
-        roster.get(self.0)
+    #[inline]
+    pub(crate) fn next<const SHARDS: usize>(&mut self, roster: &Roster<SHARDS>) -> Option<u32> {
+        loop {
+            let shard = roster.shards.get(self.shard)?;
+            if let Some(index) = self.index.min(shard.len()).checked_sub(1) {
+                self.index = index;
+                return shard.get_index(index).copied();
+            }
+            let Some(before) = self.shard.checked_sub(1) else {
+                self.index = 0;
+                return None;
+            };
+            *self = Self { shard: before, index: usize::MAX };
+        }
     }
 
     /// Whether nothing is left.
     pub(crate) const fn is_over(&self) -> bool {
-        self.0 == 0
+        self.shard == 0 && self.index == 0
     }
 }
 
@@ -105,7 +126,11 @@ mod tests {
 
     #[test]
     fn a_walk_meets_all_that_stay_whatever_comes_and_goes() {
-        let mut roster = Roster::default();
+        meets_all(Roster::<1>::default());
+        meets_all(Roster::<4>::default());
+    }
+
+    fn meets_all<const SHARDS: usize>(mut roster: Roster<SHARDS>) {
         (0..100).for_each(|n| roster.insert(n));
         let mut walk = roster.walk();
         let mut met = Vec::new();

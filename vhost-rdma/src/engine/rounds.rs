@@ -21,7 +21,7 @@ use std::collections::BinaryHeap;
 use super::budget::{Budget, cost};
 use super::nic::Life;
 use super::timer::Waiting;
-use super::{Nanos, Shard};
+use super::{Nanos, Remains, Shard};
 use crate::protocol::{self, Cpu, Visible};
 use crate::transport::{NicId, Transport};
 
@@ -331,21 +331,19 @@ impl Shard {
 
     /// QPNs of NICs that were reset may rest now.
     fn free_numbers(&mut self, budget: &mut Budget) -> bool {
-        let Some(numbers) = self.freed.front_mut() else { return false };
-        loop {
-            match numbers.pop() {
-                Some(qpn) if qpn != virtio_rdma_abi::GSI_QPN => self.qpns.free(qpn),
-                Some(_) => {}
-                None => {
-                    self.freed.pop_front();
-                    return true;
-                }
+        let Some((numbers, walk)) = self.freed.front_mut() else { return false };
+        while let Some(qpn) = walk.next(numbers) {
+            if qpn != virtio_rdma_abi::GSI_QPN {
+                self.qpns.free(qpn);
             }
             self.meter.charge(cost::VISIT);
             if budget.is_over(&self.meter) {
                 return true;
             }
         }
+        let gone = self.freed.pop_front();
+        self.remains.extend(gone.map(Remains::new));
+        true
     }
 
     /// Looks at arm words and delivers events; true if there is more to tell.

@@ -1,0 +1,79 @@
+//! Objects by number, in a table that never grows in one go.
+//!
+//! A hash table that is full moves everything it has to a larger one: milliseconds for the hundred
+//! thousand keys that a guest may have, in the middle of a turn. So this is many small ones. Numbers
+//! are the device's own random choice, and spread evenly over them.
+
+use rustc_hash::FxHashMap;
+
+/// Small tables; a power of two.
+const SHARDS: usize = 256;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shards<V> {
+    shards: Box<[FxHashMap<u32, V>]>,
+    len: usize,
+}
+
+impl<V> Default for Shards<V> {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| FxHashMap::default()).collect(), len: 0 }
+    }
+}
+
+const fn shard(number: u32) -> usize {
+    number as usize & (SHARDS - 1)
+}
+
+impl<V> Shards<V> {
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, number: &u32) -> Option<&V> {
+        self.shards.get(shard(*number))?.get(number)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: &u32) -> Option<&mut V> {
+        self.shards.get_mut(shard(*number))?.get_mut(number)
+    }
+
+    pub(crate) fn insert(&mut self, number: u32, value: V) -> Option<V> {
+        let old = self.shards.get_mut(shard(number))?.insert(number, value);
+        self.len += usize::from(old.is_none());
+        old
+    }
+
+    pub(crate) fn remove(&mut self, number: &u32) -> Option<V> {
+        let old = self.shards.get_mut(shard(*number))?.remove(number)?;
+        self.len -= 1;
+        Some(old)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn values(&self) -> impl Iterator<Item = &V> {
+        self.shards.iter().flat_map(FxHashMap::values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shards;
+
+    #[test]
+    fn what_is_put_in_is_there_until_it_is_taken_out() {
+        let mut table = Shards::default();
+        for n in 0..5000u32 {
+            assert_eq!(table.insert(n * 7, n), None);
+        }
+        assert_eq!(table.insert(7, 77), Some(1));
+        assert_eq!((table.len(), table.values().count()), (5000, 5000));
+        assert_eq!((table.get(&7), table.get(&8)), (Some(&77), None));
+        *table.get_mut(&14).unwrap() += 1;
+        assert_eq!((table.remove(&14), table.remove(&14)), (Some(3), None));
+        assert_eq!(table.len(), 4999);
+    }
+}
