@@ -13,39 +13,69 @@ use vhost_rdma_agent_api::{AttachedNic, Kind, Nic, Personality, Step};
 
 use crate::agent::{Agent, id};
 use crate::companion::{self, Parts};
+use crate::host::Host;
 use crate::lock::Lock;
 use crate::pod::Namespaces;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::{device_info, ipam, undo, vf};
 
+/// The fields of a configuration that a DEL needs.
+const KEPT: [&str; 6] = ["cniVersion", "name", "type", "ipam", "args", "runtimeConfig"];
+/// The longest they may be together.
+pub(crate) const CONFIG_MAX: usize = 32 << 10;
+
 /// Serves ADD.
-pub(crate) fn add(network: &Network, attachment: &Attachment) -> Result<Answer, Error> {
-    let settings = Settings::of(network)?;
+pub(crate) fn add(
+    network: &Network,
+    attachment: &Attachment,
+    host: &Host,
+) -> Result<Answer, Error> {
+    let settings = Settings::of(network, host)?;
+    let device_info = settings::device_info(network, attachment, host)?;
+    let config = config_for_del(network)?;
     attachment.args.only(&[])?;
     if let Some(ipam) = Ipam::of(network)? {
         ipam.installed()?;
     }
     let prev = network.config.prev_result(network.version)?;
-    let Some(pod) = pod(attachment, &settings) else {
-        // Not Kubernetes, and no device named: nobody can have granted anything.
-        return none(network, "the runtime named neither a pod (K8S_POD_*) nor a deviceID");
+    let Some(pod) = pod(attachment) else {
+        // Not Kubernetes: nobody can have granted anything.
+        return none(network, "the runtime named no pod (K8S_POD_NAMESPACE, K8S_POD_NAME)");
     };
     let netns = attachment.netns()?;
     let mut namespaces = Namespaces::open(netns)?;
     let agent = Agent::new(&settings);
-    let nics = agent.attach(api::Attach {
+    let chained = settings.device_id.is_none() && network.config.raw_prev_result.is_some();
+    let uid = pod.uid.clone();
+    let asked = agent.attach(api::Attach {
         pod,
+        mac: settings.mac.as_ref().map(ToString::to_string),
         attachment: id(attachment),
         netns: namespaces.path.clone(),
         network: network.config.name.clone(),
         device_id: settings.device_id.clone(),
-        config: Some(Value::Object(config_for_del(network))),
-    })?;
+        config: Some(Value::Object(config)),
+    });
+    let nics = match asked {
+        // The pods that have no NIC of ours, the agent's own among them, must start while it is replaced.
+        Err(error)
+            if error.code == Code::TRY_AGAIN && chained && !host.may_have_nic(uid.as_deref()) =>
+        {
+            return none(network, "the kubelet gave the pod no device");
+        }
+        asked => asked?,
+    };
     if nics.is_empty() {
         return none(network, "the pod has no NIC that is not attached yet");
     }
-    let mut attempt =
-        Attempt { network, attachment, settings: &settings, agent: &agent, made: Vec::new() };
+    let mut attempt = Attempt {
+        network,
+        attachment,
+        settings: &settings,
+        device_info,
+        agent: &agent,
+        made: Vec::new(),
+    };
     let result = prev.unwrap_or_else(|| AddResult {
         dns: network.config.dns.clone().unwrap_or_default(),
         ..AddResult::default()
@@ -56,15 +86,24 @@ pub(crate) fn add(network: &Network, attachment: &Attachment) -> Result<Answer, 
     }
 }
 
-/// What the agent needs to have a DEL made that no runtime asks for: all but the result of this very call.
-fn config_for_del(network: &Network) -> Map<String, Value> {
+/// What the agent needs to have a DEL made that no runtime asks for: who it is, and what the IPAM plugin needs. It is kept for as long
+/// as the attachment is, in the agent's memory and in its ledger, so a tenant's configuration may not be as long as it likes.
+fn config_for_del(network: &Network) -> Result<Map<String, Value>, Error> {
     let mut config = network.config.document().clone();
-    config.remove("prevResult");
-    config
+    config.retain(|key, _| KEPT.contains(&key.as_str()));
+    let length = Value::Object(config.clone()).to_string().len();
+    if length > CONFIG_MAX {
+        let msg = format!(
+            "the network configuration needs {length} bytes to be undone, more than {CONFIG_MAX}"
+        );
+        return Err(Error::new(Code::INVALID_CONFIG, msg)
+            .details("its ipam, args or runtimeConfig are too long"));
+    }
+    Ok(config)
 }
 
-/// Who asks. `None` if it is neither a pod nor about a certain device.
-fn pod(attachment: &Attachment, settings: &Settings) -> Option<api::Pod> {
+/// Who asks, as the runtime says: the kubelet knows pods by nothing else. `None` if it is no pod.
+fn pod(attachment: &Attachment) -> Option<api::Pod> {
     let args = &attachment.args;
     let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
     let pod = api::Pod {
@@ -72,7 +111,7 @@ fn pod(attachment: &Attachment, settings: &Settings) -> Option<api::Pod> {
         name: text(args.pod_name()),
         uid: args.pod_uid().map(str::to_owned),
     };
-    (!pod.name.is_empty() || settings.device_id.is_some()).then_some(pod)
+    (!pod.name.is_empty()).then_some(pod)
 }
 
 /// A pod without a NIC: in a chain that is most pods. Alone, somebody attached this network to a pod that was granted nothing; it
@@ -91,6 +130,8 @@ struct Attempt<'a> {
     network: &'a Network,
     attachment: &'a Attachment,
     settings: &'a Settings,
+    /// The name of the device information file, if one is wanted.
+    device_info: Option<String>,
     agent: &'a Agent,
     made: Vec<Made>,
 }
@@ -113,7 +154,7 @@ impl Attempt<'_> {
         let mut locks: Vec<&Nic> = nics.iter().collect();
         locks.sort_by(|a, b| a.id.cmp(&b.id));
         for nic in locks {
-            let lock = Lock::take(&self.settings.locks(), &nic.id)?;
+            let lock = Lock::take(&self.settings.host.locks(), &nic.id)?;
             self.made.push(Made { nic: nic.clone(), steps: Vec::new(), _lock: lock });
         }
         let mut attached = Vec::with_capacity(nics.len());
@@ -137,15 +178,19 @@ impl Attempt<'_> {
                 result.interfaces.push(outer);
             }
         }
-        if let (Some(path), [nic]) = (&self.settings.device_info, nics) {
-            device_info::write(path, nic)?;
+        if nics.len() > 1 && !self.network.config.runtime.ips.is_empty() {
+            let msg = "runtimeConfig.ips is not supported for several NICs at once";
+            return Err(Error::new(Code::UNSUPPORTED_FIELD, msg));
+        }
+        if let (Some(name), [nic]) = (&self.device_info, nics) {
+            device_info::write(&self.settings.host, name, nic)?;
         }
         // Last: from here on the pod has its NICs.
         self.agent.attached(self.attachment, attached)?;
         Ok(result)
     }
 
-    /// The NIC with the MAC address that the runtime asked for: a VF takes any, a VM's NIC has its own for good.
+    /// The NIC with the MAC address that the runtime asked for: a VF takes any; the agent has given it to a VM's NIC.
     fn nic_as_asked(&self, nic: &Nic) -> Result<Nic, Error> {
         let Some(mac) = &self.settings.mac else { return Ok(nic.clone()) };
         let mac = mac.to_string();

@@ -7,6 +7,8 @@ use cni_skel::{Attachment, Code, Error, ValidAttachment};
 use vhost_rdma_agent_api as api;
 use vhost_rdma_agent_api::{Checked, Nic, Record, Reply, Request, Step};
 
+use crate::answer;
+
 /// The agent syncs its journal and may ask kubelet and daemon before it answers; a runtime waits some minutes for a plugin.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -18,7 +20,7 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn new(settings: &crate::settings::Settings) -> Self {
-        Self { socket: settings.agent.clone() }
+        Self { socket: settings.host.agent.clone() }
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, Error> {
@@ -28,8 +30,12 @@ impl Agent {
 
     /// The NICs to attach.
     pub(crate) fn attach(&self, attach: api::Attach) -> Result<Vec<Nic>, Error> {
+        let (device, ifname) = (attach.device_id.clone(), attach.attachment.if_name.clone());
         match self.ask(&Request::Attach(attach))? {
-            Reply::Nics(nics) => Ok(nics),
+            Reply::Nics(nics) => {
+                answer::nics(&nics, device.as_deref(), &ifname)?;
+                Ok(nics)
+            }
             other => Err(unexpected(&other)),
         }
     }
@@ -60,11 +66,13 @@ impl Agent {
         attachment: &Attachment,
         device_id: Option<&str>,
     ) -> Result<Vec<Record>, Error> {
-        self.records(&Request::Detach(api::Detach {
+        let records = self.records(&Request::Detach(api::Detach {
             container_id: attachment.container_id.clone(),
             if_name: Some(attachment.ifname.clone()),
             device_id: device_id.map(str::to_owned),
-        }))
+        }))?;
+        answer::records(&records, Some(&attachment.container_id))?;
+        Ok(records)
     }
 
     /// Tells it that NICs of an attachment are put back.
@@ -91,7 +99,9 @@ impl Agent {
         valid: &[ValidAttachment],
     ) -> Result<Vec<Record>, Error> {
         let valid = valid.iter().map(valid_id).collect();
-        self.records(&Request::Gc(api::Gc { network: network.to_owned(), valid }))
+        let records = self.records(&Request::Gc(api::Gc { network: network.to_owned(), valid }))?;
+        answer::records(&records, None)?;
+        Ok(records)
     }
 
     /// Whether it can attach NICs.

@@ -12,16 +12,18 @@ use vhost_rdma_agent_api::{Checked, Companion, NetnsMode, Nic, Personality, Stat
 
 use crate::agent::{Agent, id};
 use crate::companion::Parts;
+use crate::host::Host;
 use crate::pod::{self, Namespaces, netlink};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::{DIFFERS, ipam, rdma};
 
 /// How long things may take to converge.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Serves CHECK.
-pub(crate) fn check(network: &Network, attachment: &Attachment) -> Result<(), Error> {
-    let settings = Settings::of(network)?;
+pub(crate) fn check(network: &Network, attachment: &Attachment, host: &Host) -> Result<(), Error> {
+    let settings = Settings::of(network, host)?;
+    settings::device_info(network, attachment, host)?;
     let prev = network.config.prev_result(network.version)?.unwrap_or_default();
     let mut namespaces = Namespaces::open(attachment.netns()?)?;
     let agent = Agent::new(&settings);

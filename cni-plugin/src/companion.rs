@@ -47,7 +47,7 @@ impl Parts {
             tap: tap.clone(),
             bridge: pod::name("vb", &nic.id, container),
             inner,
-            outer: pod::name("vo", &nic.id, container),
+            outer: outer(&nic.id, container),
         }
     }
 
@@ -77,6 +77,11 @@ impl Parts {
             None => Err(no_bridge(format!("the host has no bridge {bridge}"))),
         }
     }
+}
+
+/// The host's end of the veth: the one link of the host that is made for a NIC in a container.
+pub(crate) fn outer(nic: &str, container: &str) -> String {
+    pod::name("vo", nic, container)
 }
 
 fn no_bridge(msg: String) -> Error {

@@ -2,33 +2,21 @@
 //! `network-status`. The agent writes one when a device is granted; this one, at the path that the runtime names, says what
 //! became of it.
 
-use std::fs;
-use std::path::Path;
-
 use cni_skel::{Code, Error};
 use serde_json::{Value, json};
 use vhost_rdma_agent_api::{Nic, Personality};
+
+use crate::host::Host;
 
 /// Writes the file, all or nothing.
 ///
 /// # Errors
 /// Code 5.
-pub(crate) fn write(path: &Path, nic: &Nic) -> Result<(), Error> {
-    let failed = |error: std::io::Error| {
-        Error::new(Code::IO, format!("CNIDeviceInfoFile {}: {error}", path.display()))
-    };
+pub(crate) fn write(host: &Host, name: &str, nic: &Nic) -> Result<(), Error> {
     let mut text = document(nic).to_string();
     text.push('\n');
-    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(failed)?;
-    }
-    fs::write(&beside, text).map_err(failed)?;
-    fs::rename(&beside, path).map_err(|error| {
-        // The first failure is the one to tell.
-        let _ = fs::remove_file(&beside);
-        failed(error)
-    })
+    host.write_device_info(name, &text)
+        .map_err(|error| Error::new(Code::IO, format!("CNIDeviceInfoFile {name}: {error}")))
 }
 
 /// In the specification's words; it has no type for an emulated RDMA NIC, so that is `vhost-user`, with the pod as the client.

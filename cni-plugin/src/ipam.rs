@@ -3,7 +3,7 @@
 //! IPAM plugins file an address under container and interface. With Multus that interface is `CNI_IFNAME`; without, one call
 //! attaches several NICs, and each asks under the name of its own interface in the pod.
 
-use cni_skel::{AddResult, Code, Error, Ipam, Network, ValidAttachment};
+use cni_skel::{AddResult, Cidr, Code, Error, Ipam, Network, ValidAttachment};
 use serde_json::{Value, json};
 use vhost_rdma_agent_api::{Checked, Kind, Nic, Step};
 
@@ -13,21 +13,51 @@ use crate::agent::{Agent, valid_id};
 /// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no interface to have them. (That of a
 /// function on vfio is made by the program that drives it.)
 pub(crate) fn step(network: &Network, nic: &Nic) -> Result<Option<Step>, Error> {
-    let can_have = has_interface(nic) || nic.personality.kind() == Kind::VfVfio;
-    let plugin = network.config.ipam_kind()?.filter(|_| nic.addresses.is_empty() && can_have);
+    let plugin = network.config.ipam_kind()?;
+    let plugin = plugin.filter(|_| nic.addresses.is_empty() && can_have(nic));
     Ok(plugin.map(|plugin| Step::Ipam { plugin: plugin.to_owned(), if_name: nic.if_name.clone() }))
+}
+
+fn can_have(nic: &Nic) -> bool {
+    has_interface(nic) || nic.personality.kind() == Kind::VfVfio
 }
 
 /// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no addresses.
 pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
+    let asked = &network.config.runtime.ips;
     if step(network, nic)?.is_none() {
-        let fixed: Vec<Value> =
-            nic.addresses.iter().map(|address| json!({ "address": address })).collect();
+        // Those that the pool fixes; if there is no IPAM plugin, those that the runtime asks for.
+        let by_runtime = asked.iter().filter(|_| nic.addresses.is_empty() && can_have(nic));
+        let fixed: Vec<Value> = nic
+            .addresses
+            .iter()
+            .cloned()
+            .chain(by_runtime.map(ToString::to_string))
+            .map(|address| json!({ "address": address }))
+            .collect();
+        refuse_others(asked, &fixed)?;
         return AddResult::from_json(&json!({ "ips": fixed }), network.version)
             .map_err(|error| error.during(&format!("the addresses of NIC {}", nic.id)));
     }
     let ipam = Ipam::of(network)?;
-    ipam.map_or_else(|| Ok(AddResult::default()), |ipam| ipam.ifname(&nic.if_name).add())
+    let given =
+        ipam.map_or_else(|| Ok(AddResult::default()), |ipam| ipam.ifname(&nic.if_name).add())?;
+    let addresses = given.ips.iter().map(|ip| json!({ "address": ip.address.to_string() }));
+    refuse_others(asked, &addresses.collect::<Vec<_>>())?;
+    Ok(given)
+}
+
+/// Addresses that the runtime asks for (`ips`) are given, or the call fails: an IPAM plugin that does not know them passes over them.
+fn refuse_others(asked: &[Cidr], given: &[Value]) -> Result<(), Error> {
+    let has = |wanted: &&Cidr| {
+        let address = |text: &str| text.split_once('/').map_or(text, |(ip, _)| ip).parse().ok();
+        let given = given.iter().filter_map(|given| given.get("address")?.as_str());
+        given.into_iter().any(|given| address(given) == Some(wanted.address))
+    };
+    let Some(missing) = asked.iter().find(|wanted| !has(wanted)) else { return Ok(()) };
+    let msg = format!("runtimeConfig.ips: {missing} is not supported by what gives the addresses");
+    Err(Error::new(Code::UNSUPPORTED_FIELD, msg)
+        .details("the pool fixes others, or the ipam plugin does not know the capability \"ips\""))
 }
 
 /// Gives the addresses of an interface back.

@@ -21,9 +21,11 @@
 
 mod add;
 mod agent;
+mod answer;
 mod check;
 mod companion;
 mod device_info;
+mod host;
 mod ipam;
 mod lock;
 mod pod;
@@ -35,6 +37,7 @@ mod vf;
 use cni_skel::{Answer, Attachment, Code, Error, Network, Plugin, ValidAttachment};
 
 use crate::agent::Agent;
+pub use crate::host::Host;
 use crate::settings::Settings;
 
 /// Someone or something is in the way: a name that is taken, a device that another pod has.
@@ -45,16 +48,19 @@ const DIFFERS: Code = Code(101);
 const NOT_UNDONE: Code = Code(102);
 
 /// The plugin.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct VhostRdma;
+#[derive(Debug, Clone, Default)]
+pub struct VhostRdma {
+    /// Where things are on this host.
+    pub host: Host,
+}
 
 impl Plugin for VhostRdma {
     fn add(&self, network: &Network, attachment: &Attachment) -> Result<Answer, Error> {
-        add::add(network, attachment)
+        add::add(network, attachment, &self.host)
     }
 
     fn del(&self, network: &Network, attachment: &Attachment) -> Result<(), Error> {
-        let settings = Settings::lenient(network);
+        let settings = Settings::lenient(network, &self.host);
         let agent = Agent::new(&settings);
         let netns = attachment.netns.as_deref();
         match agent.detach(attachment, settings.device_id.as_deref()) {
@@ -62,7 +68,7 @@ impl Plugin for VhostRdma {
                 ipam::release_unrecorded(network);
                 Ok(())
             }
-            Ok(records) => undo::records(network, &agent, &records, netns),
+            Ok(records) => undo::records(network, &agent, &self.host, &records, netns),
             // The pods that have no NIC of ours must come and go while the agent is replaced.
             Err(error) if error.code == Code::TRY_AGAIN && !undo::has_ours(attachment) => {
                 ipam::release_unrecorded(network);
@@ -73,20 +79,20 @@ impl Plugin for VhostRdma {
     }
 
     fn check(&self, network: &Network, attachment: &Attachment) -> Result<(), Error> {
-        check::check(network, attachment)
+        check::check(network, attachment, &self.host)
     }
 
     fn gc(&self, network: &Network, valid: &[ValidAttachment]) -> Result<(), Error> {
-        let settings = Settings::lenient(network);
+        let settings = Settings::lenient(network, &self.host);
         let agent = Agent::new(&settings);
         let stale = agent.gc(&network.config.name, valid)?;
-        let undone = undo::records(network, &agent, &stale, None);
+        let undone = undo::records(network, &agent, &self.host, &stale, None);
         let released = ipam::collect(network, &agent, valid);
         undone.and(released)
     }
 
     fn status(&self, network: &Network) -> Result<(), Error> {
-        let settings = Settings::of(network)?;
+        let settings = Settings::of(network, &self.host)?;
         Agent::new(&settings).ready()?;
         ipam::status(network)
     }

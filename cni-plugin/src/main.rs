@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use vhost_rdma_cni::VhostRdma;
+use vhost_rdma_cni::{Host, VhostRdma};
 
 const HELP: &str = "\
 CNI plugin that gives pods their virtual RDMA NICs.
@@ -12,10 +12,17 @@ A container runtime executes it: the command comes in CNI_COMMAND (ADD, DEL, CHE
 network configuration on stdin, the answer goes to stdout. CNI 0.3.0 to 1.1.0. It asks the node agent
 (vhost-rdma-agent) which NICs the pod was granted. Fields of its own in the network configuration:
 
-  type         the name under which this program is installed: \"vhost-rdma-cni\"
-  agentSocket  where the node agent listens, if elsewhere than
-               /run/vhost-rdma-agent/agent.sock
-  deviceID     the one NIC to attach (Multus fills it in); without it, all NICs of the pod
+  type      the name under which this program is installed: \"vhost-rdma-cni\"
+  deviceID  the one NIC to attach (Multus fills it in); without it, all NICs of the pod
+
+Where things are on the host is said by the environment of the runtime, never by a configuration:
+
+  VHOST_RDMA_AGENT_SOCKET     where the node agent listens
+                              [/run/vhost-rdma-agent/agent.sock]
+  VHOST_RDMA_DEVICE_INFO_DIR  where device information files may be written
+                              [/var/run/k8s.cni.cncf.io/devinfo/cni]
+  VHOST_RDMA_KUBELET_PLUGINS  where the kubelet has its checkpoint
+                              [/var/lib/kubelet/device-plugins]
 
 Options:
   -h, --help     this text
@@ -39,7 +46,7 @@ fn main() -> ExitCode {
             eprint!("{HELP}");
             return ExitCode::from(2);
         }
-        None => return cni_skel::run(&VhostRdma),
+        None => return cni_skel::run(&VhostRdma { host: Host::of_process() }),
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,9 +11,9 @@ use rdma_netlink::link::Links;
 use vhost_rdma_agent_api::{Nic, Record, Step};
 
 use crate::agent::Agent;
+use crate::host::Host;
 use crate::lock::Lock;
 use crate::pod::{self, ALIAS, netlink};
-use crate::settings::Settings;
 use crate::{NOT_UNDONE, ipam, vf};
 
 /// Undoes records and tells the agent, one by one, and goes on after a failure: what one pod holds must not keep another's.
@@ -23,10 +23,11 @@ use crate::{NOT_UNDONE, ipam, vf};
 pub(crate) fn records(
     network: &Network,
     agent: &Agent,
+    host: &Host,
     records: &[Record],
     netns: Option<&Path>,
 ) -> Result<(), Error> {
-    let locks = Settings::lenient(network).locks();
+    let locks = host.locks();
     let mut failed: Vec<Error> = Vec::new();
     for record in records {
         let undone = Lock::take(&locks, &record.nic.id).and_then(|_lock| {

@@ -64,6 +64,18 @@ pub(crate) fn plan(
         Error::new(CONFLICT, msg)
             .details("another namespace has it, or its driver does not drive it")
     })?;
+    if !wanted.pci.is_empty() && !is_of(&link, wanted.pci) {
+        let msg = format!("{} is not an interface of {}", link.name, wanted.pci);
+        return Err(Error::new(CONFLICT, msg)
+            .details("the agent took another for it; it looks again at its next round"));
+    }
+    let routes = host.routes().map_err(netlink)?;
+    if routes.iter().any(|route| route.index == Some(link.index) && route.destination.length == 0) {
+        let msg = format!("the host's default route leaves by {}", link.name);
+        return Err(
+            Error::new(CONFLICT, msg).details("a function that the host uses belongs into no pool")
+        );
+    }
     if let Some(master) = link.master {
         let msg = format!("{} is a port of the host's interface {master}", link.name);
         return Err(
@@ -218,7 +230,9 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
         let listed = host.list().map_err(netlink)?;
         let by_mark =
             listed.iter().find(|link| is_it(link) || pci.is_some_and(|pci| is_of(link, pci)));
-        if let Some(link) = by_mark.or_else(|| listed.iter().find(|link| link.name == *host_name)) {
+        // A name alone is enough only where nothing better is known: another device may have it by now.
+        let by_name = |link: &&Link| pci.is_none() && link.name == *host_name;
+        if let Some(link) = by_mark.or_else(|| listed.iter().find(by_name)) {
             break link.clone();
         }
         if !pci.is_some_and(is_driven) {

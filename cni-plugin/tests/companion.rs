@@ -457,7 +457,8 @@ fn by_hand() {
     };
     let help = run(&["--help"]);
     assert!(
-        help.status.success() && String::from_utf8(help.stdout).unwrap().contains("agentSocket")
+        help.status.success()
+            && String::from_utf8(help.stdout).unwrap().contains("VHOST_RDMA_AGENT_SOCKET")
     );
     assert_eq!(
         String::from_utf8(run(&["-V"]).stdout).unwrap(),

@@ -32,7 +32,7 @@ fn replay(recording: &str) {
         &lab.socket(),
         vec![vhost_user("blue-0", "rdma0", "vmtap"), vhost_user("blue-1", "rdma1", "t1")],
     );
-    let infos = lab.dir.path().join("devinfo");
+    let infos = lab.device_info();
     std::fs::create_dir(&infos).unwrap();
     let own = |text: &str| {
         text.replace(NETNS, &pod.path)

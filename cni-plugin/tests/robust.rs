@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use cni_skel::{Environment, run_with};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use vhost_rdma_cni::VhostRdma;
+use vhost_rdma_cni::{Host, VhostRdma};
 
 fn leaf() -> impl Strategy<Value = Value> {
     prop_oneof![
@@ -72,13 +72,9 @@ fn document() -> impl Strategy<Value = Vec<u8>> {
         "agentSocket",
     ]);
     let near = prop::collection::vec((key, value()), 0..4).prop_map(|fields| {
-        let mut document = json!({"cniVersion": "1.1.0", "name": "net", "type": "vhost-rdma", "agentSocket": "/nonexistent/agent.sock"});
+        let mut document = json!({"cniVersion": "1.1.0", "name": "net", "type": "vhost-rdma"});
         for (key, value) in fields {
             document[key] = value;
-        }
-        // The default is an agent that may be real.
-        if !document["agentSocket"].is_string() {
-            document["agentSocket"] = json!("/nonexistent/agent.sock");
         }
         document.to_string().into_bytes()
     });
@@ -112,7 +108,9 @@ proptest! {
         environment.push(("CNI_PATH".into(), "/nonexistent/bin".into()));
         let environment: Environment = environment.into_iter().collect();
         let mut out = Vec::new();
-        let status = run_with(&VhostRdma, &environment, &mut input.as_slice(), &mut out);
+        // The default is an agent that may be real.
+        let host = Host { agent: "/nonexistent/agent.sock".into(), ..Host::default() };
+        let status = run_with(&VhostRdma { host }, &environment, &mut input.as_slice(), &mut out);
         if status == 0 {
             let command = command.unwrap_or_default();
             prop_assert!(command == "DEL" || command == "VERSION" || command == "ADD", "{command:?}");

@@ -53,13 +53,17 @@ fn start<D: Daemon>((dir, run): Place<'_>, daemon: D, count: usize) -> TheAgent<
     let settings = Settings {
         dirs: Dirs { cdi: run.join("cdi"), device_info: run.join("devinfo") },
         cni_dir: dir.join("none"),
-        socket: dir.join("none"),
+        socket: dir.join("run/none"),
         settle: 0,
         reclaim: Duration::ZERO,
         reconnect: Duration::ZERO,
         auto_cdi: false,
+        undo: vhost_rdma_agent::agent::Undo::Here,
+        start: Duration::ZERO,
+        patience: Duration::ZERO,
+        own_pod: None,
     };
-    let kubelet = NodeKubelet::new(dir, &KubeletPaths::new(dir, None));
+    let kubelet = NodeKubelet::new(&KubeletPaths::new(dir, None));
     let host = Arc::new(NoHardware);
     let parts = Parts { settings, config, daemon, kubelet, host, events: Events::default() };
     Agent::new(parts, &dir.join("state")).unwrap()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use vhost_rdma_agent_api::{
-    CallError, DEFAULT_SOCKET, Fault, FaultKind, Reply, Request, Status, Target, call,
+    CallError, DEFAULT_SOCKET, Fault, FaultKind, Reply, Request, SOCKET_ENV, Status, Target, call,
 };
 
 /// How long a command waits for the agent.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[command(name = "vhost-rdma-agent", version, max_term_width = 100)]
 pub struct Cli {
     /// The agent's socket
-    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VHOST_RDMA_AGENT_SOCKET")]
+    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET, env = SOCKET_ENV)]
     pub socket: PathBuf,
     /// Print JSON (`status`, `check`)
     #[arg(long, global = true)]
@@ -33,6 +33,12 @@ pub struct Cli {
 pub enum Command {
     /// Run the agent
     Serve(Box<ServeArgs>),
+    /// Have the CNI plugin undo what runtimes forgot, when an agent with `--undo by-helper` says what
+    Undo {
+        /// Where the CNI plugin is
+        #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+        cni_dir: PathBuf,
+    },
     /// Show pools, NICs and what is wrong
     Status,
     /// Grant a NIC to nobody until `uncordon`; a pod that has it keeps it
@@ -101,12 +107,27 @@ pub struct ServeArgs {
     /// Where the CNI plugin is, for a DEL that no runtime asks for
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub cni_dir: PathBuf,
+    /// Who calls it then
+    #[arg(long, value_enum, default_value_t)]
+    pub undo: crate::agent::Undo,
     /// Health and metrics over HTTP; none by default
     #[arg(long, value_name = "IP:PORT")]
     pub http: Option<SocketAddr>,
     /// This node's name in the cluster; without it there are no Kubernetes events
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node_name: Option<String>,
+    /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was started again
+    #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "pod_namespace")]
+    pub pod_name: Option<String>,
+    /// Its namespace
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", requires = "pod_name")]
+    pub pod_namespace: Option<String>,
+    /// Seconds that a daemon may take to answer first, in which NICs that pods have count as healthy
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub start: u64,
+    /// Seconds that an allocation may wait for a daemon; the kubelet admits no other pod meanwhile
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(0..=60))]
+    pub allocate_wait: u64,
     /// Seconds between two looks at daemon and kubelet
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
     pub interval: u64,
@@ -147,6 +168,7 @@ impl Failure {
         match self {
             Self::Config(_) => 2,
             Self::Call(CallError::Unreachable { .. } | CallError::Broken { .. }) => 3,
+            Self::Call(CallError::Stranger { .. }) => 1,
             Self::Call(CallError::Fault(Fault { kind, .. })) => match kind {
                 FaultKind::BadRequest => 2,
                 FaultKind::TryAgain | FaultKind::NotReady => 3,
@@ -165,7 +187,7 @@ impl Failure {
 /// See [`Failure`].
 pub fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
-        Command::Serve(_) => Ok(()),
+        Command::Serve(_) | Command::Undo { .. } => Ok(()),
         Command::Status => match call(&cli.socket, &Request::Status, PATIENCE)? {
             Reply::Status(status) => show(cli.json, &status),
             _ => Ok(()),

@@ -382,6 +382,21 @@ impl PoolConfig {
         self.backing.as_deref().unwrap_or("soft")
     }
 
+    /// The RDMA device of the host that carries the NICs, if one does.
+    #[must_use]
+    pub fn rnic(&self) -> Option<&str> {
+        let device = self.backing().strip_prefix("rnic:")?;
+        // The daemon's own stand-in, for tests, is no device.
+        let name = device.split_once('@').map_or(device, |(name, _)| name);
+        Some(name).filter(|name| *name != "null")
+    }
+
+    /// Does what it offers depend on the node's hardware?
+    #[must_use]
+    pub fn needs_hardware(&self) -> bool {
+        self.kind != Kind::VhostUser || self.rnic().is_some()
+    }
+
     /// The user and group of the companion tap.
     #[must_use]
     pub fn tap_owner(&self) -> (Option<u32>, Option<u32>) {

@@ -41,16 +41,20 @@ pub fn open_dir(dir: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// The file system said no; an old document stays.
 pub fn write(dir: BorrowedFd<'_>, name: &str, document: &Value) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(document)?;
+    text.push(b'\n');
+    write_bytes(dir, name, &text)
+}
+
+fn write_bytes(dir: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = format!(".{name}.new");
     let flags =
         OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
     // The umask must not decide who can read it.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(0o644))?;
-    let mut text = serde_json::to_vec_pretty(document)?;
-    text.push(b'\n');
     let written = File::from(file)
-        .write_all(&text)
+        .write_all(bytes)
         .and_then(|()| Ok(rustix::fs::renameat(dir, &temporary, dir, name)?));
     if written.is_err() {
         let _ = rustix::fs::unlinkat(dir, &temporary, AtFlags::empty());
@@ -65,6 +69,15 @@ pub fn write(dir: BorrowedFd<'_>, name: &str, document: &Value) -> io::Result<()
 pub fn publish(dir: &Path, name: &str, document: &Value) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     write(open_dir(dir)?.as_fd(), name, document)
+}
+
+/// Writes a text into a directory that is made if need be.
+///
+/// # Errors
+/// The file system said no.
+pub fn publish_text(dir: &Path, name: &str, text: &str) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    write_bytes(open_dir(dir)?.as_fd(), name, text.as_bytes())
 }
 
 /// Removes a document; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.

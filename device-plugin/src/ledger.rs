@@ -54,6 +54,9 @@ pub struct Grant {
     pub since: u64,
     /// What was granted: a pool may change its kind while the pod lives.
     pub kind: Kind,
+    /// What the pod asked for: the file may get another prefix while it lives. Absent in a ledger from before this was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
     /// The daemon's network.
     #[serde(default)]
     pub network: String,
@@ -69,6 +72,14 @@ pub struct Grant {
     /// As far as the kubelet told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
+}
+
+impl Grant {
+    /// Was it granted as another resource than this?
+    #[must_use]
+    pub fn is_of_another(&self, resource: &str) -> bool {
+        self.resource.as_deref().is_some_and(|granted| granted != resource)
+    }
 }
 
 /// What is known of one ID.
@@ -141,7 +152,7 @@ pub enum Decision {
 /// What else is known when a granted ID is asked for again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
-    /// Who has it, as the kubelet says now; `Err` if the kubelet does not answer.
+    /// Who has it as the resource that it was granted as, as the kubelet says now.
     pub holder: Option<Owner>,
     /// The kubelet answered.
     pub kubelet_answered: bool,
@@ -196,10 +207,10 @@ impl Ledger {
             .collect()
     }
 
-    /// What `Allocate` is to do with this ID. It must be asked again if `evidence` was not gathered and the answer would need it:
+    /// What `Allocate` is to do with this ID of `resource`. It must be asked again if `evidence` was not gathered and the answer would need it:
     /// see [`Self::needs_evidence`].
     #[must_use]
-    pub fn decide(&self, id: &str, evidence: &Evidence) -> Decision {
+    pub fn decide(&self, id: &str, resource: &str, evidence: &Evidence) -> Decision {
         let Some(slot) = self.get(id) else { return Decision::Grant };
         if slot.cordoned {
             return Decision::Refuse(format!(
@@ -209,7 +220,9 @@ impl Ledger {
         let Some(grant) = &slot.grant else {
             return if slot.records.is_empty() { Decision::Grant } else { Decision::TearDown };
         };
-        if !slot.is_touched() {
+        // Whoever has it has it under another name, so who asks now is somebody else.
+        let renamed = grant.is_of_another(resource);
+        if !slot.is_touched() && !renamed {
             return Decision::Reuse;
         }
         if !evidence.kubelet_answered {
@@ -221,6 +234,9 @@ impl Ledger {
             // The kubelet lists a holder before the container that asks now has its answer. So it is this pod (an init container's
             // device is reused, or its Allocate is repeated), unless we know of another.
             return match &grant.owner {
+                _ if renamed => {
+                    Decision::Refuse(in_use(id, holder, "the resource had another name then"))
+                }
                 Some(owner) if !owner.is_pod(&holder.pod()) => {
                     Decision::Refuse(in_use(id, owner, "the kubelet lists another holder"))
                 }
@@ -239,8 +255,12 @@ impl Ledger {
 
     /// Must the kubelet be asked before this ID can be decided about?
     #[must_use]
-    pub fn needs_evidence(&self, id: &str) -> bool {
-        self.get(id).is_some_and(|slot| !slot.cordoned && slot.grant.is_some() && slot.is_touched())
+    pub fn needs_evidence(&self, id: &str, resource: &str) -> bool {
+        let renamed =
+            |slot: &Slot| slot.grant.as_ref().is_some_and(|grant| grant.is_of_another(resource));
+        self.get(id).is_some_and(|slot| {
+            !slot.cordoned && slot.grant.is_some() && (slot.is_touched() || renamed(slot))
+        })
     }
 }
 
@@ -253,6 +273,8 @@ mod tests {
     use vhost_rdma_agent_api::{Kind, Pod};
 
     use super::{Decision, Evidence, Grant, Ledger, Owner, Slot};
+
+    const A: &str = "x.y/a";
 
     fn owner(pod: &str) -> Owner {
         Owner {
@@ -267,6 +289,7 @@ mod tests {
         let grant = Grant {
             since: 0,
             kind: Kind::VhostUser,
+            resource: Some(A.to_owned()),
             network: String::new(),
             mac: None,
             addresses: Vec::new(),
@@ -279,40 +302,52 @@ mod tests {
     }
 
     fn listed(pod: Option<&str>) -> Evidence {
-        Evidence { holder: pod.map(owner), kubelet_answered: true, connected: false }
+        Evidence { holder: pod.map(owner), kubelet_answered: true, ..Evidence::default() }
     }
 
     #[test]
     fn a_free_id_is_granted_without_a_question() {
         let ledger = Ledger::default();
-        assert!(!ledger.needs_evidence("a-0"));
-        assert_eq!(ledger.decide("a-0", &Evidence::default()), Decision::Grant);
+        assert!(!ledger.needs_evidence("a-0", A));
+        assert_eq!(ledger.decide("a-0", A, &Evidence::default()), Decision::Grant);
     }
 
     #[test]
     fn a_promise_that_nobody_used_holds_for_whoever_asks_next() {
         let ledger = granted(false, None);
-        assert!(!ledger.needs_evidence("a-0"));
-        assert_eq!(ledger.decide("a-0", &Evidence::default()), Decision::Reuse);
+        assert!(!ledger.needs_evidence("a-0", A));
+        assert_eq!(ledger.decide("a-0", A, &Evidence::default()), Decision::Reuse);
     }
 
     #[test]
     fn a_used_id_goes_to_another_pod_only_when_its_own_is_gone() {
         let ledger = granted(true, Some(owner("p")));
-        assert!(ledger.needs_evidence("a-0"));
-        assert!(matches!(ledger.decide("a-0", &Evidence::default()), Decision::Refuse(_)));
-        assert_eq!(ledger.decide("a-0", &listed(Some("p"))), Decision::Reuse);
-        assert!(matches!(ledger.decide("a-0", &listed(Some("q"))), Decision::Refuse(_)));
-        assert_eq!(ledger.decide("a-0", &listed(None)), Decision::TearDown);
+        assert!(ledger.needs_evidence("a-0", A));
+        assert!(matches!(ledger.decide("a-0", A, &Evidence::default()), Decision::Refuse(_)));
+        assert_eq!(ledger.decide("a-0", A, &listed(Some("p"))), Decision::Reuse);
+        assert!(matches!(ledger.decide("a-0", A, &listed(Some("q"))), Decision::Refuse(_)));
+        assert_eq!(ledger.decide("a-0", A, &listed(None)), Decision::TearDown);
         let connected = Evidence { connected: true, ..listed(None) };
-        assert!(matches!(ledger.decide("a-0", &connected), Decision::Refuse(_)));
+        assert!(matches!(ledger.decide("a-0", A, &connected), Decision::Refuse(_)));
+    }
+
+    #[test]
+    fn an_id_that_was_granted_under_another_name_is_its_pods_also_before_it_used_it() {
+        let ledger = granted(false, Some(owner("p")));
+        let other = "other.y/a";
+        assert!(ledger.needs_evidence("a-0", other));
+        let refused = |evidence: &Evidence| {
+            matches!(ledger.decide("a-0", other, evidence), Decision::Refuse(_))
+        };
+        assert!(refused(&Evidence::default()) && refused(&listed(Some("p"))));
+        assert_eq!(ledger.decide("a-0", other, &listed(None)), Decision::TearDown);
     }
 
     #[test]
     fn a_cordoned_id_is_refused_and_a_blank_slot_forgotten() {
         let mut ledger = Ledger::default();
         ledger.put("a-0", Slot { pool: "a".to_owned(), cordoned: true, ..Slot::default() });
-        assert!(matches!(ledger.decide("a-0", &listed(None)), Decision::Refuse(_)));
+        assert!(matches!(ledger.decide("a-0", A, &listed(None)), Decision::Refuse(_)));
         ledger.put("a-0", Slot { pool: "a".to_owned(), ..Slot::default() });
         assert!(ledger.get("a-0").is_none());
     }

@@ -21,6 +21,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => log(args.log_format)
             .and_then(|()| Ok(serve::run(*args, cli.socket)?))
             .map_err(|error| (1, error.to_string())),
+        Command::Undo { cni_dir } => log(LogFormat::Text)
+            .and_then(|()| Ok(serve::help(&cli.socket, &cni_dir)?))
+            .map_err(|error| (1, error.to_string())),
         _ => cli::run(&cli).map_err(|failure| (failure.exit_code(), failure.to_string())),
     };
     let Err((code, message)) = failed else { return ExitCode::SUCCESS };

@@ -44,6 +44,12 @@ impl Pool {
     pub fn name(&self) -> &str {
         &self.config.name
     }
+
+    /// The domain of its resource.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        self.resource.rsplit_once('/').map_or(&self.resource, |(prefix, _)| prefix)
+    }
 }
 
 /// All pools of a node, and what is wrong with them.
@@ -66,7 +72,7 @@ impl Pools {
         let netns_mode = inventory.netns_mode.unwrap_or(NetnsMode::Shared);
         for pool in &config.pools {
             let devices = match pool.kind {
-                Kind::VhostUser => numbered(pool),
+                Kind::VhostUser => numbered(pool, inventory),
                 kind => {
                     let mut found = Vec::new();
                     for function in &inventory.functions {
@@ -127,15 +133,31 @@ impl Pools {
     }
 }
 
-fn numbered(pool: &PoolConfig) -> Vec<Device> {
-    let numa = if pool.exclude_topology { Vec::new() } else { pool.numa.clone() };
+/// NICs of the daemon. Those that an RNIC carries are as well as it is, and as near: a node without it must not attract pods.
+fn numbered(pool: &PoolConfig, inventory: &Inventory) -> Vec<Device> {
+    let rnic = pool.rnic().map(|name| {
+        let found =
+            inventory.functions.iter().find(|function| function.rdma.as_deref() == Some(name));
+        found.ok_or_else(|| format!("this node has no RDMA device {name}"))
+    });
+    let defect = match &rnic {
+        None => None,
+        Some(Ok(function)) => function.fault.clone(),
+        Some(Err(absent)) => Some(absent.clone()),
+    };
+    let near = rnic.and_then(Result::ok).and_then(|function| function.numa);
+    let numa: Vec<u32> = match (&*pool.numa, near) {
+        _ if pool.exclude_topology => Vec::new(),
+        ([], near) => near.into_iter().collect(),
+        (said, _) => said.to_vec(),
+    };
     (0..pool.count.unwrap_or(0))
         .map(|n| Device {
             id: format!("{}-{n}", pool.name),
             numa: numa.clone(),
             group: String::new(),
             hardware: None,
-            defect: None,
+            defect: defect.clone(),
         })
         .collect()
 }
@@ -271,6 +293,30 @@ mod tests {
         assert!(
             pools.pools.iter().flat_map(|pool| pool.devices.keys()).all(|id| !id.contains('/'))
         );
+    }
+
+    #[test]
+    fn an_rnic_pool_is_as_well_and_as_near_as_its_rnic() {
+        let text =
+            "[[pools]]\nname='a'\nkind='vhost-user'\ncount=2\nbacking='rnic:mlx5_0@192.0.2.7'";
+        let config = |text: &str| Config::parse(text, Path::new("f")).unwrap();
+        let looked = |text: &str, inventory: &Inventory| {
+            let pools = Pools::build(&config(text), inventory);
+            let device = pools.get("a").unwrap().devices["a-1"].clone();
+            (device.defect, device.numa)
+        };
+        let mut inventory = inventory();
+        inventory.functions[0].numa = Some(1);
+        assert_eq!(looked(text, &inventory), (None, vec![1]));
+        let said = format!("{text}\nnuma=[0]");
+        assert_eq!(looked(&said, &inventory).1, [0]);
+        let silent = format!("{text}\nexclude_topology=true");
+        assert!(looked(&silent, &inventory).1.is_empty());
+        inventory.functions[0].fault = Some("the port of mlx5_0 is down".to_owned());
+        assert!(looked(text, &inventory).0.unwrap().contains("down"));
+        inventory.functions.clear();
+        assert!(looked(text, &inventory).0.unwrap().contains("no RDMA device mlx5_0"));
+        assert_eq!(looked(&text.replace("rnic:mlx5_0@192.0.2.7", "soft"), &inventory).0, None);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::agent::{Agent, Parts, Settings};
+use crate::agent::{Agent, Parts, Settings, undo};
 use crate::cli::ServeArgs;
 use crate::cni::CniSocket;
 use crate::config::{Config, ConfigError, Injection, KubeletPaths};
@@ -93,6 +94,35 @@ async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// Is the agent's helper until SIGTERM or SIGINT.
+///
+/// # Errors
+/// It cannot start.
+pub fn help(socket: &Path, cni_dir: &Path) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(io("start the runtime"))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let waited = runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate()).map_err(io("watch for signals"))?;
+        let mut int = signal(SignalKind::interrupt()).map_err(io("watch for signals"))?;
+        let (socket, cni_dir) = (socket.to_owned(), cni_dir.to_owned());
+        let work = tokio::task::spawn_blocking(move || undo::help(&socket, &cni_dir, &stopped));
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+            _ = work => {}
+        }
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    // A DEL that is under way may end; what it does not do is asked for again.
+    runtime.shutdown_timeout(Duration::from_secs(10));
+    waited
+}
+
 async fn listen(address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io(format!(
         "serve health and metrics on {address}; choose another with --http"
@@ -124,17 +154,21 @@ async fn parts(
     let settings = Settings {
         dirs: Dirs { cdi: args.cdi_dir.clone(), device_info: args.device_info_dir.clone() },
         cni_dir: args.cni_dir.clone(),
+        undo: args.undo,
         socket: socket.to_owned(),
         settle: SETTLE,
         reclaim: Duration::from_secs(args.reclaim),
         reconnect: Duration::from_secs(args.reconnect),
         auto_cdi,
+        start: Duration::from_secs(args.start),
+        patience: Duration::from_secs(args.allocate_wait),
+        own_pod: args.pod_namespace.clone().zip(args.pod_name.clone()),
     };
     Parts {
         settings,
         config: config.clone(),
         daemon: AdminApi::new(&args.daemon),
-        kubelet: NodeKubelet::new(&args.kubelet_root, paths),
+        kubelet: NodeKubelet::new(paths),
         host: Arc::new(NodeHost::default()),
         events: args.node_name.clone().map_or_else(Events::default, Events::to_api_server),
     }

@@ -51,7 +51,7 @@ nics() {
 END
 }
 config() {
-  echo "{\"cniVersion\": \"1.1.0\", \"name\": \"blue\", \"type\": \"vhost-rdma\", \"agentSocket\": \"/run/cnitest/agent.sock\",
+  echo "{\"cniVersion\": \"1.1.0\", \"name\": \"blue\", \"type\": \"vhost-rdma\",
     \"ipam\": {\"type\": \"ipam\"}, \"cni.dev/valid-attachments\": [] $1}"
 }
 agent() {
@@ -64,6 +64,7 @@ agent() {
 cni() {
   command=$1 netns=$2; shift 2
   config "$prev" | env -i PATH=$PATH CNI_COMMAND=$command CNI_CONTAINERID=c1 CNI_NETNS=$netns CNI_IFNAME=eth1 CNI_PATH=/run/cnitest/bin \
+    VHOST_RDMA_AGENT_SOCKET=/run/cnitest/agent.sock \
     "CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" "$@" $bin/vhost-rdma-cni
 }
 pod=/run/netns/pod

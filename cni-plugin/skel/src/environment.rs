@@ -183,6 +183,12 @@ pub(crate) fn check_ifname(name: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Whether Linux would take this for an interface's name.
+#[must_use]
+pub fn valid_ifname(name: &str) -> bool {
+    !name.is_empty() && check_ifname(name).is_ok()
+}
+
 /// `[A-Za-z0-9][A-Za-z0-9_.-]*`, for container identifiers and network names.
 pub(crate) fn check_container_id(name: &str) -> Result<(), &'static str> {
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {

@@ -52,7 +52,7 @@ mod version;
 pub use args::Args;
 pub use config::{NetworkConfig, RuntimeConfig, ValidAttachment};
 pub use delegate::{DEFAULT_TIMEOUT, Delegate, Ipam};
-pub use environment::{Attachment, Command, Environment};
+pub use environment::{Attachment, Command, Environment, valid_ifname};
 pub use error::{Code, Error};
 pub use result::{AddResult, Cidr, Dns, Extra, Interface, Ip, Route};
 pub use run::{Answer, Network, Plugin, run, run_with};

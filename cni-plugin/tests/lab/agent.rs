@@ -27,7 +27,7 @@ pub(crate) enum Kill {
 /// What it holds.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// NICs by pod name; `*` for those that a device ID alone names.
+    /// NICs by pod name.
     pub(crate) granted: BTreeMap<String, Vec<Nic>>,
     pub(crate) records: Vec<Record>,
     pub(crate) live: Option<Live>,
@@ -123,8 +123,7 @@ impl Ledger {
                 Reply::Status(Box::new(self.status.clone().unwrap_or(ready)))
             }
             Request::Attach(attach) => {
-                let key = if attach.pod.name.is_empty() { "*" } else { &attach.pod.name };
-                let mut nics = self.granted.get(key).cloned().unwrap_or_default();
+                let mut nics = self.granted.get(&attach.pod.name).cloned().unwrap_or_default();
                 if let Some(device) = &attach.device_id {
                     nics.retain(|nic| nic.id == *device);
                     if nics.is_empty() {
@@ -209,6 +208,7 @@ impl Ledger {
                     .collect(),
             ),
             Request::Cordon(_) | Request::Uncordon(_) => Reply::Done,
+            Request::Forgotten => Reply::Records(Vec::new()),
         }
     }
 

@@ -107,9 +107,19 @@ esac
         self.dir.path().join("agent.sock")
     }
 
+    /// Where this host has device information files.
+    pub(crate) fn device_info(&self) -> PathBuf {
+        self.dir.path().join("devinfo")
+    }
+
+    /// Where this host's kubelet has its checkpoint; it need not exist.
+    pub(crate) fn kubelet_plugins(&self) -> PathBuf {
+        self.dir.path().join("plugins")
+    }
+
     /// A configuration for the plugin alone.
     pub(crate) fn config(&self, version: &str) -> Value {
-        json!({ "cniVersion": version, "name": "net", "type": "vhost-rdma", "agentSocket": self.socket() })
+        json!({ "cniVersion": version, "name": "net", "type": "vhost-rdma" })
     }
 
     /// Starts a call in the host's namespace.
@@ -126,6 +136,9 @@ esac
     ) -> Child {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("VHOST_RDMA_AGENT_SOCKET", self.socket());
+        command.env("VHOST_RDMA_DEVICE_INFO_DIR", self.device_info());
+        command.env("VHOST_RDMA_KUBELET_PLUGINS", self.kubelet_plugins());
         command.envs(variables.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.host.run(|| Ok(command.spawn())).unwrap().unwrap();

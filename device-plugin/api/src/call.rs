@@ -27,6 +27,16 @@ pub enum CallError {
         /// What the system said.
         source: io::Error,
     },
+    /// Somebody else listens there.
+    #[error(
+        "whoever listens at {path} is user {uid} and not root: that is no node agent, and nothing was asked"
+    )]
+    Stranger {
+        /// The socket.
+        path: String,
+        /// Who.
+        uid: u32,
+    },
     /// It broke in the middle.
     #[error("the node agent at {path} did not answer: {source}")]
     Broken {
@@ -46,6 +56,7 @@ impl CallError {
     pub const fn cni_code(&self) -> u32 {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } => FaultKind::TryAgain.cni_code(),
+            Self::Stranger { .. } => FaultKind::Internal.cni_code(),
             Self::Fault(fault) => fault.kind.cni_code(),
         }
     }
@@ -124,6 +135,12 @@ pub fn call(socket: &Path, request: &Request, patience: Duration) -> Result<Repl
     let path = || socket.display().to_string();
     let stream = UnixStream::connect(socket)
         .map_err(|source| CallError::Unreachable { path: path(), source })?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)
+        .map_err(|error| CallError::Broken { path: path(), source: error.into() })?;
+    // What is answered is done as root, so only root's answer will do; a test's agent runs as the test does.
+    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        return Err(CallError::Stranger { path: path(), uid: peer.uid.as_raw() });
+    }
     let bytes = exchange(&stream, request, patience)
         .map_err(|source| CallError::Broken { path: path(), source })?;
     match decode(&bytes)? {
@@ -185,6 +202,7 @@ mod tests {
             netns: "/run/netns/x".to_owned(),
             network: "net".to_owned(),
             device_id: Some("blue-0".to_owned()),
+            mac: None,
             config: None,
         })
     }

@@ -20,11 +20,13 @@
 //! There is no asynchronous runtime here: the binary must stay small, and [`call`] is three blocking system calls.
 
 mod call;
+mod checkpoint;
 mod message;
 mod nic;
 mod record;
 
 pub use call::{CallError, MESSAGE_MAX, call, decode, encode, read_message};
+pub use checkpoint::{CHECKPOINT, Checkpoint, checkpoint};
 pub use message::{
     Attach, Attached, AttachedNic, Attachment, Detach, Detached, Fault, FaultKind, Gc, Intend, Pod,
     Reply, Request, Target,
@@ -37,3 +39,10 @@ pub const VERSION: u32 = 1;
 
 /// Where the agent listens unless its `--socket` says otherwise. Only root can open it: whoever can may take NICs from pods.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-rdma-agent/agent.sock";
+
+/// A file beside the socket: the resources of this node that are the agent's, one a line.
+pub const RESOURCES: &str = "resources";
+
+/// The variable that says where else it listens, to the agent's commands and to the CNI plugin. It is the host's word: nothing that a
+/// tenant writes becomes a variable of a runtime.
+pub const SOCKET_ENV: &str = "VHOST_RDMA_AGENT_SOCKET";

@@ -43,7 +43,10 @@ pub struct Attach {
     /// `deviceID` of the configuration: an ID that the device plugin granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
-    /// The whole network configuration: with it the agent can have a `DEL` made that nobody else will ask for (IPAM included).
+    /// The MAC address that the runtime wants the one NIC to have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// What of the network configuration a `DEL` needs: with it the agent can have a `DEL` made that nobody else will ask for (IPAM included).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<serde_json::Value>,
 }
@@ -153,6 +156,8 @@ pub enum Request {
     Cordon(Target),
     /// Takes a cordon back. → [`Reply::Done`]
     Uncordon(Target),
+    /// Attachments that no runtime will undo: whoever asks has the CNI plugin's `DEL` made for each. → [`Reply::Records`]
+    Forgotten,
 }
 
 /// What is answered.

@@ -1,9 +1,11 @@
 //! `Allocate`: promises IDs to a container and makes what stands behind them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vhost_rdma_agent_api::Kind;
 use vhost_rdma_proto::v1;
@@ -19,6 +21,8 @@ use crate::{files, v1beta1};
 
 /// How often leftovers of earlier pods are undone before an allocation gives up.
 const ATTEMPTS: u32 = 3;
+/// Between two looks at a daemon that is waited for.
+const WAIT_LOOK: Duration = Duration::from_millis(100);
 
 /// Why a container gets nothing.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +69,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         pool: &str,
         containers: &[Vec<String>],
     ) -> Result<Vec<v1beta1::ContainerAllocateResponse>, AllocateError> {
+        self.await_daemon(pool).await;
         let ids: Vec<&String> = containers.iter().flatten().collect();
         for _ in 0..ATTEMPTS {
             let mut state = self.state.lock().await;
@@ -94,15 +99,40 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Err(AllocateError("leftovers of earlier pods cannot be undone; see the log".to_owned()))
     }
 
+    /// A node starts its parts side by side, and a pod that is refused now does not come again: waits for the daemon, for a while.
+    async fn await_daemon(&self, pool: &str) {
+        let end = Instant::now() + self.settings.patience;
+        loop {
+            {
+                let state = self.state.lock().await;
+                let wants = |pool: &Pool| pool.config.kind == Kind::VhostUser;
+                let waits = state.daemon.view.is_none() && state.pools.get(pool).is_some_and(wants);
+                if !waits || Instant::now() >= end {
+                    return;
+                }
+            }
+            let view = self.daemon.view().await;
+            if view.is_ok() {
+                let mut state = self.state.lock().await;
+                // A look that is newer has come meanwhile.
+                if state.daemon.view.is_none() {
+                    self.see_daemon(&mut state, view);
+                }
+                return;
+            }
+            tokio::time::sleep(WAIT_LOOK).await;
+        }
+    }
+
     async fn decide<'a>(
         &self,
         state: &State,
         pool: &'a Pool,
         ids: &[&String],
     ) -> Result<Vec<Wanted<'a>>, AllocateError> {
-        let holdings: Option<Vec<Holding>> = if ids.iter().any(|id| state.ledger.needs_evidence(id))
-        {
-            self.kubelet.holdings().await.ok()
+        let evident = |id: &str| !state.ledger.needs_evidence(id, &pool.resource);
+        let holdings: Option<Vec<Holding>> = if ids.iter().any(|id| !evident(id)) {
+            self.kubelet.list().await.ok().map(|listing| listing.holdings)
         } else {
             None
         };
@@ -116,15 +146,16 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             })?;
             let mut evidence =
                 Evidence { kubelet_answered: holdings.is_some(), ..Evidence::default() };
+            let granted_as = granted_as(state, pool, id);
             evidence.holder = holdings.iter().flatten().find_map(|holding| {
-                (holding.id == **id && holding.resource == pool.resource)
+                (holding.id == **id && holding.resource == granted_as)
                     .then(|| holding.owner.clone())
             });
-            if state.ledger.needs_evidence(id) && pool.config.kind == Kind::VhostUser {
+            if !evident(id) && pool.config.kind == Kind::VhostUser {
                 evidence.connected =
                     self.daemon.nic(&nic_name(id)).await.is_ok_and(|nic| is_connected(&nic));
             }
-            let decision = state.ledger.decide(id, &evidence);
+            let decision = state.ledger.decide(id, &pool.resource, &evidence);
             if let Decision::Refuse(why) = decision {
                 return Err(AllocateError(why));
             }
@@ -170,10 +201,15 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         for Wanted { device, .. } in wanted {
             match self.make(state, pool, device).await {
                 Ok(gift) => {
+                    state.refused.remove(pool.name());
                     state.missing.remove(&device.id);
                     gifts.insert(device.id.clone(), gift);
                 }
                 Err(fault) => {
+                    if let Fault::Daemon(DaemonError::Refused(why)) = &fault {
+                        let refused = (why.clone(), Instant::now());
+                        state.refused.insert(pool.name().to_owned(), refused);
+                    }
                     self.take_back(state, pool, before).await;
                     return Err(fault.into());
                 }
@@ -202,6 +238,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         device: &Device,
     ) -> Result<Gift, Fault> {
         let id = &device.id;
+        let pool = &*pool_as_granted(state, pool, id);
         let gift = if pool.config.kind == Kind::VhostUser {
             let grant = state.ledger.get(id).and_then(|slot| slot.grant.clone());
             let nic = self.make_nic(state, pool, id, grant.as_ref()).await?;
@@ -226,7 +263,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             })?;
         }
         if self.uses_cdi(state) {
-            let prefix = &state.config.resource_prefix;
+            let prefix = pool.prefix();
             let name = grant::cdi_file(prefix, id);
             files::publish(&self.settings.dirs.cdi, &name, &grant::cdi_spec(prefix, &gift))
                 .map_err(|source| Fault::File {
@@ -319,6 +356,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         id: &str,
     ) -> Result<(), Fault> {
         let name = nic_name(id);
+        let pool = &*pool_as_granted(state, pool, id);
         if pool.config.kind == Kind::VhostUser {
             match self.daemon.nic(&name).await {
                 Ok(nic) => self.remove_nic(&nic).await?,
@@ -333,7 +371,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             state.daemon.connected.remove(id);
         }
         files::remove(&self.settings.dirs.device_info, &grant::device_info_name(pool, id));
-        files::remove(&self.settings.dirs.cdi, &grant::cdi_file(&state.config.resource_prefix, id));
+        files::remove(&self.settings.dirs.cdi, &grant::cdi_file(pool.prefix(), id));
         Ok(())
     }
 
@@ -353,10 +391,25 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if mine.len() != ids.len() {
                 return Err(AllocateError("an ID of the request was not made".to_owned()));
             }
-            responses.push(grant::answer(pool, &state.config.resource_prefix, &mine, cdi));
+            responses.push(grant::answer(pool, pool.prefix(), &mine, cdi));
         }
         Ok(responses)
     }
+}
+
+/// What a pod asked for to get this ID, or would have to.
+pub(super) fn granted_as(state: &State, pool: &Pool, id: &str) -> String {
+    let grant = state.ledger.get(id).and_then(|slot| slot.grant.as_ref());
+    grant.and_then(|grant| grant.resource.clone()).unwrap_or_else(|| pool.resource.clone())
+}
+
+/// The pool under the name that this ID was granted under: its files are found by that name until its pod is gone.
+pub(super) fn pool_as_granted<'a>(state: &State, pool: &'a Pool, id: &str) -> Cow<'a, Pool> {
+    let resource = granted_as(state, pool, id);
+    if resource == pool.resource {
+        return Cow::Borrowed(pool);
+    }
+    Cow::Owned(Pool { resource, devices: BTreeMap::new(), ..pool.clone() })
 }
 
 fn new_grant(pool: &Pool) -> Grant {
@@ -364,6 +417,7 @@ fn new_grant(pool: &Pool) -> Grant {
     Grant {
         since: now(),
         kind: pool.config.kind,
+        resource: Some(pool.resource.clone()),
         network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
         // Chosen here and not by the daemon: it is in the ledger before the NIC exists.
         mac: vhost_user.then(local_mac),

@@ -12,15 +12,41 @@ use vhost_rdma_proto::v1;
 
 use super::allocate::limits;
 use super::health::defect;
+use super::ownership::{self, Witness};
 use super::{Agent, State, now};
 use crate::config::AddressPolicy;
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
-use crate::kubelet::{Holding, Kubelet};
+use crate::kubelet::Kubelet;
 use crate::ledger::{Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
-fn fault(kind: FaultKind, message: impl Into<String>) -> api::Fault {
+/// The longest that a network configuration may be: it is kept with the attachment, in memory and in the ledger, and a tenant wrote it.
+const CONFIG_MAX: usize = 64 << 10;
+/// The longest that any other word of an attachment may be (a path).
+const WORD_MAX: usize = 4096;
+
+/// What is remembered of an attachment has a bound.
+fn bounded(asked: &Attach) -> Result<(), api::Fault> {
+    let config = asked.config.as_ref().map_or(0, |config| config.to_string().len());
+    let words = [
+        &asked.pod.namespace,
+        &asked.pod.name,
+        &asked.attachment.container_id,
+        &asked.attachment.if_name,
+        &asked.netns,
+        &asked.network,
+    ];
+    let uid = asked.pod.uid.iter();
+    if config > CONFIG_MAX || words.into_iter().chain(uid).any(|word| word.len() > WORD_MAX) {
+        let message =
+            format!("the attachment is longer than can be kept ({config} bytes of configuration)");
+        return Err(fault(FaultKind::BadRequest, message));
+    }
+    Ok(())
+}
+
+pub(super) fn fault(kind: FaultKind, message: impl Into<String>) -> api::Fault {
     api::Fault { kind, message: message.into() }
 }
 
@@ -45,6 +71,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             Request::Detach(detach) => self.detach(detach).await.map(Reply::Records),
             Request::Detached(detached) => self.detached(detached).await.map(|()| Reply::Done),
             Request::Gc(gc) => self.gc(gc).await.map(Reply::Records),
+            Request::Forgotten => Ok(Reply::Records(self.forgotten().await)),
             Request::Cordon(target) => self.cordon(&target.id, true).await.map(|()| Reply::Done),
             Request::Uncordon(target) => self.cordon(&target.id, false).await.map(|()| Reply::Done),
         };
@@ -55,16 +82,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 
     async fn attach(&self, asked: Attach) -> Result<Vec<Nic>, api::Fault> {
-        let holdings = self
-            .kubelet
-            .holdings()
-            .await
-            .map_err(|error| fault(FaultKind::TryAgain, error.to_string()))?;
+        bounded(&asked)?;
+        let listing = self.kubelet.list().await.map_err(later)?;
+        let witness = Witness { holdings: listing.holdings, checkpoint: self.kubelet.checkpoint() };
         // Twice: what an earlier sandbox left is undone without the lock, then everything is looked at again.
         for last in [false, true] {
             let mut state = self.state.lock().await;
             let pools = Arc::clone(&state.pools);
-            let ids = wanted(&state, &pools, &asked, &holdings)?;
+            let ids = ownership::wanted(&state, &pools, &asked, &witness)?;
             let stale: Vec<String> =
                 ids.iter().filter(|id| has_stale(&state, id, &asked)).cloned().collect();
             if stale.is_empty() {
@@ -91,6 +116,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         asked: &Attach,
         ids: &[String],
     ) -> Result<Vec<Nic>, api::Fault> {
+        self.with_mac(state, pools, asked, ids).await?;
         let mut changes = Vec::new();
         let mut nics = Vec::new();
         for (n, id) in ids.iter().enumerate() {
@@ -148,6 +174,58 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.refresh_document(pools, &nic.id, Some(&nic.if_name)).await.map_err(later)?;
         }
         Ok(nics)
+    }
+
+    /// Gives a VM's NIC the MAC address that the runtime asked for. It is the NIC's identity to its guest, so it changes only before a VMM
+    /// has seen it: a sandbox is made before its containers are. (A VF's is the plugin's affair.)
+    async fn with_mac(
+        &self,
+        state: &mut State,
+        pools: &Pools,
+        asked: &Attach,
+        ids: &[String],
+    ) -> Result<(), api::Fault> {
+        let (Some(mac), [id]) = (&asked.mac, ids) else { return Ok(()) };
+        let found = pools.device(id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser);
+        let Some((pool, device)) = found else { return Ok(()) };
+        let before = state.ledger.slot(id, pool.name());
+        let is_it = |grant: &Grant| grant.mac.as_ref().is_some_and(|m| m.eq_ignore_ascii_case(mac));
+        if before.grant.as_ref().is_some_and(is_it) {
+            return Ok(());
+        }
+        if !is_station(mac) {
+            let message = format!("mac {mac:?} is no address of one station");
+            return Err(fault(FaultKind::BadRequest, message));
+        }
+        if state.daemon.connected.contains(id) {
+            let message = format!("a VMM is connected to {id}: its MAC address cannot change now");
+            return Err(fault(FaultKind::Conflict, message));
+        }
+        let mut slot = before.clone();
+        slot.grant.get_or_insert_with(|| adopted(pool, None)).mac = Some(mac.clone());
+        self.commit(state, vec![(id.clone(), slot)], true).await.map_err(internal)?;
+        let Err(why) = self.make_again(state, pool, device).await else { return Ok(()) };
+        // Taken by another NIC of the network, most likely: back to what it was.
+        self.commit(state, vec![(id.clone(), before)], true).await.map_err(internal)?;
+        self.make_again(state, pool, device).await.map_err(later)?;
+        Err(fault(FaultKind::Conflict, format!("{id} cannot have the MAC address {mac}: {why}")))
+    }
+
+    async fn make_again(
+        &self,
+        state: &mut State,
+        pool: &Pool,
+        device: &Device,
+    ) -> Result<(), super::Fault> {
+        self.erase(state, pool, &device.id).await?;
+        self.make(state, pool, device).await.map(drop)
+    }
+
+    /// Attachments that wait for somebody who has them undone.
+    async fn forgotten(&self) -> Vec<Record> {
+        let state = self.state.lock().await;
+        let slots = state.forgotten.iter().filter_map(|id| state.ledger.get(id));
+        slots.flat_map(|slot| slot.records.clone()).collect()
     }
 
     /// Writes the NIC's JSON file again with what the daemon says now.
@@ -344,62 +422,6 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
-/// The IDs that an attach means, in the pools' order.
-fn wanted(
-    state: &State,
-    pools: &Pools,
-    asked: &Attach,
-    holdings: &[Holding],
-) -> Result<Vec<String>, api::Fault> {
-    let is_asked =
-        |owner: &Owner| owner.namespace == asked.pod.namespace && owner.pod == asked.pod.name;
-    let holds = |id: &str, pool: &Pool| {
-        holdings.iter().find(|holding| holding.id == id && holding.resource == pool.resource)
-    };
-    if let Some(id) = &asked.device_id {
-        let Some((pool, _)) = pools.device(id) else {
-            let message = format!(
-                "there is no NIC {id:?} on this node: deviceID comes from another resource than this plugin's"
-            );
-            return Err(fault(FaultKind::NotFound, message));
-        };
-        return match holds(id, pool) {
-            Some(holding) if is_asked(&holding.owner) => Ok(vec![id.clone()]),
-            Some(holding) => Err(fault(
-                FaultKind::Conflict,
-                format!("{id} belongs to pod {}/{}", holding.owner.namespace, holding.owner.pod),
-            )),
-            // A kubelet of version 1.20 lists no init containers; the promise must do.
-            None if state.ledger.get(id).is_some_and(|slot| slot.grant.is_some()) => {
-                Ok(vec![id.clone()])
-            }
-            None => Err(fault(FaultKind::NotFound, format!("{id} was not granted to any pod"))),
-        };
-    }
-    let elsewhere = |id: &str| {
-        state.ledger.get(id).is_some_and(|slot| {
-            slot.records.iter().any(|record| {
-                record.attachment.container_id == asked.attachment.container_id
-                    && record.attachment.if_name != asked.attachment.if_name
-                    && record.state != Progress::Detaching
-            })
-        })
-    };
-    let mut ids = Vec::new();
-    for pool in &pools.pools {
-        let mut mine: Vec<&str> = holdings
-            .iter()
-            .filter(|holding| holding.resource == pool.resource && is_asked(&holding.owner))
-            .map(|holding| holding.id.as_str())
-            .filter(|id| !elsewhere(id))
-            .collect();
-        mine.sort_unstable();
-        mine.dedup();
-        ids.extend(mine.into_iter().map(str::to_owned));
-    }
-    Ok(ids)
-}
-
 /// Records of other sandboxes: this pod's earlier one, or a pod's that is gone.
 fn has_stale(state: &State, id: &str, asked: &Attach) -> bool {
     state.ledger.get(id).is_some_and(|slot| {
@@ -413,6 +435,7 @@ fn adopted(pool: &Pool, mac: Option<String>) -> Grant {
     Grant {
         since: now(),
         kind: pool.config.kind,
+        resource: Some(pool.resource.clone()),
         network: if pool.config.kind == Kind::VhostUser {
             pool.config.network().to_owned()
         } else {
@@ -423,6 +446,19 @@ fn adopted(pool: &Pool, mac: Option<String>) -> Grant {
         used: true,
         owner: None,
     }
+}
+
+/// Six octets, of one station (IEEE 802-2014 §8.2), and not none.
+fn is_station(mac: &str) -> bool {
+    let octets: Vec<Option<u8>> = mac
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2))
+        .collect();
+    let [Some(first), ..] = octets[..] else { return false };
+    octets.len() == 6
+        && first & 1 == 0
+        && octets.iter().all(Option::is_some)
+        && octets.iter().any(|octet| *octet != Some(0))
 }
 
 fn known(state: &State, id: &str) -> Result<Slot, api::Fault> {
@@ -500,11 +536,10 @@ fn named_limits(limits: &v1::Limits) -> std::collections::BTreeMap<String, u64> 
     .collect()
 }
 
-/// What the daemon enforces and the pool does not say, in words.
-fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
+/// Limits that the pool says and the daemon does not enforce, in words.
+pub(super) fn limit_differences(wanted: &v1::LimitsPatch, nic: &v1::Nic) -> Vec<String> {
     let mut differs = Vec::new();
     let now = nic.limits.unwrap_or_default();
-    let wanted = limits(pool);
     let mut compare = |name: &str, wanted: Option<u64>, now: u64| {
         if let Some(wanted) = wanted
             && wanted != now
@@ -520,6 +555,12 @@ fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
     compare("max_srqs", wanted.max_srqs.map(u64::from), now.max_srqs.into());
     compare("max_qps", wanted.max_qps.map(u64::from), now.max_qps.into());
     compare("max_ahs", wanted.max_ahs.map(u64::from), now.max_ahs.into());
+    differs
+}
+
+/// What the daemon enforces and the pool does not say, in words.
+fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
+    let mut differs = limit_differences(&limits(pool), nic);
     if nic.network != pool.config.network() {
         differs.push(format!(
             "it is in network {:?}, the pool in {:?}",

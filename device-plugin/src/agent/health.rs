@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use vhost_rdma_agent_api::Kind;
@@ -19,7 +20,12 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     let slot = state.ledger.get(&device.id);
     // What was moved into a pod cannot be seen from here: that is no defect.
     let moved = pool.config.kind == Kind::Vf && slot.is_some_and(|slot| !slot.records.is_empty());
-    if let Some(defect) = device.defect.as_ref().filter(|_| !moved) {
+    let view = state.daemon.view.as_ref();
+    let nic = view.and_then(|view| view.nics.get(&nic_name(&device.id)));
+    // Another backing than the pool has now carries the NIC of a pod that was there before.
+    let other =
+        nic.is_some_and(|nic| !nic.backing.is_empty() && nic.backing != pool.config.backing());
+    if let Some(defect) = device.defect.as_ref().filter(|_| !moved && !other) {
         return Some(defect.clone());
     }
     if slot.is_some_and(|slot| slot.cordoned) {
@@ -28,10 +34,24 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     if slot.is_some_and(|slot| slot.grant.is_none() && !slot.records.is_empty()) {
         return Some("what its last pod left is not undone yet".to_owned());
     }
+    let granted = slot.and_then(|slot| slot.grant.as_ref());
+    if granted.is_some_and(|grant| grant.is_of_another(&pool.resource)) {
+        return Some("a pod has it from before the resource got another name".to_owned());
+    }
     if pool.config.kind != Kind::VhostUser {
         return None;
     }
+    if let Some((why, since)) = state.refused.get(pool.name())
+        && granted.is_none()
+        && since.elapsed() < REFUSED
+    {
+        return Some(format!("the daemon refused another of its pool: {why}"));
+    }
     let Some(view) = &state.daemon.view else {
+        // A kubelet from 1.22 on rejects a pod whose ID is unhealthy at the moment when it comes back, and never asks again.
+        if granted.is_some() && state.is_starting() {
+            return None;
+        }
         return Some(format!("the daemon does not answer: {}", state.daemon.error));
     };
     if let Some(nic) = view.nics.get(&nic_name(&device.id))
@@ -46,6 +66,9 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
             .to_owned()
     })
 }
+
+/// How long a pool's free IDs count as useless after the daemon refused to make one: nobody else would try them.
+const REFUSED: Duration = Duration::from_secs(60);
 
 fn told(id: &str, numa: &[u32], healthy: bool) -> v1beta1::Device {
     let nodes: Vec<v1beta1::NumaNode> =
@@ -113,6 +136,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             *old = names;
             changed
         });
+        self.note(state);
     }
 
     /// One event for each ID of a pod that became unusable or usable again; the log has all.

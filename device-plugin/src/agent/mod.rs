@@ -7,9 +7,10 @@
 mod allocate;
 mod attach;
 mod health;
+mod ownership;
 mod reconcile;
 mod status;
-mod undo;
+pub(crate) mod undo;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Mutex, Notify, watch};
-use vhost_rdma_agent_api::Kind;
+use vhost_rdma_agent_api::RESOURCES;
 
 use crate::config::{Config, Injection};
 use crate::daemon::{Daemon, DaemonError, View};
@@ -26,7 +27,7 @@ use crate::files::Dirs;
 use crate::grant::BadGift;
 use crate::host::{Host, Inventory};
 use crate::journal::{Journal, JournalError};
-use crate::kubelet::Kubelet;
+use crate::kubelet::{Kubelet, PodKey, Run};
 use crate::ledger::{Ledger, Slot};
 use crate::pool::{Pool, Pools};
 use crate::v1beta1;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub dirs: Dirs,
     /// Where CNI plugins are, for a `DEL` that nobody else will ask for.
     pub cni_dir: PathBuf,
+    /// Who calls them.
+    pub undo: Undo,
     /// Where the agent itself listens: the CNI plugin is told.
     pub socket: PathBuf,
     /// Seconds that the kubelet may take to list a pod after its `Allocate`.
@@ -51,6 +54,22 @@ pub struct Settings {
     pub reconnect: Duration,
     /// What [`Injection::Auto`] means here.
     pub auto_cdi: bool,
+    /// How long after the agent's start a daemon that has not answered yet counts as one that is starting.
+    pub start: Duration,
+    /// How long `Allocate` may wait for such a daemon: meanwhile the kubelet admits no other pod.
+    pub patience: Duration,
+    /// The agent's own pod, if it is one: a kubelet that lists it has heard of all its pods.
+    pub own_pod: Option<PodKey>,
+}
+
+/// Who has the CNI plugin called for what a runtime forgot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Undo {
+    /// The agent.
+    #[default]
+    Here,
+    /// `vhost-rdma-agent undo`, which has the rights for it.
+    ByHelper,
 }
 
 /// A pool's devices as the kubelet is told; shared, since every stream has it.
@@ -67,6 +86,8 @@ pub struct Agent<D, K> {
     journal: Arc<StdMutex<Journal>>,
     lists: StdMutex<BTreeMap<String, watch::Sender<List>>>,
     names: watch::Sender<Vec<String>>,
+    /// The newest view of everything, for those who must not wait for a call of the daemon to end.
+    seen: StdMutex<Arc<Snapshot>>,
     wake: Notify,
 }
 
@@ -91,6 +112,14 @@ struct State {
     networks: BTreeSet<String>,
     /// Granted IDs that the kubelet did not list: how often, and since when.
     missing: BTreeMap<String, Missing>,
+    /// Pods with something of ours that this run of the kubelet has listed.
+    seen: (Run, BTreeSet<PodKey>),
+    /// Pools whose NICs the daemon refused to make: why, and when.
+    refused: BTreeMap<String, (String, Instant)>,
+    /// When the agent began.
+    began: Instant,
+    /// IDs whose attachments the helper is to have undone.
+    forgotten: BTreeSet<String>,
     /// NICs of the daemon that look like ours and are not: seen once.
     strangers: BTreeSet<String>,
     /// What was wrong with an ID when the kubelet was told last.
@@ -98,6 +127,15 @@ struct State {
     counters: Counters,
     /// See [`Settings::reconnect`].
     reconnect: Duration,
+    /// See [`Settings::start`].
+    start: Duration,
+}
+
+impl State {
+    /// The daemon has not answered since the agent began, and may be starting too.
+    fn is_starting(&self) -> bool {
+        self.daemon.instance.is_none() && self.began.elapsed() < self.start
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -194,10 +232,15 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             registered: BTreeSet::new(),
             networks: BTreeSet::new(),
             missing: BTreeMap::new(),
+            seen: (Run::default(), BTreeSet::new()),
+            refused: BTreeMap::new(),
+            began: Instant::now(),
+            forgotten: BTreeSet::new(),
             strangers: BTreeSet::new(),
             defects: BTreeMap::new(),
             counters: Counters::default(),
             reconnect: parts.settings.reconnect,
+            start: parts.settings.start,
         };
         let agent = Arc::new(Self {
             settings: parts.settings,
@@ -209,6 +252,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             journal: Arc::new(StdMutex::new(journal)),
             lists: StdMutex::default(),
             names: watch::Sender::new(Vec::new()),
+            seen: StdMutex::default(),
             wake: Notify::new(),
         });
         Ok(agent)
@@ -237,16 +281,31 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             tracing::warn!(problem, "in the configuration");
         }
         state.networks.clear();
+        state.refused.clear();
         state.config = config;
         state.config_error = None;
         state.pools = Arc::new(pools);
+        self.name_resources(&state);
         self.publish(&mut state);
+    }
+
+    /// Leaves a list of what is ours beside the socket: the CNI plugin reads it while nobody answers.
+    fn name_resources(&self, state: &State) {
+        let granted =
+            state.ledger.iter().filter_map(|(_, slot)| slot.grant.as_ref()?.resource.clone());
+        let pools = state.pools.pools.iter().map(|pool| pool.resource.clone());
+        let resources: BTreeSet<String> = pools.chain(granted).collect();
+        let text: String = resources.iter().map(|resource| format!("{resource}\n")).collect();
+        let dir = self.settings.socket.parent().unwrap_or(std::path::Path::new("/run"));
+        if let Err(error) = crate::files::publish_text(dir, RESOURCES, &text) {
+            tracing::warn!(%error, "cannot leave the list of resources; the CNI plugin takes any device for ours");
+        }
     }
 
     /// Looks at the hardware again, if a pool gives any away.
     pub async fn rescan(&self) {
         let pools = Arc::clone(&self.state.lock().await.pools);
-        if pools.pools.iter().all(|pool| pool.config.kind == Kind::VhostUser) {
+        if !pools.pools.iter().any(|pool| pool.config.needs_hardware()) {
             return;
         }
         let host = Arc::clone(&self.host);
@@ -320,6 +379,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         } else {
             state.registered.remove(pool);
         }
+        self.note(&state);
     }
 
     /// Which of the available IDs are best given together.

@@ -12,14 +12,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vhost_rdma_agent_api::Kind;
+use vhost_rdma_agent_api::{Checkpoint, Kind};
+use vhost_rdma_proto::v1;
 
+use super::allocate::{limits, pool_as_granted};
+use super::attach::limit_differences;
 use super::{Agent, Missing, State, now};
 use crate::daemon::{Daemon, DaemonError, View, is_connected};
 use crate::grant::{
     NIC_FILE, NIC_PREFIX, cdi_file, device_info, device_info_name, host_dir, nic_name,
 };
-use crate::kubelet::{Holding, Kubelet, KubeletError};
+use crate::kubelet::{Holding, Kubelet, KubeletError, Listing, PodKey};
 use crate::ledger::{Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
@@ -31,17 +34,18 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     pub async fn reconcile(&self) {
         let started = Instant::now();
         let changes = self.state.lock().await.daemon.changes;
-        let (view, holdings) = tokio::join!(self.daemon.view(), self.kubelet.holdings());
+        let (view, listing) = tokio::join!(self.daemon.view(), self.kubelet.list());
         let gone = {
             let mut state = self.state.lock().await;
             // What was allocated while the daemon answered is not in its answer, and must not look as if it were missing.
             let view =
                 if state.daemon.changes == changes { view } else { self.daemon.view().await };
             self.see_daemon(&mut state, view);
-            match &holdings {
-                Ok(holdings) => {
+            match &listing {
+                Ok(listing) => {
                     state.kubelet_error = None;
-                    self.attribute(&mut state, holdings).await;
+                    self.attribute(&mut state, &listing.holdings).await;
+                    see_pods(&mut state, listing);
                 }
                 Err(KubeletError(error)) => {
                     state.kubelet_error = Some(error.clone());
@@ -50,12 +54,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
             self.see_sessions(&mut state).await;
             self.restore(&mut state).await;
-            let gone = match &holdings {
-                Ok(holdings) => self.gone(&mut state, holdings, started),
+            self.follow_limits(&mut state).await;
+            let gone = match &listing {
+                Ok(listing) => self.gone(&mut state, listing, started),
                 Err(_) => Vec::new(),
             };
-            if let Ok(holdings) = &holdings {
-                self.remove_strangers(&mut state, holdings).await;
+            if let Ok(listing) = &listing {
+                self.remove_strangers(&mut state, &listing.holdings).await;
             }
             self.publish(&mut state);
             gone
@@ -65,7 +70,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
-    fn see_daemon(&self, state: &mut State, view: Result<View, DaemonError>) {
+    pub(super) fn see_daemon(&self, state: &mut State, view: Result<View, DaemonError>) {
         let daemon = &mut state.daemon;
         match view {
             Ok(view) => {
@@ -78,6 +83,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                         daemon.lost.entry(id).or_insert(back_at);
                     }
                     state.networks.clear();
+                    state.refused.clear();
                 }
                 if other || back {
                     tracing::info!(instance = view.instance, "the daemon answers again");
@@ -141,11 +147,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let mut changes: BTreeMap<String, Slot> = BTreeMap::new();
         let mut durable = false;
         for holding in holdings {
-            let Some((pool, _)) =
-                pools.device(&holding.id).filter(|(pool, _)| pool.resource == holding.resource)
-            else {
+            let Some((pool, _)) = pools.device(&holding.id) else { continue };
+            let known = state.ledger.get(&holding.id).and_then(|slot| slot.grant.as_ref());
+            let granted_as = known.and_then(|grant| grant.resource.as_ref());
+            if holding.resource != *granted_as.unwrap_or(&pool.resource) {
                 continue;
-            };
+            }
             if changes.contains_key(&holding.id) {
                 continue;
             }
@@ -186,6 +193,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Grant {
             since: now(),
             kind: pool.config.kind,
+            resource: Some(pool.resource.clone()),
             network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
             mac: nic.map(|nic| nic.mac.clone()),
             addresses: nic.map(|nic| nic.addresses.clone()).unwrap_or_default(),
@@ -223,21 +231,27 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         if pool.config.kind == Kind::VhostUser {
             let Some(view) = &state.daemon.view else { return true };
             let Some(nic) = view.nics.get(&nic_name(id)) else { return false };
+            // A crash in the middle of a change: the ledger is right.
+            let mac = state.ledger.get(id).and_then(|slot| slot.grant.as_ref()?.mac.as_ref());
+            if mac.is_some_and(|mac| !mac.eq_ignore_ascii_case(&nic.mac)) {
+                return false;
+            }
             if !Path::new(&host_dir(nic)).join(NIC_FILE).exists() {
                 return false;
             }
         }
         let dirs = &self.settings.dirs;
+        let pool = &*pool_as_granted(state, pool, id);
         let info = device_info(pool, device).is_none()
             || dirs.device_info.join(device_info_name(pool, id)).exists();
-        let spec = !self.uses_cdi(state)
-            || dirs.cdi.join(cdi_file(&state.config.resource_prefix, id)).exists();
+        let spec = !self.uses_cdi(state) || dirs.cdi.join(cdi_file(pool.prefix(), id)).exists();
         info && spec
     }
 
     /// Granted IDs whose pod is gone for certain.
-    fn gone(&self, state: &mut State, holdings: &[Holding], observed: Instant) -> Vec<String> {
-        let held: BTreeSet<&str> = holdings.iter().map(|holding| holding.id.as_str()).collect();
+    fn gone(&self, state: &mut State, listing: &Listing, observed: Instant) -> Vec<String> {
+        let held: BTreeSet<&str> =
+            listing.holdings.iter().map(|holding| holding.id.as_str()).collect();
         let age = observed.elapsed().as_secs() + self.settings.settle;
         let candidates: Vec<(String, Option<Owner>)> = state
             .ledger
@@ -253,13 +267,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 (id.clone(), owner.or_else(|| recorded_owner(slot)))
             })
             .collect();
-        let checkpoint =
-            if candidates.is_empty() { BTreeMap::new() } else { self.kubelet.checkpoint() };
+        let checkpoint = if candidates.is_empty() { None } else { self.kubelet.checkpoint() };
         let pools = Arc::clone(&state.pools);
+        let complete = self.settings.own_pod.as_ref().is_some_and(|own| listing.pods.contains(own));
+        let witness = Witness { listing, checkpoint: checkpoint.as_ref(), complete };
         state.missing.retain(|id, _| candidates.iter().any(|(candidate, _)| candidate == id));
         let mut gone = Vec::new();
         for (id, owner) in candidates {
-            if self.may_live(state, &pools, &id, owner.as_ref(), &checkpoint) {
+            if may_live(state, &pools, &id, owner.as_ref(), &witness) {
                 state.missing.remove(&id);
                 continue;
             }
@@ -275,25 +290,38 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         gone
     }
 
-    /// Does any witness say that the pod may live, although the kubelet does not list it?
-    fn may_live(
-        &self,
-        state: &State,
-        pools: &Pools,
-        id: &str,
-        owner: Option<&Owner>,
-        checkpoint: &BTreeMap<(String, String), String>,
-    ) -> bool {
-        if state.daemon.connected.contains(id) {
-            return true;
+    /// Limits that were changed in the file reach the NICs that pods have.
+    async fn follow_limits(&self, state: &mut State) {
+        let pools = Arc::clone(&state.pools);
+        let ids: Vec<String> = state.ledger.iter().map(|(id, _)| id.clone()).collect();
+        for id in ids {
+            let Some((pool, _)) = pools.device(&id) else { continue };
+            let name = nic_name(&id);
+            let view = state.daemon.view.as_ref();
+            let Some(nic) = view.and_then(|view| view.nics.get(&name)) else { continue };
+            let granted = state.ledger.get(&id).is_some_and(|slot| slot.grant.is_some());
+            let patch = limits(pool);
+            if !granted || limit_differences(&patch, nic).is_empty() {
+                continue;
+            }
+            let request = v1::UpdateNicRequest {
+                name: name.clone(),
+                limits: Some(patch),
+                ..v1::UpdateNicRequest::default()
+            };
+            match self.daemon.update_nic(request).await {
+                Ok(nic) => {
+                    tracing::info!(id, "the pool's limits hold for it now");
+                    state.daemon.changes += 1;
+                    if let Some(view) = &mut state.daemon.view {
+                        view.nics.insert(name, nic);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(id, %error, "the pool's limits do not reach it; it is tried again");
+                }
+            }
         }
-        let resource = pools
-            .device(id)
-            .map(|(pool, _)| pool.resource.clone())
-            .or_else(|| state.ledger.get(id).map(|slot| state.config.resource(&slot.pool)));
-        let noted = resource.and_then(|resource| checkpoint.get(&(resource, id.to_owned())));
-        let uid = owner.and_then(|owner| owner.uid.as_ref());
-        [noted, uid].into_iter().flatten().any(|uid| self.kubelet.pod_exists(uid) == Some(true))
     }
 
     /// Takes an ID back, or tries again in a later round.
@@ -347,11 +375,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let name =
-            format!("{}-{id}-device.json", state.config.resource(&slot.pool).replace('/', "-"));
+        let granted_as = slot.grant.as_ref().and_then(|grant| grant.resource.clone());
+        let resource = granted_as.unwrap_or_else(|| state.config.resource(&slot.pool));
+        let prefix = resource.rsplit_once('/').map_or(&*resource, |(prefix, _)| prefix);
+        let name = format!("{}-{id}-device.json", resource.replace('/', "-"));
         crate::files::remove(&self.settings.dirs.device_info, &name);
-        let name = cdi_file(&state.config.resource_prefix, id);
-        crate::files::remove(&self.settings.dirs.cdi, &name);
+        crate::files::remove(&self.settings.dirs.cdi, &cdi_file(prefix, id));
         Ok(())
     }
 
@@ -389,6 +418,63 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
         state.strangers = strangers.into_keys().collect();
     }
+}
+
+/// What is known of who lives.
+struct Witness<'a> {
+    listing: &'a Listing,
+    checkpoint: Option<&'a Checkpoint>,
+    /// The kubelet has heard of all its pods: it lists the agent's own, which comes from the API server as they do.
+    complete: bool,
+}
+
+/// Which pods this run of the kubelet has listed, of those that have something of ours.
+fn see_pods(state: &mut State, listing: &Listing) {
+    let (run, seen) = &mut state.seen;
+    if *run != listing.run {
+        *run = listing.run;
+        seen.clear();
+    }
+    let owners = state.ledger.iter().filter_map(|(_, slot)| {
+        let owner = slot.grant.as_ref().and_then(|grant| grant.owner.clone());
+        owner.or_else(|| recorded_owner(slot)).map(|owner| (owner.namespace, owner.pod))
+    });
+    let owners: BTreeSet<PodKey> = owners.collect();
+    seen.retain(|pod| owners.contains(pod));
+    seen.extend(owners.into_iter().filter(|pod| listing.pods.contains(pod)));
+}
+
+/// May the pod of an ID live, although the kubelet does not list the ID?
+///
+/// The kubelet gave the ID to nobody: no. It gave it to a pod that it lists (a NIC of an init container, or one that the API server
+/// has deleted and whose containers still end): yes. Not listed at all: only a kubelet that has heard of its pods says something by
+/// that. One that has just started, perhaps with no control plane in reach, lists none or the static ones, while all run on.
+fn may_live(
+    state: &State,
+    pools: &Pools,
+    id: &str,
+    owner: Option<&Owner>,
+    witness: &Witness<'_>,
+) -> bool {
+    if state.daemon.connected.contains(id) {
+        return true;
+    }
+    if let Some(checkpoint) = witness.checkpoint {
+        let slot = state.ledger.get(id);
+        let granted_as = slot.and_then(|slot| slot.grant.as_ref()?.resource.clone());
+        let resource = granted_as
+            .or_else(|| pools.device(id).map(|(pool, _)| pool.resource.clone()))
+            .or_else(|| slot.map(|slot| state.config.resource(&slot.pool)));
+        let noted = resource.and_then(|resource| checkpoint.get(&(resource, id.to_owned())));
+        let Some(noted) = noted else { return false };
+        // Given to a pod that has not used it yet: nobody who left is meant.
+        if owner.is_none_or(|owner| owner.uid.as_ref().is_some_and(|uid| uid != noted)) {
+            return true;
+        }
+    }
+    let Some(owner) = owner else { return false };
+    let pod = (owner.namespace.clone(), owner.pod.clone());
+    witness.listing.pods.contains(&pod) || !(witness.complete || state.seen.1.contains(&pod))
 }
 
 fn recorded_owner(slot: &Slot) -> Option<Owner> {

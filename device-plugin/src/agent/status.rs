@@ -1,5 +1,7 @@
 //! What people and monitoring see.
 
+use std::sync::{Arc, PoisonError};
+
 use vhost_rdma_agent_api::{DeviceStatus, Kind, PoolStatus, Status};
 use vhost_rdma_proto::v1;
 
@@ -11,7 +13,7 @@ use crate::kubelet::Kubelet;
 use crate::ledger::Slot;
 
 /// One look at everything, for metrics.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// As the operator sees it.
     pub status: Status,
@@ -32,12 +34,22 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         status(&state)
     }
 
-    /// Everything that monitoring wants.
-    pub async fn snapshot(&self) -> Snapshot {
-        let state = self.state.lock().await;
+    /// Everything that monitoring wants, as it was at the last change. It waits for nothing: a call of the daemon may take a minute, and a
+    /// probe that waited for it would have the agent killed for that.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn note(&self, state: &State) {
+        let snapshot = Arc::new(Self::look(state));
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    fn look(state: &State) -> Snapshot {
         let nics = state.daemon.view.iter().flat_map(|view| &view.nics);
         Snapshot {
-            status: status(&state),
+            status: status(state),
             counters: state.counters,
             config_valid: state.config_error.is_none(),
             daemon_up: state.daemon.view.is_some(),

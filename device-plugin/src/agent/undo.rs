@@ -1,15 +1,18 @@
 //! A `DEL` that nobody else will ask for: the runtime forgot the sandbox, or Multus sends garbage collection to its first delegate
-//! only. The CNI plugin knows how to undo what it did; the agent calls it as a runtime would.
+//! only. The CNI plugin knows how to undo what it did; it is called as a runtime would call it. That takes the right to enter
+//! namespaces and to move devices, which the agent in a pod does not have: there a helper, a process of its own that listens
+//! nowhere, asks the agent what was forgotten and makes the calls.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use vhost_rdma_agent_api::Record;
+use vhost_rdma_agent_api::{Record, Reply, Request, SOCKET_ENV, call};
 
-use super::Agent;
+use super::{Agent, Undo};
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
 
@@ -17,12 +20,17 @@ use crate::kubelet::Kubelet;
 const PLUGIN: &str = "vhost-rdma-cni";
 /// How long the plugin may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two of the helper's questions.
+const HELP: Duration = Duration::from_millis(500);
 /// Between two looks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Has everything undone that attachments of this ID did. The state must not be locked: the plugin asks this agent.
     pub(super) async fn undo(&self, id: &str) -> Result<(), String> {
+        if self.settings.undo == Undo::ByHelper {
+            return self.await_helper(id).await;
+        }
         let records = {
             let state = self.state.lock().await;
             state.ledger.get(id).map(|slot| slot.records.clone()).unwrap_or_default()
@@ -31,13 +39,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let (container, if_name) =
                 (record.attachment.container_id.clone(), record.attachment.if_name.clone());
             tracing::info!(id, container, if_name, "undoing an attachment that its runtime forgot");
-            let call = Call {
-                plugin: plugin(&self.settings.cni_dir, &record),
-                config: configuration(&record, &self.settings.socket),
-                netns: if Path::new(&record.netns).exists() { record.netns } else { String::new() },
-                container,
-                if_name,
-            };
+            let call = Call::of(record, &self.settings.cni_dir, &self.settings.socket);
             let made = tokio::task::spawn_blocking(move || call.make());
             made.await.map_err(|error| error.to_string())??;
         }
@@ -51,6 +53,63 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
+impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// Waits until somebody with the right to enter namespaces has had an ID's attachments undone.
+    async fn await_helper(&self, id: &str) -> Result<(), String> {
+        let end = Instant::now() + PATIENCE;
+        let mut state = self.state.lock().await;
+        state.forgotten.insert(id.to_owned());
+        loop {
+            let left = state.ledger.get(id).map_or(0, |slot| slot.records.len());
+            if left == 0 || Instant::now() >= end {
+                state.forgotten.remove(id);
+                drop(state);
+                return if left == 0 {
+                    Ok(())
+                } else {
+                    Err(format!(
+                        "{left} attachment(s) of {id} wait to be undone; does `vhost-rdma-agent undo` run on this node?"
+                    ))
+                };
+            }
+            drop(state);
+            tokio::time::sleep(LOOK).await;
+            state = self.state.lock().await;
+        }
+    }
+}
+
+/// Serves as the agent's helper until it is told to end: has undone what the agent says, by the plugins in `cni_dir`.
+pub(crate) fn help(socket: &Path, cni_dir: &Path, stop: &AtomicBool) {
+    let mut silent = false;
+    while !stop.load(Ordering::Relaxed) {
+        let records = match call(socket, &Request::Forgotten, PATIENCE) {
+            Ok(Reply::Records(records)) => {
+                silent = false;
+                records
+            }
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                if !silent {
+                    tracing::warn!(%error, "the agent does not say what to undo; trying on");
+                }
+                silent = true;
+                Vec::new()
+            }
+        };
+        for record in records {
+            let (id, container) = (record.nic.id.clone(), record.attachment.container_id.clone());
+            match Call::of(record, cni_dir, socket).make() {
+                Ok(()) => tracing::info!(id, container, "undone what its runtime forgot"),
+                Err(error) => {
+                    tracing::error!(id, container, error, "cannot be undone; it is tried again")
+                }
+            }
+        }
+        std::thread::sleep(HELP);
+    }
+}
+
 /// The program that did it: the one that its configuration names, as a runtime finds it.
 fn plugin(dir: &Path, record: &Record) -> PathBuf {
     let named =
@@ -58,14 +117,13 @@ fn plugin(dir: &Path, record: &Record) -> PathBuf {
     dir.join(named.filter(|name| !name.contains('/') && *name != "..").unwrap_or(PLUGIN))
 }
 
-/// What the plugin is told: the configuration that it was called with, or the least that names this agent.
-fn configuration(record: &Record, socket: &Path) -> Value {
+/// What the plugin is told: the configuration that it was called with, or the least that will do.
+fn configuration(record: &Record) -> Value {
     record.config.clone().unwrap_or_else(|| {
         json!({
             "cniVersion": "1.0.0",
             "name": record.network,
             "type": PLUGIN,
-            "agentSocket": socket,
         })
     })
 }
@@ -76,9 +134,22 @@ struct Call {
     netns: String,
     container: String,
     if_name: String,
+    /// Where this agent listens.
+    socket: PathBuf,
 }
 
 impl Call {
+    fn of(record: Record, cni_dir: &Path, socket: &Path) -> Self {
+        Self {
+            plugin: plugin(cni_dir, &record),
+            config: configuration(&record),
+            netns: if Path::new(&record.netns).exists() { record.netns } else { String::new() },
+            container: record.attachment.container_id,
+            if_name: record.attachment.if_name,
+            socket: socket.to_owned(),
+        }
+    }
+
     fn make(self) -> Result<(), String> {
         let fault = |error: &io::Error| {
             format!(
@@ -93,6 +164,7 @@ impl Call {
             .env("CNI_IFNAME", &self.if_name)
             .env("CNI_NETNS", &self.netns)
             .env("CNI_PATH", self.plugin.parent().unwrap_or(Path::new("/opt/cni/bin")))
+            .env(SOCKET_ENV, &self.socket)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

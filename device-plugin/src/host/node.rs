@@ -28,7 +28,7 @@ impl Host for NodeHost {
         let mut verbs = Verbs::open()?;
         let mut functions = Vec::new();
         for pf in &seen.functions {
-            functions.push(verbs.function(pf, None));
+            functions.push(Function { fault: port_fault(pf), ..verbs.function(pf, None) });
             for vf in &pf.vfs {
                 let parent = Parent {
                     pci: pf.address.to_string(),

@@ -7,5 +7,5 @@ mod podresources;
 mod register;
 
 pub use plugin::Plugin;
-pub use podresources::{Holding, Kubelet, KubeletError, NodeKubelet};
+pub use podresources::{Holding, Kubelet, KubeletError, Listing, NodeKubelet, PodKey, Run};
 pub use register::{Registrar, endpoint};

@@ -1,18 +1,21 @@
 //! Who has which device: the pod-resources API, and what the kubelet keeps on its disk.
 //!
-//! The API is the authority on who *has* a device. It is silent when nothing should be concluded from silence: a kubelet that
-//! has just started lists no pods, and one of version 1.20 lists no init containers. So before anything is taken away, two more
-//! witnesses are asked: the kubelet's checkpoint (which UID has the ID) and its pod directories (does that pod still exist).
+//! The API is the authority on who *has* a device, and, since it lists pods without devices too, on which pods there are. It is silent
+//! when nothing should be concluded from silence: a kubelet that has just started lists no pods, and none lists the devices of
+//! ordinary init containers. So a second witness is asked: the kubelet's checkpoint, which it writes before `Allocate` is answered
+//! to anybody and reads when it starts. It names the pod by its UID, the one name of a pod that is never used twice. Nothing else of
+//! the kubelet's is looked at, its pods' folders least of all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use serde::Deserialize;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
+use vhost_rdma_agent_api::{CHECKPOINT, Checkpoint, checkpoint};
 
 use crate::config::KubeletPaths;
 use crate::ledger::Owner;
@@ -40,28 +43,43 @@ pub struct Holding {
     pub owner: Owner,
 }
 
+/// Namespace and name.
+pub type PodKey = (String, String);
+
+/// A run of the kubelet: its socket is made anew at each start.
+pub type Run = (u64, i64, i64);
+
+/// What the kubelet answers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listing {
+    /// Every device that a container has; ordinary init containers are not in it.
+    pub holdings: Vec<Holding>,
+    /// Every pod, with devices or without.
+    pub pods: BTreeSet<PodKey>,
+    /// Which kubelet said so.
+    pub run: Run,
+}
+
 /// What can be asked.
 pub trait Kubelet: Send + Sync + 'static {
-    /// Every device that a pod has.
-    fn holdings(&self) -> impl Future<Output = Result<Vec<Holding>, KubeletError>> + Send;
-    /// Pod UIDs by resource and ID, as the kubelet's checkpoint has them; empty if it cannot be read.
-    fn checkpoint(&self) -> BTreeMap<(String, String), String>;
-    /// Does the kubelet still keep a pod's directory? `None` if that cannot be told.
-    fn pod_exists(&self, uid: &str) -> Option<bool>;
+    /// Who has what.
+    fn list(&self) -> impl Future<Output = Result<Listing, KubeletError>> + Send;
+    /// The kubelet's checkpoint. No file: nobody has a device; `None` if it cannot be read.
+    fn checkpoint(&self) -> Option<Checkpoint>;
 }
 
 /// The kubelet of this node.
 #[derive(Debug, Clone)]
 pub struct NodeKubelet {
     client: PodResourcesListerClient<Channel>,
+    socket: PathBuf,
     checkpoint: PathBuf,
-    pods: PathBuf,
 }
 
 impl NodeKubelet {
     /// It must be called inside a runtime.
     #[must_use]
-    pub fn new(root: &Path, paths: &KubeletPaths) -> Self {
+    pub fn new(paths: &KubeletPaths) -> Self {
         let socket = paths.pod_resources.clone();
         let connector = tower::service_fn(move |_| {
             let socket = socket.clone();
@@ -71,69 +89,34 @@ impl NodeKubelet {
             Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
         Self {
             client: PodResourcesListerClient::new(channel).max_decoding_message_size(ANSWER_MAX),
-            checkpoint: paths.device_plugins.join("kubelet_internal_checkpoint"),
-            pods: root.join("pods"),
+            checkpoint: paths.device_plugins.join(CHECKPOINT),
+            socket: paths.pod_resources.clone(),
         }
     }
 }
 
-/// The parts of the checkpoint that say who has what; the format is the kubelet's own, so whatever does not fit is nothing known.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Checkpoint {
-    data: CheckpointData,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct CheckpointData {
-    #[serde(default)]
-    pod_device_entries: Option<Vec<CheckpointEntry>>,
-}
-
-#[derive(Deserialize)]
-struct CheckpointEntry {
-    #[serde(rename = "PodUID")]
-    pod_uid: String,
-    #[serde(rename = "ResourceName")]
-    resource_name: String,
-    #[serde(rename = "DeviceIDs")]
-    device_ids: DeviceIds,
-}
-
-/// A list until 1.20, then lists by NUMA node.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DeviceIds {
-    Flat(Vec<String>),
-    ByNuma(BTreeMap<String, Vec<String>>),
-}
-
-fn read_checkpoint(text: &[u8]) -> BTreeMap<(String, String), String> {
-    let Ok(checkpoint) = serde_json::from_slice::<Checkpoint>(text) else { return BTreeMap::new() };
-    let mut known = BTreeMap::new();
-    for entry in checkpoint.data.pod_device_entries.unwrap_or_default() {
-        let ids: Vec<String> = match entry.device_ids {
-            DeviceIds::Flat(ids) => ids,
-            DeviceIds::ByNuma(nodes) => nodes.into_values().flatten().collect(),
-        };
-        for id in ids {
-            known.insert((entry.resource_name.clone(), id), entry.pod_uid.clone());
-        }
+impl NodeKubelet {
+    fn run(&self) -> Result<Run, KubeletError> {
+        let socket = self.socket.metadata().map_err(|error| KubeletError(error.to_string()))?;
+        Ok((socket.ino(), socket.ctime(), socket.ctime_nsec()))
     }
-    known
 }
 
 impl Kubelet for NodeKubelet {
-    async fn holdings(&self) -> Result<Vec<Holding>, KubeletError> {
+    async fn list(&self) -> Result<Listing, KubeletError> {
+        let run = self.run()?;
         let mut client = self.client.clone();
         let answer = tokio::time::timeout(PATIENCE, client.list(ListPodResourcesRequest {}))
             .await
             .map_err(|_| KubeletError(format!("no answer in {} s", PATIENCE.as_secs())))?
             .map_err(|status| KubeletError(status.message().to_owned()))?
             .into_inner();
-        let mut holdings = Vec::new();
+        if self.run()? != run {
+            return Err(KubeletError("the kubelet was started again".to_owned()));
+        }
+        let mut listing = Listing { run, ..Listing::default() };
         for pod in answer.pod_resources {
+            listing.pods.insert((pod.namespace.clone(), pod.name.clone()));
             for container in pod.containers {
                 let owner = Owner {
                     namespace: pod.namespace.clone(),
@@ -142,7 +125,7 @@ impl Kubelet for NodeKubelet {
                     uid: None,
                 };
                 for devices in container.devices {
-                    holdings.extend(devices.device_ids.into_iter().map(|id| Holding {
+                    listing.holdings.extend(devices.device_ids.into_iter().map(|id| Holding {
                         resource: devices.resource_name.clone(),
                         id,
                         owner: owner.clone(),
@@ -150,36 +133,15 @@ impl Kubelet for NodeKubelet {
                 }
             }
         }
-        Ok(holdings)
+        Ok(listing)
     }
 
-    fn checkpoint(&self) -> BTreeMap<(String, String), String> {
-        std::fs::read(&self.checkpoint).map(|text| read_checkpoint(&text)).unwrap_or_default()
-    }
-
-    fn pod_exists(&self, uid: &str) -> Option<bool> {
-        let plain = !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        // A folder that we do not see at all says nothing about one pod.
-        (plain && self.pods.is_dir()).then(|| self.pods.join(uid).is_dir())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::read_checkpoint;
-
-    #[test]
-    fn both_forms_of_the_checkpoint_are_understood_and_junk_is_nothing() {
-        let by_numa = br#"{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"c","ResourceName":"x.y/a",
-            "DeviceIDs":{"0":["a-0"],"-1":["a-1"]},"AllocResp":""}],"RegisteredDevices":{}},"Checksum":1}"#;
-        let flat = br#"{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"c","ResourceName":"x.y/a",
-            "DeviceIDs":["a-0","a-1"],"AllocResp":""}],"RegisteredDevices":null},"Checksum":1}"#;
-        for text in [&by_numa[..], &flat[..]] {
-            let known = read_checkpoint(text);
-            assert_eq!(known.len(), 2);
-            assert_eq!(known[&("x.y/a".to_owned(), "a-1".to_owned())], "u1");
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        match std::fs::read(&self.checkpoint) {
+            Ok(text) => checkpoint(&text),
+            // It is written when the first plugin registers.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(BTreeMap::new()),
+            Err(_) => None,
         }
-        assert!(read_checkpoint(br#"{"Data":{"PodDeviceEntries":null}}"#).is_empty());
-        assert!(read_checkpoint(b"junk").is_empty());
     }
 }

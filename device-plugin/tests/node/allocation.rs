@@ -67,27 +67,6 @@ async fn what_a_pod_left_is_taken_back_and_nothing_remains() {
 }
 
 #[tokio::test]
-async fn a_pod_that_another_witness_knows_keeps_its_nic() {
-    let world = World::new().await;
-    world.allocate(&["blue-0"]).await.unwrap();
-    // The kubelet has just started and lists nobody yet; its checkpoint and its folder know better.
-    let checkpoint = serde_json::json!({"Data": {"PodDeviceEntries": [
-        {"PodUID": "u-1", "ContainerName": "c", "ResourceName": BLUE, "DeviceIDs": {"-1": ["blue-0"]}}
-    ]}});
-    std::fs::write(
-        world.kubelet.plugins().join("kubelet_internal_checkpoint"),
-        checkpoint.to_string(),
-    )
-    .unwrap();
-    std::fs::create_dir_all(world.path("kubelet/pods/u-1")).unwrap();
-    world.settle().await;
-    assert_eq!(world.nics(), ["k8s.blue-0"]);
-    std::fs::remove_dir(world.path("kubelet/pods/u-1")).unwrap();
-    world.settle().await;
-    assert!(world.nics().is_empty());
-}
-
-#[tokio::test]
 async fn a_daemon_that_loses_its_state_gets_the_same_nics_again() {
     let world = World::new().await;
     let env = world.allocate(&["blue-0"]).await.unwrap();
@@ -266,6 +245,10 @@ async fn a_pools_backing_is_that_of_its_new_nics() {
     world.settle().await;
     assert_eq!(backing(&world, "k8s.blue-0"), "soft");
     let rnic = CONFIG.replace("network='blue'", "network='blue'\nbacking='rnic:rxe0'");
+    world.hardware.0.lock().unwrap().functions.push(vhost_rdma_agent::host::Function {
+        rdma: Some("rxe0".to_owned()),
+        ..Default::default()
+    });
     world.agent().reloaded(config(&rnic)).await;
     // The pod's own NIC stays what it is, also when its container asks again.
     assert_eq!(world.allocate(&["blue-0"]).await.unwrap(), first);

@@ -202,7 +202,7 @@ async fn a_sandbox_that_its_runtime_forgot_is_undone_by_the_plugin_before_anyone
         "CNI_CONTAINERID=c1",
         "CNI_IFNAME=eth0",
         "\"name\":\"net\"",
-        "agentSocket",
+        "VHOST_RDMA_AGENT_SOCKET=",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -252,4 +252,90 @@ async fn the_socket_speaks_the_contract_and_only_root_may_open_it() {
     server.abort();
     let _ = server.await;
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_vms_nic_gets_the_mac_that_the_runtime_asks_for_before_a_vmm_saw_it() {
+    const MAC: &str = "02:00:00:00:00:07";
+    let mut world = granted("p", &["blue-0"]).await;
+    let with = |mac: &str| Attach { mac: Some(mac.to_owned()), ..attach("p", "c1") };
+    let before = world.daemon.table().nics["k8s.blue-0"].mac.clone();
+    for bad in ["", "02:00:00:00:00", "03:00:00:00:00:07", "00:00:00:00:00:00", "02:0:00:00:00:071"]
+    {
+        let reply = world.ask(Request::Attach(with(bad))).await;
+        assert_eq!(fault_kind(&reply), Some(FaultKind::BadRequest), "{bad}");
+    }
+    let given = nics(&world, with(MAC)).await;
+    assert_eq!(given[0].mac.as_deref(), Some(MAC));
+    assert_eq!(world.daemon.table().nics["k8s.blue-0"].mac, MAC);
+    let file = std::fs::read_to_string(world.path("nics/k8s.blue-0/nic.json")).unwrap();
+    assert!(file.contains(MAC) && !file.contains(&before), "{file}");
+    // It is the NIC's from now on, whoever starts again.
+    world.kill_agent().await;
+    world.daemon.table().nics.clear();
+    world.start_agent(CONFIG).await;
+    world.settle().await;
+    assert_eq!(world.daemon.table().nics["k8s.blue-0"].mac, MAC);
+    // Another's is another's, and the NIC stays what it was.
+    world.allocate(&["blue-1"]).await.unwrap();
+    world.kubelet.give("q", BLUE, "blue-1");
+    let own = world.daemon.table().nics["k8s.blue-1"].mac.clone();
+    let theirs = Attach { mac: Some(MAC.to_owned()), ..attach("q", "c2") };
+    let reply = world.ask(Request::Attach(theirs)).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::Conflict));
+    assert_eq!(world.daemon.table().nics["k8s.blue-1"].mac, own);
+    // And a guest that runs keeps its own.
+    world.daemon.set_session("k8s.blue-0", Session::DriverReady);
+    world.settle().await;
+    let reply = world.ask(Request::Attach(with("02:00:00:00:00:08"))).await;
+    assert_eq!(fault_kind(&reply), Some(FaultKind::Conflict));
+    assert_eq!(world.daemon.table().nics["k8s.blue-0"].mac, MAC);
+}
+
+/// Not left behind by a test that fails.
+struct Helper(std::process::Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+#[tokio::test]
+async fn an_agent_without_rights_has_a_helper_undo_what_was_forgotten() {
+    let mut world = World::new().await;
+    world.undo = vhost_rdma_agent::agent::Undo::ByHelper;
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    add(&world, "p", "c1").await;
+    // The plugin itself says what it was told, and that it is undone.
+    let socket = world.path("agent.sock");
+    let plugin = world.path("vhost-rdma-cni");
+    let script = "#!/usr/bin/python3\nimport os,socket,sys\n\
+        open(os.path.dirname(sys.argv[0])+'/called','w').write(os.environ['CNI_COMMAND']+os.environ['CNI_CONTAINERID'])\n\
+        s=socket.socket(socket.AF_UNIX)\ns.connect(os.environ['VHOST_RDMA_AGENT_SOCKET'])\n\
+        s.sendall(b'{\"version\":1,\"op\":\"detached\",\"container_id\":\"c1\",\"if_name\":\"eth0\"}\\n')\ns.recv(99)\n";
+    std::fs::write(&plugin, script).unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let server = tokio::spawn(CniSocket::bind(&socket).unwrap().serve(Arc::clone(world.agent())));
+    let helper = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-rdma-agent"))
+        .arg("--socket")
+        .arg(&socket)
+        .args(["undo", "--cni-dir"])
+        .arg(world.dir.path())
+        .spawn();
+    let mut helper = Helper(helper.unwrap());
+    assert_eq!(records(&world, Request::Forgotten).await, []);
+    world.kubelet.delete("p");
+    world.settle().await;
+    assert!(world.nics().is_empty());
+    assert_eq!(std::fs::read_to_string(world.path("called")).unwrap(), "DELc1");
+    let pid = rustix::process::Pid::from_child(&helper.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let ended = tokio::task::spawn_blocking(move || helper.0.wait().unwrap()).await.unwrap();
+    assert!(ended.success(), "it ends when it is told to");
+    server.abort();
 }

@@ -17,6 +17,10 @@ pub(crate) struct Table {
     /// Calls that change something until one fails; then all do.
     pub(crate) fuse: Option<u32>,
     pub(crate) calls: u32,
+    /// It answers no change until it is told to.
+    pub(crate) hangs: Option<Arc<Notify>>,
+    /// Why it makes no NIC.
+    pub(crate) refuses: Option<String>,
     /// The next look is answered with what there is now, but late.
     pub(crate) late: Option<Arc<Late>>,
 }
@@ -95,7 +99,18 @@ impl Daemon for FakeDaemon {
     }
 
     async fn add_nic(&self, request: v1::AddNicRequest) -> Result<v1::Nic, DaemonError> {
+        let hangs = self.table().hangs.take();
+        if let Some(hangs) = hangs {
+            hangs.notified().await;
+        }
         let mut table = self.change()?;
+        if let Some(why) = &table.refuses {
+            return Err(DaemonError::Refused(why.clone()));
+        }
+        let taken = |nic: &v1::Nic| nic.network == request.network && nic.mac == request.mac;
+        if !request.mac.is_empty() && table.nics.values().any(taken) {
+            return Err(DaemonError::Exists(request.mac));
+        }
         if table.nics.contains_key(&request.name) {
             return Err(DaemonError::Exists(request.name));
         }
@@ -128,6 +143,9 @@ impl Daemon for FakeDaemon {
         let nic = table.nics.get_mut(&request.name).ok_or(DaemonError::NotFound(request.name))?;
         if let Some(addresses) = request.addresses {
             nic.addresses = addresses.addresses;
+        }
+        if let (Some(patch), Some(limits)) = (request.limits, &mut nic.limits) {
+            limits.max_qps = patch.max_qps.unwrap_or(limits.max_qps);
         }
         Ok(nic.clone())
     }

@@ -101,11 +101,16 @@ impl FakeKubelet {
 
     fn boot(&mut self) {
         let (plugins, resources) = (self.plugins(), self.root.join("pod-resources"));
+        // All but its checkpoint.
+        let checkpoint = std::fs::read(plugins.join("kubelet_internal_checkpoint"));
         for dir in [&plugins, &resources] {
             let _ = std::fs::remove_dir_all(dir);
         }
         std::fs::create_dir_all(&resources).unwrap();
         std::fs::create_dir_all(&plugins).unwrap();
+        if let Ok(text) = checkpoint {
+            std::fs::write(plugins.join("kubelet_internal_checkpoint"), text).unwrap();
+        }
         let listen = |path: PathBuf| UnixListenerStream::new(UnixListener::bind(path).unwrap());
         let pods = listen(resources.join("kubelet.sock"));
         let registrations = listen(plugins.join("kubelet.sock"));
@@ -155,6 +160,24 @@ impl FakeKubelet {
         let key = ("ns".to_owned(), pod.to_owned(), "c".to_owned());
         let mut known = self.known.lock().unwrap();
         known.pods.entry(key).or_default().push((resource.to_owned(), id.to_owned()));
+    }
+
+    /// A pod is there, with no device in a container that is listed.
+    pub(crate) fn admit(&self, pod: &str) {
+        let key = ("ns".to_owned(), pod.to_owned(), "c".to_owned());
+        self.known.lock().unwrap().pods.entry(key).or_default();
+    }
+
+    /// Writes the checkpoint: UID, resource and ID.
+    pub(crate) fn note(&self, entries: &[(&str, &str, &str)]) {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(uid, resource, id)| {
+                serde_json::json!({"PodUID": uid, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": {"-1": [id]}})
+            })
+            .collect();
+        let text = serde_json::json!({"Data": {"PodDeviceEntries": entries}}).to_string();
+        std::fs::write(self.plugins().join("kubelet_internal_checkpoint"), text).unwrap();
     }
 
     pub(crate) fn delete(&self, pod: &str) {

@@ -1,12 +1,12 @@
 //! A node: temporary directories, a daemon, a kubelet, and an agent that can be killed and started again.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use vhost_rdma_agent::agent::{Agent, Parts, Settings};
+use vhost_rdma_agent::agent::{Agent, Parts, Settings, Undo};
 use vhost_rdma_agent::config::{Config, KubeletPaths};
 use vhost_rdma_agent::events::Events;
 use vhost_rdma_agent::files::Dirs;
@@ -24,11 +24,13 @@ pub(crate) const CONFIG: &str = "injection='classic'\n[[pools]]\nname='blue'\nki
     network='blue'\nlimits={max_qps=7}\ncompanion={bridge='br0'}\naddresses='ipam'\n\
     socket={owner=107,group=107}\n";
 
-struct NoHardware;
+/// None at first.
+#[derive(Default)]
+pub(crate) struct Hardware(pub(crate) Mutex<Inventory>);
 
-impl Host for NoHardware {
+impl Host for Hardware {
     fn inventory(&self) -> Result<Inventory, String> {
-        Ok(Inventory::default())
+        Ok(self.0.lock().unwrap().clone())
     }
 }
 
@@ -39,6 +41,12 @@ pub(crate) struct World {
     events: Events,
     agent: Option<TheAgent>,
     registrar: Option<JoinHandle<()>>,
+    /// For the agents that are started from now on: see [`Settings`].
+    pub(crate) start: Duration,
+    pub(crate) patience: Duration,
+    pub(crate) own_pod: Option<(String, String)>,
+    pub(crate) hardware: Arc<Hardware>,
+    pub(crate) undo: Undo,
 }
 
 pub(crate) fn config(text: &str) -> Config {
@@ -56,7 +64,19 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let daemon = FakeDaemon::new(&dir.path().join("nics"));
         let kubelet = FakeKubelet::start(&dir.path().join("kubelet"));
-        let mut world = Self { dir, daemon, kubelet, events, agent: None, registrar: None };
+        let mut world = Self {
+            dir,
+            daemon,
+            kubelet,
+            events,
+            agent: None,
+            registrar: None,
+            start: Duration::ZERO,
+            patience: Duration::ZERO,
+            own_pod: None,
+            hardware: Arc::default(),
+            undo: Undo::Here,
+        };
         world.start_agent(CONFIG).await;
         world
     }
@@ -97,13 +117,17 @@ impl World {
             reclaim: Duration::ZERO,
             reconnect: Duration::ZERO,
             auto_cdi: false,
+            undo: self.undo,
+            start: self.start,
+            patience: self.patience,
+            own_pod: self.own_pod.clone(),
         };
         let parts = Parts {
             settings,
             config: config(text),
             daemon: self.daemon.clone(),
-            kubelet: NodeKubelet::new(&root, &paths),
-            host: Arc::new(NoHardware),
+            kubelet: NodeKubelet::new(&paths),
+            host: self.hardware.clone(),
             events: self.events.clone(),
         };
         let agent = Agent::new(parts, &self.path("state")).unwrap();
@@ -170,6 +194,7 @@ pub(crate) fn attach(pod: &str, container: &str) -> Attach {
         netns: format!("/nowhere/{container}"),
         network: "net".to_owned(),
         device_id: None,
+        mac: None,
         config: None,
     }
 }
