@@ -1,13 +1,11 @@
-//! `manifests/node` in the cluster: an image after `Containerfile`, the DaemonSet, an upgrade, and the way back, as docs/KUBERNETES.md tells an
+//! `manifests/node` in the cluster: an image after `Containerfile`, the DaemonSets, an upgrade, and the way back, as docs/KUBERNETES.md tells an
 //! administrator. The daemon and the agent that the node began with are gone by then: whatever pods get, they get from containers.
 //!
 //! The files are used as they are, with the image, the pools and the CNI chain of this cluster in the places where an administrator writes them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,15 +21,17 @@ use crate::k8s::{parts, plane, restarts};
 use crate::products::static_programs;
 
 const NAMESPACE: &str = "vhost-rdma";
-const NAME: &str = "vhost-rdma-node";
-const LABEL: &str = "app.kubernetes.io/name=vhost-rdma-node";
-const ACCOUNT: &str = "--as=system:serviceaccount:vhost-rdma:vhost-rdma-node";
+const CONFIG: &str = "vhost-rdma-node";
+const LABEL: &str = "app.kubernetes.io/part-of=vhost-rdma";
+const ACCOUNT: &str = "--as=system:serviceaccount:vhost-rdma:vhost-rdma-agent";
+const DAEMON: &str = "vhost-rdma-daemon";
+const AGENT: &str = "vhost-rdma-agent";
+const CNI: &str = "vhost-rdma-cni";
 const IMAGE: &str = "localhost/vhost-rdma-node";
 /// Where the administrator has the files.
 const DIR: &str = "/lab/manifests";
 const CHAIN: &str = "/etc/cni/net.d/00-vhost-rdma.conflist";
 const PLUGIN: &str = "/opt/cni/bin/vhost-rdma-cni";
-const SOCKET: &str = "/run/vhost-rdma-agent/agent.sock";
 const WAIT: Duration = Duration::from_secs(240);
 const MINE: &str = "packed";
 const USERS: [&str; 2] = ["m-one", "m-two"];
@@ -64,7 +64,7 @@ fn copy(node: &Node, changes: &[(&str, String)]) -> Result<()> {
 }
 
 /// Writes image, pools and chain where the README says.
-fn customise(node: &Node, release: &str, count: u32) -> Result<()> {
+fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> {
     let text = fs::read_to_string(workspace().join("manifests/node/kustomization.yaml"))?;
     let mut changed = 0;
     let lines = text.lines().map(|line| {
@@ -76,11 +76,14 @@ fn customise(node: &Node, release: &str, count: u32) -> Result<()> {
     });
     let kustomization: String = lines.collect();
     ensure!(changed == 2, "kustomization.yaml has no image to set");
-    let config = json!({
+    let mut config = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "data": {"config.toml": pools(count), "cni.conflist": plane::network("1.0.0", Some(ours::CHAINED))},
+        "metadata": {"name": CONFIG, "namespace": NAMESPACE},
+        "data": {"config.toml": pools(count)},
     });
+    if chain && let Some(data) = config.get_mut("data").and_then(Value::as_object_mut) {
+        data.insert("cni.conflist".into(), plane::network("1.0.0", Some(ours::CHAINED)).into());
+    }
     copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
 }
 
@@ -116,72 +119,55 @@ fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
     image.import(bench.node, &format!("{IMAGE}:{release}"))
 }
 
-/// Waits for the DaemonSet's one pod, all of it ready, of this release; its name.
-fn ready(bench: &Bench<'_>, release: &str) -> Result<String> {
+/// Waits for the one pod of each DaemonSet, all of it ready, of this release; the pods' names.
+fn ready(bench: &Bench<'_>, sets: &[(&str, &str)]) -> Result<Vec<String>> {
     let kubectl = bench.pods.kubectl;
-    let image = format!("{IMAGE}:{release}");
-    let outcome = wait_for("the DaemonSet's pod to be ready", WAIT, || {
+    let outcome = wait_for("the DaemonSets' pods to be ready", WAIT, || {
         std::thread::sleep(Duration::from_millis(300));
-        let list = kubectl.get(&["pods", "-n", NAMESPACE, "-l", LABEL])?;
-        let Some([pod]) = list.get("items").and_then(Value::as_array).map(Vec::as_slice) else {
-            return Ok(None);
-        };
-        let containers = pod.pointer("/status/containerStatuses").and_then(Value::as_array);
-        let good = containers.is_some_and(|all| {
-            all.len() == 3
-                && all.iter().all(|c| {
+        let mut names = Vec::new();
+        for (set, release) in sets {
+            let label = format!("app.kubernetes.io/name={set}");
+            let list = kubectl.get(&["pods", "-n", NAMESPACE, "-l", &label])?;
+            let Some([pod]) = list.get("items").and_then(Value::as_array).map(Vec::as_slice) else {
+                return Ok(None);
+            };
+            let image = format!("{IMAGE}:{release}");
+            let containers = pod.pointer("/status/containerStatuses").and_then(Value::as_array);
+            let good = containers.is_some_and(|all| {
+                all.iter().all(|c| {
                     c.get("ready") == Some(&true.into())
                         && c.get("image").and_then(Value::as_str) == Some(&image)
                 })
-        });
-        let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        Ok((good && pod.pointer("/metadata/deletionTimestamp").is_none()).then(|| name.to_owned()))
+            });
+            if !good || pod.pointer("/metadata/deletionTimestamp").is_some() {
+                return Ok(None);
+            }
+            names.push(
+                pod.pointer("/metadata/name")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned(),
+            );
+        }
+        Ok(Some(names))
     });
     outcome.with_context(|| tell(bench))
+}
+
+/// All three, of one release.
+fn all_of(release: &str) -> [(&str, &str); 3] {
+    [(DAEMON, release), (AGENT, release), (CNI, release)]
 }
 
 /// What a person would look at.
 fn tell(bench: &Bench<'_>) -> String {
     let one = |args: &[&str]| bench.pods.kubectl.run(args).unwrap_or_else(|e| format!("{e:#}"));
     let mut all = one(&["get", "pods,events", "-n", NAMESPACE, "-o", "wide"]);
-    for container in ["cni-binary", "daemon", "agent", "cni-config"] {
+    for container in ["cni-binary", "daemon", "agent", "cni-config", "undo"] {
         let log = one(&["logs", "-n", NAMESPACE, "-l", LABEL, "-c", container, "--tail=15"]);
         all.push_str(&format!("{container}:\n{log}\n"));
     }
     all
-}
-
-/// Looks all the while at what a runtime would find, and does `work`: never may there be a chain that calls the plugin while nobody serves it.
-fn never_unserved<T>(node: &Node, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let (chain, socket) = (node.path(CHAIN), node.path(SOCKET));
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            let (mut seen, mut unserved, mut without) = (0_u32, 0_u32, 0_u32);
-            while !done.load(Ordering::Relaxed) {
-                if chain.exists() {
-                    seen += 1;
-                    // The order of the two looks matters: what was taken away between them was there rightly.
-                    if UnixStream::connect(&socket).is_err() && chain.exists() {
-                        unserved += 1;
-                    }
-                } else {
-                    without += 1;
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            (seen, unserved, without)
-        });
-        let result = work();
-        // What came at the very end is to be seen, too.
-        std::thread::sleep(Duration::from_millis(500));
-        done.store(true, Ordering::Relaxed);
-        let Ok((seen, unserved, without)) = watcher.join() else { bail!("the watcher failed") };
-        let value = result?;
-        ensure!(unserved == 0, "{unserved} of {seen} times there was a chain and no agent");
-        ensure!(seen > 0 && without > 0, "seen {seen} times with a chain, {without} without");
-        Ok(value)
-    })
 }
 
 /// The API server takes the files as they are, and nothing but the namespace comes of it.
@@ -198,7 +184,7 @@ pub(crate) fn checked(bench: &mut Bench<'_>) -> Result<()> {
         ensure!(told, "nothing about a {kind}:\n{said}");
     }
     let made = kubectl.run(&["get", "daemonsets,configmaps", "-n", NAMESPACE, "-o", "name"])?;
-    ensure!(!made.contains(NAME), "the dry run made {made}");
+    ensure!(!made.contains("vhost-rdma"), "the dry run made {made}");
     Ok(())
 }
 
@@ -224,17 +210,13 @@ const LEFT_BY_HAND: &str =
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, RELEASES[0])?;
     clear(bench)?;
-    customise(bench.node, RELEASES[0], 4)?;
+    customise(bench.node, RELEASES[0], 4, true)?;
     let kubectl = bench.pods.kubectl;
     let refused = refused(bench)?;
-    let pod = never_unserved(bench.node, || {
-        kubectl.run(&["apply", "-k", DIR])?;
-        let pod = ready(bench, RELEASES[0])?;
-        wait_for("the CNI configuration", WAIT, || {
-            Ok(bench.node.path(CHAIN).exists().then_some(()))
-        })?;
-        Ok(pod)
-    })?;
+    kubectl.run(&["apply", "-k", DIR])?;
+    let pods = ready(bench, &all_of(RELEASES[0]))?;
+    let agent = pods.get(1).context("an agent's pod")?;
+    wait_for("the CNI configuration", WAIT, || Ok(bench.node.path(CHAIN).exists().then_some(())))?;
     bench.offered(MINE, 4)?;
     bench.offered(FORMER, 0)?;
     plugin_is(bench, RELEASES[0])?;
@@ -245,7 +227,8 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     works(bench, &users)?;
     reloads(bench)?;
     dies(bench, &users)?;
-    rights(bench, &pod)?;
+    rights(bench, agent)?;
+    least(bench)?;
     ensure!(
         self::refused(bench)? == refused,
         "the API server refused something about events or nodes"
@@ -283,7 +266,7 @@ fn works(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
 
 /// A changed ConfigMap reaches the agent and, by it, the kubelet; an Event says so.
 fn reloads(bench: &Bench<'_>) -> Result<()> {
-    customise(bench.node, RELEASES[0], 6)?;
+    customise(bench.node, RELEASES[0], 6, true)?;
     bench.pods.kubectl.run(&["apply", "-k", DIR])?;
     bench.offered(MINE, 6)?;
     bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
@@ -301,7 +284,7 @@ fn dies(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
     let after: Vec<_> =
         users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
     ensure!(before == after, "identities changed: {before:?}, {after:?}");
-    ready(bench, RELEASES[0])?;
+    ready(bench, &all_of(RELEASES[0]))?;
     works(bench, users)
 }
 
@@ -343,43 +326,75 @@ fn refused(bench: &Bench<'_>) -> Result<Vec<String>> {
         .collect())
 }
 
-/// A new release changes nothing until the operator deletes the node's pod; then all of it is replaced, and pods keep their NICs.
+/// What each part runs with, as its kernel sees it: capabilities, seccomp, and the network namespace of the node or not.
+fn least(bench: &Bench<'_>) -> Result<()> {
+    // linux/capability.h: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, NET_ADMIN 12, SYS_ADMIN 21.
+    let parts = [
+        ("vhost-rdma serve", 1_u64 | 1 << 1 | 1 << 3, false),
+        ("vhost-rdma-agent serve", 0, false),
+        ("vhost-rdma-agent undo", 1 << 12 | 1 << 21, true),
+        ("install-cni keep", 0, true),
+    ];
+    let host = bench.node.sh("readlink /proc/self/ns/net")?;
+    for (name, capabilities, in_host) in parts {
+        let script = format!(
+            "p=$(pgrep -of '{name}'); grep -E '^(CapEff|CapBnd|Seccomp):' /proc/$p/status; readlink /proc/$p/ns/net"
+        );
+        let said = bench.node.sh(&script)?;
+        let field =
+            |key: &str| said.lines().find_map(|l| l.strip_prefix(key)).map(|v| v.trim().to_owned());
+        for key in ["CapEff:", "CapBnd:"] {
+            let has = field(key).and_then(|v| u64::from_str_radix(&v, 16).ok());
+            ensure!(has == Some(capabilities), "{name} has {key} {has:x?}, not {capabilities:x}");
+        }
+        ensure!(field("Seccomp:").as_deref() == Some("2"), "{name} is not filtered:\n{said}");
+        let hosts = said.lines().last() == Some(host.trim());
+        ensure!(hosts == in_host, "{name} in the node's network namespace: {hosts}");
+    }
+    Ok(())
+}
+
+/// A new release: agent and CNI plugin are replaced by themselves and no NIC notices; the daemon when the operator deletes its pod, and
+/// pods keep their NICs.
 pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     let users = USERS.map(|name| bench.pods.look(name, Some(MINE)));
     let [a, b] = users;
     let users = [a?, b?];
     let old = plugin_is(bench, RELEASES[0])?;
-    let before: Vec<_> =
-        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    let identities = |bench: &Bench<'_>| {
+        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<Vec<_>>>()
+    };
+    let sessions = |bench: &Bench<'_>| {
+        let number = |p| Ok(bench.pods.session(p)?.context("the session is gone")?.number);
+        users.iter().map(number).collect::<Result<Vec<u64>>>()
+    };
+    let (before, connected) = (identities(bench)?, sessions(bench)?);
     import(bench, RELEASES[1])?;
-    customise(bench.node, RELEASES[1], 6)?;
+    customise(bench.node, RELEASES[1], 6, true)?;
     let kubectl = bench.pods.kubectl;
-    kubectl.run(&["apply", "-k", DIR])?;
-    wait_for("the DaemonSet's controller to have seen it", WAIT, || {
-        let set = kubectl.get(&["daemonset", NAME, "-n", NAMESPACE])?;
-        Ok((set.pointer("/status/observedGeneration") == set.pointer("/metadata/generation"))
-            .then_some(()))
-    })?;
-    let pod = ready(bench, RELEASES[0])?;
-    let sessions: Vec<u64> = users
-        .iter()
-        .map(|p| Ok(bench.pods.session(p)?.context("the session is gone")?.number))
-        .collect::<Result<_>>()?;
     let begun = Instant::now();
-    never_unserved(bench.node, || {
-        kubectl.run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;
-        ready(bench, RELEASES[1])?;
-        wait_for("the CNI configuration", WAIT, || {
-            Ok(bench.node.path(CHAIN).exists().then_some(()))
-        })
-    })?;
-    eprintln!("    the node's pod was replaced in {:.1} s", begun.elapsed().as_secs_f64());
+    kubectl.run(&["apply", "-k", DIR])?;
+    let replaced = [(DAEMON, RELEASES[0]), (AGENT, RELEASES[1]), (CNI, RELEASES[1])];
+    let pods = ready(bench, &replaced)?;
+    eprintln!("    agent and plugin were replaced in {:.1} s", begun.elapsed().as_secs_f64());
     ensure!(plugin_is(bench, RELEASES[1])? != old, "the plugin was written over, not replaced");
-    for (pod, session) in users.iter().zip(sessions) {
+    ensure!(bench.node.path(CHAIN).exists(), "the chain went with the old release");
+    ensure!(sessions(bench)? == connected, "an upgrade of the agent cost a guest its session");
+    works(bench, &users)?;
+    // Whatever becomes of the agent, pods without a NIC start.
+    let agent = pods.get(1).context("an agent's pod")?;
+    kubectl.run(&["delete", "pod", agent, "-n", NAMESPACE, "--grace-period=0", "--force"])?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false })?;
+    kubectl.delete_pods(&["plain"])?;
+    let pods = ready(bench, &replaced)?;
+    ensure!(sessions(bench)? == connected, "an agent's end cost a guest its session");
+    let daemon = pods.first().context("a daemon's pod")?;
+    kubectl.run(&["delete", "pod", daemon, "-n", NAMESPACE, "--wait=false"])?;
+    ready(bench, &all_of(RELEASES[1]))?;
+    for (pod, session) in users.iter().zip(connected) {
         bench.pods.wait_session(pod, session + 1)?;
     }
-    let after: Vec<_> =
-        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
+    let after = identities(bench)?;
     ensure!(before == after, "identities changed: {before:?}, {after:?}");
     works(bench, &users)?;
     bench.offered(MINE, 6)?;
@@ -393,16 +408,20 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     kubectl.delete_pods(&USERS)?;
     bench.consistent(&[])?;
-    never_unserved(bench.node, || {
-        kubectl.run(&["delete", "-k", DIR, "--wait=false"])?;
-        kubectl.wait_gone(&["namespace", NAMESPACE])
+    // Without its key the chain goes, while the plugin is still there.
+    customise(bench.node, RELEASES[1], 6, false)?;
+    kubectl.run(&["apply", "-k", DIR])?;
+    wait_for("the CNI configuration to go", WAIT, || {
+        Ok((!bench.node.path(CHAIN).exists()).then_some(()))
     })?;
+    kubectl.run(&["delete", "-k", DIR, "--wait=false"])?;
+    kubectl.wait_gone(&["namespace", NAMESPACE])?;
     for program in ["vhost-rdma", "vhost-rdma-agen", "install-cni"] {
         let alive = bench.node.sh(&format!("pgrep -x {program} || true"))?;
         ensure!(alive.trim().is_empty(), "{program} lives: {alive}");
     }
     let left = kubectl.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?;
-    ensure!(!left.contains(NAME), "left in the cluster: {left}");
+    ensure!(!left.contains("vhost-rdma"), "left in the cluster: {left}");
     bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
     // The administrator's programs of this test, containerd's copies of images and what kubelet keeps of a pod's output for a while are not the
     // DaemonSet's.

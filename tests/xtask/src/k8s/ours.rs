@@ -169,8 +169,9 @@ pub(crate) fn nic(node: &Node, id: &str) -> Result<Value> {
 /// The daemon's metrics page, by the way that it offers.
 fn metrics(node: &Node) -> Result<String> {
     let Ok(mut socket) = UnixStream::connect(node.path(METRICS_SOCKET)) else {
-        let url = format!("http://{METRICS}/metrics");
-        return node.run(&["busybox", "wget", "-q", "-O", "-", &url]);
+        // In the network namespace that the daemon is in: the node's, or its pod's.
+        let get = format!("busybox wget -q -O - http://{METRICS}/metrics");
+        return node.sh(&format!("nsenter -t $(pgrep -ox vhost-rdma) -n {get}"));
     };
     socket.set_read_timeout(Some(WAIT))?;
     socket.write_all(b"GET /metrics HTTP/1.0\r\nHost: node\r\n\r\n")?;

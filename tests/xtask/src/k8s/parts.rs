@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
-use crate::exec::{run_logged, tied, tied_private_mounts};
+use crate::exec::{run_logged, tied, tied_private_mounts, workspace};
 use crate::host::Archive;
 use crate::roots::{Recipe, mmdebstrap, owned};
 
@@ -185,10 +185,22 @@ pub(crate) fn node_root(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// The root of the node parts' image: what `debian:bookworm-slim` has and `install-cni` needs.
+/// The packages that `Containerfile` installs in the image, as it says.
+fn image_packages() -> Result<Vec<String>> {
+    let text = fs::read_to_string(workspace().join("manifests/node/Containerfile"))?;
+    let (_, last) = text.rsplit_once("\nFROM ").context("Containerfile has one stage")?;
+    let joined = last.replace("\\\n", " ");
+    let (_, rest) = joined.split_once("--no-install-recommends").context("it installs nothing")?;
+    let (names, _) = rest.split_once("&&").context("the list has no end")?;
+    Ok(names.split_whitespace().map(ToOwned::to_owned).collect())
+}
+
+/// The root of the node parts' image: what `debian:bookworm-slim` has, and what `Containerfile` adds to it.
 pub(crate) fn image_root(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
-    let packages = ["bash", "coreutils", "dash", "diffutils", "libc6", "libgcc-s1"];
+    let added = image_packages()?;
+    let base = ["bash", "coreutils", "dash", "libc6", "libgcc-s1"];
+    let packages: Vec<&str> = base.into_iter().chain(added.iter().map(String::as_str)).collect();
     let inputs = format!("1\n{}", archive.resolve(&packages)?.join("\n"));
     let name = "k8s-image";
     if !cache.has(name, &inputs) && archive.renew(cache)? {
