@@ -2,9 +2,15 @@
 /*
  * User contexts: what a process maps, and how it kicks.
  *
- * A process sees the status page (read-only), doorbell pages of its own, and, where every queue has a notify page of its own, that of its kick queue; else it
- * kicks by an ioctl method. All mappings are tracked by the verbs core, so that the device can go away under a process; none survives
- * fork(), because two processes must not produce into one ring.
+ * A process sees the status page (read-only), doorbell pages of its own, and, where every queue
+ * has a notify page of its own, that of its kick queue; else it kicks by an ioctl method. None
+ * survives fork(), because two processes must not produce into one ring.
+ *
+ * All are mapped by page frame number and not by vm_insert_page(), also the pages that are RAM:
+ * the verbs core tracks mappings only if rdma_user_mmap_io() made them, and only those does it
+ * replace by zeroes when the device goes away under a process. A process that stored to a
+ * doorbell page of a dead context would harm nobody, since the page lives as long as its entry,
+ * but one that polled ALIVE in the status page must see it change.
  */
 #define UVERBS_MODULE_NAME virtio_rdma
 #include <rdma/uverbs_named_ioctl.h>
@@ -16,9 +22,12 @@ static inline struct vrdma_mmap *to_vmmap(struct rdma_user_mmap_entry *entry)
 	return container_of(entry, struct vrdma_mmap, entry);
 }
 
-/* The page may be NULL (notify). The entry holds a reference of its own to it: a mapping can outlive the context. */
-struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind, struct page *page,
-				     unsigned long pfn)
+/*
+ * The page may be NULL (notify). The entry holds a reference of its own to it: a mapping can
+ * outlive the context.
+ */
+struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind,
+				     struct page *page, unsigned long pfn)
 {
 	struct vrdma_mmap *m = kzalloc(sizeof(*m), GFP_KERNEL);
 	int ret;
@@ -76,7 +85,10 @@ out:
 	return ret;
 }
 
-/* The core takes the mappings away itself; that the operation exists allows the removal of a device in use. */
+/*
+ * The core takes the mappings away itself; that the operation exists allows the removal of a device
+ * in use.
+ */
 void vrdma_disassociate_ucontext(struct ib_ucontext *ibuc)
 {
 }
@@ -97,12 +109,13 @@ static void vrdma_remove_mmaps(struct vrdma_ucontext *uc)
 static int vrdma_context_create(struct vrdma *vr, struct vrdma_ucontext *uc, struct vrdma_mem *mem)
 {
 	struct virtio_rdma_context_create_req req = {
-		.db_page = cpu_to_le64(page_to_phys(mem->page)),
+		.db_page = cpu_to_le64(mem->dma[0]),
 	};
 	struct virtio_rdma_context_create_resp resp;
 	int ret;
 
-	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_CREATE, 0, &req, sizeof(req), &resp, sizeof(resp));
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_CREATE, 0, &req, sizeof(req), &resp,
+			sizeof(resp));
 	if (ret) {
 		vrdma_mem_put(vr, mem, !vrdma_is_lost(vr));
 		return ret;
@@ -111,7 +124,7 @@ static int vrdma_context_create(struct vrdma *vr, struct vrdma_ucontext *uc, str
 	uc->ctx.kick_queue = le32_to_cpu(resp.kick_queue);
 	ret = vrdma_ctx_append_page(&uc->ctx, mem, NULL);
 	if (ret || uc->ctx.kick_queue >= vr->num_vqs) {
-		vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_DESTROY, uc->ctx.id, NULL, 0, NULL, 0);
+		vrdma_cmd_destroy_context(vr, uc->ctx.id);
 		if (ret)
 			vrdma_mem_put(vr, mem, !vrdma_is_lost(vr));
 		return ret ? ret : -EIO;
@@ -142,8 +155,12 @@ static int vrdma_context_mmaps(struct vrdma *vr, struct vrdma_ucontext *uc)
 	return 0;
 }
 
-/* What the provider is told, once when the context is made and once more by each process that imports it. */
-static void vrdma_context_resp(struct vrdma *vr, struct vrdma_ucontext *uc, struct virtio_rdma_ucontext_resp *resp)
+/*
+ * What the provider is told, once when the context is made and once more by each process that
+ * imports it.
+ */
+static void vrdma_context_resp(struct vrdma *vr, struct vrdma_ucontext *uc,
+			       struct virtio_rdma_ucontext_resp *resp)
 {
 	if (uc->notify) {
 		resp->notify_mmap = rdma_user_mmap_get_offset(&uc->notify->entry);
@@ -165,13 +182,11 @@ static void vrdma_context_resp(struct vrdma *vr, struct vrdma_ucontext *uc, stru
 
 static void vrdma_context_destroy(struct vrdma *vr, struct vrdma_ucontext *uc)
 {
-	int ret;
+	bool done;
 
 	vrdma_remove_mmaps(uc);
-	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CONTEXT_DESTROY, uc->ctx.id, NULL, 0, NULL, 0);
-	if (ret && !vrdma_is_lost(vr))
-		dev_err(&vr->vdev->dev, "context %u was not destroyed: %d\n", uc->ctx.id, ret);
-	vrdma_ctx_drop_pages(&uc->ctx, !ret);
+	done = vrdma_cmd_destroy_context(vr, uc->ctx.id);
+	vrdma_ctx_drop_pages(&uc->ctx, done);
 }
 
 int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
@@ -182,8 +197,12 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 	struct vrdma_mem *mem;
 	int ret;
 
+	/* All of struct virtio_rdma_ucontext_req is reserved. */
+	ret = ib_is_udata_in_empty(udata);
+	if (ret)
+		return ret;
 	vrdma_ctx_init(vr, &uc->ctx);
-	mem = vrdma_mem_page();
+	mem = vrdma_mem_page(vr);
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
 	ret = vrdma_context_create(vr, uc, mem);
@@ -193,7 +212,7 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 	if (ret)
 		goto err_context;
 	vrdma_context_resp(vr, uc, &resp);
-	ret = vrdma_udata_out(udata, &resp, sizeof(resp));
+	ret = ib_respond_udata(udata, resp);
 	if (ret)
 		goto err_context;
 	if (atomic_inc_return(&vr->user_contexts) == 1 && vr->attr.keepalive_ms)
@@ -224,12 +243,13 @@ int vrdma_query_ucontext(struct ib_ucontext *ibuc, struct uverbs_attr_bundle *at
 	struct virtio_rdma_ucontext_resp resp = {};
 
 	vrdma_context_resp(to_vr(ibuc->device), to_vuc(ibuc), &resp);
-	return uverbs_copy_to_struct_or_zero(attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp, sizeof(resp));
+	return uverbs_copy_to_struct_or_zero(attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp,
+					     sizeof(resp));
 }
 
+#define VRDMA_RESP	UVERBS_ATTR_STRUCT(struct virtio_rdma_ucontext_resp, reserved)
 ADD_UVERBS_ATTRIBUTES_SIMPLE(vrdma_query_context, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT,
-			     UVERBS_ATTR_PTR_OUT(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP,
-						 UVERBS_ATTR_STRUCT(struct virtio_rdma_ucontext_resp, reserved),
+			     UVERBS_ATTR_PTR_OUT(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, VRDMA_RESP,
 						 UA_MANDATORY));
 
 /* ---- The kick method (virtio_rdma_uapi.h) ---- */

@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Completion queues: their life. What happens in the rings is in poll.c (kernel) and in the provider (processes).
+ * Completion queues: their life. What happens in the rings is in poll.c (kernel) and in the
+ * provider (processes).
  */
 #include <linux/log2.h>
 #include <linux/slab.h>
 #include <rdma/ib_user_ioctl_verbs.h>
 #include "virtio_rdma.h"
 
-static int vrdma_cq_memory(struct ib_cq *ibcq, struct ib_udata *udata, u32 asked, u32 *entries, struct vrdma_mem **mem)
+static int vrdma_cq_memory(struct ib_cq *ibcq, struct ib_udata *udata, u32 asked, u32 *entries,
+			   struct vrdma_mem **mem)
 {
 	struct virtio_rdma_cq_req req;
 	int ret;
 
 	if (!udata) {
 		*entries = roundup_pow_of_two(asked);
-		*mem = vrdma_mem_ring(vrdma_ring_bytes(*entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, true));
+		*mem = vrdma_mem_kernel(to_vr(ibcq->device),
+					vrdma_ring_bytes(*entries, VIRTIO_RDMA_CQE_LOG2_STRIDE,
+							 true));
 		return PTR_ERR_OR_ZERO(*mem);
 	}
-	ret = vrdma_udata_in(udata, &req, sizeof(req));
+	ret = ib_copy_validate_udata_in(udata, req, entries);
 	if (ret)
 		return ret;
 	if (!is_power_of_2(req.entries) || req.entries < asked)
 		return -EINVAL;
 	*entries = req.entries;
 	*mem = vrdma_mem_user_ring(ibcq->device, req.buf, req.buf_len,
-				   vrdma_ring_bytes(req.entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, true));
+				   vrdma_ring_bytes(req.entries, VIRTIO_RDMA_CQE_LOG2_STRIDE,
+						    true));
 	return PTR_ERR_OR_ZERO(*mem);
 }
 
@@ -38,11 +43,11 @@ static int vrdma_cq_cmd_create(struct vrdma *vr, struct vrdma_cq *cq, u32 vector
 	struct vrdma_page_list list;
 	int ret;
 
-	ret = vrdma_page_list_build(&list, cq->mem,
-				    vrdma_ring_bytes(cq->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, true));
+	ret = vrdma_page_list_build(vr, &list, cq->mem);
 	if (!ret) {
 		req.ring = list.desc;
-		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CQ_CREATE, cq->ctx->id, &req, sizeof(req), &resp, sizeof(resp));
+		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CQ_CREATE, cq->ctx->id, &req, sizeof(req),
+				&resp, sizeof(resp));
 	}
 	vrdma_page_list_free(vr, &list);
 	if (!ret)
@@ -50,7 +55,8 @@ static int vrdma_cq_cmd_create(struct vrdma *vr, struct vrdma_cq *cq, u32 vector
 	return ret;
 }
 
-int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, VRDMA_CREATE_CQ_ARG)
+int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
+		    VRDMA_CREATE_CQ_ARG)
 {
 	struct ib_udata *udata = VRDMA_CQ_UDATA;
 	struct vrdma *vr = to_vr(ibcq->device);
@@ -61,7 +67,8 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, VRDM
 
 	if (attr->flags & ~IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION)
 		return -EOPNOTSUPP;
-	if (!attr->cqe || attr->cqe > vrdma_attr32(vr->attr.max_cqe) || attr->comp_vector >= vr->num_comp)
+	if (!attr->cqe || attr->cqe > vrdma_attr32(vr->attr.max_cqe) ||
+	    attr->comp_vector >= vr->num_comp)
 		return -EINVAL;
 	cq->ctx = vrdma_ctx_of(vr, udata);
 	spin_lock_init(&cq->lock);
@@ -83,11 +90,12 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, VRDM
 	}
 	ibcq->cqe = cq->entries;
 	uresp.cqn = cq->cqn;
-	ret = vrdma_udata_out(udata, &uresp, sizeof(uresp));
+	if (udata)
+		ret = ib_respond_udata(udata, uresp);
 	if (!ret)
 		ret = xa_insert_irq(&vr->cqs, cq->cqn, cq, GFP_KERNEL);
 	if (ret) {
-		vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->ctx->id, cq->cqn, &done);
+		done = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->ctx->id, cq->cqn);
 		vrdma_mem_put(vr, cq->mem, done);
 	}
 	return ret;
@@ -98,13 +106,11 @@ int vrdma_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 	struct vrdma *vr = to_vr(ibcq->device);
 	struct vrdma_cq *cq = to_vcq(ibcq);
 	bool done;
-	int ret;
 
-	ret = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->ctx->id, cq->cqn, &done);
-	if (ret)
-		return ret;
+	/* First: once the device has freed the number, it may be another CQ's. */
 	xa_erase_irq(&vr->cqs, cq->cqn);
 	vrdma_ref_wait(&cq->ref);
+	done = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->ctx->id, cq->cqn);
 	vrdma_mem_put(vr, cq->mem, done);
 	return 0;
 }
@@ -125,13 +131,14 @@ int vrdma_resize_cq(struct ib_cq *ibcq, VRDMA_RESIZE_CQE cqe, struct ib_udata *u
 	ret = vrdma_cq_memory(ibcq, udata, cqe, &entries, &mem);
 	if (ret)
 		return ret;
-	ret = vrdma_page_list_build(&list, mem, vrdma_ring_bytes(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, true));
+	ret = vrdma_page_list_build(vr, &list, mem);
 	if (!ret) {
 		req.cqn = cpu_to_le32(cq->cqn);
 		req.entries = cpu_to_le32(entries);
 		req.requested = cpu_to_le32(cqe);
 		req.ring = list.desc;
-		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CQ_RESIZE, cq->ctx->id, &req, sizeof(req), NULL, 0);
+		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_CQ_RESIZE, cq->ctx->id, &req, sizeof(req),
+				NULL, 0);
 	}
 	vrdma_page_list_free(vr, &list);
 	if (ret) {
@@ -142,7 +149,7 @@ int vrdma_resize_cq(struct ib_cq *ibcq, VRDMA_RESIZE_CQE cqe, struct ib_udata *u
 	cq->entries = entries;
 	ibcq->cqe = entries;
 	vrdma_mem_put(vr, mem, true);
-	return 0;
+	return ib_respond_empty_udata(udata);
 }
 
 int vrdma_modify_cq(struct ib_cq *ibcq, u16 count, u16 period)
@@ -154,5 +161,6 @@ int vrdma_modify_cq(struct ib_cq *ibcq, u16 count, u16 period)
 		.period_us = cpu_to_le16(period),
 	};
 
-	return vrdma_cmd(to_vr(ibcq->device), VIRTIO_RDMA_CMD_CQ_MODERATE, cq->ctx->id, &req, sizeof(req), NULL, 0);
+	return vrdma_cmd(to_vr(ibcq->device), VIRTIO_RDMA_CMD_CQ_MODERATE, cq->ctx->id, &req,
+			 sizeof(req), NULL, 0);
 }

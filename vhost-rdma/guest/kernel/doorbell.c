@@ -2,8 +2,9 @@
 /*
  * Doorbell pages, the doorbell protocol of the kernel's own queues, and notifications.
  *
- * The device takes slots out of the pages of a context by itself. The driver counts how many are in use, so that it adds a page when there are
- * too few, and so that nobody can make it add pages by requests that fail for another reason.
+ * The device takes slots out of the pages of a context by itself. The driver counts how many are in
+ * use, so that it adds a page when there are too few, and so that nobody can make it add pages by
+ * requests that fail for another reason.
  */
 #include <linux/pci.h>
 #include <linux/slab.h>
@@ -22,7 +23,8 @@ void vrdma_ctx_init(struct vrdma *vr, struct vrdma_ctx *ctx)
 	ctx->slots_used = 0;
 }
 
-int vrdma_ctx_append_page(struct vrdma_ctx *ctx, struct vrdma_mem *mem, struct vrdma_mmap *mmap)
+int vrdma_ctx_append_page(struct vrdma_ctx *ctx, struct vrdma_mem *mem,
+			  struct vrdma_mmap *mmap)
 {
 	struct vrdma_db_page *pages;
 
@@ -56,7 +58,7 @@ static int vrdma_ctx_add_page(struct vrdma_ctx *ctx, struct ib_ucontext *ibuc)
 	struct vrdma_mem *mem;
 	int ret;
 
-	mem = vrdma_mem_page();
+	mem = vrdma_mem_page(vr);
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
 	if (ibuc) {
@@ -66,7 +68,10 @@ static int vrdma_ctx_add_page(struct vrdma_ctx *ctx, struct ib_ucontext *ibuc)
 			return PTR_ERR(mmap);
 		}
 	}
-	/* Room first: once the device knows the page there is no way to take it back but with the context. */
+	/*
+	 * Room first: once the device knows the page there is no way to take it back but with the
+	 * context.
+	 */
 	ret = vrdma_ctx_append_page(ctx, mem, mmap);
 	if (ret) {
 		if (mmap)
@@ -74,8 +79,9 @@ static int vrdma_ctx_add_page(struct vrdma_ctx *ctx, struct ib_ucontext *ibuc)
 		vrdma_mem_put(vr, mem, true);
 		return ret;
 	}
-	req.db_page = cpu_to_le64(page_to_phys(mem->page));
-	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_DB_PAGE_ADD, ctx->id, &req, sizeof(req), &resp, sizeof(resp));
+	req.db_page = cpu_to_le64(mem->dma[0]);
+	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_DB_PAGE_ADD, ctx->id, &req, sizeof(req), &resp,
+			sizeof(resp));
 	if (!ret && le32_to_cpu(resp.page) == ctx->npages - 1)
 		return 0;
 	if (!ret) {
@@ -114,23 +120,29 @@ static void *vrdma_db_page(struct vrdma_ctx *ctx, u32 db)
 	u32 page = db >> VIRTIO_RDMA_DB_PAGE_SHIFT;
 	u32 slot = db & GENMASK(VIRTIO_RDMA_DB_PAGE_SHIFT - 1, 0);
 
-	if (db == VIRTIO_RDMA_DB_NONE || page >= READ_ONCE(ctx->npages) || slot >= VIRTIO_RDMA_DB_SLOTS)
+	if (db == VIRTIO_RDMA_DB_NONE || slot >= VIRTIO_RDMA_DB_SLOTS)
+		return NULL;
+	if (page >= READ_ONCE(ctx->npages))
 		return NULL;
 	return page_address(ctx->pages[page].mem->page);
 }
 
 u64 vrdma_db_mmap_offset(struct vrdma_ctx *ctx, u32 db)
 {
+	u32 page = db >> VIRTIO_RDMA_DB_PAGE_SHIFT;
 	u64 offset = 0;
 
 	mutex_lock(&ctx->lock);
 	if (vrdma_db_page(ctx, db))
-		offset = rdma_user_mmap_get_offset(&ctx->pages[db >> VIRTIO_RDMA_DB_PAGE_SHIFT].mmap->entry);
+		offset = rdma_user_mmap_get_offset(&ctx->pages[page].mmap->entry);
 	mutex_unlock(&ctx->lock);
 	return offset;
 }
 
-/* The word of the producer index; NULL for a number that is none. The words stay where they are while the context lives. */
+/*
+ * The word of the producer index; NULL for a number that is none. The words stay where they are
+ * while the context lives.
+ */
 __le32 *vrdma_db_index(struct vrdma_ctx *ctx, u32 db)
 {
 	__le32 *index = NULL;
@@ -145,8 +157,9 @@ __le32 *vrdma_db_index(struct vrdma_ctx *ctx, u32 db)
 }
 
 /*
- * Section 6.4, steps 2 to 5. mb(), not smp_mb(): the other side is a thread of the host, also when this kernel runs on one CPU and the
- * SMP barriers are compiled away. `index` lies in the page: page and group are found from its address.
+ * Section 6.4, steps 2 to 5. mb(), not smp_mb(): the other side is a thread of the host, also
+ * when this kernel runs on one CPU and the SMP barriers are compiled away. `index` lies in the
+ * page: page and group are found from its address.
  */
 void vrdma_doorbell(struct vrdma *vr, u32 queue, __le32 *index, u32 producer)
 {
@@ -155,8 +168,11 @@ void vrdma_doorbell(struct vrdma *vr, u32 queue, __le32 *index, u32 producer)
 	u8 *summary = base + VIRTIO_RDMA_DB_SUMMARY + slot / VIRTIO_RDMA_DB_GROUP_SLOTS;
 	__le32 *need_kick = vrdma_status(vr) + VIRTIO_RDMA_STATUS_NEED_KICK;
 
+	/* The requests first, */
 	virt_store_release(index, cpu_to_le32(producer));
+	/* then the index, */
 	virt_store_release(summary, 1);
+	/* The device must see the summary byte, or we its wish to be kicked. */
 	mb();
 	if (READ_ONCE(*need_kick))
 		vrdma_kick(vr, queue);
@@ -171,8 +187,9 @@ void vrdma_kick(struct vrdma *vr, u32 queue)
 /* ---- The notify page ---- */
 
 /*
- * queue_notify_off can not be read without the transport. It is the queue's index in the monitors that we know; that it is so here is checked where the
- * address of the kernel's own mapping can be had. Elsewhere processes kick by the ioctl: a page that kicks nothing would be a lost wake-up.
+ * queue_notify_off can not be read without the transport. It is the queue's index in the monitors
+ * that we know; that it is so here is checked where the address of the kernel's own mapping can be
+ * had. Elsewhere processes kick by the ioctl: a page that kicks nothing would be a lost wake-up.
  */
 static bool vrdma_notify_is_at(struct virtqueue *vq, u64 phys)
 {
@@ -184,9 +201,11 @@ static bool vrdma_notify_is_at(struct virtqueue *vq, u64 phys)
 }
 
 /*
- * Where a user store notifies a queue: the notification structure of virtio-pci (virtio 1.2, section 4.1.4.4). A page can be given to a process only
- * if it notifies one queue, that is if the multiplier is a page at least. The capability is read by ourselves, because the transport keeps the address to itself;
- * what it does show (the mapped address in vq->priv) is not portable.
+ * Where a user store notifies a queue: the notification structure of virtio-pci (virtio 1.2,
+ * section 4.1.4.4). A page can be given to a process only if it notifies one queue, that is if
+ * the multiplier is a page at least. The capability is read by ourselves, because the transport
+ * keeps the address to itself; what it does show (the mapped address in vq->priv) is not
+ * portable.
  */
 void vrdma_find_notify(struct vrdma *vr)
 {
@@ -211,7 +230,8 @@ void vrdma_find_notify(struct vrdma *vr)
 	pci_read_config_byte(pdev, pos + offsetof(struct virtio_pci_cap, bar), &bar);
 	pci_read_config_dword(pdev, pos + offsetof(struct virtio_pci_cap, offset), &offset);
 	pci_read_config_dword(pdev, pos + offsetof(struct virtio_pci_cap, length), &length);
-	pci_read_config_dword(pdev, pos + offsetof(struct virtio_pci_notify_cap, notify_off_multiplier),
+	pci_read_config_dword(pdev,
+			      pos + offsetof(struct virtio_pci_notify_cap, notify_off_multiplier),
 			      &multiplier);
 	if (bar >= PCI_STD_NUM_BARS || multiplier < PAGE_SIZE || multiplier % PAGE_SIZE)
 		return;
@@ -225,7 +245,8 @@ void vrdma_find_notify(struct vrdma *vr)
 		if (!vrdma_notify_is_at(vr->vqs[i], base + (u64)i * multiplier))
 			return;
 	if (!vr->notify_phys)
-		vr->notify_phys = devm_kcalloc(&vr->vdev->dev, vr->num_vqs, sizeof(*vr->notify_phys), GFP_KERNEL);
+		vr->notify_phys = devm_kcalloc(&vr->vdev->dev, vr->num_vqs,
+					       sizeof(*vr->notify_phys), GFP_KERNEL);
 	for (i = 0; vr->notify_phys && i < vr->num_vqs; i++)
 		vr->notify_phys[i] = base + (u64)i * multiplier;
 }

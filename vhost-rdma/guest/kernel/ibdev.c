@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The RDMA device as the verbs core sees it. Only operations that work are registered: the capabilities of the device choose the tables.
+ * The RDMA device as the verbs core sees it. Only operations that work are registered: the
+ * capabilities of the device choose the tables.
  *
- * Its parent in sysfs is the parent of the network interface, where programs look for the interface that belongs to it.
+ * Its parent in sysfs is the parent of the network interface, where programs look for the interface
+ * that belongs to it.
  */
 #include <linux/netdevice.h>
 #include "virtio_rdma.h"
 
 static const struct ib_device_ops vrdma_ops = {
 	.owner = THIS_MODULE,
-	/* Not one of the enum's: see virtio_rdma_uapi.h. */
-	.driver_id = (enum rdma_driver_id)VIRTIO_RDMA_DRIVER_ID,
+	.driver_id = VRDMA_DRIVER_ID,
+	VRDMA_ROBUST_UDATA
 	.uverbs_abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION,
 
 	.add_gid = vrdma_add_gid,
@@ -47,6 +49,7 @@ static const struct ib_device_ops vrdma_ops = {
 	.query_qp = vrdma_query_qp,
 	.query_ucontext = vrdma_query_ucontext,
 	.reg_user_mr = vrdma_reg_user_mr,
+	.reg_user_mr_dmabuf = vrdma_reg_user_mr_dmabuf,
 	.req_notify_cq = vrdma_req_notify_cq,
 
 	INIT_RDMA_OBJ_SIZE(ib_ah, vrdma_ah, ibah),
@@ -150,8 +153,8 @@ int vrdma_ib_register(struct vrdma *vr, struct net_device *netdev)
 		ib_dealloc_device(ib);
 		return ret;
 	}
-	WRITE_ONCE(vr->ib, ibdev);
-	smp_store_release(&vr->registered, true);
+	vr->ib = ibdev;
+	rcu_assign_pointer(vr->live, ibdev);
 	dev_info(&vr->vdev->dev, "%s is paired with %s\n", dev_name(&ib->dev), netdev_name(netdev));
 	return 0;
 }
@@ -160,9 +163,9 @@ int vrdma_ib_register(struct vrdma *vr, struct net_device *netdev)
 void vrdma_ib_unregister(struct vrdma *vr)
 {
 	lockdep_assert_held(&vr->ib_lock);
-	if (!vr->registered)
+	if (!rcu_access_pointer(vr->live))
 		return;
-	WRITE_ONCE(vr->registered, false);
+	RCU_INIT_POINTER(vr->live, NULL);
 	/* Event handlers that saw it registered. */
 	synchronize_rcu();
 	ib_unregister_device(&vr->ib->ib);
@@ -175,7 +178,24 @@ void vrdma_ib_dealloc(struct vrdma *vr)
 	lockdep_assert_held(&vr->ib_lock);
 	if (!ibdev)
 		return;
-	WRITE_ONCE(vr->ib, NULL);
-	synchronize_rcu();
+	vr->ib = NULL;
 	ib_dealloc_device(&ibdev->ib);
+}
+
+/*
+ * An event of the port or the device, from any context. The RDMA device comes and goes under us:
+ * vrdma_ib_unregister() waits for a grace period, and the core copies the event.
+ */
+void vrdma_ib_event(struct vrdma *vr, enum ib_event_type type)
+{
+	struct ib_event ev = { .event = type, .element.port_num = 1 };
+	struct vrdma_ibdev *ibdev;
+
+	rcu_read_lock();
+	ibdev = rcu_dereference(vr->live);
+	if (ibdev) {
+		ev.device = &ibdev->ib;
+		ib_dispatch_event(&ev);
+	}
+	rcu_read_unlock();
 }

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The virtio RDMA driver: the virtio device from probe to remove, with as many sleeps in between as the machine takes.
+ * The virtio RDMA driver: the virtio device from probe to remove, with as many sleeps in between
+ * as the machine takes.
  *
- * A sleep is an end and a new beginning: the state of verbs objects lives in the device and does not survive a reset, so that freeze does what
- * remove does and restore what probe does, and only `struct vrdma` stays. Programs lose the device as they do when it is unplugged.
+ * A sleep is an end and a new beginning: the state of verbs objects lives in the device and does
+ * not survive a reset, so that freeze does what remove does and restore what probe does, and only
+ * `struct vrdma` stays. Programs lose the device as they do when it is unplugged.
  *
- * The order at the end is the one that keeps memory safe (docs/virtio-rdma.md, section 5.3): the RDMA device goes first and with it every object, then
- * SHUTDOWN, then the virtio reset, and only then is memory freed that the device may still have known.
+ * The order at the end is the one that keeps memory safe (docs/virtio-rdma.md, section 5.3): the
+ * RDMA device goes first and with it every object, then SHUTDOWN, then the virtio reset, and only
+ * then is memory freed that the device may still have known.
  *
- * Configuration space is read here, once, and never again: under some monitors a later read is fatal to the machine (section 4).
+ * Configuration space is read here, once, and never again: under some monitors a later read is
+ * fatal to the machine (section 4).
  */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -29,24 +33,23 @@ static void vrdma_lost_work(struct work_struct *work)
 	vrdma_wake_all_cqs(vr);
 }
 
+static void vrdma_set_alive(struct vrdma *vr, u32 value)
+{
+	__le32 *alive = vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE;
+
+	/* Whoever sees it finds what was done before. */
+	virt_store_release(alive, cpu_to_le32(value));
+}
+
 /* From any context, any number of times. */
 void vrdma_lost(struct vrdma *vr, const char *why)
 {
-	struct ib_event ev = { .event = IB_EVENT_DEVICE_FATAL, .element.port_num = 1 };
-	struct vrdma_ibdev *ibdev;
-
 	if (xchg(&vr->lost, true))
 		return;
 	dev_err(&vr->vdev->dev, "the device is lost: %s\n", why);
-	virt_store_release((__le32 *)(vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE), cpu_to_le32(0));
+	vrdma_set_alive(vr, 0);
 	vrdma_cmdq_fail_all(vr);
-	rcu_read_lock();
-	ibdev = READ_ONCE(vr->ib);
-	if (ibdev && smp_load_acquire(&vr->registered)) {
-		ev.device = &ibdev->ib;
-		ib_dispatch_event(&ev);
-	}
-	rcu_read_unlock();
+	vrdma_ib_event(vr, IB_EVENT_DEVICE_FATAL);
 	schedule_work(&vr->lost_work);
 }
 
@@ -63,7 +66,8 @@ static void vrdma_keepalive(struct work_struct *work)
 		vrdma_lost(vr, "a keepalive failed");
 		return;
 	}
-	queue_delayed_work(system_long_wq, &vr->keepalive, msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+	queue_delayed_work(system_long_wq, &vr->keepalive,
+			   msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
 }
 
 /* ---- Start ---- */
@@ -78,7 +82,8 @@ static int vrdma_read_config(struct vrdma *vr)
 	for (i = 0; i < sizeof(cfg) / sizeof(*word); i++)
 		vr->vdev->config->get(vr->vdev, i * sizeof(*word), &word[i], sizeof(*word));
 	if (le32_to_cpu(cfg.magic) != VIRTIO_RDMA_MAGIC) {
-		dev_info(&vr->vdev->dev, "not an RDMA device (magic 0x%08x)\n", le32_to_cpu(cfg.magic));
+		dev_info(&vr->vdev->dev, "not an RDMA device (magic 0x%08x)\n",
+			 le32_to_cpu(cfg.magic));
 		return -ENODEV;
 	}
 	if (le32_to_cpu(cfg.abi_version) < VIRTIO_RDMA_ABI_VERSION) {
@@ -90,8 +95,8 @@ static int vrdma_read_config(struct vrdma *vr)
 	vr->num_kick = le16_to_cpu(cfg.num_kick_queues);
 	vqs = VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp + vr->num_kick;
 	if (!vr->num_comp || !vr->num_kick || vqs > VRDMA_MAX_VQS) {
-		dev_err(&vr->vdev->dev, "impossible numbers of queues: %u completion, %u kick\n", vr->num_comp,
-			vr->num_kick);
+		dev_err(&vr->vdev->dev, "impossible numbers of queues: %u completion, %u kick\n",
+			vr->num_comp, vr->num_kick);
 		return -EINVAL;
 	}
 	vr->num_vqs = vqs;
@@ -99,60 +104,68 @@ static int vrdma_read_config(struct vrdma *vr)
 	return 0;
 }
 
-/* Section 3: addresses are guest physical addresses. Say why, when they can not be. */
+/*
+ * Section 3: addresses are guest physical addresses, unless VIRTIO_F_ACCESS_PLATFORM says that they
+ * are bus addresses. And both sides look at memory at once: nothing may lie between. Say why, when
+ * that can not be.
+ */
 static int vrdma_check_dma(struct vrdma *vr)
 {
+	struct vrdma_mem *mem = vr->status_page;
 	struct device *dev = &vr->vdev->dev;
-	struct page *page = vr->status_page->page;
-	dma_addr_t addr;
-	bool same;
+	bool bus = virtio_has_feature(vr->vdev, VIRTIO_F_ACCESS_PLATFORM);
 
-	if (virtio_has_feature(vr->vdev, VIRTIO_F_ACCESS_PLATFORM)) {
-		dev_err(dev, "VIRTIO_F_ACCESS_PLATFORM is not supported: the device needs guest physical addresses\n");
+	if (dma_need_sync(vr->dma_dev, mem->dma[0])) {
+		dev_err(dev,
+			"bounce buffers (swiotlb=force, encrypted memory) or incoherent DMA: not supported\n");
 		return -EOPNOTSUPP;
 	}
-	addr = dma_map_page(vr->dma_dev, page, 0, PAGE_SIZE, DMA_BIDIRECTIONAL);
-	if (dma_mapping_error(vr->dma_dev, addr)) {
-		dev_err(dev, "DMA mapping does not work\n");
-		return -EIO;
-	}
-	same = addr == page_to_phys(page);
-	dma_unmap_page(vr->dma_dev, addr, PAGE_SIZE, DMA_BIDIRECTIONAL);
-	if (!same || dma_get_mask(vr->dma_dev) < dma_get_required_mask(vr->dma_dev)) {
-		dev_err(dev, "DMA addresses are not guest physical addresses (translating IOMMU, swiotlb=force, encrypted memory or a narrow DMA mask): not supported\n");
+	if (!bus && (mem->dma[0] != page_to_phys(mem->page) ||
+		     dma_get_mask(vr->dma_dev) < dma_get_required_mask(vr->dma_dev))) {
+		dev_err(dev,
+			"DMA addresses are not guest physical addresses (IOMMU or narrow DMA mask), and the device does not offer VIRTIO_F_ACCESS_PLATFORM\n");
 		return -EOPNOTSUPP;
 	}
 	dma_set_max_seg_size(vr->dma_dev, UINT_MAX);
 	return 0;
 }
 
+static int vrdma_setup_vqs(struct vrdma *vr)
+{
+	u32 first_kick = VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp, i;
+	struct virtqueue_info *info;
+	int ret;
+
+	info = kcalloc(vr->num_vqs, sizeof(*info), GFP_KERNEL);
+	if (!info)
+		return -ENOMEM;
+	for (i = VIRTIO_RDMA_VQ_COMP_BASE; i < vr->num_vqs; i++) {
+		info[i].name = i < first_kick ? "completion" : "kick";
+		info[i].callback = i < first_kick ? vrdma_comp_callback : NULL;
+	}
+	info[VIRTIO_RDMA_VQ_CONTROL].name = "control";
+	info[VIRTIO_RDMA_VQ_CONTROL].callback = vrdma_cmdq_callback;
+	info[VIRTIO_RDMA_VQ_EVENT].name = "event";
+	info[VIRTIO_RDMA_VQ_EVENT].callback = vrdma_event_callback;
+	ret = vrdma_find_vqs(vr->vdev, vr->num_vqs, vr->vqs, info);
+	kfree(info);
+	return ret;
+}
+
 static int vrdma_find_queues(struct vrdma *vr)
 {
-	vq_callback_t **callbacks;
-	const char **names;
-	u32 n = vr->num_vqs, i;
-	int ret = -ENOMEM;
+	struct device *dev = &vr->vdev->dev;
+	int ret;
+	u32 i;
 
 	/* Once: they serve again after a sleep. */
 	if (!vr->vqs)
-		vr->vqs = devm_kcalloc(&vr->vdev->dev, n, sizeof(*vr->vqs), GFP_KERNEL);
+		vr->vqs = devm_kcalloc(dev, vr->num_vqs, sizeof(*vr->vqs), GFP_KERNEL);
 	if (!vr->comp_eqs)
-		vr->comp_eqs = devm_kcalloc(&vr->vdev->dev, vr->num_comp, sizeof(*vr->comp_eqs), GFP_KERNEL);
-	callbacks = kcalloc(n, sizeof(*callbacks), GFP_KERNEL);
-	names = kcalloc(n, sizeof(*names), GFP_KERNEL);
-	if (vr->vqs && vr->comp_eqs && callbacks && names) {
-		for (i = 0; i < n; i++)
-			names[i] = i < VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp ? "completion" : "kick";
-		for (i = 0; i < vr->num_comp; i++)
-			callbacks[VIRTIO_RDMA_VQ_COMP_BASE + i] = vrdma_comp_callback;
-		names[VIRTIO_RDMA_VQ_CONTROL] = "control";
-		callbacks[VIRTIO_RDMA_VQ_CONTROL] = vrdma_cmdq_callback;
-		names[VIRTIO_RDMA_VQ_EVENT] = "event";
-		callbacks[VIRTIO_RDMA_VQ_EVENT] = vrdma_event_callback;
-		ret = vrdma_find_vqs(vr->vdev, n, vr->vqs, callbacks, names);
-	}
-	kfree(callbacks);
-	kfree(names);
+		vr->comp_eqs = devm_kcalloc(dev, vr->num_comp, sizeof(*vr->comp_eqs), GFP_KERNEL);
+	if (!vr->vqs || !vr->comp_eqs)
+		return -ENOMEM;
+	ret = vrdma_setup_vqs(vr);
 	if (ret)
 		return ret;
 	vrdma_cmdq_init(vr, vr->vqs[VIRTIO_RDMA_VQ_CONTROL]);
@@ -185,9 +198,9 @@ static int vrdma_init_device(struct vrdma *vr)
 	do {
 		vr->nonce = get_random_u64();
 	} while (!lower_32_bits(vr->nonce));
-	*(__le32 *)(vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE) = cpu_to_le32(lower_32_bits(vr->nonce));
+	vrdma_set_alive(vr, lower_32_bits(vr->nonce));
 	req.nonce = cpu_to_le64(vr->nonce);
-	req.status_page = cpu_to_le64(page_to_phys(vr->status_page->page));
+	req.status_page = cpu_to_le64(vr->status_page->dma[0]);
 	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_INIT, 0, &req, sizeof(req), &resp, sizeof(resp));
 	if (ret)
 		return ret;
@@ -198,7 +211,10 @@ static int vrdma_init_device(struct vrdma *vr)
 		return ret;
 	vr->caps = le64_to_cpu(vr->attr.caps);
 	vrdma_ctx_init(vr, &vr->kctx);
-	/* Section 5.4: the kernel's kick queue is the first one. Its doorbell page is added when it is needed. */
+	/*
+	 * Section 5.4: the kernel's kick queue is the first one. Its doorbell page is added when it
+	 * is needed.
+	 */
 	vr->kctx.kick_queue = VIRTIO_RDMA_VQ_COMP_BASE + vr->num_comp;
 	return 0;
 }
@@ -235,6 +251,10 @@ static struct vrdma *vrdma_new(struct virtio_device *vdev)
 	xa_init_flags(&vr->srqs, XA_FLAGS_LOCK_IRQ);
 	spin_lock_init(&vr->orphan_lock);
 	INIT_LIST_HEAD(&vr->orphans);
+	spin_lock_init(&vr->ah_lock);
+	init_waitqueue_head(&vr->ah_wait);
+	spin_lock_init(&vr->held_lock);
+	INIT_LIST_HEAD(&vr->held);
 	spin_lock_init(&vr->pair_lock);
 	mutex_init(&vr->ib_lock);
 	INIT_WORK(&vr->lost_work, vrdma_lost_work);
@@ -262,7 +282,7 @@ static int vrdma_up(struct vrdma *vr)
 {
 	int ret;
 
-	vr->status_page = vrdma_mem_page();
+	vr->status_page = vrdma_mem_page(vr);
 	if (IS_ERR(vr->status_page)) {
 		ret = PTR_ERR(vr->status_page);
 		goto err_free;
@@ -345,15 +365,17 @@ static int vrdma_freeze(struct virtio_device *vdev)
 }
 
 /*
- * A device whose process did not answer when the machine fell asleep is left alone: some monitors abort the machine when such a device is started
- * again (section 5.6). It comes back when it is plugged anew.
+ * A device whose process did not answer when the machine fell asleep is left alone: some monitors
+ * abort the machine when such a device is started again (section 5.6). It comes back when it is
+ * plugged anew.
  */
 static int vrdma_restore(struct virtio_device *vdev)
 {
 	struct vrdma *vr = vdev->priv;
 
 	if (vr->silent) {
-		dev_err(&vdev->dev, "the device did not answer before the sleep and stays off: unplug it\n");
+		dev_err(&vdev->dev,
+			"the device did not answer before the sleep and stays off: unplug it\n");
 		return -ENODEV;
 	}
 	vr->lost = false;

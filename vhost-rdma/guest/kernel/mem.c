@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Memory that the device reaches, and the page lists that describe it (docs/virtio-rdma.md, section 6.1).
+ * Memory that the device reaches, and the page lists that describe it (docs/virtio-rdma.md, section
+ * 6.1).
  *
- * Every address given to the device is a guest physical address; probe has made sure that DMA addresses are just that. A page list takes the largest page
- * size by which the pinned memory can be cut, so that a region of huge pages is a short list.
+ * Every address given to the device comes from the DMA API: a guest physical address, or a bus
+ * address where VIRTIO_F_ACCESS_PLATFORM is negotiated. Device and CPUs look at the same memory at
+ * the same time for as long as an object lives, so that nothing is ever synchronised; probe refuses
+ * a machine where that would be needed (vrdma_check_dma). A page list takes the largest page size
+ * by which the pinned memory can be cut, so that a region of huge pages is a short list.
  */
+#include <linux/dma-mapping.h>
 #include <linux/highmem.h>
 #include <linux/ioport.h>
 #include <linux/slab.h>
@@ -24,20 +29,25 @@ static struct vrdma_mem *vrdma_mem_alloc(void)
 	return mem;
 }
 
-struct vrdma_mem *vrdma_mem_user(struct ib_device *ib, u64 addr, u64 length, int access)
+/* Takes the umem, also when it fails. */
+struct vrdma_mem *vrdma_mem_umem(struct ib_umem *umem)
 {
-	struct vrdma_mem *mem = vrdma_mem_alloc();
-	struct ib_umem *umem;
+	struct vrdma_mem *mem;
 
-	if (!mem)
-		return ERR_PTR(-ENOMEM);
-	umem = vrdma_umem_get(ib, addr, length, access);
-	if (IS_ERR(umem)) {
-		kfree(mem);
+	if (IS_ERR(umem))
 		return ERR_CAST(umem);
+	mem = vrdma_mem_alloc();
+	if (!mem) {
+		ib_umem_release(umem);
+		return ERR_PTR(-ENOMEM);
 	}
 	mem->umem = umem;
 	return mem;
+}
+
+struct vrdma_mem *vrdma_mem_user(struct ib_device *ib, u64 addr, u64 length, int access)
+{
+	return vrdma_mem_umem(vrdma_umem_get(ib, addr, length, access));
 }
 
 /* A ring of a process: page-aligned, and as long as its layout needs. */
@@ -48,42 +58,93 @@ struct vrdma_mem *vrdma_mem_user_ring(struct ib_device *ib, u64 addr, u32 given,
 	return vrdma_mem_user(ib, addr, given, IB_ACCESS_LOCAL_WRITE);
 }
 
-struct vrdma_mem *vrdma_mem_ring(size_t length)
+static void vrdma_mem_free(struct vrdma *vr, struct vrdma_mem *mem)
+{
+	u32 i;
+
+	if (mem->umem)
+		ib_umem_release(mem->umem);
+	for (i = 0; i < mem->npages; i++)
+		dma_unmap_page(vr->dma_dev, mem->dma[i], PAGE_SIZE, DMA_BIDIRECTIONAL);
+	if (mem->coherent)
+		dma_free_coherent(vr->dma_dev, mem->coherent, mem->vaddr, mem->dma[0]);
+	else if (mem->page)
+		put_page(mem->page);
+	else
+		vfree(mem->vaddr);
+	if (mem->dma != &mem->one)
+		kvfree(mem->dma);
+	kfree(mem);
+}
+
+static int vrdma_mem_map(struct vrdma *vr, struct vrdma_mem *mem, u32 npages)
+{
+	struct page *page;
+	dma_addr_t addr;
+
+	mem->dma = &mem->one;
+	if (npages > 1) {
+		mem->dma = kvcalloc(npages, sizeof(*mem->dma), GFP_KERNEL);
+		if (!mem->dma)
+			return -ENOMEM;
+	}
+	for (; mem->npages < npages; mem->npages++) {
+		page = mem->page;
+		if (!page)
+			page = vmalloc_to_page(mem->vaddr + (size_t)mem->npages * PAGE_SIZE);
+		addr = dma_map_page(vr->dma_dev, page, 0, PAGE_SIZE, DMA_BIDIRECTIONAL);
+		if (dma_mapping_error(vr->dma_dev, addr))
+			return -ENOMEM;
+		mem->dma[mem->npages] = addr;
+	}
+	return 0;
+}
+
+/* Zeroed pages for us and the device: rings of the kernel, shared pages, list pages. */
+struct vrdma_mem *vrdma_mem_kernel(struct vrdma *vr, size_t length)
+{
+	struct vrdma_mem *mem = vrdma_mem_alloc();
+	size_t npages = DIV_ROUND_UP(length, PAGE_SIZE);
+	int ret = -ENOMEM;
+
+	if (!mem)
+		return ERR_PTR(ret);
+	if (npages == 1) {
+		/* A page of its own can be mapped into processes and outlive us there. */
+		mem->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
+		mem->vaddr = mem->page ? page_address(mem->page) : NULL;
+	} else {
+		mem->vaddr = vzalloc(length);
+	}
+	if (mem->vaddr && npages <= U32_MAX)
+		ret = vrdma_mem_map(vr, mem, npages);
+	if (ret) {
+		vrdma_mem_free(vr, mem);
+		return ERR_PTR(ret);
+	}
+	return mem;
+}
+
+struct vrdma_mem *vrdma_mem_page(struct vrdma *vr)
+{
+	return vrdma_mem_kernel(vr, PAGE_SIZE);
+}
+
+/* One run of bus addresses, from mem->dma[0] on. */
+struct vrdma_mem *vrdma_mem_contiguous(struct vrdma *vr, size_t length)
 {
 	struct vrdma_mem *mem = vrdma_mem_alloc();
 
 	if (!mem)
 		return ERR_PTR(-ENOMEM);
-	mem->vaddr = vzalloc(length);
+	mem->dma = &mem->one;
+	mem->vaddr = dma_alloc_coherent(vr->dma_dev, length, &mem->one, GFP_KERNEL);
 	if (!mem->vaddr) {
 		kfree(mem);
 		return ERR_PTR(-ENOMEM);
 	}
+	mem->coherent = length;
 	return mem;
-}
-
-struct vrdma_mem *vrdma_mem_page(void)
-{
-	struct vrdma_mem *mem = vrdma_mem_alloc();
-
-	if (!mem)
-		return ERR_PTR(-ENOMEM);
-	mem->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
-	if (!mem->page) {
-		kfree(mem);
-		return ERR_PTR(-ENOMEM);
-	}
-	return mem;
-}
-
-static void vrdma_mem_free(struct vrdma_mem *mem)
-{
-	if (mem->umem)
-		ib_umem_release(mem->umem);
-	vfree(mem->vaddr);
-	if (mem->page)
-		put_page(mem->page);
-	kfree(mem);
 }
 
 void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done)
@@ -91,12 +152,13 @@ void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done)
 	if (IS_ERR_OR_NULL(mem))
 		return;
 	if (device_is_done) {
-		vrdma_mem_free(mem);
+		vrdma_mem_free(vr, mem);
 		return;
 	}
 	spin_lock(&vr->orphan_lock);
 	if (list_empty(&vr->orphans))
-		dev_warn(&vr->vdev->dev, "memory that the device may still use is kept until it is reset\n");
+		dev_warn(&vr->vdev->dev,
+			 "memory that the device may still use is kept until it is reset\n");
 	list_add_tail(&mem->orphan, &vr->orphans);
 	spin_unlock(&vr->orphan_lock);
 }
@@ -109,7 +171,7 @@ void vrdma_free_orphans(struct vrdma *vr)
 
 	list_for_each_entry_safe(mem, next, &vr->orphans, orphan) {
 		list_del(&mem->orphan);
-		vrdma_mem_free(mem);
+		vrdma_mem_free(vr, mem);
 		count++;
 	}
 	if (count)
@@ -118,7 +180,22 @@ void vrdma_free_orphans(struct vrdma *vr)
 
 /* ---- Page lists ---- */
 
-static int vrdma_page_list_alloc(struct vrdma_page_list *list, u64 npages)
+static u64 vrdma_mem_dma(const struct vrdma_mem *mem, size_t offset)
+{
+	return mem->dma[offset / PAGE_SIZE] + offset % PAGE_SIZE;
+}
+
+static __le64 *vrdma_list_page(struct vrdma_page_list *list, u32 n)
+{
+	return list->mem->vaddr + (size_t)n * VIRTIO_RDMA_PAGE_SIZE;
+}
+
+static u64 vrdma_list_page_dma(struct vrdma_page_list *list, u32 n)
+{
+	return vrdma_mem_dma(list->mem, (size_t)n * VIRTIO_RDMA_PAGE_SIZE);
+}
+
+static int vrdma_page_list_alloc(struct vrdma *vr, struct vrdma_page_list *list, u64 npages)
 {
 	u64 total = 0, count = npages;
 	u8 levels = 0;
@@ -136,67 +213,59 @@ static int vrdma_page_list_alloc(struct vrdma_page_list *list, u64 npages)
 	list->desc.levels = levels;
 	if (!total)
 		return 0;
-	list->pages = kvcalloc(total, sizeof(*list->pages), GFP_KERNEL);
-	if (!list->pages)
-		return -ENOMEM;
-	for (; list->npages < total; list->npages++) {
-		list->pages[list->npages] = get_zeroed_page(GFP_KERNEL);
-		if (!list->pages[list->npages])
-			return -ENOMEM;
-	}
-	return 0;
+	list->mem = vrdma_mem_kernel(vr, total * VIRTIO_RDMA_PAGE_SIZE);
+	return PTR_ERR_OR_ZERO(list->mem);
 }
 
 static void vrdma_page_list_add(struct vrdma_page_list *list, u64 addr)
 {
 	u32 i = list->filled++;
-	__le64 *leaf;
 
-	if (!list->npages) {
+	if (list->mem)
+		vrdma_list_page(list, i / VRDMA_ENTRIES)[i % VRDMA_ENTRIES] = cpu_to_le64(addr);
+	else
 		list->desc.addr = cpu_to_le64(addr);
-		return;
-	}
-	leaf = (__le64 *)list->pages[i / VRDMA_ENTRIES];
-	leaf[i % VRDMA_ENTRIES] = cpu_to_le64(addr);
 }
 
 /* Joins the leaves to a tree whose root is the last page. */
 static void vrdma_page_list_link(struct vrdma_page_list *list)
 {
 	u32 first = 0, count = DIV_ROUND_UP(list->filled, VRDMA_ENTRIES), parents, i;
-	__le64 *parent;
 
-	if (!list->npages)
+	if (!list->mem)
 		return;
 	while (count > 1) {
 		parents = first + count;
-		for (i = 0; i < count; i++) {
-			parent = (__le64 *)list->pages[parents + i / VRDMA_ENTRIES];
-			parent[i % VRDMA_ENTRIES] = cpu_to_le64(virt_to_phys((void *)list->pages[first + i]));
-		}
+		for (i = 0; i < count; i++)
+			vrdma_list_page(list, parents + i / VRDMA_ENTRIES)[i % VRDMA_ENTRIES] =
+				cpu_to_le64(vrdma_list_page_dma(list, first + i));
 		first = parents;
 		count = DIV_ROUND_UP(count, VRDMA_ENTRIES);
 	}
-	list->desc.addr = cpu_to_le64(virt_to_phys((void *)list->pages[first]));
+	list->desc.addr = cpu_to_le64(vrdma_list_page_dma(list, first));
 }
 
-static bool vrdma_block_is_ram(u64 addr, unsigned long size)
+/* Behind an IOMMU only what was pinned is mapped, and no block may reach beyond it. */
+static bool vrdma_block_is_there(struct vrdma *vr, u64 addr, unsigned long size)
 {
+	if (virtio_has_feature(vr->vdev, VIRTIO_F_ACCESS_PLATFORM))
+		return false;
 	return page_is_ram(addr >> PAGE_SHIFT) && page_is_ram((addr + size - 1) >> PAGE_SHIFT);
 }
 
 /*
- * The first and the last block may reach beyond the pinned memory. That harms nothing, as long as they lie in guest memory as a whole:
- * near its end, or near a hole, only the base page size is safe.
+ * The first and the last block may reach beyond the pinned memory. That harms nothing, as long as
+ * they lie in guest memory as a whole: near its end, or near a hole, only the base page size is
+ * safe.
  */
-static unsigned long vrdma_umem_block_size(struct ib_umem *umem)
+static unsigned long vrdma_umem_block_size(struct vrdma *vr, struct ib_umem *umem)
 {
 	unsigned long size = ib_umem_find_best_pgsz(umem, GENMASK(30, 12), umem->address);
 	struct ib_block_iter iter;
 	u64 first = 0, last = 0;
 	bool any = false;
 
-	if (size <= SZ_4K)
+	if (size <= SZ_4K || IS_ALIGNED(umem->address | umem->length, size))
 		return size;
 	rdma_umem_for_each_dma_block(umem, &iter, size) {
 		last = rdma_block_iter_dma_address(&iter);
@@ -204,20 +273,21 @@ static unsigned long vrdma_umem_block_size(struct ib_umem *umem)
 			first = last;
 		any = true;
 	}
-	if (any && vrdma_block_is_ram(first, size) && vrdma_block_is_ram(last, size))
+	if (any && vrdma_block_is_there(vr, first, size) && vrdma_block_is_there(vr, last, size))
 		return size;
 	return ib_umem_find_best_pgsz(umem, SZ_4K, umem->address);
 }
 
-static int vrdma_page_list_umem(struct vrdma_page_list *list, struct ib_umem *umem)
+static int vrdma_page_list_umem(struct vrdma *vr, struct vrdma_page_list *list,
+				struct ib_umem *umem)
 {
-	unsigned long size = vrdma_umem_block_size(umem);
+	unsigned long size = vrdma_umem_block_size(vr, umem);
 	struct ib_block_iter iter;
 	int ret;
 
 	if (!size)
 		return -EINVAL;
-	ret = vrdma_page_list_alloc(list, ib_umem_num_dma_blocks(umem, size));
+	ret = vrdma_page_list_alloc(vr, list, ib_umem_num_dma_blocks(umem, size));
 	if (ret)
 		return ret;
 	list->desc.page_shift = ilog2(size);
@@ -227,30 +297,30 @@ static int vrdma_page_list_umem(struct vrdma_page_list *list, struct ib_umem *um
 	return 0;
 }
 
-static int vrdma_page_list_vmalloc(struct vrdma_page_list *list, void *vaddr, size_t length)
+static int vrdma_page_list_kernel(struct vrdma *vr, struct vrdma_page_list *list,
+				  const struct vrdma_mem *mem)
 {
-	/* With larger base pages a page is several of the device's. */
-	size_t at;
-	int ret;
+	int ret = vrdma_page_list_alloc(vr, list, mem->npages);
+	u32 i;
 
-	ret = vrdma_page_list_alloc(list, DIV_ROUND_UP(length, PAGE_SIZE));
 	if (ret)
 		return ret;
+	/* With larger base pages a page is several of the device's. */
 	list->desc.page_shift = PAGE_SHIFT;
-	for (at = 0; at < length; at += PAGE_SIZE)
-		vrdma_page_list_add(list, page_to_phys(vmalloc_to_page(vaddr + at)));
+	for (i = 0; i < mem->npages; i++)
+		vrdma_page_list_add(list, mem->dma[i]);
 	return 0;
 }
 
-int vrdma_page_list_build(struct vrdma_page_list *list, struct vrdma_mem *mem, size_t length)
+int vrdma_page_list_build(struct vrdma *vr, struct vrdma_page_list *list, struct vrdma_mem *mem)
 {
 	int ret;
 
 	memset(list, 0, sizeof(*list));
 	if (mem->umem)
-		ret = vrdma_page_list_umem(list, mem->umem);
+		ret = vrdma_page_list_umem(vr, list, mem->umem);
 	else
-		ret = vrdma_page_list_vmalloc(list, mem->vaddr, length);
+		ret = vrdma_page_list_kernel(vr, list, mem);
 	if (!ret && list->filled != le32_to_cpu(list->desc.npages))
 		ret = -EFAULT;
 	if (!ret)
@@ -259,20 +329,11 @@ int vrdma_page_list_build(struct vrdma_page_list *list, struct vrdma_mem *mem, s
 }
 
 /*
- * The device reads list pages while it executes the command and never afterwards. Only when it never answered they have to stay: then they are given up for
- * good, a few pages in the whole life of a device.
+ * The device reads list pages while it executes the command and never afterwards. Only when it
+ * never answered they have to stay until the reset.
  */
 void vrdma_page_list_free(struct vrdma *vr, struct vrdma_page_list *list)
 {
-	u32 i;
-
-	if (vrdma_is_lost(vr) && list->npages) {
-		dev_warn(&vr->vdev->dev, "%u list pages are given up\n", list->npages);
-	} else {
-		for (i = 0; i < list->npages; i++)
-			free_page(list->pages[i]);
-	}
-	kvfree(list->pages);
-	list->pages = NULL;
-	list->npages = 0;
+	vrdma_mem_put(vr, list->mem, !vrdma_is_lost(vr));
+	list->mem = NULL;
 }

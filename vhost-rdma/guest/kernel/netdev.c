@@ -1,22 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The network interface that belongs to us: found by MAC address, when it exists, for as long as it exists.
+ * The network interface that belongs to us: found by MAC address, when it exists, for as long as it
+ * exists.
  *
- * Notifiers run under the rtnl lock and registration of an RDMA device takes it, so that everything happens in a work item. A notifier that
- * is registered is told of all interfaces that exist already, in every network namespace: there is no other search.
+ * An address proves nothing: whoever has a network namespace can give any address to an interface
+ * made there, a dummy or one end of a veth pair. So an interface is taken only in the initial
+ * namespace, where RDMA devices begin, and only if a device stands behind it. Once it is ours it
+ * stays so, to whichever namespace it is moved.
+ *
+ * Notifiers run under the rtnl lock and registration of an RDMA device takes it, so that everything
+ * happens in a work item. A notifier that is registered is told of all interfaces that exist
+ * already: there is no other search.
  */
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
 #include <linux/netdevice.h>
+#include <net/net_namespace.h>
 #include "virtio_rdma.h"
 
 /* Interfaces stacked on ours often have its address. */
+static bool vrdma_netdev_is_stacked(const struct net_device *netdev)
+{
+	return is_vlan_dev(netdev) || netif_is_macvlan(netdev) || netif_is_bridge_master(netdev) ||
+	       netif_is_bond_master(netdev) || netif_is_team_master(netdev);
+}
+
 static bool vrdma_netdev_matches(const struct vrdma *vr, const struct net_device *netdev)
 {
 	if (netdev->type != ARPHRD_ETHER || netdev->addr_len != ETH_ALEN)
 		return false;
-	if (is_vlan_dev(netdev) || netif_is_macvlan(netdev) || netif_is_bridge_master(netdev) ||
-	    netif_is_bond_master(netdev) || netif_is_team_master(netdev))
+	if (!net_eq(dev_net(netdev), &init_net) || !netdev->dev.parent)
+		return false;
+	if (vrdma_netdev_is_stacked(netdev))
 		return false;
 	return ether_addr_equal_unaligned(netdev->dev_addr, vr->mac) ||
 	       ether_addr_equal_unaligned(netdev->perm_addr, vr->mac);
@@ -25,22 +40,11 @@ static bool vrdma_netdev_matches(const struct vrdma *vr, const struct net_device
 static void vrdma_netdev_link(struct vrdma *vr, struct net_device *netdev)
 {
 	bool up = netif_running(netdev) && netif_carrier_ok(netdev);
-	struct ib_event ev = {
-		.event = up ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR,
-		.element.port_num = 1,
-	};
-	struct vrdma_ibdev *ibdev;
 
 	if (vr->port_active == up)
 		return;
 	vr->port_active = up;
-	rcu_read_lock();
-	ibdev = READ_ONCE(vr->ib);
-	if (ibdev && smp_load_acquire(&vr->registered)) {
-		ev.device = &ibdev->ib;
-		ib_dispatch_event(&ev);
-	}
-	rcu_read_unlock();
+	vrdma_ib_event(vr, up ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR);
 }
 
 static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event, void *ptr)
@@ -54,8 +58,12 @@ static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event, vo
 	switch (event) {
 	case NETDEV_REGISTER:
 	case NETDEV_CHANGEADDR:
-		/* An interface that is on its way out still holds the place; the work item looks again. */
-		if (!vr->netdev && netdev->reg_state <= NETREG_REGISTERED && vrdma_netdev_matches(vr, netdev)) {
+		/*
+		 * An interface that is on its way out still holds the place; the work item looks
+		 * again.
+		 */
+		if (!vr->netdev && netdev->reg_state <= NETREG_REGISTERED &&
+		    vrdma_netdev_matches(vr, netdev)) {
 			dev_hold(netdev);
 			vr->netdev = netdev;
 			work = true;

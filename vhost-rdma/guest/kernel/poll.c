@@ -2,10 +2,12 @@
 /*
  * Polling and arming the kernel's completion queues (docs/virtio-rdma.md, sections 7.3 and 7.4).
  *
- * An entry belongs to us once its sequence number is there; the acquire on it orders all that we read behind it. Completions free the slots of
- * the work queue up to the one they name, so that unsignaled work requests before it are freed as well.
+ * An entry belongs to us once its sequence number is there; the acquire on it orders all that we
+ * read behind it. Completions free the slots of the work queue up to the one they name, so that
+ * unsignaled work requests before it are freed as well.
  *
- * When the device is lost, polling makes up the completions that it owes: every work request posted and not completed is flushed, in order.
+ * When the device is lost, polling makes up the completions that it owes: every work request posted
+ * and not completed is flushed, in order.
  */
 #include "virtio_rdma.h"
 
@@ -17,11 +19,15 @@ static struct virtio_rdma_cqe *vrdma_cqe(struct vrdma_cq *cq, u32 index)
 
 static bool vrdma_cqe_valid(const struct virtio_rdma_cqe *cqe, u32 index)
 {
+	/* The device stores it last (section 7.3). */
 	return le32_to_cpu(virt_load_acquire(&cqe->seq)) == index + 1;
 }
 
-/* Entries of a QP that is gone or was moved to RESET are marked, not removed: the device owns the order of the ring. */
-void vrdma_cq_discard(struct vrdma_cq *cq, u32 qpn)
+/*
+ * Entries of a QP that is gone or was moved to RESET are marked, not removed: the device owns the
+ * order of the ring.
+ */
+static void vrdma_cq_discard(struct vrdma_cq *cq, u32 qpn)
 {
 	struct virtio_rdma_cqe *cqe;
 	unsigned long flags;
@@ -38,9 +44,22 @@ void vrdma_cq_discard(struct vrdma_cq *cq, u32 qpn)
 	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
+void vrdma_qp_discard(struct vrdma_qp *qp)
+{
+	struct vrdma_cq *send = to_vcq(qp->ibqp.send_cq), *recv = to_vcq(qp->ibqp.recv_cq);
+
+	vrdma_cq_discard(send, qp->qpn);
+	if (recv != send)
+		vrdma_cq_discard(recv, qp->qpn);
+}
+
 static enum ib_wc_opcode vrdma_wc_opcode(u8 opcode)
 {
 	switch (opcode) {
+#ifdef VRDMA_HAVE_ATOMIC_WRITE
+	case VIRTIO_RDMA_WC_ATOMIC_WRITE:
+		return IB_WC_ATOMIC_WRITE;
+#endif
 	case VIRTIO_RDMA_WC_RDMA_WRITE:
 		return IB_WC_RDMA_WRITE;
 	case VIRTIO_RDMA_WC_RDMA_READ:
@@ -78,7 +97,9 @@ static void vrdma_fill_success(struct ib_wc *wc, const struct virtio_rdma_cqe *c
 	}
 	if (flags & VIRTIO_RDMA_CQE_GRH) {
 		wc->wc_flags |= IB_WC_GRH | IB_WC_WITH_NETWORK_HDR_TYPE;
-		wc->network_hdr_type = flags & VIRTIO_RDMA_CQE_IPV4 ? RDMA_NETWORK_IPV4 : RDMA_NETWORK_IPV6;
+		wc->network_hdr_type = RDMA_NETWORK_IPV6;
+		if (flags & VIRTIO_RDMA_CQE_IPV4)
+			wc->network_hdr_type = RDMA_NETWORK_IPV4;
 	}
 	if (flags & VIRTIO_RDMA_CQE_SMAC) {
 		memcpy(wc->smac, cqe->smac, sizeof(wc->smac));
@@ -86,13 +107,13 @@ static void vrdma_fill_success(struct ib_wc *wc, const struct virtio_rdma_cqe *c
 	}
 }
 
-static void vrdma_retire(struct vrdma_wq *wq, u32 index)
+static void vrdma_retire(struct vrdma_wq *wq, u32 index, u32 end)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&wq->lock, flags);
-	/* Only forward, and never past what was posted, whatever the device says. */
-	if (index - wq->tail < wq->head - wq->tail)
+	/* Only forward, and never past what it was told of, whatever the device says. */
+	if (index - wq->tail < end - wq->tail)
 		wq->tail = index + 1;
 	spin_unlock_irqrestore(&wq->lock, flags);
 }
@@ -118,13 +139,14 @@ static bool vrdma_take_cqe(struct vrdma *vr, const struct virtio_rdma_cqe *cqe, 
 	else if (flags & VIRTIO_RDMA_CQE_RECV)
 		wc->opcode = IB_WC_RECV;
 	if (!(flags & VIRTIO_RDMA_CQE_RECV))
-		vrdma_retire(&qp->sq, le32_to_cpu(cqe->wqe_index));
+		vrdma_retire(&qp->sq, le32_to_cpu(cqe->wqe_index), READ_ONCE(qp->sq.rung));
 	else if (!(flags & VIRTIO_RDMA_CQE_SRQ))
-		vrdma_retire(&qp->rq, le32_to_cpu(cqe->wqe_index));
+		vrdma_retire(&qp->rq, le32_to_cpu(cqe->wqe_index), READ_ONCE(qp->rq.head));
 	return true;
 }
 
-static int vrdma_flush_wq(struct vrdma_qp *qp, struct vrdma_wq *wq, enum ib_wc_opcode opcode, int num, struct ib_wc *wc)
+static int vrdma_flush_wq(struct vrdma_qp *qp, struct vrdma_wq *wq, enum ib_wc_opcode opcode,
+			  int num, struct ib_wc *wc)
 {
 	int n = 0;
 
@@ -162,23 +184,25 @@ int vrdma_poll_cq(struct ib_cq *ibcq, int num, struct ib_wc *wc)
 	struct vrdma *vr = cq->ctx->vr;
 	struct virtio_rdma_cqe *cqe;
 	unsigned long flags;
-	u32 first;
+	u32 first, left;
 	int n = 0;
 
 	if (!cq->ring)
 		return -EINVAL;
 	spin_lock_irqsave(&cq->lock, flags);
 	first = cq->consumer;
-	while (n < num) {
+	/* Entries that are skipped count too: a ring is the most that one call looks at. */
+	for (left = cq->entries; n < num && left; left--) {
 		cqe = vrdma_cqe(cq, cq->consumer);
 		if (!vrdma_cqe_valid(cqe, cq->consumer))
 			break;
-		if (READ_ONCE(cqe->status) != VIRTIO_RDMA_WC_STATUS_DISCARDED && vrdma_take_cqe(vr, cqe, &wc[n]))
+		if (READ_ONCE(cqe->status) != VIRTIO_RDMA_WC_STATUS_DISCARDED &&
+		    vrdma_take_cqe(vr, cqe, &wc[n]))
 			n++;
 		cq->consumer++;
 	}
 	if (cq->consumer != first)
-		virt_store_release((__le32 *)(cq->ctrl + VIRTIO_RDMA_CTRL_CONSUMER), cpu_to_le32(cq->consumer));
+		vrdma_ctrl_store(cq->ctrl, VIRTIO_RDMA_CTRL_CONSUMER, cq->consumer);
 	if (!n && vrdma_is_lost(vr))
 		n = vrdma_flush_lost(cq, num, wc);
 	spin_unlock_irqrestore(&cq->lock, flags);
@@ -214,12 +238,14 @@ int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags notify)
 	spin_lock_irqsave(&cq->lock, flags);
 	word = (__le32 *)(cq->ctrl + VIRTIO_RDMA_CTRL_ARM);
 	arm = le32_to_cpu(*word);
-	fired = le32_to_cpu(virt_load_acquire((__le32 *)(cq->ctrl + VIRTIO_RDMA_CTRL_FIRED))) & seq_mask;
+	fired = vrdma_ctrl_load(cq->ctrl, VIRTIO_RDMA_CTRL_FIRED) & seq_mask;
 	if (arm >> VIRTIO_RDMA_ARM_SEQ_SHIFT == fired)
 		arm = (fired + 1) << VIRTIO_RDMA_ARM_SEQ_SHIFT | what;
 	else if (!solicited)
 		arm = (arm & ~VIRTIO_RDMA_ARM_WHAT_MASK) | VIRTIO_RDMA_ARM_ANY;
+	/* Nothing of what follows an event may be read before this. */
 	virt_store_release(word, cpu_to_le32(arm));
+	/* The device must see the arm word, or we the entry. */
 	mb();
 	if (notify & IB_CQ_REPORT_MISSED_EVENTS)
 		missed = vrdma_cqe_valid(vrdma_cqe(cq, cq->consumer), cq->consumer) ||

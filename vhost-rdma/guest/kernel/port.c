@@ -2,8 +2,9 @@
 /*
  * What the device and its port are and can do, the GID table, and counters.
  *
- * Limits are passed on as the device gives them. The port is up when the device says so and the network interface runs. GIDs are the verbs
- * core's: it derives them from the addresses of the interface and tells us; the device may refuse an address (docs/virtio-rdma.md, section 9).
+ * Limits are passed on as the device gives them. The port is up when the device says so and the
+ * network interface runs. GIDs are the verbs core's: it derives them from the addresses of the
+ * interface and tells us; the device may refuse an address (docs/virtio-rdma.md, section 9).
  */
 #include <linux/netdevice.h>
 #include <rdma/ib_addr.h>
@@ -13,7 +14,8 @@
 
 static u64 vrdma_device_caps(u64 caps)
 {
-	u64 flags = IB_DEVICE_RC_RNR_NAK_GEN | IB_DEVICE_SYS_IMAGE_GUID | IB_DEVICE_PORT_ACTIVE_EVENT;
+	u64 flags = IB_DEVICE_RC_RNR_NAK_GEN | IB_DEVICE_SYS_IMAGE_GUID |
+		    IB_DEVICE_PORT_ACTIVE_EVENT;
 
 	if (caps & VIRTIO_RDMA_CAP_SRQ_RESIZE)
 		flags |= IB_DEVICE_SRQ_RESIZE;
@@ -42,8 +44,12 @@ int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct
 	const struct virtio_rdma_query_device_resp *a = &to_vr(ib)->attr;
 	u64 caps = to_vr(ib)->caps;
 
-	if (udata && (udata->inlen || udata->outlen))
-		return -EINVAL;
+	if (udata) {
+		int ret = ib_is_udata_in_empty(udata);
+
+		if (ret)
+			return ret;
+	}
 	memset(attr, 0, sizeof(*attr));
 	attr->fw_ver = le64_to_cpu(a->fw_ver);
 	attr->sys_image_guid = cpu_to_be64(le64_to_cpu(a->guid));
@@ -71,12 +77,13 @@ int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct
 	attr->max_srq = vrdma_attr32(a->max_srq);
 	attr->max_srq_wr = vrdma_attr32(a->max_srq_wr);
 	attr->max_srq_sge = vrdma_attr32(a->max_srq_sge);
-	attr->max_fast_reg_page_list_len = caps & VIRTIO_RDMA_CAP_MEM_MGT ? vrdma_attr32(a->max_fast_reg_pages) : 0;
+	if (caps & VIRTIO_RDMA_CAP_MEM_MGT)
+		attr->max_fast_reg_page_list_len = vrdma_attr32(a->max_fast_reg_pages);
 	if (caps & VIRTIO_RDMA_CAP_MCAST) {
 		attr->max_mcast_grp = vrdma_attr32(a->max_mcast_groups);
 		attr->max_mcast_qp_attach = vrdma_attr32(a->max_mcast_qp_attach);
-		attr->max_total_mcast_qp_attach = min_t(u64, INT_MAX, (u64)attr->max_mcast_grp *
-									      attr->max_mcast_qp_attach);
+		attr->max_total_mcast_qp_attach =
+			min_t(u64, INT_MAX, (u64)attr->max_mcast_grp * attr->max_mcast_qp_attach);
 	}
 	attr->max_pkeys = min_t(u32, le32_to_cpu(a->max_pkeys), U16_MAX);
 	attr->local_ca_ack_delay = min_t(u32, le32_to_cpu(a->local_ca_ack_delay), 31);
@@ -88,7 +95,7 @@ int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct
 		attr->cq_caps.max_cq_moderation_count = U16_MAX;
 		attr->cq_caps.max_cq_moderation_period = U16_MAX;
 	}
-	return 0;
+	return udata ? ib_respond_empty_udata(udata) : 0;
 }
 
 int vrdma_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr)
@@ -138,8 +145,9 @@ int vrdma_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutabl
 	int ret;
 
 	/*
-	 * QP 1 needs a key for all of memory: without it there is no connection manager. A port without MADs must not have a size for
-	 * them either, or the core refuses the device (drivers/infiniband/core/device.c, verify_immutable).
+	 * QP 1 needs a key for all of memory: without it there is no connection manager. A port
+	 * without MADs must not have a size for them either, or the core refuses the device
+	 * (drivers/infiniband/core/device.c, verify_immutable).
 	 */
 	if (to_vr(ib)->caps & VIRTIO_RDMA_CAP_DMA_MR) {
 		imm->core_cap_flags = RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
@@ -190,14 +198,16 @@ void vrdma_fw_str(struct ib_device *ib, char *str)
 {
 	u64 v = le64_to_cpu(to_vr(ib)->attr.fw_ver);
 
-	snprintf(str, IB_FW_VERSION_NAME_MAX, "%u.%u.%u", (u32)(v >> 32), (u32)(v >> 16) & 0xffff, (u32)v & 0xffff);
+	snprintf(str, IB_FW_VERSION_NAME_MAX, "%u.%u.%u", (u32)(v >> 32), (u32)(v >> 16) & 0xffff,
+		 (u32)v & 0xffff);
 }
 
 /*
  * ---- Counters ----
  *
- * Port and device have each a part of struct virtio_rdma_query_counters_resp, in its order. The core asks again at most once in
- * RDMA_HW_STATS_DEFAULT_LIFESPAN (10 ms, or what was written to `lifespan`), so a reader sees values no older than that.
+ * Port and device have each a part of struct virtio_rdma_query_counters_resp, in its order. The
+ * core asks again at most once in RDMA_HW_STATS_DEFAULT_LIFESPAN (10 ms, or what was written to
+ * `lifespan`), so a reader sees values no older than that.
  */
 
 static const struct rdma_stat_desc vrdma_port_stats[] = {
@@ -240,11 +250,12 @@ int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 po
 	const __le64 *values = port ? &resp.tx_bytes : &resp.events_coalesced;
 	int ret, i;
 
-	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, events_coalesced) !=
+	BUILD_BUG_ON(offsetof(typeof(resp), events_coalesced) !=
 		     ARRAY_SIZE(vrdma_port_stats) * sizeof(__le64));
-	BUILD_BUG_ON(offsetof(struct virtio_rdma_query_counters_resp, reserved) !=
-		     (ARRAY_SIZE(vrdma_port_stats) + ARRAY_SIZE(vrdma_device_stats)) * sizeof(__le64));
-	ret = vrdma_cmd(to_vr(ib), VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0, NULL, 0, &resp, sizeof(resp));
+	BUILD_BUG_ON(offsetof(typeof(resp), reserved) - offsetof(typeof(resp), events_coalesced) !=
+		     ARRAY_SIZE(vrdma_device_stats) * sizeof(__le64));
+	ret = vrdma_cmd(to_vr(ib), VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0, NULL, 0, &resp,
+			sizeof(resp));
 	if (ret)
 		return ret;
 	for (i = 0; i < stats->num_counters; i++)

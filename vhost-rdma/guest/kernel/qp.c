@@ -2,7 +2,8 @@
 /*
  * Queue pairs: creation and destruction. Attributes are in qp_attr.c.
  *
- * The queues of a process are its own memory, pinned here; those of kernel consumers (the GSI among them) are made here and driven by ring.c.
+ * The queues of a process are its own memory, pinned here; those of kernel consumers (the GSI among
+ * them) are made here and driven by ring.c.
  */
 #include <linux/log2.h>
 #include <linux/slab.h>
@@ -46,13 +47,15 @@ static int vrdma_qp_check(struct vrdma *vr, const struct ib_qp_init_attr *init)
 	return 0;
 }
 
-static int vrdma_user_wq(struct ib_device *ib, struct vrdma_wq *wq, u64 buf, u32 len, u32 entries, u8 log2_stride)
+static int vrdma_user_wq(struct ib_device *ib, struct vrdma_wq *wq, u64 buf, u32 len, u32 entries,
+			 u8 log2_stride)
 {
 	struct vrdma_mem *mem;
 
 	if (!entries)
 		return wq->max_wr ? -EINVAL : 0;
-	if (!is_power_of_2(entries) || entries < wq->max_wr || log2_stride < VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE ||
+	if (!is_power_of_2(entries) || entries < wq->max_wr ||
+	    log2_stride < VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE ||
 	    log2_stride > VIRTIO_RDMA_WQE_MAX_LOG2_STRIDE)
 		return -EINVAL;
 	mem = vrdma_mem_user_ring(ib, buf, len, vrdma_ring_bytes(entries, log2_stride, false));
@@ -69,10 +72,11 @@ static int vrdma_qp_user_rings(struct vrdma_qp *qp, struct ib_udata *udata)
 	struct virtio_rdma_qp_req req;
 	int ret;
 
-	ret = vrdma_udata_in(udata, &req, sizeof(req));
+	ret = ib_copy_validate_udata_in(udata, req, reserved);
 	if (ret)
 		return ret;
-	ret = vrdma_user_wq(qp->ibqp.device, &qp->sq, req.sq_buf, req.sq_len, req.sq_entries, req.sq_log2_stride);
+	ret = vrdma_user_wq(qp->ibqp.device, &qp->sq, req.sq_buf, req.sq_len, req.sq_entries,
+			    req.sq_log2_stride);
 	if (ret)
 		return ret;
 	return vrdma_user_wq(qp->ibqp.device, &qp->rq, req.rq_buf, req.rq_len, req.rq_entries,
@@ -81,17 +85,28 @@ static int vrdma_qp_user_rings(struct vrdma_qp *qp, struct ib_udata *udata)
 
 static int vrdma_qp_kernel_rings(struct vrdma_qp *qp)
 {
-	u32 sq_bytes = VIRTIO_RDMA_SQ_WQE_DATA + max_t(u32, qp->cap.max_send_sge * sizeof(struct virtio_rdma_sge),
-						       qp->cap.max_inline_data);
-	u32 rq_bytes = VIRTIO_RDMA_RQ_WQE_DATA + qp->cap.max_recv_sge * sizeof(struct virtio_rdma_sge);
+	const size_t sge = sizeof(struct virtio_rdma_sge);
+	const struct ib_qp_cap *cap = &qp->cap;
+	struct vrdma_wq_shape sq = {
+		.max_wr = qp->sq.max_wr,
+		.max_sge = cap->max_send_sge,
+		.bytes = VIRTIO_RDMA_SQ_WQE_DATA +
+			 max_t(u32, cap->max_send_sge * sge, cap->max_inline_data),
+		.min_log2_stride = VIRTIO_RDMA_SQ_WQE_MIN_LOG2_STRIDE,
+		.handles = vrdma_is_datagram(qp),
+	};
+	struct vrdma_wq_shape rq = {
+		.max_wr = qp->rq.max_wr,
+		.max_sge = cap->max_recv_sge,
+		.bytes = VIRTIO_RDMA_RQ_WQE_DATA + cap->max_recv_sge * sge,
+		.min_log2_stride = VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE,
+	};
 	int ret = 0;
 
-	if (qp->sq.max_wr)
-		ret = vrdma_wq_init(&qp->sq, qp->sq.max_wr, qp->cap.max_send_sge, sq_bytes,
-				    VIRTIO_RDMA_SQ_WQE_MIN_LOG2_STRIDE, false);
-	if (!ret && qp->rq.max_wr)
-		ret = vrdma_wq_init(&qp->rq, qp->rq.max_wr, qp->cap.max_recv_sge, rq_bytes,
-				    VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE, false);
+	if (sq.max_wr)
+		ret = vrdma_wq_init(qp->ctx->vr, &qp->sq, &sq);
+	if (!ret && rq.max_wr)
+		ret = vrdma_wq_init(qp->ctx->vr, &qp->rq, &rq);
 	return ret;
 }
 
@@ -105,7 +120,10 @@ static int vrdma_qp_db(struct vrdma_qp *qp, struct vrdma_wq *wq, __le32 db)
 		vrdma_lost(qp->ctx->vr, "a QP has a doorbell that does not exist");
 		return -EIO;
 	}
-	/* The slot may have served another queue. The QP is in RESET: the device looks at the word only when it leaves it. */
+	/*
+	 * The slot may have served another queue. The QP is in RESET: the device looks at the word
+	 * only when it leaves it.
+	 */
 	virt_store_release(wq->db_index, cpu_to_le32(0));
 	return 0;
 }
@@ -116,7 +134,8 @@ static void vrdma_qp_fill_req(struct virtio_rdma_qp_create_req *req, const struc
 	memset(req, 0, sizeof(*req));
 	req->pdn = cpu_to_le32(to_vpd(qp->ibqp.pd)->pdn);
 	req->type = cpu_to_le32(type);
-	req->flags = cpu_to_le32(init->sq_sig_type == IB_SIGNAL_ALL_WR ? VIRTIO_RDMA_QP_SIG_ALL : 0);
+	if (init->sq_sig_type == IB_SIGNAL_ALL_WR)
+		req->flags = cpu_to_le32(VIRTIO_RDMA_QP_SIG_ALL);
 	req->send_cqn = cpu_to_le32(to_vcq(init->send_cq)->cqn);
 	req->recv_cqn = cpu_to_le32(to_vcq(init->recv_cq)->cqn);
 	req->srqn = cpu_to_le32(init->srq ? to_vsrq(init->srq)->srqn : VIRTIO_RDMA_NO_SRQ);
@@ -141,15 +160,14 @@ static int vrdma_qp_cmd_create(struct vrdma_qp *qp, const struct ib_qp_init_attr
 
 	vrdma_qp_fill_req(&req, qp, init, type);
 	if (qp->sq.entries)
-		ret = vrdma_page_list_build(&sq, qp->sq.mem,
-					    vrdma_ring_bytes(qp->sq.entries, qp->sq.log2_stride, false));
+		ret = vrdma_page_list_build(vr, &sq, qp->sq.mem);
 	if (!ret && qp->rq.entries)
-		ret = vrdma_page_list_build(&rq, qp->rq.mem,
-					    vrdma_ring_bytes(qp->rq.entries, qp->rq.log2_stride, false));
+		ret = vrdma_page_list_build(vr, &rq, qp->rq.mem);
 	if (!ret) {
 		req.sq = sq.desc;
 		req.rq = rq.desc;
-		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QP_CREATE, qp->ctx->id, &req, sizeof(req), &resp, sizeof(resp));
+		ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QP_CREATE, qp->ctx->id, &req, sizeof(req),
+				&resp, sizeof(resp));
 	}
 	vrdma_page_list_free(vr, &sq);
 	vrdma_page_list_free(vr, &rq);
@@ -181,7 +199,7 @@ static int vrdma_qp_answer(struct vrdma_qp *qp, struct ib_udata *udata)
 		uresp.sq_db_mmap = vrdma_db_mmap_offset(qp->ctx, qp->sq.db);
 	if (qp->rq.entries)
 		uresp.rq_db_mmap = vrdma_db_mmap_offset(qp->ctx, qp->rq.db);
-	return vrdma_udata_out(udata, &uresp, sizeof(uresp));
+	return ib_respond_udata(udata, uresp);
 }
 
 /* Kernel CQs know their QPs: after a loss of the device they must flush for them. */
@@ -208,12 +226,10 @@ static void vrdma_qp_leave_cqs(struct vrdma_qp *qp)
 	spin_lock_irqsave(&recv->lock, flags);
 	list_del_init(&qp->on_recv_cq);
 	spin_unlock_irqrestore(&recv->lock, flags);
-	vrdma_cq_discard(send, qp->qpn);
-	if (recv != send)
-		vrdma_cq_discard(recv, qp->qpn);
 }
 
-static void vrdma_qp_init(struct vrdma_qp *qp, struct vrdma *vr, struct ib_qp_init_attr *init, struct ib_udata *udata)
+static void vrdma_qp_init(struct vrdma_qp *qp, struct vrdma *vr, struct ib_qp_init_attr *init,
+			  struct ib_udata *udata)
 {
 	qp->ctx = vrdma_ctx_of(vr, udata);
 	qp->user = udata;
@@ -230,6 +246,7 @@ static void vrdma_qp_init(struct vrdma_qp *qp, struct vrdma *vr, struct ib_qp_in
 	qp->rq.max_sge = init->cap.max_recv_sge;
 	INIT_LIST_HEAD(&qp->on_send_cq);
 	INIT_LIST_HEAD(&qp->on_recv_cq);
+	INIT_LIST_HEAD(&qp->on_held);
 	spin_lock_init(&qp->sq.lock);
 	spin_lock_init(&qp->rq.lock);
 	vrdma_ref_init(&qp->ref);
@@ -268,7 +285,7 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_
 	if (!ret)
 		ret = xa_insert_irq(&vr->qps, qp->qpn, qp, GFP_KERNEL);
 	if (ret) {
-		vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_QP_DESTROY, qp->ctx->id, qp->qpn, &done);
+		done = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_QP_DESTROY, qp->ctx->id, qp->qpn);
 		goto err_slots;
 	}
 	if (!udata)
@@ -288,16 +305,20 @@ int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	struct vrdma *vr = to_vr(ibqp->device);
 	struct vrdma_qp *qp = to_vqp(ibqp);
 	bool done;
-	int ret;
 
-	ret = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_QP_DESTROY, qp->ctx->id, qp->qpn, &done);
-	if (ret)
-		return ret;
-	/* Completions are polled by number, under the lock of the CQ: after both of these lines nobody finds this QP. */
+	/*
+	 * First: once the device has freed the number, it may be another QP's. Completions are
+	 * polled by number, under the lock of the CQ: after these lines nobody finds this QP.
+	 */
 	xa_erase_irq(&vr->qps, qp->qpn);
 	if (!qp->user)
 		vrdma_qp_leave_cqs(qp);
+	vrdma_sq_drop_held(qp);
 	vrdma_ref_wait(&qp->ref);
+	done = vrdma_cmd_destroy(vr, VIRTIO_RDMA_CMD_QP_DESTROY, qp->ctx->id, qp->qpn);
+	/* What the device wrote until then, before the number comes back. */
+	if (!qp->user)
+		vrdma_qp_discard(qp);
 	vrdma_ctx_release_slots(qp->ctx, vrdma_qp_slots(qp));
 	vrdma_wq_free(vr, &qp->sq, done);
 	vrdma_wq_free(vr, &qp->rq, done);

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Queue pair attributes. The device owns the state machine (docs/virtio-rdma.md, section 8): masks and values travel as they are, the numbers
- * of both sides are those of the verbs interface.
+ * Queue pair attributes. The device owns the state machine (docs/virtio-rdma.md, section 8):
+ * masks and values travel as they are, the numbers of both sides are those of the verbs
+ * interface.
  *
  * What is left to us is the kernel's rings: on the way to RESET they start over.
  */
 #include "virtio_rdma.h"
 
 /*
- * Rights to operations that a device does not have (FLUSH, since Linux 6.2) enable nothing and are left out, as other drivers do:
- * programs set them for every device.
+ * Rights to operations that a device does not have (FLUSH, since Linux 6.2) enable nothing and are
+ * left out, as other drivers do: programs set them for every device.
  */
 static u32 vrdma_qp_rights(struct vrdma *vr, u32 rights)
 {
-	u32 known = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_ATOMIC |
-		    IB_ACCESS_MW_BIND;
+	u32 known = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ |
+		    IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_MW_BIND;
 
 	if (vr->caps & VIRTIO_RDMA_CAP_FLUSH)
 		known |= VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
 	return rights & known;
 }
 
-static int vrdma_attr_to_wire(struct vrdma *vr, struct virtio_rdma_qp_attr *w, const struct ib_qp_attr *a, int mask)
+static int vrdma_attr_to_wire(struct vrdma *vr, struct virtio_rdma_qp_attr *w,
+			      const struct ib_qp_attr *a, int mask)
 {
 	w->mask = cpu_to_le32(mask);
 	w->qp_state = a->qp_state;
@@ -45,7 +47,8 @@ static int vrdma_attr_to_wire(struct vrdma *vr, struct virtio_rdma_qp_attr *w, c
 	return mask & IB_QP_AV ? vrdma_av_from_attr(&w->ah, &a->ah_attr) : 0;
 }
 
-static void vrdma_attr_from_wire(struct ib_device *ib, struct ib_qp_attr *a, const struct virtio_rdma_qp_attr *w)
+static void vrdma_attr_from_wire(struct ib_device *ib, struct ib_qp_attr *a,
+				 const struct virtio_rdma_qp_attr *w)
 {
 	a->qp_state = w->qp_state;
 	a->cur_qp_state = w->cur_qp_state;
@@ -89,6 +92,11 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struc
 
 	if (mask & ~IB_QP_ATTR_STANDARD_BITS || mask & (IB_QP_CAP | IB_QP_ALT_PATH))
 		return -EOPNOTSUPP;
+	if (udata) {
+		ret = ib_is_udata_in_empty(udata);
+		if (ret)
+			return ret;
+	}
 	ret = vrdma_attr_to_wire(vr, &req.attr, attr, mask);
 	if (ret)
 		return ret;
@@ -103,18 +111,19 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struc
 		if (attr->qp_state == IB_QPS_RESET && !qp->user)
 			vrdma_qp_reset_rings(qp);
 	}
-	return 0;
+	return udata ? ib_respond_empty_udata(udata) : 0;
 }
 
-int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_qp_init_attr *init)
+int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		   struct ib_qp_init_attr *init)
 {
 	struct vrdma_qp *qp = to_vqp(ibqp);
 	struct virtio_rdma_object_req req = { .object = cpu_to_le32(qp->qpn) };
 	struct virtio_rdma_qp_query_resp resp;
 	int ret;
 
-	ret = vrdma_cmd(to_vr(ibqp->device), VIRTIO_RDMA_CMD_QP_QUERY, qp->ctx->id, &req, sizeof(req), &resp,
-			sizeof(resp));
+	ret = vrdma_cmd(to_vr(ibqp->device), VIRTIO_RDMA_CMD_QP_QUERY, qp->ctx->id, &req,
+			sizeof(req), &resp, sizeof(resp));
 	if (ret)
 		return ret;
 	memset(attr, 0, sizeof(*attr));

@@ -1,49 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Posting from the kernel: the GSI and kernel consumers (docs/virtio-rdma.md, sections 6.4, 7.1, 7.2).
+ * Posting from the kernel: the GSI and kernel consumers (docs/virtio-rdma.md, sections 6.4, 7.1,
+ * 7.2).
  *
- * A batch of work requests is written first and made visible by one doorbell. Slots are freed by completions (poll.c); an SRQ's by the count of what the device
- * took. After a loss of the device posting succeeds and polling flushes, so that a consumer that drains its queue comes to an end.
+ * A batch of work requests is written first and made visible by one doorbell (held.c). Slots are
+ * freed by completions (poll.c); an SRQ's by the count of what the device took. After a loss of the
+ * device posting succeeds and polling flushes, so that a consumer that drains its queue comes to an
+ * end.
  */
 #include <linux/log2.h>
 #include <linux/slab.h>
 #include "virtio_rdma.h"
 
-int vrdma_wq_init(struct vrdma_wq *wq, u32 max_wr, u32 max_sge, u32 bytes, u8 min_shift, bool ctrl)
+/*
+ * Zeroed but for what the caller set; vrdma_wq_free() also undoes what was done before a failure.
+ */
+int vrdma_wq_init(struct vrdma *vr, struct vrdma_wq *wq, const struct vrdma_wq_shape *shape)
 {
-	u32 entries = roundup_pow_of_two(max_wr);
-	u8 shift = max_t(u8, min_shift, order_base_2(bytes));
+	u32 entries = roundup_pow_of_two(shape->max_wr);
+	u8 shift = max_t(u8, shape->min_log2_stride, order_base_2(shape->bytes));
 	struct vrdma_mem *mem;
 
 	if (shift > VIRTIO_RDMA_WQE_MAX_LOG2_STRIDE)
 		return -EINVAL;
-	wq->wr_ids = kvcalloc(entries, sizeof(*wq->wr_ids), GFP_KERNEL);
-	if (!wq->wr_ids)
-		return -ENOMEM;
-	mem = vrdma_mem_ring(vrdma_ring_bytes(entries, shift, ctrl));
-	if (IS_ERR(mem)) {
-		kvfree(wq->wr_ids);
-		wq->wr_ids = NULL;
-		return PTR_ERR(mem);
-	}
 	spin_lock_init(&wq->lock);
+	wq->wr_ids = kvcalloc(entries, sizeof(*wq->wr_ids), GFP_KERNEL);
+	if (shape->handles)
+		wq->handles = kvcalloc(entries, sizeof(*wq->handles), GFP_KERNEL);
+	if (!wq->wr_ids || (shape->handles && !wq->handles))
+		goto err;
+	mem = vrdma_mem_kernel(vr, vrdma_ring_bytes(entries, shift, shape->ctrl));
+	if (IS_ERR(mem))
+		goto err;
 	wq->mem = mem;
 	wq->ring = mem->vaddr;
 	wq->entries = entries;
-	wq->max_wr = max_wr;
-	wq->max_sge = max_sge;
+	wq->max_wr = shape->max_wr;
+	wq->max_sge = shape->max_sge;
 	wq->log2_stride = shift;
-	wq->head = 0;
-	wq->tail = 0;
 	return 0;
+err:
+	vrdma_wq_free(vr, wq, true);
+	return -ENOMEM;
 }
 
 void vrdma_wq_free(struct vrdma *vr, struct vrdma_wq *wq, bool device_is_done)
 {
 	vrdma_mem_put(vr, wq->mem, device_is_done);
 	kvfree(wq->wr_ids);
+	kvfree(wq->handles);
 	wq->mem = NULL;
 	wq->wr_ids = NULL;
+	wq->handles = NULL;
 }
 
 static void vrdma_wq_reset(struct vrdma_wq *wq)
@@ -54,7 +62,9 @@ static void vrdma_wq_reset(struct vrdma_wq *wq)
 		return;
 	spin_lock_irqsave(&wq->lock, flags);
 	wq->head = 0;
+	wq->rung = 0;
 	wq->tail = 0;
+	/* The device looks at it again when the QP leaves RESET. */
 	virt_store_release(wq->db_index, cpu_to_le32(0));
 	spin_unlock_irqrestore(&wq->lock, flags);
 }
@@ -62,11 +72,8 @@ static void vrdma_wq_reset(struct vrdma_wq *wq)
 /* The QP was moved to RESET: the device forgot what was posted, and so do we (section 8.1). */
 void vrdma_qp_reset_rings(struct vrdma_qp *qp)
 {
-	struct vrdma_cq *send = to_vcq(qp->ibqp.send_cq), *recv = to_vcq(qp->ibqp.recv_cq);
-
-	vrdma_cq_discard(send, qp->qpn);
-	if (recv != send)
-		vrdma_cq_discard(recv, qp->qpn);
+	vrdma_qp_discard(qp);
+	vrdma_sq_drop_held(qp);
 	vrdma_wq_reset(&qp->sq);
 	vrdma_wq_reset(&qp->rq);
 }
@@ -109,7 +116,7 @@ static int vrdma_put_inline(void *at, u32 max, const struct ib_sge *sge, int num
 static void vrdma_put_reg(struct virtio_rdma_sq_wqe *wqe, const struct ib_reg_wr *reg)
 {
 	struct vrdma_mr *mr = to_vmr(reg->mr);
-	u64 array = virt_to_phys(mr->page_array);
+	u64 array = mr->mem->dma[0];
 
 	wqe->rkey = cpu_to_le32(reg->key);
 	wqe->remote_addr = cpu_to_le64(reg->mr->iova);
@@ -119,9 +126,9 @@ static void vrdma_put_reg(struct virtio_rdma_sq_wqe *wqe, const struct ib_reg_wr
 	wqe->arg1 = cpu_to_le64(array | (u64)ilog2(reg->mr->page_size) << 56);
 }
 
+/* The handle is named when the request is rung: its number may not be there yet. */
 static void vrdma_put_ud(struct virtio_rdma_sq_wqe *wqe, const struct ib_ud_wr *ud)
 {
-	wqe->arg0 = cpu_to_le64(to_vah(ud->ah)->ahn);
 	wqe->rkey = cpu_to_le32(ud->remote_qpn);
 	wqe->aux = cpu_to_le32(ud->remote_qkey);
 }
@@ -136,7 +143,8 @@ static void vrdma_put_atomic(struct virtio_rdma_sq_wqe *wqe, const struct ib_sen
 	wqe->arg1 = cpu_to_le64(at->swap);
 }
 
-static int vrdma_put_op(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, const struct ib_send_wr *wr)
+static int vrdma_put_op(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe,
+			const struct ib_send_wr *wr)
 {
 	bool mem_mgt = qp->ctx->vr->caps & VIRTIO_RDMA_CAP_MEM_MGT;
 
@@ -145,7 +153,7 @@ static int vrdma_put_op(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, con
 		wqe->imm = (__force __le32)wr->ex.imm_data;
 		fallthrough;
 	case IB_WR_SEND:
-		if (qp->ibqp.qp_type == IB_QPT_UD || qp->ibqp.qp_type == IB_QPT_GSI)
+		if (vrdma_is_datagram(qp))
 			vrdma_put_ud(wqe, ud_wr(wr));
 		break;
 	case IB_WR_SEND_WITH_INV:
@@ -162,6 +170,14 @@ static int vrdma_put_op(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, con
 		wqe->remote_addr = cpu_to_le64(rdma_wr(wr)->remote_addr);
 		wqe->rkey = cpu_to_le32(rdma_wr(wr)->rkey);
 		break;
+#ifdef VRDMA_HAVE_ATOMIC_WRITE
+	case IB_WR_ATOMIC_WRITE:
+		if (!(qp->ctx->vr->caps & VIRTIO_RDMA_CAP_ATOMIC_WRITE))
+			return -EOPNOTSUPP;
+		wqe->remote_addr = cpu_to_le64(rdma_wr(wr)->remote_addr);
+		wqe->rkey = cpu_to_le32(rdma_wr(wr)->rkey);
+		break;
+#endif
 	case IB_WR_ATOMIC_CMP_AND_SWP:
 	case IB_WR_ATOMIC_FETCH_AND_ADD:
 		vrdma_put_atomic(wqe, wr);
@@ -177,6 +193,17 @@ static int vrdma_put_op(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, con
 	/* enum ib_wr_opcode and VIRTIO_RDMA_WR_* have the same numbers. */
 	wqe->opcode = wr->opcode;
 	return 0;
+}
+
+static void vrdma_remember_handle(struct vrdma_wq *sq, struct vrdma_ah_handle *handle)
+{
+	struct vrdma_ah_handle **at = &sq->handles[sq->head & (sq->entries - 1)];
+
+	/* After a loss a slot can be freed (poll.c) before it was rung. */
+	if (*at)
+		vrdma_ah_handle_put(*at);
+	refcount_inc(&handle->ref);
+	*at = handle;
 }
 
 static int vrdma_put_send(struct vrdma_qp *qp, const struct ib_send_wr *wr)
@@ -198,8 +225,8 @@ static int vrdma_put_send(struct vrdma_qp *qp, const struct ib_send_wr *wr)
 	wqe.flags = wr->send_flags & (IB_SEND_FENCE | IB_SEND_SIGNALED | IB_SEND_SOLICITED);
 	if (data && wr->send_flags & IB_SEND_INLINE) {
 		wqe.flags |= VIRTIO_RDMA_SEND_INLINE;
-		ret = vrdma_put_inline(slot + VIRTIO_RDMA_SQ_WQE_DATA, qp->cap.max_inline_data, wr->sg_list,
-				       wr->num_sge, &wqe.num_sge);
+		ret = vrdma_put_inline(slot + VIRTIO_RDMA_SQ_WQE_DATA, qp->cap.max_inline_data,
+				       wr->sg_list, wr->num_sge, &wqe.num_sge);
 		if (ret)
 			return ret;
 	} else if (data) {
@@ -208,6 +235,8 @@ static int vrdma_put_send(struct vrdma_qp *qp, const struct ib_send_wr *wr)
 	}
 	/* IB_SEND_FENCE is 1, SIGNALED 2, SOLICITED 4, as on the wire. */
 	memcpy(slot, &wqe, sizeof(wqe));
+	if (data && vrdma_is_datagram(qp))
+		vrdma_remember_handle(sq, to_vah(ud_wr(wr)->ah)->handle);
 	sq->head++;
 	return 0;
 }
@@ -231,7 +260,6 @@ int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struc
 	struct vrdma *vr = qp->ctx->vr;
 	struct vrdma_wq *sq = &qp->sq;
 	unsigned long flags;
-	u32 first;
 	int ret = 0;
 
 	/* The rings of a process are not ours to write. */
@@ -240,7 +268,6 @@ int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struc
 		return -EINVAL;
 	}
 	spin_lock_irqsave(&sq->lock, flags);
-	first = sq->head;
 	if (!vrdma_can_send(qp))
 		ret = -EINVAL;
 	while (!ret && wr) {
@@ -248,8 +275,7 @@ int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struc
 		if (!ret)
 			wr = wr->next;
 	}
-	if (sq->head != first && !vrdma_is_lost(vr))
-		vrdma_doorbell(vr, qp->ctx->kick_queue, sq->db_index, sq->head);
+	vrdma_sq_ring(qp);
 	spin_unlock_irqrestore(&sq->lock, flags);
 	if (ret)
 		*bad = wr;
@@ -317,7 +343,8 @@ int vrdma_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struc
 	return ret;
 }
 
-int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad)
+int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
+			const struct ib_recv_wr **bad)
 {
 	struct vrdma_srq *srq = to_vsrq(ibsrq);
 	unsigned long flags;
@@ -328,7 +355,7 @@ int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr, const
 		return -EINVAL;
 	}
 	spin_lock_irqsave(&srq->rq.lock, flags);
-	srq->rq.tail = le32_to_cpu(virt_load_acquire((__le32 *)(srq->ctrl + VIRTIO_RDMA_CTRL_TAKEN)));
+	srq->rq.tail = vrdma_ctrl_load(srq->ctrl, VIRTIO_RDMA_CTRL_TAKEN);
 	ret = vrdma_put_recvs(srq->ctx, &srq->rq, wr, bad);
 	spin_unlock_irqrestore(&srq->rq.lock, flags);
 	return ret;

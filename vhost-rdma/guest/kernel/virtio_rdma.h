@@ -2,20 +2,24 @@
 /*
  * The virtio RDMA driver: what its files share.
  *
- * Two lives are kept apart. `struct vrdma` is the virtio device: its queues, its contexts, its loss. `struct vrdma_ibdev` is the
- * RDMA device that the verbs core sees; it exists only while the network interface with our MAC address exists (docs/virtio-rdma.md, section 10).
+ * Two lives are kept apart. `struct vrdma` is the virtio device: its queues, its contexts, its
+ * loss. `struct vrdma_ibdev` is the RDMA device that the verbs core sees; it exists only while
+ * the network interface with our MAC address exists (docs/virtio-rdma.md, section 10).
  *
- * Whoever gives memory to the device holds a `struct vrdma_mem` for it. When the device may still touch the memory although its object is
- * gone for us (a command that timed out, section 5.6) the memory goes to the orphans and is freed after the next confirmed reset, not before.
+ * Whoever gives memory to the device holds a `struct vrdma_mem` for it. When the device may still
+ * touch the memory although its object is gone for us (a command that timed out, section 5.6) the
+ * memory goes to the orphans and is freed after the next confirmed reset, not before.
  */
 #ifndef VIRTIO_RDMA_H
 #define VIRTIO_RDMA_H
 
 #include "compat.h"
 #include <linux/completion.h>
+#include <linux/mm.h>
 #include <linux/mutex.h>
 #include <linux/refcount.h>
 #include <linux/semaphore.h>
+#include <linux/slab.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
 #include <linux/virtio.h>
@@ -32,27 +36,32 @@
 struct vrdma;
 struct vrdma_ctx;
 
-/* ---- Memory given to the device ---------------------------------------------------------------- */
+/* ---- Memory given to the device ---- */
 struct vrdma_mem {
 	struct list_head orphan;
-	struct ib_umem *umem;		/* pages of a process, or */
-	void *vaddr;			/* pages of a kernel ring (vzalloc), or */
-	struct page *page;		/* one kernel page */
+	struct ib_umem *umem;		/* pages of a process; else the rest is used */
+	void *vaddr;			/* pages of ours: vzalloc(), */
+	struct page *page;		/* one page, */
+	size_t coherent;		/* or dma_alloc_coherent() of so many bytes */
+	dma_addr_t *dma;		/* of each page */
+	dma_addr_t one;			/* `dma` of a single page */
+	u32 npages;
 };
 
 struct vrdma_page_list {
 	struct virtio_rdma_page_list desc;
-	unsigned long *pages;		/* the list pages: leaves first, the root last */
-	u32 npages;
+	struct vrdma_mem *mem;		/* the list pages: leaves first, the root last */
 	u32 filled;
 };
 
+struct vrdma_mem *vrdma_mem_umem(struct ib_umem *umem);
 struct vrdma_mem *vrdma_mem_user(struct ib_device *ib, u64 addr, u64 length, int access);
-struct vrdma_mem *vrdma_mem_ring(size_t length);
-struct vrdma_mem *vrdma_mem_page(void);
+struct vrdma_mem *vrdma_mem_kernel(struct vrdma *vr, size_t length);
+struct vrdma_mem *vrdma_mem_page(struct vrdma *vr);
+struct vrdma_mem *vrdma_mem_contiguous(struct vrdma *vr, size_t length);
 void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done);
 void vrdma_free_orphans(struct vrdma *vr);
-int vrdma_page_list_build(struct vrdma_page_list *list, struct vrdma_mem *mem, size_t length);
+int vrdma_page_list_build(struct vrdma *vr, struct vrdma_page_list *list, struct vrdma_mem *mem);
 void vrdma_page_list_free(struct vrdma *vr, struct vrdma_page_list *list);
 struct vrdma_mem *vrdma_mem_user_ring(struct ib_device *ib, u64 addr, u32 given, u64 needed);
 
@@ -63,16 +72,23 @@ static inline u64 vrdma_ring_bytes(u32 entries, u8 log2_stride, bool ctrl)
 	return ctrl ? ALIGN(len, VIRTIO_RDMA_RING_CTRL_ALIGN) + VIRTIO_RDMA_CTRL_SIZE : len;
 }
 
-/* ---- Control queue (cmd.c) ------------------------------------------------------------------------ */
+/* ---- Control queue (cmd.c) ---- */
 struct vrdma_cmdq {
 	struct virtqueue *vq;
-	spinlock_t lock;		/* the virtqueue, `pending`, `answered` */
+	spinlock_t lock;		/* the virtqueue and all that follows */
 	struct semaphore slots;		/* commands of sleeping callers in flight */
-	struct list_head pending;
+	struct list_head pending;	/* in the ring */
+	struct list_head backlog;	/* started, and waiting for room in the ring */
+	struct delayed_work watch;
 	u64 answered;
+	u64 watched;			/* `answered` at the last look of `watch` */
 };
 
-#define VRDMA_CMD_TIMEOUT_MS	5000
+struct vrdma_cmd_buf;
+/* How a command that was started ends: 0 and the number in its answer, or an error. */
+typedef void vrdma_cmd_done(struct vrdma *vr, void *arg, int ret, u32 object);
+
+#define VRDMA_CMD_TIMEOUT_MS	5000u
 
 void vrdma_cmdq_init(struct vrdma *vr, struct virtqueue *vq);
 void vrdma_cmdq_drop(struct vrdma *vr);
@@ -80,20 +96,28 @@ void vrdma_cmdq_callback(struct virtqueue *vq);
 void vrdma_cmdq_fail_all(struct vrdma *vr);
 int vrdma_cmd(struct vrdma *vr, u16 opcode, u32 ctx, const void *req, size_t req_len, void *resp,
 	      size_t resp_len);
-int vrdma_cmd_atomic(struct vrdma *vr, u16 opcode, u32 ctx, const void *req, size_t req_len, void *resp,
-		     size_t resp_len);
-int vrdma_cmd_destroy(struct vrdma *vr, u16 opcode, u32 ctx, u32 object, bool *device_is_done);
+bool vrdma_cmd_destroy(struct vrdma *vr, u16 opcode, u32 ctx, u32 object);
+bool vrdma_cmd_destroy_context(struct vrdma *vr, u32 ctx);
+int vrdma_cmd_dereg(struct vrdma *vr, u32 ctx, u32 lkey, bool *device_is_done);
+struct vrdma_cmd_buf *vrdma_cmd_alloc(u16 opcode, u32 ctx, const void *req, size_t req_len,
+				      size_t resp_len, gfp_t gfp);
+void *vrdma_cmd_request(struct vrdma_cmd_buf *buf);
+void vrdma_cmd_free(struct vrdma_cmd_buf *buf);
+void vrdma_cmd_start(struct vrdma *vr, struct vrdma_cmd_buf *buf, vrdma_cmd_done *call, void *arg);
 
-/* ---- Event queues (event.c) ----------------------------------------------------------------------- */
+/* ---- Event queues (event.c) ---- */
 struct vrdma_eq {
 	struct vrdma *vr;
 	struct virtqueue *vq;
-	spinlock_t lock;
+	spinlock_t lock;		/* the virtqueue */
+	struct work_struct work;	/* serves a device that does not stop */
 	void *buffers;
 	u32 size;			/* of one buffer */
 };
 
-/* An object that events name: they hold a reference while a handler runs, destruction waits for it. */
+/*
+ * An object that events name: they hold a reference while a handler runs, destruction waits for it.
+ */
 struct vrdma_ref {
 	refcount_t count;
 	struct completion gone;
@@ -109,7 +133,7 @@ void vrdma_event_callback(struct virtqueue *vq);
 void vrdma_comp_callback(struct virtqueue *vq);
 void vrdma_wake_all_cqs(struct vrdma *vr);
 
-/* ---- Contexts and doorbells (context.c, doorbell.c) --------------------------------------------------- */
+/* ---- Contexts and doorbells (context.c, doorbell.c) ---- */
 enum vrdma_mmap_kind { VRDMA_MMAP_STATUS, VRDMA_MMAP_DOORBELL, VRDMA_MMAP_NOTIFY };
 
 struct vrdma_mmap {
@@ -147,13 +171,14 @@ int vrdma_query_ucontext(struct ib_ucontext *ibuc, struct uverbs_attr_bundle *at
 void vrdma_disassociate_ucontext(struct ib_ucontext *ibuc);
 int vrdma_mmap_op(struct ib_ucontext *ibuc, struct vm_area_struct *vma);
 void vrdma_mmap_free(struct rdma_user_mmap_entry *entry);
-struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind, struct page *page,
-				     unsigned long pfn);
+struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind,
+				     struct page *page, unsigned long pfn);
 extern const struct uapi_definition vrdma_uapi_defs[];
 
 void vrdma_ctx_init(struct vrdma *vr, struct vrdma_ctx *ctx);
 void vrdma_ctx_drop_pages(struct vrdma_ctx *ctx, bool device_is_done);
-int vrdma_ctx_append_page(struct vrdma_ctx *ctx, struct vrdma_mem *mem, struct vrdma_mmap *mmap);
+int vrdma_ctx_append_page(struct vrdma_ctx *ctx, struct vrdma_mem *mem,
+			  struct vrdma_mmap *mmap);
 int vrdma_ctx_reserve_slots(struct vrdma_ctx *ctx, struct ib_ucontext *ibuc, u32 count);
 void vrdma_ctx_release_slots(struct vrdma_ctx *ctx, u32 count);
 u64 vrdma_db_mmap_offset(struct vrdma_ctx *ctx, u32 db);
@@ -162,7 +187,7 @@ void vrdma_doorbell(struct vrdma *vr, u32 queue, __le32 *index, u32 producer);
 void vrdma_kick(struct vrdma *vr, u32 queue);
 void vrdma_find_notify(struct vrdma *vr);
 
-/* ---- The device ---------------------------------------------------------------------------------------- */
+/* ---- The device ---- */
 struct vrdma_ibdev {
 	struct ib_device ib;
 	struct vrdma *vr;
@@ -196,8 +221,13 @@ struct vrdma {
 	struct xarray srqs;
 
 	struct vrdma_ctx kctx;
-	spinlock_t orphan_lock;
+	spinlock_t orphan_lock;		/* `orphans` */
 	struct list_head orphans;
+
+	spinlock_t ah_lock;		/* a handle's number, status and doom */
+	wait_queue_head_t ah_wait;
+	spinlock_t held_lock;		/* inside a queue's lock */
+	struct list_head held;		/* QPs with requests that wait for a handle's number */
 
 	atomic_t user_contexts;
 	struct delayed_work keepalive;
@@ -210,9 +240,9 @@ struct vrdma {
 	spinlock_t pair_lock;		/* netdev, netdev_gone */
 	struct net_device *netdev;	/* reference held */
 	bool netdev_gone;
-	struct mutex ib_lock;		/* ib, registered */
+	struct mutex ib_lock;		/* ib, live */
 	struct vrdma_ibdev *ib;
-	bool registered;
+	struct vrdma_ibdev __rcu *live;	/* `ib` while it is registered, for events */
 	bool port_active;
 };
 
@@ -238,11 +268,12 @@ static inline u32 vrdma_attr32(__le32 v)
 	return min_t(u32, le32_to_cpu(v), INT_MAX);
 }
 
-/* ---- Objects --------------------------------------------------------------------------------------------- */
+/* ---- Objects ---- */
 struct vrdma_pd {
 	struct ib_pd ibpd;
 	struct vrdma_ctx *ctx;
 	u32 pdn;
+	atomic_t unsettled_ahs;		/* commands for handles of it that are not answered */
 };
 
 struct vrdma_mr {
@@ -251,7 +282,8 @@ struct vrdma_mr {
 	struct vrdma_mem *mem;
 	u64 start;
 	int access;
-	__le64 *page_array;		/* fast-register */
+	bool dmabuf;
+	/* Fast-register: `mem` is the array of pages. */
 	u32 max_pages;
 	u32 page_count;
 };
@@ -261,11 +293,22 @@ struct vrdma_mw {
 	struct vrdma_ctx *ctx;
 };
 
+/* A handle of the kernel at the device (ah.c). */
+struct vrdma_ah_handle {
+	refcount_t ref;
+	struct vrdma_pd *pd;
+	struct vrdma_cmd_buf *destroy;	/* the command that ends it */
+	int status;			/* -EINPROGRESS, 0 (`ahn` is there) or an error */
+	u32 ahn;
+	bool doomed;			/* to be destroyed when it is there */
+};
+
 struct vrdma_ah {
 	struct ib_ah ibah;
 	struct vrdma_ctx *ctx;
 	struct virtio_rdma_av av;
-	u32 ahn;
+	struct vrdma_ah_handle *handle;	/* of the kernel, else */
+	u32 ahn;			/* of a process */
 };
 
 struct vrdma_cq {
@@ -276,7 +319,7 @@ struct vrdma_cq {
 	u32 cqn;
 	u32 entries;
 	/* Kernel rings only. */
-	spinlock_t lock;
+	spinlock_t lock;		/* all that follows */
 	u8 *ring;
 	u8 *ctrl;
 	u32 consumer;
@@ -284,17 +327,42 @@ struct vrdma_cq {
 	struct list_head recv_qps;
 };
 
+/* A word of a ring's control block, written by the device. */
+static inline u32 vrdma_ctrl_load(u8 *ctrl, u32 offset)
+{
+	/* What the device did before it stored the word is seen after it. */
+	return le32_to_cpu(virt_load_acquire((__le32 *)(ctrl + offset)));
+}
+
+static inline void vrdma_ctrl_store(u8 *ctrl, u32 offset, u32 value)
+{
+	/* What we read before is read before the device may overwrite it. */
+	virt_store_release((__le32 *)(ctrl + offset), cpu_to_le32(value));
+}
+
+/* What a work queue of the kernel is to hold. */
+struct vrdma_wq_shape {
+	u32 max_wr;
+	u32 max_sge;
+	u32 bytes;			/* of the greatest request */
+	u8 min_log2_stride;
+	bool ctrl;			/* with a control block */
+	bool handles;			/* requests name address handles */
+};
+
 /* The kernel's side of a work queue. */
 struct vrdma_wq {
-	spinlock_t lock;
+	spinlock_t lock;		/* head, rung, tail and the slots between */
 	struct vrdma_mem *mem;
 	u8 *ring;
 	u64 *wr_ids;			/* for the flush after a loss of the device */
+	struct vrdma_ah_handle **handles; /* per slot, without a number yet; UD and GSI only */
 	u32 entries;			/* 0: no such queue */
 	u32 max_wr;
 	u16 max_sge;
 	u8 log2_stride;
 	u32 head;
+	u32 rung;			/* the device was told; only handles hold it back */
 	u32 tail;
 	u32 db;
 	__le32 *db_index;
@@ -324,6 +392,7 @@ struct vrdma_qp {
 	struct vrdma_wq rq;
 	struct list_head on_send_cq;
 	struct list_head on_recv_cq;
+	struct list_head on_held;
 };
 
 #define VRDMA_TO(name, type, member)					\
@@ -340,15 +409,19 @@ VRDMA_TO(vsrq, vrdma_srq, srq)
 VRDMA_TO(vqp, vrdma_qp, qp)
 VRDMA_TO(vuc, vrdma_ucontext, ucontext)
 
-static inline struct vrdma_ctx *vrdma_ctx_of(struct vrdma *vr, struct ib_udata *udata)
+/* Its sends name address handles. */
+static inline bool vrdma_is_datagram(const struct vrdma_qp *qp)
 {
-	struct vrdma_ucontext *uc = rdma_udata_to_drv_context(udata, struct vrdma_ucontext, ibucontext);
-
-	return uc ? &uc->ctx : &vr->kctx;
+	return qp->ibqp.qp_type == IB_QPT_UD || qp->ibqp.qp_type == IB_QPT_GSI;
 }
 
-int vrdma_udata_in(struct ib_udata *udata, void *req, size_t len);
-int vrdma_udata_out(struct ib_udata *udata, const void *resp, size_t len);
+static inline struct vrdma_ctx *vrdma_ctx_of(struct vrdma *vr, struct ib_udata *udata)
+{
+	struct vrdma_ucontext *uc;
+
+	uc = rdma_udata_to_drv_context(udata, struct vrdma_ucontext, ibucontext);
+	return uc ? &uc->ctx : &vr->kctx;
+}
 
 /* pd.c */
 int vrdma_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
@@ -356,15 +429,13 @@ int vrdma_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
 
 /* mr.c */
 struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access);
-#ifdef VRDMA_HAVE_DMAH
 struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length, u64 iova, int access,
-				struct ib_dmah *dmah, struct ib_udata *udata);
-#else
-struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length, u64 iova, int access,
-				struct ib_udata *udata);
-#endif
-struct ib_mr *vrdma_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start, u64 length, u64 iova, int access,
-				  struct ib_pd *new_pd, struct ib_udata *udata);
+				VRDMA_DMAH_ARG struct ib_udata *udata);
+struct ib_mr *vrdma_reg_user_mr_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length, u64 iova,
+				       int fd, int access, VRDMA_DMAH_ARG
+				       VRDMA_DMABUF_ARG);
+struct ib_mr *vrdma_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start, u64 length, u64 iova,
+				  int access, struct ib_pd *new_pd, struct ib_udata *udata);
 int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata);
 struct ib_mr *vrdma_alloc_mr(struct ib_pd *ibpd, enum ib_mr_type type, u32 max_num_sg);
 int vrdma_map_mr_sg(struct ib_mr *ibmr, struct scatterlist *sg, int nents, unsigned int *offset);
@@ -372,7 +443,8 @@ int vrdma_alloc_mw(struct ib_mw *ibmw, struct ib_udata *udata);
 int vrdma_dealloc_mw(struct ib_mw *ibmw);
 
 /* cq.c */
-int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, VRDMA_CREATE_CQ_ARG);
+int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
+		    VRDMA_CREATE_CQ_ARG);
 int vrdma_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata);
 int vrdma_resize_cq(struct ib_cq *ibcq, VRDMA_RESIZE_CQE cqe, struct ib_udata *udata);
 int vrdma_modify_cq(struct ib_cq *ibcq, u16 count, u16 period);
@@ -388,27 +460,38 @@ int vrdma_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata);
 int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata);
 int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata);
 int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
-int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_qp_init_attr *init);
+int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		   struct ib_qp_init_attr *init);
 int vrdma_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 int vrdma_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 
 /* ah.c */
 int vrdma_av_from_attr(struct virtio_rdma_av *av, const struct rdma_ah_attr *attr);
-void vrdma_av_to_attr(struct ib_device *ib, struct rdma_ah_attr *attr, const struct virtio_rdma_av *av);
+void vrdma_av_to_attr(struct ib_device *ib, struct rdma_ah_attr *attr,
+		      const struct virtio_rdma_av *av);
 int vrdma_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct ib_udata *udata);
 int vrdma_query_ah(struct ib_ah *ibah, struct rdma_ah_attr *attr);
 int vrdma_destroy_ah(struct ib_ah *ibah, u32 flags);
+void vrdma_ah_handle_put(struct vrdma_ah_handle *handle);
+void vrdma_ah_wait_idle(struct vrdma *vr, struct vrdma_pd *pd);
 
 /* ring.c, poll.c: the data path of kernel consumers */
 int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
 int vrdma_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad);
-int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad);
-int vrdma_wq_init(struct vrdma_wq *wq, u32 max_wr, u32 max_sge, u32 bytes, u8 min_shift, bool ctrl);
+int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
+			const struct ib_recv_wr **bad);
+int vrdma_wq_init(struct vrdma *vr, struct vrdma_wq *wq, const struct vrdma_wq_shape *shape);
 void vrdma_wq_free(struct vrdma *vr, struct vrdma_wq *wq, bool device_is_done);
 void vrdma_qp_reset_rings(struct vrdma_qp *qp);
-void vrdma_cq_discard(struct vrdma_cq *cq, u32 qpn);
+void vrdma_qp_discard(struct vrdma_qp *qp);
 int vrdma_poll_cq(struct ib_cq *ibcq, int num, struct ib_wc *wc);
 int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags);
+
+/* held.c: their doorbells, and requests that wait for the number of an address handle */
+#define VRDMA_NO_AH	((u64)U32_MAX)
+void vrdma_sq_ring(struct vrdma_qp *qp);
+void vrdma_sq_drop_held(struct vrdma_qp *qp);
+void vrdma_ring_held(struct vrdma *vr);
 
 /* port.c */
 int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib_udata *udata);
@@ -427,6 +510,7 @@ int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 po
 int vrdma_ib_register(struct vrdma *vr, struct net_device *netdev);
 void vrdma_ib_unregister(struct vrdma *vr);
 void vrdma_ib_dealloc(struct vrdma *vr);
+void vrdma_ib_event(struct vrdma *vr, enum ib_event_type type);
 
 /* netdev.c */
 int vrdma_netdev_watch(struct vrdma *vr);

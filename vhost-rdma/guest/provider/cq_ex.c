@@ -120,13 +120,23 @@ static uint64_t cq_ex_read_completion_ts(struct ibv_cq_ex *cq)
 
 #define VRDMA_CQ_WC_FLAGS	(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP)
 
-static int cq_ex_check(const struct ibv_cq_init_attr_ex *attr)
+/* Time stamps are the device's, and a device without a clock (an RNIC's, perhaps) writes none. */
+static bool cq_ex_has_clock(struct ibv_context *context)
+{
+	struct ibv_device_attr_ex attr;
+
+	return !ibv_query_device_ex(context, NULL, &attr) && attr.completion_timestamp_mask;
+}
+
+static int cq_ex_check(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr)
 {
 	if (!check_comp_mask(attr->comp_mask, IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
 		return EOPNOTSUPP;
 	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS && attr->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
 		return EOPNOTSUPP;
 	if (attr->wc_flags & ~(uint64_t)VRDMA_CQ_WC_FLAGS)
+		return EOPNOTSUPP;
+	if (attr->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP && !cq_ex_has_clock(context))
 		return EOPNOTSUPP;
 	return 0;
 }
@@ -162,7 +172,7 @@ struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *context, struct ibv_cq_
 	struct vrdma_cq *cq;
 	int ret;
 
-	ret = cq_ex_check(attr);
+	ret = cq_ex_check(context, attr);
 	if (ret) {
 		errno = ret;
 		return NULL;

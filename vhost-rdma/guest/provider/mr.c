@@ -29,6 +29,33 @@ struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64
 	return &vmr->ibv_mr;
 }
 
+/*
+ * A last parameter came to the library's function between rdma-core 44 and 56, within one private
+ * ABI, and our binary runs with both. Given always, it is what the newer wants and what the older
+ * does not look at.
+ */
+typedef int reg_dmabuf_cmd(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+			   int access, struct verbs_mr *vmr, void *driver);
+
+struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+				   int fd, int access)
+{
+	reg_dmabuf_cmd *reg = (reg_dmabuf_cmd *)(void (*)(void))ibv_cmd_reg_dmabuf_mr;
+	struct verbs_mr *vmr;
+	int ret;
+
+	vmr = calloc(1, sizeof(*vmr));
+	if (!vmr)
+		return NULL;
+	ret = reg(pd, offset, length, iova, fd, access, vmr, NULL);
+	if (ret) {
+		free(vmr);
+		errno = ret;
+		return NULL;
+	}
+	return &vmr->ibv_mr;
+}
+
 int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct ib_uverbs_rereg_mr_resp resp = {};

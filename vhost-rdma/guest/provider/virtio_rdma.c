@@ -236,6 +236,7 @@ static const struct verbs_context_ops vrdma_base_ops = {
 	.query_device_ex = vrdma_query_device_ex,
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
+	.reg_dmabuf_mr = vrdma_reg_dmabuf_mr,
 	.reg_mr = vrdma_reg_mr,
 	.req_notify_cq = vrdma_arm_cq,
 	.unimport_mr = vrdma_unimport_mr,

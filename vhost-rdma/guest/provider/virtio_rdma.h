@@ -297,6 +297,8 @@ void vrdma_srq_update_tail(struct vrdma_srq *srq);
 
 /* mr.c */
 struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access);
+struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+				   int fd, int access);
 int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 int vrdma_dereg_mr(struct verbs_mr *vmr);
 struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle);
