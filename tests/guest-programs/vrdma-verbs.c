@@ -2,16 +2,21 @@
 /*
  * vrdma-verbs: what no other suite looks at, through plain libibverbs against one device that talks to itself.
  *
- * Each case makes its own QPs, provokes one thing and waits for what the standard says must follow: events under moderation, the asynchronous events of CQs, SRQs and
- * QPs, the states SQD and SQE. A case prints "ok NAME" or "fail NAME: why"; exit status 0 only if all were ok. A wait that ends with nothing is a failure, never a skip.
+ * Each case makes its own QPs, provokes one thing and waits for what the standard says must follow:
+ * events under moderation, the asynchronous events of CQs, SRQs and QPs, the states SQD and SQE;
+ * numbers that three processes get and give back; memory of a dma-buf. A case prints "ok NAME" or
+ * "fail NAME: why"; exit status 0 only if all were ok. A wait that ends with nothing is a failure,
+ * never a skip.
  *
  *     vrdma-verbs -d DEVICE -g GID_INDEX [CASE...]
  *
  * Build: gcc -O2 -Wall -Wextra -o vrdma-verbs vrdma-verbs.c -libverbs
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <linux/udmabuf.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -19,6 +24,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -376,12 +384,126 @@ static bool case_sqe(struct end *e)
 	return good || fail("state %d", state(e->qp));
 }
 
+/* What one process makes and destroys; the number of failures. */
+static int churn(const char *name)
+{
+	struct ibv_srq_init_attr sattr = { .attr = { .max_wr = DEPTH, .max_sge = 1 } };
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1,
+			 .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *ctx = NULL;
+	struct ibv_pd *pd;
+	int i, failures = 0;
+
+	for (i = 0; list && list[i]; i++)
+		if (!strcmp(ibv_get_device_name(list[i]), name))
+			ctx = ibv_open_device(list[i]);
+	pd = ctx ? ibv_alloc_pd(ctx) : NULL;
+	if (!pd)
+		return -1;
+	for (i = 0; i < 300; i++) {
+		struct ibv_cq *cq = ibv_create_cq(ctx, DEPTH, NULL, NULL, 0);
+		struct ibv_srq *srq = ibv_create_srq(pd, &sattr);
+		struct ibv_qp *qp;
+
+		attr.send_cq = attr.recv_cq = cq;
+		qp = cq ? ibv_create_qp(pd, &attr) : NULL;
+		failures += !cq + !srq + !qp;
+		if (qp)
+			ibv_destroy_qp(qp);
+		if (srq)
+			ibv_destroy_srq(srq);
+		if (cq)
+			ibv_destroy_cq(cq);
+	}
+	return failures;
+}
+
+/* A number that one process gives back is another's at once: neither may notice. */
+static bool case_numbers(struct end *e)
+{
+	enum { PROCESSES = 3 };
+	const char *name = ibv_get_device_name(dev.ctx->device);
+	int i, status, bad = 0;
+	pid_t pid[PROCESSES];
+
+	memset(e, 0, sizeof(*e));
+	for (i = 0; i < PROCESSES; i++) {
+		pid[i] = fork();
+		TRY(pid[i] >= 0);
+		if (!pid[i]) {
+			int failures = churn(name);
+
+			_exit(failures < 0 ? 255 : failures > 254 ? 254 : failures);
+		}
+	}
+	for (i = 0; i < PROCESSES; i++) {
+		TRY(waitpid(pid[i], &status, 0) == pid[i]);
+		TRY(WIFEXITED(status) && WEXITSTATUS(status) != 255);
+		bad += WEXITSTATUS(status);
+	}
+	return !bad || fail("%d objects could not be made", bad);
+}
+
+/* A region that is a dma-buf of guest memory: what is written through its key is in the memfd. */
+static bool case_dmabuf(struct end *e)
+{
+	enum { LENGTH = 64 * 1024, AT = 12345 };
+	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = LENGTH };
+	struct ibv_sge sge = { .addr = (uintptr_t)dev.buf, .length = 8, .lkey = dev.mr->lkey };
+	struct ibv_send_wr wr = {
+		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+	int control = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), mem, buf;
+	struct ibv_mr *mr;
+	char *seen;
+
+	memset(e, 0, sizeof(*e));
+	if (control < 0 && errno == ENOENT) {
+		/* Kernels without udmabuf (Debian 12): the operation looks for the buffer. */
+		mr = ibv_reg_dmabuf_mr(dev.pd, 0, LENGTH, 0, 0, IBV_ACCESS_LOCAL_WRITE);
+		return (!mr && errno == EINVAL) || fail("of no dma-buf: %s", strerror(errno));
+	}
+	TRY(control >= 0);
+	TRY((mem = memfd_create("dmabuf", MFD_CLOEXEC | MFD_ALLOW_SEALING)) >= 0);
+	TRY(!ftruncate(mem, LENGTH) && !fcntl(mem, F_ADD_SEALS, F_SEAL_SHRINK));
+	create.memfd = (uint32_t)mem;
+	TRY((buf = ioctl(control, UDMABUF_CREATE, &create)) >= 0);
+	close(control);
+	TRY((seen = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, mem, 0)) != MAP_FAILED);
+	/* A part of it, at an address of our choice. */
+	mr = ibv_reg_dmabuf_mr(dev.pd, 4096, LENGTH - 4096, 0x100000, buf,
+			       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	if (!mr)
+		return fail("ibv_reg_dmabuf_mr: %s", strerror(errno));
+	close(buf);
+	TRY(make(e, IBV_QPT_RC, DEPTH, false, false) && connect_rc(e, e->qp->qp_num));
+	memcpy(dev.buf, "dma-buf!", 8);
+	wr.wr.rdma.remote_addr = 0x100000 + AT;
+	wr.wr.rdma.rkey = mr->rkey;
+	TRY(!ibv_post_send(e->qp, &wr, &bad));
+	TRY(completion(e->scq, WAIT_MS, NULL) == IBV_WC_SUCCESS);
+	TRY(!memcmp(seen + 4096 + AT, "dma-buf!", 8));
+	TRY(!ibv_dereg_mr(mr));
+	/* The key is gone with the region. */
+	TRY(!ibv_post_send(e->qp, &wr, &bad));
+	TRY(completion(e->scq, WAIT_MS, NULL) == IBV_WC_REM_ACCESS_ERR);
+	munmap(seen, LENGTH);
+	close(mem);
+	return true;
+}
+
 static const struct {
 	const char *name;
 	bool (*run)(struct end *e);
 } cases[] = {
 	{ "moderation", case_moderation }, { "overflow", case_overflow }, { "srq-limit", case_srq_limit },
 	{ "last-wqe", case_last_wqe },	   { "sqd", case_sqd },		  { "sqe", case_sqe },
+	{ "numbers", case_numbers },	   { "dmabuf", case_dmabuf },
 };
 
 static bool open_device(const char *name)

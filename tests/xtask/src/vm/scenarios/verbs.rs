@@ -2,9 +2,10 @@
 //!
 //! | part | what is looked at |
 //! |---|---|
-//! | `vrdma-verbs` | moderation of completion events, CQ overflow, SRQ limit and resize, last WQE, SQD and SQE |
+//! | `vrdma-verbs` | moderation of completion events, CQ overflow, SRQ limit and resize, last WQE, SQD and SQE, numbers of three processes, dma-buf |
 //! | `resources-check.py` | `rdma resource show`, `rdma statistic`, the counters in sysfs |
 //! | namespaces | the RDMA device and its network interface move to a network namespace, work there, and come back |
+//! | companion | other interfaces with the MAC address of ours are not taken for it |
 //!
 //! Each line `ok NAME` or `fail NAME: why` of a part is a row; a part that ends without a line for its end is a failure of its own.
 
@@ -25,14 +26,17 @@ pub(crate) struct Args {
 
 const RESOURCES: &str = include_str!("../../../../guest-programs/resources-check.py");
 const NAMESPACES: &str = include_str!("../../../../guest-programs/netns-check.sh");
+const COMPANION: &str = include_str!("../../../../guest-programs/companion-check.sh");
 const PART: Duration = Duration::from_secs(240);
 
 /// Programs by name; `{dev}` and `{gid}` are the guest's device and the index of its IPv4 GID.
 const PARTS: &[(&str, &str)] = &[
     ("events", "exec /host/products/vrdma-verbs -d {dev} -g {gid}"),
     ("resources", "exec python3 -W ignore /host/resources-check.py {dev} {gid}"),
-    // Last: the device ends up with other GID indices.
+    // Then the device ends up with other GID indices.
     ("namespaces", "exec sh /host/netns-check.sh {dev}"),
+    // Last: the driver is loaded anew.
+    ("companion", "exec sh /host/companion-check.sh"),
 ];
 
 impl Args {
@@ -44,6 +48,7 @@ impl Args {
         for (guest, (dev, gid)) in fixture.lab.guests.iter_mut().zip(&devices) {
             std::fs::write(guest.share().join("resources-check.py"), RESOURCES)?;
             std::fs::write(guest.share().join("netns-check.sh"), NAMESPACES)?;
+            std::fs::write(guest.share().join("companion-check.sh"), COMPANION)?;
             for (name, command) in PARTS.iter().filter(|(name, _)| self.options.chosen(name)) {
                 let command = command.replace("{dev}", dev).replace("{gid}", gid);
                 part(guest, (name, &command), PART, &mut table)?;
