@@ -35,6 +35,7 @@ mod roots;
 mod rows;
 mod steps;
 mod test;
+mod upstream;
 mod vm;
 
 use std::path::PathBuf;

@@ -44,13 +44,16 @@ for f in tests/guest-programs/*.c; do
 done
 ";
 
+/// What the module is made of.
+pub(crate) const MODULE_SOURCES: &[&str] =
+    &["vhost-rdma/guest/kernel", "vhost-rdma/guest/include", "vhost-rdma/abi/include"];
+
 /// The module for a release's kernel.
 pub(crate) fn module(cache: &Cache, debian: Debian) -> Result<PathBuf> {
     let builder = roots::builder(cache, debian)?;
     let script = MODULE.replace("@ABI@", &builder.abi);
     let name = format!("module-{}", debian.name());
-    let sources = ["vhost-rdma/guest/kernel", "vhost-rdma/guest/include", "vhost-rdma/abi/include"];
-    Ok(build(cache, &name, &builder, &sources, &script)?.join("virtio_rdma.ko"))
+    Ok(build(cache, &name, &builder, MODULE_SOURCES, &script)?.join("virtio_rdma.ko"))
 }
 
 /// Everything that a guest of a release gets, as a list of files.
@@ -122,33 +125,62 @@ fn build(
     sources: &[&str],
     script: &str,
 ) -> Result<PathBuf> {
-    let mut inputs = format!("1\n{script}\n{}\n", builder.root.display());
-    for source in sources {
-        let dir = workspace().join(source);
-        if !dir.is_dir() {
-            bail!("{source} is not in this tree: {name} cannot be built");
+    Build { name, builder, sources, extra: &[], script }.make(cache)
+}
+
+/// A script that runs in a builder on copies of sources.
+#[derive(Debug)]
+pub(crate) struct Build<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) builder: &'a Builder,
+    /// Directories of the workspace, at the same places below `/work`.
+    pub(crate) sources: &'a [&'a str],
+    /// Files and directories of this machine that the script finds in `/work` itself. Only their
+    /// paths are part of the key: an artefact's path names its contents.
+    pub(crate) extra: &'a [&'a Path],
+    pub(crate) script: &'a str,
+}
+
+impl Build<'_> {
+    /// The directory with what the script left.
+    pub(crate) fn make(&self, cache: &Cache) -> Result<PathBuf> {
+        let Self { name, builder, sources, extra, script } = self;
+        let mut inputs = format!("1\n{script}\n{}\n", builder.root.display());
+        for source in *sources {
+            let dir = workspace().join(source);
+            if !dir.is_dir() {
+                bail!("{source} is not in this tree: {name} cannot be built");
+            }
+            inputs.push_str(&format!("{source}:\n{}", tree_digest(&dir, is_source)?));
         }
-        inputs.push_str(&format!("{source}:\n{}", tree_digest(&dir, is_source)?));
+        for path in *extra {
+            inputs.push_str(&format!("{}\n", path.display()));
+        }
+        cache.artefact(name, &inputs, |tmp| {
+            for source in *sources {
+                copy_sources(&workspace().join(source), &tmp.join(source))?;
+            }
+            for path in *extra {
+                let log = cache.log(name);
+                let mut copy = tied("cp");
+                run_logged(copy.arg("-aL").arg(path).arg(tmp), "copying", &log, BUILD_WAIT)?;
+            }
+            let mut cmd = tied_private_mounts("sh");
+            cmd.args(["-ec", ENTER, "sh"])
+                .arg(&builder.root)
+                .arg(tmp)
+                .arg(format!("cd /work\n{script}"));
+            run_logged(&mut cmd, &format!("building {name}"), &cache.log(name), BUILD_WAIT)?;
+            for top in ["vhost-rdma", "tests", "tree"] {
+                let _ = fs::remove_dir_all(tmp.join(top));
+            }
+            Ok(())
+        })
     }
-    cache.artefact(name, &inputs, |tmp| {
-        for source in sources {
-            copy_sources(&workspace().join(source), &tmp.join(source))?;
-        }
-        let mut cmd = tied_private_mounts("sh");
-        cmd.args(["-ec", ENTER, "sh"])
-            .arg(&builder.root)
-            .arg(tmp)
-            .arg(format!("cd /work\n{script}"));
-        run_logged(&mut cmd, &format!("building {name}"), &cache.log(name), BUILD_WAIT)?;
-        for top in ["vhost-rdma", "tests"] {
-            let _ = fs::remove_dir_all(tmp.join(top));
-        }
-        Ok(())
-    })
 }
 
 /// What somebody's build in place left behind is no input.
-fn is_source(name: &str) -> bool {
+pub(crate) fn is_source(name: &str) -> bool {
     let junk =
         [".o", ".ko", ".cmd", ".mod", ".mod.c", ".a", ".so", "Module.symvers", "modules.order"];
     !name.starts_with('.') && !junk.iter().any(|j| name.ends_with(j))
