@@ -25,18 +25,18 @@ const NAME_MAX: usize = 128;
 /// Code 999, with what makes no sense.
 pub(crate) fn nics(nics: &[Nic], device: Option<&str>, ifname: &str) -> Result<(), Error> {
     if nics.len() > NICS_MAX {
-        return Err(bad(format!("{} NICs for one pod", nics.len())));
+        return Err(bad(&format!("{} NICs for one pod", nics.len())));
     }
     if let Some(device) = device
         && !matches!(nics, [nic] if nic.id == device && nic.if_name == ifname)
     {
-        return Err(bad(format!("other NICs than {device} as {ifname}, which was asked for")));
+        return Err(bad(&format!("other NICs than {device} as {ifname}, which was asked for")));
     }
     let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
     for nic in nics {
         well_formed(nic)?;
         if !ids.insert(&nic.id) || !names.insert(&nic.if_name) {
-            return Err(bad(format!("NIC {} or its interface {} twice", nic.id, nic.if_name)));
+            return Err(bad(&format!("NIC {} or its interface {} twice", nic.id, nic.if_name)));
         }
     }
     Ok(())
@@ -50,10 +50,10 @@ pub(crate) fn records(records: &[Record], container: Option<&str>) -> Result<(),
     for record in records {
         let of = &record.attachment.container_id;
         if container.is_some_and(|container| container != of) {
-            return Err(bad(format!("an attachment of another container, {of}")));
+            return Err(bad(&format!("an attachment of another container, {of}")));
         }
         if record.steps.len() > STEPS_MAX {
-            return Err(bad(format!("{} steps for NIC {}", record.steps.len(), record.nic.id)));
+            return Err(bad(&format!("{} steps for NIC {}", record.steps.len(), record.nic.id)));
         }
         well_formed(&record.nic)?;
         record.steps.iter().try_for_each(|step| possible(step, &record.nic, of))?;
@@ -81,7 +81,7 @@ fn well_formed(nic: &Nic) -> Result<(), Error> {
     if id && interfaces && pci.is_none_or(is_pci) && rdma_device.is_none_or(is_device) {
         return Ok(());
     }
-    Err(bad(format!("a NIC with a name that cannot be: {:?}", nic.id)))
+    Err(bad(&format!("a NIC with a name that cannot be: {:?}", nic.id)))
 }
 
 fn possible(step: &Step, nic: &Nic, container: &str) -> Result<(), Error> {
@@ -99,7 +99,7 @@ fn possible(step: &Step, nic: &Nic, container: &str) -> Result<(), Error> {
         Step::Ipam { if_name, .. } => valid_ifname(if_name),
         Step::Other { name, .. } => name.len() <= NAME_MAX,
     };
-    if possible { Ok(()) } else { Err(bad(format!("a step that was never made: {step:?}"))) }
+    if possible { Ok(()) } else { Err(bad(&format!("a step that was never made: {step:?}"))) }
 }
 
 /// `dddd:dd:dd.d`; empty where there is none.
@@ -113,7 +113,7 @@ fn is_device(text: &str) -> bool {
     text.len() < 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
-fn bad(what: String) -> Error {
+fn bad(what: &str) -> Error {
     Error::new(Code::INTERNAL, format!("the node agent answered {what}"))
         .details("nothing was done; install plugin and agent of the same release")
 }

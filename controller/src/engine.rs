@@ -344,17 +344,8 @@ impl Writes {
             let result = self.writer.write(write).await;
             let outcome = result.as_ref().map_or("failed", |outcome| outcome.name());
             self.metrics.writes.get_or_create(&Written { write: name, outcome }).inc();
-            match result {
-                Ok(Outcome::Done) => tracing::debug!(?key, write = name, "written"),
-                // The watch may have brought the change already: look again rather than wait for it.
-                Ok(outcome) => {
-                    tracing::debug!(?key, write = name, ?outcome, "not written");
-                    return true;
-                }
-                Err(error) => {
-                    tracing::warn!(?key, write = name, %error, "a write failed; it is tried again");
-                    return true;
-                }
+            if !was_done(key, name, result) {
+                return true;
             }
         }
         for (reference, event) in &self.news {
@@ -363,6 +354,27 @@ impl Writes {
             }
         }
         false
+    }
+}
+
+/// Whether a write was done; says what became of it.
+///
+/// The watch may have brought the change already: after a conflict the key is looked at again rather
+/// than waited for.
+fn was_done<E: std::fmt::Display>(key: &Key, write: &str, result: Result<Outcome, E>) -> bool {
+    match result {
+        Ok(Outcome::Done) => {
+            tracing::debug!(?key, write, "written");
+            true
+        }
+        Ok(outcome) => {
+            tracing::debug!(?key, write, ?outcome, "not written");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(?key, write, %error, "a write failed; it is tried again");
+            false
+        }
     }
 }
 

@@ -69,18 +69,22 @@ impl Election {
     pub async fn run(&mut self) {
         loop {
             let begun = Instant::now();
-            let turn = tokio::time::timeout(PATIENCE, self.turn()).await;
-            match turn {
-                Ok(Ok(true)) => self.renewed = Some(begun),
-                Ok(Ok(false)) => self.renewed = None,
-                Ok(Err(error)) => tracing::warn!(%error, "cannot look at the lease"),
-                Err(_) => tracing::warn!("the API server does not answer about the lease"),
+            match self.turn_in_time().await {
+                Ok(held) => self.renewed = held.then_some(begun),
+                Err(why) => tracing::warn!(why, "cannot look at the lease"),
             }
             let holds = self.renewed.is_some_and(|at| at.elapsed() < RENEWED_WITHIN);
             if self.leader.send_replace(holds) != holds {
                 tracing::info!(leader = holds, identity = %self.identity, "election");
             }
             tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    async fn turn_in_time(&mut self) -> Result<bool, String> {
+        match tokio::time::timeout(PATIENCE, self.turn()).await {
+            Ok(turn) => turn.map_err(|error| error.to_string()),
+            Err(_) => Err("the API server does not answer".to_owned()),
         }
     }
 

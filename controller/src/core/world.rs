@@ -1,5 +1,10 @@
 //! The copy of the cluster, and what a change of it concerns.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "what changed is handed over: its last copy ends with the change"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{

@@ -83,30 +83,30 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 pub(crate) fn help(socket: &Path, cni_dir: &Path, stop: &AtomicBool) {
     let mut silent = false;
     while !stop.load(Ordering::Relaxed) {
-        let records = match call(socket, &Request::Forgotten, PATIENCE) {
-            Ok(Reply::Records(records)) => {
-                silent = false;
-                records
-            }
-            Ok(_) => Vec::new(),
-            Err(error) => {
-                if !silent {
-                    tracing::warn!(%error, "the agent does not say what to undo; trying on");
-                }
-                silent = true;
-                Vec::new()
-            }
-        };
-        for record in records {
-            let (id, container) = (record.nic.id.clone(), record.attachment.container_id.clone());
-            match Call::of(record, cni_dir, socket).make() {
-                Ok(()) => tracing::info!(id, container, "undone what its runtime forgot"),
-                Err(error) => {
-                    tracing::error!(id, container, error, "cannot be undone; it is tried again")
-                }
+        let asked = call(socket, &Request::Forgotten, PATIENCE);
+        if let Err(error) = &asked
+            && !silent
+        {
+            tracing::warn!(%error, "the agent does not say what to undo; trying on");
+        }
+        silent = asked.is_err();
+        if let Ok(Reply::Records(records)) = asked {
+            for record in records {
+                undo(record, cni_dir, socket);
             }
         }
         std::thread::sleep(HELP);
+    }
+}
+
+/// Has one attachment undone, and says what came of it.
+fn undo(record: Record, cni_dir: &Path, socket: &Path) {
+    let (id, container) = (record.nic.id.clone(), record.attachment.container_id.clone());
+    match Call::of(record, cni_dir, socket).make() {
+        Ok(()) => tracing::info!(id, container, "undone what its runtime forgot"),
+        Err(error) => {
+            tracing::error!(id, container, error, "cannot be undone; it is tried again");
+        }
     }
 }
 
