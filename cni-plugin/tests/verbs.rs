@@ -248,7 +248,7 @@ fn pods_without_a_nic_start_while_the_agent_is_away() {
     assert_eq!(lab.call("ADD", &pod, &chained).code(), 11, "this one has a NIC");
     // Multus names a NIC: that pod has one.
     note("another");
-    let mut named = chained.clone();
+    let mut named = chained;
     named["deviceID"] = json!("blue-0");
     assert_eq!(lab.call("ADD", &pod, &named).code(), 11);
     // And alone nothing can be passed through.

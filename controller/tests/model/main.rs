@@ -5,6 +5,10 @@
 //! the end is what `oracle.rs` works out from the objects alone.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails")]
+#![allow(
+    clippy::collapsible_match,
+    reason = "a number names what happens, a condition whether it can"
+)]
 
 mod agent;
 mod api;
@@ -145,15 +149,19 @@ fn selector(pairs: &[(&str, &str)]) -> LabelSelector {
 }
 
 fn node_info(name: &str, kind: usize) -> NodeInfo {
-    let rack = if kind % 3 == 0 { "x" } else { "y" };
-    NodeInfo { name: name.to_owned(), labels: labels(&[("rack", rack)]), ready: kind % 5 != 0 }
+    let rack = if kind.is_multiple_of(3) { "x" } else { "y" };
+    NodeInfo {
+        name: name.to_owned(),
+        labels: labels(&[("rack", rack)]),
+        ready: !kind.is_multiple_of(5),
+    }
 }
 
 fn network_spec(pick: usize) -> RdmaNetworkSpec {
     RdmaNetworkSpec {
         soft: Some(Soft {}),
-        vni: (pick % 4 == 0).then_some(7),
-        ipam: (pick % 3 != 0)
+        vni: pick.is_multiple_of(4).then_some(7),
+        ipam: (!pick.is_multiple_of(3))
             .then(|| Ipam { cidrs: vec!["10.0.0.0/29".parse().unwrap()], block_size: 2 }),
         ..RdmaNetworkSpec::default()
     }
@@ -163,7 +171,7 @@ fn pool(name: &str, network: &str, pick: usize) -> PolicyPool {
     PolicyPool {
         name: name.to_owned(),
         network: network.to_owned(),
-        class: (pick % 3 == 0).then(|| "small".to_owned()),
+        class: pick.is_multiple_of(3).then(|| "small".to_owned()),
         count: 8,
         numa: Vec::new(),
     }
@@ -180,7 +188,7 @@ fn policy_spec(pick: usize) -> RdmaNodePolicySpec {
         node_selector: selector(select),
         priority: i32::try_from(pick % 3).unwrap(),
         pools: pools.map(|(n, net)| pool(net, NETWORKS[(n + pick / 32) % 3], pick + n)).collect(),
-        rollout: Rollout { evict: pick % 2 == 0, max_unavailable: Some(1) },
+        rollout: Rollout { evict: pick.is_multiple_of(2), max_unavailable: Some(1) },
         ..RdmaNodePolicySpec::default()
     }
 }
