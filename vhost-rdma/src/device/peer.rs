@@ -93,6 +93,7 @@ mod tests {
     /// What the child does: connects, leaves the connection to a child of its own, and ends.
     #[test]
     #[ignore = "run by the test below, as a process of its own"]
+    #[allow(clippy::zombie_processes, reason = "it is left behind; its input ends with the test")]
     fn connect_and_leave() {
         let stream = UnixStream::connect(std::env::var_os(SOCKET).unwrap()).unwrap();
         Command::new("cat").stdin(OwnedFd::from(stream)).stdout(Stdio::null()).spawn().unwrap();
