@@ -344,7 +344,12 @@ mod tests {
             mutant.seed(&fs::read_to_string(path).unwrap()).unwrap();
             for test in &mutant.tests {
                 let (program, name) = test.split_once("::").unwrap();
-                let file = root.join(format!("tests/virtual-guest/tests/{program}.rs"));
+                // A program of several files is a folder, and its tests have a module.
+                let (file, name) = match name.split_once("::") {
+                    Some((module, name)) => (format!("{program}/{module}.rs"), name),
+                    None => (format!("{program}.rs"), name),
+                };
+                let file = root.join("tests/virtual-guest/tests").join(file);
                 let text = fs::read_to_string(file).unwrap();
                 assert!(text.contains(&format!("fn {name}(")), "{test} is not there");
             }
