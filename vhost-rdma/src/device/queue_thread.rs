@@ -141,7 +141,8 @@ impl QueueThread {
 
     fn run(&self, session: &Session, vrings: &[Vring]) {
         let mut events = Vec::with_capacity(vrings.len() + 1);
-        loop {
+        // Looked at before each wait: the poke that says so may have been taken with one that said something else.
+        while !self.ending.load(Ordering::Acquire) {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
                 Ok(_) | Err(Errno::INTR) => {}

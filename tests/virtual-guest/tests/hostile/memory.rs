@@ -40,7 +40,7 @@ fn page_lists_that_lie_are_refused() {
             let answer = node.ctx.mr_reg(node.pdn, access::ALL, (iova, length), list);
             answer.map(|(lkey, _)| lkey).map_err(|e| e.status().expect("a status"))
         };
-        let cases: [(&str, u64, u64, PageList, u32); 20] = [
+        let cases: [(&str, u64, u64, PageList, u32); 19] = [
             ("more pages than a level holds", 0, 4096, list(page, 513, 0, 12, 1), err::INVAL),
             ("than two hold", 0, 4096, list(page, (1 << 18) + 1, 0, 12, 2), err::INVAL),
             ("than three hold", 0, 4096, list(page, (1 << 27) + 1, 0, 12, 3), err::INVAL),
@@ -56,7 +56,6 @@ fn page_lists_that_lie_are_refused() {
             ("pages of 2^255 bytes", 0, 4096, list(base, 1, 0, 255, 0), err::INVAL),
             ("pages of a byte", 0, 1, list(base, 1, 0, 0, 0), err::INVAL),
             ("200 levels", 0, 4096, list(page, 1, 0, 12, 200), err::INVAL),
-            ("length 0", 0, 0, list(base, 1, 0, 12, 0), err::INVAL),
             ("length 2^64-1", 0, u64::MAX, list(base, u32::MAX, 0, 30, 0), err::INVAL),
             ("iova and length wrap", u64::MAX - 10, 4096, list(base, 1, 0, 12, 0), err::INVAL),
             ("longer than the guest", 0, size + PAGE, list(page, u32::MAX, 0, 12, 4), err::NOMEM),

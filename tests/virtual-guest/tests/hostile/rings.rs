@@ -127,7 +127,7 @@ fn work_requests_that_can_not_be_meant_complete_with_their_status() {
             (
                 "an atomic of 4 bytes",
                 SendWr::faa(1, area.part(0, 4), (addr, rkey), 1),
-                status::LOC_QP_OP_ERR,
+                status::LOC_LEN_ERR,
             ),
             (
                 "a fast registration by a process",
