@@ -250,7 +250,11 @@ impl Thread {
             if self.shared.stopping.load(Ordering::SeqCst) || !fds[1].revents().is_empty() {
                 return;
             }
-            if polled.is_ok() && !fds[2].revents().is_empty() && !self.refuse(peer) {
+            if polled.is_err() || fds[2].revents().is_empty() {
+                continue;
+            }
+            // The kernel looked at the connection first: a VMM that ended after that look may have its successor there already.
+            if peer.has_hung_up() || !self.refuse(peer) {
                 return;
             }
         }

@@ -49,6 +49,12 @@ impl Peer {
         self.credentials
     }
 
+    /// Whether the other end of the connection is closed.
+    pub(super) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+    }
+
     /// Whether the process that connected has ended. If the connection has not, somebody else has it: whom it was left to (a child), or
     /// given to (by a launcher).
     pub(super) fn has_ended(&self) -> bool {
@@ -79,15 +85,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let listener = UnixListener::bind(&path).unwrap();
-        let _client = UnixStream::connect(&path).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
         let (server, _) = listener.accept().unwrap();
         let peer = Peer::of(&server).unwrap();
         assert_eq!(peer.credentials().pid.cast_unsigned(), std::process::id());
-        assert!(!peer.has_ended());
+        assert!(!peer.has_ended() && !peer.has_hung_up());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(peer.may_enter(&path));
         std::fs::remove_file(&path).unwrap();
         assert!(!peer.may_enter(&path));
+        drop(client);
+        assert!(peer.has_hung_up());
     }
 
     /// What the child does: connects, leaves the connection to a child of its own, and ends.
@@ -115,7 +123,6 @@ mod tests {
         assert!(child.wait().unwrap().success());
         // Where the kernel does not tell (before Linux 6.5) it is not known.
         assert_eq!(peer.has_ended(), peer.process.is_some());
-        let mut still = [PollFd::new(&peer, PollFlags::RDHUP)];
-        assert_eq!(poll(&mut still, Some(&Timespec::default())), Ok(0), "the connection is");
+        assert!(!peer.has_hung_up(), "the connection is");
     }
 }
