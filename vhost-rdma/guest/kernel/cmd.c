@@ -62,6 +62,19 @@ static int vrdma_status_to_errno(struct vrdma *vr, u32 status)
 	}
 }
 
+/*
+ * The shortest response that a device may give is that of the first version; what is missing beyond
+ * is zero (section 5.9), as the buffer is.
+ */
+static size_t vrdma_resp_base(const struct vrdma_cmd_buf *buf, size_t resp_len)
+{
+	const struct virtio_rdma_cmd_hdr *hdr = (const void *)buf->data;
+
+	if (le16_to_cpu(hdr->opcode) == VIRTIO_RDMA_CMD_INIT)
+		return offsetof(struct virtio_rdma_init_resp, caps);
+	return resp_len;
+}
+
 /* What an answered command says; its body goes to `resp`. */
 static int vrdma_cmd_result(struct vrdma *vr, const struct vrdma_cmd_buf *buf, void *resp,
 			    size_t resp_len)
@@ -76,7 +89,7 @@ static int vrdma_cmd_result(struct vrdma *vr, const struct vrdma_cmd_buf *buf, v
 	ret = vrdma_status_to_errno(vr, le32_to_cpu(hdr->status));
 	if (ret)
 		return ret;
-	if (buf->used < sizeof(*hdr) + resp_len) {
+	if (buf->used < sizeof(*hdr) + vrdma_resp_base(buf, resp_len)) {
 		vrdma_lost(vr, "a response that is too short");
 		return -EIO;
 	}
