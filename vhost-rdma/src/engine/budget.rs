@@ -3,7 +3,7 @@
 //! A worker serves many guests, so whatever one of them can make it do is bounded by time and never
 //! by counts alone: a count that is harmless for small requests is a stall for large ones. Every
 //! piece of work is *charged* to the shard's [`Meter`] by the small cost model below, and a
-//! [`Budget`] is over when the charge **or** the clock has passed it. The charge makes it the same
+//! `Budget` is over when the charge **or** the clock has passed it. The charge makes it the same
 //! on every machine and under a clock that a test turns; the clock makes it true where a piece took
 //! longer than the model thinks: a page that was touched for the first time, a table that fell out
 //! of the cache.

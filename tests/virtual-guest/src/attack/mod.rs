@@ -4,7 +4,7 @@
 //! carried out again and again until somebody has seen enough: the benchmark (`bench/isolation`) measures a victim in another
 //! network on the same worker meanwhile, the hostile guest suite asks what the daemon answered, kept and charged. Everything in here
 //! is what any tenant can do with one socket: nothing needs a right on the host that a VMM does not have, but for two that give a
-//! VMM memory of another kind ([`machine`]).
+//! VMM memory of another kind (`machine`).
 //!
 //! One file for each family. A strike never depends on how the device answers: a mended device refuses or slows what it must.
 
