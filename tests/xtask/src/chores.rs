@@ -51,6 +51,7 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
             .env("RUSTDOCFLAGS", "-D warnings");
         logged(cache, "cargo-doc", &mut cmd)
     })?;
+    steps.step("claims", || crate::claims::check(&workspace()))?;
     steps.step("cargo-deny", || deny(cache))
 }
 

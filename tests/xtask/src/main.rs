@@ -26,6 +26,7 @@
 
 mod cache;
 mod chores;
+mod claims;
 mod exec;
 mod host;
 mod k8s;

@@ -102,3 +102,19 @@ fn groups_are_what_the_operator_names() {
     assert_eq!(faults.live().0.attachments, 0);
     assert_eq!(leave(&mut bench, &guest, qp.qpn, group(1)), Err(Status::INVAL));
 }
+
+#[test]
+fn no_queue_pair_of_a_guest_sends_to_those_of_the_hosts_management() {
+    let (mut bench, mut guest, _) = scene();
+    let av = Command::AhCreate { pdn: guest.pd, av: driver::av(group(1)) };
+    let ctx = guest.ctx;
+    let Reply::Object(ah) = bench.world.ok(&guest, ctx, av) else { panic!("an AH") };
+    for (qpn, expected) in [(0, wc_status::LOC_QP_OP_ERR), (1, wc_status::LOC_QP_OP_ERR), (2, 0)] {
+        let mut sender = datagrams(&mut bench, &mut guest);
+        let mut datagram = wqe(opcode::SEND, SIGNALED, 1);
+        (datagram.arg0, datagram.rkey) = (U64::new(ah.into()), U32::new(qpn));
+        guest.post_send(&mut sender, datagram, &[guest.sge(0, 8)]);
+        bench.world.settle();
+        assert_eq!(guest.statuses(&mut sender.cq), [(1, expected)], "to QP {qpn}");
+    }
+}
