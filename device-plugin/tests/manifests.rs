@@ -61,7 +61,8 @@ fn no_pod_can_have_the_daemon_killed_by_what_it_registers() {
     for pool in config.pools.iter().filter(|pool| pool.kind == Kind::VhostUser) {
         let limits = &pool.limits;
         let bytes = limits.max_mr_bytes.expect("a shipped pool says how much may be registered");
-        guests += u64::from(pool.count.unwrap()) * bytes;
+        let kept = limits.max_kept_bytes.expect("and how much the daemon may keep for it");
+        guests += u64::from(pool.count.unwrap()) * (bytes + kept);
         for limit in [limits.max_contexts, limits.max_pds, limits.max_mrs, limits.max_cqs] {
             assert!(limit.is_some());
         }

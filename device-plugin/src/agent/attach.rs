@@ -526,6 +526,7 @@ fn named_limits(limits: &v1::Limits) -> std::collections::BTreeMap<String, u64> 
         ("max_pds", limits.max_pds.into()),
         ("max_mrs", limits.max_mrs.into()),
         ("max_mr_bytes", limits.max_mr_bytes),
+        ("max_kept_bytes", limits.max_kept_bytes),
         ("max_cqs", limits.max_cqs.into()),
         ("max_srqs", limits.max_srqs.into()),
         ("max_qps", limits.max_qps.into()),
@@ -551,6 +552,7 @@ pub(super) fn limit_differences(wanted: &v1::LimitsPatch, nic: &v1::Nic) -> Vec<
     compare("max_pds", wanted.max_pds.map(u64::from), now.max_pds.into());
     compare("max_mrs", wanted.max_mrs.map(u64::from), now.max_mrs.into());
     compare("max_mr_bytes", wanted.max_mr_bytes, now.max_mr_bytes);
+    compare("max_kept_bytes", wanted.max_kept_bytes, now.max_kept_bytes);
     compare("max_cqs", wanted.max_cqs.map(u64::from), now.max_cqs.into());
     compare("max_srqs", wanted.max_srqs.map(u64::from), now.max_srqs.into());
     compare("max_qps", wanted.max_qps.map(u64::from), now.max_qps.into());

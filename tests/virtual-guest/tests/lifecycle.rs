@@ -484,3 +484,32 @@ fn a_second_vmm_is_refused_while_one_lives_and_a_new_one_finds_a_clean_device() 
     assert!(no_objects(&world.daemon, &a.node.name));
     again.init().unwrap();
 }
+
+/// What the last driver made is not shown as the next one's: while the device is stopped nobody
+/// knows whether its guest goes on.
+#[test]
+fn what_a_driver_made_before_a_reset_is_not_shown_after_it() {
+    let world = World::new();
+    let node = world.node();
+    let _end = node.rc();
+    let shown = || {
+        let shown = world.daemon.show_nic(&node.name);
+        let count = shown["objects"]["qps"].as_u64().unwrap();
+        (shown["session"].as_str().unwrap().to_owned(), count)
+    };
+    assert_eq!(shown(), ("driver_ready".to_owned(), 1));
+    node.guest.pause_and_continue().unwrap();
+    node.guest.keepalive().unwrap();
+    assert_eq!(shown(), ("driver_ready".to_owned(), 1), "a pause ends nothing");
+    node.guest.stop_rings().unwrap();
+    assert_eq!(shown().0, "connected");
+    assert!(no_objects(&world.daemon, &node.name));
+    node.guest.start_rings().unwrap();
+    assert_eq!(shown().1, 0);
+    let kept = || world.daemon.show_nic(&node.name)["objects"]["kept_bytes"].as_u64().unwrap();
+    node.guest.init().unwrap();
+    let begun = kept();
+    assert_eq!(shown(), ("driver_ready".to_owned(), 0));
+    node.guest.shutdown().unwrap();
+    assert!(kept() < begun && no_objects(&world.daemon, &node.name));
+}

@@ -62,6 +62,7 @@ const fn limits(patch: Option<v1::LimitsPatch>) -> LimitsPatch {
             max_pds: None,
             max_mrs: None,
             max_mr_bytes: None,
+            max_kept_bytes: None,
             max_cqs: None,
             max_srqs: None,
             max_qps: None,
@@ -72,6 +73,7 @@ const fn limits(patch: Option<v1::LimitsPatch>) -> LimitsPatch {
             max_pds: patch.max_pds,
             max_mrs: patch.max_mrs,
             max_mr_bytes: patch.max_mr_bytes,
+            max_kept_bytes: patch.max_kept_bytes,
             max_cqs: patch.max_cqs,
             max_srqs: patch.max_srqs,
             max_qps: patch.max_qps,
@@ -159,6 +161,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
             max_pds: config.limits.max_pds,
             max_mrs: config.limits.max_mrs,
             max_mr_bytes: config.limits.max_mr_bytes,
+            max_kept_bytes: config.limits.max_kept_bytes,
             max_cqs: config.limits.max_cqs,
             max_srqs: config.limits.max_srqs,
             max_qps: config.limits.max_qps,
@@ -211,5 +214,6 @@ const fn objects(o: &node::Objects) -> v1::Objects {
         srqs: o.srqs,
         qps: o.qps,
         ahs: o.ahs,
+        kept_bytes: o.kept_bytes,
     }
 }

@@ -87,7 +87,7 @@ const COUNTERS: [(&str, &str, Read); 11] = [
     ("completions", "Completions written", |nic| nic.status.counters.completions),
 ];
 
-const GAUGES: [(&str, &str, Read); 13] = [
+const GAUGES: [(&str, &str, Read); 15] = [
     ("contexts", "Contexts that the guest holds", |nic| nic.status.objects.contexts.into()),
     ("pds", "Protection domains that the guest holds", |nic| nic.status.objects.pds.into()),
     ("mrs", "Memory regions that the guest holds", |nic| nic.status.objects.mrs.into()),
@@ -98,6 +98,12 @@ const GAUGES: [(&str, &str, Read); 13] = [
     ("ahs", "Address handles that the guest holds", |nic| nic.status.objects.ahs.into()),
     ("qps_limit", "Queue pairs that the guest may hold", |nic| nic.config.limits.max_qps.into()),
     ("mr_bytes_limit", "Bytes that the guest may register", |nic| nic.config.limits.max_mr_bytes),
+    ("kept_bytes", "Bytes of its own memory that the daemon keeps for the guest", |nic| {
+        nic.status.objects.kept_bytes
+    }),
+    ("kept_bytes_limit", "Bytes that the daemon may keep for the guest", |nic| {
+        nic.config.limits.max_kept_bytes
+    }),
     ("connected", "1 while a VMM is connected", |nic| {
         u64::from(matches!(nic.status.session, Session::Connected | Session::DriverReady))
     }),

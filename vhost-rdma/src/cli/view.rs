@@ -65,14 +65,15 @@ type NetworkMessage = v1::Network;
 type PeerMessage = v1::Peer;
 
 mirror!(Limits from LimitsMessage {
-    max_contexts: u32, max_pds: u32, max_mrs: u32, max_mr_bytes: u64, max_cqs: u32, max_srqs: u32, max_qps: u32, max_ahs: u32,
+    max_contexts: u32, max_pds: u32, max_mrs: u32, max_mr_bytes: u64, max_kept_bytes: u64,
+    max_cqs: u32, max_srqs: u32, max_qps: u32, max_ahs: u32,
 });
 mirror!(Counters from CountersMessage {
     tx_bytes: u64, rx_bytes: u64, tx_messages: u64, rx_messages: u64, rnr_naks: u64, retries: u64, access_errors: u64,
     control_commands: u64, kicks: u64, events: u64, completions: u64,
 });
 mirror!(Objects from ObjectsMessage {
-    contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32,
+    contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32, kept_bytes: u64,
 });
 mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,

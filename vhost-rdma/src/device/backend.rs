@@ -184,7 +184,7 @@ impl Backend for DeviceBackend {
                 AttachError::Resources(format!("the engine did not take the change over: {error}"))
             },
         )?;
-        nic.set_max_mr_bytes(config.limits.max_mr_bytes);
+        nic.set_limits(&config.limits);
         Ok(())
     }
 

@@ -13,7 +13,8 @@ use super::queues::QueueLayout;
 use super::trust::{Trust, thread_time};
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::mark::Mark;
-use crate::node::{self, NicConfig, NicStatus, Session as SessionState};
+use crate::memory::Account;
+use crate::node::{self, NicConfig, NicLimits, NicStatus, Session as SessionState};
 use crate::transport::NicId;
 use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle};
 
@@ -50,6 +51,8 @@ pub(super) struct Nic {
     id: NicId,
     worker: WorkerHandle,
     max_mr_bytes: AtomicU64,
+    /// What is kept for its guest.
+    account: Account,
     link: Mutex<Link>,
     mark: Mark,
     /// Its VMM has made the worker's epoll set wait.
@@ -130,6 +133,7 @@ impl Nic {
             id,
             worker,
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
+            account: Account::new(config.limits.max_kept_bytes),
             link: Mutex::new(Link::default()),
             mark: Mark::beside(&config.socket),
             slow_kicks: AtomicBool::new(false),
@@ -141,8 +145,15 @@ impl Nic {
         self.max_mr_bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_max_mr_bytes(&self, bytes: u64) {
-        self.max_mr_bytes.store(bytes, Ordering::Relaxed);
+    /// What pays for all that is kept for its guest.
+    pub(super) const fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Takes over limits that the engine does not see.
+    pub(super) fn set_limits(&self, limits: &NicLimits) {
+        self.max_mr_bytes.store(limits.max_mr_bytes, Ordering::Relaxed);
+        self.account.allow(limits.max_kept_bytes);
     }
 
     /// Runs a job on the worker and waits for it.
@@ -285,7 +296,7 @@ impl Nic {
             },
         };
         status.counters = self.counters(&counters);
-        status.objects = held(&objects);
+        status.objects = held(&objects, self.account.used());
         status.gids = gids.iter().map(|gid| address(*gid)).collect();
         status
     }
@@ -307,7 +318,7 @@ impl Nic {
     }
 }
 
-const fn held(engine: &Objects) -> node::Objects {
+const fn held(engine: &Objects, kept_bytes: u64) -> node::Objects {
     node::Objects {
         contexts: engine.contexts,
         pds: engine.pds,
@@ -317,6 +328,7 @@ const fn held(engine: &Objects) -> node::Objects {
         srqs: engine.srqs,
         qps: engine.qps,
         ahs: engine.ahs,
+        kept_bytes,
     }
 }
 

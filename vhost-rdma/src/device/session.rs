@@ -63,11 +63,12 @@ impl Session {
     /// A connection to `nic`.
     pub(super) fn new(nic: Arc<Nic>) -> Self {
         let controller = Controller::new(nic.layout.kick_base());
+        let space = AddressSpace::of(nic.account().clone());
         Self {
             nic,
             gate: Gate::default(),
-            memory: Memory::new(AddressSpace::default()),
-            space: Mutex::default(),
+            memory: Memory::new(space.clone()),
+            space: Mutex::new(space),
             generation: Arc::default(),
             controller: Mutex::new(controller),
             notifier: OnceLock::new(),

@@ -16,8 +16,8 @@ impl Nic {
             // EUI-64 of the MAC (IBTA A16.3).
             guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
             caps: U64::new(limits::CAPS),
-            max_mr_size: U64::new(limits.max_mr_bytes),
-            max_mr_bytes: U64::new(limits.max_mr_bytes),
+            max_mr_size: U64::new(limits.mr_bytes(&self.space)),
+            max_mr_bytes: U64::new(limits.mr_bytes(&self.space)),
             page_size_cap: U64::new(0x7fff_f000),
             fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
             clock_khz: U64::new(1_000_000),

@@ -14,9 +14,12 @@ use zerocopy::little_endian::U32;
 use super::command::{Reply, Status};
 use super::doorbell::{DoorbellPage, Owner, Post};
 use super::limits::MAX_DB_PAGES;
+use super::quota::{Kept, Kind};
 use super::roster::{Roster, Walk};
-use crate::memory::Ring;
+use crate::memory::{Charge, Ring};
 
+/// Bytes of a doorbell page, without its slots.
+pub(super) const PAGE: usize = size_of::<Page>();
 /// Doorbell pages that a context may have though it does not need them.
 pub(super) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.
@@ -45,6 +48,8 @@ struct Page {
     lively: bool,
     /// Looks in vain since it rang.
     quiet: u32,
+    /// What its slots take.
+    kept: Charge,
 }
 
 /// All contexts of one NIC.
@@ -102,30 +107,33 @@ impl Contexts {
     }
 
     /// Adds a page; where it is.
-    fn insert_page(&mut self, ring: Ring) -> Option<u32> {
-        let page = Page { doorbells: DoorbellPage::new(ring), lively: false, quiet: 0 };
-        let at = u32::try_from(self.pages.insert(page)).ok()?;
+    fn insert_page(&mut self, ring: Ring, kept: &mut Kept) -> Result<u32, Status> {
+        kept.place(Kind::Page, self.pages.len())?;
+        let doorbells = DoorbellPage::new(ring);
+        let page = Page { doorbells, lively: false, quiet: 0, kept: kept.beside(0)? };
+        let at = u32::try_from(self.pages.insert(page)).map_err(|_| Status::NOMEM)?;
         self.order.insert(at);
-        Some(at)
+        Ok(at)
     }
 
     /// CONTEXT_CREATE: `most` processes, `kick_queues` to share among them.
     pub(crate) fn create(
         &mut self,
         db_page: Ring,
-        most: u32,
-        kick_queues: u32,
+        (most, kick_queues): (u32, u32),
+        kept: &mut Kept,
     ) -> Result<Reply, Status> {
         if self.all.len() > most as usize {
             return Err(Status::NOMEM);
         }
+        kept.place(Kind::Context, self.all.len())?;
         // Numbers come back only after four thousand million contexts; a live one is skipped.
         while self.next == KERNEL || self.all.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
         let ctx = self.next;
         self.next = self.next.wrapping_add(1);
-        let at = self.insert_page(db_page).ok_or(Status::NOMEM)?;
+        let at = self.insert_page(db_page, kept)?;
         self.all.insert(ctx, Context { pages: vec![at] });
         Ok(Reply::Context(abi::ContextCreateResp {
             ctx: U32::new(ctx),
@@ -134,7 +142,12 @@ impl Contexts {
     }
 
     /// DB_PAGE_ADD.
-    pub(crate) fn add_page(&mut self, ctx: u32, db_page: Ring) -> Result<Reply, Status> {
+    pub(crate) fn add_page(
+        &mut self,
+        ctx: u32,
+        db_page: Ring,
+        kept: &mut Kept,
+    ) -> Result<Reply, Status> {
         let context = self.all.get(&ctx).ok_or(Status::NOENT)?;
         // Every page is looked at, so only a context that fills its pages gets more of them.
         let pages = context.pages.iter().filter_map(|&at| self.pages.get(at as usize));
@@ -144,7 +157,7 @@ impl Contexts {
             return Err(Status::NOMEM);
         }
         let page = u32::try_from(context.pages.len()).map_err(|_| Status::NOMEM)?;
-        let at = self.insert_page(db_page).ok_or(Status::NOMEM)?;
+        let at = self.insert_page(db_page, kept)?;
         if let Some(context) = self.all.get_mut(&ctx) {
             context.pages.push(at);
         }
@@ -247,7 +260,10 @@ impl Contexts {
     pub(crate) fn take_doorbell(&mut self, ctx: u32, owner: Owner) -> Option<u32> {
         let Self { all, pages, .. } = self;
         all.get(&ctx)?.pages.iter().zip(0u32..).find_map(|(&at, number)| {
-            let slot = pages.get_mut(at as usize)?.doorbells.take(owner)?;
+            let page = pages.get_mut(at as usize)?;
+            let bytes = page.doorbells.kept_with_another()?;
+            let slot =
+                page.kept.settle(bytes as u64).then(|| page.doorbells.take(owner)).flatten()?;
             Some(number << db::PAGE_SHIFT | slot)
         })
     }

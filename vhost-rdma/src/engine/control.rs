@@ -10,6 +10,7 @@ use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, KERNEL, Life, Nic, Pd};
 use super::qp::attrs::check_av;
+use super::quota::{self, Kept, Kind};
 use super::timer::Waiting;
 use super::window::WindowKind;
 use super::{Nanos, Remains, Shard, attributes};
@@ -112,6 +113,7 @@ impl Shard {
         self.reset(id);
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         nic.counters_at_init = nic.counters;
+        nic.kept = Kept::begin(&space, &quota::ENGINE);
         nic.space = space;
         nic.status_page = Some(status_page);
         nic.contexts.begin();
@@ -128,10 +130,11 @@ impl Shard {
         let limits = &nic.settings.limits;
         let bytes = if request.map.is_identity() { 0 } else { request.map.len() };
         if nic.mrs.len() >= limits.max_mrs as usize
-            || nic.mrs.bytes().saturating_add(bytes) > limits.max_mr_bytes
+            || nic.mrs.bytes().saturating_add(bytes) > limits.mr_bytes(&nic.space)
         {
             return Err(Status::NOMEM);
         }
+        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
         let key = nic.mrs.register(request, random)?;
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
@@ -154,6 +157,7 @@ impl Shard {
         if nic.mrs.windows() >= most as usize {
             return Err(Status::NOMEM);
         }
+        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
         nic.mrs.allocate_window((ctx, pdn), kind, random).map(Reply::Object)
     }
 
@@ -173,6 +177,7 @@ impl Shard {
         if nic.mrs.len() >= nic.settings.limits.max_mrs as usize {
             return Err(Status::NOMEM);
         }
+        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
         nic.mrs.allocate_fast((ctx, pdn), max_pages, random).map(Reply::Object)
     }
 
@@ -219,12 +224,11 @@ impl Nic {
             Command::QueryDevice => Ok(Reply::Device(Box::new(self.device_attributes()))),
             Command::QueryPort => Ok(Reply::Port(attributes::port())),
             Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
-            Command::ContextCreate { db_page } => self.contexts.create(
-                db_page,
-                self.settings.limits.max_contexts,
-                self.settings.kick_queues,
-            ),
-            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
+            Command::ContextCreate { db_page } => {
+                let shape = (self.settings.limits.max_contexts, self.settings.kick_queues);
+                self.contexts.create(db_page, shape, &mut self.kept)
+            }
+            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page, &mut self.kept),
             Command::PdCreate => self.create_pd(ctx),
             Command::PdDestroy(pdn) => self.destroy_pd(ctx, pdn),
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
@@ -316,6 +320,7 @@ impl Nic {
         if self.pds.len() >= self.settings.limits.max_pds as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Kind::Pd, self.pds.len())?;
         object(self.pds.insert(Pd { ctx, users: 0 }))
     }
 
@@ -350,7 +355,8 @@ impl Nic {
             (false, _) => None,
         };
         if let Some((_, map)) = &memory
-            && self.mrs.bytes().saturating_add(map.len()) > self.settings.limits.max_mr_bytes
+            && self.mrs.bytes().saturating_add(map.len())
+                > self.settings.limits.mr_bytes(&self.space)
         {
             return Err(Status::NOMEM);
         }
@@ -462,6 +468,7 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         check_av(&av, |index| self.gid(index).is_some())?;
+        self.kept.place(Kind::Ah, self.ahs.len())?;
         self.join_pd(pdn);
         object(self.ahs.insert(Ah { ctx, pdn, av }))
     }

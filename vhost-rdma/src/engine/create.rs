@@ -10,6 +10,7 @@ use super::cq::Cq;
 use super::doorbell::Owner;
 use super::nic::Nic;
 use super::qp::{Attrs, Kind, Qp, SendQueue, State};
+use super::quota::{self, Kind as Place};
 use super::receive::{Receive, ReceiveRing};
 use super::shape;
 use super::srq::{Srq, SrqShape};
@@ -58,6 +59,7 @@ impl Nic {
         if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Place::Cq, self.cqs.len())?;
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
     }
 
@@ -81,11 +83,13 @@ impl Nic {
         if self.srqs.len() >= self.settings.limits.max_srqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Place::Srq, self.srqs.len())?;
+        let kept = self.kept.beside(quota::SHARED)?;
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
         let doorbell =
             self.contexts.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
         self.join_pd(shape.pdn);
-        self.srqs.insert(Srq::new(&shape, ring, doorbell));
+        self.srqs.insert(Srq::new(&shape, ring, (doorbell, kept)));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
 
@@ -120,6 +124,8 @@ impl Nic {
     ) -> Result<abi::QpCreateResp, Status> {
         let (req, sq, rq) = request;
         let rings = (sq.is_some(), rq.is_some());
+        self.kept.place(Place::Qp, self.qps.len())?;
+        let kept = self.kept.beside(quota::queue_pair(shape::sends(req).max_inline))?;
         let doorbells = self.contexts.take_doorbells(ctx, qpn, rings).ok_or(Status::NOMEM)?;
         let receive_sge = u32::from(req.max_recv_sge.get());
         let srqn = Some(req.srqn.get()).filter(|&srqn| srqn != abi::NO_SRQ);
@@ -150,6 +156,7 @@ impl Nic {
             last_wqe_raised: false,
             groups: 0,
             refused: 0,
+            _kept: kept,
         };
         for cqn in [qp.send_cqn, qp.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {

@@ -62,6 +62,12 @@ impl<W: Words> DoorbellPage<W> {
         &self.ring
     }
 
+    /// Bytes that its slots take once there is another owner: whole groups.
+    pub(super) fn kept_with_another(&self) -> Option<usize> {
+        let group = self.used.iter().position(|&used| used != u64::MAX)?;
+        Some(((group + 1) * GROUP_SLOTS * SLOT).max(self.slots.capacity() * SLOT))
+    }
+
     /// Gives a free slot to `owner`, with index 0.
     pub(crate) fn take(&mut self, owner: Owner) -> Option<u32> {
         let group = self.used.iter().position(|&used| used != u64::MAX)?;
@@ -70,6 +76,8 @@ impl<W: Words> DoorbellPage<W> {
         let slot = group * GROUP_SLOTS + bit as usize;
         let taken = Slot { owner, seen: 0 };
         if self.slots.len() <= slot {
+            let group = (slot + 1).next_multiple_of(GROUP_SLOTS);
+            self.slots.reserve_exact(group - self.slots.len());
             self.slots.resize(slot + 1, taken);
         }
         self.slots[slot] = taken;

@@ -2,6 +2,8 @@
 
 use virtio_rdma_abi as abi;
 
+use crate::memory::AddressSpace;
+
 /// Work requests in one queue.
 pub const MAX_WR: u32 = 16 << 10;
 /// Scatter-gather elements in one work request.
@@ -62,12 +64,24 @@ pub struct Limits {
     pub max_contexts: u32,
     pub max_pds: u32,
     pub max_mrs: u32,
-    /// Registered bytes in all regions together.
+    /// Registered bytes in all regions together; see [`Limits::mr_bytes`].
     pub max_mr_bytes: u64,
     pub max_cqs: u32,
     pub max_srqs: u32,
     pub max_qps: u32,
     pub max_ahs: u32,
+}
+
+/// How often a guest may register all of its memory: processes that share memory register it each.
+const EACH_PAGE: u64 = 8;
+
+impl Limits {
+    /// Registered bytes that the guest with this memory may have, whatever the operator allows it.
+    #[must_use]
+    pub const fn mr_bytes(&self, space: &AddressSpace) -> u64 {
+        let most = space.bytes().saturating_mul(EACH_PAGE);
+        if most < self.max_mr_bytes { most } else { self.max_mr_bytes }
+    }
 }
 
 /// Objects that exist.

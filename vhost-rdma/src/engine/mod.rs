@@ -47,7 +47,7 @@ mod pending;
 mod placement;
 mod port;
 pub(crate) mod qp;
-mod quota;
+pub(crate) mod quota;
 pub(crate) mod receive;
 mod requester;
 mod responder;
@@ -97,13 +97,14 @@ pub type Nanos = u64;
 /// What is seen of a NIC from outside.
 #[derive(Clone, Debug)]
 pub struct NicSnapshot {
-    /// A driver has sent INIT.
+    /// A driver has sent INIT, and its control queue runs.
     pub ready: bool,
     /// The NIC failed and waits for a reset.
     pub failed: bool,
     /// What happened.
     pub counters: Counters,
-    /// What exists.
+    /// What exists; nothing while the control queue is stopped. Whether that is a pause or a reset
+    /// is known when it runs again.
     pub objects: Objects,
     /// Addresses in the port's table.
     pub gids: Vec<Gid>,
@@ -383,10 +384,10 @@ impl Shard {
         }
         let nic = self.nics.get(id.0 as usize)?.as_ref()?;
         Some(NicSnapshot {
-            ready: matches!(nic.life, Life::Ready | Life::Paused),
+            ready: nic.life == Life::Ready,
             failed: nic.life == Life::Failed,
             counters: nic.counters,
-            objects: nic.objects(),
+            objects: if nic.life == Life::Paused { Objects::default() } else { nic.objects() },
             gids: nic.gids.iter().flatten().copied().collect(),
         })
     }

@@ -19,6 +19,7 @@ use super::mr::MrTable;
 use super::outbox::Outbox;
 use super::port::Port;
 use super::qp::{Qp, State, Waiter};
+use super::quota::{self, Kept};
 use super::roster::Roster;
 use super::srq::Srq;
 use super::steps::Work;
@@ -85,6 +86,8 @@ pub(super) struct Nic {
     pub(super) outbox: Outbox,
     pub(super) life: Life,
     pub(super) space: AddressSpace,
+    /// What its objects take.
+    pub(super) kept: Kept,
     pub(super) status_page: Option<Ring>,
     pub(super) contexts: Contexts,
     pub(super) pds: Slab<Pd>,
@@ -143,6 +146,8 @@ impl Nic {
             outbox: Outbox::new(port),
             life: Life::Idle,
             space: AddressSpace::default(),
+            // Before INIT there is nothing.
+            kept: Kept::begin(&AddressSpace::default(), &quota::ENGINE),
             status_page: None,
             contexts: Contexts::default(),
             pds: Slab::new(),

@@ -6,7 +6,7 @@ use super::command::Status;
 use super::cq::control_offset;
 use super::qp::Waiter;
 use super::receive::{Moving, Receive, ReceiveRing};
-use crate::memory::Ring;
+use crate::memory::{Charge, Ring};
 
 /// Requesters that are woken early, at most: peers choose how many there are.
 pub(super) const MAX_WAITERS: usize = 256;
@@ -26,6 +26,7 @@ pub(super) struct Srq {
     pub(super) waiters: Vec<Waiter>,
     control: u64,
     pub(super) dead: bool,
+    _kept: Charge,
 }
 
 /// What a new SRQ is made of.
@@ -41,7 +42,7 @@ pub(super) struct SrqShape {
 }
 
 impl Srq {
-    pub(super) const fn new(shape: &SrqShape, ring: Ring, doorbell: u32) -> Self {
+    pub(super) fn new(shape: &SrqShape, ring: Ring, (doorbell, kept): (u32, Charge)) -> Self {
         Self {
             ctx: shape.ctx,
             pdn: shape.pdn,
@@ -51,8 +52,9 @@ impl Srq {
             doorbell,
             users: 0,
             waiters: Vec::new(),
-            control: control_offset((shape.entries as u64) << shape.log2_stride),
+            control: control_offset(u64::from(shape.entries) << shape.log2_stride),
             dead: false,
+            _kept: kept,
         }
     }
 

@@ -18,6 +18,7 @@
 //! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any set of mappings, so
 //! tests use anonymous memory and a front end for container processes can use theirs.
 
+mod account;
 mod copy;
 mod mapping;
 mod maps;
@@ -31,6 +32,7 @@ mod usage;
 mod vanish;
 mod window;
 
+pub use account::{Account, Charge};
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
 pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
 pub use page_list::{Fault, PageArray, PageList};

@@ -52,10 +52,10 @@ impl PageList {
         if self.levels == 0 {
             // The usual case of memory in one piece, without a table.
             if let Some(flat) = self.one_piece(space, len, needed) {
-                return Ok(flat);
+                return flat.counted(space);
             }
         }
-        let charge = space.charge(needed.saturating_mul(8)).ok_or(Fault::Room)?;
+        let share = space.share(needed.saturating_mul(8)).ok_or(Fault::Room)?;
         let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
         builder.tables.reserve(usize::try_from(needed.min(ENTRIES)).map_err(|_| Fault::Shape)?);
         if self.levels == 0 {
@@ -72,7 +72,7 @@ impl PageList {
         let Builder { tables, regions, .. } = builder;
         let pages = Pages::from_table(tables, page);
         let map = Translation::new(first, len, self.page_shift, pages, regions);
-        map.charged(charge).ok_or(Fault::Room)
+        map.shared(share).ok_or(Fault::Room)?.counted(space)
     }
 
     fn one_piece(&self, space: &AddressSpace, len: u64, needed: u64) -> Option<Translation> {
@@ -131,7 +131,7 @@ impl PageArray {
         if len == 0 || needed > u64::from(self.npages) {
             return Err(Fault::Shape);
         }
-        let charge = space.charge(needed.saturating_mul(8)).ok_or(Fault::Room)?;
+        let share = space.share(needed.saturating_mul(8)).ok_or(Fault::Room)?;
         let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
         for index in 0..needed {
             let entry = self.addr.checked_add(index * 8).ok_or(Fault::Address)?;
@@ -140,7 +140,7 @@ impl PageArray {
         let Builder { tables, regions, .. } = builder;
         let pages = Pages::from_table(tables, page);
         let map = Translation::new(first, len, self.page_shift, pages, regions);
-        map.charged(charge).ok_or(Fault::Room)
+        map.shared(share).ok_or(Fault::Room)?.counted(space)
     }
 }
 
@@ -186,8 +186,13 @@ impl Builder<'_> {
     }
 }
 
-/// A single page of guest memory as a ring of words.
-pub(super) fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> {
+/// A page of a list as a ring of words, for as long as the list is walked.
+fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> {
+    single_page(space, addr).map(|page| Ring::new(Arc::new(page)))
+}
+
+/// A single page of guest memory.
+pub(super) fn single_page(space: &AddressSpace, addr: u64) -> Result<Translation, Fault> {
     if !addr.is_multiple_of(PAGE_SIZE) {
         return Err(Fault::Address);
     }
@@ -198,5 +203,5 @@ pub(super) fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> 
     }
     debug_assert!(region.host(offset).is_some());
     let regions = vec![region.clone()];
-    Ok(Ring::new(Arc::new(Translation::new(0, PAGE_SIZE, 12, Pages::Flat(host), regions))))
+    Ok(Translation::new(0, PAGE_SIZE, 12, Pages::Flat(host), regions))
 }

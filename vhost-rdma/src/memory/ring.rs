@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use super::page_list::list_page;
+use super::page_list::single_page;
 use super::{AddressSpace, Fault, HostPtr, Translation};
 use crate::protocol::{Cpu, Fence, Fences, Words};
 
@@ -27,7 +27,7 @@ impl Ring {
     /// # Errors
     /// `addr` is not page-aligned or not guest memory.
     pub fn page(space: &AddressSpace, addr: u64) -> Result<Self, Fault> {
-        list_page(space, addr)
+        Ok(Self::new(Arc::new(single_page(space, addr)?.counted(space)?)))
     }
 
     /// See [`Translation::populate`].

@@ -12,8 +12,9 @@ use vm_memory::{
     GuestUsize, MemoryRegionAddress, VolatileSlice,
 };
 
+use super::account::Account;
 use super::mapping::{Mapping, MappingError};
-use super::tables::{Charge, Tables};
+use super::tables::{Share, Tables};
 use super::{HostPtr, host};
 
 /// Why regions make no memory.
@@ -146,6 +147,8 @@ pub enum AnonymousError {
 #[derive(Clone, Debug, Default)]
 pub struct AddressSpace {
     regions: Arc<[Region]>,
+    /// All of them together.
+    bytes: u64,
     tables: Arc<Tables>,
 }
 
@@ -166,6 +169,12 @@ impl GuestMemoryBackend for AddressSpace {
 }
 
 impl AddressSpace {
+    /// A space without memory, which `account` pays for, and for those that follow it.
+    #[must_use]
+    pub fn of(account: Account) -> Self {
+        Self { tables: Arc::new(Tables::of(account)), ..Self::default() }
+    }
+
     /// The space that follows this one, of these regions; the tables of both count together.
     ///
     /// # Errors
@@ -176,8 +185,9 @@ impl AddressSpace {
         if let Some(pair) = regions.windows(2).find(overlap) {
             return Err(SpaceError::Overlap(pair[1].start));
         }
-        let space = Self { regions: regions.into(), tables: Arc::clone(&self.tables) };
-        space.tables.allow(space.bytes());
+        let bytes = regions.iter().map(Region::bytes).sum();
+        let space = Self { regions: regions.into(), bytes, tables: Arc::clone(&self.tables) };
+        space.tables.allow(bytes);
         Ok(space)
     }
 
@@ -207,9 +217,15 @@ impl AddressSpace {
         self.find(start).filter(|&(_, offset)| offset == 0).map(|(region, _)| region)
     }
 
-    /// Memory for a translation's table of so many bytes.
-    pub(super) fn charge(&self, bytes: u64) -> Option<Charge> {
-        Charge::take(&self.tables, bytes)
+    /// A place for a translation's table of so many bytes.
+    pub(super) fn share(&self, bytes: u64) -> Option<Share> {
+        Share::take(&self.tables, bytes)
+    }
+
+    /// What pays for all that is kept for this guest.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        self.tables.account()
     }
 
     /// A space of anonymous memory, for tests and tools: `(guest address, length)` each.
@@ -238,8 +254,8 @@ impl AddressSpace {
 
     /// How much memory the guest has.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.regions.iter().map(Region::bytes).sum()
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Whether `region`'s mapping is part of this space.

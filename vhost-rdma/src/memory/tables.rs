@@ -1,14 +1,17 @@
-//! What the daemon keeps about a guest's memory, and a bound on it.
+//! The tables of a guest's page lists, and a bound on them by what the guest has.
 //!
 //! A page list may name the same page of the guest a million times, and a guest may have a hundred
 //! thousand objects with a list each: so what the lists cost the daemon has nothing to do with what
 //! they cost the guest. All tables of a guest together are therefore bounded by the memory that the
-//! guest has. The bound is generous: the whole guest eight times over in pages of 4 KiB, and rings
-//! in any number; memory in one piece needs no table at all. A list also counts for the regions of
-//! guest memory that its pages lie in, which it holds on to: a VMM may have made hundreds.
+//! guest has, and charged to the NIC's account like everything else ([`Account`]). The bound is
+//! generous: the whole guest eight times over in pages of 4 KiB, and rings in any number; memory in
+//! one piece needs no table at all. A list also counts for the regions of guest memory that its
+//! pages lie in, which it holds on to: a VMM may have made hundreds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::account::{Account, Charge};
 
 /// Bytes of tables that every guest may have.
 const BASE: u64 = 32 << 20;
@@ -20,56 +23,76 @@ const PER_BYTE: u64 = 4096 / 8 / 8;
 pub(super) struct Tables {
     used: AtomicU64,
     most: AtomicU64,
+    account: Account,
 }
 
 impl Default for Tables {
     fn default() -> Self {
-        Self { used: AtomicU64::new(0), most: AtomicU64::new(BASE) }
+        Self::of(Account::default())
     }
 }
 
 impl Tables {
+    /// The tables of a guest that this account pays for.
+    pub(super) const fn of(account: Account) -> Self {
+        Self { used: AtomicU64::new(0), most: AtomicU64::new(BASE), account }
+    }
+
+    pub(super) const fn account(&self) -> &Account {
+        &self.account
+    }
+
     /// What a guest with so much memory may have from now on.
     pub(super) fn allow(&self, guest: u64) {
         self.most.store(BASE + guest / PER_BYTE, Ordering::Relaxed);
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let most = self.most.load(Ordering::Relaxed);
+        let add = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= most);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 /// A part of a guest's tables, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Charge {
+pub(super) struct Share {
     tables: Arc<Tables>,
     bytes: u64,
+    charge: Charge,
 }
 
-impl Charge {
+impl Share {
     /// `None` if the guest has too much already.
     pub(super) fn take(tables: &Arc<Tables>, bytes: u64) -> Option<Self> {
-        let most = tables.most.load(Ordering::Relaxed);
-        let add = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= most);
-        tables.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
-        Some(Self { tables: Arc::clone(tables), bytes })
+        let charge = tables.account.charge(bytes)?;
+        tables.take(bytes).then(|| Self { tables: Arc::clone(tables), bytes, charge })
     }
-}
 
-impl Charge {
     /// Becomes one of so many bytes; false if the guest has too much already, and this one stays as
     /// it is.
     pub(super) fn settle(&mut self, bytes: u64) -> bool {
-        if let Some(more) = bytes.checked_sub(self.bytes) {
-            let Some(mut rest) = Self::take(&self.tables, more) else { return false };
-            rest.bytes = 0;
-        } else {
-            self.tables.used.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+        let more = bytes.saturating_sub(self.bytes);
+        if !self.tables.take(more) {
+            return false;
         }
+        if !self.charge.settle(bytes) {
+            self.tables.give(more);
+            return false;
+        }
+        self.tables.give(self.bytes.saturating_sub(bytes));
         self.bytes = bytes;
         true
     }
 }
 
-impl Drop for Charge {
+impl Drop for Share {
     fn drop(&mut self) {
-        self.tables.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.tables.give(self.bytes);
     }
 }
 

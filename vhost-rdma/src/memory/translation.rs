@@ -1,9 +1,11 @@
 //! An immutable map from offsets of an object to host memory.
 
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
 
+use super::account::Charge;
 use super::space::{AddressSpace, Region};
-use super::tables::Charge;
+use super::tables::Share;
 use super::{Fault, HostPtr, PAGE_SIZE, host};
 
 /// How the pages of a translation lie in host memory.
@@ -29,6 +31,10 @@ impl Pages {
     }
 }
 
+/// Bytes of a translation in one piece behind its counter, with its one region, as they are
+/// allocated.
+const KEPT: u64 = (size_of::<Translation>() + 16 + size_of::<Region>() + 2 * 16) as u64;
+
 /// Where the bytes of a memory region or ring are. Offset 0 is its first byte.
 #[derive(Debug)]
 pub struct Translation {
@@ -39,7 +45,8 @@ pub struct Translation {
     pages: Pages,
     /// Keeps the mappings behind `pages` alive.
     regions: Vec<Region>,
-    /// What its table counts for.
+    /// What its table counts for, and it itself.
+    _share: Option<Share>,
     _charge: Option<Charge>,
 }
 
@@ -51,20 +58,26 @@ impl Translation {
         pages: Pages,
         regions: Vec<Region>,
     ) -> Self {
-        Self { first, len, shift, pages, regions, _charge: None }
+        Self { first, len, shift, pages, regions, _share: None, _charge: None }
     }
 
     /// With what was taken for its table, which becomes what it keeps: a table only if its pages
     /// are scattered, and a place for each region that they lie in, of which a guest may have
     /// hundreds. `None` if the guest has too much already.
-    pub(super) fn charged(self, mut charge: Charge) -> Option<Self> {
+    pub(super) fn shared(self, mut share: Share) -> Option<Self> {
         let table = match &self.pages {
             Pages::Table(table) => size_of_val::<[HostPtr]>(table),
             Pages::Flat(_) | Pages::Identity(_) => 0,
         };
-        // The first region is part of what every object is counted for.
+        // The first region is part of what every translation is counted for.
         let more = self.regions.get(1..).map_or(0, size_of_val::<[Region]>);
-        charge.settle((table + more) as u64).then(|| Self { _charge: Some(charge), ..self })
+        share.settle((table + more) as u64).then(|| Self { _share: Some(share), ..self })
+    }
+
+    /// With what it takes without its table, which the guest's account pays for.
+    pub(super) fn counted(self, space: &AddressSpace) -> Result<Self, Fault> {
+        let charge = space.account().charge(KEPT).ok_or(Fault::Room)?;
+        Ok(Self { _charge: Some(charge), ..self })
     }
 
     /// A translation in which offsets are guest physical addresses, for kernel DMA keys.
@@ -72,13 +85,15 @@ impl Translation {
     pub fn identity(space: AddressSpace) -> Self {
         let regions = space.regions().to_vec();
         let pages = Pages::Identity(space);
-        Self { first: 0, len: u64::MAX, shift: 12, pages, regions, _charge: None }
+        Self { first: 0, len: u64::MAX, shift: 12, pages, regions, _share: None, _charge: None }
     }
 
-    /// A translation of no bytes: a region of length zero.
+    /// The translation of no bytes: a region of length zero. There is one, whoever has it.
     #[must_use]
-    pub fn empty() -> Self {
-        Self::new(0, 0, 12, Pages::Table(Box::default()), Vec::new())
+    pub fn empty() -> Arc<Self> {
+        static EMPTY: OnceLock<Arc<Translation>> = OnceLock::new();
+        let empty = || Arc::new(Self::new(0, 0, 12, Pages::Table(Box::default()), Vec::new()));
+        Arc::clone(EMPTY.get_or_init(empty))
     }
 
     /// Length in bytes.

@@ -47,9 +47,12 @@ pub struct NicLimits {
     pub max_pds: u32,
     /// Memory regions.
     pub max_mrs: u32,
-    /// Sum of the lengths of all registered regions, in bytes. Shared guest memory is charged to its first toucher, so this
-    /// bounds what a guest can make the daemon's memory control group pay.
+    /// Sum of the lengths of all registered regions, in bytes; never more than eight times the
+    /// guest's memory.
     pub max_mr_bytes: u64,
+    /// What the daemon keeps for the guest, in bytes of its own memory: objects, and tables of the
+    /// pages that they lie in.
+    pub max_kept_bytes: u64,
     /// Completion queues.
     pub max_cqs: u32,
     /// Shared receive queues.
@@ -67,6 +70,7 @@ impl Default for NicLimits {
             max_pds: 4096,
             max_mrs: 65_536,
             max_mr_bytes: 1 << 40,
+            max_kept_bytes: 512 << 20,
             max_cqs: 16_384,
             max_srqs: 4096,
             max_qps: 16_384,
@@ -87,6 +91,8 @@ pub struct LimitsPatch {
     pub max_mrs: Option<u32>,
     /// See [`NicLimits::max_mr_bytes`].
     pub max_mr_bytes: Option<u64>,
+    /// See [`NicLimits::max_kept_bytes`].
+    pub max_kept_bytes: Option<u64>,
     /// See [`NicLimits::max_cqs`].
     pub max_cqs: Option<u32>,
     /// See [`NicLimits::max_srqs`].
@@ -106,6 +112,7 @@ impl LimitsPatch {
             max_pds: self.max_pds.unwrap_or(base.max_pds),
             max_mrs: self.max_mrs.unwrap_or(base.max_mrs),
             max_mr_bytes: self.max_mr_bytes.unwrap_or(base.max_mr_bytes),
+            max_kept_bytes: self.max_kept_bytes.unwrap_or(base.max_kept_bytes),
             max_cqs: self.max_cqs.unwrap_or(base.max_cqs),
             max_srqs: self.max_srqs.unwrap_or(base.max_srqs),
             max_qps: self.max_qps.unwrap_or(base.max_qps),
@@ -239,6 +246,9 @@ pub struct Objects {
     pub qps: u32,
     /// Address handles.
     pub ahs: u32,
+    /// Bytes that the daemon keeps for all that.
+    #[serde(default)]
+    pub kept_bytes: u64,
 }
 
 /// What the device layer reports of a NIC.

@@ -11,6 +11,7 @@ use super::mr::Made;
 use super::nic::{Life, Nic, Pd};
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
+use crate::engine::quota::Kind;
 use crate::engine::timer::Waiting;
 use crate::engine::{Command, Reply, Status};
 
@@ -65,14 +66,13 @@ impl Nic {
             Command::QueryPort => Ok(Reply::Port(self.port_attributes())),
             Command::QueryCounters => Ok(Reply::Counters(Box::new(self.counters_response()))),
             Command::GidSet { index, gid } => self.set_gid(index, gid),
-            Command::ContextCreate { db_page } => self.contexts.create(
-                db_page,
-                self.settings.limits.max_contexts,
-                self.settings.kick_queues,
-            ),
+            Command::ContextCreate { db_page } => {
+                let shape = (self.settings.limits.max_contexts, self.settings.kick_queues);
+                self.contexts.create(db_page, shape, &mut self.kept)
+            }
             Command::ContextDestroy => self.destroy_context(ctx),
             Command::Continue => self.carry_on(),
-            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page),
+            Command::DbPageAdd { db_page } => self.contexts.add_page(ctx, db_page, &mut self.kept),
             other => self.object_command(ctx, other),
         }
     }
@@ -185,6 +185,7 @@ impl Nic {
         if self.pds.len() >= self.settings.limits.max_pds as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Kind::Pd, self.pds.len())?;
         let host = self.host.alloc_pd().map_err(|error| self.refused(error))?;
         object(self.pds.insert(Pd { ctx, users: 0, host }))
     }

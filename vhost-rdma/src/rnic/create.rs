@@ -8,6 +8,7 @@ use zerocopy::little_endian::U32;
 
 use super::control::{object, status};
 use super::nic::{Nic, Qp};
+use super::quota;
 use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::{Srq, SrqParts};
@@ -15,9 +16,10 @@ use super::verbs::QpInit;
 use crate::engine::cq::Cq;
 use crate::engine::doorbell::Owner;
 use crate::engine::qp::{Attrs, Kind, SendQueue, State};
+use crate::engine::quota::Kind as Place;
 use crate::engine::receive::ReceiveRing;
 use crate::engine::{Reply, Status, shape, table};
-use crate::memory::Ring;
+use crate::memory::{Charge, Ring};
 
 /// What QP_CREATE brings: the request and the resolved rings.
 pub(super) type QpRequest = (Box<abi::QpCreateReq>, Option<Ring>, Option<Ring>);
@@ -37,6 +39,7 @@ impl Nic {
         if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Place::Cq, self.cqs.len())?;
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
     }
 
@@ -60,6 +63,8 @@ impl Nic {
             return Err(Status::NOMEM);
         }
         self.admit(max_wr)?;
+        self.kept.place(Place::Srq, self.srqs.len())?;
+        let kept = self.kept.beside(quota::shared(max_wr))?;
         let host =
             self.host.create_srq(pd, max_wr, max_sge).map_err(|error| self.refused(error))?;
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
@@ -83,6 +88,7 @@ impl Nic {
             ring: ReceiveRing::new(ring, entries, stride, max_sge),
             ring_bytes: u64::from(entries) << stride,
             host,
+            kept,
         };
         self.admitted += max_wr;
         self.join_pd(parts.pdn);
@@ -99,6 +105,7 @@ impl Nic {
         let (req, ..) = &request;
         let cost = req.max_send_wr.get() + req.max_recv_wr.get();
         self.admit(cost)?;
+        let kept = self.room_for_qp(req)?;
         let srqn = Some(req.srqn.get()).filter(|&srqn| srqn != abi::NO_SRQ);
         let init = QpInit {
             pd: self.host_pd(ctx, req.pdn.get())?,
@@ -143,6 +150,7 @@ impl Nic {
             scheduled: false,
             stopping: false,
             cost,
+            _kept: kept,
         };
         for cqn in [qp.send_cqn, qp.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {
@@ -159,6 +167,12 @@ impl Nic {
         self.qps.insert(qpn, Box::new(qp));
         let [sq_db, rq_db] = doorbells.map(U32::new);
         Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))
+    }
+
+    fn room_for_qp(&mut self, req: &abi::QpCreateReq) -> Result<Charge, Status> {
+        self.kept.place(Place::Qp, self.qps.len())?;
+        let depth = (req.max_send_wr.get(), req.max_recv_wr.get());
+        self.kept.beside(quota::queue_pair(depth, shape::sends(req).max_inline))
     }
 
     fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest) -> Result<(), Status> {

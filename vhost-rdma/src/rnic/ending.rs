@@ -13,10 +13,12 @@ use zerocopy::little_endian::U32;
 use super::follow::{Change, Chores, HOST_CALL, Work};
 use super::gone::Gone;
 use super::nic::{Life, Nic};
+use super::quota;
 use super::verbs::{HostError, HostVerbs};
 use crate::engine::budget::{Budget, cost};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
+use crate::engine::quota::Kept;
 use crate::engine::roster::{Roster, Slots, Walk};
 use crate::engine::timer::Timers;
 use crate::engine::{Errand, Nanos, Remains, Reply, Status};
@@ -201,6 +203,8 @@ impl Nic {
         );
         let memory =
             (mem::take(&mut self.contexts), mem::take(&mut self.space), self.status_page.take());
+        let none = Kept::begin(&self.space, &quota::RNIC);
+        let kept = mem::replace(&mut self.kept, none);
         if !used {
             return;
         }
@@ -208,13 +212,16 @@ impl Nic {
         let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.host.as_ref()));
         let host = mem::replace(&mut self.host, gone);
         self.host_gone = true;
-        self.remains
-            .insert(0, Remains::new((leaving, host, queues, others, more, memory, rosters)));
+        self.remains.insert(
+            0,
+            Remains::new((leaving, host, queues, others, more, memory, (rosters, kept))),
+        );
     }
 
     /// A driver begins: anew, and on a device that is open.
     pub(super) fn init(&mut self, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
         self.forget_all();
+        self.kept = Kept::begin(&space, &quota::RNIC);
         self.space = space;
         if !self.host_gone {
             return self.begin(status_page);

@@ -20,6 +20,7 @@ use crate::engine::doorbell::Owner;
 use crate::engine::grh;
 use crate::engine::qp::attrs::GSI_QKEY;
 use crate::engine::qp::{Attrs, Kind, SendQueue, State, state};
+use crate::engine::quota::Kind as Place;
 use crate::engine::receive::{Receive, ReceiveRing};
 use crate::engine::{Reply, Status, shape};
 use crate::memory::{self, AddressSpace, Segment, Translation};
@@ -147,6 +148,7 @@ impl Nic {
         if self.mrs.contains_key(&key) {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Place::Region, self.mrs.len() + self.services.keys())?;
         self.services.dma_keys.insert(DmaKey { pdn, access });
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }

@@ -62,8 +62,8 @@ impl Nic {
             // EUI-64 of the MAC (IBTA A16.3).
             guid: U64::new(u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])),
             caps: U64::new(caps),
-            max_mr_size: U64::new(limits.max_mr_bytes.min(host.max_mr_size)),
-            max_mr_bytes: U64::new(limits.max_mr_bytes),
+            max_mr_size: U64::new(limits.mr_bytes(&self.space).min(host.max_mr_size)),
+            max_mr_bytes: U64::new(limits.mr_bytes(&self.space)),
             page_size_cap: U64::new(host.page_size_cap),
             fw_ver: U64::new(u64::from(abi::ABI_VERSION)),
             clock_khz: U64::new(1_000_000),

@@ -46,6 +46,7 @@ mod mw;
 mod nic;
 mod null;
 mod peers;
+mod quota;
 mod reach;
 mod receiver;
 mod requester;

@@ -16,6 +16,7 @@ use zerocopy::little_endian::U32;
 use super::control::status;
 use super::nic::{Life, Nic};
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
+use crate::engine::quota::Kind;
 use crate::engine::{Errand, Remains, Reply, Status};
 use crate::memory::{AddressSpace, Segment, Translation, Window, WindowError};
 
@@ -191,6 +192,7 @@ impl Nic {
             return Err(Status::INVAL);
         }
         self.room_for(bytes, replaces)?;
+        self.kept.place(Kind::Region, self.mrs.len())?;
         let request = Registration {
             life: self.lives,
             mr: Mr { ctx, pdn, host: None, lost: false, bytes, runs: 0, iova, access: wanted, map },
@@ -206,7 +208,7 @@ impl Nic {
         let limits = &self.settings.limits;
         let others = self.mrs.len() - usize::from(replaces.is_some());
         let full = others >= limits.max_mrs as usize
-            || self.mr_bytes.saturating_add(bytes) > limits.max_mr_bytes;
+            || self.mr_bytes.saturating_add(bytes) > limits.mr_bytes(&self.space);
         if full { Err(Status::NOMEM) } else { Ok(()) }
     }
 

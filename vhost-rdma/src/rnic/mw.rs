@@ -19,6 +19,7 @@ use super::mr::Mr;
 use super::nic::Nic;
 use super::verbs::{HostMr, HostMw, Subject};
 use crate::engine::limits::WINDOWS_PER_MR;
+use crate::engine::quota::Kind;
 use crate::engine::roster::{Roster, Walk};
 use crate::engine::window::with_low_byte;
 use crate::engine::{Reply, Status};
@@ -63,6 +64,11 @@ struct Window {
     /// Oldest first.
     under_way: Vec<Change>,
 }
+
+/// Bytes of a window.
+pub(super) const WINDOW: usize = size_of::<Window>();
+/// Bytes of a change that is under way.
+pub(super) const CHANGE: usize = size_of::<Change>();
 
 impl Window {
     fn states(&self) -> impl Iterator<Item = Binding> {
@@ -240,6 +246,7 @@ impl Nic {
         if self.windows.0.len() >= self.max_windows() as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Kind::Window, self.windows.0.len())?;
         let mut vain = Vec::new();
         let mut found = Err(Status::NOMEM);
         for _ in 0..TRIES {

@@ -16,6 +16,7 @@ use super::mad::{Inbox, Wake};
 use super::mcast::Groups;
 use super::mr::Mr;
 use super::mw::Windows;
+use super::quota;
 use super::receiver::Receives;
 use super::requester::Sends;
 use super::share::Shares;
@@ -28,13 +29,14 @@ use crate::engine::doorbell::{Owner, Post};
 use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
 use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
+use crate::engine::quota::Kept;
 use crate::engine::roster::Roster;
 use crate::engine::table::Table;
 use crate::engine::timer::Timers;
 use crate::engine::{
     Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
 };
-use crate::memory::{AddressSpace, Ring};
+use crate::memory::{AddressSpace, Charge, Ring};
 use crate::protocol;
 use crate::transport::Gid;
 
@@ -130,6 +132,7 @@ pub(super) struct Qp {
     pub(super) stopping: bool,
     /// Entries of the host CQ that it may fill.
     pub(super) cost: u32,
+    pub(super) _kept: Charge,
 }
 
 /// One NIC. See the module.
@@ -146,6 +149,8 @@ pub struct Nic {
     /// An INIT waits for the device.
     pub(super) opening: bool,
     pub(super) space: AddressSpace,
+    /// What its objects take.
+    pub(super) kept: Kept,
     pub(super) status_page: Option<Ring>,
     pub(super) contexts: Contexts,
     pub(super) outbox: Outbox,
@@ -236,6 +241,7 @@ impl Nic {
             stopping: Stopping::default(),
             opening: false,
             space: AddressSpace::default(),
+            kept: Kept::begin(&AddressSpace::default(), &quota::RNIC),
             status_page: None,
             contexts: Contexts::default(),
             outbox: Outbox::new(port),
@@ -480,10 +486,10 @@ impl Hosted for Nic {
 
     fn status(&self) -> NicSnapshot {
         NicSnapshot {
-            ready: matches!(self.life, Life::Ready | Life::Paused),
+            ready: self.life == Life::Ready,
             failed: self.life == Life::Failed,
             counters: self.counters,
-            objects: self.objects(),
+            objects: if self.life == Life::Paused { Objects::default() } else { self.objects() },
             gids: self.gids.iter().flatten().map(|entry| entry.guest).collect(),
         }
     }

@@ -11,6 +11,7 @@ use super::control::{object, status};
 use super::nic::{Ah, Life, Nic};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
 use crate::engine::qp::attrs::check_av;
+use crate::engine::quota::Kind;
 use crate::engine::{Errand, Remains, Reply, Status};
 use crate::transport::is_multicast;
 
@@ -82,6 +83,7 @@ impl Nic {
         if self.ahs.len() >= self.settings.limits.max_ahs as usize {
             return Err(Status::NOMEM);
         }
+        self.kept.place(Kind::Ah, self.ahs.len())?;
         check_av(av, |index| self.holds(index))?;
         let resolved = self.destination(av)?;
         self.look_for(ctx, Purpose::Handle(pdn, *av), (pd, resolved))

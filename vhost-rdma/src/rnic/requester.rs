@@ -10,7 +10,7 @@ use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_
 use super::cq::{Queue, Tag};
 use super::follow::HOST_CALL;
 use super::mr::Mr;
-use super::mw::{self, At, Denied, Windows};
+use super::mw::{self, At, CHANGE, Denied, Windows};
 use super::nic::{Nic, Qp};
 use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
 use crate::engine::budget::cost;
@@ -61,6 +61,9 @@ impl Moved {
         *bytes += u64::from(sent.len);
     }
 }
+
+/// Bytes that a work request takes that is under way.
+pub(super) const SENT: usize = size_of::<Sent>() + CHANGE;
 
 /// A send queue: the guest's ring, and what of it is under way.
 #[derive(Debug)]

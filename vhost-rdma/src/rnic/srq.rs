@@ -19,7 +19,7 @@ use crate::engine::budget::cost;
 use crate::engine::control_offset;
 use crate::engine::receive::{Moving, Receive, ReceiveRing};
 use crate::engine::{Remains, Reply, Status};
-use crate::memory::Ring;
+use crate::memory::{Charge, Ring};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -44,6 +44,7 @@ pub(super) struct Srq {
     used: u32,
     control: u64,
     pub(super) dead: bool,
+    _kept: Charge,
 }
 
 /// What a new one is made of.
@@ -55,6 +56,7 @@ pub(super) struct SrqParts {
     pub(super) ring: ReceiveRing,
     pub(super) ring_bytes: u64,
     pub(super) host: HostSrq,
+    pub(super) kept: Charge,
 }
 
 impl Srq {
@@ -75,6 +77,7 @@ impl Srq {
             used: 0,
             control: control_offset(parts.ring_bytes),
             dead: false,
+            _kept: parts.kept,
         }
     }
 

@@ -113,7 +113,7 @@ impl Parser<'_> {
         }
         // IBTA 11.2.8.2 allows it; a region of nothing has no pages, and the list is not looked at.
         if length == 0 {
-            return Ok(Arc::new(Translation::empty()));
+            return Ok(Translation::empty());
         }
         // A region longer than all of the guest's memory would make the daemon keep tables that the guest's memory does not pay for.
         if length > self.space.bytes() {
@@ -191,7 +191,8 @@ impl Parser<'_> {
         const LARGEST: u64 =
             ((limits::MAX_WR as u64) << abi::WQE_MAX_LOG2_STRIDE) + abi::ctrl::SIZE as u64;
         let pages = page_list(list);
-        let bytes = pages.described_len().filter(|&bytes| bytes <= LARGEST).ok_or(Status::INVAL)?;
+        // Pages are larger than the end of the largest ring: what is beyond it is not looked at.
+        let bytes = pages.described_len().ok_or(Status::INVAL)?.min(LARGEST);
         if !pages.offset.is_multiple_of(64) {
             return Err(Status::INVAL);
         }

@@ -344,6 +344,44 @@ fn rings_are_aligned_and_sized() {
     assert_eq!(cq(1 << 15, 0, 1 << 20), cmd_status::FAULT);
 }
 
+/// What follows the ring in its last page is none of the device's business.
+#[test]
+fn a_receive_queue_becomes_the_largest_by_a_list_of_whole_pages() {
+    const LIST: u64 = 0x8000;
+    let ring = |entries: u64| (entries << abi::WQE_MAX_LOG2_STRIDE) + abi::ctrl::SIZE as u64;
+    let mut side = ready();
+    let page = abi::DbPageAddReq { db_page: U64::new(0x2000) };
+    assert_eq!(serve(&mut side, &request(cmd::DB_PAGE_ADD, &page)).0, cmd_status::OK);
+    let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));
+    let pdn = U32::read_from_prefix(&pd).expect("a number").0;
+    let mut create = abi::SrqCreateReq { pdn, entries: U32::new(1), ..Default::default() };
+    (create.max_wr, create.max_sge) = (U32::new(1), U32::new(1));
+    create.log2_stride = abi::WQE_MAX_LOG2_STRIDE;
+    create.ring.addr = U64::new(0x4000);
+    (create.ring.npages, create.ring.page_shift) = (U32::new(2), 12);
+    let (status, srq) = serve(&mut side, &request(cmd::SRQ_CREATE, &create));
+    assert_eq!(status, cmd_status::OK);
+    let srqn = U32::read_from_prefix(&srq).expect("a number").0;
+    // A list of a root page and one other, which names one page of memory as often as needed.
+    let lists = [LIST, LIST + 0x1000].map(|at| crate::memory::Ring::page(&side.0.space, at));
+    let [root, leaf] = lists.map(|list| list.expect("guest memory"));
+    (0..512).for_each(|n| root.store_u32(n * 8, 0x9000));
+    (0..512).for_each(|n| leaf.store_u32(n * 8, 0xa000));
+    let entries = crate::engine::limits::MAX_WR;
+    let mut modify = abi::SrqModifyReq { srqn, entries: entries.into(), ..Default::default() };
+    (modify.mask, modify.max_wr) = (U32::new(abi::srq_mask::MAX_WR), entries.into());
+    let pages = u32::try_from(ring(entries.into()).div_ceil(4096)).expect("few");
+    modify.ring.addr = U64::new(LIST);
+    (modify.ring.page_shift, modify.ring.levels) = (12, 2);
+    for (npages, expected) in
+        [(pages - 1, cmd_status::INVAL), (pages, cmd_status::OK), (pages + 1, cmd_status::OK)]
+    {
+        modify.ring.npages = npages.into();
+        let status = serve(&mut side, &request(cmd::SRQ_MODIFY, &modify)).0;
+        assert_eq!(status, expected, "{npages} pages");
+    }
+}
+
 #[test]
 fn a_command_that_was_overtaken_by_a_memory_change_is_resolved_again() {
     let mut side = ready();

@@ -9,6 +9,7 @@ pub(crate) use send::{SendQueue, Wait};
 pub(crate) use state::{Kind, State};
 
 use super::receive::{Receive, ReceiveRing};
+use crate::memory::Charge;
 use crate::transport::NicId;
 
 /// A requester that found no receive and wants to know of the next one.
@@ -56,6 +57,7 @@ pub(super) struct Qp {
     pub(super) groups: u32,
     /// Requests of an unreliable peer that were dropped since RESET for a key, range or right.
     pub(super) refused: u32,
+    pub(super) _kept: Charge,
 }
 
 impl Qp {

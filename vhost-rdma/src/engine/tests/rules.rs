@@ -194,7 +194,7 @@ fn a_bind_takes_the_low_byte_of_its_new_key() {
 fn a_region_of_nothing_opens_nothing() {
     let Scene { mut world, mut a, mut b, mut qa, mut qb } = scene(qpt::RC);
     for iova in [0, 0x1234, u64::MAX] {
-        let key = world.register(&b, iova, Arc::new(Translation::empty()), 0xf).unwrap();
+        let key = world.register(&b, iova, Translation::empty(), 0xf).unwrap();
         let mut write = wqe(opcode::RDMA_WRITE, SIGNALED, 1);
         (write.remote_addr, write.rkey) = (U64::new(iova), U32::new(key));
         a.post_send(&mut qa, write, &[]);
@@ -202,7 +202,7 @@ fn a_region_of_nothing_opens_nothing() {
         assert_eq!(a.statuses(&mut qa.cq), [(1, 0)]);
         world.ok(&b, b.ctx, Command::MrDereg(key));
     }
-    let key = world.register(&b, 0, Arc::new(Translation::empty()), 0xf).unwrap();
+    let key = world.register(&b, 0, Translation::empty(), 0xf).unwrap();
     let mut write = wqe(opcode::RDMA_WRITE, SIGNALED, 1);
     write.rkey = U32::new(key);
     let (from, _) = a.pattern(1, 1);
