@@ -68,9 +68,10 @@ fn is_a_test(root: &Path, name: &str) -> bool {
 
 fn has_test(text: &str, test: &str) -> bool {
     let Some(at) = text.find(&format!("fn {test}(")) else { return false };
-    let before: Vec<&str> = text[..at].lines().rev().take(8).collect();
-    // Its attributes, up to the end of what stands above it; or a case of a property test.
-    before.iter().take_while(|line| !line.starts_with('}')).any(|line| line.contains("#[test]"))
+    // Its attributes stand right above it.
+    let before = text[..at].trim_end_matches(' ');
+    let mut above = before.lines().rev().take_while(|line| !line.trim().is_empty());
+    above.any(|line| line.trim() == "#[test]")
 }
 
 #[cfg(test)]
