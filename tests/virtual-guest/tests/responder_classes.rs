@@ -239,6 +239,111 @@ fn a_receive_that_its_own_keys_deny_ends_its_queue_pair() {
     comes_to(&b, qps::ERR);
 }
 
+/// As the last one, for a receive that names more elements than its queue takes.
+#[test]
+fn a_receive_of_too_many_elements_ends_its_queue_pair() {
+    let world = World::new();
+    let nodes = nodes(&world);
+    let too_many = |end: &mut End, to: &Area| {
+        end.qp.queue_recv(3, &[to.part(0, 8)]);
+        let (ring, at, _) = end.qp.raw_rq(0);
+        ring.store16(at + 8, 60_000, std::sync::atomic::Ordering::Relaxed);
+        end.qp.ring_rq();
+    };
+    let to = nodes.1.area(GRH + 8);
+    if !rules().srq_has_a_domain {
+        // rdma_rxe is never shown it: its QP ends without a message.
+        return;
+    }
+    for (kind, answer) in [(qpt::RC, status::REM_OP_ERR), (qpt::UC, status::SUCCESS)] {
+        let (mut a, mut b) = connected(&nodes, kind, access::ALL);
+        too_many(&mut b, &to);
+        assert_eq!(a.run(&SendWr::send(7, &[]).inline(&[1; 8])).status, answer);
+        let failed = b.rcq.one();
+        assert_eq!((failed.wr_id, failed.status), (3, status::LOC_QP_OP_ERR));
+        comes_to(&b, qps::ERR);
+    }
+    let (mut a, mut b) = (datagrams(&nodes.0), datagrams(&nodes.1));
+    let ah = nodes.0.ctx.create_ah(nodes.0.pdn, &Av::to(nodes.1.gid)).unwrap();
+    too_many(&mut b, &to);
+    a.run_ok(&SendWr::datagram(1, &[], ah, b.qp.qpn, QKEY).inline(&[1; 8]));
+    let failed = b.rcq.one();
+    assert_eq!((failed.wr_id, failed.status), (3, status::LOC_QP_OP_ERR));
+    comes_to(&b, qps::ERR);
+}
+
+/// Class B, for each opcode that takes a receive. RC asks for patience until there is none left; the
+/// receiver is not to blame, and the data of a write are there all the same.
+#[test]
+fn reliable_messages_without_a_receive_wait() {
+    let world = World::new();
+    let nodes = nodes(&world);
+    let rows: [(&str, Make); 3] =
+        [("SEND", send), ("SEND_WITH_IMM", send_imm), ("RDMA_WRITE_WITH_IMM", write_imm)];
+    for (what, make) in rows {
+        let (a, b) = (nodes.0.rc(), nodes.1.rc());
+        let path = Path { rnr_retry: 1, min_rnr_timer: 1, ..Path::default() };
+        a.connect(&b, &path);
+        b.connect(&a, &path);
+        let (mut a, mut b) = (a, b);
+        let (local, remote) = (nodes.0.area_of(&[9; 64]), nodes.1.area(64));
+        let failed = a.run(&make(&local, &remote));
+        assert_eq!(failed.status, status::RNR_RETRY_EXC_ERR, "{what}");
+        comes_to(&a, qps::ERR);
+        assert_eq!(b.qp.state().unwrap(), qps::RTS, "{what}");
+        b.rcq.silent(MOMENT);
+    }
+}
+
+/// Class B on what is not reliable: dropped, for each opcode that takes a receive.
+#[test]
+fn unreliable_messages_without_a_receive_are_dropped() {
+    let world = World::new();
+    let nodes = nodes(&world);
+    let (mut a, mut b) = connected(&nodes, qpt::UC, access::ALL);
+    let (local, remote) = (nodes.0.area_of(&[9; 64]), nodes.1.area(64));
+    for make in [send as Make, send_imm, write_imm] {
+        a.run_ok(&make(&local, &remote));
+    }
+    let (mut c, mut d) = (datagrams(&nodes.0), datagrams(&nodes.1));
+    let ah = nodes.0.ctx.create_ah(nodes.0.pdn, &Av::to(nodes.1.gid)).unwrap();
+    let datagram = SendWr::datagram(1, &[local.sge()], ah, d.qp.qpn, QKEY);
+    c.run_ok(&datagram);
+    c.run_ok(&datagram.imm(5));
+    for end in [&mut b, &mut d] {
+        end.rcq.silent(MOMENT);
+        assert_eq!(end.qp.state().unwrap(), qps::RTS);
+        let to = nodes.1.area(GRH + 64);
+        end.qp.post_recv(6, &[to.sge()]);
+    }
+    a.run_ok(&SendWr::send(8, &[local.sge()]));
+    assert_eq!(b.rcq.ok().wr_id, 6, "the next one arrives");
+}
+
+/// What `rdma_disconnect` does: the owner moves its QP to ERR, and its peer is told nothing.
+#[test]
+fn a_peer_that_left_by_itself_answers_nothing() {
+    let world = World::new();
+    let nodes = nodes(&world);
+    for (what, make, ..) in REMOTE.into_iter().take(3).chain([("SEND", send as Make, 0, 0)]) {
+        let (a, b) = (nodes.0.rc(), nodes.1.rc());
+        a.connect(&b, &Path::hasty());
+        b.connect(&a, &Path::hasty());
+        let (mut a, mut b) = (a, b);
+        let (local, remote) = (nodes.0.area_of(&[9; 64]), nodes.1.area(64));
+        b.qp.post_recv(3, &[]);
+        b.qp.fail().unwrap();
+        assert_eq!(b.rcq.one().status, status::WR_FLUSH_ERR);
+        assert_eq!(a.qp.state().unwrap(), qps::RTS, "{what}: nobody told it");
+        let failed = a.run(&make(&local, &remote));
+        assert_eq!(failed.status, status::RETRY_EXC_ERR, "{what}");
+        assert_eq!(remote.bytes(), [0; 64], "{what}");
+        if rules().responder_events {
+            assert!(nodes.1.guest.async_event(MOMENT).unwrap().is_none(), "{what}");
+        }
+    }
+}
+
 #[test]
 fn unreliable_requests_that_fail_consume_nothing() {
     let world = World::new();
@@ -447,5 +552,42 @@ fn a_key_that_cannot_be_invalidated_is_the_receivers_error_alone() {
         let mut again = connected(&nodes, qpt::RC, access::ALL);
         let local = nodes.0.area_of(&[6; 8]);
         again.0.run_ok(&write(&local, &plain));
+    }
+}
+
+/// Class J for windows: one that another QP has bound, of the other type, and one that is free.
+#[test]
+fn a_window_of_another_queue_pair_cannot_be_invalidated() {
+    let world = World::new();
+    let nodes = nodes(&world);
+    // Without MEM_MGT the hardware says what it says: rdma_rxe REM_INV_REQ_ERR.
+    let needed = [cap::MEM_MGT, cap::MW_TYPE1, cap::MW_TYPE2];
+    if !needed.iter().all(|needed| offered(&nodes.1, *needed)) {
+        return;
+    }
+    let flags = access::ALL | access::MW_BIND;
+    let mr = nodes.1.ctx.mr(nodes.1.pdn, 64, flags).unwrap();
+    for (kind, bound) in [(1, true), (2, true), (2, false)] {
+        let body = virtual_guest::spec::Put::new().u32(nodes.1.pdn).u32(kind).done(8);
+        let made = nodes.1.ctx.command(virtual_guest::spec::cmd::MW_ALLOC, &body, 8).unwrap();
+        let key = virtual_guest::spec::Take::u32_at(&made[..], 0);
+        let (_other, mut owner) = connected(&nodes, qpt::RC, access::ALL);
+        if bound {
+            let mut bind = SendWr::new(1, wr::BIND_MW, &[]);
+            (bind.imm, bind.rkey, bind.arg1) = (key, key, u64::from(mr.lkey));
+            (bind.remote_addr, bind.arg0, bind.aux) = (mr.addr(0), 64, access::REMOTE_WRITE);
+            owner.run_ok(&bind);
+        }
+        let (mut a, mut b) = connected(&nodes, qpt::RC, access::ALL);
+        let to = nodes.1.area(8);
+        b.qp.post_recv(3, &[to.sge()]);
+        let mut request = SendWr::send(7, &[]).inline(&[5; 8]);
+        (request.opcode, request.imm) = (wr::SEND_WITH_INV, key);
+        a.run_ok(&request);
+        let failed = b.rcq.one();
+        let what = format!("type {kind}, bound {bound}");
+        assert_eq!((failed.wr_id, failed.status), (3, status::LOC_PROT_ERR), "{what}");
+        assert_eq!(to.bytes(), [5; 8], "{what}");
+        comes_to(&b, qps::ERR);
     }
 }

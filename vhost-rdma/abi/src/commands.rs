@@ -229,7 +229,7 @@ abi_struct! {
         pub page_size_cap: U64,
         /// Version of the device, for display.
         pub fw_ver: U64,
-        /// Frequency of `cqe.timestamp`, in kHz.
+        /// Frequency of `cqe.timestamp`, in kHz: 1 000 000, or 0 without one.
         pub clock_khz: U64,
         /// Vendor, for display.
         pub vendor_id: U32,

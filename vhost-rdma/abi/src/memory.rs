@@ -109,7 +109,7 @@ abi_struct! {
 abi_consts! {
     /// `mw_alloc_req.type`.
     pub mod mw_type = "VIRTIO_RDMA_MW_" {
-        /// Bound by a verb, key chosen by the device.
+        /// Bound by a verb, low 8 bits of the key chosen by the driver.
         TYPE1: u32 = 1;
         /// Bound by a work request, low 8 bits of the key chosen by the consumer.
         TYPE2: u32 = 2;

@@ -215,9 +215,7 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 	ret = ib_respond_udata(udata, resp);
 	if (ret)
 		goto err_context;
-	if (atomic_inc_return(&vr->user_contexts) == 1 && vr->attr.keepalive_ms)
-		mod_delayed_work(system_long_wq, &vr->keepalive,
-				 msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+	vrdma_keepalive_while_used(vr);
 	return 0;
 
 err_context:
@@ -233,7 +231,7 @@ void vrdma_dealloc_ucontext(struct ib_ucontext *ibuc)
 	struct vrdma *vr = to_vr(ibuc->device);
 
 	vrdma_context_destroy(vr, to_vuc(ibuc));
-	atomic_dec(&vr->user_contexts);
+	vrdma_unused(vr);
 }
 
 /* ---- Import of a context: the answer of alloc_ucontext again ---- */

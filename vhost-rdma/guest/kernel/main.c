@@ -59,7 +59,7 @@ static void vrdma_keepalive(struct work_struct *work)
 	struct virtio_rdma_keepalive_req req = { .nonce = cpu_to_le64(vr->nonce) };
 	int ret;
 
-	if (vrdma_is_lost(vr) || !atomic_read(&vr->user_contexts))
+	if (vrdma_is_lost(vr) || !atomic_read(&vr->users))
 		return;
 	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_KEEPALIVE, 0, &req, sizeof(req), NULL, 0);
 	if (ret && ret != -EAGAIN && ret != -ENOMEM) {
@@ -68,6 +68,22 @@ static void vrdma_keepalive(struct work_struct *work)
 	}
 	queue_delayed_work(system_long_wq, &vr->keepalive,
 			   msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+}
+
+/*
+ * Section 5.5: somebody could wait for a device that is gone, a process or a QP; the kernel's own
+ * consumers too.
+ */
+void vrdma_keepalive_while_used(struct vrdma *vr)
+{
+	if (atomic_inc_return(&vr->users) == 1 && vr->attr.keepalive_ms)
+		mod_delayed_work(system_long_wq, &vr->keepalive,
+				 msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
+}
+
+void vrdma_unused(struct vrdma *vr)
+{
+	atomic_dec(&vr->users);
 }
 
 /* ---- Start ---- */

@@ -260,7 +260,8 @@ static bool vrdma_block_is_there(struct vrdma *vr, u64 addr, unsigned long size)
  */
 static unsigned long vrdma_umem_block_size(struct vrdma *vr, struct ib_umem *umem)
 {
-	unsigned long size = ib_umem_find_best_pgsz(umem, GENMASK(30, 12), umem->address);
+	unsigned long sizes = le64_to_cpu(vr->attr.page_size_cap) & GENMASK(30, 12);
+	unsigned long size = ib_umem_find_best_pgsz(umem, sizes | SZ_4K, umem->address);
 	struct ib_block_iter iter;
 	u64 first = 0, last = 0;
 	bool any = false;

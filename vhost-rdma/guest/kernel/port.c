@@ -34,7 +34,8 @@ static u64 vrdma_device_caps(u64 caps)
 
 static enum ib_atomic_cap vrdma_atomic_cap(u64 caps)
 {
-	if (!(caps & VIRTIO_RDMA_CAP_ATOMIC))
+	/* Section 7.1: the numbers are little-endian, which a program would not expect here. */
+	if (!(caps & VIRTIO_RDMA_CAP_ATOMIC) || IS_ENABLED(CONFIG_CPU_BIG_ENDIAN))
 		return IB_ATOMIC_NONE;
 	return caps & VIRTIO_RDMA_CAP_ATOMIC_GLOB ? IB_ATOMIC_GLOB : IB_ATOMIC_HCA;
 }

@@ -290,6 +290,7 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_
 	}
 	if (!udata)
 		vrdma_qp_join_cqs(qp, to_vcq(init->send_cq), to_vcq(init->recv_cq));
+	vrdma_keepalive_while_used(vr);
 	return 0;
 
 err_slots:
@@ -322,5 +323,6 @@ int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	vrdma_ctx_release_slots(qp->ctx, vrdma_qp_slots(qp));
 	vrdma_wq_free(vr, &qp->sq, done);
 	vrdma_wq_free(vr, &qp->rq, done);
+	vrdma_unused(vr);
 	return 0;
 }

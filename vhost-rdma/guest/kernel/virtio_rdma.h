@@ -229,7 +229,7 @@ struct vrdma {
 	spinlock_t held_lock;		/* inside a queue's lock */
 	struct list_head held;		/* QPs with requests that wait for a handle's number */
 
-	atomic_t user_contexts;
+	atomic_t users;			/* contexts of processes, and QPs */
 	struct delayed_work keepalive;
 
 	/* Where a store notifies a queue, one page per queue; 0: not mappable. */
@@ -247,6 +247,8 @@ struct vrdma {
 };
 
 void vrdma_lost(struct vrdma *vr, const char *why);
+void vrdma_keepalive_while_used(struct vrdma *vr);
+void vrdma_unused(struct vrdma *vr);
 static inline bool vrdma_is_lost(const struct vrdma *vr)
 {
 	return READ_ONCE(vr->lost);

@@ -38,6 +38,9 @@ pub(super) trait Executor {
 
     /// Executes a command that was resolved with memory of that generation; the rest of one ([`Command::Finish`]) whatever has changed since.
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome;
+
+    /// The life that stood still goes on, for its driver; or ends.
+    fn decide(&self, goes_on: bool);
 }
 
 /// The readable bytes of a control chain.
@@ -68,6 +71,8 @@ pub(super) struct Controller {
     kick_base: u32,
     /// The nonce of the last INIT that was accepted.
     nonce: Option<u64>,
+    /// The queue began anew, and nobody has said yet whether this life's driver is still there.
+    suspended: bool,
 }
 
 /// How often a command is resolved again because memory was plugged meanwhile.
@@ -76,7 +81,13 @@ const STALE_RETRIES: usize = 4;
 impl Controller {
     /// Kick queues begin at virtqueue `kick_base`.
     pub(super) const fn new(kick_base: u16) -> Self {
-        Self { revision: PRESENT, kick_base: kick_base as u32, nonce: None }
+        Self { revision: PRESENT, kick_base: kick_base as u32, nonce: None, suspended: false }
+    }
+
+    /// The queue begins at index 0: by a new driver, or by one of this life whose index wrapped
+    /// while its machine was paused. The next request tells (docs/virtio-rdma.md §5.3).
+    pub(super) const fn suspend(&mut self) {
+        self.suspended = self.nonce.is_some();
     }
 
     /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the NIC's present limit.
@@ -88,9 +99,23 @@ impl Controller {
         room: usize,
         max_mr_bytes: u64,
     ) -> Option<Response> {
+        if std::mem::take(&mut self.suspended) {
+            let goes_on = self.is_own_keepalive(request.bytes);
+            self.nonce = self.nonce.filter(|_| goes_on);
+            executor.decide(goes_on);
+        }
         let room = room.checked_sub(size_of::<RespHdr>())?;
         let answer = self.answer(executor, request, room, max_mr_bytes);
         Some(answer.unwrap_or_else(Response::error))
+    }
+
+    /// Whether a request is this life's driver saying so.
+    ///
+    /// Only asked while there is a life, so that a missing nonce is not taken for none.
+    fn is_own_keepalive(&self, bytes: &[u8]) -> bool {
+        let Ok((header, body)) = CmdHdr::read_from_prefix(bytes) else { return false };
+        let nonce = KeepaliveReq::read_from_prefix(body).map(|(req, _)| req.nonce.get());
+        header.opcode.get() == cmd::KEEPALIVE && nonce.ok() == self.nonce
     }
 
     /// As [`Self::serve`]; `room` is that behind the header of the response.
@@ -102,8 +127,10 @@ impl Controller {
         max_mr_bytes: u64,
     ) -> Result<Response, Status> {
         let (header, body) = CmdHdr::read_from_prefix(request.bytes).map_err(|_| Status::INVAL)?;
-        let opcode = header.opcode.get();
-        let lengths = (self.revision.lengths)(opcode).ok_or(Status::NOTSUPP)?;
+        let (opcode, ctx) = (header.opcode.get(), header.ctx.get());
+        let Some(lengths) = (self.revision.lengths)(opcode) else {
+            return Err(self.unknown(executor, opcode));
+        };
         let clear = lengths::reserved_is_zero(&CmdHdr::LAYOUT, request.bytes);
         let checked = match clear {
             true => lengths.check(body, request.whole, room),
@@ -113,9 +140,16 @@ impl Controller {
         let mut known = [0; REQUEST_MAX];
         let (had, _) = body.split_at(body.len().min(lengths.request()));
         known[..had.len()].copy_from_slice(had);
-        let (header, body) = ((opcode, header.ctx.get()), checked.map(|()| &known[..]));
-        let reply = self.dispatch(executor, header, body, max_mr_bytes)?;
+        let body = checked.map(|()| &known[..]);
+        let reply = self.dispatch(executor, (opcode, ctx), body, max_mr_bytes)?;
         Ok(Response::ok(&reply, self.kick_base, room.min(lengths.response)))
+    }
+
+    /// The status of an opcode that there is not: what the NIC is comes first.
+    fn unknown(&self, executor: &impl Executor, opcode: u16) -> Status {
+        let (_, generation) = executor.space();
+        let status = if self.nonce.is_none() { Status::STATE } else { Status::NOTSUPP };
+        Self::refuse(executor, generation, opcode, status)
     }
 
     fn dispatch(
@@ -185,11 +219,9 @@ impl Controller {
 
     /// Before INIT and after a failure the answer to everything is that, also to what would have been refused for another reason.
     fn refuse(executor: &impl Executor, generation: u64, opcode: u16, status: Status) -> Status {
-        if opcode == cmd::INIT {
-            return status;
-        }
         match executor.execute(generation, 0, Command::Keepalive) {
-            Outcome::Done(Err(state @ (Status::STATE | Status::FATAL))) => state,
+            Outcome::Done(Err(Status::FATAL)) => Status::FATAL,
+            Outcome::Done(Err(Status::STATE)) if opcode != cmd::INIT => Status::STATE,
             _ => status,
         }
     }

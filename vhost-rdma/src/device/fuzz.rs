@@ -152,6 +152,13 @@ impl Executor for Machine {
     fn execute(&self, _generation: u64, ctx: u32, command: Command) -> Outcome {
         Outcome::Done(self.shard.borrow_mut().execute(self.nic, ctx, command, self.now))
     }
+
+    fn decide(&self, goes_on: bool) {
+        match goes_on {
+            true => self.shard.borrow_mut().resume(self.nic),
+            false => self.shard.borrow_mut().reset(self.nic),
+        }
+    }
 }
 
 impl Machine {

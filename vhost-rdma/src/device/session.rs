@@ -194,15 +194,42 @@ impl Session {
         }
     }
 
-    /// The control queue was started: at index 0 by a new driver, else after a pause.
+    /// The control queue was started: after a pause, or at index 0, where the first request tells
+    /// whether it is by a new driver.
     fn begin(&self, next_avail: u16) {
         self.ring_broken.store(false, Ordering::Relaxed);
         let begun = if next_avail == 0 {
-            *self.controller() = Controller::new(self.nic.layout.kick_base());
-            self.nic.call(PATIENCE, |shard, id, _| shard.reset(id))
+            self.begin_anew()
         } else {
             self.nic.call(PATIENCE, |shard, id, _| shard.resume(id))
         };
+        self.begun(begun);
+    }
+
+    /// What has failed is over; what lives stands still, as since the queue was stopped.
+    fn begin_anew(&self) -> Result<(), CallError> {
+        let has_failed = self.nic.call(PATIENCE, |shard, id, _| {
+            let failed = shard.status(id).is_some_and(|nic| nic.failed);
+            if failed {
+                shard.reset(id);
+            }
+            failed
+        })?;
+        if has_failed {
+            *self.controller() = Controller::new(self.nic.layout.kick_base());
+            return Ok(());
+        }
+        self.controller().suspend();
+        self.stand_still()
+    }
+
+    fn stand_still(&self) -> Result<(), CallError> {
+        self.nic.call_in_steps(PATIENCE, |shard, id, _| {
+            if shard.pause(id) { Progress::More } else { Progress::Done(()) }
+        })
+    }
+
+    fn begun(&self, begun: Result<(), CallError>) {
         if let Err(error) = begun {
             self.nic.failed(format!("the device could not be started: {error}"));
         }
@@ -320,6 +347,13 @@ impl Executor for Session {
             Err(_) => Outcome::Done(Err(Status::FATAL)),
         }
     }
+
+    fn decide(&self, goes_on: bool) {
+        self.begun(self.nic.call(PATIENCE, move |shard, id, _| match goes_on {
+            true => shard.resume(id),
+            false => shard.reset(id),
+        }));
+    }
 }
 
 /// What a connection's messages ask for (`frontend`).
@@ -371,10 +405,7 @@ impl Session {
             return Err(io::Error::other(why));
         }
         // However many others the worker has to serve first: a VMM that was told of an error would give the guest up.
-        let paused = self.nic.call_in_steps(PATIENCE, |shard, id, _| {
-            if shard.pause(id) { Progress::More } else { Progress::Done(()) }
-        });
-        paused.map_err(|error| {
+        self.stand_still().map_err(|error| {
             self.nic.failed(format!("the device could not be stopped: {error}"));
             io::Error::other(error)
         })

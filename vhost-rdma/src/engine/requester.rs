@@ -14,6 +14,7 @@ use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
 use super::qp::{Kind, SendQueue, State, Wait};
+use super::shape::flags_are_known;
 use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
@@ -163,6 +164,9 @@ impl Shard {
             },
         };
         nic.meter.charge(cost::REQUEST);
+        if !flags_are_known(&wqe) {
+            return Step::Failed(wc_status::LOC_QP_OP_ERR);
+        }
         if let Some(local) = local_operation(turn.kind, wqe.opcode) {
             if local == LocalOperation::FastRegister {
                 // Each page is looked up in the guest's memory map.

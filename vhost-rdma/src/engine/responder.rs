@@ -390,7 +390,10 @@ impl Nic {
             qpn: U32::new(qpn),
             opcode: wc_opcode::RECV,
             status,
-            flags: U16::new(cqe_flags::RECV | qp.srqn.map_or(0, |_| cqe_flags::SRQ)),
+            // Whoever waits for solicited events hears of errors (IBTA 11.4.2.2).
+            flags: U16::new(
+                cqe_flags::RECV | cqe_flags::SOLICITED | qp.srqn.map_or(0, |_| cqe_flags::SRQ),
+            ),
             wqe_index: U32::new(qp.open.index),
             ..Cqe::default()
         };

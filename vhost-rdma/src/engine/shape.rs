@@ -3,7 +3,7 @@
 //! A driver asks for what fits its own rings; a hostile one for anything. The rules are the same whoever executes the verbs, and only the bounds
 //! are the backing's.
 
-use virtio_rdma_abi::{self as abi, Cqe, cqe_flags, qp_flags};
+use virtio_rdma_abi::{self as abi, Cqe, SqWqe, cqe_flags, qp_flags, send_flags};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::command::Status;
@@ -112,4 +112,12 @@ pub(crate) fn failed_send(qpn: u32, (wr_id, index): (u64, u32), status: u8) -> C
         wqe_index: U32::new(index),
         ..Cqe::default()
     }
+}
+
+/// Whether a work request asks for nothing that there is not (docs/virtio-rdma.md §5.9): a later
+/// driver would take what it does not get for done.
+pub(crate) const fn flags_are_known(wqe: &SqWqe) -> bool {
+    const KNOWN: u8 =
+        send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICITED | send_flags::INLINE;
+    wqe.flags & !KNOWN == 0
 }

@@ -23,6 +23,8 @@ use crate::memory::{AddressSpace, Segment, Translation, Window, WindowError};
 /// Mappings that the windows of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
 
+/// Rights of capabilities that this backing does not offer (docs/virtio-rdma.md §5.5).
+const NOT_OFFERED: u32 = access::ZERO_BASED | access::FLUSH_GLOBAL;
 /// Flags of a region that an RNIC is asked for. Optional ones are hints that may be ignored (IBTA has none; verbs.h, IBV_ACCESS_OPTIONAL_RANGE).
 const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_WRITE
@@ -183,6 +185,9 @@ impl Nic {
         let pd = self.host_pd(ctx, pdn)?;
         let wanted = access & !access::OPTIONAL_MASK;
         let writes = wanted & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+        if wanted & NOT_OFFERED != 0 {
+            return Err(Status::NOTSUPP);
+        }
         if wanted & !KNOWN != 0 || (writes && wanted & access::LOCAL_WRITE == 0) {
             return Err(Status::INVAL);
         }

@@ -16,7 +16,7 @@ use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
 use crate::engine::budget::cost;
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
-use crate::engine::shape::failed_send;
+use crate::engine::shape::{failed_send, flags_are_known};
 use crate::engine::window::with_low_byte;
 
 /// Work requests of one burst.
@@ -297,6 +297,9 @@ fn build(
     wqe: &SqWqe,
     burst: &mut SendBurst,
 ) -> Result<(SendWr, Sent), u8> {
+    if !flags_are_known(wqe) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
     if matches!(wqe.opcode, opcode::BIND_MW | opcode::LOCAL_INV) {
         return build_local(poster, queue.current_index(), wqe);
     }

@@ -50,6 +50,13 @@ impl Executor for Device {
         }
         Outcome::Done(self.shard.borrow_mut().execute(self.nic, ctx, command, 1))
     }
+
+    fn decide(&self, goes_on: bool) {
+        match goes_on {
+            true => self.shard.borrow_mut().resume(self.nic),
+            false => self.shard.borrow_mut().reset(self.nic),
+        }
+    }
 }
 
 fn device() -> (Device, Controller) {

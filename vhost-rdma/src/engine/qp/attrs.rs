@@ -1,6 +1,7 @@
 //! QP attributes: what modify sets and query returns, with every value checked before any is stored.
 
 use virtio_rdma_abi::{Av, QpAttr, access, attr_mask as m, av_flags};
+use zerocopy::little_endian::U32;
 
 use super::state::{Kind, State};
 use crate::engine::command::Status;
@@ -48,10 +49,10 @@ impl Attrs {
         take(m::TIMEOUT, |own, new| own.timeout = new.timeout);
         take(m::RETRY_CNT, |own, new| own.retry_cnt = new.retry_cnt);
         take(m::RNR_RETRY, |own, new| own.rnr_retry = new.rnr_retry);
-        take(m::RQ_PSN, |own, new| own.rq_psn = new.rq_psn);
+        take(m::RQ_PSN, |own, new| own.rq_psn = psn(new.rq_psn));
         take(m::MAX_QP_RD_ATOMIC, |own, new| own.max_rd_atomic = new.max_rd_atomic);
         take(m::MIN_RNR_TIMER, |own, new| own.min_rnr_timer = new.min_rnr_timer);
-        take(m::SQ_PSN, |own, new| own.sq_psn = new.sq_psn);
+        take(m::SQ_PSN, |own, new| own.sq_psn = psn(new.sq_psn));
         take(m::MAX_DEST_RD_ATOMIC, |own, new| own.max_dest_rd_atomic = new.max_dest_rd_atomic);
         take(m::DEST_QPN, |own, new| own.dest_qpn = new.dest_qpn);
         Ok(())
@@ -104,6 +105,11 @@ impl Attrs {
     }
 }
 
+/// The 24 bits that a packet carries. Programs pass any 32: every provider takes the low ones.
+fn psn(given: U32) -> U32 {
+    U32::new(given.get() & 0x00ff_ffff)
+}
+
 fn check(new: &QpAttr, held: impl Fn(u16) -> bool) -> Result<(), Status> {
     let mask = new.mask.get();
     let has = |bit: u32| mask & bit != 0;
@@ -118,8 +124,6 @@ fn check(new: &QpAttr, held: impl Fn(u16) -> bool) -> Result<(), Status> {
         || (has(m::RETRY_CNT) && new.retry_cnt > 7)
         || (has(m::RNR_RETRY) && new.rnr_retry > 7)
         || (has(m::MIN_RNR_TIMER) && new.min_rnr_timer > 31)
-        || (has(m::RQ_PSN) && new.rq_psn.get() >= 1 << 24)
-        || (has(m::SQ_PSN) && new.sq_psn.get() >= 1 << 24)
         || (has(m::DEST_QPN) && new.dest_qpn.get() >= 1 << 24)
         || (has(m::MAX_QP_RD_ATOMIC) && new.max_rd_atomic > MAX_RD_ATOM)
         || (has(m::MAX_DEST_RD_ATOMIC) && new.max_dest_rd_atomic > MAX_RD_ATOM)
