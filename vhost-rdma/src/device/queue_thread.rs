@@ -57,20 +57,26 @@ pub(super) struct QueueThread {
 impl QueueThread {
     /// A thread that serves `vrings` of `session`.
     pub(super) fn start(session: Arc<Session>, vrings: Arc<[Vring]>) -> io::Result<Arc<Self>> {
-        let this = Arc::new(Self {
+        let this = Arc::new(Self::new(vrings.len())?);
+        let own = this.clone();
+        let thread = std::thread::Builder::new()
+            .name("vring".to_owned())
+            .spawn(move || own.run(|news| serve(&session, &vrings, news)))?;
+        *this.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(this)
+    }
+
+    /// One that does not run yet, and hears nothing.
+    fn new(queues: usize) -> io::Result<Self> {
+        let this = Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             poke: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             added: AtomicU64::new(0),
             ending: AtomicBool::new(false),
-            heard: Mutex::new(vrings.iter().map(|_| None).collect()),
+            heard: Mutex::new((0..queues).map(|_| None).collect()),
             thread: Mutex::default(),
-        });
+        };
         epoll::add(&this.epoll, &this.poke, EventData::new_u64(POKE), EventFlags::IN)?;
-        let own = this.clone();
-        let thread = std::thread::Builder::new()
-            .name("vring".to_owned())
-            .spawn(move || own.run(&session, &vrings))?;
-        *this.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(this)
     }
 
@@ -139,8 +145,8 @@ impl QueueThread {
         let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
     }
 
-    fn run(&self, session: &Session, vrings: &[Vring]) {
-        let mut events = Vec::with_capacity(vrings.len() + 1);
+    fn run(&self, mut serve: impl FnMut(News)) {
+        let mut events = Vec::with_capacity(self.heard().len() + 1);
         // Looked at before each wait: the poke that says so may have been taken with one that said something else.
         while !self.ending.load(Ordering::Acquire) {
             events.clear();
@@ -156,31 +162,113 @@ impl QueueThread {
                     return;
                 }
                 match event.data.u64() {
-                    POKE => self.look_at_new(session, vrings),
-                    index => kicked(session, vrings, index),
+                    POKE => self.look_at_new(&mut serve),
+                    index => serve(News::Kicked(index)),
                 }
             }
         }
     }
 
-    fn look_at_new(&self, session: &Session, vrings: &[Vring]) {
+    fn look_at_new(&self, serve: &mut impl FnMut(News)) {
         let _ = rustix::io::read(self.poke.as_fd(), &mut [0; 8]);
         let mut added = self.added.swap(0, Ordering::AcqRel);
         while added != 0 {
-            session.handle(added.trailing_zeros().into(), vrings);
+            serve(News::Added(added.trailing_zeros().into()));
             added &= added - 1;
         }
     }
 }
 
-/// A queue's descriptor was signalled.
-fn kicked(session: &Session, vrings: &[Vring], index: u64) {
-    if let Some(vring) = usize::try_from(index).ok().and_then(|index| vrings.get(index)) {
-        vring.take_kick();
-        session.handle(index, vrings);
+/// Why a queue is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    /// It was added: what was kicked before would be lost.
+    Added(u64),
+    /// Its descriptor was signalled.
+    Kicked(u64),
+}
+
+fn serve(session: &Session, vrings: &[Vring], news: News) {
+    match news {
+        News::Added(index) => session.handle(index, vrings),
+        News::Kicked(index) => {
+            if let Some(vring) = usize::try_from(index).ok().and_then(|index| vrings.get(index)) {
+                vring.take_kick();
+                session.handle(index, vrings);
+            }
+        }
     }
 }
 
 const fn bit(index: u32) -> u64 {
     1 << (index & 63)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn kick() -> Arc<File> {
+        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap().into())
+    }
+
+    fn ring(kick: &File) {
+        rustix::io::write(kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Runs one until it ends; what it was told, in order.
+    fn told(
+        queues: &Arc<QueueThread>,
+        mut then: impl FnMut(&QueueThread, News) + Send + 'static,
+    ) -> Option<Vec<News>> {
+        let (own, (told, end)) = (queues.clone(), mpsc::channel());
+        let thread = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            own.run(|news| {
+                all.push(news);
+                then(&own, news);
+            });
+            told.send(all).unwrap();
+        });
+        let all = end.recv_timeout(LONG).ok()?;
+        thread.join().unwrap();
+        Some(all)
+    }
+
+    /// A poke is a counter: one that says that the thread ends is taken together with one that says
+    /// that a queue was added, if both came before the read.
+    #[test]
+    fn the_end_that_was_told_with_something_else_is_the_end() {
+        let queues = Arc::new(QueueThread::new(2).unwrap());
+        queues.listen(0, Some(kick()), |_| None).unwrap();
+        let all = told(&queues, |queues, _| {
+            // After the read: the poke that goes with it has been taken.
+            queues.ending.store(true, Ordering::Release);
+        });
+        assert_eq!(all.expect("it ends"), [News::Added(0)]);
+    }
+
+    #[test]
+    fn a_queue_that_is_added_is_looked_at_and_its_kicks_are_heard_until_it_goes() {
+        let queues = Arc::new(QueueThread::new(2).unwrap());
+        let (first, second) = (kick(), kick());
+        queues.listen(1, Some(second.clone()), |_| None).unwrap();
+        ring(&second);
+        queues.listen(1, None, |_| None).unwrap();
+        ring(&second);
+        queues.listen(0, Some(first.clone()), |_| None).unwrap();
+        let all = told(&queues, move |queues, news| match news {
+            News::Added(_) => ring(&first),
+            News::Kicked(_) => {
+                queues.ending.store(true, Ordering::Release);
+                queues.poke();
+            }
+        });
+        assert_eq!(all.expect("it ends"), [News::Added(0), News::Kicked(0)]);
+    }
 }

@@ -26,6 +26,7 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes),
     Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching),
     Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes),
+    Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes),
 ];
 
 const PLUGGED: u64 = 0x2_0000_0000;
@@ -97,6 +98,27 @@ impl Sparse {
     }
 }
 
+/// Huge pages of the host's pool that nobody has (proc(5), /proc/meminfo).
+fn free_huge_pages() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    free.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// A file of the host's huge pages; where it has too few, one on a tmpfs that does as well as it
+/// can.
+fn hugetlb_file(size: u64) -> OwnedFd {
+    let (free, wanted) = (free_huge_pages(), size >> SHIFT_2M);
+    if free < wanted {
+        println!("{free} huge pages of {wanted} are free; tmpfs with huge=always in their place");
+        return huge_file(size);
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let fd = rustix::fs::memfd_create("villain", flags).expect("memfd");
+    ftruncate(&fd, size).expect("its size");
+    fd
+}
+
 fn memfd(size: u64) -> OwnedFd {
     let fd = rustix::fs::memfd_create("villain", MemfdFlags::CLOEXEC).expect("memfd");
     ftruncate(&fd, size).expect("its size");
@@ -164,6 +186,17 @@ fn punching(ground: &Ground<'_>) -> Box<dyn Strike> {
 fn huge_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
     let size = ground.sized(1 << 30, 256 << 20);
     let mut sparse = Sparse::new(ground, size, huge_file(size));
+    Box::new(move || {
+        let due = sparse.touch(2 << 20);
+        sparse.settle(due);
+        sparse.punch();
+    })
+}
+
+/// As [`huge_holes`]: a page of the pool comes cleared, and goes back to it when it is punched out.
+fn hugetlb_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = 128 << 20;
+    let mut sparse = Sparse::new(ground, size, hugetlb_file(size));
     Box::new(move || {
         let due = sparse.touch(2 << 20);
         sparse.settle(due);

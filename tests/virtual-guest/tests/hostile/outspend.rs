@@ -28,7 +28,7 @@ fn keys_for_all_of_a_memory_in_pieces_share_it() {
         let mut made = 0;
         scene.during(|| {
             while made < KEYS {
-                match kernel.mr_dma(pdn, access::ALL) {
+                match kernel.mr_dma(pdn, access::LOCAL_WRITE) {
                     Ok(_) => made += 1,
                     Err(refused) => {
                         assert_eq!(refused.status(), Some(err::NOMEM), "after {made} keys");
@@ -191,8 +191,11 @@ fn a_full_account_refuses_and_what_ends_is_given_back() {
         let page = node.guest.ram().alloc(1);
         page.view(0, PAGE).fill(0, PAGE, 0);
         let one = PageList::contiguous(page.gpa(0), 1, 0, 12);
-        fill("regions", 65_536, &mut || status(ctx.mr_reg(node.pdn, access::ALL, (0, PAGE), &one)));
-        fill("domains", 4096, &mut || status(ctx.create_pd()));
+        let region = || status(ctx.mr_reg(node.pdn, access::ALL, (0, PAGE), &one));
+        let refusal = (0..4096).find_map(|_| region().err());
+        assert_eq!(refusal, Some(Some(err::NOMEM)), "regions");
+        let refusal = (0..4096).find_map(|_| status(ctx.create_pd()).err());
+        assert_eq!(refusal, Some(Some(err::NOMEM)), "domains");
         let [_, full] = cost(scene);
         assert!(full <= LITTLE && LITTLE - full < 4096, "{full} bytes");
         // What ends makes room; not for everything, since tables keep their places.

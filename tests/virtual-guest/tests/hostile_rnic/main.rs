@@ -2,7 +2,7 @@
 //! of that backing but hardware. The bystanders are on the daemon's own engine, on the same worker.
 //!
 //! What a case asserts about bytes it does not assert here: the null device completes requests and moves nothing. What only concerns
-//! the engine (guessed keys, which the hardware looks up; what the engine keeps for its objects) is left to `hostile`.
+//! the engine (guessed keys, which the hardware looks up) is left to `hostile`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -20,6 +20,8 @@ mod chains;
 mod floods;
 #[path = "../hostile/memory.rs"]
 mod memory;
+#[path = "../hostile/outspend.rs"]
+mod outspend;
 #[path = "../hostile/races.rs"]
 mod races;
 #[path = "../hostile/rings.rs"]
