@@ -201,6 +201,7 @@ const fn counters(c: &node::Counters) -> v1::Counters {
         kicks: c.kicks,
         events: c.events,
         completions: c.completions,
+        page_faults: c.page_faults,
     }
 }
 

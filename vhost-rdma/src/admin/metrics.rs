@@ -69,7 +69,7 @@ impl<B> fmt::Debug for NicCollector<B> {
 
 type Read = fn(&NicView) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 11] = [
+const COUNTERS: [(&str, &str, Read); 12] = [
     ("tx_bytes", "Payload bytes sent", |nic| nic.status.counters.tx_bytes),
     ("rx_bytes", "Payload bytes received", |nic| nic.status.counters.rx_bytes),
     ("tx_messages", "Messages sent", |nic| nic.status.counters.tx_messages),
@@ -85,6 +85,9 @@ const COUNTERS: [(&str, &str, Read); 11] = [
     ("kicks", "Kicks received from the guest", |nic| nic.status.counters.kicks),
     ("events", "Asynchronous events raised", |nic| nic.status.counters.events),
     ("completions", "Completions written", |nic| nic.status.counters.completions),
+    ("page_faults", "Pages missing when the worker touched them for the NIC, by samples", |nic| {
+        nic.status.counters.page_faults
+    }),
 ];
 
 const GAUGES: [(&str, &str, Read); 15] = [

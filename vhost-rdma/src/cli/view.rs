@@ -70,7 +70,7 @@ mirror!(Limits from LimitsMessage {
 });
 mirror!(Counters from CountersMessage {
     tx_bytes: u64, rx_bytes: u64, tx_messages: u64, rx_messages: u64, rnr_naks: u64, retries: u64, access_errors: u64,
-    control_commands: u64, kicks: u64, events: u64, completions: u64,
+    control_commands: u64, kicks: u64, events: u64, completions: u64, page_faults: u64,
 });
 mirror!(Objects from ObjectsMessage {
     contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32, kept_bytes: u64,

@@ -314,6 +314,7 @@ impl Nic {
             kicks: self.stats.kicks.load(Ordering::Relaxed),
             events: self.stats.events.load(Ordering::Relaxed),
             completions: engine.completions,
+            page_faults: engine.page_faults,
         }
     }
 }

@@ -79,6 +79,7 @@ impl Shard {
             self.hosted.resize_with(index + 1, || None);
         }
         self.hosted[index] = Some(nic);
+        self.strains.forget(index);
         id
     }
 

@@ -131,4 +131,6 @@ pub struct Counters {
     pub events: u64,
     /// Control commands executed, refused ones too.
     pub commands: u64,
+    /// Pages that were missing when the worker touched them for this NIC, by samples.
+    pub page_faults: u64,
 }

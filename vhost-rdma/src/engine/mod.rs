@@ -54,7 +54,7 @@ mod responder;
 pub(crate) mod roster;
 mod rounds;
 pub(crate) mod shape;
-mod shards;
+pub(crate) mod shards;
 mod srq;
 mod steps;
 mod strain;
@@ -379,14 +379,17 @@ impl Shard {
     /// What is seen of a NIC.
     #[must_use]
     pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
+        let page_faults = self.strains.faults(id.0 as usize);
         if let Some(Some(nic)) = self.hosted.get(id.0 as usize) {
-            return Some(nic.status());
+            let mut snapshot = nic.status();
+            snapshot.counters.page_faults = page_faults;
+            return Some(snapshot);
         }
         let nic = self.nics.get(id.0 as usize)?.as_ref()?;
         Some(NicSnapshot {
             ready: nic.life == Life::Ready,
             failed: nic.life == Life::Failed,
-            counters: nic.counters,
+            counters: Counters { page_faults, ..nic.counters },
             objects: if nic.life == Life::Paused { Objects::default() } else { nic.objects() },
             gids: nic.gids.iter().flatten().copied().collect(),
         })

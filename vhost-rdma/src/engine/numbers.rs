@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use rustc_hash::FxHashSet;
+use super::shards::Shards;
 
 /// Freed numbers that are held back.
 const QUARANTINE: usize = 4096;
@@ -20,7 +20,8 @@ pub trait Random: Send {
 /// Numbers in use and in quarantine.
 #[derive(Default)]
 pub(super) struct Numbers {
-    taken: FxHashSet<u32>,
+    /// Many small sets: there may be a hundred thousand.
+    taken: Shards<()>,
     freed: VecDeque<u32>,
 }
 
@@ -35,7 +36,7 @@ impl Numbers {
     pub(super) fn take(&mut self, random: &mut dyn Random) -> Option<u32> {
         (0..64)
             .map(|_| random.next_u32() >> 8)
-            .find(|&number| number >= 2 && self.taken.insert(number))
+            .find(|&number| number >= 2 && self.taken.insert(number, ()).is_none())
     }
 
     /// Gives a number back; it stays unused for the next few thousand frees.
@@ -46,5 +47,35 @@ impl Numbers {
         {
             self.taken.remove(&old);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Walk(u32);
+
+    impl Random for Walk {
+        fn next_u32(&mut self) -> u32 {
+            self.0 = self.0.wrapping_add(0x9e37_7900);
+            self.0
+        }
+    }
+
+    /// A set that is full moves all that it has to a larger one, in the middle of a command.
+    #[test]
+    fn no_set_of_numbers_grows_in_one_go() {
+        let (mut numbers, mut random) = (Numbers::default(), Walk(1));
+        let mut taken = Vec::new();
+        while taken.len() < 100_000 {
+            taken.extend(numbers.take(&mut random));
+        }
+        assert!(numbers.taken.largest() <= 1024, "{} in one set", numbers.taken.largest());
+        let first = taken[0];
+        numbers.free(first);
+        assert!(numbers.taken.contains_key(&first), "it rests");
+        taken[1..=QUARANTINE].iter().for_each(|&number| numbers.free(number));
+        assert!(!numbers.taken.contains_key(&first), "and comes back");
     }
 }

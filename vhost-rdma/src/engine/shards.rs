@@ -2,7 +2,7 @@
 //!
 //! A hash table that is full moves everything it has to a larger one: milliseconds for the hundred
 //! thousand keys that a guest may have, in the middle of a turn. So this is many small ones. Numbers
-//! are the device's own random choice, and spread evenly over them.
+//! are the device's own random choice, or an RNIC's, whose lowest bits may all be the same.
 
 use rustc_hash::FxHashMap;
 
@@ -23,7 +23,7 @@ impl<V> Default for Shards<V> {
 }
 
 const fn shard(number: u32) -> usize {
-    number as usize & (SHARDS - 1)
+    (number ^ (number >> 8) ^ (number >> 16)) as usize & (SHARDS - 1)
 }
 
 impl<V> Shards<V> {
@@ -41,6 +41,10 @@ impl<V> Shards<V> {
         self.shards.get_mut(shard(*number))?.get_mut(number)
     }
 
+    pub(crate) fn contains_key(&self, number: &u32) -> bool {
+        self.get(number).is_some()
+    }
+
     pub(crate) fn insert(&mut self, number: u32, value: V) -> Option<V> {
         let old = self.shards.get_mut(shard(number))?.insert(number, value);
         self.len += usize::from(old.is_none());
@@ -51,6 +55,12 @@ impl<V> Shards<V> {
         let old = self.shards.get_mut(shard(*number))?.remove(number)?;
         self.len -= 1;
         Some(old)
+    }
+
+    /// The most that one of the small tables has room for.
+    #[cfg(test)]
+    pub(crate) fn largest(&self) -> usize {
+        self.shards.iter().map(FxHashMap::capacity).max().unwrap_or_default()
     }
 
     #[cfg(test)]
@@ -75,5 +85,15 @@ mod tests {
         *table.get_mut(&14).unwrap() += 1;
         assert_eq!((table.remove(&14), table.remove(&14)), (Some(3), None));
         assert_eq!(table.len(), 4999);
+    }
+
+    /// So none of the small tables moves much, whatever all of them have.
+    #[test]
+    fn numbers_of_any_kind_spread_evenly() {
+        for shift in [0, 8, 16] {
+            let mut table = Shards::default();
+            (0..1 << 16).for_each(|n: u32| assert!(table.insert(n << shift, ()).is_none()));
+            assert!(table.largest() < 1024, "{} in one, shifted by {shift}", table.largest());
+        }
     }
 }

@@ -10,6 +10,10 @@
 //! NICs of a round after which the clock had gone on for longer than the round was worth. A turn in which the host ran somebody else proves
 //! nothing, and a turn without a fault neither.
 //!
+//! One turn in [`SAMPLE`] is measured in any case, and its page faults stand for those of all: how many pages of guest memory were missing
+//! when the worker touched them for this NIC. Pages that nobody had touched before are charged to the daemon's cgroup, and nothing tells them
+//! from pages that were there and only not mapped yet; so this is the most that they can be.
+//!
 //! Whose memory it was is not known: a NIC that writes to the slow memory of a peer rests as well. It need not have the peer.
 //!
 //! [`Clock::usage`]: super::budget::Clock::usage
@@ -22,6 +26,8 @@ use crate::memory::Usage;
 const SLACK: Nanos = 500_000;
 /// How many times its charge, beyond that: the unoptimised build is slow as well.
 const FACTOR: Nanos = 32;
+/// Of so many turns one is measured: two system calls.
+const SAMPLE: u64 = 64;
 /// For how long a NIC is watched.
 const WATCHED: Nanos = 10_000_000_000;
 /// After so long a NIC begins anew.
@@ -40,6 +46,9 @@ struct Strain {
     /// When it last was too slow, and how often it was by then.
     offence: Nanos,
     count: u32,
+    /// Turns that it had, and page faults in them, as far as they were measured.
+    turns: u64,
+    faults: u64,
 }
 
 /// All NICs of a shard, by slot.
@@ -57,6 +66,8 @@ pub(super) struct Probe {
     began: Nanos,
     charged: Nanos,
     usage: Usage,
+    watched: bool,
+    sampled: bool,
 }
 
 fn too_long(lasted: Nanos, charged: Nanos) -> bool {
@@ -106,11 +117,20 @@ impl Strains {
     pub(super) fn turn(&mut self, slot: usize, now: Nanos, meter: &Meter) -> Option<Probe> {
         let nic = self.nics.get_mut(slot)?;
         nic.served = self.round;
-        (nic.watched_until > now).then(|| Probe {
+        nic.turns = nic.turns.wrapping_add(1);
+        let (watched, sampled) = (nic.watched_until > now, nic.turns.is_multiple_of(SAMPLE));
+        (watched || sampled).then(|| Probe {
             began: meter.now(),
             charged: meter.charged(),
             usage: meter.usage(),
+            watched,
+            sampled,
         })
+    }
+
+    /// Page faults in all turns of a NIC, as far as one turn stands for the others.
+    pub(super) fn faults(&self, slot: usize) -> u64 {
+        self.nics.get(slot).map_or(0, |nic| nic.faults)
     }
 
     /// A suspect's turn is over; true if it rests now.
@@ -118,6 +138,13 @@ impl Strains {
         let now = meter.now();
         let lasted = now.saturating_sub(probe.began);
         let Some(nic) = self.nics.get_mut(slot) else { return false };
+        if probe.sampled {
+            let faults = meter.usage().faults.wrapping_sub(probe.usage.faults);
+            nic.faults = nic.faults.saturating_add(faults.saturating_mul(SAMPLE));
+        }
+        if !probe.watched {
+            return false;
+        }
         if !too_long(lasted, meter.charged().wrapping_sub(probe.charged)) {
             return false;
         }
@@ -215,6 +242,19 @@ mod tests {
         let now = world.meter.now();
         assert!(world.strains.rests(0, now));
         assert!(!world.strains.rests(0, now + 64 * 20 * MS), "64 times as long at most");
+    }
+
+    #[test]
+    fn some_turns_tell_how_many_pages_were_missing_in_all() {
+        let mut world = World::new();
+        for _ in 0..100 * SAMPLE {
+            world.round(&[(0, 1000, 3, 0), (1, 1000, 0, 0)]);
+        }
+        assert_eq!(world.strains.faults(0), 300 * SAMPLE);
+        assert_eq!(world.strains.faults(1), 0);
+        world.strains.forget(0);
+        assert_eq!(world.strains.faults(0), 0, "another NIC begins anew");
+        assert!(!world.strains.rests(0, world.meter.now()));
     }
 
     #[test]

@@ -225,6 +225,9 @@ pub struct Counters {
     pub events: u64,
     /// Completions written.
     pub completions: u64,
+    /// Pages that were missing when the daemon touched them for this NIC, by samples.
+    #[serde(default)]
+    pub page_faults: u64,
 }
 
 /// What the guest holds now.

@@ -62,13 +62,13 @@ impl Tag {
 }
 
 impl Nic {
-    /// Takes completions from the host, a bounded number; true if there were any.
-    pub(super) fn poll_host(&mut self) -> bool {
-        let mut found = false;
+    /// Takes completions from the host, a bounded number; how many there were.
+    pub(super) fn poll_host(&mut self) -> u32 {
+        let mut found = 0;
         for _ in 0..POLLS {
             let mut wcs = std::mem::take(&mut self.wcs);
             let polled = self.host.poll(&mut wcs);
-            found |= !wcs.is_empty();
+            found += u32::try_from(wcs.len()).unwrap_or(u32::MAX);
             self.meter.charge_each(cost::REQUEST, wcs.len());
             for wc in wcs.drain(..) {
                 self.completed(&wc);
@@ -80,7 +80,7 @@ impl Nic {
                 Err(error) => {
                     tracing::warn!(device = self.place.device, %error, "the RNIC's CQ cannot be polled");
                     self.lost();
-                    return true;
+                    return found.max(1);
                 }
             }
         }
@@ -89,7 +89,7 @@ impl Nic {
 
     /// Whether the host has completions; what it has is taken.
     pub(super) fn peek_host(&mut self) -> bool {
-        self.life == Life::Ready && self.poll_host()
+        self.life == Life::Ready && self.poll_host() > 0
     }
 
     fn completed(&mut self, wc: &HostWc) {

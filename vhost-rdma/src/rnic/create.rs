@@ -25,6 +25,17 @@ use crate::memory::{Charge, Ring};
 pub(super) type QpRequest = (Box<abi::QpCreateReq>, Option<Ring>, Option<Ring>);
 
 impl Nic {
+    /// A number for `wr_id`s that no living queue has.
+    pub(super) fn take_serial(&mut self, number: u32) -> u32 {
+        loop {
+            self.next_serial = (self.next_serial + 1) & super::cq::SERIAL_MASK;
+            if !self.serials.contains_key(&self.next_serial) {
+                self.serials.insert(self.next_serial, number);
+                return self.next_serial;
+            }
+        }
+    }
+
     pub(super) fn create_cq(
         &mut self,
         ctx: u32,

@@ -10,9 +10,10 @@ use std::mem;
 use virtio_rdma_abi::{attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
-use super::follow::{Change, Chores, HOST_CALL, Work};
+use super::follow::{Change, Chores, HOST_CALL, STEP, Work};
 use super::gone::Gone;
-use super::nic::{Life, Nic};
+use super::modify::Drain;
+use super::nic::{Life, Nic, Qp};
 use super::quota;
 use super::verbs::{HostError, HostVerbs};
 use crate::engine::budget::{Budget, cost};
@@ -34,8 +35,12 @@ const END: Nanos = 8 * HOST_CALL;
 pub(super) struct Stopping {
     /// QPNs and serials.
     waiting: VecDeque<(u32, u32)>,
+    /// QPs that have not been looked at since the NIC stands still.
+    all: Walk,
     /// QPs that were stopped by a pause: their guest is told when it goes on.
     paused: Vec<(u32, u32)>,
+    /// Of these the guest is being told.
+    tell: Vec<(u32, u32)>,
     /// The guest of a NIC that failed is told when its hardware stands still.
     fatal: bool,
 }
@@ -43,7 +48,12 @@ pub(super) struct Stopping {
 impl Stopping {
     /// Whether the hardware may still be at work for a QP that is in ERR.
     pub(super) fn is_over(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.all.is_over()
+    }
+
+    /// Whether a guest that goes on has been told of all QPs that ended.
+    pub(super) fn has_told_all(&self) -> bool {
+        self.tell.is_empty()
     }
 }
 
@@ -70,6 +80,7 @@ impl Nic {
     /// Tells the hardware about some QPs in ERR; true if there were any.
     pub(super) fn stop_some(&mut self) -> bool {
         let found = !self.stopping.is_over();
+        self.find_running();
         for _ in 0..AT_ONCE {
             let Some((qpn, serial)) = self.stopping.waiting.pop_front() else { break };
             let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.serial == serial) else {
@@ -96,12 +107,22 @@ impl Nic {
 
     /// Ends all that the hardware could do to guest memory: QPs in ERR neither send nor receive.
     fn stop_hardware(&mut self) {
-        let running = |qp: &super::nic::Qp| !matches!(qp.state, State::Reset | State::Err);
-        let ends: Vec<(u32, u32)> =
-            self.qps.values().filter(|qp| running(qp)).map(|qp| (qp.qpn, qp.serial)).collect();
-        ends.iter().for_each(|&(qpn, _)| self.enter_error(qpn));
-        self.stopping.paused = ends;
+        self.stopping.all = self.qp_numbers.walk();
         self.stop_some();
+    }
+
+    /// Moves some of the QPs to ERR that still run though the NIC stands still.
+    fn find_running(&mut self) {
+        let mut budget = self.meter.budget(STEP);
+        while !self.stopping.all.is_over() && !budget.is_over(&self.meter) {
+            let Some(qpn) = self.stopping.all.next(&self.qp_numbers) else { break };
+            self.meter.charge(cost::VISIT);
+            let running = |qp: &&Box<Qp>| !matches!(qp.state, State::Reset | State::Err);
+            if let Some(serial) = self.qps.get(&qpn).filter(running).map(|qp| qp.serial) {
+                self.enter_error(qpn);
+                self.stopping.paused.push((qpn, serial));
+            }
+        }
     }
 
     /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and its guest finds it in ERR. True: not all have
@@ -123,13 +144,21 @@ impl Nic {
         }
         self.life = Life::Ready;
         self.outbox.wanted();
-        for (qpn, serial) in mem::take(&mut self.stopping.paused) {
+        self.stopping.tell.append(&mut self.stopping.paused);
+        self.ask_host = true;
+    }
+
+    /// Tells a guest that goes on of some of the QPs that ended meanwhile.
+    pub(super) fn tell_some(&mut self, budget: &mut Budget) {
+        while !budget.is_over(&self.meter)
+            && let Some((qpn, serial)) = self.stopping.tell.pop()
+        {
+            self.meter.charge(cost::OBJECT);
             let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.serial == serial) else { continue };
             let ctx = qp.ctx;
             self.raise(event::QP_FATAL, qpn, ctx);
             self.schedule(qpn);
         }
-        self.ask_host = true;
     }
 
     /// The whole NIC cannot go on.
@@ -155,6 +184,7 @@ impl Nic {
         tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
         // Its QPs end with it.
         self.stopping.waiting.clear();
+        self.stopping.all = Walk::default();
         let alive = matches!(self.life, Life::Ready | Life::Paused);
         if alive {
             self.life = Life::Failed;
@@ -180,7 +210,6 @@ impl Nic {
         let leaving = Leaving { place: self.place.clone(), qpns };
         self.inbox.clear();
         self.outbox = self.outbox.succeed();
-        self.serials.clear();
         self.admitted = 0;
         self.mr_bytes = 0;
         self.mr_runs = 0;
@@ -194,7 +223,7 @@ impl Nic {
         self.stopping = Stopping::default();
         let queues =
             (mem::take(&mut self.cqs), mem::take(&mut self.srqs), mem::take(&mut self.qps));
-        let rosters = mem::take(&mut self.mr_keys);
+        let rosters = (mem::take(&mut self.mr_keys), mem::take(&mut self.serials));
         let others = (mem::take(&mut self.pds), mem::take(&mut self.mrs), mem::take(&mut self.ahs));
         let more = (
             mem::take(&mut self.windows),
@@ -271,6 +300,8 @@ impl Nic {
             ctx,
             windows: self.windows.walk(),
             qps: self.qp_numbers.walk(),
+            closing: None,
+            drain: None,
             keys: self.mr_keys.walk(),
             srqs: Slots::of(&self.srqs),
             ahs: Slots::of(&self.ahs),
@@ -293,21 +324,27 @@ impl Nic {
                 return false;
             }
         }
-        let mut drains = false;
-        while let Some(qpn) = end.qps.next(&self.qp_numbers) {
+        while let Some(qpn) = end.closing.take().or_else(|| end.qps.next(&self.qp_numbers)) {
             self.meter.charge(cost::VISIT);
             if self.qps.get(&qpn).is_some_and(|qp| qp.ctx == ctx) {
-                // It looks for its windows among all.
-                self.meter.charge(END + cost::VISIT * self.windows.len() as u64);
+                // Those that it bound since the walk over windows.
+                if !self.end_windows_of(qpn, budget) {
+                    end.closing = Some(qpn);
+                    return false;
+                }
+                self.meter.charge(END);
                 self.remove_qp(qpn);
-                drains = true;
+                end.drain = Some(self.drain());
             }
             if budget.is_over(&self.meter) {
-                break;
+                return false;
             }
         }
-        if drains {
-            self.drain_host();
+        if let Some(drain) = &mut end.drain {
+            if !self.drain_host(drain, budget) {
+                return false;
+            }
+            end.drain = None;
         }
         while let Some(srqn) =
             end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
@@ -352,6 +389,10 @@ pub(super) struct End {
     ctx: u32,
     windows: Walk,
     qps: Walk,
+    /// A QP some of whose windows are left.
+    closing: Option<u32>,
+    /// What the host CQ has of QPs that are gone.
+    drain: Option<Drain>,
     keys: Walk,
     srqs: Slots,
     ahs: Slots,

@@ -6,6 +6,7 @@
 //! counts as much as [`HOST_CALL`].
 
 use super::ending::End;
+use super::modify::Drain;
 use super::nic::Nic;
 use super::verbs::HostMr;
 use crate::engine::budget::{Budget, cost};
@@ -58,6 +59,12 @@ impl Chores {
 #[derive(Debug)]
 pub(super) enum Work {
     EndContext(End),
+    /// A QP, once its windows are gone; then what the host CQ has of it.
+    EndQp(u32),
+    Drain(Drain),
+    /// A QP that is in RESET, when the host CQ has nothing of it; then its changes of windows.
+    BeginAnew(u32, Drain),
+    ForgetChanges((u32, u32), Walk),
     ResizeCq(u32, Succession),
     ResizeSrq(Box<virtio_rdma_abi::SrqModifyReq>, Moving),
 }
@@ -207,6 +214,9 @@ impl Nic {
         let mut budget = self.meter.budget(STEP);
         let done = match &mut work {
             Work::EndContext(end) => self.end_some(end, &mut budget),
+            Work::EndQp(qpn) => self.end_windows_of(*qpn, &mut budget),
+            Work::Drain(drain) | Work::BeginAnew(_, drain) => self.drain_host(drain, &mut budget),
+            Work::ForgetChanges(life, walk) => self.forget_changes(*life, walk, &mut budget),
             Work::ResizeCq(cqn, to) => self.carry_cq(*cqn, to, &mut budget)?,
             Work::ResizeSrq(req, to) => self.carry_srq(req.srqn.get(), to, &mut budget)?,
         };
@@ -215,7 +225,19 @@ impl Nic {
                 self.work = Some(work);
                 Ok(Reply::More)
             }
-            (true, Work::EndContext(_)) => Ok(Reply::Done),
+            (true, Work::EndContext(_) | Work::Drain(_) | Work::ForgetChanges(..)) => {
+                Ok(Reply::Done)
+            }
+            (true, Work::EndQp(qpn)) => {
+                self.remove_qp(qpn);
+                // Before the number can come back: completions of a shared queue carry only that.
+                self.work_on(Work::Drain(self.drain()))
+            }
+            (true, Work::BeginAnew(qpn, _)) => {
+                let walk = self.windows.walk_of(qpn);
+                let Some(serial) = self.begin_anew(qpn) else { return Err(Status::NOENT) };
+                self.work_on(Work::ForgetChanges((qpn, serial), walk))
+            }
             (true, Work::ResizeCq(cqn, to)) => {
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
                 let old = cq.take_over(to)?;

@@ -11,7 +11,7 @@ use super::nic::Nic;
 use super::verbs::HostPort;
 use crate::engine::attributes::counters;
 use crate::engine::limits::{
-    GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
+    GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, Objects, VENDOR_ID,
 };
 use crate::engine::shape::Bounds;
 use crate::engine::table;
@@ -28,6 +28,21 @@ const CAPS: u64 = cap::SRQ
     | cap::DMA_MR;
 
 impl Nic {
+    /// What exists.
+    pub(super) fn objects(&self) -> Objects {
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        Objects {
+            contexts: count(self.contexts.processes()),
+            pds: count(self.pds.len()),
+            mrs: count(self.mrs.len() + self.services.keys()),
+            mr_bytes: self.mr_bytes,
+            cqs: count(self.cqs.len()),
+            srqs: count(self.srqs.len()),
+            qps: count(self.qps.len() + usize::from(self.services.exists())),
+            ahs: count(self.ahs.len()),
+        }
+    }
+
     pub(super) fn max_wr(&self) -> u32 {
         // Rings are powers of two, and so is what is reported: what fits the report fits the hardware.
         let host = self.host.limits().max_qp_wr.min(self.host.cq_entries()).max(1);

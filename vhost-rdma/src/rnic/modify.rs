@@ -6,8 +6,10 @@
 use virtio_rdma_abi::{self as abi, attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
+use super::follow::Work;
 use super::nic::Nic;
 use super::reach::Purpose;
+use crate::engine::budget::Budget;
 use crate::engine::qp::{Kind, State, state};
 use crate::engine::{Reply, Status};
 
@@ -99,10 +101,12 @@ impl Nic {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(Reply::Done) };
         qp.state = to;
         match to {
-            State::Reset => self.begin_anew(qpn),
-            _ => self.schedule(qpn),
+            State::Reset => self.work_on(Work::BeginAnew(qpn, self.drain())),
+            _ => {
+                self.schedule(qpn);
+                Ok(Reply::Done)
+            }
         }
-        Ok(Reply::Done)
     }
 
     fn check_change(&self, qpn: u32, attr: &abi::QpAttr) -> Result<(State, State), Status> {
@@ -124,11 +128,11 @@ impl Nic {
         Ok((from, to))
     }
 
-    /// A QP is in RESET: nothing of its earlier life may be mistaken for the next one's.
-    fn begin_anew(&mut self, qpn: u32) {
-        self.drain_host();
+    /// A QP is in RESET: nothing of its earlier life may be mistaken for the next one's. The serial
+    /// of the one that is over.
+    pub(super) fn begin_anew(&mut self, qpn: u32) -> Option<u32> {
         let serial = self.take_serial(qpn);
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let qp = self.qps.get_mut(&qpn)?;
         let old = std::mem::replace(&mut qp.serial, serial);
         qp.stopping = false;
         qp.attrs = crate::engine::qp::Attrs::default();
@@ -139,12 +143,12 @@ impl Nic {
             receive.reset();
         }
         let (ctx, doorbells) = (qp.ctx, qp.doorbells);
-        self.windows_lose_qp(old, None);
         self.serials.remove(&old);
         for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
             self.contexts.reset_doorbell(ctx, doorbell);
         }
         self.outbox.forget(&QP_EVENTS, qpn);
+        Some(old)
     }
 
     pub(super) fn query_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
@@ -173,12 +177,10 @@ impl Nic {
             return self.destroy_gsi(ctx);
         }
         self.owned_qp(ctx, qpn)?;
-        self.remove_qp(qpn);
-        // Before the number can come back: completions of a shared queue carry only that.
-        self.drain_host();
-        Ok(Reply::Done)
+        self.work_on(Work::EndQp(qpn))
     }
 
+    /// Its windows are gone already.
     pub(super) fn remove_qp(&mut self, qpn: u32) {
         self.leave_all(qpn);
         let Some(qp) = self.qps.remove(&qpn) else { return };
@@ -199,17 +201,32 @@ impl Nic {
         for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
             self.contexts.free_doorbell(qp.ctx, doorbell);
         }
-        self.windows_lose_qp(qp.serial, Some(qpn));
         self.forgo(|nic| nic.host.destroy_qp(qp.host));
         self.outbox.forget(&QP_EVENTS, qpn);
     }
 
-    /// Takes what the host CQ holds, so that no completion outlives what it is of.
-    pub(super) fn drain_host(&mut self) {
-        if !self.host_gone {
-            // Peers may go on to complete receives of other QPs; those are none of ours.
-            let most = self.host.cq_entries().max(1);
-            let _empty = (0..most).find(|_| !self.poll_host());
-        }
+    /// All that the host CQ may hold now.
+    pub(super) fn drain(&self) -> Drain {
+        Drain { left: self.host.cq_entries().max(1) }
     }
+
+    /// Takes what the host CQ held when the drain began, so that no completion outlives what it is
+    /// of; true: that was all. Peers may go on to complete receives of other QPs; those are none of
+    /// ours.
+    pub(super) fn drain_host(&mut self, drain: &mut Drain, budget: &mut Budget) -> bool {
+        while drain.left > 0 && !self.host_gone {
+            let taken = self.poll_host();
+            drain.left = if taken == 0 { 0 } else { drain.left.saturating_sub(taken) };
+            if drain.left > 0 && budget.is_over(&self.meter) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// What is left of the host CQ to be taken.
+#[derive(Debug)]
+pub(super) struct Drain {
+    left: u32,
 }

@@ -31,6 +31,7 @@ use crate::engine::outbox::Outbox;
 use crate::engine::qp::{Attrs, Kind, State};
 use crate::engine::quota::Kept;
 use crate::engine::roster::Roster;
+use crate::engine::shards::Shards;
 use crate::engine::table::Table;
 use crate::engine::timer::Timers;
 use crate::engine::{
@@ -161,7 +162,7 @@ pub struct Nic {
     pub(super) now: Nanos,
     pub(super) pds: Slab<Pd>,
     /// By lkey.
-    pub(super) mrs: FxHashMap<u32, Mr>,
+    pub(super) mrs: Shards<Mr>,
     /// The same, in an order that can be walked.
     pub(super) mr_keys: Roster,
     pub(super) mr_bytes: u64,
@@ -173,7 +174,7 @@ pub struct Nic {
     pub(super) qps: FxHashMap<u32, Box<Qp>>,
     pub(super) qp_numbers: Roster,
     /// QPNs and SRQNs by serial.
-    pub(super) serials: FxHashMap<u32, u32>,
+    pub(super) serials: Shards<u32>,
     pub(super) next_serial: u32,
     pub(super) ahs: Slab<Ah>,
     pub(super) groups: Groups,
@@ -249,7 +250,7 @@ impl Nic {
             counters_at_init: Counters::default(),
             now: 0,
             pds: Slab::new(),
-            mrs: FxHashMap::default(),
+            mrs: Shards::default(),
             mr_keys: Roster::default(),
             mr_bytes: 0,
             mr_runs: 0,
@@ -258,7 +259,7 @@ impl Nic {
             srqs: Table::default(),
             qps: FxHashMap::default(),
             qp_numbers: Roster::default(),
-            serials: FxHashMap::default(),
+            serials: Shards::default(),
             next_serial: 0,
             ahs: Slab::new(),
             groups: Groups::default(),
@@ -283,17 +284,6 @@ impl Nic {
             chores: Chores::default(),
             work: None,
             meter: Meter::default(),
-        }
-    }
-
-    /// A number for `wr_id`s that no living queue has.
-    pub(super) fn take_serial(&mut self, number: u32) -> u32 {
-        loop {
-            self.next_serial = (self.next_serial + 1) & super::cq::SERIAL_MASK;
-            if !self.serials.contains_key(&self.next_serial) {
-                self.serials.insert(self.next_serial, number);
-                return self.next_serial;
-            }
         }
     }
 
@@ -406,20 +396,6 @@ impl Nic {
                 self.post_sends(qpn);
             }
             State::Init | State::Rtr | State::Sqd => self.post_receives(qpn),
-        }
-    }
-
-    fn objects(&self) -> Objects {
-        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
-        Objects {
-            contexts: count(self.contexts.processes()),
-            pds: count(self.pds.len()),
-            mrs: count(self.mrs.len() + self.services.keys()),
-            mr_bytes: self.mr_bytes,
-            cqs: count(self.cqs.len()),
-            srqs: count(self.srqs.len()),
-            qps: count(self.qps.len() + usize::from(self.services.exists())),
-            ahs: count(self.ahs.len()),
         }
     }
 }
@@ -554,11 +530,15 @@ impl Hosted for Nic {
         if self.life != Life::Ready {
             return busy;
         }
+        if !self.stopping.has_told_all() {
+            self.tell_some(&mut budget);
+            busy = true;
+        }
         if !self.chores.is_empty() {
             self.do_chores(&mut budget);
             busy = true;
         }
-        busy |= self.poll_host();
+        busy |= self.poll_host() > 0;
         busy |= self.run_queues(&mut budget);
         busy |= self.run_gsi();
         busy
@@ -601,7 +581,8 @@ impl Hosted for Nic {
         // A completion between the last poll and the arm raises no event.
         let waiting = self.life == Life::Ready && self.services.has_work(&self.inbox);
         waiting
-            || !(self.run.is_empty() && self.run_srqs.is_empty() && self.chores.is_empty())
+            || !(self.run.is_empty() && self.run_srqs.is_empty())
+            || !(self.chores.is_empty() && self.stopping.has_told_all())
             || self.peek_host()
     }
 }

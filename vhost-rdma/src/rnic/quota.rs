@@ -6,7 +6,7 @@ use slab::Slab;
 
 use super::mad::{Mad, ROOM};
 use super::mr::Mr;
-use super::mw::WINDOW;
+use super::mw::{LIST, WINDOW};
 use super::nic::{Ah, Nic, Pd, Qp};
 use super::receiver::Receives;
 use super::requester::{SENT, Sends};
@@ -26,7 +26,7 @@ pub(super) static RNIC: Places = Places {
         entry(WINDOW) + entry(8) + HOST,
         entry(size_of::<Cq>()) + 3 * WAITING,
         entry(size_of::<Srq>()) + entry(8) + 2 * WAITING + HOST,
-        3 * entry(16) + 7 * WAITING + HOST,
+        3 * entry(16) + entry(LIST) + 7 * WAITING + HOST,
         entry(size_of::<Ah>()) + HOST,
     ],
     // With QP 1 and what waits for it.

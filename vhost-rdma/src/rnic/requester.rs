@@ -4,7 +4,6 @@
 //! guest's own addresses and keys. The last of every burst is signaled to *us* whatever the guest wants, so that it is known how many
 //! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
 
-use rustc_hash::FxHashMap;
 use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_status};
 
 use super::cq::{Queue, Tag};
@@ -17,6 +16,7 @@ use crate::engine::budget::cost;
 use crate::engine::limits::MAX_MSG;
 use crate::engine::qp::{Kind, SendQueue, State};
 use crate::engine::shape::{failed_send, flags_are_known};
+use crate::engine::shards::Shards;
 use crate::engine::window::with_low_byte;
 
 /// Work requests of one burst.
@@ -145,7 +145,7 @@ struct Poster<'a> {
     qkey: u32,
     invalidate: bool,
     ahs: &'a slab::Slab<super::nic::Ah>,
-    mrs: &'a FxHashMap<u32, Mr>,
+    mrs: &'a Shards<Mr>,
     windows: &'a mut Windows,
 }
 

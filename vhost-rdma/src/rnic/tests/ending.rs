@@ -258,3 +258,43 @@ fn a_device_that_goes_while_its_guest_is_stopped_is_told_once() {
         thread::yield_now();
     }
 }
+
+/// As many windows as there may be of one QP, each of them a command to the hardware.
+#[test]
+fn a_queue_pair_with_many_windows_ends_in_steps() {
+    const WINDOWS: u64 = 200;
+    let mut bench = Bench::new();
+    let (mut one, faults) = bench.guest(1, 1);
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        gids: Vec::new(),
+        comp_vectors: 4,
+        kick_queues: 2,
+        limits: Limits { max_mrs: 4096, ..limits() },
+    };
+    bench.world.shard.update_nic(one.nic, settings);
+    let (mut a, _) = bench.pair(&mut one);
+    let (at, region) = bench.bindable(&mut one);
+    for n in 0..WINDOWS {
+        let status = bench.bind_one(&one, &mut a, (at, region), n);
+        assert_eq!(status, [(n, 0)]);
+    }
+    assert_eq!(faults.live().0.mws as u64, WINDOWS);
+    let (mut most, mut turns) = (0, 0);
+    let mut command = Command::QpDestroy(a.qpn);
+    loop {
+        let before = bench.world.shard.charged();
+        let reply = bench.world.shard.execute(one.nic, one.ctx, command, bench.world.now);
+        most = most.max(bench.world.shard.charged() - before);
+        turns += 1;
+        match reply.unwrap() {
+            Reply::More => command = Command::Continue,
+            Reply::Done => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(most <= 60_000, "a step was charged {most} ns");
+    assert!(turns >= 4, "{turns} steps");
+    assert_eq!(faults.live().0.mws, 0, "hardware keeps QPs that have windows");
+}

@@ -289,3 +289,44 @@ fn a_host_without_windows_left_says_so() {
     bench.world.ok(&guest, guest.ctx, Command::ContextDestroy);
     assert_eq!(faults.live().0, HostObjects::default());
 }
+
+/// For tests of what is many: a region, and a window of type 2 that is bound to it.
+impl Bench {
+    pub(super) fn bindable(&mut self, guest: &mut Guest) -> (u64, u32) {
+        let pdn = guest.pd;
+        self.region(guest, pdn, BINDABLE)
+    }
+
+    pub(super) fn bind_one(
+        &mut self,
+        guest: &Guest,
+        qp: &mut Qp,
+        (at, region): (u64, u32),
+        wr_id: u64,
+    ) -> Vec<(u64, u8)> {
+        let present = self.window(guest, mw_type::TYPE2);
+        let range = (at, 64);
+        let bind = Bind { present, new: present ^ 1, region, range, rights: READ };
+        self.run(guest, qp, &[bind.wqe(wr_id)])
+    }
+}
+
+/// The region is free when the last window that shows it is gone, whatever the order of binds,
+/// failures and ends was.
+#[test]
+fn a_region_knows_how_many_windows_show_it() {
+    let mut bench = Bench::new();
+    let (guest, faults, (mut a, mut b), bind) = bench.scene(mw_type::TYPE2);
+    let other = bench.window(&guest, mw_type::TYPE2);
+    let twice = Bind { present: other, new: other ^ 1, ..bind };
+    assert_eq!(bench.run(&guest, &mut a, &[bind.wqe(1)]), [(1, 0)]);
+    assert_eq!(bench.run(&guest, &mut b, &[twice.wqe(2)]), [(2, 0)]);
+    assert_eq!(bench.run(&guest, &mut a, &[invalidate(bind.new, 3)]), [(3, 0)]);
+    assert_eq!(bench.dereg(&guest, bind.region), Err(Status::BUSY), "the other shows it");
+    bench.world.ok(&guest, guest.ctx, Command::QpDestroy(b.qpn));
+    assert_eq!(faults.live().0.mws, 1, "the end of its QP is its own");
+    bench.world.ok(&guest, guest.ctx, Command::MwDealloc(other));
+    assert_eq!(bench.dereg(&guest, bind.region), Ok(()));
+    bench.world.ok(&guest, guest.ctx, Command::QpDestroy(a.qpn));
+    assert_eq!(faults.live().0.mws, 1, "that of a QP which it is free of is not");
+}
