@@ -73,7 +73,7 @@ pub struct Limits {
 }
 
 /// How often a guest may register all of its memory: processes that share memory register it each.
-const EACH_PAGE: u64 = 8;
+const EACH_PAGE: u64 = 16;
 
 impl Limits {
     /// Registered bytes that the guest with this memory may have, whatever the operator allows it.

@@ -47,7 +47,7 @@ pub struct NicLimits {
     pub max_pds: u32,
     /// Memory regions.
     pub max_mrs: u32,
-    /// Sum of the lengths of all registered regions, in bytes; never more than eight times the
+    /// Sum of the lengths of all registered regions, in bytes; never more than sixteen times the
     /// guest's memory.
     pub max_mr_bytes: u64,
     /// What the daemon keeps for the guest, in bytes of its own memory: objects, and tables of the

@@ -13,7 +13,7 @@ use zerocopy::little_endian::U32;
 use super::follow::{Change, Chores, HOST_CALL, STEP, Work};
 use super::gone::Gone;
 use super::modify::Drain;
-use super::nic::{Life, Nic, Qp};
+use super::nic::{Life, Nic};
 use super::quota;
 use super::verbs::{HostError, HostVerbs};
 use crate::engine::budget::{Budget, cost};
@@ -117,8 +117,9 @@ impl Nic {
         while !self.stopping.all.is_over() && !budget.is_over(&self.meter) {
             let Some(qpn) = self.stopping.all.next(&self.qp_numbers) else { break };
             self.meter.charge(cost::VISIT);
-            let running = |qp: &&Box<Qp>| !matches!(qp.state, State::Reset | State::Err);
-            if let Some(serial) = self.qps.get(&qpn).filter(running).map(|qp| qp.serial) {
+            let Some(qp) = self.qps.get(&qpn) else { continue };
+            let (serial, state) = (qp.serial, qp.state);
+            if !matches!(state, State::Reset | State::Err) {
                 self.enter_error(qpn);
                 self.stopping.paused.push((qpn, serial));
             }

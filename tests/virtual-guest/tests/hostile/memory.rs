@@ -99,7 +99,7 @@ fn tables_of_the_same_page_again_and_again_come_to_an_end() {
             }
         });
         assert_eq!(refused, Some(err::NOMEM));
-        assert!(held.len() > 8, "eight times over is allowed, not only {}", held.len());
+        assert!(held.len() > 8, "so much is allowed, not only {} times all of it", held.len());
         node.ctx.dereg(held[0]).expect("MR_DEREG");
         node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &all).expect("there is room again");
     });
