@@ -112,8 +112,9 @@ impl DeviceBackend {
             )
         };
         let settings = nic::settings(config, layout);
-        let most = settings.limits.most_kept() >> 20;
-        tracing::info!(nic = config.name, mib = most, "what its guest may make the daemon keep");
+        let (mib, objects) =
+            (config.limits.max_kept_bytes >> 20, settings.limits.most_kept() >> 20);
+        tracing::info!(nic = config.name, mib, objects, "what its guest may make the daemon keep");
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
         if carried.is_some() {

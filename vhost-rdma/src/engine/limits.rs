@@ -75,12 +75,18 @@ pub struct Limits {
 /// How often a guest may register all of its memory: processes that share memory register it each.
 const EACH_PAGE: u64 = 16;
 
+/// Registered bytes that the guest with this memory may have, whatever the operator allows it.
+#[must_use]
+pub const fn registrable(max_mr_bytes: u64, space: &AddressSpace) -> u64 {
+    let most = space.bytes().saturating_mul(EACH_PAGE);
+    if most < max_mr_bytes { most } else { max_mr_bytes }
+}
+
 impl Limits {
-    /// Registered bytes that the guest with this memory may have, whatever the operator allows it.
+    /// See [`registrable`].
     #[must_use]
     pub const fn mr_bytes(&self, space: &AddressSpace) -> u64 {
-        let most = space.bytes().saturating_mul(EACH_PAGE);
-        if most < self.max_mr_bytes { most } else { self.max_mr_bytes }
+        registrable(self.max_mr_bytes, space)
     }
 }
 

@@ -46,7 +46,7 @@ impl Nic {
             command => command,
         };
         if !matches!(command, Command::Continue) {
-            self.work = None;
+            self.abandon_work();
         }
         match (self.life, &command) {
             (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}

@@ -87,6 +87,10 @@ impl Nic {
                 continue;
             };
             qp.stopping = false;
+            // It is on its way to a new life.
+            if qp.state != State::Err {
+                continue;
+            }
             let host = qp.host;
             let to_error = virtio_rdma_abi::QpAttr {
                 mask: U32::new(attr_mask::STATE),

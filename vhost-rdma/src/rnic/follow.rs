@@ -204,6 +204,14 @@ impl Nic {
         true
     }
 
+    /// What has begun ends without an answer: its queue was stopped. A QP that the hardware has in
+    /// RESET begins anew all the same.
+    pub(super) fn abandon_work(&mut self) {
+        if let Some(Work::BeginAnew(qpn, _)) = self.work.take() {
+            self.begin_anew(qpn);
+        }
+    }
+
     /// Goes on with the command that has begun.
     pub(super) fn carry_on(&mut self) -> Result<Reply, Status> {
         let work = self.work.take().ok_or(Status::STATE)?;

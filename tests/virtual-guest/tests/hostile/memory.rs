@@ -40,7 +40,7 @@ fn page_lists_that_lie_are_refused() {
             let answer = node.ctx.mr_reg(node.pdn, access::ALL, (iova, length), list);
             answer.map(|(lkey, _)| lkey).map_err(|e| e.status().expect("a status"))
         };
-        let cases: [(&str, u64, u64, PageList, u32); 19] = [
+        let cases: [(&str, u64, u64, PageList, u32); 20] = [
             ("more pages than a level holds", 0, 4096, list(page, 513, 0, 12, 1), err::INVAL),
             ("than two hold", 0, 4096, list(page, (1 << 18) + 1, 0, 12, 2), err::INVAL),
             ("than three hold", 0, 4096, list(page, (1 << 27) + 1, 0, 12, 3), err::INVAL),
@@ -59,7 +59,8 @@ fn page_lists_that_lie_are_refused() {
             ("length 2^64-1", 0, u64::MAX, list(base, u32::MAX, 0, 30, 0), err::INVAL),
             ("iova and length wrap", u64::MAX - 10, 4096, list(base, 1, 0, 12, 0), err::INVAL),
             ("longer than the guest", 0, size + PAGE, list(page, u32::MAX, 0, 12, 4), err::NOMEM),
-            ("2^32-1 pages of a GiB", 0, 1 << 30, list(base, u32::MAX, 0, 30, 0), err::NOMEM),
+            ("2^32-1 pages of a GiB", 0, 8 * size, list(base, u32::MAX, 0, 30, 0), err::NOMEM),
+            ("longer than any", 0, 17 * size, list(base, u32::MAX, 0, 30, 0), err::INVAL),
         ];
         for (what, iova, length, list, expected) in cases {
             assert_eq!(scene.during(|| reg(iova, length, &list)), Err(expected), "{what}");

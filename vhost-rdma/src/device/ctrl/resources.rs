@@ -108,7 +108,7 @@ impl Parser<'_> {
 
     fn region(&self, list: &abi::PageList, length: u64) -> Result<Arc<Translation>, Status> {
         // What QUERY_DEVICE reports as `max_mr_size` is the limit of all regions together.
-        if length > self.max_mr_bytes {
+        if length > limits::registrable(self.max_mr_bytes, self.space) {
             return Err(Status::INVAL);
         }
         // IBTA 11.2.8.2 allows it; a region of nothing has no pages, and the list is not looked at.

@@ -323,6 +323,9 @@ fn a_region_cannot_cost_more_than_the_guest_has() {
     req.pages.npages = u32::MAX.into();
     req.length = U64::new(MEMORY as u64 + 1);
     assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::NOMEM);
+    // Beyond what QUERY_DEVICE says of one.
+    req.length = U64::new(16 * MEMORY as u64 + 1);
+    assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::INVAL);
     req.length = U64::ZERO;
     assert_eq!(serve(&mut side, &request(cmd::MR_REG, &req)).0, cmd_status::OK);
     req.length = U64::new(MEMORY as u64);
