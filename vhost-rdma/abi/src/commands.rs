@@ -303,17 +303,17 @@ abi_struct! {
         pub bad_pkey_cntr: U32,
         /// Packets with a bad Q_Key.
         pub qkey_viol_cntr: U32,
-        /// As `enum ib_port_state`: 1 down, 4 active.
+        /// 1 down, 2 initialising, 3 armed, 4 active.
         pub state: u8,
-        /// As `enum ib_port_phys_state`: 3 disabled, 5 link up.
+        /// 2 polling, 3 disabled, 5 link up.
         pub phys_state: u8,
-        /// As `enum ib_mtu`: 5 is 4096.
+        /// 1: 256 bytes, 2: 512, 3: 1024, 4: 2048, 5: 4096.
         pub max_mtu: u8,
         /// As `enum ib_mtu`.
         pub active_mtu: u8,
-        /// As `enum ib_port_speed`.
+        /// Of one lane, in Gb/s: 1: 2.5, 2: 5, 4 and 8: 10, 16: 14, 32: 25, 64: 50, 128: 100.
         pub active_speed: u8,
-        /// As `enum ib_port_width`.
+        /// Lanes: 1: 1, 2: 4, 4: 8, 8: 12, 16: 2.
         pub active_width: u8,
         /// Zero.
         pub reserved: [u8; 6],

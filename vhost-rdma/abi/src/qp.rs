@@ -189,7 +189,7 @@ abi_struct! {
         pub port_num: u8,
         /// Bits of [`av_flags`].
         pub flags: u8,
-        /// As `enum ib_rate`; a device MAY ignore it.
+        /// 0: as fast as the port; a device MAY ignore it.
         pub static_rate: u8,
         /// Zero.
         pub reserved: [u8; 6],
@@ -207,7 +207,7 @@ abi_struct! {
         pub cur_qp_state: u8,
         /// As `enum ib_mtu`.
         pub path_mtu: u8,
-        /// As `enum ib_mig_state`: 0 migrated.
+        /// 0: migrated, the only one that there is.
         pub path_mig_state: u8,
         /// Q_Key.
         pub qkey: U32,
@@ -231,11 +231,11 @@ abi_struct! {
         pub max_rd_atomic: u8,
         /// Inbound reads and atomics outstanding.
         pub max_dest_rd_atomic: u8,
-        /// RNR timer code, 0 to 31 (IBTA table 45).
+        /// RNR timer code, 0 to 31 (8.2).
         pub min_rnr_timer: u8,
         /// Port, 1.
         pub port_num: u8,
-        /// ACK timeout code, 0 to 31.
+        /// ACK timeout code n, 0 to 31: 4.096 µs · 2^n; 0: for ever.
         pub timeout: u8,
         /// Retries, 0 to 7.
         pub retry_cnt: u8,
