@@ -140,13 +140,16 @@ fn file_of(name: &str) -> PathBuf {
     let root = Path::new(ROOT);
     match name.split_once('/') {
         Some(("models", file)) => root.join(format!("vhost-rdma/src/engine/models/{file}.rs")),
+        Some(("device", file)) => root.join(format!("vhost-rdma/src/device/{file}.rs")),
         _ if name == "wrap" => root.join("vhost-rdma/src/engine/tests/wrap.rs"),
         _ => root.join(format!("tests/virtual-guest/tests/{name}.rs")),
     }
 }
 
+/// Not a test of the daemon's parts: of the daemon, over its socket.
 fn is_virtual_guests(name: &str) -> bool {
-    name.contains("::") && !name.starts_with("models/") && !name.starts_with("wrap::")
+    let of_parts = ["models/", "device/", "wrap::"];
+    name.contains("::") && !of_parts.iter().any(|part| name.starts_with(part))
 }
 
 /// Whether what shows a clause exists.

@@ -238,8 +238,7 @@ fn a_receive_that_its_own_keys_deny_ends_its_queue_pair() {
     assert_eq!((failed.wr_id, failed.status), (3, rules().bad_receive));
     comes_to(&b, qps::ERR);
     if !rules().dma_key_is_for_all {
-        // QP 1 on an RNIC is the daemon's, and its receives are copied into.
-        return;
+        return; // QP 1 on an RNIC is the daemon's.
     }
     let (mut a, mut b) = (nodes.0.gsi(), nodes.1.gsi());
     let (from, to) = (a.node.area(MAD), b.node.area(GRH + MAD));
@@ -284,8 +283,7 @@ fn a_receive_of_too_many_elements_ends_its_queue_pair() {
     comes_to(&b, qps::ERR);
 }
 
-/// Class B, for each opcode that takes a receive. RC asks for patience until there is none left; the
-/// receiver is not to blame, and the data of a write are there all the same.
+/// Class B, for each opcode that takes a receive: RC asks for patience until there is none left.
 #[test]
 fn reliable_messages_without_a_receive_wait() {
     let world = World::new();
@@ -304,7 +302,7 @@ fn reliable_messages_without_a_receive_wait() {
     }
 }
 
-/// Class B on what is not reliable: dropped, for each opcode that takes a receive.
+/// Class B on what is not reliable: dropped.
 #[test]
 fn unreliable_messages_without_a_receive_are_dropped() {
     let world = World::new();
@@ -593,9 +591,9 @@ fn a_window_of_another_queue_pair_cannot_be_invalidated() {
         (request.opcode, request.imm) = (wr::SEND_WITH_INV, key);
         a.run_ok(&request);
         let failed = b.rcq.one();
-        let what = format!("type {kind}, bound {bound}");
-        assert_eq!((failed.wr_id, failed.status), (3, status::LOC_PROT_ERR), "{what}");
-        assert_eq!(to.bytes(), [5; 8], "{what}");
+        let what = (kind, bound);
+        assert_eq!((failed.wr_id, failed.status), (3, status::LOC_PROT_ERR), "{what:?}");
+        assert_eq!(to.bytes(), [5; 8], "{what:?}");
         comes_to(&b, qps::ERR);
     }
 }
