@@ -18,6 +18,7 @@ mod protocol;
 pub mod rnic;
 mod signal;
 pub mod socket;
+pub mod supervisor;
 pub mod telemetry;
 pub mod transport;
 pub mod worker;

@@ -8,8 +8,9 @@ use clap::Parser as _;
 use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
 use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
-use vhost_rdma::device::DeviceBackend;
+use vhost_rdma::device::LocalDataplane;
 use vhost_rdma::node::{AttachError, Backend};
+use vhost_rdma::supervisor::Supervisor;
 use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, limits, telemetry};
 
@@ -156,7 +157,7 @@ impl Reloader {
 /// The device layer.
 fn backend(plan: &Plan, renewal: &OnceLock<Renewal>) -> Result<impl Backend + use<>, AttachError> {
     let Settings { workers, poll_us, .. } = plan.settings;
-    let mut device = DeviceBackend::start(WorkerConfig { workers, poll_us })
+    let mut device = LocalDataplane::start(WorkerConfig { workers, poll_us })
         .map_err(|error| AttachError::io("start the workers", error))?;
     device.set_cm_ports(plan.ports.clone());
     if let Some(settings) = &plan.channel {
@@ -167,7 +168,7 @@ fn backend(plan: &Plan, renewal: &OnceLock<Renewal>) -> Result<impl Backend + us
         // There is one backend.
         let _ = renewal.set(channel);
     }
-    Ok(device)
+    Ok(Supervisor::new(Arc::new(device)))
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.

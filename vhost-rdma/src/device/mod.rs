@@ -1,9 +1,9 @@
 //! The virtio device: NICs behind vhost-user sockets.
 //!
 //! ```text
-//!  registry ──Backend──> DeviceBackend ── one Nic per configured NIC: socket, listener thread, place on a worker
+//!  supervisor ──Dataplane──> LocalDataplane ── one Nic per configured NIC: its place on a worker
 //!                                            │
-//!                         VMM ──socket── Frontend ──> Session (one per connection)
+//!                         VMM ──stream── Frontend ──> Session (one per connection)
 //!                                            ├─ control queue ── chain ── ctrl ──job──> worker (engine)
 //!                                            ├─ kick queues (it sleeps on them) ────> worker
 //!                                            └─ event queues <── EventPort <───────── worker
@@ -22,21 +22,20 @@
 
 #![forbid(unsafe_code)]
 
-mod backend;
 mod chain;
 mod config;
+mod connection;
 mod ctrl;
+mod dataplane;
 mod events;
 mod foreign;
 mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;
-mod listener;
 mod memory;
 mod nic;
 mod notifier;
-mod peer;
 mod queue_thread;
 mod queues;
 mod rnic;
@@ -44,4 +43,4 @@ mod session;
 mod trust;
 mod vring;
 
-pub use backend::DeviceBackend;
+pub use dataplane::LocalDataplane;

@@ -12,7 +12,6 @@ use super::config;
 use super::queues::QueueLayout;
 use super::trust::{Trust, thread_time};
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
-use crate::mark::Mark;
 use crate::memory::Account;
 use crate::node::{self, NicConfig, NicLimits, NicStatus, Session as SessionState};
 use crate::transport::NicId;
@@ -54,7 +53,6 @@ pub(super) struct Nic {
     /// What is kept for its guest.
     account: Account,
     link: Mutex<Link>,
-    mark: Mark,
     /// Its VMM has made the worker's epoll set wait.
     slow_kicks: AtomicBool,
     /// Whether a worker may signal its VMM's descriptors.
@@ -135,7 +133,6 @@ impl Nic {
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
             account: Account::new(config.limits.max_kept_bytes),
             link: Mutex::new(Link::default()),
-            mark: Mark::beside(&config.socket),
             slow_kicks: AtomicBool::new(false),
             trust: Arc::new(Trust::new()),
         }
@@ -246,17 +243,9 @@ impl Nic {
         *self.link() = Link { connected: true, error: None };
     }
 
-    /// The VMM that connected may be here.
-    pub(super) fn welcomed(&self) {
-        self.mark.set();
-    }
-
-    /// The VMM is gone; by itself, if not because the daemon ends.
-    pub(super) fn disconnected(&self, by_itself: bool) {
+    /// The VMM is gone.
+    pub(super) fn disconnected(&self) {
         self.link().connected = false;
-        if by_itself {
-            self.mark.clear();
-        }
     }
 
     /// The connection cannot go on.
@@ -283,8 +272,7 @@ impl Nic {
             })
         });
         drop(link);
-        let interrupted = self.mark.interrupted();
-        let mut status = NicStatus { session, interrupted, error, ..NicStatus::default() };
+        let mut status = NicStatus { session, error, ..NicStatus::default() };
         let NicSnapshot { counters, objects, gids, .. } = match engine {
             Some(snapshot) => snapshot,
             None => NicSnapshot {

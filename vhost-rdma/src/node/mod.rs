@@ -18,6 +18,7 @@
 mod acl;
 mod backend;
 mod backing;
+mod dataplane;
 mod error;
 mod mac;
 mod name;
@@ -28,6 +29,7 @@ mod types;
 pub use acl::{ACL_MAX, AclEntry, Who};
 pub use backend::{AttachError, Backend, NullBackend};
 pub use backing::{Backing, BadBacking};
+pub use dataplane::{Connection, Dataplane, Ending};
 pub use error::Error;
 pub use mac::MacAddr;
 pub use name::{check_name, near};

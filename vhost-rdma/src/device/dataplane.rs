@@ -1,37 +1,37 @@
-//! The device layer as the registry sees it: NICs come, change and go.
+//! The device layer as seen from above: NICs come, change and go, and VMMs are handed in.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::connection::Connection;
 use super::events::NoPort;
-use super::listener::{ListenerThread, NicSocket};
 use super::nic::{self, Nic, PATIENCE};
 use super::queues::QueueLayout;
 use super::rnic;
 use crate::channel::{self, Channel, ChannelError};
 use crate::node::{
-    AttachError, Backend, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus, host_and_port,
+    self, AttachError, Dataplane, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus,
+    host_and_port,
 };
 use crate::rnic::{Directory, Remote};
-use crate::socket;
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
-/// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
-struct Attached {
-    listener: ListenerThread,
+/// One NIC.
+struct Placed {
     nic: Arc<Nic>,
     vni: u32,
 }
 
 struct State {
-    nics: BTreeMap<String, Attached>,
+    nics: BTreeMap<String, Placed>,
     placement: Placement,
 }
 
-/// Serves NICs at vhost-user sockets with a pool of workers. Dropping it cuts all VMMs off.
-pub struct DeviceBackend {
+/// Serves NICs with a pool of workers, all in this process.
+pub struct LocalDataplane {
     state: Mutex<State>,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
@@ -43,13 +43,13 @@ pub struct DeviceBackend {
     workers: Workers,
 }
 
-impl std::fmt::Debug for DeviceBackend {
+impl std::fmt::Debug for LocalDataplane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceBackend").field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("LocalDataplane").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
 
-impl DeviceBackend {
+impl LocalDataplane {
     /// Starts the workers; there are no NICs yet.
     ///
     /// # Errors
@@ -89,6 +89,10 @@ impl DeviceBackend {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn nic(&self, name: &str) -> Option<Arc<Nic>> {
+        self.state().nics.get(name).map(|placed| placed.nic.clone())
     }
 
     /// Gives the NIC to a worker.
@@ -150,35 +154,21 @@ fn layout(config: &NicConfig) -> Result<QueueLayout, AttachError> {
     })
 }
 
-impl Backend for DeviceBackend {
-    fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
-        if self.state().nics.contains_key(&config.name) {
-            return Err(AttachError::Resources(format!(
-                "NIC {:?} is attached already",
-                config.name
-            )));
-        }
-        let socket = NicSocket::open(config)?;
+impl Dataplane for LocalDataplane {
+    fn add(&self, config: &NicConfig) -> Result<(), AttachError> {
         let nic = self.place(config)?;
-        let listener = ListenerThread::start(nic.clone(), socket).map_err(|error| {
-            self.displace(&nic, config.vni);
-            AttachError::io("start a thread", error)
-        })?;
-        self.state().nics.insert(config.name.clone(), Attached { listener, nic, vni: config.vni });
+        self.state().nics.insert(config.name.clone(), Placed { nic, vni: config.vni });
         Ok(())
     }
 
-    fn detach(&self, name: &str) {
+    fn remove(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Attached { listener, nic, vni }) = self.state().nics.remove(name) else { return };
-        drop(listener);
+        let Some(Placed { nic, vni }) = self.state().nics.remove(name) else { return };
         self.displace(&nic, vni);
     }
 
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
-        let attached = self.state().nics.get(&config.name).map(|attached| attached.nic.clone());
-        let Some(nic) = attached else { return Ok(()) };
-        socket::set_access(&config.socket, &config.access)?;
+        let Some(nic) = self.nic(&config.name) else { return Ok(()) };
         let settings = nic::settings(config, layout(config)?);
         nic.call(PATIENCE, move |shard, id, _| shard.update_nic(id, settings)).map_err(
             |error| {
@@ -187,6 +177,11 @@ impl Backend for DeviceBackend {
         )?;
         nic.set_limits(&config.limits);
         Ok(())
+    }
+
+    fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {
+        let nic = self.nic(name).ok_or_else(|| io::Error::other("there is no such NIC"))?;
+        Ok(Box::new(Connection::start(&nic, vmm)?))
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {
@@ -199,8 +194,8 @@ impl Backend for DeviceBackend {
         self.directory.set_peers(vni, entries.collect());
         let nics: Vec<_> = {
             let state = self.state();
-            let of_network = state.nics.values().filter(|attached| attached.vni == vni);
-            of_network.map(|attached| attached.nic.clone()).collect()
+            let of_network = state.nics.values().filter(|placed| placed.vni == vni);
+            of_network.map(|placed| placed.nic.clone()).collect()
         };
         for nic in nics {
             nic.post(|shard, id, _| shard.peers_changed(id));
@@ -221,8 +216,7 @@ impl Backend for DeviceBackend {
     }
 
     fn status(&self, name: &str) -> NicStatus {
-        let nic = self.state().nics.get(name).map(|attached| attached.nic.clone());
-        nic.map_or_else(NicStatus::default, |nic| nic.status())
+        self.nic(name).map_or_else(NicStatus::default, |nic| nic.status())
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {
@@ -248,11 +242,11 @@ fn worker_status(beat: &Beat) -> WorkerStatus {
     }
 }
 
-impl Drop for DeviceBackend {
+impl Drop for LocalDataplane {
     fn drop(&mut self) {
         let names: Vec<_> = self.state().nics.keys().cloned().collect();
         for name in names {
-            self.detach(&name);
+            self.remove(&name);
         }
     }
 }

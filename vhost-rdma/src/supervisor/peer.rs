@@ -5,6 +5,7 @@
 //! name: a socket that another process binds in a mount namespace of its own can have any path.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
@@ -47,6 +48,11 @@ impl Peer {
     /// For the log.
     pub(super) const fn credentials(&self) -> Credentials {
         self.credentials
+    }
+
+    /// Closes the connection, whoever else has it open.
+    pub(super) fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Whether the other end of the connection is closed.
@@ -113,7 +119,7 @@ mod tests {
         let path = dir.path().join("a");
         let listener = UnixListener::bind(&path).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "device::peer::tests::connect_and_leave", "--ignored"])
+            .args(["--exact", "supervisor::peer::tests::connect_and_leave", "--ignored"])
             .env(SOCKET, &path)
             .stdout(Stdio::null())
             .spawn()

@@ -15,19 +15,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
-use super::frontend::Frontend;
-use super::nic::Nic;
 use super::peer::Peer;
-use super::queue_thread::QueueThread;
-use super::session::{QUEUE_SIZE, Session};
-use super::vring::Vring;
-use crate::node::{AttachError, NicConfig};
+use super::seat::Seat;
+use crate::node::{AttachError, Connection, Ending, NicConfig};
 use crate::socket;
 
 /// How long the end of a NIC may take before it is left to itself.
@@ -86,16 +80,18 @@ pub(super) struct ListenerThread {
 }
 
 impl ListenerThread {
-    /// Serves `nic` at `socket`.
-    pub(super) fn start(nic: Arc<Nic>, socket: NicSocket) -> io::Result<Self> {
+    /// Serves the NIC behind `seat` at `socket`.
+    pub(super) fn start(seat: Arc<Seat>, socket: NicSocket) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (finished, done) = sync_channel::<()>(0);
         let spare = Cell::new(Some(wake.try_clone()?));
-        let thread = Thread { nic, socket, shared: shared.clone(), wake: wake.clone(), spare };
-        std::thread::Builder::new().name(format!("nic-{}", thread.nic.name)).spawn(move || {
-            finish(thread, Thread::run, finished);
-        })?;
+        let thread = Thread { seat, socket, shared: shared.clone(), wake: wake.clone(), spare };
+        std::thread::Builder::new().name(format!("nic-{}", thread.seat.name())).spawn(
+            move || {
+                finish(thread, Thread::run, finished);
+            },
+        )?;
         Ok(Self { shared, wake, done })
     }
 }
@@ -122,7 +118,7 @@ fn finish<T>(own: T, work: impl FnOnce(&T), finished: SyncSender<()>) {
 }
 
 struct Thread {
-    nic: Arc<Nic>,
+    seat: Arc<Seat>,
     socket: NicSocket,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
@@ -134,7 +130,7 @@ impl Thread {
     fn run(&self) {
         while self.wait(None) {
             if let Err(error) = self.serve() {
-                tracing::error!(nic = self.nic.name, %error, "a VMM is turned away");
+                tracing::error!(nic = self.seat.name(), %error, "a VMM is turned away");
                 if !self.pause() {
                     return;
                 }
@@ -191,29 +187,33 @@ impl Thread {
         if !self.lets_in(&peer) {
             return Ok(());
         }
-        let started = stream.try_clone().and_then(|own| Connection::start(&self.nic, own));
-        let mut connection = started.inspect_err(|_| self.nic.disconnected(true))?;
-        self.nic.connected();
+        let connected = stream.try_clone().and_then(|own| self.seat.connect(own));
+        let connection = connected.inspect_err(|_| self.seat.left())?;
+        self.attend(&peer, stream, connection);
+        Ok(())
+    }
+
+    /// Stays with a session to its end.
+    fn attend(&self, peer: &Peer, stream: UnixStream, connection: Box<dyn Connection>) {
         *self.shared.connection() = Some(stream);
         if !self.shared.stopping.load(Ordering::SeqCst) {
-            self.watch(&peer);
+            self.watch(peer);
         }
         if self.shared.stopping.load(Ordering::SeqCst) {
-            connection.hang_up();
+            peer.hang_up();
         }
-        let ended = connection.wait();
+        let ended = connection.end();
         *self.shared.connection() = None;
-        drop(connection);
-        self.nic.disconnected(!self.shared.stopping.load(Ordering::SeqCst));
+        // It went by itself, if not because the daemon ends.
+        if !self.shared.stopping.load(Ordering::SeqCst) {
+            self.seat.left();
+        }
         match ended {
-            VhostError::Disconnected | VhostError::PartialMessage | VhostError::SocketBroken(_) => {
-                tracing::info!(nic = self.nic.name, "the VMM disconnected");
-            }
-            error => {
-                tracing::warn!(nic = self.nic.name, %error, "the connection to the VMM broke");
+            Ending::Closed => tracing::info!(nic = self.seat.name(), "the VMM disconnected"),
+            Ending::Broken(error) => {
+                tracing::warn!(nic = self.seat.name(), error, "the connection to the VMM broke");
             }
         }
-        Ok(())
     }
 }
 
@@ -221,10 +221,10 @@ impl Thread {
     /// Whether the VMM may be here; it is said.
     fn lets_in(&self, peer: &Peer) -> bool {
         let who = peer.credentials();
-        let (nic, pid, uid, gid) = (&self.nic.name, who.pid, who.uid, who.gid);
+        let (nic, pid, uid, gid) = (self.seat.name(), who.pid, who.uid, who.gid);
         let may = peer.may_enter(&self.socket.path);
         if may {
-            self.nic.welcomed();
+            self.seat.taken();
             tracing::info!(nic, pid, uid, gid, "a VMM connected");
         } else {
             tracing::warn!(
@@ -267,7 +267,7 @@ impl Thread {
         let pid = refused.as_ref().ok().and_then(|stream| Peer::of(stream).ok());
         let pid = pid.map_or(0, |second| second.credentials().pid);
         tracing::warn!(
-            nic = self.nic.name,
+            nic = self.seat.name(),
             pid,
             connected = peer.credentials().pid,
             ended = peer.has_ended(),
@@ -275,81 +275,6 @@ impl Thread {
         );
         // Where not even that was possible the connection still waits, and would be found again at once.
         refused.is_ok() || self.pause()
-    }
-}
-
-/// Whoever waits for the end of the stream learns that nobody reads it any more.
-struct HangUp(UnixStream);
-
-impl Drop for HangUp {
-    fn drop(&mut self) {
-        let _ = self.0.shutdown(Shutdown::Both);
-    }
-}
-
-/// A VMM's connection: a thread that handles its messages, and one that serves its queues.
-struct Connection {
-    stream: UnixStream,
-    session: Arc<Session>,
-    queues: Arc<QueueThread>,
-    vrings: Arc<[Vring]>,
-    messages: Option<JoinHandle<VhostError>>,
-}
-
-impl Connection {
-    fn start(nic: &Arc<Nic>, stream: UnixStream) -> io::Result<Self> {
-        let session = Arc::new(Session::new(nic.clone()));
-        let vrings = (0..nic.layout.total()).map(|_| Vring::new(QUEUE_SIZE));
-        let vrings: Arc<[Vring]> = vrings
-            .collect::<Result<_, _>>()
-            .map_err(|error| io::Error::other(error.to_string()))?;
-        let queues = QueueThread::start(session.clone(), vrings.clone())?;
-        let mut connection = Self { stream, session, queues, vrings, messages: None };
-        let frontend = Frontend::new(
-            connection.session.clone(),
-            connection.queues.clone(),
-            connection.vrings.clone(),
-        );
-        let stream = connection.stream.try_clone()?;
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(frontend)));
-        let end = HangUp(connection.stream.try_clone()?);
-        let thread = std::thread::Builder::new().name(format!("vhost-{}", nic.name));
-        connection.messages = Some(thread.spawn(move || {
-            let _end = end;
-            loop {
-                if let Err(error) = handler.handle_request() {
-                    return error;
-                }
-            }
-        })?);
-        Ok(connection)
-    }
-
-    fn hang_up(&self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Waits until there are no more messages; why.
-    fn wait(&mut self) -> VhostError {
-        let ended = self.messages.take().map(JoinHandle::join);
-        ended.map_or(VhostError::Disconnected, |ended| {
-            ended.unwrap_or(VhostError::BackendInternalError)
-        })
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.hang_up();
-        self.wait();
-        self.queues.hear_nothing();
-        self.session.end();
-        self.queues.end();
-        // Here and not by whoever lets go of the queues last: closing takes as long as the VMM has waiters.
-        for vring in self.vrings.iter() {
-            vring.set_kick(None);
-            vring.set_call(None);
-        }
     }
 }
 

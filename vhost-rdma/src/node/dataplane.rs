@@ -1,0 +1,66 @@
+//! The seam between what is the host's and what is a guest's.
+//!
+//! Above it stand the registry, the API and the sockets that VMMs connect to; they know who may
+//! come, and nothing of what is said. Below it, a [`Dataplane`] speaks to VMMs and guests. It may
+//! be in this process, or in one for each network: whoever is above cannot tell.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+
+use super::{AttachError, NicConfig, NicStatus, Peer, WorkerStatus};
+
+/// Serves NICs whose sockets are somebody else's.
+///
+/// Calls may block for a bounded time and come one at a time for each NIC.
+pub trait Dataplane: Send + Sync + 'static {
+    /// Makes a NIC, to which no VMM is connected.
+    ///
+    /// # Errors
+    /// An [`AttachError`], and then nothing is left behind.
+    fn add(&self, nic: &NicConfig) -> Result<(), AttachError>;
+
+    /// Ends a NIC. Its connections have ended before. Does nothing for an unknown name.
+    fn remove(&self, name: &str);
+
+    /// Takes over changed limits and addresses of a live NIC.
+    ///
+    /// # Errors
+    /// An [`AttachError`], and then the old ones still hold.
+    fn update(&self, nic: &NicConfig) -> Result<(), AttachError>;
+
+    /// Serves a VMM that may be here. A NIC has one at a time.
+    ///
+    /// # Errors
+    /// The host lacks what a connection takes.
+    fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>>;
+
+    /// As [`Backend::set_peers`](super::Backend::set_peers).
+    fn set_peers(&self, vni: u32, peers: &[Peer]);
+
+    /// As [`Backend::forget_network`](super::Backend::forget_network).
+    ///
+    /// # Errors
+    /// An [`AttachError`]: something of it may still be there.
+    fn forget_network(&self, vni: u32) -> Result<(), AttachError>;
+
+    /// What the NIC does now; the default value for an unknown name.
+    fn status(&self, name: &str) -> NicStatus;
+
+    /// How the threads that move data are.
+    fn workers(&self) -> Vec<WorkerStatus>;
+}
+
+/// A VMM that is served. It ends when either side shuts its stream down.
+pub trait Connection: Send {
+    /// Waits for the end, and until nothing is left of it: the next VMM finds a clean device.
+    fn end(self: Box<Self>) -> Ending;
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The stream was closed.
+    Closed,
+    /// It was broken off, and why.
+    Broken(String),
+}

@@ -1,0 +1,115 @@
+//! What stays the host's: the sockets that VMMs connect to, and who may come.
+//!
+//! ```text
+//!  registry ──Backend──> Supervisor ── one Seat per NIC: socket, listener thread, mark
+//!                            │
+//!                            └──Dataplane──> NICs and sessions, in this process or in others
+//! ```
+//!
+//! A connection is accepted here, its owner is asked of the kernel, and its stream is handed to the
+//! [`Dataplane`]. Nothing that a VMM or a guest writes is read here.
+
+#![forbid(unsafe_code)]
+
+mod listener;
+mod peer;
+mod seat;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::listener::{ListenerThread, NicSocket};
+use self::seat::Seat;
+use crate::node::{AttachError, Backend, Dataplane, NicConfig, NicStatus, Peer, WorkerStatus};
+use crate::socket;
+
+/// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
+struct Attached {
+    listener: ListenerThread,
+    seat: Arc<Seat>,
+}
+
+/// Serves NICs at vhost-user sockets. Dropping it cuts all VMMs off.
+pub struct Supervisor {
+    attached: Mutex<BTreeMap<String, Attached>>,
+    dataplane: Arc<dyn Dataplane>,
+}
+
+impl fmt::Debug for Supervisor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Supervisor").finish_non_exhaustive()
+    }
+}
+
+impl Supervisor {
+    /// One whose NICs `dataplane` serves; there are none yet.
+    pub fn new(dataplane: Arc<dyn Dataplane>) -> Self {
+        Self { attached: Mutex::default(), dataplane }
+    }
+
+    fn attached(&self) -> MutexGuard<'_, BTreeMap<String, Attached>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Backend for Supervisor {
+    fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
+        if self.attached().contains_key(&config.name) {
+            return Err(AttachError::Resources(format!(
+                "NIC {:?} is attached already",
+                config.name
+            )));
+        }
+        let socket = NicSocket::open(config)?;
+        self.dataplane.add(config)?;
+        let seat = Arc::new(Seat::new(config, self.dataplane.clone()));
+        let listener = ListenerThread::start(seat.clone(), socket).map_err(|error| {
+            self.dataplane.remove(&config.name);
+            AttachError::io("start a thread", error)
+        })?;
+        self.attached().insert(config.name.clone(), Attached { listener, seat });
+        Ok(())
+    }
+
+    fn detach(&self, name: &str) {
+        // Not under the lock: it may take a while.
+        let Some(Attached { listener, .. }) = self.attached().remove(name) else { return };
+        drop(listener);
+        self.dataplane.remove(name);
+    }
+
+    fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
+        if !self.attached().contains_key(&config.name) {
+            return Ok(());
+        }
+        socket::set_access(&config.socket, &config.access)?;
+        self.dataplane.update(config)
+    }
+
+    fn set_peers(&self, vni: u32, peers: &[Peer]) {
+        self.dataplane.set_peers(vni, peers);
+    }
+
+    fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
+        self.dataplane.forget_network(vni)
+    }
+
+    fn status(&self, name: &str) -> NicStatus {
+        let seat = self.attached().get(name).map(|attached| attached.seat.clone());
+        seat.map_or_else(NicStatus::default, |seat| seat.status())
+    }
+
+    fn workers(&self) -> Vec<WorkerStatus> {
+        self.dataplane.workers()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let names: Vec<_> = self.attached().keys().cloned().collect();
+        for name in names {
+            self.detach(&name);
+        }
+    }
+}
