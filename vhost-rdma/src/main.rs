@@ -9,8 +9,10 @@ use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
 use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::device::LocalDataplane;
-use vhost_rdma::node::{AttachError, Backend};
-use vhost_rdma::supervisor::Supervisor;
+use vhost_rdma::network_process;
+use vhost_rdma::node::{AttachError, Backend, Dataplane};
+use vhost_rdma::supervisor::{Fleet, FleetSettings, Supervisor};
+use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, limits, telemetry};
 
@@ -20,6 +22,9 @@ fn main() -> ExitCode {
     let failed = match cli.command {
         Command::Serve(args) => {
             serve(*args).map_err(|error| (serve_code(&error), error.to_string()))
+        }
+        Command::NetworkProcess { .. } => {
+            network_process::serve().map_err(|fault| ("internal", fault.to_string()))
         }
         _ => cli::run(cli).map_err(|failure: Failure| (failure.code(), failure.to_string())),
     };
@@ -33,16 +38,17 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<()> {
-    telemetry::start(args.log_format).map_err(|error| anyhow!(error))?;
+    telemetry::start(args.log_format, None).map_err(|error| anyhow!(error))?;
     limits::raise_descriptors();
+    limits::keep_descriptors();
     let plan = Plan::new(&args)?;
     telemetry::Filter::new(plan.log.as_deref()).map_err(|error| anyhow!(error))?.take_effect();
-    let renewal: Arc<OnceLock<Renewal>> = Arc::default();
+    let reached = Arc::new(Reached::default());
     let settings = plan.settings.clone();
     let reload =
-        Reloader { args, running: Arc::new(Mutex::new(plan.clone())), renewal: renewal.clone() };
+        Reloader { args, running: Arc::new(Mutex::new(plan.clone())), reached: reached.clone() };
     let reload = move || reload.next().map_err(|error| error.to_string());
-    admin::run(&settings, || backend(&plan, &renewal), Box::new(reload))?;
+    admin::run(&settings, || backend(&plan, &reached), Box::new(reload))?;
     Ok(())
 }
 
@@ -53,6 +59,8 @@ struct Plan {
     channel: Option<channel::Settings>,
     ports: Vec<u16>,
     log: Option<String>,
+    log_format: LogFormat,
+    one_process: bool,
 }
 
 impl Plan {
@@ -96,7 +104,8 @@ impl Plan {
             file,
         };
         let log = settings.file.log.clone();
-        Ok(Self { settings, channel, ports, log })
+        let (log_format, one_process) = (args.log_format, args.one_process);
+        Ok(Self { settings, channel, ports, log, log_format, one_process })
     }
 
     /// What a new plan has otherwise and a running daemon cannot take over.
@@ -117,12 +126,19 @@ impl Plan {
     }
 }
 
+/// What of a running daemon takes a changed configuration over.
+#[derive(Default)]
+struct Reached {
+    renewal: OnceLock<Renewal>,
+    fleet: OnceLock<Arc<Fleet>>,
+}
+
 /// Reads everything again.
 struct Reloader {
     args: ServeArgs,
     /// What is in effect.
     running: Arc<Mutex<Plan>>,
-    renewal: Arc<OnceLock<Renewal>>,
+    reached: Arc<Reached>,
 }
 
 impl Reloader {
@@ -130,11 +146,11 @@ impl Reloader {
         let new = Plan::new(&self.args)?;
         let filter = telemetry::Filter::new(new.log.as_deref()).map_err(|error| anyhow!(error))?;
         // Also where the same files are named: what is in them may be new.
-        let renewed = match (self.renewal.get(), &new.channel) {
+        let renewed = match (self.reached.renewal.get(), &new.channel) {
             (Some(renewal), Some(channel)) => Some(renewal.read(&channel.files)?),
             _ => None,
         };
-        let running = Arc::clone(&self.running);
+        let (running, reached) = (Arc::clone(&self.running), Arc::clone(&self.reached));
         let kept = running.lock().unwrap_or_else(PoisonError::into_inner).restarts(&new);
         let Settings { file, admin, .. } = new.settings.clone();
         let commit = move || {
@@ -143,6 +159,9 @@ impl Reloader {
             if running.log != new.log {
                 running.log = new.log;
                 filter.take_effect();
+                if let Some(fleet) = reached.fleet.get() {
+                    fleet.log(running.log.as_deref());
+                }
                 changed.push("what is logged".to_owned());
             }
             if renewed.map(Renewed::take_effect) == Some(true) {
@@ -154,10 +173,34 @@ impl Reloader {
     }
 }
 
-/// The device layer.
-fn backend(plan: &Plan, renewal: &OnceLock<Renewal>) -> Result<impl Backend + use<>, AttachError> {
+/// What serves NICs: a process for each network, or this one.
+fn backend(plan: &Plan, reached: &Arc<Reached>) -> Result<impl Backend + use<>, AttachError> {
+    let dataplane: Arc<dyn Dataplane> =
+        if plan.one_process { Arc::new(local(plan, reached)?) } else { fleet(plan, reached)? };
+    Ok(Supervisor::new(dataplane))
+}
+
+fn fleet(plan: &Plan, reached: &Arc<Reached>) -> Result<Arc<Fleet>, AttachError> {
+    let settings = FleetSettings {
+        poll_us: plan.settings.poll_us,
+        log_format: plan.log_format,
+        log: plan.log.clone(),
+    };
+    let own = (plan.clone(), Arc::clone(reached));
+    let fleet = Arc::new(Fleet::new(settings, Box::new(move || local(&own.0, &own.1))));
+    if plan.channel.is_some() {
+        // Other daemons may speak first.
+        fleet.own()?;
+    }
+    // There is one.
+    let _ = reached.fleet.set(Arc::clone(&fleet));
+    Ok(fleet)
+}
+
+/// A data plane in this process.
+fn local(plan: &Plan, reached: &Reached) -> Result<LocalDataplane, AttachError> {
     let Settings { workers, poll_us, .. } = plan.settings;
-    let mut device = LocalDataplane::start(WorkerConfig { workers, poll_us })
+    let mut device = LocalDataplane::start(WorkerConfig { workers, poll_us, seal: None })
         .map_err(|error| AttachError::io("start the workers", error))?;
     device.set_cm_ports(plan.ports.clone());
     if let Some(settings) = &plan.channel {
@@ -165,10 +208,10 @@ fn backend(plan: &Plan, renewal: &OnceLock<Renewal>) -> Result<impl Backend + us
         opened.map_err(|error| AttachError::Resources(error.to_string()))?;
     }
     if let Some(channel) = device.renewal() {
-        // There is one backend.
-        let _ = renewal.set(channel);
+        // There is one data plane with a channel.
+        let _ = reached.renewal.set(channel);
     }
-    Ok(Supervisor::new(Arc::new(device)))
+    Ok(device)
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.

@@ -74,6 +74,11 @@ pub(crate) fn own_context() {
     });
 }
 
+/// Opens now what threads share that may not be opened later.
+pub(crate) fn prepare() {
+    AIO.get_or_init(Aio::new);
+}
+
 /// Adds 1 to the counter of an eventfd; a full one stays as it is. It never waits, but takes as long as it takes to wake everyone who
 /// waits for the eventfd.
 pub(crate) fn signal(eventfd: BorrowedFd<'_>) {

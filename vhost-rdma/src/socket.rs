@@ -6,7 +6,7 @@
 //! here; the caller holds the runtime directory's lock, so no second daemon can be between its own `bind` and `listen`.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -195,6 +195,17 @@ pub fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     };
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and nobody else knows it.
     (result == 0 && found >= 0).then(|| unsafe { OwnedFd::from_raw_fd(found) })
+}
+
+/// Puts `with` in the place of the open descriptor `number`, which stays its owner's.
+///
+/// # Errors
+/// The host refuses.
+pub fn replace(number: RawFd, with: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: dup3(2) touches no memory. The number was open and is open afterwards, so that its
+    // owner closes what is there then; both are stream sockets.
+    let done = unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.

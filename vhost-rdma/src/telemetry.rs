@@ -1,6 +1,6 @@
 //! Logs: to standard error, for people or as JSON lines; never one for each packet or work request.
 
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _};
 use std::sync::OnceLock;
 
 use tracing_subscriber::EnvFilter;
@@ -12,7 +12,17 @@ pub const FILTER_ENV: &str = "VHOST_RDMA_LOG";
 const DEFAULT: &str = "info";
 
 /// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub enum LogFormat {
     /// One line for people.
     #[default]
@@ -56,16 +66,57 @@ impl Filter {
     }
 }
 
-/// Starts logging; the default level is `info`.
+/// Where lines go: to standard error, each in one piece, with the network that it is of.
+#[derive(Clone)]
+struct Lines {
+    /// What ends a line for people, or begins an object.
+    text: String,
+    json: String,
+}
+
+impl Lines {
+    fn new(network: Option<&str>) -> Self {
+        let Some(network) = network else {
+            return Self { text: String::new(), json: String::new() };
+        };
+        let quoted = serde_json::Value::from(network);
+        Self { text: format!(" network={quoted}"), json: format!("{{\"network\":{quoted},") }
+    }
+
+    /// `line` with the network's name.
+    fn label(&self, line: &[u8]) -> Vec<u8> {
+        if let Some(rest) = line.strip_prefix(b"{") {
+            return [self.json.as_bytes(), rest].concat();
+        }
+        let body = line.strip_suffix(b"\n").unwrap_or(line);
+        [body, self.text.as_bytes(), b"\n"].concat()
+    }
+}
+
+impl io::Write for Lines {
+    /// A line comes in one piece.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let labelled = if self.text.is_empty() { None } else { Some(self.label(line)) };
+        io::stderr().lock().write_all(labelled.as_deref().unwrap_or(line))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts logging; the default level is `info`. A process of one network says which.
 ///
 /// # Errors
 /// The filter cannot be understood, or logging has been started before.
-pub fn start(format: LogFormat) -> Result<(), String> {
+pub fn start(format: LogFormat, network: Option<&str>) -> Result<(), String> {
+    let lines = Lines::new(network);
     let Filter(filter) = Filter::new(None)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(format == LogFormat::Text && std::io::stderr().is_terminal());
+        .with_writer(move || lines.clone())
+        .with_ansi(format == LogFormat::Text && io::stderr().is_terminal());
     let replace: Replace = match format {
         LogFormat::Text => {
             let builder = builder.with_filter_reloading();
@@ -83,4 +134,16 @@ pub fn start(format: LogFormat) -> Result<(), String> {
     // Only the first start gets here.
     let _ = REPLACE.set(replace);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lines;
+
+    #[test]
+    fn each_line_says_its_network() {
+        let lines = Lines::new(Some("blue"));
+        assert_eq!(lines.label(b"INFO a b=1\n"), b"INFO a b=1 network=\"blue\"\n");
+        assert_eq!(lines.label(b"{\"a\":1}\n"), b"{\"network\":\"blue\",\"a\":1}\n");
+    }
 }

@@ -22,6 +22,8 @@ pub struct DaemonOptions {
     pub args: Vec<String>,
     /// Bytes that it may lock, as a daemon without CAP_IPC_LOCK.
     pub memlock: Option<u64>,
+    /// Each network has a process, whatever the environment says.
+    pub processes: bool,
 }
 
 /// A running daemon.
@@ -30,6 +32,7 @@ pub struct Daemon {
     child: Child,
     binary: PathBuf,
     dir: tempfile::TempDir,
+    killed: bool,
 }
 
 fn profile_dir() -> io::Result<PathBuf> {
@@ -117,10 +120,15 @@ impl Daemon {
         };
         command.args(["--pdeathsig", "KILL"]).arg(&binary).arg("serve");
         command.arg("--runtime-dir").arg(dir.path()).arg("--ephemeral").args(&options.args);
+        // Both shapes of the daemon are to pass the same tests.
+        let one = std::env::var("VHOST_RDMA_SHAPE").is_ok_and(|shape| shape == "one");
+        if one && !options.processes {
+            command.arg("--one-process");
+        }
         command.arg("--metrics").arg(format!("unix:{}", dir.path().join("metrics.sock").display()));
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let child = command.spawn().expect("setpriv (util-linux) starts the daemon");
-        let mut daemon = Self { child, binary, dir };
+        let mut daemon = Self { child, binary, dir, killed: false };
         let deadline = Instant::now() + Duration::from_secs(20);
         while std::os::unix::net::UnixStream::connect(daemon.admin_socket()).is_err() {
             assert!(daemon.alive(), "the daemon ended at start:\n{}", daemon.log());
@@ -219,23 +227,45 @@ impl Daemon {
         }
     }
 
-    /// Open file descriptors of the process.
+    /// The daemon's processes: the one that was started, and those that it made.
+    pub fn pids(&self) -> Vec<u32> {
+        let parent = self.pid().to_string();
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let child = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // "pid (name) state parent"; a name may hold anything.
+            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            rest.split_whitespace().nth(1) == Some(parent.as_str())
+        };
+        std::iter::once(self.pid()).chain(pids.filter(child)).collect()
+    }
+
+    /// What `/proc` has of each of its processes in a directory.
+    fn entries(&self, directory: &str) -> Vec<std::fs::DirEntry> {
+        let dirs = self.pids().into_iter().map(|pid| format!("/proc/{pid}/{directory}"));
+        dirs.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten().collect()
+    }
+
+    /// Open file descriptors of its processes.
     pub fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
+        self.entries("fd").len()
     }
 
-    /// Threads of the process.
+    /// Threads of its processes.
     pub fn threads(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/task", self.pid())).map_or(0, Iterator::count)
+        self.entries("task").len()
     }
 
-    /// Memory mappings of the process: how many of each name.
+    /// Memory mappings of its processes: how many of each name.
     pub fn mappings(&self) -> BTreeMap<String, usize> {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid()));
         let mut names = BTreeMap::new();
-        for line in maps.unwrap_or_default().lines() {
-            let name = line.split_whitespace().nth(5).unwrap_or("anonymous");
-            *names.entry(name.to_owned()).or_default() += 1;
+        for pid in self.pids() {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+            for line in maps.unwrap_or_default().lines() {
+                let name = line.split_whitespace().nth(5).unwrap_or("anonymous");
+                *names.entry(name.to_owned()).or_default() += 1;
+            }
         }
         names
     }
@@ -243,8 +273,7 @@ impl Daemon {
     /// Context switches of each thread since it started, by thread.
     pub fn context_switches(&self) -> io::Result<BTreeMap<String, u64>> {
         let mut threads = BTreeMap::new();
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            let task = task?;
+        for task in self.entries("task") {
             let text = std::fs::read_to_string(task.path().join("status"))?;
             let counts = text.lines().filter_map(|line| line.split_once(':'));
             let sum = counts
@@ -261,9 +290,8 @@ impl Daemon {
     /// The scheduler's own count (`/proc/PID/task/TID/schedstat`): exact, but as of the last tick while the thread runs, so that it
     /// should be read some hundred milliseconds apart.
     pub fn worker_cpu(&self) -> f64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("/proc");
         let mut nanos = 0;
-        for task in tasks.flatten() {
+        for task in self.entries("task") {
             let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
             if read("comm").starts_with("vrdma-shard") {
                 let stat = read("schedstat");
@@ -273,7 +301,17 @@ impl Daemon {
         nanos as f64 / 1e9
     }
 
+    /// Kills the process that was started, as the memory killer would.
+    pub fn kill(&mut self) {
+        self.killed = true;
+        self.child.kill().expect("it is there");
+        self.child.wait().expect("it ends");
+    }
+
     fn end(&mut self) -> Result<(), String> {
+        if self.killed {
+            return Ok(());
+        }
         if !self.alive() {
             return Err("the daemon ended on its own".into());
         }

@@ -39,13 +39,16 @@ pub struct Turns {
 pub const OBJECTS: [&str; 8] = ["contexts", "pds", "mrs", "mr_bytes", "cqs", "srqs", "qps", "ahs"];
 
 impl Daemon {
-    /// What the process takes of the host now.
+    /// What its processes take of the host now.
     pub fn vitals(&self) -> Vitals {
-        let status =
-            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let read = |pid| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let all: Vec<String> = self.pids().into_iter().map(read).collect();
         let kib = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+            let lines = all.iter().flat_map(|text| text.lines());
+            let values = lines.filter_map(|line| line.strip_prefix(key));
+            values
+                .filter_map(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+                .sum::<u64>()
         };
         Vitals {
             memory: (kib("RssAnon:") + kib("VmPTE:")) * 1024,

@@ -162,6 +162,12 @@ impl<B: Backend> Daemon<B> {
         self.backend.workers()
     }
 
+    /// The processes that serve networks.
+    #[must_use]
+    pub fn processes(&self) -> Vec<node::ProcessStatus> {
+        self.backend.processes()
+    }
+
     /// Adds a network.
     ///
     /// # Errors

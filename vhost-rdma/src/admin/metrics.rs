@@ -23,7 +23,7 @@ use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::daemon::{Daemon, NicView};
-use crate::node::{Backend, Session, WorkerStatus};
+use crate::node::{Backend, ProcessStatus, Session, WorkerStatus};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -198,6 +198,44 @@ impl<B: Backend> Collector for WorkerCollector<B> {
     }
 }
 
+/// Reads the process of every network at a scrape.
+struct ProcessCollector<B>(Arc<Daemon<B>>);
+
+impl<B> fmt::Debug for ProcessCollector<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ProcessCollector")
+    }
+}
+
+type Glance = fn(&ProcessStatus) -> i64;
+
+const PROCESS_GAUGES: [(&str, &str, Glance); 2] = [
+    ("up", "1 while a process serves the network", |process| i64::from(process.pid.is_some())),
+    ("failing", "1 while the network's processes die again and again", |process| {
+        i64::from(process.failing)
+    }),
+];
+
+impl<B: Backend> Collector for ProcessCollector<B> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let processes = self.0.processes();
+        let label = |process: &ProcessStatus| [("network", process.network.clone())];
+        let help = "Processes of the network that have died, without being asked to";
+        let mut deaths = encoder.encode_descriptor("deaths", help, None, MetricType::Counter)?;
+        for process in &processes {
+            let counter = ConstCounter::new(process.deaths);
+            counter.encode(deaths.encode_family(&label(process))?)?;
+        }
+        for (name, help, read) in PROCESS_GAUGES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for process in &processes {
+                ConstGauge::new(read(process)).encode(metric.encode_family(&label(process))?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 pub(super) fn registry<B: Backend>(daemon: Arc<Daemon<B>>) -> Arc<Registry> {
     let mut registry = Registry::with_prefix("vhost_rdma");
     registry
@@ -205,7 +243,10 @@ pub(super) fn registry<B: Backend>(daemon: Arc<Daemon<B>>) -> Arc<Registry> {
         .register_collector(Box::new(NicCollector(Arc::clone(&daemon))));
     registry
         .sub_registry_with_prefix("worker")
-        .register_collector(Box::new(WorkerCollector(daemon)));
+        .register_collector(Box::new(WorkerCollector(Arc::clone(&daemon))));
+    registry
+        .sub_registry_with_prefix("process")
+        .register_collector(Box::new(ProcessCollector(daemon)));
     Arc::new(registry)
 }
 

@@ -40,6 +40,12 @@ pub struct Cli {
 pub enum Command {
     /// Run the daemon
     Serve(Box<ServeArgs>),
+    /// Serve one network; started by the daemon
+    #[command(hide = true)]
+    NetworkProcess {
+        /// The network's name, for those who look at the list of processes
+        network: String,
+    },
     /// Networks: only NICs of one network can find or reach each other
     #[command(subcommand)]
     Network(NetworkCommand),
@@ -85,6 +91,9 @@ pub struct ServeArgs {
     /// Worker threads, each of which owns whole NICs [default: a quarter of the CPUs]
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
+    /// Serve all networks in this process, not each in a sandboxed one of its own (for debugging)
+    #[arg(long)]
+    pub one_process: bool,
     /// Microseconds that a worker polls before it sleeps; 0 never polls [default: 10]
     #[arg(long, value_name = "MICROSECONDS")]
     pub poll_us: Option<u32>,

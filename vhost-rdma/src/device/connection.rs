@@ -1,16 +1,21 @@
 //! A VMM's connection: a thread that handles its messages, and one that serves its queues.
 
+use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
+use virtio_rdma_abi::vq;
 
 use super::frontend::Frontend;
+use super::journal::{Change, Forgetful, Journal};
 use super::nic::Nic;
 use super::queue_thread::QueueThread;
+use super::restore::{self, Agreed, Handler};
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::Vring;
 use crate::node::{self, Ending};
@@ -24,6 +29,12 @@ impl Drop for HangUp {
     }
 }
 
+/// Waits until there is a message, or the end.
+fn await_message(stream: &UnixStream) {
+    let mut fds = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
+    while poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+}
+
 /// See the module.
 pub(super) struct Connection {
     nic: Arc<Nic>,
@@ -35,35 +46,84 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Serves the VMM at `stream` with `nic`.
-    pub(super) fn start(nic: &Arc<Nic>, stream: UnixStream) -> io::Result<Self> {
+    /// Serves the VMM at `stream` with `nic`, and tells `journal` what it says.
+    pub(super) fn start(
+        nic: &Arc<Nic>,
+        stream: UnixStream,
+        journal: Arc<dyn Journal>,
+    ) -> io::Result<Self> {
+        let mut connection = Self::quiet(nic, stream)?;
+        connection.nic.connected();
+        let frontend = connection.frontend(journal.clone());
+        let own = connection.stream.try_clone()?;
+        connection.listen(BackendReqHandler::from_stream(own, frontend), journal)?;
+        Ok(connection)
+    }
+
+    /// Goes on with a session whose process has ended, and which `kept` is what is left of.
+    pub(super) fn take_up(
+        nic: &Arc<Nic>,
+        stream: UnixStream,
+        (mut kept, journal): (Vec<(Change, Vec<File>)>, Arc<dyn Journal>),
+    ) -> io::Result<Self> {
+        let mut connection = Self::quiet(nic, stream)?;
+        connection.nic.connected();
+        let control = u32::from(vq::CONTROL);
+        let has = |change: fn(&Change) -> Option<u32>| {
+            kept.iter().any(|(kept, _)| change(kept) == Some(control))
+        };
+        // A VMM that had not come so far has a guest that has lost nothing.
+        if has(Change::placed) {
+            connection.session.take_up(has(Change::kicked));
+        }
+        // What is kept needs no second note.
+        let frontend = connection.frontend(Arc::new(Forgetful));
+        let (mut near, far) = UnixStream::pair()?;
+        let mut handler = BackendReqHandler::from_stream(far, frontend.clone());
+        restore::shake_hands(&mut handler, &mut near, Agreed::take(&mut kept))?;
+        {
+            let mut frontend = frontend.lock().unwrap_or_else(PoisonError::into_inner);
+            for (change, files) in kept {
+                frontend.restore(change, files).map_err(io::Error::other)?;
+            }
+            frontend.tell(journal.clone());
+        }
+        restore::turn_to(&handler, &connection.stream)?;
+        connection.listen(handler, journal)?;
+        Ok(connection)
+    }
+
+    /// A connection whose messages nobody reads yet.
+    fn quiet(nic: &Arc<Nic>, stream: UnixStream) -> io::Result<Self> {
         let session = Arc::new(Session::new(nic.clone()));
         let vrings = (0..nic.layout.total()).map(|_| Vring::new(QUEUE_SIZE));
         let vrings: Arc<[Vring]> = vrings
             .collect::<Result<_, _>>()
             .map_err(|error| io::Error::other(error.to_string()))?;
         let queues = QueueThread::start(session.clone(), vrings.clone())?;
-        let nic = nic.clone();
-        let mut connection = Self { nic, stream, session, queues, vrings, messages: None };
-        connection.nic.connected();
-        connection.listen()?;
-        Ok(connection)
+        Ok(Self { nic: nic.clone(), stream, session, queues, vrings, messages: None })
+    }
+
+    fn frontend(&self, journal: Arc<dyn Journal>) -> Arc<Mutex<Frontend>> {
+        let (session, queues) = (self.session.clone(), self.queues.clone());
+        Arc::new(Mutex::new(Frontend::new(session, queues, self.vrings.clone(), journal)))
     }
 
     /// Starts the thread that handles messages.
-    fn listen(&mut self) -> io::Result<()> {
-        let frontend =
-            Frontend::new(self.session.clone(), self.queues.clone(), self.vrings.clone());
-        let stream = self.stream.try_clone()?;
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(frontend)));
+    fn listen(&mut self, mut handler: Handler, journal: Arc<dyn Journal>) -> io::Result<()> {
         let end = HangUp(self.stream.try_clone()?);
+        let stream = self.stream.try_clone()?;
         let thread = std::thread::Builder::new().name(format!("vhost-{}", self.nic.name));
         self.messages = Some(thread.spawn(move || {
             let _end = end;
             loop {
+                // Whoever keeps the session knows which message was never answered.
+                await_message(&stream);
+                journal.begun();
                 if let Err(error) = handler.handle_request() {
                     return error;
                 }
+                journal.done();
             }
         })?);
         Ok(())

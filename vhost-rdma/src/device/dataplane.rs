@@ -1,6 +1,7 @@
 //! The device layer as seen from above: NICs come, change and go, and VMMs are handed in.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::events::NoPort;
+use super::journal::{Change, Forgetful, Journal};
 use super::nic::{self, Nic, PATIENCE};
 use super::queues::QueueLayout;
 use super::rnic;
@@ -89,6 +91,36 @@ impl LocalDataplane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Dataplane::connect`], and tells `journal` what the VMM says.
+    ///
+    /// # Errors
+    /// As [`Dataplane::connect`].
+    pub fn connect_noted(
+        &self,
+        name: &str,
+        vmm: UnixStream,
+        journal: Arc<dyn Journal>,
+    ) -> io::Result<Box<dyn node::Connection>> {
+        Ok(Box::new(Connection::start(&self.known(name)?, vmm, journal)?))
+    }
+
+    /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it.
+    ///
+    /// # Errors
+    /// As [`Dataplane::connect`], or what is left makes no session.
+    pub fn take_up(
+        &self,
+        name: &str,
+        vmm: UnixStream,
+        kept: (Vec<(Change, Vec<File>)>, Arc<dyn Journal>),
+    ) -> io::Result<Box<dyn node::Connection>> {
+        Ok(Box::new(Connection::take_up(&self.known(name)?, vmm, kept)?))
+    }
+
+    fn known(&self, name: &str) -> io::Result<Arc<Nic>> {
+        self.nic(name).ok_or_else(|| io::Error::other("there is no such NIC"))
     }
 
     fn nic(&self, name: &str) -> Option<Arc<Nic>> {
@@ -180,8 +212,7 @@ impl Dataplane for LocalDataplane {
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {
-        let nic = self.nic(name).ok_or_else(|| io::Error::other("there is no such NIC"))?;
-        Ok(Box::new(Connection::start(&nic, vmm)?))
+        self.connect_noted(name, vmm, Arc::new(Forgetful))
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {

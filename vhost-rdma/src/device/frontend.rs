@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 
 use vhost::VhostUserMemoryRegionBase;
@@ -22,6 +23,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
 
+use super::journal::{Change, Journal, Piece, Place};
 use super::memory::{self, Offer, SLOTS};
 use super::queue_thread::QueueThread;
 use super::session::{QUEUE_SIZE, Session};
@@ -43,6 +45,7 @@ pub(super) struct Frontend {
     owned: bool,
     features: u64,
     addresses: Vec<Address>,
+    journal: Arc<dyn Journal>,
 }
 
 fn unsupported<T>() -> Result<T> {
@@ -59,11 +62,36 @@ impl Frontend {
         session: Arc<Session>,
         thread: Arc<QueueThread>,
         vrings: Arc<[Vring]>,
+        journal: Arc<dyn Journal>,
     ) -> Self {
-        Self { session, thread, vrings, owned: false, features: 0, addresses: Vec::new() }
+        let addresses = Vec::new();
+        Self { session, thread, vrings, owned: false, features: 0, addresses, journal }
     }
 
-    fn vring(&self, index: u32) -> Result<&Vring> {
+    /// Tells `journal` from now on.
+    pub(super) fn tell(&mut self, journal: Arc<dyn Journal>) {
+        self.journal = journal;
+    }
+
+    fn note(&self, change: Change) {
+        self.journal.changed(change, &[]);
+    }
+
+    /// A queue has this descriptor now, or none.
+    fn note_file(&self, change: Change, file: Option<&File>) {
+        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        self.journal.changed(change, &files);
+    }
+
+    /// The memory at these places is the guest's now, by files that have been looked at.
+    fn note_memory(&self, pieces: Vec<Piece>, change: impl FnOnce(Vec<Piece>) -> Change) {
+        let space = self.session.memory();
+        let files: Option<Vec<BorrowedFd<'_>>> =
+            pieces.iter().map(|piece| Some(space.region_at(piece.start)?.file()?.0)).collect();
+        self.journal.changed(change(pieces), &files.unwrap_or_default());
+    }
+
+    pub(super) fn vring(&self, index: u32) -> Result<&Vring> {
         self.vrings.get(index as usize).ok_or(Error::InvalidParam)
     }
 
@@ -79,7 +107,7 @@ impl Frontend {
     }
 
     /// A queue that runs has its kicks listened to, and no other.
-    fn listen(&self, index: u32) -> Result<()> {
+    pub(super) fn listen(&self, index: u32) -> Result<()> {
         let vring = self.vring(index)?;
         let kick = vring.kick().filter(|_| vring.runs());
         let direct = |kick: &File| self.session.watch_kick(index, kick);
@@ -120,7 +148,9 @@ impl VhostUserBackendReqHandlerMut for Frontend {
 
     fn reset_device(&mut self) -> Result<()> {
         self.features = 0;
-        self.every_vring(false)
+        self.every_vring(false)?;
+        self.note(Change::Reset);
+        Ok(())
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -138,6 +168,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         }
         let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         self.vrings.iter().for_each(|vring| vring.lock().queue().set_event_idx(event_idx));
+        self.note(Change::Features(features));
         Ok(())
     }
 
@@ -164,6 +195,13 @@ impl VhostUserBackendReqHandlerMut for Frontend {
                 len: region.memory_size,
             })
             .collect();
+        let pieces = regions.iter().map(|region| Piece {
+            start: region.guest_phys_addr,
+            len: region.memory_size,
+            vmm: region.user_addr,
+            offset: region.mmap_offset,
+        });
+        self.note_memory(pieces.collect(), Change::Memory);
         Ok(None)
     }
 
@@ -181,6 +219,8 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         let offer = Offer { start, len, file, offset: region.mmap_offset };
         self.session.change_memory(|old| memory::plug(old, offer)).map_err(failed)?;
         self.addresses.push(Address { vmm: region.user_addr, guest: start, len });
+        let piece = Piece { start, len, vmm: region.user_addr, offset: region.mmap_offset };
+        self.note_memory(vec![piece], |_| Change::Plugged(piece));
         Ok(None)
     }
 
@@ -188,12 +228,14 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         let (start, len) = (region.guest_phys_addr, region.memory_size);
         self.session.change_memory(|old| Ok(old.unplug(start, len)?)).map_err(failed)?;
         self.addresses.retain(|address| address.guest != start);
+        self.note(Change::Unplugged(start));
         Ok(())
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).ok().filter(|size| (1..=QUEUE_SIZE).contains(size));
         self.vring(index)?.lock().queue().set_size(size.ok_or(Error::InvalidParam)?);
+        self.note(Change::Size(index, num));
         Ok(())
     }
 
@@ -208,17 +250,21 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         _log: u64,
     ) -> Result<()> {
         let vring = self.vring(index)?;
+        let place = Place { descriptors: descriptor, used, available };
         let [descriptors, available, used] =
             [descriptor, available, used].map(|address| self.guest_address(address));
         let parts = Parts { descriptors: descriptors?, available: available?, used: used? };
         // Not under the queue's lock: a page of the guest's may take its time to come.
         let used = self.session.used_index(parts.used).map_err(|_| Error::InvalidParam)?;
-        vring.lock().set_parts(parts, used).map_err(|_| Error::InvalidParam)
+        vring.lock().set_parts(parts, used).map_err(|_| Error::InvalidParam)?;
+        self.note(Change::Place(index, place));
+        Ok(())
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        self.vring(index)?.lock().queue().set_next_avail(base);
+        let next = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        self.vring(index)?.lock().queue().set_next_avail(next);
+        self.note(Change::Base(index, base));
         Ok(())
     }
 
@@ -230,16 +276,21 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         let next = vring.lock().queue().next_avail();
         vring.set_kick(None);
         vring.set_call(None);
+        self.note(Change::Stopped(index, next.into()));
         Ok(VhostUserVringState::new(index, next.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.vring(index.into())?.set_kick(file);
+        let vring = self.vring(index.into())?;
+        vring.set_kick(file);
+        self.note_file(Change::Kick(index.into()), vring.kick().as_deref());
         self.begin(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.vring(index.into())?.set_call(file);
+        let vring = self.vring(index.into())?;
+        vring.set_call(file);
+        self.note_file(Change::Call(index.into()), vring.call().as_deref());
         self.begin(index.into())
     }
 
@@ -256,6 +307,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         if features & !Session::PROTOCOL_FEATURES.bits() != 0 {
             return Err(Error::InvalidParam);
         }
+        self.note(Change::ProtocolFeatures(features));
         Ok(())
     }
 
@@ -269,7 +321,9 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             return Err(Error::InactiveFeature(protocol));
         }
         self.vring(index)?.lock().set_enabled(enable);
-        self.listen(index)
+        self.listen(index)?;
+        self.note(Change::Enabled(index, enable));
+        Ok(())
     }
 
     fn get_config(

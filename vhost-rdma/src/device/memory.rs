@@ -72,6 +72,11 @@ fn most_bytes() -> u64 {
     })
 }
 
+/// Asks the host what it has.
+pub(super) fn prepare() {
+    most_bytes();
+}
+
 /// The memory that follows `old` when the VMM sends its whole table.
 pub(super) fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpace, MemoryError> {
     let mut left = within(offers.len(), 0)?;

@@ -33,14 +33,24 @@ mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;
+mod journal;
 mod memory;
 mod nic;
 mod notifier;
 mod queue_thread;
 mod queues;
+mod restore;
 mod rnic;
 mod session;
 mod trust;
 mod vring;
 
 pub use dataplane::LocalDataplane;
+pub use journal::{Change, Forgetful, Journal, Piece, Place};
+
+/// Reads now what is read once and may not be readable later, in a sandbox.
+pub fn prepare() {
+    memory::prepare();
+    crate::memory::prepare();
+    crate::signal::prepare();
+}

@@ -20,7 +20,7 @@ use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatu
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{Error as QueueError, Queue, QueueT};
-use virtio_rdma_abi::vq;
+use virtio_rdma_abi::{AsyncEvent, event, vq};
 use vm_memory::{GuestAddress, GuestAddressSpace};
 
 use super::chain::{self, Chain, Taken};
@@ -33,7 +33,7 @@ use super::nic::{DirectKick, Nic, PATIENCE};
 use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
-use crate::engine::{Command, MemoryChange, Reply, Status};
+use crate::engine::{Command, MemoryChange, Port as _, Reply, Status};
 use crate::memory::AddressSpace;
 use crate::worker::{CallError, Progress};
 
@@ -57,6 +57,10 @@ pub(super) struct Session {
     /// An offer of event buffers is on its way to the worker.
     offering: Arc<AtomicBool>,
     ring_broken: AtomicBool,
+    /// What the guest had was in another process, which has ended; until there is a new driver.
+    lost: AtomicBool,
+    /// The control queue runs on from there, and is not new.
+    continued: AtomicBool,
 }
 
 impl Session {
@@ -74,7 +78,21 @@ impl Session {
             notifier: OnceLock::new(),
             offering: Arc::default(),
             ring_broken: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            continued: AtomicBool::new(false),
         }
+    }
+
+    /// This session was begun by a process that has ended, and took the guest's objects with it.
+    /// The control queue may have been running.
+    pub(super) fn take_up(&self, running: bool) {
+        self.lost.store(true, Ordering::Release);
+        self.continued.store(running, Ordering::Release);
+    }
+
+    /// The guest's memory.
+    pub(super) fn memory(&self) -> AddressSpace {
+        self.space().clone()
     }
 
     /// Ends everything that this connection made: no request is served any more, and the NIC's objects are gone.
@@ -138,7 +156,15 @@ impl Session {
         let (memory, raised) = (self.memory.clone(), self.nic.stats.events.clone());
         self.nic.trust.begin();
         let told = (notifier.bell(), self.nic.trust.clone());
-        let port = EventPort::new(queues, memory, raised, told);
+        let mut port = EventPort::new(queues, memory, raised, told);
+        if self.continued.load(Ordering::Acquire) {
+            // Without a buffer for it the guest learns of it by its next command.
+            port.async_event(AsyncEvent {
+                r#type: event::DEVICE_FATAL.into(),
+                ..Default::default()
+            });
+            port.flush();
+        }
         self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
         Some(notifier)
     }
@@ -198,6 +224,12 @@ impl Session {
     /// whether it is by a new driver.
     fn begin(&self, next_avail: u16) {
         self.ring_broken.store(false, Ordering::Relaxed);
+        if self.continued.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        if next_avail == 0 {
+            self.lost.store(false, Ordering::Release);
+        }
         let begun = if next_avail == 0 {
             self.begin_anew()
         } else {
@@ -319,6 +351,12 @@ impl Executor for Session {
     }
 
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome {
+        if matches!(command, Command::Init { .. }) {
+            self.lost.store(false, Ordering::Release);
+        }
+        if self.lost.load(Ordering::Acquire) {
+            return Outcome::Done(Err(Status::FATAL));
+        }
         let (present, open) = (self.generation.clone(), self.gate.open_flag());
         // What an errand brought must not be lost: the NIC looks at what has become of it.
         let rest = matches!(command, Command::Finish(_));
@@ -399,6 +437,7 @@ impl Session {
         // The answer says that the guest's memory is not touched any more. So it waits for as long as the worker goes on; the VMM's
         // main loop stands still meanwhile, which costs its guest less than a NIC.
         self.gate.close();
+        self.continued.store(false, Ordering::Release);
         if !self.settle() {
             let why = "a control request is still under way";
             self.nic.failed(format!("the device could not be stopped: {why}"));

@@ -124,6 +124,10 @@ impl Vring {
         replace(&self.0.call, file.and_then(tame));
     }
 
+    pub(super) fn call(&self) -> Option<Arc<File>> {
+        held(&self.0.call)
+    }
+
     /// Tells the VMM that there are used buffers. For threads that serve this connection alone, and workers that trust it.
     pub(super) fn signal(&self) {
         if let Some(call) = held(&self.0.call) {

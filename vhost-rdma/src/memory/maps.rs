@@ -38,6 +38,11 @@ fn most() -> usize {
     })
 }
 
+/// Asks the host how many there may be.
+pub(super) fn prepare() {
+    most();
+}
+
 impl Maps {
     /// `None` if that many are not left.
     pub(super) fn take(count: usize, of: Use) -> Option<Self> {

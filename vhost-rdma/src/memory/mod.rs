@@ -78,3 +78,10 @@ impl HostPtr {
         self.0.addr()
     }
 }
+
+/// Reads now what is read once and may not be readable later.
+pub fn prepare() {
+    maps::prepare();
+    // Asked of the kernel at the first call, and of a file where that is not allowed any more.
+    rustix::param::page_size();
+}

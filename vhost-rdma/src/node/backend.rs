@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::{NicConfig, NicStatus, Peer, WorkerStatus};
+use super::{NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
 
 /// Why the device layer cannot serve a NIC, with what to do next.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// How the threads that move data are, one entry each; none where there are no such threads.
     fn workers(&self) -> Vec<WorkerStatus> {
+        Vec::new()
+    }
+
+    /// The processes that serve networks; none where this one does.
+    fn processes(&self) -> Vec<ProcessStatus> {
         Vec::new()
     }
 }

@@ -7,7 +7,9 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 
-use super::{AttachError, NicConfig, NicStatus, Peer, WorkerStatus};
+use serde::{Deserialize, Serialize};
+
+use super::{AttachError, NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
 
 /// Serves NICs whose sockets are somebody else's.
 ///
@@ -48,6 +50,11 @@ pub trait Dataplane: Send + Sync + 'static {
 
     /// How the threads that move data are.
     fn workers(&self) -> Vec<WorkerStatus>;
+
+    /// The processes that serve networks; none where this one does.
+    fn processes(&self) -> Vec<ProcessStatus> {
+        Vec::new()
+    }
 }
 
 /// A VMM that is served. It ends when either side shuts its stream down.
@@ -57,7 +64,7 @@ pub trait Connection: Send {
 }
 
 /// How a connection ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
     /// The stream was closed.
     Closed,

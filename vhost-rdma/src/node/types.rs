@@ -230,6 +230,26 @@ pub struct Counters {
     pub page_faults: u64,
 }
 
+impl Counters {
+    /// What both count together.
+    #[must_use]
+    pub const fn plus(&self, more: &Self) -> Self {
+        Self {
+            tx_bytes: self.tx_bytes.saturating_add(more.tx_bytes),
+            rx_bytes: self.rx_bytes.saturating_add(more.rx_bytes),
+            tx_messages: self.tx_messages.saturating_add(more.tx_messages),
+            rx_messages: self.rx_messages.saturating_add(more.rx_messages),
+            rnr_naks: self.rnr_naks.saturating_add(more.rnr_naks),
+            retries: self.retries.saturating_add(more.retries),
+            access_errors: self.access_errors.saturating_add(more.access_errors),
+            control_commands: self.control_commands.saturating_add(more.control_commands),
+            kicks: self.kicks.saturating_add(more.kicks),
+            events: self.events.saturating_add(more.events),
+            completions: self.completions.saturating_add(more.completions),
+        }
+    }
+}
+
 /// What the guest holds now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Objects {
@@ -269,6 +289,19 @@ pub struct NicStatus {
     pub objects: Objects,
     /// The GIDs that the guest has set now.
     pub gids: Vec<IpAddr>,
+}
+
+/// What is known of the process that serves a network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProcessStatus {
+    /// The network's name.
+    pub network: String,
+    /// The process, if there is one now.
+    pub pid: Option<u32>,
+    /// How often one has ended since the first NIC of the network.
+    pub deaths: u64,
+    /// Again and again, in the last minute.
+    pub failing: bool,
 }
 
 /// What the device layer reports of one of its worker threads. A turn is what one guest can make another wait; its length is the worker's

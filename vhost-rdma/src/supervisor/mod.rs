@@ -11,17 +11,25 @@
 
 #![forbid(unsafe_code)]
 
+mod fleet;
+mod keeper;
 mod listener;
+mod network;
 mod peer;
+mod record;
+mod restarts;
 mod seat;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
-use crate::node::{AttachError, Backend, Dataplane, NicConfig, NicStatus, Peer, WorkerStatus};
+use crate::node::{
+    AttachError, Backend, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus,
+};
 use crate::socket;
 
 /// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
@@ -102,6 +110,10 @@ impl Backend for Supervisor {
 
     fn workers(&self) -> Vec<WorkerStatus> {
         self.dataplane.workers()
+    }
+
+    fn processes(&self) -> Vec<ProcessStatus> {
+        self.dataplane.processes()
     }
 }
 

@@ -36,17 +36,22 @@ pub use waker::WatchedKick;
 use crate::engine::Shard;
 
 /// How the engine is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct WorkerConfig {
     /// Threads; at least one is started.
     pub workers: u32,
     /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency with CPU time.
     pub poll_us: u32,
+    /// What each worker's thread does once it has all that it needs of the host.
+    pub seal: Option<Seal>,
 }
+
+/// Gives away what a thread does not need.
+pub type Seal = fn() -> io::Result<()>;
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { workers: 1, poll_us: 50 }
+        Self { workers: 1, poll_us: 50, seal: None }
     }
 }
 
@@ -61,12 +66,12 @@ impl Workers {
     /// Starts the threads `vrdma-shard-0` and on.
     ///
     /// # Errors
-    /// The host refuses a thread, an eventfd, or random numbers.
+    /// The host refuses a thread, an eventfd, or random numbers; or a thread could not be sealed.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
         let mut workers = Self { handles: Vec::new(), threads: Vec::new() };
         for index in 0..config.workers.max(1) {
             let shard = Shard::new(Box::new(random::SystemRandom::new()?));
-            let (handle, thread) = shard_thread::spawn(index, shard, config.poll_us)?;
+            let (handle, thread) = shard_thread::spawn(index, shard, config)?;
             workers.handles.push(handle);
             workers.threads.push(thread);
         }

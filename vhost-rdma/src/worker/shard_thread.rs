@@ -6,10 +6,11 @@ use std::hint;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::WorkerConfig;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::pulse::{Counter, Pulse};
@@ -30,7 +31,7 @@ const ROUNDS_BEFORE_SLEEP: u64 = 16;
 pub(super) fn spawn(
     index: u32,
     shard: Shard,
-    poll_us: u32,
+    config: WorkerConfig,
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let (sender, mailbox) = channel();
     let waker = Arc::new(Waker::new()?);
@@ -44,17 +45,27 @@ pub(super) fn spawn(
         unfinished: VecDeque::new(),
         waker: waker.clone(),
         clock,
-        poll_for: u64::from(poll_us) * 1000,
+        poll_for: u64::from(config.poll_us) * 1000,
         vanished: memory::vanished(),
     };
+    let (ready, sealed) = sync_channel(1);
     let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn({
         let pulse = pulse.clone();
         move || {
             signal::own_context();
+            let counter = Counter::new(pulse);
+            let done = config.seal.map_or(Ok(()), |seal| seal());
+            let go_on = done.is_ok();
+            // It makes a thread, which is to be sealed as this one is.
             memory::unmap_elsewhere();
-            runner.run(Counter::new(pulse));
+            // Whoever started the thread waits for it.
+            let _ = ready.send(done);
+            if go_on {
+                runner.run(counter);
+            }
         }
     })?;
+    sealed.recv().map_err(io::Error::other)??;
     Ok((WorkerHandle::new(sender, waker, pulse), thread))
 }
 

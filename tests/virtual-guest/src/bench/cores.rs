@@ -4,7 +4,7 @@
 //! changes from sample to sample measures chance. So both the device and its reference get the same places. On a machine with one
 //! core nothing is moved.
 
-use std::process::{Command, Stdio, id};
+use std::process::{Command, Stdio};
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
@@ -49,10 +49,9 @@ impl Cores {
     }
 
     /// Gives the workers of a daemon the last core and its other threads the first, and the workers theirs before all others.
-    pub(super) fn worker_alone(self, pid: u32) {
+    pub(super) fn worker_alone(self, pids: &[u32]) {
         let Some((first, last)) = self.0 else { return };
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
-        for task in tasks.flatten() {
+        for task in tasks(pids) {
             let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             let number = task.file_name().to_str().and_then(|n| n.parse().ok());
             let Some(thread) = number.and_then(Pid::from_raw) else { continue };
@@ -64,18 +63,22 @@ impl Cores {
         }
     }
 
-    /// Moves all threads of a process, and those that they make, to the device's side.
-    pub(super) fn device_process(self, pid: u32) {
-        debug_assert_ne!(pid, id(), "the device is another process");
+    /// Moves all threads of processes, and those that they make, to the device's side.
+    pub(super) fn device_process(self, pids: &[u32]) {
         let Some((_, last)) = self.0 else { return };
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("/proc");
-        for task in tasks.flatten() {
+        for task in tasks(pids) {
             let number = task.file_name().to_str().and_then(|n| n.parse().ok());
             if let Some(thread) = number.and_then(Pid::from_raw) {
                 move_to(Some(thread), last);
             }
         }
     }
+}
+
+/// The threads of processes.
+fn tasks(pids: &[u32]) -> Vec<std::fs::DirEntry> {
+    let dirs = pids.iter().map(|pid| format!("/proc/{pid}/task"));
+    dirs.flat_map(|dir| std::fs::read_dir(dir).expect("/proc").flatten()).collect()
 }
 
 /// Lets a thread have its core whenever it wants to, before all threads that are not real time.

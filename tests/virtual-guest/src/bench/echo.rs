@@ -183,7 +183,7 @@ impl Echo {
         let vq = Virtq::new(&ram, 64, true)?;
         let buffers = ram.alloc(1);
         let front = connect(&socket, &ram, &vq)?;
-        Cores::get().device_process(child.id());
+        Cores::get().device_process(&[child.id()]);
         Ok(Self { vq, buffers, child, _ram: ram, _dir: dir, _front: Kept(front) })
     }
 

@@ -25,7 +25,7 @@ use crate::world::World;
 /// A world whose daemon has a core of its own, where there are two.
 fn world() -> World {
     let world = World::new();
-    cores::Cores::get().device_process(world.daemon.pid());
+    cores::Cores::get().device_process(&world.daemon.pids());
     world
 }
 

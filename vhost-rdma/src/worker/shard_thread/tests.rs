@@ -11,7 +11,7 @@ const LONG: Duration = Duration::from_secs(5);
 
 fn worker(index: u32, poll_us: u32) -> (WorkerHandle, JoinHandle<()>) {
     let shard = Shard::new(Box::new(SystemRandom::new().expect("random numbers")));
-    spawn(index, shard, poll_us).expect("a thread")
+    spawn(index, shard, WorkerConfig { workers: 1, poll_us, seal: None }).expect("a thread")
 }
 
 /// Voluntary context switches of the thread of that name.

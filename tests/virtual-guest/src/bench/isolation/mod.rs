@@ -89,12 +89,12 @@ fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
     let args = ["--workers", "1", "--poll-us", "1000"].map(str::to_owned).to_vec();
     let options = DaemonOptions { args, ..DaemonOptions::default() };
     let world = World::with(&options, LIMIT);
-    Cores::get().worker_alone(world.daemon.pid());
+    Cores::get().worker_alone(&world.daemon.pids());
     let mut victim = Victim::new(&world);
     let ground = attack.map(|a| a.ground(&world, effort.size));
     let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
     // Sessions have brought threads of their own.
-    Cores::get().worker_alone(world.daemon.pid());
+    Cores::get().worker_alone(&world.daemon.pids());
     let (mut quiet, mut attacked) = (Seen::default(), Seen::default());
     std::thread::scope(|scope| {
         let slices = || {

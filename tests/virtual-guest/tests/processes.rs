@@ -1,0 +1,231 @@
+//! A process for each network: what it may do, and what its death costs whom.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use virtual_guest::daemon::{Daemon, DaemonOptions, patience};
+use virtual_guest::guest::Guest;
+use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::spec::{err, event, status};
+use virtual_guest::world::{End, Node, World};
+
+const SOFT: [&str; 2] = ["--backing", "soft"];
+
+fn world() -> World {
+    let options = DaemonOptions { processes: true, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    world.daemon.add_network("red", 200);
+    world
+}
+
+fn node(world: &World, network: &str) -> Node {
+    world.node_with(network, &SOFT, virtual_guest::guest::GuestConfig::default())
+}
+
+/// The process of each network.
+fn processes(daemon: &Daemon) -> BTreeMap<String, u32> {
+    let of = |pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let network = words.nth(1).filter(|command| command == "network-process")?;
+        drop(network);
+        Some((words.next()?.into_owned(), pid))
+    };
+    daemon.pids().into_iter().filter_map(of).collect()
+}
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a process");
+    kill_process(pid, Signal::KILL).expect("it is there");
+}
+
+fn eventually(what: &str, mut f: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(15) * patience();
+    while !f() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pair(a: &Node, b: &Node) -> (End, End) {
+    let (c, d) = (a.rc(), b.rc());
+    c.connect(&d, &Path::hasty());
+    d.connect(&c, &Path::hasty());
+    (c, d)
+}
+
+/// A write from the one to the other, looked at.
+fn writes(ends: &mut (End, End), value: u8) {
+    let word = ends.1.node.area(8);
+    ends.0.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[value; 8]));
+    assert_eq!(word.bytes(), [value; 8]);
+}
+
+/// Kills the process of a network and waits for the next.
+fn replace(daemon: &Daemon, network: &str) -> u32 {
+    let old = processes(daemon)[network];
+    kill(old);
+    let mut new = old;
+    eventually("no process comes after it", || {
+        new = processes(daemon).get(network).copied().unwrap_or(old);
+        new != old
+    });
+    new
+}
+
+/// What the driver does with a device that is lost, over the same connection.
+fn start_anew(node: &Node) -> Node {
+    node.guest.reset().expect("the rings stop and start");
+    Node::start(node.name.clone(), node.socket.clone(), node.guest.clone(), node.gid)
+}
+
+fn told_that_it_is_lost(guest: &Guest) {
+    let told = guest.await_async(event::DEVICE_FATAL, 0, Duration::from_secs(10) * patience());
+    assert!(told.is_ok(), "the guest is not told: {told:?}");
+    let refused = guest.query_device().expect_err("its objects are gone").status();
+    assert_eq!(refused, Some(err::FATAL));
+}
+
+#[test]
+fn each_network_has_a_process_without_privilege_as_long_as_it_has_nics() {
+    let world = world();
+    assert!(processes(&world.daemon).is_empty(), "there is no NIC");
+    let (a, b) = (node(&world, "net"), node(&world, "red"));
+    let of = processes(&world.daemon);
+    assert_eq!(of.keys().collect::<Vec<_>>(), ["net", "red"]);
+    for pid in of.values() {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+        for line in status.lines().filter(|line| line.starts_with("Cap")) {
+            assert!(line.ends_with("0000000000000000"), "{line}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+        for task in tasks.flatten() {
+            let text = std::fs::read_to_string(task.path().join("status")).expect("a thread");
+            assert!(text.contains("Seccomp:\t2"), "a thread is outside: {text}");
+        }
+    }
+    b.guest.disconnect();
+    world.daemon.run(&["nic", "rm", &b.name]);
+    assert_eq!(processes(&world.daemon).keys().collect::<Vec<_>>(), ["net"]);
+    writes(&mut pair(&a, &a), 1);
+}
+
+#[test]
+fn a_guest_whose_process_was_killed_starts_anew_over_the_same_connection() {
+    let world = world();
+    let (mut a, mut b) = (node(&world, "net"), node(&world, "net"));
+    for round in 1..=3 {
+        writes(&mut pair(&a, &b), round);
+        replace(&world.daemon, "net");
+        told_that_it_is_lost(&a.guest);
+        told_that_it_is_lost(&b.guest);
+        (a, b) = (start_anew(&a), start_anew(&b));
+    }
+    writes(&mut pair(&a, &b), 7);
+    let shown = world.daemon.show_nic(&a.name);
+    assert_eq!(shown["session"], "driver_ready", "{shown}");
+    let deaths =
+        world.daemon.metrics().unwrap()["vhost_rdma_process_deaths_total{network=\"net\"}"];
+    assert!((deaths - 3.0).abs() < 0.1, "{deaths} deaths");
+}
+
+#[test]
+fn another_networks_guests_notice_nothing() {
+    let world = world();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let (c, d) = (node(&world, "red"), node(&world, "red"));
+    let mut there = pair(&c, &d);
+    let word = there.1.node.area(64);
+    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let write = SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[5; 8]);
+                assert_eq!(there.0.run(&write).status, status::SUCCESS);
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for _ in 0..3 {
+            let before = sent.load(Ordering::Relaxed);
+            replace(&world.daemon, "net");
+            eventually("the neighbours stand still", || {
+                sent.load(Ordering::Relaxed) > before + 100
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(world.daemon.show_nic(&c.name)["session"], "driver_ready");
+    told_that_it_is_lost(&a.guest);
+    drop(b);
+}
+
+#[test]
+fn counters_go_on_where_they_were() {
+    let world = world();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    writes(&mut pair(&a, &b), 1);
+    let count = || world.daemon.show_nic(&a.name)["counters"]["tx_messages"].as_u64().unwrap();
+    let before = count();
+    assert!(before > 0);
+    replace(&world.daemon, "net");
+    eventually("the NIC is not there", || world.daemon.show_nic(&a.name)["error"].is_null());
+    assert!(count() >= before, "they go back");
+}
+
+#[test]
+fn a_process_that_dies_again_and_again_is_called_failing_and_comes_back_slower() {
+    let world = world();
+    let a = node(&world, "net");
+    for _ in 0..5 {
+        replace(&world.daemon, "net");
+    }
+    kill(processes(&world.daemon)["net"]);
+    eventually("it is not seen", || {
+        let shown = world.daemon.show_nic(&a.name);
+        shown["session"] == "failed"
+            && shown["error"].as_str().is_some_and(|why| why.contains("again and again"))
+    });
+    let failing = world.daemon.metrics().unwrap()["vhost_rdma_process_failing{network=\"net\"}"];
+    assert!((failing - 1.0).abs() < 0.1, "{failing}");
+    // Nobody waits for a NIC whose process is away.
+    let begin = Instant::now();
+    a.guest.disconnect();
+    world.daemon.run(&["nic", "rm", &a.name]);
+    assert!(begin.elapsed() < Duration::from_secs(5) * patience(), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_session_that_ends_while_there_is_no_process_leaves_a_clean_device() {
+    let world = world();
+    let a = node(&world, "net");
+    kill(processes(&world.daemon)["net"]);
+    a.guest.disconnect();
+    let mut guest = None;
+    eventually("no VMM gets in", || {
+        guest = Guest::connect(&a.socket, virtual_guest::guest::GuestConfig::default()).ok();
+        guest.is_some()
+    });
+    let b = Node::start(a.name.clone(), a.socket.clone(), guest.expect("a guest"), a.gid);
+    writes(&mut pair(&b, &b), 3);
+}
+
+#[test]
+fn when_the_supervisor_is_killed_no_process_is_left() {
+    let mut world = world();
+    let _a = node(&world, "net");
+    let _b = node(&world, "red");
+    let left: Vec<u32> = processes(&world.daemon).into_values().collect();
+    assert_eq!(left.len(), 2);
+    world.daemon.kill();
+    // Whoever is the first process of this machine may not look after orphans at once.
+    let gone = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.is_empty() || stat.contains(") Z ")
+    };
+    eventually("a process is left behind", || left.iter().all(gone));
+}

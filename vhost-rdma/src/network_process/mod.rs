@@ -1,0 +1,25 @@
+//! The process that serves the NICs of one network.
+//!
+//! No byte ever goes from one network to another, so nothing is lost by a process for each, and
+//! much is won: a fault, a stall, or memory that a tenant makes the daemon touch is that network's.
+//! It is this same program, executed anew by the supervisor, with one socket pair as its standard
+//! input and nothing else of the supervisor's but standard error.
+//!
+//! ```text
+//!  supervisor (Network) ── Request, descriptors ──> serve: LocalDataplane, in a sandbox
+//!                       <── Report, descriptors ──
+//! ```
+//!
+//! `protocol` is what is said, `wire` how it goes over the socket, `serve` the process itself. The
+//! supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from here.
+
+mod protocol;
+mod serve;
+mod wire;
+
+pub use protocol::{
+    Answer, BadMessage, FILES_MAX, Figures, MESSAGE_MAX, Numbered, Report, Request, Start, VERSION,
+    decode, encode,
+};
+pub use serve::{Fault, serve};
+pub use wire::{Packet, Wire};

@@ -1,0 +1,245 @@
+//! The process itself: one network's NICs on a data plane of its own, in a sandbox.
+//!
+//! The first request says what the process is for. Then the worker is started, every thread is
+//! sealed, and only then does anything come from a guest. Requests are carried out one after the
+//! other: all NICs here are one worker's. A session has two threads of its own (`device`) and one
+//! here that waits for its end.
+//!
+//! The end of the socket is the end of the process. Signals that end a daemon are the supervisor's
+//! to answer: a terminal and a service manager send them to every process there is.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+
+use super::protocol::{
+    Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, decode, encode,
+};
+use super::wire::{Packet, Wire};
+use crate::device::{Change, Journal, LocalDataplane};
+use crate::node::{Connection, Dataplane as _};
+use crate::worker::{Seal, WorkerConfig};
+use crate::{limits, sandbox, telemetry};
+
+/// Why the process cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Standard input is not a supervisor.
+    #[error("a network process is started by the daemon (`vhost-rdma serve`), not by hand: {0}")]
+    Supervisor(String),
+    /// What the supervisor says makes no sense.
+    #[error("the supervisor: {0}")]
+    Message(#[from] BadMessage),
+    /// The host.
+    #[error("{0}")]
+    Host(#[from] io::Error),
+}
+
+/// A session that is about to be taken up.
+struct Left {
+    nic: String,
+    stream: UnixStream,
+    changes: Vec<(Change, Vec<File>)>,
+}
+
+struct Process {
+    wire: Arc<Wire>,
+    dataplane: LocalDataplane,
+    left: BTreeMap<u64, Left>,
+}
+
+/// Tells the supervisor what a session's VMM says.
+struct Telling {
+    wire: Arc<Wire>,
+    session: u64,
+}
+
+/// Serves until the supervisor closes the socket, which is standard input.
+///
+/// # Errors
+/// See [`Fault`].
+pub fn serve() -> Result<(), Fault> {
+    ignore_signals()?;
+    let wire = Wire::new(io::stdin().as_fd().try_clone_to_owned()?);
+    let (id, start) = first(&wire)?;
+    telemetry::start(start.log_format, Some(&start.network)).map_err(io::Error::other)?;
+    set_filter(start.log.as_deref());
+    limits::raise_descriptors();
+    let mut process = match shut_in(&start) {
+        Ok(dataplane) => Process { wire: Arc::new(wire), dataplane, left: BTreeMap::new() },
+        Err(error) => {
+            let why = Answer::Refused(format!("cannot shut itself in: {error}"));
+            wire.send(&encode(&Report::Answer(id, why))?, &[])?;
+            return Err(error.into());
+        }
+    };
+    process.tell(&Report::Answer(id, Answer::Done));
+    while let Some(packet) = process.wire.receive()? {
+        process.take(packet)?;
+    }
+    Ok(())
+}
+
+fn ignore_signals() -> io::Result<()> {
+    let ours = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE];
+    Ok(ours.into_iter().collect::<SigSet>().thread_block()?)
+}
+
+fn first(wire: &Wire) -> Result<(u64, Start), Fault> {
+    let nobody = |why: String| Fault::Supervisor(why);
+    let packet = wire.receive().map_err(|error| nobody(error.to_string()))?;
+    let packet = packet.ok_or_else(|| nobody("nothing is said".to_owned()))?;
+    let first: Numbered = decode(&packet.bytes).map_err(|error| nobody(error.to_string()))?;
+    match first.request {
+        Request::Start(start) if start.version == VERSION => Ok((first.id, start)),
+        _ => Err(nobody("it is another build".to_owned())),
+    }
+}
+
+fn set_filter(log: Option<&str>) {
+    match telemetry::Filter::new(log) {
+        Ok(filter) => filter.take_effect(),
+        Err(error) => tracing::error!(error, "the log's filter stays as it was"),
+    }
+}
+
+/// Starts the worker and seals every thread.
+fn shut_in(start: &Start) -> io::Result<LocalDataplane> {
+    sandbox::close_in()?;
+    // What needs a file, for the last time.
+    crate::device::prepare();
+    let seal: Seal = || sandbox::seal().map(drop);
+    let config = WorkerConfig { workers: 1, poll_us: start.poll_us, seal: Some(seal) };
+    let dataplane = LocalDataplane::start(config)?;
+    let sealed = sandbox::seal()?;
+    tracing::info!(pid = std::process::id(), sandbox = %sealed, "serving the network");
+    Ok(dataplane)
+}
+
+fn one<T: From<OwnedFd>>(files: Vec<OwnedFd>) -> Option<T> {
+    files.into_iter().next().map(T::from)
+}
+
+fn answer<E: std::fmt::Display>(done: Result<(), E>) -> Answer {
+    match done {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Refused(error.to_string()),
+    }
+}
+
+impl Process {
+    fn tell(&self, report: &Report) {
+        tell(&self.wire, report, &[]);
+    }
+
+    fn take(&mut self, packet: Packet) -> Result<(), Fault> {
+        let Numbered { id, request } = decode(&packet.bytes)?;
+        let done = self.carry_out(request, packet.files);
+        self.tell(&Report::Answer(id, done));
+        Ok(())
+    }
+
+    fn carry_out(&mut self, request: Request, files: Vec<OwnedFd>) -> Answer {
+        match request {
+            Request::Start(_) => Answer::Refused("it has started already".to_owned()),
+            Request::Add(nic) => answer(self.dataplane.add(&nic)),
+            Request::Update(nic) => answer(self.dataplane.update(&nic)),
+            Request::Remove(name) => {
+                self.dataplane.remove(&name);
+                Answer::Done
+            }
+            Request::Connect(nic, session) => answer(self.connect(&nic, session, files)),
+            Request::TakeUp(nic, session) => {
+                let Some(stream) = one(files) else {
+                    return Answer::Refused("there is no stream".to_owned());
+                };
+                self.left.insert(session, Left { nic, stream, changes: Vec::new() });
+                Answer::Done
+            }
+            Request::Kept(session, change) => {
+                if let Some(left) = self.left.get_mut(&session) {
+                    left.changes.push((change, files.into_iter().map(File::from).collect()));
+                }
+                Answer::Done
+            }
+            Request::GoOn(session) => answer(self.go_on(session)),
+            Request::Status(name) => Answer::Status(Box::new(self.dataplane.status(&name))),
+            Request::Figures => Answer::Figures(Box::new(self.figures())),
+            Request::Log(log) => {
+                set_filter(log.as_deref());
+                Answer::Done
+            }
+        }
+    }
+
+    fn journal(&self, session: u64) -> Arc<dyn Journal> {
+        Arc::new(Telling { wire: self.wire.clone(), session })
+    }
+
+    fn connect(&self, nic: &str, session: u64, files: Vec<OwnedFd>) -> io::Result<()> {
+        let stream = one(files).ok_or_else(|| io::Error::other("there is no stream"))?;
+        let connection = self.dataplane.connect_noted(nic, stream, self.journal(session))?;
+        self.attend(session, connection)
+    }
+
+    fn go_on(&mut self, session: u64) -> io::Result<()> {
+        let left = self.left.remove(&session);
+        let Left { nic, stream, changes } =
+            left.ok_or_else(|| io::Error::other("there is no such session"))?;
+        let journal = self.journal(session);
+        let connection = self.dataplane.take_up(&nic, stream, (changes, journal))?;
+        self.attend(session, connection)
+    }
+
+    /// Tells of the session's end.
+    fn attend(&self, session: u64, connection: Box<dyn Connection>) -> io::Result<()> {
+        let wire = self.wire.clone();
+        std::thread::Builder::new().name(format!("session-{session}")).spawn(move || {
+            let ended = connection.end();
+            tell(&wire, &Report::Ended(session, ended), &[]);
+        })?;
+        Ok(())
+    }
+
+    fn figures(&self) -> Figures {
+        let worker = self.dataplane.workers().into_iter().next().unwrap_or_default();
+        let nanos = |seconds: f64| {
+            u64::try_from(Duration::from_secs_f64(seconds.max(0.0)).as_nanos()).unwrap_or(u64::MAX)
+        };
+        Figures {
+            turns: worker.turns.iter().map(|(_, turns)| *turns).collect(),
+            busy: nanos(worker.busy),
+            longest: nanos(worker.longest),
+            charged: nanos(worker.charged),
+            stalled: nanos(worker.stalled),
+        }
+    }
+}
+
+impl Journal for Telling {
+    fn begun(&self) {
+        tell(&self.wire, &Report::Begun(self.session), &[]);
+    }
+
+    fn changed(&self, change: Change, files: &[BorrowedFd<'_>]) {
+        tell(&self.wire, &Report::Changed(self.session, change), files);
+    }
+
+    fn done(&self) {
+        tell(&self.wire, &Report::Done(self.session), &[]);
+    }
+}
+
+/// A supervisor that cannot be told is gone, which the thread that reads from it learns, too.
+fn tell(wire: &Wire, report: &Report, files: &[BorrowedFd<'_>]) {
+    let sent = encode(report).map_err(io::Error::other).and_then(|b| wire.send(&b, files));
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the supervisor was not told");
+    }
+}

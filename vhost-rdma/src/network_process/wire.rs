@@ -1,0 +1,161 @@
+//! A socket pair that keeps messages apart and carries descriptors (`SOCK_SEQPACKET`, `SCM_RIGHTS`).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+
+use super::protocol::{FILES_MAX, MESSAGE_MAX};
+
+/// One end.
+#[derive(Debug)]
+pub struct Wire(OwnedFd);
+
+/// What came in one piece.
+#[derive(Debug)]
+pub struct Packet {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// Its descriptors.
+    pub files: Vec<OwnedFd>,
+    /// There were more, for which this process had no room.
+    pub files_lost: bool,
+}
+
+impl Wire {
+    /// Both ends.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(near), far))
+    }
+
+    /// The end that is open as `socket`.
+    #[must_use]
+    pub const fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// How long a message may wait for room at the other end.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        Ok(set_socket_timeout(&self.0, Timeout::Send, Some(patience))?)
+    }
+
+    /// Sends a message. It waits while the other end has not read earlier ones.
+    ///
+    /// # Errors
+    /// The other end is gone, or does not read.
+    pub fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fits = files.len() <= FILES_MAX;
+        if !files.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(files))) {
+            return Err(io::Error::other("too many descriptors for one message"));
+        }
+        loop {
+            let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+            match sent {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits for a message; `None` at the end.
+    ///
+    /// # Errors
+    /// The socket broke, or the message is longer than any may be.
+    pub fn receive(&self) -> io::Result<Option<Packet>> {
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                other => break other?,
+            }
+        };
+        let mut files = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                files.extend(rights);
+            }
+        }
+        if got.flags.contains(ReturnFlags::TRUNC) {
+            return Err(io::Error::other("a message that is too long"));
+        }
+        if got.bytes == 0 {
+            return Ok(None);
+        }
+        bytes.truncate(got.bytes);
+        bytes.shrink_to_fit();
+        Ok(Some(Packet { bytes, files, files_lost: got.flags.contains(ReturnFlags::CTRUNC) }))
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn messages_stay_apart_and_bring_their_descriptors() {
+        let (near, far) = Wire::pair().unwrap();
+        let far = Wire::new(far);
+        let null = File::open("/dev/null").unwrap();
+        near.send(b"one", &[]).unwrap();
+        near.send(b"two", &[null.as_fd(); FILES_MAX]).unwrap();
+        let packet = far.receive().unwrap().unwrap();
+        assert_eq!((packet.bytes.as_slice(), packet.files.len()), (b"one".as_slice(), 0));
+        let packet = far.receive().unwrap().unwrap();
+        assert_eq!((packet.bytes.as_slice(), packet.files.len()), (b"two".as_slice(), FILES_MAX));
+        assert!(!packet.files_lost);
+        assert!(near.send(b"three", &[null.as_fd(); FILES_MAX + 1]).is_err());
+        drop(near);
+        assert!(far.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_an_error() {
+        let (near, far) = Wire::pair().unwrap();
+        near.send(&vec![7; MESSAGE_MAX + 1], &[]).unwrap();
+        assert!(Wire::new(far).receive().is_err());
+    }
+
+    #[test]
+    fn whoever_does_not_read_holds_nobody_up_for_long() {
+        let (near, _far) = Wire::pair().unwrap();
+        near.set_patience(Duration::from_millis(50)).unwrap();
+        let begin = Instant::now();
+        let mut sent = 0;
+        while near.send(&[1; 4096], &[]).is_ok() {
+            sent += 1;
+            assert!(sent < 10_000, "there is no end to the room");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+}

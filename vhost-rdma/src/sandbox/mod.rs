@@ -1,0 +1,131 @@
+//! What a network process may still do: compute, and use what it was given.
+//!
+//! A process that parses what guests and VMMs say is the one that a bug would hand to them. So it
+//! gives away whatever serving a network does not take, in an order in which each step is still
+//! allowed:
+//!
+//! - [`close_in`]: no core dump, no debugger, no capability, and none can come back; the kernel
+//!   kills the process when its supervisor ends. Before any other thread.
+//! - [`seal`]: no file, no socket of another domain, no program, no other process. It holds for the
+//!   calling thread and those that it makes from then on, so each thread that is there calls it.
+//!
+//! Landlock says no to files where a name is resolved, seccomp (`calls`) to system calls that are
+//! not on a list: each would do without the other for most of it. A kernel without one of them
+//! gives the rest; the log says what is missing.
+
+#![cfg_attr(not(test), forbid(unsafe_code))]
+
+mod calls;
+
+use std::fmt;
+use std::io;
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetStatus, Scope,
+};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, Signal, set_dumpable_behavior,
+    set_parent_process_death_signal, setrlimit,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+/// Rights of Landlock that are taken away, as far as the kernel knows them.
+const LANDLOCK: ABI = ABI::V6;
+
+/// Which parts of the sandbox this host has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sealed {
+    /// Landlock.
+    pub landlock: Landlock,
+    /// A list of system calls.
+    pub seccomp: bool,
+}
+
+/// How far Landlock goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Landlock {
+    /// All that we ask for.
+    Whole,
+    /// Files at least: the kernel is older than what we ask for.
+    Partly,
+    /// The kernel has none.
+    None,
+}
+
+impl fmt::Display for Sealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let landlock = match self.landlock {
+            Landlock::Whole => "Landlock",
+            Landlock::Partly => "an older Landlock",
+            Landlock::None => "no Landlock",
+        };
+        let seccomp = if self.seccomp { "seccomp" } else { "no seccomp" };
+        write!(f, "{landlock}, {seccomp}")
+    }
+}
+
+/// Gives away what only privilege brings, and what others could read.
+///
+/// # Errors
+/// Something of it is refused, which no host does.
+pub fn close_in() -> io::Result<()> {
+    // To be called by the thread that lives as long as the process. Whoever made this process lives
+    // as long as it wants it to, too: the signal comes with the end of that thread.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    // A core would hold the memory of guests.
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    drop_capabilities()?;
+    set_no_new_privs(true)?;
+    Ok(())
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    clear_ambient_capability_set()?;
+    for bit in 0..u64::BITS {
+        let one = CapabilitySet::from_bits_retain(1 << bit);
+        match remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            // Beyond the last one; or nobody who could take it up again: only root's programs do,
+            // and there are no new privileges.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(
+        None,
+        CapabilitySets { effective: none, permitted: none, inheritable: none },
+    )?)
+}
+
+/// Shuts the calling thread in, and all that it will make.
+///
+/// # Errors
+/// The kernel has what is asked for, and refuses.
+pub fn seal() -> io::Result<Sealed> {
+    let landlock = no_names()?;
+    let seccomp = calls::only_ours()?;
+    Ok(Sealed { landlock, seccomp })
+}
+
+/// No file, directory, TCP port or abstract socket can be named any more, and no process outside be signalled.
+fn no_names() -> io::Result<Landlock> {
+    let made = Ruleset::default()
+        .handle_access(AccessFs::from_all(LANDLOCK))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK)))
+        .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
+        .and_then(Ruleset::create)
+        .and_then(landlock::RulesetCreated::restrict_self);
+    match made.map_err(io::Error::other)?.ruleset {
+        RulesetStatus::FullyEnforced => Ok(Landlock::Whole),
+        RulesetStatus::PartiallyEnforced => Ok(Landlock::Partly),
+        RulesetStatus::NotEnforced => Ok(Landlock::None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

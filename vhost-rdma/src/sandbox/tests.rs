@@ -1,0 +1,167 @@
+//! Each class of what a sandbox denies is tried from within. Every case is a process of its own: what was given away does not come back.
+
+use std::fs::File;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::{close_in, seal};
+
+const CASE: &str = "VHOST_RDMA_TEST_SANDBOX";
+/// Where a case finds a file and a socket of somebody else's.
+const PLACE: &str = "VHOST_RDMA_TEST_PLACE";
+
+fn refused<T>(what: io::Result<T>) {
+    let Err(error) = what else { panic!("it is allowed") };
+    let denied = [libc::EPERM, libc::EACCES];
+    assert!(error.raw_os_error().is_some_and(|errno| denied.contains(&errno)), "{error}");
+}
+
+/// What a system call says that takes plain numbers.
+fn call(number: i64, args: [i64; 4]) -> io::Result<i64> {
+    // SAFETY: no case passes an address but null, which the kernel looks at before it uses it.
+    match unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) } {
+        -1 => Err(io::Error::last_os_error()),
+        done => Ok(done),
+    }
+}
+
+fn status(key: &str) -> String {
+    let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.trim().to_owned()
+}
+
+/// What a case does inside.
+#[allow(clippy::too_many_lines, reason = "it is a list")]
+fn attempt(case: &str) {
+    let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
+    close_in().unwrap();
+    if case == "capabilities" {
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(status(set), "0000000000000000", "{set}");
+        }
+        assert_eq!(status("NoNewPrivs:"), "1");
+        return;
+    }
+    let listener = UnixListener::bind(place.join("own")).unwrap();
+    let sealed = seal().unwrap();
+    assert!(sealed.seccomp, "this host has seccomp: {sealed}");
+    match case {
+        "read a file" => refused(File::open(place.join("file"))),
+        "write a file" => refused(File::create(place.join("new"))),
+        "list a directory" => refused(std::fs::read_dir(&place)),
+        "remove a file" => refused(std::fs::remove_file(place.join("file"))),
+        "read its own maps" => refused(File::open("/proc/self/maps")),
+        "open a device" => refused(File::open("/dev/null")),
+        "listen on TCP" => refused(TcpListener::bind("127.0.0.1:0")),
+        "connect by TCP" => refused(TcpStream::connect("127.0.0.1:9")),
+        "connect to a unix socket" => refused(UnixStream::connect(place.join("socket"))),
+        "listen on a unix socket" => refused(UnixListener::bind(place.join("another"))),
+        "accept" => refused(listener.accept()),
+        "run a program" => refused(Command::new("/bin/true").spawn()),
+        "fork" => refused(call(libc::SYS_clone, [i64::from(libc::SIGCHLD), 0, 0, 0])),
+        "a namespace" => {
+            refused(call(libc::SYS_unshare, [i64::from(libc::CLONE_NEWUSER), 0, 0, 0]))
+        }
+        "signal its supervisor" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            refused(call(libc::SYS_kill, [parent, 0, 0, 0]));
+        }
+        "trace its supervisor" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            refused(call(libc::SYS_ptrace, [i64::from(libc::PTRACE_ATTACH as i32), parent, 0, 0]));
+        }
+        "read another's memory" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            refused(call(libc::SYS_process_vm_readv, [parent, 0, 0, 0]));
+        }
+        "executable memory" => {
+            let (prot, flags) =
+                (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            refused(call(libc::SYS_mmap, [0, 4096, prot.into(), flags.into()]));
+        }
+        "io_uring" => refused(call(libc::SYS_io_uring_setup, [1, 0, 0, 0])),
+        "bpf" => refused(call(libc::SYS_bpf, [0, 0, 0, 0])),
+        "userfaultfd" => refused(call(libc::SYS_userfaultfd, [0, 0, 0, 0])),
+        "mount" => refused(call(libc::SYS_mount, [0, 0, 0, 0])),
+        "keys" => refused(call(libc::SYS_keyctl, [0, 0, 0, 0])),
+        "set the time" => refused(call(libc::SYS_clock_settime, [0, 0, 0, 0])),
+        "change its limits" => {
+            let limits = libc::rlimit { rlim_cur: 8, rlim_max: 8 };
+            // SAFETY: the kernel reads the limits, which live.
+            let done = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) };
+            refused(if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) });
+        }
+        "become dumpable" => {
+            refused(call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0]))
+        }
+        "go on working" => {
+            let thread =
+                std::thread::Builder::new().name("x".to_owned()).spawn(|| vec![1u8; 1 << 20].len());
+            assert_eq!(thread.unwrap().join().unwrap(), 1 << 20);
+            let (a, b) = UnixStream::pair().unwrap();
+            drop((a, b));
+        }
+        other => panic!("there is no case {other:?}"),
+    }
+}
+
+const CASES: [&str; 28] = [
+    "capabilities",
+    "read a file",
+    "write a file",
+    "list a directory",
+    "remove a file",
+    "read its own maps",
+    "open a device",
+    "listen on TCP",
+    "connect by TCP",
+    "connect to a unix socket",
+    "listen on a unix socket",
+    "accept",
+    "run a program",
+    "fork",
+    "a namespace",
+    "signal its supervisor",
+    "trace its supervisor",
+    "read another's memory",
+    "executable memory",
+    "io_uring",
+    "bpf",
+    "userfaultfd",
+    "mount",
+    "keys",
+    "set the time",
+    "change its limits",
+    "become dumpable",
+    "go on working",
+];
+
+#[test]
+#[ignore = "run by the test below, as a process of its own"]
+fn within() {
+    attempt(&std::env::var(CASE).unwrap());
+    // The harness itself would want what is denied now.
+    std::process::exit(77);
+}
+
+#[test]
+fn what_is_denied_is_refused_and_the_rest_goes_on() {
+    for case in CASES {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join("file")).unwrap();
+        let _somebody = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sandbox::tests::within", "--ignored", "--nocapture"])
+            .args(["--test-threads", "1"])
+            .env(CASE, case)
+            .env(PLACE, dir.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(77), "{case}: {said}");
+    }
+}

@@ -1,0 +1,264 @@
+//! The thread that keeps one network served: starts its process, listens to it, starts it again.
+//!
+//! A process that comes after another is told all that has to outlive one: the NICs, and of each
+//! session that was not in the middle of a message its stream, its memory and its queues. Only then
+//! do others get at it.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::network::{Held, Shared, hang_up};
+use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
+use crate::node::Ending;
+use crate::telemetry::FILTER_ENV;
+
+/// This program, whatever has become of its file.
+const PROGRAM: &str = "/proc/self/exe";
+/// Its hidden command.
+const COMMAND: &str = "network-process";
+/// How long a process may take for each step of its start.
+const START: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+/// How long a message may wait for a process that does not read.
+const SEND: Duration = Duration::from_secs(5);
+/// Messages of one process in a second: far more than VMMs cause, and little work.
+const PACE: u32 = 20_000;
+
+/// Serves the network until it is time to end.
+pub(super) fn run(shared: &Shared) {
+    loop {
+        let begin = Instant::now();
+        let why = match Process::start(shared) {
+            Ok(mut process) => process.live(shared),
+            Err(error) => format!("cannot be started: {error}"),
+        };
+        let wait = {
+            let mut state = shared.state();
+            if state.stopping {
+                return state.mourn();
+            }
+            let wait = state.restarts.died(Instant::now(), begin.elapsed());
+            let failing = state.restarts.failing(Instant::now());
+            state.trouble = Some(tell(&why, failing, wait));
+            state.mourn();
+            wait
+        };
+        let (network, wait_ms) = (&shared.start.network, wait.as_millis());
+        tracing::error!(network, why, wait_ms, "the network's process ended; it is started again");
+        shared.wake();
+        shared.pause(wait);
+    }
+}
+
+/// For people.
+fn tell(why: &str, failing: bool, wait: Duration) -> String {
+    let again = if failing { "it fails again and again" } else { "it is started again" };
+    format!("the network's process {why}; {again}, next in {wait:?}")
+}
+
+/// What has ended a process.
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (_, Some(signal)) => format!("was ended by signal {signal}"),
+        _ => "ended".to_owned(),
+    }
+}
+
+/// A process that was started. Dropping it kills it.
+struct Process {
+    child: Child,
+    wire: Arc<Wire>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        hang_up(&self.wire);
+        // One that has ended already is not hit.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(shared: &Shared, socket: OwnedFd) -> io::Result<Child> {
+    let mut command = Command::new(PROGRAM);
+    command.arg0("vhost-rdma").arg(COMMAND).arg(&shared.start.network).env_clear().current_dir("/");
+    for variable in [FILTER_ENV, "RUST_BACKTRACE"] {
+        command.envs(std::env::var_os(variable).map(|value| (variable, value)));
+    }
+    command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()
+}
+
+impl Process {
+    /// Starts a process and tells it all that it has to know.
+    fn start(shared: &Shared) -> io::Result<Self> {
+        let (wire, far) = Wire::pair()?;
+        wire.set_patience(SEND)?;
+        let mut process = Self { child: spawn(shared, far)?, wire: Arc::new(wire) };
+        process.ask(shared, Request::Start(shared.start.clone()), &[])?;
+        let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
+        for nic in nics {
+            process.ask(shared, Request::Add(nic), &[])?;
+        }
+        let sessions: Vec<u64> = shared.state().sessions.keys().copied().collect();
+        for session in sessions {
+            process.hand_over(shared, session)?;
+        }
+        Ok(process)
+    }
+
+    /// Has the process go on with a session; one that it refuses is over.
+    fn hand_over(&mut self, shared: &Shared, session: u64) -> io::Result<()> {
+        let Some(mut held) = shared.state().sessions.remove(&session) else { return Ok(()) };
+        let told = self.tell(shared, session, &held);
+        // From now on the process is the one that has it.
+        held.record.set_busy(false);
+        let nic = held.nic.clone();
+        shared.state().sessions.insert(session, held);
+        let taken = told.and_then(|()| self.ask(shared, Request::GoOn(session), &[]));
+        match taken {
+            Ok(()) => tracing::info!(nic, "the session of the VMM goes on"),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let held = shared.state().sessions.remove(&session);
+                if let Some(held) = held {
+                    held.end(Ending::Broken(format!("the session cannot go on: {error}")));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, shared: &Shared, session: u64, held: &Held) -> io::Result<()> {
+        let begin = Request::TakeUp(held.nic.clone(), session);
+        self.ask(shared, begin, &[held.stream.as_fd()])?;
+        for (change, files) in held.record.changes() {
+            self.ask(shared, Request::Kept(session, change), &files)?;
+        }
+        Ok(())
+    }
+
+    /// Asks and waits for the answer, while the keeper is the only one who speaks to the process.
+    /// A refusal is [`io::ErrorKind::InvalidData`].
+    fn ask(
+        &mut self,
+        shared: &Shared,
+        request: Request,
+        files: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let id = shared.state().number();
+        let bytes = encode(&Numbered { id, request }).map_err(io::Error::other)?;
+        self.wire.send(&bytes, files)?;
+        loop {
+            let mut fds = [PollFd::new(&*self.wire, PollFlags::IN)];
+            if poll(&mut fds, Some(&START))? == 0 {
+                return Err(io::Error::other("it does not answer"));
+            }
+            let Some(packet) = self.wire.receive()? else {
+                return Err(io::Error::other(self.end()));
+            };
+            let (report, rest) = understand(packet).map_err(io::Error::other)?;
+            match report {
+                Report::Answer(of, Answer::Done) if of == id => return Ok(()),
+                Report::Answer(of, Answer::Refused(why)) if of == id => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                }
+                report => shared.take(report, rest),
+            }
+        }
+    }
+
+    /// Listens to the process until it ends or talks nonsense; why.
+    fn live(&mut self, shared: &Shared) -> String {
+        {
+            let mut state = shared.state();
+            if state.stopping {
+                return String::new();
+            }
+            state.wire = Some(self.wire.clone());
+            state.pid = Some(self.child.id());
+            state.trouble = None;
+        }
+        shared.wake();
+        let mut pace = Pace::new(Instant::now());
+        loop {
+            let packet = match self.wire.receive() {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return self.end(),
+                Err(error) => return format!("cannot be listened to: {error}"),
+            };
+            match understand(packet) {
+                Ok((report, rest)) => shared.take(report, rest),
+                Err(error) => return format!("is not to be trusted: {error}"),
+            }
+            std::thread::sleep(pace.next(Instant::now()));
+        }
+    }
+
+    /// Ends the process, if it has not ended; how it did.
+    fn end(&mut self) -> String {
+        hang_up(&self.wire);
+        // One that has ended keeps the status that it ended with.
+        let _ = self.child.kill();
+        self.child.wait().map_or_else(|error| error.to_string(), ending)
+    }
+}
+
+type Rest = (Vec<OwnedFd>, bool);
+
+fn understand(packet: Packet) -> Result<(Report, Rest), crate::network_process::BadMessage> {
+    let Packet { bytes, files, files_lost } = packet;
+    let mut report: Report = decode(&bytes)?;
+    // Of descriptors that there was no room for, nobody knows how many there were.
+    if !files_lost {
+        report.check(files.len())?;
+    }
+    Ok((report, (files, files_lost)))
+}
+
+/// Holds back whoever talks without end.
+struct Pace {
+    since: Instant,
+    count: u32,
+}
+
+impl Pace {
+    const fn new(now: Instant) -> Self {
+        Self { since: now, count: 0 }
+    }
+
+    /// How long the next message has to wait.
+    fn next(&mut self, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= Duration::from_secs(1) {
+            *self = Self::new(now);
+        }
+        self.count += 1;
+        if self.count < PACE {
+            Duration::ZERO
+        } else {
+            Duration::from_secs(1).saturating_sub(passed)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_talks_without_end_waits() {
+        let begin = Instant::now();
+        let mut pace = Pace::new(begin);
+        for _ in 1..PACE {
+            assert_eq!(pace.next(begin), Duration::ZERO);
+        }
+        assert_eq!(pace.next(begin), Duration::from_secs(1));
+        assert_eq!(pace.next(begin + Duration::from_secs(1)), Duration::ZERO);
+    }
+}

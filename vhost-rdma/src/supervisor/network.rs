@@ -1,0 +1,453 @@
+//! One network, served by a process of its own: what the rest of the daemon asks, and what it gets.
+//!
+//! ```text
+//!  any thread ── call ──> wire ──> network process
+//!                          │              │
+//!      answer <── pending ─┴── keeper <───┘   sessions: Record, descriptors
+//! ```
+//!
+//! A call is a message with a number and waits for its answer, or for the end of the process. The
+//! `keeper` thread reads what the process tells, and starts another one when it dies. What has to
+//! outlive a process is here: its NICs, what they had counted, and the sessions of their VMMs.
+//!
+//! The process is not believed. It can answer wrongly about its own NICs; it can hold up a call for
+//! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::keeper;
+use super::record::Record;
+use super::restarts::Restarts;
+use crate::network_process::{Answer, Figures, Numbered, Report, Request, Start, Wire, encode};
+use crate::node::{
+    AttachError, Connection, Counters, Ending, NicConfig, NicStatus, ProcessStatus, Session,
+};
+
+/// How long the process may take for a change; longer than a worker may (`device::nic`).
+const PATIENCE: Duration = Duration::from_secs(65);
+/// How long it may take to say how it is.
+const GLANCE: Duration = Duration::from_secs(1);
+/// How long a call waits for a process that is being started.
+const START: Duration = Duration::from_secs(10);
+/// How often a session whose process is away is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A NIC of the network.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) config: NicConfig,
+    /// What earlier processes had counted.
+    before: Counters,
+    /// What the present one has, as of the last look.
+    now: Counters,
+}
+
+/// A VMM's session.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) nic: String,
+    pub(super) stream: UnixStream,
+    pub(super) record: Record,
+    ended: Sender<Ending>,
+}
+
+impl Held {
+    fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+    }
+
+    /// Tells whoever waits for the end.
+    pub(super) fn end(self, ending: Ending) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.ended.send(ending);
+    }
+}
+
+/// What outlives a process.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// To the process that serves now.
+    pub(super) wire: Option<Arc<Wire>>,
+    pub(super) pid: Option<u32>,
+    pub(super) stopping: bool,
+    pub(super) nics: BTreeMap<String, Known>,
+    pub(super) sessions: BTreeMap<u64, Held>,
+    pub(super) restarts: Restarts,
+    /// Why there is no process.
+    pub(super) trouble: Option<String>,
+    /// By the numbers of their requests.
+    pending: BTreeMap<u64, SyncSender<Answer>>,
+    /// The last number that was given away.
+    last: u64,
+    /// It was late with an answer; it is not asked for what is only to be shown until then.
+    late_until: Option<Instant>,
+}
+
+impl State {
+    pub(super) fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The process has died: nobody waits for it any more, and nothing that it counted is lost.
+    pub(super) fn mourn(&mut self) {
+        self.wire = None;
+        self.pid = None;
+        self.pending.clear();
+        self.late_until = None;
+        for nic in self.nics.values_mut() {
+            nic.before = nic.before.plus(&std::mem::take(&mut nic.now));
+        }
+        let over = |held: &Held| !held.record.is_whole() || held.has_hung_up();
+        let ended: Vec<u64> =
+            self.sessions.iter().filter(|(_, held)| over(held)).map(|(id, _)| *id).collect();
+        for held in ended.iter().filter_map(|id| self.sessions.remove(id)) {
+            let why = "the network's process died in the middle of a message";
+            let hung_up = held.has_hung_up();
+            held.end(if hung_up { Ending::Closed } else { Ending::Broken(why.to_owned()) });
+        }
+    }
+}
+
+/// A request, and the descriptors that go with it.
+type Asked<'a> = (Request, &'a [BorrowedFd<'a>]);
+
+/// Why a request has no answer.
+enum NoAnswer {
+    /// There was nobody to ask.
+    Away(String),
+    /// It was asked, and nobody knows how far it came.
+    Lost(String),
+}
+
+/// What the keeper and everybody else share.
+pub(super) struct Shared {
+    pub(super) start: Start,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something that others wait for has happened.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits, unless it is time to end.
+    pub(super) fn pause(&self, time: Duration) {
+        let going = |state: &mut State| !state.stopping;
+        let _ = self.changed.wait_timeout_while(self.state(), time, going);
+    }
+
+    /// The process that there is, or will be soon.
+    fn wire(&self) -> Result<Arc<Wire>, String> {
+        let away = |state: &mut State| state.wire.is_none() && !state.stopping;
+        let waited = self.changed.wait_timeout_while(self.state(), START, away);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let trouble = || state.trouble.clone().unwrap_or_else(|| "it does not start".to_owned());
+        state.wire.clone().ok_or_else(trouble)
+    }
+
+    /// Asks the process, and waits for its answer. `noting` happens once there is one to ask, and
+    /// before it, or its successor, can know of the request.
+    fn call(
+        &self,
+        (request, files): Asked<'_>,
+        patience: Duration,
+        noting: impl FnOnce(&mut State),
+    ) -> Result<Answer, NoAnswer> {
+        self.wire().map_err(NoAnswer::Away)?;
+        let (answer, answered) = sync_channel(1);
+        let (id, wire) = {
+            let mut state = self.state();
+            let away = || NoAnswer::Away("it died".to_owned());
+            let wire = state.wire.clone().ok_or_else(away)?;
+            let id = state.number();
+            state.pending.insert(id, answer);
+            noting(&mut state);
+            (id, wire)
+        };
+        let message = encode(&Numbered { id, request }).map_err(|error| error.to_string());
+        let sent = message.and_then(|bytes| {
+            wire.send(&bytes, files).map_err(|error| format!("it does not listen: {error}"))
+        });
+        let got = sent.and_then(|()| {
+            answered.recv_timeout(patience).map_err(|error| match error {
+                RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+                RecvTimeoutError::Disconnected => "it died".to_owned(),
+            })
+        });
+        self.state().pending.remove(&id);
+        got.map_err(NoAnswer::Lost)
+    }
+
+    /// As [`Self::call`], for what is a change; a process that does not carry it out is ended.
+    fn change(&self, request: Request) -> Result<(), String> {
+        match self.call((request, &[]), PATIENCE, |_| ()) {
+            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Refused(why)) => Err(why),
+            Ok(_) => {
+                self.give_up();
+                Err("the network's process answered something else".to_owned())
+            }
+            Err(NoAnswer::Away(why)) => Err(why),
+            Err(NoAnswer::Lost(why)) => {
+                self.give_up();
+                Err(format!("the network's process: {why}"))
+            }
+        }
+    }
+
+    /// Has the keeper end the process that there is.
+    fn give_up(&self) {
+        if let Some(wire) = &self.state().wire {
+            hang_up(wire);
+        }
+    }
+
+    /// As [`Self::call`], for what is only shown.
+    fn glance(&self, request: Request) -> Option<Answer> {
+        {
+            let mut state = self.state();
+            state.wire.as_ref()?;
+            let now = Instant::now();
+            if state.late_until.is_some_and(|until| until > now) {
+                return None;
+            }
+            state.late_until = None;
+        }
+        let got = self.call((request, &[]), GLANCE, |_| ());
+        if got.is_err() {
+            self.state().late_until = Some(Instant::now() + GLANCE);
+        }
+        got.ok()
+    }
+
+    /// Takes what the process tells, which was checked.
+    pub(super) fn take(&self, report: Report, packet: (Vec<std::os::fd::OwnedFd>, bool)) {
+        let (files, lost) = packet;
+        let mut state = self.state();
+        match report {
+            Report::Answer(id, answer) => {
+                if let Some(waiting) = state.pending.remove(&id) {
+                    // There is room for one, and one comes.
+                    let _ = waiting.try_send(answer);
+                }
+            }
+            Report::Begun(id) => state.held(id, |held| held.record.set_busy(true)),
+            Report::Done(id) => state.held(id, |held| held.record.set_busy(false)),
+            Report::Changed(id, change) => state.held(id, |held| {
+                held.record.apply(change, files);
+                if lost {
+                    held.record.lose();
+                }
+            }),
+            Report::Ended(id, ending) => {
+                if let Some(held) = state.sessions.remove(&id) {
+                    held.end(ending);
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn held(&mut self, id: u64, with: impl FnOnce(&mut Held)) {
+        if let Some(held) = self.sessions.get_mut(&id) {
+            with(held);
+        }
+    }
+}
+
+/// Nobody speaks by this wire any more; whoever waits for a message finds the end.
+pub(super) fn hang_up(wire: &Wire) {
+    let _ = rustix::net::shutdown(wire.as_fd(), rustix::net::Shutdown::Both);
+}
+
+/// See the module. Dropping it ends the process.
+pub(super) struct Network {
+    shared: Arc<Shared>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn trouble(why: String) -> AttachError {
+    AttachError::Resources(why)
+}
+
+impl Network {
+    /// Starts the network's process and waits until it is ready.
+    pub(super) fn start(start: Start) -> Result<Self, AttachError> {
+        let shared = Arc::new(Shared { start, state: Mutex::default(), changed: Condvar::new() });
+        let own = shared.clone();
+        // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
+        let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
+        let keeper = thread
+            .spawn(move || keeper::run(&own))
+            .map_err(|error| AttachError::io("start a thread", error))?;
+        let network = Self { shared, keeper: Mutex::new(Some(keeper)) };
+        match network.shared.wire() {
+            Ok(_) => Ok(network),
+            Err(why) => Err(trouble(format!("the network's process: {why}"))),
+        }
+    }
+
+    pub(super) fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.shared.change(Request::Add(nic.clone())).map_err(trouble)?;
+        let known =
+            Known { config: nic.clone(), before: Counters::default(), now: Counters::default() };
+        self.shared.state().nics.insert(nic.name.clone(), known);
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.shared.state().nics.is_empty()
+    }
+
+    /// Ends a NIC; whether there are others left.
+    pub(super) fn remove(&self, name: &str) -> bool {
+        let last = {
+            let mut state = self.shared.state();
+            state.nics.remove(name);
+            state.nics.is_empty()
+        };
+        // With the last one goes the process. One that is away comes back without this one.
+        if !last && let Err(why) = self.shared.change(Request::Remove(name.to_owned())) {
+            tracing::error!(nic = name, why, "the NIC was not let go of in time");
+        }
+        !last
+    }
+
+    pub(super) fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
+        self.shared.change(Request::Update(nic.clone())).map_err(trouble)?;
+        if let Some(known) = self.shared.state().nics.get_mut(&nic.name) {
+            known.config = nic.clone();
+        }
+        Ok(())
+    }
+
+    /// Once the process was asked, the session is kept: if that process dies it is its successor's.
+    pub(super) fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>> {
+        let (ended, end) = channel();
+        let (id, nic) = (self.shared.state().number(), name.to_owned());
+        let held = Held { nic, stream: vmm.try_clone()?, record: Record::default(), ended };
+        let request = Request::Connect(name.to_owned(), id);
+        let hold = |state: &mut State| drop(state.sessions.insert(id, held));
+        match self.shared.call((request, &[vmm.as_fd()]), PATIENCE, hold) {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Refused(why)) => {
+                self.shared.state().sessions.remove(&id);
+                return Err(io::Error::other(why));
+            }
+            Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
+            Ok(_) | Err(NoAnswer::Lost(_)) => self.shared.give_up(),
+        }
+        Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
+    }
+
+    pub(super) fn status(&self, name: &str) -> NicStatus {
+        let answer = self.shared.glance(Request::Status(name.to_owned()));
+        let mut state = self.shared.state();
+        let trouble = match (&state.wire, &answer) {
+            (None, _) => state.trouble.clone(),
+            (Some(_), Some(Answer::Status(_))) => None,
+            _ => Some("the network's process does not say how the NIC is".to_owned()),
+        };
+        let Some(known) = state.nics.get_mut(name) else { return NicStatus::default() };
+        let mut status = match answer {
+            Some(Answer::Status(status)) => *status,
+            _ => NicStatus { counters: known.now, ..NicStatus::default() },
+        };
+        known.now = status.counters;
+        status.counters = known.before.plus(&known.now);
+        if let Some(why) = trouble {
+            status.session = Session::Failed;
+            status.error = Some(why);
+        }
+        status
+    }
+
+    /// How the worker is; nothing while there is no process.
+    pub(super) fn figures(&self) -> Option<Figures> {
+        match self.shared.glance(Request::Figures) {
+            Some(Answer::Figures(figures)) => Some(*figures),
+            _ => None,
+        }
+    }
+
+    pub(super) fn log(&self, filter: Option<&str>) {
+        let request = Request::Log(filter.map(str::to_owned));
+        if self.shared.call((request, &[]), GLANCE, |_| ()).is_err() {
+            let network = &self.shared.start.network;
+            tracing::warn!(network, "what the network's process logs stays as it was");
+        }
+    }
+
+    pub(super) fn process(&self) -> ProcessStatus {
+        let state = self.shared.state();
+        ProcessStatus {
+            network: self.shared.start.network.clone(),
+            pid: state.pid,
+            deaths: state.restarts.deaths(),
+            failing: state.restarts.failing(Instant::now()),
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.shared.state().stopping = true;
+        self.shared.give_up();
+        self.shared.wake();
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if keeper.is_some_and(|keeper| keeper.join().is_err()) {
+            tracing::error!("the keeper of a network's process panicked");
+        }
+    }
+}
+
+/// A connection that another process serves.
+struct Far {
+    shared: Arc<Shared>,
+    id: u64,
+    end: Receiver<Ending>,
+}
+
+impl Connection for Far {
+    fn end(self: Box<Self>) -> Ending {
+        loop {
+            match self.end.recv_timeout(LOOK) {
+                Ok(ending) => return ending,
+                Err(RecvTimeoutError::Disconnected) => return Ending::Closed,
+                Err(RecvTimeoutError::Timeout) => self.look(),
+            }
+        }
+    }
+}
+
+impl Far {
+    /// A VMM that goes while there is no process is noticed here.
+    fn look(&self) {
+        let mut state = self.shared.state();
+        let gone =
+            state.wire.is_none() && state.sessions.get(&self.id).is_some_and(Held::has_hung_up);
+        let held = if gone { state.sessions.remove(&self.id) } else { None };
+        drop(state);
+        if let Some(held) = held {
+            held.end(Ending::Closed);
+        }
+    }
+}
