@@ -109,8 +109,21 @@ fn set_filter(log: Option<&str>) {
     }
 }
 
+/// Where memory is short the kernel is to end a network's process rather than the supervisor, which
+/// starts it again.
+fn be_first_to_go() {
+    const PATH: &str = "/proc/self/oom_score_adj";
+    const MORE: i32 = 200;
+    let present = std::fs::read_to_string(PATH).ok().and_then(|text| text.trim().parse().ok());
+    let wanted = (present.unwrap_or(0) + MORE).min(1000).to_string();
+    if let Err(error) = std::fs::write(PATH, wanted) {
+        tracing::debug!(%error, "the memory killer makes no difference");
+    }
+}
+
 /// Starts the worker and seals every thread.
 fn shut_in(start: &Start) -> io::Result<LocalDataplane> {
+    be_first_to_go();
     sandbox::close_in()?;
     // What needs a file, for the last time.
     crate::device::prepare();

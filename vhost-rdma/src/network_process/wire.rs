@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -16,7 +17,11 @@ use super::protocol::{FILES_MAX, MESSAGE_MAX};
 
 /// One end.
 #[derive(Debug)]
-pub struct Wire(OwnedFd);
+pub struct Wire {
+    socket: OwnedFd,
+    /// Room for the longest message; one thread receives.
+    room: Mutex<Vec<u8>>,
+}
 
 /// What came in one piece.
 #[derive(Debug)]
@@ -37,13 +42,13 @@ impl Wire {
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        Ok((Self(near), far))
+        Ok((Self::new(near), far))
     }
 
     /// The end that is open as `socket`.
     #[must_use]
     pub const fn new(socket: OwnedFd) -> Self {
-        Self(socket)
+        Self { socket, room: Mutex::new(Vec::new()) }
     }
 
     /// How long a message may wait for room at the other end.
@@ -51,7 +56,7 @@ impl Wire {
     /// # Errors
     /// The host refuses.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        Ok(set_socket_timeout(&self.0, Timeout::Send, Some(patience))?)
+        Ok(set_socket_timeout(&self.socket, Timeout::Send, Some(patience))?)
     }
 
     /// Sends a message. It waits while the other end has not read earlier ones.
@@ -66,7 +71,8 @@ impl Wire {
             return Err(io::Error::other("too many descriptors for one message"));
         }
         loop {
-            let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+            let sent =
+                sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
             match sent {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
@@ -80,12 +86,13 @@ impl Wire {
     /// # Errors
     /// The socket broke, or the message is longer than any may be.
     pub fn receive(&self) -> io::Result<Option<Packet>> {
-        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        room.resize(MESSAGE_MAX, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = loop {
-            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut room)], &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::CONNRESET) => return Ok(None),
                 other => break other?,
@@ -103,15 +110,14 @@ impl Wire {
         if got.bytes == 0 {
             return Ok(None);
         }
-        bytes.truncate(got.bytes);
-        bytes.shrink_to_fit();
+        let bytes = room.get(..got.bytes).unwrap_or_default().to_vec();
         Ok(Some(Packet { bytes, files, files_lost: got.flags.contains(ReturnFlags::CTRUNC) }))
     }
 }
 
 impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 

@@ -153,9 +153,14 @@ impl Daemon {
 
     /// SIGSTOP or SIGCONT: a daemon that hangs, and no longer does.
     pub(crate) fn hang(&self, hang: bool) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let signal = if hang { Signal::STOP } else { Signal::CONT };
-        kill_process(pid.context("the daemon has no process id")?, signal)?;
+        // Those that serve a network each, too.
+        let parent = self.child.id().to_string();
+        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
+        for pid in std::iter::once(parent.as_str()).chain(own.split_whitespace()) {
+            let pid = pid.parse().ok().and_then(Pid::from_raw);
+            kill_process(pid.context("the daemon has no process id")?, signal)?;
+        }
         Ok(())
     }
 
