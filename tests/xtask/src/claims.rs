@@ -16,8 +16,12 @@ const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
 const ROOTS: [&str; 2] = ["tests/virtual-guest/tests", "vhost-rdma/src"];
 /// Sections in which every list item is a claim.
-const SECTIONS: [&str; 3] =
-    ["## Guest against daemon", "## Process against its guest", "## Peer against peer"];
+const SECTIONS: [&str; 4] = [
+    "## Guest against daemon",
+    "## Network process against supervisor",
+    "## Process against its guest",
+    "## Peer against peer",
+];
 /// What begins the names.
 const SHOWN: &str = "*Shown by*";
 

@@ -1,6 +1,5 @@
 //! A VMM's connection: a thread that handles its messages, and one that serves its queues.
 
-use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -12,7 +11,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 use virtio_rdma_abi::vq;
 
 use super::frontend::Frontend;
-use super::journal::{Change, Forgetful, Journal};
+use super::journal::{Change, Forgetful, Journal, Kept};
 use super::nic::Nic;
 use super::queue_thread::QueueThread;
 use super::restore::{self, Agreed, Handler};
@@ -64,7 +63,7 @@ impl Connection {
     pub(super) fn take_up(
         nic: &Arc<Nic>,
         stream: UnixStream,
-        (mut kept, journal): (Vec<(Change, Vec<File>)>, Arc<dyn Journal>),
+        (mut kept, journal): (Vec<Kept>, Arc<dyn Journal>),
     ) -> io::Result<Self> {
         let mut connection = Self::quiet(nic, stream)?;
         connection.nic.connected();
@@ -84,7 +83,7 @@ impl Connection {
         {
             let mut frontend = frontend.lock().unwrap_or_else(PoisonError::into_inner);
             for (change, files) in kept {
-                frontend.restore(change, files).map_err(io::Error::other)?;
+                frontend.restore(&change, files).map_err(io::Error::other)?;
             }
             frontend.tell(journal.clone());
         }

@@ -1,7 +1,6 @@
 //! The device layer as seen from above: NICs come, change and go, and VMMs are handed in.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +8,7 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::events::NoPort;
-use super::journal::{Change, Forgetful, Journal};
+use super::journal::{Forgetful, Journal, Kept};
 use super::nic::{self, Nic, PATIENCE};
 use super::queues::QueueLayout;
 use super::rnic;
@@ -114,7 +113,7 @@ impl LocalDataplane {
         &self,
         name: &str,
         vmm: UnixStream,
-        kept: (Vec<(Change, Vec<File>)>, Arc<dyn Journal>),
+        kept: (Vec<Kept>, Arc<dyn Journal>),
     ) -> io::Result<Box<dyn node::Connection>> {
         Ok(Box::new(Connection::take_up(&self.known(name)?, vmm, kept)?))
     }

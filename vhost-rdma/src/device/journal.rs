@@ -5,6 +5,7 @@
 //! came with it, before the VMM is answered. What a session is at the end of that,
 //! [`restore`](super::restore) takes up.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
@@ -78,6 +79,9 @@ impl Change {
         if let Self::Kick(queue) = self { Some(*queue) } else { None }
     }
 }
+
+/// A change, and the descriptors that came with it.
+pub type Kept = (Change, Vec<File>);
 
 /// Keeps what a VMM says. Calls come from the connection's own thread, and may wait.
 pub trait Journal: Send + Sync {

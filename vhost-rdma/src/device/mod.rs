@@ -46,7 +46,7 @@ mod trust;
 mod vring;
 
 pub use dataplane::LocalDataplane;
-pub use journal::{Change, Forgetful, Journal, Piece, Place};
+pub use journal::{Change, Forgetful, Journal, Kept, Piece, Place};
 
 /// Reads now what is read once and may not be readable later, in a sandbox.
 pub fn prepare() {

@@ -20,7 +20,7 @@ use vhost::vhost_user::{BackendReqHandler, Error, Result, VhostUserBackendReqHan
 use virtio_queue::QueueT as _;
 
 use super::frontend::Frontend;
-use super::journal::{Change, Piece, Place};
+use super::journal::{Change, Kept, Piece, Place};
 use crate::socket;
 
 /// Requests of the handshake (vhost-user, "Front-end message types").
@@ -43,7 +43,7 @@ pub(super) struct Agreed {
 
 impl Agreed {
     /// Takes out of `changes` what the handshake repeats.
-    pub(super) fn take(changes: &mut Vec<(Change, Vec<File>)>) -> Self {
+    pub(super) fn take(changes: &mut Vec<Kept>) -> Self {
         let mut agreed = Self::default();
         changes.retain(|(change, _)| {
             match change {
@@ -101,8 +101,8 @@ fn region(piece: &Piece) -> VhostUserSingleMemoryRegion {
 
 impl Frontend {
     /// Takes a change over that another process has taken over before.
-    pub(super) fn restore(&mut self, change: Change, mut files: Vec<File>) -> Result<()> {
-        match change {
+    pub(super) fn restore(&mut self, change: &Change, mut files: Vec<File>) -> Result<()> {
+        match *change {
             Change::Plugged(piece) => {
                 let file = files.pop().ok_or(Error::InvalidParam)?;
                 self.add_mem_region(&region(&piece), file, None).map(drop)

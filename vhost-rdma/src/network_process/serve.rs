@@ -22,7 +22,7 @@ use super::protocol::{
     Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, decode, encode,
 };
 use super::wire::{Packet, Wire};
-use crate::device::{Change, Journal, LocalDataplane};
+use crate::device::{Change, Journal, Kept, LocalDataplane};
 use crate::node::{Connection, Dataplane as _};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
@@ -45,7 +45,7 @@ pub enum Fault {
 struct Left {
     nic: String,
     stream: UnixStream,
-    changes: Vec<(Change, Vec<File>)>,
+    changes: Vec<Kept>,
 }
 
 struct Process {

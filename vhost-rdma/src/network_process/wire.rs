@@ -66,8 +66,9 @@ impl Wire {
     pub fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fits = files.len() <= FILES_MAX;
-        if !files.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(files))) {
+        let fits = files.len() <= FILES_MAX
+            && (files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files)));
+        if !fits {
             return Err(io::Error::other("too many descriptors for one message"));
         }
         loop {

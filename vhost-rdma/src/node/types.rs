@@ -246,6 +246,7 @@ impl Counters {
             kicks: self.kicks.saturating_add(more.kicks),
             events: self.events.saturating_add(more.events),
             completions: self.completions.saturating_add(more.completions),
+            page_faults: self.page_faults.saturating_add(more.page_faults),
         }
     }
 }

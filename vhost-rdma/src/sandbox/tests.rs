@@ -64,7 +64,7 @@ fn attempt(case: &str) {
         "run a program" => refused(Command::new("/bin/true").spawn()),
         "fork" => refused(call(libc::SYS_clone, [i64::from(libc::SIGCHLD), 0, 0, 0])),
         "a namespace" => {
-            refused(call(libc::SYS_unshare, [i64::from(libc::CLONE_NEWUSER), 0, 0, 0]))
+            refused(call(libc::SYS_unshare, [i64::from(libc::CLONE_NEWUSER), 0, 0, 0]));
         }
         "signal its supervisor" => {
             let parent = i64::from(std::os::unix::process::parent_id());
@@ -96,7 +96,7 @@ fn attempt(case: &str) {
             refused(if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) });
         }
         "become dumpable" => {
-            refused(call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0]))
+            refused(call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0]));
         }
         "go on working" => {
             let thread =

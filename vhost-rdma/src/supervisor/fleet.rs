@@ -148,19 +148,15 @@ impl Dataplane for Fleet {
 
     fn remove(&self, name: &str) {
         let _alone = lock(&self.changing);
-        let removed = lock(&self.homes).remove(name);
-        match removed {
-            Some((vni, Home::Network(network))) => {
+        let Some((vni, home)) = lock(&self.homes).remove(name) else { return };
+        match (home, self.own.get()) {
+            (Home::Network(network), _) => {
                 if !network.remove(name) {
                     lock(&self.networks).remove(&vni);
                 }
             }
-            Some((_, Home::Own)) => {
-                if let Some(own) = self.own.get() {
-                    own.remove(name);
-                }
-            }
-            None => {}
+            (Home::Own, Some(own)) => own.remove(name),
+            (Home::Own, None) => {}
         }
     }
 
@@ -174,7 +170,7 @@ impl Dataplane for Fleet {
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>> {
         match self.home(name) {
-            Some(Home::Network(network)) => network.connect(name, vmm),
+            Some(Home::Network(network)) => network.connect(name, &vmm),
             Some(Home::Own) => self.own().map_err(io::Error::other)?.connect(name, vmm),
             None => Err(io::Error::other("there is no such NIC")),
         }

@@ -340,7 +340,7 @@ impl Network {
     }
 
     /// Once the process was asked, the session is kept: if that process dies it is its successor's.
-    pub(super) fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>> {
+    pub(super) fn connect(&self, name: &str, vmm: &UnixStream) -> io::Result<Box<dyn Connection>> {
         let (ended, end) = channel();
         let (id, nic) = (self.shared.state().number(), name.to_owned());
         let held = Held { nic, stream: vmm.try_clone()?, record: Record::default(), ended };
