@@ -94,12 +94,12 @@ pub(crate) fn need_kick(status: &impl Words, need: bool) {
 }
 
 /// Before sleep (§6.4): asks the guests to kick, then looks once more; what the look found.
-pub(crate) fn last_look<S>(
+pub(crate) fn last_look<S, R>(
     cpu: &impl Fences,
     state: &mut S,
     ask: impl FnOnce(&mut S),
-    look: impl FnOnce(&mut S) -> bool,
-) -> bool {
+    look: impl FnOnce(&mut S) -> R,
+) -> R {
     ask(state);
     cpu.full(Fence::AskBeforeLook);
     look(state)

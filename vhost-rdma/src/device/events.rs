@@ -1,7 +1,8 @@
 //! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md §7.5).
 //!
-//! All of this runs on a worker and must not wait for a guest or a VMM: queue locks are held for moments, a VMM that makes the system
-//! call that tells it a long one is told by another thread (`trust`), and only a few buffers that are too short or too long are looked at.
+//! All of this runs on a worker and must not wait for a guest or a VMM: a queue that another thread has at that moment is for later, a
+//! VMM that makes the system call that tells it a long one is told by another thread (`trust`), and only a few buffers that are too
+//! short or too long are looked at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,8 @@ pub(super) struct EventPort {
     memory: Memory,
     /// Bit n: queue n holds events that the guest was not told of.
     dirty: u64,
+    /// A queue was somebody else's.
+    busy: bool,
     raised: Arc<AtomicU64>,
     bell: Bell,
     trust: Arc<Trust>,
@@ -43,7 +46,7 @@ impl EventPort {
         raised: Arc<AtomicU64>,
         (bell, trust): (Bell, Arc<Trust>),
     ) -> Self {
-        Self { queues: vrings.to_vec(), memory, dirty: 0, raised, bell, trust }
+        Self { queues: vrings.to_vec(), memory, dirty: 0, busy: false, raised, bell, trust }
     }
 
     /// Tells the VMM of queue `index`.
@@ -51,7 +54,10 @@ impl EventPort {
         if !self.trust.is_given() {
             return self.bell.ring(index);
         }
-        let ((), lost) = self.trust.watch(|| vring.signal());
+        let (told, lost) = self.trust.watch(|| vring.try_signal());
+        if !told {
+            self.bell.ring(index);
+        }
         if lost {
             tracing::warn!(
                 "a VMM's notification descriptor is slow to signal; another thread does it for a while"
@@ -62,7 +68,10 @@ impl EventPort {
     fn put(&mut self, index: usize, event: &[u8]) -> bool {
         let Some(vring) = self.queues.get(index) else { return false };
         let memory = self.memory.memory();
-        let mut state = vring.lock();
+        let Some(mut state) = vring.try_lock() else {
+            self.busy = true;
+            return false;
+        };
         let put = state.runs() && put(&mut state, &memory, event);
         if put {
             self.dirty |= 1 << index;
@@ -96,6 +105,10 @@ fn put(state: &mut State, memory: &AddressSpace, event: &[u8]) -> bool {
 }
 
 impl Port for EventPort {
+    fn was_busy(&mut self) -> bool {
+        std::mem::take(&mut self.busy)
+    }
+
     fn completion_event(&mut self, vector: u32, event: CompEvent) -> bool {
         let index = (vector as usize).saturating_add(usize::from(vq::COMP_BASE - vq::EVENT));
         self.put(index, event.as_bytes())
@@ -108,12 +121,17 @@ impl Port for EventPort {
     }
 
     fn flush(&mut self) {
-        while self.dirty != 0 {
-            let index = self.dirty.trailing_zeros() as usize;
-            self.dirty &= self.dirty - 1;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        while dirty != 0 {
+            let index = dirty.trailing_zeros() as usize;
+            dirty &= dirty - 1;
             let Some(vring) = self.queues.get(index) else { continue };
             let memory = self.memory.memory();
-            let mut state = vring.lock();
+            let Some(mut state) = vring.try_lock() else {
+                self.dirty |= 1 << index;
+                self.busy = true;
+                continue;
+            };
             let wanted = state.runs() && state.queue().needs_notification(&*memory).unwrap_or(true);
             drop(state);
             if wanted {

@@ -5,13 +5,13 @@
 //! own: signalling one takes as long as there are waiters, and so does closing it. So whether a worker signals one is a matter of trust
 //! (`trust`), and none is closed under a lock.
 //!
-//! The queue's lock is taken by the worker for each event. So nothing is done under it that touches the guest's memory on behalf of
+//! The worker wants the queue's lock for each event, and comes again where somebody has it. So nothing is done under it that touches the guest's memory on behalf of
 //! the connection: a page of it may take as long to come as the VMM likes.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::fs::OFlags;
 use virtio_queue::{Error, Queue, QueueT};
@@ -93,6 +93,16 @@ impl Vring {
         Ok(Self(Arc::new(Inner { state, kick: Slot::default(), call: Slot::default() })))
     }
 
+    /// The queue, for a moment, unless somebody has it. For workers: whoever has it may have lost
+    /// its processor, and its VMM chooses how often it takes it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.0.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// The queue, for a moment.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -128,11 +138,25 @@ impl Vring {
         held(&self.0.call)
     }
 
-    /// Tells the VMM that there are used buffers. For threads that serve this connection alone, and workers that trust it.
+    /// Tells the VMM that there are used buffers. For threads that serve this connection alone.
     pub(super) fn signal(&self) {
         if let Some(call) = held(&self.0.call) {
             signal::signal(call.as_fd());
         }
+    }
+
+    /// As [`Self::signal`], for workers that trust the VMM; false if the descriptor is being
+    /// replaced.
+    pub(super) fn try_signal(&self) -> bool {
+        let call = match self.0.call.try_lock() {
+            Ok(call) => call.clone(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().clone(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(call) = call {
+            signal::signal(call.as_fd());
+        }
+        true
     }
 }
 

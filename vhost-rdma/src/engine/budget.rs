@@ -163,6 +163,7 @@ impl Meter {
             until: now.saturating_add(length),
             look_at: charged.saturating_add(LOOK_AFTER),
             seen: now,
+            looked: None,
             over: false,
         }
     }
@@ -179,7 +180,18 @@ pub(crate) struct Budget {
     look_at: Nanos,
     /// The clock when it was last looked at.
     seen: Nanos,
+    /// What the last look found, until somebody takes it.
+    looked: Option<Looked>,
     over: bool,
+}
+
+/// What went on between two looks at the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Looked {
+    /// What was charged, at least.
+    pub(crate) charged: Nanos,
+    /// How long it took.
+    pub(crate) lasted: Nanos,
 }
 
 impl Budget {
@@ -187,6 +199,12 @@ impl Budget {
     #[inline]
     pub(crate) const fn seen(&self) -> Nanos {
         self.seen
+    }
+
+    /// What was found since this was asked last, if the clock was looked at.
+    #[inline]
+    pub(crate) const fn looked(&mut self) -> Option<Looked> {
+        self.looked.take()
     }
 
     /// Whether nothing more may be begun. To be asked after each piece of work, which is never so
@@ -197,8 +215,11 @@ impl Budget {
         if self.over || charged >= self.end {
             self.over = true;
         } else if charged >= self.look_at {
+            let before = self.seen;
+            self.seen = before.max(meter.now());
+            let charged_since = charged.saturating_sub(self.look_at).saturating_add(LOOK_AFTER);
+            self.looked = Some(Looked { charged: charged_since, lasted: self.seen - before });
             self.look_at = charged.saturating_add(LOOK_AFTER);
-            self.seen = self.seen.max(meter.now());
             self.over = self.seen >= self.until;
         }
         self.over

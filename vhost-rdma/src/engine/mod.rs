@@ -43,6 +43,7 @@ mod network;
 mod nic;
 mod numbers;
 pub(crate) mod outbox;
+mod pace;
 mod pending;
 mod placement;
 mod port;

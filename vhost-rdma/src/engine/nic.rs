@@ -17,6 +17,7 @@ use super::doorbell::{Owner, Post};
 use super::limits::{Counters, GID_TABLE_LEN, Limits, Objects};
 use super::mr::MrTable;
 use super::outbox::Outbox;
+use super::pace::Pace;
 use super::port::Port;
 use super::qp::{Qp, State, Waiter};
 use super::quota::{self, Kept};
@@ -123,6 +124,8 @@ pub(super) struct Nic {
     pub(super) remains: Vec<Remains>,
     /// QPs that may still run in this round.
     pub(super) turns: u32,
+    /// How much it moves in one piece.
+    pub(super) pace: Pace,
     /// The shard's.
     pub(super) meter: Meter,
     /// The device's clock, as this round or command was told it: what completions are stamped with.
@@ -171,6 +174,7 @@ impl Nic {
             work: None,
             remains: Vec::new(),
             turns: 0,
+            pace: Pace::default(),
             meter,
             now: 0,
         }
@@ -345,10 +349,16 @@ impl Nic {
         self.turns = 0;
         self.now = now;
         if self.life == Life::Ready {
-            // What is on the queue now; QPs that go back to its end wait for the next round.
             self.turns = u32::try_from(self.run.len()).unwrap_or(u32::MAX).min(ROUND_QPS);
         }
         self.turns > 0 || self.has_other_work(now)
+    }
+
+    /// Another turn in this round, if a QP has something to do.
+    #[inline]
+    pub(super) fn take_turn(&mut self) -> bool {
+        self.turns = u32::from(self.life == Life::Ready && !self.run.is_empty());
+        self.turns > 0
     }
 
     /// Deadlines that have come, and chores.

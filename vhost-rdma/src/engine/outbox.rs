@@ -116,6 +116,15 @@ impl Outbox {
         } else {
             cq.event_pending = true;
             self.completions.insert(cqn, ());
+            self.come_again();
+        }
+    }
+
+    /// Offers all once more if the way out was somebody else's at that moment.
+    fn come_again(&mut self) {
+        if self.port.was_busy() {
+            self.put = true;
+            self.wanted();
         }
     }
 
@@ -131,6 +140,7 @@ impl Outbox {
         if std::mem::take(&mut self.put) {
             self.port.flush();
         }
+        self.come_again();
         BATCH - room
     }
 

@@ -14,6 +14,11 @@ pub trait Port: Send {
     fn async_event(&mut self, event: abi::AsyncEvent) -> bool;
     /// Notifies the guest of what was put since the last call, once per queue at most.
     fn flush(&mut self);
+    /// Whether a call since the last one of this could not do its work without waiting for another
+    /// thread: it is to be made again soon, whether the guest has new buffers or not.
+    fn was_busy(&mut self) -> bool {
+        false
+    }
 }
 
 /// A port without queues: a NIC that nobody listens to.

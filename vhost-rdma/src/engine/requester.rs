@@ -105,12 +105,14 @@ impl Shard {
         let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         let mut bytes = 0u32;
         let mut more = false;
+        // What the last look found is of another's time.
+        budget.looked();
         for count in 0.. {
             if send.wait != Wait::None || !send.has_work() {
                 break;
             }
             // One at least: what came before in this round may have used it up.
-            let over = count > 0 && budget.is_over(&self.meter);
+            let over = count > 0 && self.is_over(id, budget);
             if count == TURN_REQUESTS || bytes >= TURN_BYTES || over {
                 more = true;
                 break;
@@ -136,6 +138,19 @@ impl Shard {
         if let Some(nic) = self.nic_mut(id) {
             nic.end_turn(qpn, send, more);
         }
+    }
+
+    /// Whether the time is up; if the clock was looked at, how long the NIC's pieces took tells how
+    /// large the next may be.
+    #[inline]
+    fn is_over(&mut self, id: NicId, budget: &mut Budget) -> bool {
+        let over = budget.is_over(&self.meter);
+        if let Some(looked) = budget.looked()
+            && let Some(nic) = self.nic_mut(id)
+        {
+            nic.pace.judge(looked);
+        }
+        over
     }
 
     /// Executes one piece of one work request.
@@ -186,13 +201,14 @@ impl Shard {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
         }
         nic.meter.charge_each(cost::ELEMENT, send.sges.len());
-        let same = planned.inline || nic.opens_the_same(send, &planned);
+        let len = nic.piece(turn.kind, send, &planned);
+        let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
         if !same || (!planned.inline && !nic.gather(turn, send, &planned, segments)) {
             return Step::Failed(wc_status::LOC_PROT_ERR);
         }
-        let len = (planned.total - send.done).min(PIECE);
         let payload =
             if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
+        send.piece = len;
         nic.meter.charge(cost::bytes(len.into()));
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
@@ -279,7 +295,7 @@ impl Shard {
             send.wait = Wait::None;
             let step = match nic.plan(&turn, &mut send, &wqe) {
                 Ok(planned) => {
-                    let len = (planned.total - send.done).min(PIECE);
+                    let len = send.piece;
                     self.settle(&turn, &mut send, &planned, outcome, len)
                 }
                 Err(status) => Step::Failed(status),
@@ -511,10 +527,21 @@ impl Nic {
         })
     }
 
+    /// Length of the next piece. Datagrams and atomics are one.
+    #[inline]
+    fn piece(&self, kind: Kind, send: &SendQueue, planned: &Planned) -> u32 {
+        let cut = matches!(planned.operation, Operation::Send | Operation::Write | Operation::Read);
+        if planned.inline || !cut || !kind.is_connected() {
+            return planned.total - send.done;
+        }
+        let lengths = send.sges.iter().map(|sge| sge.length.get());
+        self.pace.piece(lengths, send.done, planned.total)
+    }
+
     /// Whether the keys of a message that takes several turns open what they opened at its first: a
     /// region that was registered anew meanwhile ends it.
-    fn opens_the_same(&self, send: &mut SendQueue, planned: &Planned) -> bool {
-        if planned.total <= PIECE {
+    fn opens_the_same(&self, send: &mut SendQueue, (total, len): (u32, u32)) -> bool {
+        if len == total {
             return true;
         }
         let stamp = self.mrs.stamp_of(&send.sges);

@@ -1,11 +1,15 @@
 //! Rounds: whose turn it is.
 //!
 //! A shard serves its NICs in the order of the service that they have had, least first, for as long
-//! as a round lasts. Service is what a NIC was charged, or the time that went by while it was
-//! served, whichever is more; one that was idle begins a little behind the least of the others, so
+//! as a round lasts. Service is the time that went by while a NIC was served, or what it was charged
+//! where that is too short for the clock; one that was idle begins a little behind the least of the others, so
 //! that whoever wants little is served at once and gains nothing by having waited. So a guest that
 //! moves large messages costs its neighbours the rest of a round and not one of its turns each
 //! time.
+//!
+//! A NIC with one QP gets as much as one with many: while others have work too, it comes again in
+//! the same round as soon as it has had least. Who is alone has one turn for each QP, so that what
+//! rings meanwhile is seen soon.
 //!
 //! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken,
 //! deadlines, work requests, and the telling of guests. What a round has no time for is found by
@@ -121,12 +125,7 @@ impl Shard {
                 nic.begin_look();
             }
         };
-        let mut found = Look::More;
-        protocol::last_look(&Cpu, self, ask, |shard| {
-            found = shard.look_on();
-            found == Look::Found
-        });
-        found
+        protocol::last_look(&Cpu, self, ask, Self::look_on)
     }
 
     /// Goes on with the last look.
@@ -271,20 +270,25 @@ impl Shard {
             if did {
                 busy = true;
                 self.rounds.floor = self.rounds.floor.max(served);
-                let service = self.meter.charged().wrapping_sub(charged);
-                self.rounds.account(index, service.max(budget.seen().saturating_sub(seen)));
+                let lasted = budget.seen().saturating_sub(seen);
+                let charged = self.meter.charged().wrapping_sub(charged);
+                self.rounds.account(index, if lasted == 0 { charged } else { lasted });
             }
             if over {
                 busy |= more || !ready.is_empty();
                 break;
             }
-            if more {
+            if more || (!ready.is_empty() && self.takes_turn(index)) {
                 let served = self.rounds.served.get(index).copied().unwrap_or(served);
                 ready.push(Reverse((served, index)));
             }
         }
         self.rounds.ready = ready;
         busy
+    }
+
+    fn takes_turn(&mut self, index: usize) -> bool {
+        self.nics.get_mut(index).and_then(Option::as_mut).is_some_and(|nic| nic.take_turn())
     }
 
     /// Serves one NIC for a turn: whether it had any work, and whether it has more for this round.

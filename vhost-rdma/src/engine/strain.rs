@@ -3,8 +3,8 @@
 //! A VMM can take a page from under the worker at any moment, and the next touch of it waits: for a page of 2 MiB to be cleared, or for the
 //! kernel to finish the hole that the page lies in, which takes as long as the hole is large (mm/shmem.c, `shmem_fault`). No check before
 //! the touch prevents that, and nothing ends it. But it need not go on: a NIC whose turns last far beyond what they were charged,
-//! because of page faults, rests afterwards, for a multiple of the time that it took, and for twice as much each time. So whoever keeps
-//! doing it has a small share of the worker's time in the end, however long one fault lasts.
+//! because of page faults, rests afterwards, for a multiple of the time that it took, and for twice as much each time, or up to sixteen
+//! times as much where it took long. So whoever keeps doing it has a thousandth of the worker's time in the end, however long one fault lasts.
 //!
 //! To be sure that it was the NIC's memory costs two system calls around a turn ([`Clock::usage`]), so they are made for suspects only: the
 //! NICs of a round after which the clock had gone on for longer than the round was worth. A turn in which the host ran somebody else proves
@@ -33,7 +33,10 @@ const WATCHED: Nanos = 10_000_000_000;
 /// After so long a NIC begins anew.
 const FORGIVEN: Nanos = 60_000_000_000;
 /// The longest rest, as a power of two of the time that was taken, and in itself.
-const DOUBLINGS: u32 = 6;
+const DOUBLINGS: u32 = 10;
+/// For each of these that it took, up to [`HASTE`], its rest grows once more.
+const LONG: Nanos = 4_000_000;
+const HASTE: u64 = 3;
 const LONGEST: Nanos = 30_000_000_000;
 
 /// One NIC.
@@ -153,7 +156,8 @@ impl Strains {
             return false;
         }
         let anew = now.saturating_sub(nic.offence) > FORGIVEN;
-        nic.count = if anew { 0 } else { nic.count.saturating_add(1).min(DOUBLINGS) };
+        let grows = 1 + u32::try_from((lasted / LONG).min(HASTE)).unwrap_or(0);
+        nic.count = if anew { 0 } else { nic.count.saturating_add(grows).min(DOUBLINGS) };
         nic.offence = now;
         nic.watched_until = now.saturating_add(WATCHED);
         let rest = lasted.saturating_mul(1 << nic.count).min(LONGEST);
@@ -237,11 +241,23 @@ mod tests {
             assert!(!world.strains.rests(1, world.meter.now()), "a neighbour does not");
             world.add(0, MS);
         }
-        // 20 ms of work, then 20, 40, … 1280 ms of rest, in four seconds and a bit.
-        assert!((6..=8).contains(&slow), "{slow} turns of 20 ms");
+        // 20 ms of work, then 20, 320 and 5120 ms of rest.
+        assert_eq!(slow, 3, "turns of 20 ms");
         let now = world.meter.now();
         assert!(world.strains.rests(0, now));
-        assert!(!world.strains.rests(0, now + 64 * 20 * MS), "64 times as long at most");
+        assert!(!world.strains.rests(0, now + 256 * 20 * MS), "256 times as long by now");
+    }
+
+    #[test]
+    fn what_is_a_little_slow_rests_twice_as_long_each_time() {
+        let mut world = World::new();
+        let mut slow = 0;
+        for _ in 0..2000 {
+            slow += u64::from(world.round(&[(0, 2 * MS, 9, 0)]));
+            world.add(0, MS);
+        }
+        // 2 ms of work, then 2, 4, … 1024 ms of rest.
+        assert!((9..=11).contains(&slow), "{slow} turns of 2 ms");
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{RecvTimeoutError, Sender, sync_channel};
 use std::time::Duration;
 
+use super::mailbox::Sender;
 use super::pulse::{Beat, Pulse};
+use super::reply::{NoAnswer, reply};
 use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
 use crate::transport::NicId;
@@ -135,11 +136,10 @@ impl WorkerHandle {
         patience: Duration,
         mut job: impl FnMut(&mut Shard, Nanos) -> Progress<R> + Send + 'static,
     ) -> Result<R, CallError> {
-        let (reply, result) = sync_channel(1);
+        let (reply, answer) = reply();
         let run = move |shard: &mut Shard, now| match job(shard, now) {
             Progress::Done(done) => {
-                // The caller may have given up; then nobody wants the result.
-                let _ = reply.send(done);
+                reply.give(done);
                 Progress::Done(())
             }
             Progress::More => Progress::More,
@@ -149,10 +149,10 @@ impl WorkerHandle {
         }
         let mut turn = self.pulse.turn();
         loop {
-            match result.recv_timeout(patience) {
+            match answer.wait(patience) {
                 Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Disconnected) => return Err(CallError::Failed),
-                Err(RecvTimeoutError::Timeout) => {
+                Err(NoAnswer::Gone) => return Err(CallError::Failed),
+                Err(NoAnswer::Timeout) => {
                     let present = self.pulse.turn();
                     if std::mem::replace(&mut turn, present) == present {
                         return Err(CallError::Timeout);

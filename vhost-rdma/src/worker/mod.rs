@@ -18,9 +18,11 @@
 
 mod clock;
 mod handle;
+mod mailbox;
 mod placement;
 mod pulse;
 mod random;
+mod reply;
 mod shard_thread;
 mod waker;
 

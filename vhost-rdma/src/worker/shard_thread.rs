@@ -6,13 +6,14 @@ use std::hint;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::WorkerConfig;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
+use super::mailbox::{Found, Mailbox, mailbox};
 use super::pulse::{Counter, Pulse};
 use super::waker::Waker;
 use crate::engine::{Look, Nanos, Shard};
@@ -33,7 +34,7 @@ pub(super) fn spawn(
     shard: Shard,
     config: WorkerConfig,
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
-    let (sender, mailbox) = channel();
+    let (sender, mailbox) = mailbox();
     let waker = Arc::new(Waker::new()?);
     let clock = Clock::new();
     let shard = shard.with_clock(Box::new(clock));
@@ -41,9 +42,10 @@ pub(super) fn spawn(
     let runner = Runner {
         shard,
         mailbox,
-        peeked: None,
+        peeked: Found::None,
         unfinished: VecDeque::new(),
         waker: waker.clone(),
+        uncounted: Vec::new(),
         clock,
         poll_for: u64::from(config.poll_us) * 1000,
         vanished: memory::vanished(),
@@ -86,12 +88,14 @@ enum Mail {
 
 struct Runner {
     shard: Shard,
-    mailbox: Receiver<Message>,
-    /// A message taken from the mailbox by the last look before sleep: a channel cannot be asked whether it is empty.
-    peeked: Option<Message>,
+    mailbox: Mailbox<Message>,
+    /// What the last look before sleep found in the mailbox.
+    peeked: Found<Message>,
     /// Jobs that go in steps, and have some left.
     unfinished: VecDeque<(Option<NicId>, Work)>,
     waker: Arc<Waker>,
+    /// Kicks that woke the worker and are still to be counted.
+    uncounted: Vec<u64>,
     clock: Clock,
     poll_for: Nanos,
     /// How much guest memory had vanished at the last look.
@@ -151,14 +155,15 @@ impl Runner {
         }
         loop {
             match self.next_message() {
-                Some(Message::Job(nic, work)) => {
+                Found::One(Message::Job(nic, work)) => {
                     found = Mail::Some;
                     if self.step(nic, work, &mut jobs) {
                         return found;
                     }
                 }
-                Some(Message::Stop) => return Mail::Stop,
-                None => return found,
+                Found::One(Message::Stop) | Found::Closed => return Mail::Stop,
+                Found::Later => return Mail::Some,
+                Found::None => return found,
             }
         }
     }
@@ -169,23 +174,27 @@ impl Runner {
         let jobs = jobs.get_or_insert_with(|| Jobs { began: now, charged: self.shard.charged() });
         let before = self.shard.charged();
         let progress = self.guarded(nic, |shard| work(shard, now));
+        let end = self.clock.now();
         if let Some(nic) = nic {
-            self.shard.account(nic, self.shard.charged().wrapping_sub(before));
+            let charged = self.shard.charged().wrapping_sub(before);
+            self.shard.account(nic, charged.max(end.saturating_sub(now)));
         }
         if progress == Some(Progress::More) {
             self.unfinished.push_back((nic, work));
         }
         let charged = self.shard.charged().wrapping_sub(jobs.charged);
-        charged >= JOBS || self.clock.now().saturating_sub(jobs.began) >= JOBS
+        charged >= JOBS || end.saturating_sub(jobs.began) >= JOBS
     }
 
-    fn next_message(&mut self) -> Option<Message> {
-        self.peeked.take().or_else(|| match self.mailbox.try_recv() {
-            Ok(message) => Some(message),
-            // Nobody is left who could ever send another.
-            Err(TryRecvError::Disconnected) => Some(Message::Stop),
-            Err(TryRecvError::Empty) => None,
-        })
+    fn next_message(&mut self) -> Found<Message> {
+        match std::mem::replace(&mut self.peeked, Found::None) {
+            Found::None | Found::Later => self.mailbox.take(),
+            peeked => peeked,
+        }
+    }
+
+    fn has_mail(&self) -> bool {
+        !matches!(self.peeked, Found::None)
     }
 
     /// Sleeps, unless the last look before it finds something to do.
@@ -195,7 +204,7 @@ impl Runner {
         let mut look = self.guarded(None, Shard::prepare_sleep).unwrap_or(Look::Found);
         self.peeked = self.next_message();
         // Others are served between the pieces; whatever there is to do ends the look.
-        while look == Look::More && self.peeked.is_none() {
+        while look == Look::More && !self.has_mail() {
             let now = self.clock.now();
             counter.end(now, self.shard.charged());
             counter.begin(now);
@@ -207,12 +216,13 @@ impl Runner {
             self.peeked = self.next_message();
         }
         counter.end(self.clock.now(), self.shard.charged());
-        if look != Look::Clear || self.peeked.is_some() {
+        if look != Look::Clear || self.has_mail() {
             self.waker.stay_awake();
         } else {
             let deadline = self.shard.next_deadline();
             self.waker.sleep(
                 deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now()))),
+                &mut self.uncounted,
             );
         }
         self.guarded(None, Shard::wake);

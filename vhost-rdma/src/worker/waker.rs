@@ -25,6 +25,8 @@ use crate::protocol::{self, Cpu, Flag as _};
 
 /// Descriptors that are looked at in one wake-up; more make it spurious once more.
 const EVENTS: usize = 16;
+/// Kicks that may wait to be counted; more are not.
+const LATE: usize = 256;
 /// The token of the waker's own descriptor.
 const OWN: u64 = 0;
 
@@ -105,8 +107,9 @@ impl Waker {
         self.asleep.set(false);
     }
 
-    /// Sleeps until someone wakes us or `timeout` is over.
-    pub(super) fn sleep(&self, timeout: Option<Duration>) {
+    /// Sleeps until someone wakes us or `timeout` is over. `late` has the kicks that are still to be counted: whoever has the lock of
+    /// the counters may have lost its processor.
+    pub(super) fn sleep(&self, timeout: Option<Duration>, late: &mut Vec<u64>) {
         let none = Event { flags: EventFlags::empty(), data: EventData::new_u64(OWN) };
         let mut events = [none; EVENTS];
         // An interrupted wait is a wake-up like any other.
@@ -114,16 +117,26 @@ impl Waker {
         self.stay_awake();
         for event in events.iter().take(ready) {
             let token = event.data.u64();
-            if token != OWN
-                && let Some(counter) = self.kicks().counters.get(&token)
-            {
-                counter.fetch_add(1, Ordering::Relaxed);
+            if token != OWN {
+                late.push(token);
             }
         }
+        self.count(late);
     }
 }
 
 impl Waker {
+    fn count(&self, kicks: &mut Vec<u64>) {
+        let Ok(known) = self.kicks.try_lock() else {
+            return kicks.truncate(LATE);
+        };
+        for token in kicks.drain(..) {
+            if let Some(counter) = known.counters.get(&token) {
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// `epoll_wait` has milliseconds and its successor may not be there, so a timeout is waited for with `ppoll`, on the
     /// epoll set.
     fn wait(&self, events: &mut [Event; EVENTS], timeout: Option<Duration>) -> io::Result<usize> {
@@ -180,7 +193,7 @@ mod tests {
                 waker.stay_awake();
                 continue;
             }
-            waker.sleep(Some(Duration::from_secs(5)));
+            waker.sleep(Some(Duration::from_secs(5)), &mut Vec::new());
         }
         poster.join().expect("poster");
         assert!(begin.elapsed() < Duration::from_secs(5), "a lost wake-up costs the whole timeout");
@@ -192,7 +205,7 @@ mod tests {
         waker.wake();
         let begin = Instant::now();
         waker.announce();
-        waker.sleep(Some(Duration::from_millis(20)));
+        waker.sleep(Some(Duration::from_millis(20)), &mut Vec::new());
         assert!(
             begin.elapsed() >= Duration::from_millis(20),
             "the eventfd was written though nobody slept"
@@ -213,7 +226,7 @@ mod tests {
             rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
             let begin = Instant::now();
             waker.announce();
-            waker.sleep(if round == 2 { None } else { long });
+            waker.sleep(if round == 2 { None } else { long }, &mut Vec::new());
             assert!(begin.elapsed() < Duration::from_secs(4));
             assert_eq!(counter.load(Ordering::Relaxed), round);
         }
@@ -221,7 +234,7 @@ mod tests {
         rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
         let begin = Instant::now();
         waker.announce();
-        waker.sleep(Some(Duration::from_millis(20)));
+        waker.sleep(Some(Duration::from_millis(20)), &mut Vec::new());
         assert!(begin.elapsed() >= Duration::from_millis(20), "it was let go");
         assert_eq!(counter.load(Ordering::Relaxed), 3);
     }

@@ -81,6 +81,9 @@ pub struct Attack {
     pub villains: usize,
     /// Megabytes of its own that the daemon may need for the villains together, in a test.
     pub budget: u64,
+    /// The kernel can make a single access to its memory last, which nobody can cut short: turns are as long as that
+    /// (docs/THREAT_MODEL.md, "Pages that are slow to come").
+    pub blocks: bool,
     set_up: SetUp,
 }
 
@@ -92,11 +95,16 @@ impl fmt::Debug for Attack {
 
 impl Attack {
     const fn new(name: &'static str, about: &'static str, set_up: SetUp) -> Self {
-        Self { name, about, villains: 1, budget: 12, set_up }
+        Self { name, about, villains: 1, budget: 12, blocks: false, set_up }
     }
 
     const fn by(mut self, villains: usize) -> Self {
         self.villains = villains;
+        self
+    }
+
+    const fn blocking(mut self) -> Self {
+        self.blocks = true;
         self
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct SendQueue {
     pub(crate) inline: Vec<u8>,
     /// Bytes of its message that are done.
     pub(crate) done: u32,
+    /// Bytes that the transport has now.
+    pub(crate) piece: u32,
     /// Who of a group has it.
     pub(crate) fanout: Fanout,
     /// What its elements' keys opened when it began.
@@ -75,6 +77,7 @@ impl SendQueue {
             sges: SgeList::new(),
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
+            piece: 0,
             fanout: Fanout::default(),
             stamp: 0,
             wait: Wait::None,

@@ -1,6 +1,7 @@
 //! One worker thread with a real shard.
 
 use std::fs;
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use super::*;

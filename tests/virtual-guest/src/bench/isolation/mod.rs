@@ -113,7 +113,7 @@ fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
     });
     let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
     drop(campaign);
-    Row::new(name, [&quiet, &attacked], world.daemon.turns(), strikes)
+    Row::new((name, attack), [&quiet, &attacked], world.daemon.turns(), strikes)
 }
 
 /// Latency and bandwidth for a while each.

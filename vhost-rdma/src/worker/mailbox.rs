@@ -1,0 +1,167 @@
+//! A worker's mailbox: many put messages in, one worker takes them out, and the worker never waits.
+//!
+//! Whoever puts one in may lose its processor at any moment, also while it holds the lock, and a
+//! worker that waited for it would make all its guests wait as long as the scheduler likes; queues
+//! without locks only hide the same wait in a loop. So the worker only tries the lock: if somebody
+//! has it, there is nothing to take *yet*, and the worker goes on with its round. All it must not do
+//! then is sleep, which [`Found::Later`] tells it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+/// What the worker finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found<T> {
+    /// The oldest message.
+    One(T),
+    /// There is one, or will be in a moment; do not wait for it, and do not sleep.
+    Later,
+    /// None.
+    None,
+    /// None, and nobody is left who could send one.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    /// Messages in `queue`, so that looking costs a load. Stored under the lock.
+    count: AtomicUsize,
+    senders: AtomicUsize,
+    /// `None`: the worker is gone.
+    queue: Mutex<Option<VecDeque<T>>>,
+}
+
+/// An end to put messages in.
+#[derive(Debug)]
+pub(super) struct Sender<T>(Arc<Shared<T>>);
+
+/// The worker's end.
+#[derive(Debug)]
+pub(super) struct Mailbox<T>(Arc<Shared<T>>);
+
+/// A new mailbox.
+pub(super) fn mailbox<T>() -> (Sender<T>, Mailbox<T>) {
+    let shared = Arc::new(Shared {
+        count: AtomicUsize::new(0),
+        senders: AtomicUsize::new(1),
+        queue: Mutex::new(Some(VecDeque::new())),
+    });
+    (Sender(shared.clone()), Mailbox(shared))
+}
+
+impl<T> Sender<T> {
+    /// Puts a message in; it comes back if the worker is gone.
+    pub(super) fn send(&self, message: T) -> Result<(), T> {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(queue) = queue.as_mut() else { return Err(message) };
+        queue.push_back(message);
+        self.0.count.store(queue.len(), Ordering::Release);
+        Ok(())
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        self.0.senders.fetch_add(1, Ordering::Relaxed);
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        self.0.senders.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl<T> Mailbox<T> {
+    /// Takes the oldest message, if that needs no wait.
+    #[inline]
+    pub(super) fn take(&self) -> Found<T> {
+        if self.0.count.load(Ordering::Acquire) == 0 {
+            return self.empty();
+        }
+        let mut queue = match self.0.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Found::Later,
+        };
+        let Some(queue) = queue.as_mut() else { return Found::Closed };
+        let message = queue.pop_front();
+        self.0.count.store(queue.len(), Ordering::Release);
+        message.map_or(Found::None, Found::One)
+    }
+
+    /// Nothing was counted. Who has left has counted what it sent before.
+    #[cold]
+    fn empty(&self) -> Found<T> {
+        let left = self.0.senders.load(Ordering::Acquire) == 0;
+        match (left, self.0.count.load(Ordering::Acquire)) {
+            (_, 1..) => Found::Later,
+            (true, 0) => Found::Closed,
+            (false, 0) => Found::None,
+        }
+    }
+}
+
+impl<T> Drop for Mailbox<T> {
+    /// What was not taken goes with it, outside the lock.
+    fn drop(&mut self) {
+        let left = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_in_order_from_each_sender() {
+        const EACH: u32 = 20_000;
+        let (sender, mailbox) = mailbox();
+        let threads = [0u32, 1, 2].map(|who| {
+            let sender = sender.clone();
+            thread::spawn(move || (0..EACH).for_each(|n| sender.send((who, n)).expect("there")))
+        });
+        drop(sender);
+        let mut next = [0; 3];
+        loop {
+            match mailbox.take() {
+                Found::One((who, n)) => {
+                    assert_eq!(next[who as usize], n);
+                    next[who as usize] += 1;
+                }
+                Found::Later | Found::None => thread::yield_now(),
+                Found::Closed => break,
+            }
+        }
+        assert_eq!(next, [EACH; 3]);
+        threads.map(|thread| thread.join().expect("it ends"));
+    }
+
+    #[test]
+    fn the_worker_does_not_wait_for_who_holds_the_lock() {
+        let (sender, mailbox) = mailbox();
+        sender.send(1).expect("there");
+        let held = sender.0.queue.lock().expect("not poisoned");
+        assert_eq!(mailbox.take(), Found::Later);
+        drop(held);
+        assert_eq!(mailbox.take(), Found::One(1));
+        assert_eq!(mailbox.take(), Found::None);
+    }
+
+    #[test]
+    fn a_message_to_nobody_comes_back_and_nobody_to_send_is_seen() {
+        let (sender, inbox) = mailbox();
+        let other = sender.clone();
+        sender.send(7).expect("there");
+        drop((sender, other));
+        assert_eq!((inbox.take(), inbox.take()), (Found::One(7), Found::Closed));
+        let (sender, inbox) = mailbox();
+        drop(inbox);
+        assert_eq!(sender.send(7), Err(7));
+    }
+}
