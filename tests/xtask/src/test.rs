@@ -35,6 +35,7 @@ impl Args {
             steps.step("clippy with host-rnic", || chores::lint_rnic(cache))?;
             chores::mutants(cache, &mut steps)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
+            steps.step("attacks on a neighbour's time", chores::isolation)?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
@@ -55,7 +56,6 @@ impl Args {
             })?;
         }
         if self.full {
-            steps.step("attacks on a neighbour's time", chores::isolation)?;
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
             steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;

@@ -12,9 +12,9 @@ use super::budget::Looked;
 use crate::transport::PIECE;
 
 /// What may last longer than it was charged for, beside [`FACTOR`] times the charge.
-const SLACK: Nanos = 20_000;
-/// A slow machine, or an unoptimised build, is no reason to cut.
-const FACTOR: Nanos = 8;
+const SLACK: Nanos = 10_000;
+/// A slow machine is no reason to cut.
+const FACTOR: Nanos = 4;
 /// Elements of the largest work request (IBTA names no limit; ours is docs/virtio-rdma.md §5.2).
 const ELEMENTS: usize = 32;
 /// Halvings: a page, and one element.
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn pieces_that_come_in_time_are_large() {
         let mut pace = Pace::default();
-        pace.judge(looked(16_000, 120_000));
+        pace.judge(looked(16_000, 70_000));
         assert_eq!(pieces(pace, &[3 * PIECE + 1]), [PIECE, PIECE, PIECE, 1]);
     }
 

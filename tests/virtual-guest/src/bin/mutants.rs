@@ -9,6 +9,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -157,7 +159,8 @@ fn cargo() -> Command {
 fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let output = cargo()
         .current_dir(workspace)
-        .args(["test", "--package", "virtual-guest", "--no-run", "--message-format=json"])
+        // As `cargo test` of the whole workspace, whose libraries have the same features and are there already.
+        .args(["test", "--workspace", "--no-run", "--message-format=json"])
         .stderr(Stdio::inherit())
         .output()?;
     ensure!(output.status.success(), "the whole-stack tests do not build");
@@ -165,7 +168,9 @@ fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let message: serde_json::Value = serde_json::from_str(line)?;
         let target = &message["target"];
-        if target["kind"][0] == "test"
+        let ours = message["manifest_path"] == env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml";
+        if ours
+            && target["kind"][0] == "test"
             && let (Some(name), Some(path)) =
                 (target["name"].as_str(), message["executable"].as_str())
         {
@@ -253,12 +258,8 @@ fn main() -> Result<ExitCode> {
     mirror(&workspace, &bench.tree)?;
     check_original(&bench, &chosen)?;
     let mut rows = Vec::new();
-    for mutant in &chosen {
-        let original = source(mutant)?;
-        let file = bench.tree.join("vhost-rdma/src").join(&mutant.file);
-        fs::write(&file, mutant.seed(&original)?)?;
-        let caught = hunt(&bench, mutant);
-        fs::write(&file, &original)?;
+    let hunted = |mutant: &Mutant, daemon: Result<PathBuf>| -> Result<()> {
+        let caught = daemon.and_then(|daemon| hunt(&bench, mutant, &daemon));
         let caught = caught.with_context(|| mutant.name.clone())?;
         match &caught {
             Some(test) => println!("caught    {:<32} by {test}", mutant.name),
@@ -268,7 +269,9 @@ fn main() -> Result<ExitCode> {
             "name": mutant.name, "ok": caught.is_some(), "value": caught, "reference": mutant.tests,
             "ratio": null, "unit": "test", "target": "caught",
         }));
-    }
+        Ok(())
+    };
+    each_seeded(&bench, &chosen, &source, hunted)?;
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")?;
     }
@@ -296,11 +299,49 @@ fn check_original(bench: &Bench, chosen: &[&Mutant]) -> Result<()> {
     Ok(())
 }
 
+/// Builds the daemon with each bug, and hands it over while the next one is built.
+fn each_seeded(
+    bench: &Bench,
+    chosen: &[&Mutant],
+    source: &(impl Fn(&Mutant) -> Result<String> + Sync),
+    mut hunted: impl FnMut(&Mutant, Result<PathBuf>) -> Result<()>,
+) -> Result<()> {
+    // One waits, one is being built.
+    let (ready, built) = sync_channel(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for (number, mutant) in chosen.iter().enumerate() {
+                let original = source(mutant);
+                let daemon = original.and_then(|s| build_seeded(bench, mutant, &s, number % 2));
+                // Nobody listens any more once one could not be built or hunted.
+                if ready.send((*mutant, daemon)).is_err() {
+                    break;
+                }
+            }
+        });
+        for (mutant, daemon) in built {
+            hunted(mutant, daemon)?;
+        }
+        Ok(())
+    })
+}
+
+/// The daemon with a bug, in one of two places: the other is in use.
+fn build_seeded(bench: &Bench, mutant: &Mutant, original: &str, place: usize) -> Result<PathBuf> {
+    let file = bench.tree.join("vhost-rdma/src").join(&mutant.file);
+    fs::write(&file, mutant.seed(original)?)?;
+    let built = bench.build();
+    fs::write(&file, original)?;
+    let kept = bench.target.join(format!("seeded-{place}"));
+    let _old = fs::remove_file(&kept);
+    fs::copy(built?, &kept)?;
+    Ok(kept)
+}
+
 /// The first test that fails on the daemon with this bug.
-fn hunt(bench: &Bench, mutant: &Mutant) -> Result<Option<String>> {
-    let daemon = bench.build()?;
+fn hunt(bench: &Bench, mutant: &Mutant, daemon: &Path) -> Result<Option<String>> {
     for test in &mutant.tests {
-        if !bench.passes(test, &daemon)? {
+        if !bench.passes(test, daemon)? {
             return Ok(Some(test.clone()));
         }
     }

@@ -12,7 +12,8 @@ const CHANCE: f64 = 2.0;
 /// What a row may be at worst.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Microseconds that the 99th percentile may be above twice the reference.
+    /// Microseconds that the 99th percentile may be above twice the reference, where the kernel
+    /// cannot make one access last.
     pub latency: f64,
     /// Bandwidth under attack ÷ without, beside one attacker. Beside more it is as much of an equal share.
     pub bandwidth: f64,
@@ -24,12 +25,12 @@ impl Bounds {
     /// What the daemon is built for.
     pub const TARGET: Self = Self { latency: 200.0, bandwidth: 0.4, turn: 1000.0 };
     /// What no machine excuses, however busy: a worker that stands still.
-    pub const LOOSE: Self = Self { latency: 100_000.0, bandwidth: 0.02, turn: 250_000.0 };
+    pub const LOOSE: Self = Self { latency: 20_000.0, bandwidth: 0.1, turn: 100_000.0 };
 
     /// Whether the row is within them.
     pub fn hold(&self, row: &Row) -> bool {
         row.ok
-            && row.value <= 2.0 * row.reference + self.latency
+            && !self.late(row)
             && row.bandwidth >= self.bandwidth_of(row)
             && !self.long_turn(row)
     }
@@ -37,6 +38,11 @@ impl Bounds {
     /// What is left of an equal share for each, where one of two has `self.bandwidth`.
     fn bandwidth_of(&self, row: &Row) -> f64 {
         self.bandwidth * 2.0 / (row.villains.max(1) + 1) as f64
+    }
+
+    /// Whether the 99th percentile is too long, where the kernel cannot make one access last.
+    fn late(&self, row: &Row) -> bool {
+        !row.blocks && row.value > 2.0 * row.reference + self.latency
     }
 
     /// Whether a turn was too long by the attack's doing.
@@ -176,12 +182,16 @@ impl Row {
     fn missed(&self) -> String {
         let target = Bounds::TARGET;
         let missed = [
-            (self.value > 2.0 * self.reference + target.latency, "p99"),
+            (target.late(self), "p99"),
             (self.bandwidth < target.bandwidth_of(self), "bandwidth"),
             (target.long_turn(self), "turn"),
         ];
         let names: Vec<_> = missed.iter().filter(|(miss, _)| *miss).map(|(_, n)| *n).collect();
-        if names.is_empty() { "met".into() } else { format!("MISSED: {}", names.join(", ")) }
+        match (names.is_empty(), self.blocks) {
+            (true, false) => "met".into(),
+            (true, true) => "met; one access may block (THREAT_MODEL.md)".into(),
+            (false, _) => format!("MISSED: {}", names.join(", ")),
+        }
     }
 }
 
@@ -235,11 +245,14 @@ mod tests {
 
     #[test]
     fn beside_many_it_is_a_share_and_one_access_that_lasts_is_nobodys_turn() {
-        let mut row = Row { villains: 8, ..row(30.0, 9.0, 0.002) };
+        let mut row = Row { villains: 8, ..row(3000.0, 9.0, 0.002) };
         row.blocks = true;
         assert!(Bounds::TARGET.hold(&row));
         assert!(!Bounds::TARGET.hold(&Row { villains: 7, ..row.clone() }), "a tenth");
-        assert!(!Bounds::TARGET.hold(&Row { blocks: false, ..row }), "turn");
+        row.blocks = false;
+        assert!(!Bounds::TARGET.hold(&row), "both");
+        row.value = 30.0;
+        assert!(!Bounds::TARGET.hold(&row), "turn");
     }
 
     #[test]
@@ -253,7 +266,8 @@ mod tests {
     #[test]
     fn a_row_that_did_not_run_holds_no_bound() {
         assert!(!Bounds::LOOSE.hold(&Row::failed("x", "because".into())));
-        assert!(Bounds::LOOSE.hold(&row(90_000.0, 3.0, 0.2)));
+        assert!(Bounds::LOOSE.hold(&row(19_000.0, 11.0, 0.09)));
+        assert!(!Bounds::LOOSE.hold(&row(21_000.0, 11.0, 0.09)));
         let json = serde_json::to_value(row(1.0, 1.0, 0.0)).unwrap();
         for key in ["name", "ok", "value", "reference", "ratio", "unit", "target"] {
             assert!(json.get(key).is_some(), "{key}");
