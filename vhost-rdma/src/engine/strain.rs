@@ -46,7 +46,7 @@ struct Strain {
     served: u64,
     watched_until: Nanos,
     rests_until: Nanos,
-    /// When it last was too slow, and how often it was by then.
+    /// When it last was too slow (0: never), and how often it was by then.
     offence: Nanos,
     count: u32,
     /// Turns that it had, and page faults in them, as far as they were measured.
@@ -155,7 +155,7 @@ impl Strains {
         if usage.faults == probe.usage.faults || usage.preempted != probe.usage.preempted {
             return false;
         }
-        let anew = now.saturating_sub(nic.offence) > FORGIVEN;
+        let anew = nic.offence == 0 || now.saturating_sub(nic.offence) > FORGIVEN;
         let grows = 1 + u32::try_from((lasted / LONG).min(HASTE)).unwrap_or(0);
         nic.count = if anew { 0 } else { nic.count.saturating_add(grows).min(DOUBLINGS) };
         nic.offence = now;

@@ -139,7 +139,9 @@ mod tests {
             }
         }
         assert_eq!(next, [EACH; 3]);
-        threads.map(|thread| thread.join().expect("it ends"));
+        for thread in threads {
+            thread.join().expect("it ends");
+        }
     }
 
     #[test]

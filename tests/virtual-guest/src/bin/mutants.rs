@@ -168,7 +168,8 @@ fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let message: serde_json::Value = serde_json::from_str(line)?;
         let target = &message["target"];
-        let ours = message["manifest_path"] == env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml";
+        let ours =
+            message["manifest_path"] == env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml";
         if ours
             && target["kind"][0] == "test"
             && let (Some(name), Some(path)) =

@@ -29,10 +29,7 @@ impl Bounds {
 
     /// Whether the row is within them.
     pub fn hold(&self, row: &Row) -> bool {
-        row.ok
-            && !self.late(row)
-            && row.bandwidth >= self.bandwidth_of(row)
-            && !self.long_turn(row)
+        row.ok && !self.late(row) && row.bandwidth >= self.bandwidth_of(row) && !self.long_turn(row)
     }
 
     /// What is left of an equal share for each, where one of two has `self.bandwidth`.
