@@ -125,7 +125,7 @@ fn run(command: &mut Command, limit: Duration) -> Result<(bool, String)> {
         .spawn()
         .with_context(|| format!("{command:?}"))?;
     let drain = |stream: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let mut text = Vec::new();
             let _read = stream.map(|mut s| s.read_to_end(&mut text));
             text
@@ -143,7 +143,7 @@ fn run(command: &mut Command, limit: Duration) -> Result<(bool, String)> {
             child.wait()?;
             break None;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     };
     let mut text = out.join().map_err(|_| anyhow!("a reader ended"))?;
     text.extend(err.join().map_err(|_| anyhow!("a reader ended"))?);
