@@ -32,6 +32,11 @@ impl Chores {
         self.dead.push(cqn);
     }
 
+    /// Whether some queue pairs still wait as they did before a pause.
+    pub(super) const fn are_resuming(&self) -> bool {
+        !self.resume.is_over()
+    }
+
     pub(super) const fn resume(&mut self, all: Walk) {
         self.resume = all;
     }

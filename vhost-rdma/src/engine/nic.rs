@@ -361,10 +361,16 @@ impl Nic {
         self.turns > 0
     }
 
-    /// Deadlines that have come, and chores.
+    /// Deadlines that have come, and chores. Of a NIC that stands still none comes: its memory may
+    /// be another driver's by now, and its waits begin anew (docs/virtio-rdma.md §5.3).
     #[inline]
     pub(super) fn has_other_work(&self, now: Nanos) -> bool {
-        self.timers.is_due(now) || (self.life == Life::Ready && !self.chores.is_empty())
+        self.life == Life::Ready && (self.timers.is_due(now) || !self.chores.is_empty())
+    }
+
+    /// The next deadline, if it can come.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.timers.next().filter(|_| self.life == Life::Ready)
     }
 
     /// Tells the guest whether posts need a kick.

@@ -102,7 +102,7 @@ impl Shard {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let hosted = self.hosted.iter().flatten().filter_map(|nic| nic.deadline());
-        let own = self.nics.iter().flatten().filter_map(|nic| nic.timers.next());
+        let own = self.nics.iter().flatten().filter_map(|nic| nic.deadline());
         hosted.chain(own).min()
     }
 
@@ -300,11 +300,12 @@ impl Shard {
         }
         let Some(nic) = self.nic_mut(id) else { return (false, false) };
         if nic.has_other_work(now) {
-            self.fire_timers(id, now, budget);
-            let Some(nic) = self.nic_mut(id) else { return (true, false) };
-            if nic.life == Life::Ready {
-                nic.do_chores(budget);
+            // Before the timers: what was waited for when the NIC stood still is waited for anew.
+            nic.do_chores(budget);
+            if !nic.chores.are_resuming() {
+                self.fire_timers(id, now, budget);
             }
+            let Some(nic) = self.nic_mut(id) else { return (true, false) };
             nic.begin_round(now);
         }
         let Some(nic) = self.nic_mut(id).filter(|nic| nic.turns > 0) else { return (true, false) };
