@@ -241,6 +241,16 @@ impl Daemon {
         std::iter::once(self.pid()).chain(pids.filter(child)).collect()
     }
 
+    /// The process that serves a network, if it has one of its own.
+    pub fn pid_of(&self, network: &str) -> Option<u32> {
+        let serves = |pid: &u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.trim_end_matches('\0').rsplit('\0');
+            words.next() == Some(network) && words.next() == Some("network-process")
+        };
+        self.pids().into_iter().find(serves)
+    }
+
     /// What `/proc` has of each of its processes in a directory.
     fn entries(&self, directory: &str) -> Vec<std::fs::DirEntry> {
         let dirs = self.pids().into_iter().map(|pid| format!("/proc/{pid}/{directory}"));

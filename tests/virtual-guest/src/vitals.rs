@@ -77,7 +77,20 @@ impl Daemon {
     /// How the workers have been.
     #[track_caller]
     pub fn turns(&self) -> Turns {
-        let metrics = self.metrics().expect("the daemon's metrics");
+        self.turns_where(|_| true)
+    }
+
+    /// How the workers of a network's own process have been.
+    #[track_caller]
+    pub fn turns_of(&self, network: &str) -> Turns {
+        let label = format!("network=\"{network}\"");
+        self.turns_where(|key| key.contains(&label))
+    }
+
+    #[track_caller]
+    fn turns_where(&self, wanted: impl Fn(&str) -> bool) -> Turns {
+        let mut metrics = self.metrics().expect("the daemon's metrics");
+        metrics.retain(|key, _| wanted(key));
         let of = |name: &str| {
             let prefix = format!("vhost_rdma_worker_{name}{{");
             let values = metrics.iter().filter(move |(key, _)| key.starts_with(&prefix));

@@ -170,7 +170,14 @@ const WORKER_GAUGES: [(&str, &str, Measure); 3] = [
 impl<B: Backend> Collector for WorkerCollector<B> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let workers = self.0.workers();
-        let label = |index: usize| [("worker", index.to_string())];
+        // Numbers begin anew in each process, so that no network's series moves when another comes.
+        let number = |index: usize, network: &str| {
+            workers[..index].iter().filter(|before| before.network == network).count()
+        };
+        let label = |index: usize| {
+            let network = &workers[index].network;
+            [("network", network.clone()), ("worker", number(index, network).to_string())]
+        };
         let mut turns = encoder.encode_descriptor(
             "turn_seconds",
             "Turns of a worker, without the wait for a processor: what one guest can make another wait",

@@ -264,6 +264,7 @@ fn worker_status(beat: &Beat) -> WorkerStatus {
     let seconds = |nanos| Duration::from_nanos(nanos).as_secs_f64();
     let bounds = TURN_BOUNDS.iter().copied().map(seconds).chain([f64::INFINITY]);
     WorkerStatus {
+        network: String::new(),
         turns: bounds.zip(beat.turns).collect(),
         busy: seconds(beat.total),
         longest: seconds(beat.longest),

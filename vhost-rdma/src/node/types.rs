@@ -309,6 +309,8 @@ pub struct ProcessStatus {
 /// own time, without what it waited for a processor.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WorkerStatus {
+    /// The network whose process it is in; empty: the daemon's own process.
+    pub network: String,
     /// Turns by length: the upper bound of each class in seconds, infinite for the last, and how many there were.
     pub turns: Vec<(f64, u64)>,
     /// All turns together, in seconds.

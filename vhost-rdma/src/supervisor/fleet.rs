@@ -199,8 +199,8 @@ impl Dataplane for Fleet {
 
     fn workers(&self) -> Vec<WorkerStatus> {
         let mut workers = self.own.get().map(Dataplane::workers).unwrap_or_default();
-        let figures = self.networks().into_iter().filter_map(|network| network.figures());
-        workers.extend(figures.map(|figures| worker(&figures)));
+        let far = self.networks().into_iter();
+        workers.extend(far.filter_map(|network| Some(worker(network.name(), &network.figures()?))));
         workers
     }
 
@@ -209,10 +209,11 @@ impl Dataplane for Fleet {
     }
 }
 
-fn worker(figures: &Figures) -> WorkerStatus {
+fn worker(network: &str, figures: &Figures) -> WorkerStatus {
     let seconds = |nanos| Duration::from_nanos(nanos).as_secs_f64();
     let bounds = TURN_BOUNDS.iter().copied().map(seconds).chain([f64::INFINITY]);
     WorkerStatus {
+        network: network.to_owned(),
         turns: bounds.zip(figures.turns.iter().copied()).collect(),
         busy: seconds(figures.busy),
         longest: seconds(figures.longest),

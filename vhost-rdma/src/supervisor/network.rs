@@ -313,6 +313,10 @@ impl Network {
         Ok(())
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.shared.start.network
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.shared.state().nics.is_empty()
     }

@@ -63,6 +63,19 @@ impl Cores {
         }
     }
 
+    /// As [`Self::worker_alone`], where a process of `pids` has the worker, and the workers of all others are like any thread.
+    pub(super) fn worker_of(self, worker: u32, pids: &[u32]) {
+        let Some((first, _)) = self.0 else { return };
+        let others: Vec<u32> = pids.iter().copied().filter(|pid| *pid != worker).collect();
+        for task in tasks(&others) {
+            let number = task.file_name().to_str().and_then(|n| n.parse().ok());
+            if let Some(thread) = number.and_then(Pid::from_raw) {
+                move_to(Some(thread), first);
+            }
+        }
+        self.worker_alone(&[worker]);
+    }
+
     /// Moves all threads of processes, and those that they make, to the device's side.
     pub(super) fn device_process(self, pids: &[u32]) {
         let Some((_, last)) = self.0 else { return };

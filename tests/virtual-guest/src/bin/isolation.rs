@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<ExitCode> {
     println!("{}", Row::heading());
     let mut rows = Vec::new();
     for name in chosen {
-        let row = run(name, effort);
+        let row = run(&name, effort);
         println!("{row}");
         rows.push(row);
     }

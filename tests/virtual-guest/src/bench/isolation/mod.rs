@@ -5,6 +5,9 @@
 //! attack rests, `bandwidth` the victim's bandwidth under attack ÷ without, and `longest_turn` the worker's longest turn of its
 //! own time, from its metrics.
 //!
+//! All networks are in one process here (`--one-process`). Where the kernel can make a single access last, which nobody on the same
+//! worker can cut short, there is a second row with a process for each network: the victim's worker is then not the villain's.
+//!
 //! **What is shared and what is not.** The worker is what all networks of it share; everything else must not be what is measured:
 //!
 //! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond before it sleeps, so that a round
@@ -29,6 +32,7 @@ use std::time::{Duration, Instant};
 use super::cores::Cores;
 use crate::attack::{self, Attack, Campaign, Size};
 use crate::daemon::DaemonOptions;
+use crate::vitals::Turns;
 use crate::world::World;
 
 pub use report::{Bounds, Row};
@@ -59,17 +63,57 @@ const REST: Duration = Duration::from_millis(60);
 /// A strike that takes longer than this is measured in parts.
 const STRIKE: Duration = Duration::from_secs(3);
 
-/// The names of all rows.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    std::iter::once("none").chain(attack::all().into_iter().map(|a| a.name))
+/// What ends the name of a row whose networks have a process each.
+const APART: &str = "_apart";
+/// The victim's network.
+const VICTIM: &str = "net";
+
+/// The names of all rows. What the kernel can make last on a shared worker has one more, with the networks in processes of their own.
+pub fn names() -> impl Iterator<Item = String> {
+    let rows = |attack: &'static Attack| {
+        let apart = attack.blocks.then(|| format!("{}{APART}", attack.name));
+        std::iter::once(attack.name.to_owned()).chain(apart)
+    };
+    std::iter::once("none".to_owned()).chain(attack::all().into_iter().flat_map(rows))
 }
 
 /// Measures the row of that name.
 pub fn run(name: &str, effort: Effort) -> Row {
     Cores::get().guest();
-    let attack = Attack::named(name);
-    catch_unwind(AssertUnwindSafe(|| measure(name, attack, effort)))
+    let shared = name.strip_suffix(APART);
+    let attack = Attack::named(shared.unwrap_or(name));
+    let place = if shared.is_some() { Place::Apart } else { Place::Shared };
+    catch_unwind(AssertUnwindSafe(|| measure((name, place), attack, effort)))
         .unwrap_or_else(|cause| Row::failed(name, super::report::panic_text(cause.as_ref())))
+}
+
+/// Where victim and villain are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// On one worker.
+    Shared,
+    /// Each in its network's process.
+    Apart,
+}
+
+impl Place {
+    /// Gives the victim's worker the last core, and all other threads the first.
+    fn settle(self, daemon: &crate::daemon::Daemon) {
+        match self {
+            Self::Shared => Cores::get().worker_alone(&daemon.pids()),
+            Self::Apart => {
+                let own = daemon.pid_of(VICTIM).expect("the victim's network has a process");
+                Cores::get().worker_of(own, &daemon.pids());
+            }
+        }
+    }
+
+    fn turns(self, daemon: &crate::daemon::Daemon) -> Turns {
+        match self {
+            Self::Shared => daemon.turns(),
+            Self::Apart => daemon.turns_of(VICTIM),
+        }
+    }
 }
 
 /// What the slices of one kind saw.
@@ -85,16 +129,20 @@ struct Seen {
     long_turns: f64,
 }
 
-fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
-    let args = ["--workers", "1", "--poll-us", "1000"].map(str::to_owned).to_vec();
-    let options = DaemonOptions { args, ..DaemonOptions::default() };
+fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort) -> Row {
+    let mut args = vec!["--workers", "1", "--poll-us", "1000"];
+    if place == Place::Shared {
+        args.push("--one-process");
+    }
+    let args = args.into_iter().map(str::to_owned).collect();
+    let options = DaemonOptions { args, processes: true, ..DaemonOptions::default() };
     let world = World::with(&options, LIMIT);
-    Cores::get().worker_alone(&world.daemon.pids());
     let mut victim = Victim::new(&world);
+    place.settle(&world.daemon);
     let ground = attack.map(|a| a.ground(&world, effort.size));
     let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
     // Sessions have brought threads of their own.
-    Cores::get().worker_alone(&world.daemon.pids());
+    place.settle(&world.daemon);
     let (mut quiet, mut attacked) = (Seen::default(), Seen::default());
     std::thread::scope(|scope| {
         let slices = || {
@@ -102,9 +150,9 @@ fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
             victim.latency(effort.slice / 4, || false);
             for _ in 0..effort.rounds {
                 for (seen, campaign) in [(&mut quiet, None), (&mut attacked, campaign.as_ref())] {
-                    let before = world.daemon.turns().long;
+                    let before = place.turns(&world.daemon).long;
                     slice(&mut victim, seen, effort, campaign);
-                    seen.long_turns += world.daemon.turns().long - before;
+                    seen.long_turns += place.turns(&world.daemon).long - before;
                     std::thread::sleep(REST);
                 }
             }
@@ -113,7 +161,8 @@ fn measure(name: &str, attack: Option<&Attack>, effort: Effort) -> Row {
     });
     let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
     drop(campaign);
-    Row::new((name, attack), [&quiet, &attacked], world.daemon.turns(), strikes)
+    let attack = attack.map(|a| (a.villains, a.blocks && place == Place::Shared));
+    Row::new((name, attack), [&quiet, &attacked], place.turns(&world.daemon), strikes)
 }
 
 /// Latency and bandwidth for a while each.

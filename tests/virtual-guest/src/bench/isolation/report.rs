@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use super::Seen;
-use crate::attack::Attack;
 use crate::vitals::Turns;
 
 /// Long turns under attack that mean nothing where there are some without it.
@@ -100,8 +99,9 @@ fn median(values: &[f64]) -> f64 {
 }
 
 impl Row {
+    /// `attack`: how many took part, and whether the kernel can make one access last here.
     pub(super) fn new(
-        (name, attack): (&str, Option<&Attack>),
+        (name, attack): (&str, Option<(usize, bool)>),
         [quiet, attacked]: [&Seen; 2],
         turns: Turns,
         strikes: u64,
@@ -124,8 +124,8 @@ impl Row {
             long_turns: [attacked.long_turns, quiet.long_turns],
             charged: turns.charged * 1e6,
             strikes,
-            villains: attack.map_or(0, |a| a.villains),
-            blocks: attack.is_some_and(|a| a.blocks),
+            villains: attack.map_or(0, |(villains, _)| villains),
+            blocks: attack.is_some_and(|(_, blocks)| blocks),
             samples: attacked.latency.len(),
             error: None,
         };
