@@ -140,7 +140,7 @@ impl Nic {
             send_cqn: req.send_cqn.get(),
             recv_cqn: req.recv_cqn.get(),
             srqn,
-            send: sq.map(|ring| SendQueue::new(ring, shape::sends(req))),
+            send: sq.map(|ring| Box::new(SendQueue::new(ring, shape::sends(req)))),
             receive: rq.map(|ring| {
                 ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)
             }),

@@ -14,7 +14,7 @@ use super::numbers::{Numbers, Random};
 use super::roster::Roster;
 use super::shards::Shards;
 use super::window::Window;
-use crate::memory::{AddressSpace, Segment, Translation};
+use crate::memory::{AddressSpace, Borrowed, Translation};
 
 /// Rights that a registration may ask for.
 const KNOWN: u32 = access::LOCAL_WRITE
@@ -338,7 +338,7 @@ impl MrTable {
 
     /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses are never checked.
     #[inline]
-    pub(super) fn segment(&self, access: &Access) -> Result<Segment, Denied> {
+    pub(super) fn segment(&self, access: &Access) -> Result<Borrowed<'_>, Denied> {
         match self.by_number.get(&(access.key >> 8)) {
             Some(Keyed::Region(mr)) if mr.key == access.key && mr.pdn == access.pdn => {
                 if access.rights & !mr.access != 0 {
@@ -355,13 +355,13 @@ impl MrTable {
 impl Mr {
     /// The memory of a range whose rights have been checked.
     #[inline]
-    pub(super) fn segment(&self, addr: u64, len: u32) -> Result<Segment, Denied> {
+    pub(super) fn segment(&self, addr: u64, len: u32) -> Result<Borrowed<'_>, Denied> {
         let map = self.map.as_ref().ok_or(Denied)?;
         let offset = self.offset(addr, u64::from(len)).ok_or(Denied)?;
         if map.is_identity() && !map.covers(offset, u64::from(len)) {
             return Err(Denied);
         }
-        Ok(Segment { map: Arc::clone(map), offset, len })
+        Ok(Borrowed { map, offset, len })
     }
 }
 

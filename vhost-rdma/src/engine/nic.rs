@@ -27,7 +27,7 @@ use super::steps::Work;
 use super::table::Table;
 use super::timer::{Timers, Waiting};
 use super::{Nanos, Remains};
-use crate::memory::{AddressSpace, Ring, Segment};
+use crate::memory::{AddressSpace, Ring};
 use crate::protocol::{self, Visible};
 use crate::transport::{Gid, NicId};
 
@@ -112,8 +112,6 @@ pub(super) struct Nic {
     pub(super) dirty: Vec<u32>,
     /// Requesters elsewhere to try again, because this NIC posted a receive or became reachable.
     pub(super) wakes: Vec<Waiter>,
-    /// Segment list of the receive in progress, kept for its allocation.
-    pub(super) scratch: Vec<Segment>,
     /// Deadlines of its QPs and CQs.
     pub(super) timers: Timers,
     /// What it has still to do to many QPs.
@@ -168,7 +166,6 @@ impl Nic {
             run: VecDeque::new(),
             dirty: Vec::new(),
             wakes: Vec::new(),
-            scratch: Vec::new(),
             timers: Timers::default(),
             chores: Chores::default(),
             work: None,

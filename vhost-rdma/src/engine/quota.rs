@@ -31,7 +31,7 @@ use super::limits::{
 };
 use super::mr::Keyed;
 use super::nic::{Ah, Nic, Pd};
-use super::qp::{Qp, Waiter};
+use super::qp::{Qp, SendQueue, Waiter};
 use super::srq::{MAX_WAITERS, Srq};
 use crate::memory::{Account, AddressSpace, Charge, Region, Translation};
 use crate::transport::Gid;
@@ -136,7 +136,7 @@ impl Kept {
 
 /// What a QP takes beside its place: its own structure, and the inline bytes of a request.
 pub(super) const fn queue_pair(max_inline: u32) -> usize {
-    size_of::<Qp>() + 32 + max_inline as usize
+    size_of::<Qp>() + size_of::<SendQueue>() + 48 + max_inline as usize
 }
 
 /// What an SRQ takes beside its place: who waits for it.

@@ -45,8 +45,16 @@ struct Turn {
     kind: Kind,
     signal_all: bool,
     cqn: u32,
+    /// What a request may take of RNR NAKs, and of silence.
+    retries: (u8, u8),
     flow: Flow,
     now: Nanos,
+}
+
+impl Turn {
+    const fn rearm_retries(&self, send: &mut SendQueue) {
+        (send.rnr_left, send.retries_left) = self.retries;
+    }
 }
 
 /// How a step of a turn ended.
@@ -92,7 +100,7 @@ impl Shard {
     ) -> bool {
         let qp = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn));
         let sends = qp.is_some_and(|qp| {
-            qp.state == State::Rts && qp.send.as_ref().is_some_and(SendQueue::has_work)
+            qp.state == State::Rts && qp.send.as_ref().is_some_and(|send| send.has_work())
         });
         if sends {
             self.send_turn(id, qpn, budget, now);
@@ -135,6 +143,8 @@ impl Shard {
                 _ => break,
             }
         }
+        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
+        self.segments.clear();
         if let Some(nic) = self.nic_mut(id) {
             nic.end_turn(qpn, send, more);
         }
@@ -157,8 +167,6 @@ impl Shard {
     fn step(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32) -> Step {
         let mut segments = std::mem::take(&mut self.segments);
         let step = self.step_with(turn, send, bytes, &mut segments);
-        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
-        segments.clear();
         self.segments = segments;
         step
     }
@@ -173,8 +181,11 @@ impl Shard {
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         let wqe = match send.current {
             Some(wqe) => wqe,
-            None => match nic.next_request(turn, send) {
-                Some(wqe) => wqe,
+            None => match send.take() {
+                Some(wqe) => {
+                    turn.rearm_retries(send);
+                    wqe
+                }
                 None => return Step::Waits,
             },
         };
@@ -235,7 +246,7 @@ impl Shard {
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         match outcome {
             Outcome::Done => {
-                nic.rearm_retries(turn.qpn, send);
+                turn.rearm_retries(send);
                 nic.count_sent(planned, len);
                 send.done += len;
                 if send.done >= planned.total {
@@ -376,11 +387,12 @@ fn request<'a>(
 
 impl Nic {
     /// Borrows the send queue out of a QP for a turn.
-    fn begin_turn(&mut self, qpn: u32, now: Nanos) -> Option<(Turn, SendQueue)> {
+    fn begin_turn(&mut self, qpn: u32, now: Nanos) -> Option<(Turn, Box<SendQueue>)> {
         let qp = self.qps.get_mut(&qpn)?;
         let send = qp.send.take()?;
         let (pdn, kind, signal_all, cqn) = (qp.pdn, qp.kind, qp.signal_all, qp.send_cqn);
         let av = *qp.attrs.av();
+        let retries = (qp.attrs.rnr_retry(), qp.attrs.retry_cnt());
         let dest_qpn = qp.attrs.dest_qpn();
         let flow = Flow {
             source: self.id,
@@ -393,10 +405,10 @@ impl Nic {
             hop_limit: av.hop_limit,
             sl: av.sl,
         };
-        Some((Turn { nic: self.id, qpn, pdn, kind, signal_all, cqn, flow, now }, send))
+        Some((Turn { nic: self.id, qpn, pdn, kind, signal_all, cqn, retries, flow, now }, send))
     }
 
-    fn end_turn(&mut self, qpn: u32, send: SendQueue, more: bool) {
+    fn end_turn(&mut self, qpn: u32, send: Box<SendQueue>, more: bool) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let idle = send.current.is_none();
         qp.send = Some(send);
@@ -431,19 +443,6 @@ impl Nic {
                 Step::Advanced
             }
             Err(status) => Step::Failed(status),
-        }
-    }
-
-    fn next_request(&self, turn: &Turn, send: &mut SendQueue) -> Option<SqWqe> {
-        let wqe = send.take()?;
-        self.rearm_retries(turn.qpn, send);
-        Some(wqe)
-    }
-
-    fn rearm_retries(&self, qpn: u32, send: &mut SendQueue) {
-        if let Some(qp) = self.qps.get(&qpn) {
-            send.rnr_left = qp.attrs.rnr_retry();
-            send.retries_left = qp.attrs.retry_cnt();
         }
     }
 
@@ -502,7 +501,8 @@ impl Nic {
         true
     }
 
-    /// Resolves the work request's elements; false if one of them is denied.
+    /// Resolves the work request's elements; false if one of them is denied. `segments` may have
+    /// those of an earlier one, whose translations are likely the same.
     fn gather(
         &self,
         turn: &Turn,
@@ -514,7 +514,8 @@ impl Nic {
             Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush => 0,
             Operation::Read | Operation::CompareSwap | Operation::FetchAdd => access::LOCAL_WRITE,
         };
-        send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
+        let mut count = 0;
+        let named = send.sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
             let access = Access {
                 pdn: turn.pdn,
                 qpn: 0,
@@ -523,8 +524,16 @@ impl Nic {
                 len: sge.length.get(),
                 rights,
             };
-            self.mrs.segment(&access).map(|segment| segments.push(segment)).is_ok()
-        })
+            let Ok(segment) = self.mrs.segment(&access) else { return false };
+            match segments.get_mut(count) {
+                Some(old) => segment.replace(old),
+                None => segments.push(segment.keep()),
+            }
+            count += 1;
+            true
+        });
+        segments.truncate(count);
+        named
     }
 
     /// Length of the next piece. Datagrams and atomics are one.

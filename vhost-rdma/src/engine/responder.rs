@@ -8,16 +8,18 @@
 //! consumes nothing (class D): else any neighbour could take receives from their owner, and those
 //! of a connection manager are not posted again.
 
+use arrayvec::ArrayVec;
 use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::budget::cost;
+use super::limits::MAX_SGE;
 use super::mr::Access;
 use super::nic::{Life, Nic};
 use super::qp::state::Kind;
 use super::qp::{Qp, State, Waiter};
 use super::receive::Receive;
-use crate::memory::{self, Segment};
+use crate::memory::{self, Borrowed};
 use crate::transport::{
     Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
     Service,
@@ -31,6 +33,9 @@ const UNRELIABLE_REFUSALS: u32 = 256;
 /// has no service levels that a receiver could miss.
 const SL_OF_IPV4: u8 = 0xa;
 const SL_OF_IPV6: u8 = 0x9;
+
+/// The memory of a receive.
+type Scattered<'a> = ArrayVec<Borrowed<'a>, { MAX_SGE as usize }>;
 
 /// What became of the search for a receive.
 enum Opened {
@@ -264,7 +269,7 @@ impl Nic {
     }
 
     /// Copies a piece to the open receive, `skip` bytes in.
-    fn scatter(&mut self, qpn: u32, request: &Request<'_>, skip: u32) -> Result<(), Scatter> {
+    fn scatter(&self, qpn: u32, request: &Request<'_>, skip: u32) -> Result<(), Scatter> {
         if request.len == 0 {
             return Ok(());
         }
@@ -281,7 +286,6 @@ impl Nic {
                 u64::from(request.len),
             ),
         };
-        self.scratch = segments;
         moved.map_err(|_| Scatter::Source)
     }
 
@@ -294,16 +298,15 @@ impl Nic {
         }
     }
 
-    /// The memory behind the first `needed` bytes of the open receive. The caller puts the list back as scratch.
-    fn receive_segments(&mut self, qpn: u32, needed: u64) -> Option<Vec<Segment>> {
+    /// The memory behind the first `needed` bytes of the open receive.
+    fn receive_segments(&self, qpn: u32, needed: u64) -> Option<Scattered<'_>> {
         let qp = self.qps.get(&qpn)?;
         let pdn = match qp.srqn {
             Some(srqn) => self.srqs.get(srqn as usize)?.pdn,
             None => qp.pdn,
         };
         self.meter.charge_each(cost::ELEMENT, qp.open.sges.len());
-        let mut segments = std::mem::take(&mut self.scratch);
-        segments.clear();
+        let mut segments = Scattered::new();
         let mut left = needed;
         for sge in &qp.open.sges {
             if left == 0 {
@@ -417,11 +420,8 @@ impl Nic {
             return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
         let header = super::grh::build(request.flow, request.total);
-        let written = self.receive_segments(qpn, needed).map(|segments| {
-            let written = memory::write(&segments, 0, &header);
-            self.scratch = segments;
-            written
-        });
+        let segments = self.receive_segments(qpn, needed);
+        let written = segments.map(|segments| memory::write(&segments, 0, &header));
         if !matches!(written, Some(Ok(()))) {
             return self.receive_failed(qpn, wc_status::LOC_PROT_ERR, Nak::RemoteOperation);
         }
@@ -439,7 +439,7 @@ impl Nic {
         qpn: u32,
         request: &Request<'_>,
         rights: u32,
-    ) -> Result<Segment, Nak> {
+    ) -> Result<Borrowed<'_>, Nak> {
         self.meter.charge(cost::KEY);
         let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
         if !qp.attrs.has(rights) {

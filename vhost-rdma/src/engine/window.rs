@@ -8,7 +8,7 @@ use virtio_rdma_abi::access;
 use super::command::Status;
 use super::mr::{Access, Denied, Keyed, MrTable};
 use super::numbers::Random;
-use crate::memory::Segment;
+use crate::memory::Borrowed;
 
 /// Rights that a window may give.
 const RIGHTS: u32 = access::REMOTE_WRITE
@@ -170,7 +170,7 @@ impl MrTable {
         &self,
         window: &Window,
         access: &Access,
-    ) -> Result<Segment, Denied> {
+    ) -> Result<Borrowed<'_>, Denied> {
         let binding =
             window.binding.filter(|_| window.key == access.key && access.qpn != 0).ok_or(Denied)?;
         let owner_ok = match window.kind {

@@ -5,17 +5,17 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Fault, HostPtr, Segment};
+use super::{Fault, Held, HostPtr, Segment};
 
 /// Walks a segment list as contiguous host runs.
-struct Cursor<'a> {
-    segments: &'a [Segment],
+struct Cursor<'a, M> {
+    segments: &'a [Segment<M>],
     /// Bytes of the first segment that are behind us.
     done: u64,
 }
 
-impl<'a> Cursor<'a> {
-    fn new(mut segments: &'a [Segment], mut skip: u64) -> Self {
+impl<'a, M: Held> Cursor<'a, M> {
+    fn new(mut segments: &'a [Segment<M>], mut skip: u64) -> Self {
         while let [first, rest @ ..] = segments {
             if skip < u64::from(first.len) {
                 break;
@@ -30,7 +30,7 @@ impl<'a> Cursor<'a> {
     fn run(&self, max: u64) -> Result<(HostPtr, usize), Fault> {
         let segment = self.segments.first().ok_or(Fault::Shape)?;
         let left = u64::from(segment.len) - self.done;
-        segment.map.run(segment.offset + self.done, left.min(max)).ok_or(Fault::Address)
+        segment.map.translation().run(segment.offset + self.done, left.min(max)).ok_or(Fault::Address)
     }
 
     #[inline]
@@ -53,9 +53,9 @@ impl<'a> Cursor<'a> {
 /// before the fault have been moved.
 #[inline]
 pub fn copy(
-    dst: &[Segment],
+    dst: &[Segment<impl Held>],
     dst_skip: u64,
-    src: &[Segment],
+    src: &[Segment<impl Held>],
     src_skip: u64,
     len: u64,
 ) -> Result<(), Fault> {
@@ -80,7 +80,7 @@ pub fn copy(
 /// # Errors
 /// As [`copy`].
 #[inline]
-pub fn write(dst: &[Segment], skip: u64, bytes: &[u8]) -> Result<(), Fault> {
+pub fn write(dst: &[Segment<impl Held>], skip: u64, bytes: &[u8]) -> Result<(), Fault> {
     let mut to = Cursor::new(dst, skip);
     let mut done = 0;
     while done < bytes.len() {
@@ -98,7 +98,7 @@ pub fn write(dst: &[Segment], skip: u64, bytes: &[u8]) -> Result<(), Fault> {
 /// # Errors
 /// As [`copy`].
 #[inline]
-pub fn read(src: &[Segment], skip: u64, out: &mut [u8]) -> Result<(), Fault> {
+pub fn read(src: &[Segment<impl Held>], skip: u64, out: &mut [u8]) -> Result<(), Fault> {
     let mut from = Cursor::new(src, skip);
     let mut done = 0;
     while done < out.len() {
@@ -112,8 +112,8 @@ pub fn read(src: &[Segment], skip: u64, out: &mut [u8]) -> Result<(), Fault> {
 }
 
 /// The 64-bit word that a segment of 8 bytes names, if it is aligned in host memory.
-fn word(segment: &Segment) -> Result<&AtomicU64, Fault> {
-    let (host, run) = segment.map.run(segment.offset, 8).ok_or(Fault::Address)?;
+fn word<M: Held>(segment: &Segment<M>) -> Result<&AtomicU64, Fault> {
+    let (host, run) = segment.map.translation().run(segment.offset, 8).ok_or(Fault::Address)?;
     if run < 8 || !host.addr().is_multiple_of(8) {
         return Err(Fault::Shape);
     }
@@ -126,7 +126,7 @@ fn word(segment: &Segment) -> Result<&AtomicU64, Fault> {
 ///
 /// # Errors
 /// [`Fault::Shape`] if the word is not aligned, [`Fault::Address`] if it is outside guest memory.
-pub fn fetch_add(segment: &Segment, add: u64) -> Result<u64, Fault> {
+pub fn fetch_add(segment: &Segment<impl Held>, add: u64) -> Result<u64, Fault> {
     Ok(word(segment)?.fetch_add(add, Ordering::SeqCst))
 }
 
@@ -134,7 +134,7 @@ pub fn fetch_add(segment: &Segment, add: u64) -> Result<u64, Fault> {
 ///
 /// # Errors
 /// As [`fetch_add`].
-pub fn store(segment: &Segment, value: u64) -> Result<(), Fault> {
+pub fn store(segment: &Segment<impl Held>, value: u64) -> Result<(), Fault> {
     word(segment)?.store(value, Ordering::SeqCst);
     Ok(())
 }
@@ -143,7 +143,7 @@ pub fn store(segment: &Segment, value: u64) -> Result<(), Fault> {
 ///
 /// # Errors
 /// As [`fetch_add`].
-pub fn compare_swap(segment: &Segment, compare: u64, swap: u64) -> Result<u64, Fault> {
+pub fn compare_swap(segment: &Segment<impl Held>, compare: u64, swap: u64) -> Result<u64, Fault> {
     let result = word(segment)?.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
     Ok(result.unwrap_or_else(|found| found))
 }

@@ -37,7 +37,7 @@ pub use copy::{compare_swap, copy, fetch_add, read, store, write};
 pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
 pub use page_list::{Fault, PageArray, PageList};
 pub use ring::Ring;
-pub use segment::{Segment, total_len};
+pub use segment::{Borrowed, Held, Segment, total_len};
 pub use space::{AddressSpace, AnonymousError, Region, SpaceError};
 pub use translation::Translation;
 pub use usage::{Usage, usage};

@@ -22,8 +22,8 @@ use crate::spec::access;
 use crate::world::{End, Node};
 
 pub(super) const ALL: &[Attack] = &[
-    Attack::new("holes", "elements of a byte in holes of 4 KiB", small_holes),
-    Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes),
+    Attack::new("holes", "elements of a byte in holes of 4 KiB", small_holes).blocking(),
+    Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes).blocking(),
     Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching).blocking(),
     Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes).blocking(),
     Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes)

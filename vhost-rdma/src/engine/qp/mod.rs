@@ -32,7 +32,8 @@ pub(super) struct Qp {
     pub(super) send_cqn: u32,
     pub(super) recv_cqn: u32,
     pub(super) srqn: Option<u32>,
-    pub(super) send: Option<SendQueue>,
+    /// Beside the rest: a turn takes it out and puts it back.
+    pub(super) send: Option<Box<SendQueue>>,
     pub(super) receive: Option<ReceiveRing>,
     /// Doorbell numbers of the two queues.
     pub(super) doorbells: [u32; 2],
