@@ -16,7 +16,7 @@ use virtual_guest::world::{Node, Vacancy, World, pattern};
 
 /// The most that a turn may be charged, in seconds: by the daemon's own count of the work in it, which does not know how fast this
 /// machine is or who else runs on it. How long turns *last* is a benchmark of the optimized build: `cargo xtask bench isolation`.
-const CHARGED: f64 = 0.5;
+const CHARGED: f64 = 0.001;
 /// An attack that lasts longer than this must have left its bystanders some time; scheduling alone can take that of a shorter one.
 const LONG: Duration = Duration::from_secs(10);
 
