@@ -30,7 +30,11 @@ impl<'a, M: Held> Cursor<'a, M> {
     fn run(&self, max: u64) -> Result<(HostPtr, usize), Fault> {
         let segment = self.segments.first().ok_or(Fault::Shape)?;
         let left = u64::from(segment.len) - self.done;
-        segment.map.translation().run(segment.offset + self.done, left.min(max)).ok_or(Fault::Address)
+        segment
+            .map
+            .translation()
+            .run(segment.offset + self.done, left.min(max))
+            .ok_or(Fault::Address)
     }
 
     #[inline]
