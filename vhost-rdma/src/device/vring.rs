@@ -182,3 +182,27 @@ fn check_eventfd(file: &File) -> io::Result<()> {
     rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::NONBLOCK)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn a_worker_does_not_wait_for_who_has_the_queue_or_its_descriptor() {
+        let vring = Vring::new(16).unwrap();
+        let vmm = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        vring.set_call(Some(vmm.try_clone().unwrap()));
+        let state = vring.lock();
+        assert!(vring.try_lock().is_none());
+        assert!(vring.try_signal(), "the descriptor has a lock of its own");
+        drop(state);
+        assert!(vring.try_lock().is_some());
+        assert!(signal::take(vmm.as_fd()).unwrap());
+        let call = vring.0.call.lock().unwrap();
+        assert!(!vring.try_signal());
+        drop(call);
+        assert!(!signal::take(vmm.as_fd()).unwrap());
+    }
+}

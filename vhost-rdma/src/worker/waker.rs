@@ -238,4 +238,25 @@ mod tests {
         assert!(begin.elapsed() >= Duration::from_millis(20), "it was let go");
         assert_eq!(counter.load(Ordering::Relaxed), 3);
     }
+
+    #[test]
+    fn a_worker_does_not_wait_for_who_counts_and_nothing_is_lost() {
+        let waker = Arc::new(Waker::new().expect("epoll"));
+        let vmm = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
+        let counter = Arc::new(AtomicU64::new(0));
+        let ours = vmm.try_clone().expect("dup");
+        let _kick = waker.watch(ours, counter.clone()).expect("watched");
+        let mut late = Vec::new();
+        let sleep = |late: &mut Vec<u64>| {
+            rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
+            waker.announce();
+            waker.sleep(Some(Duration::from_secs(5)), late);
+        };
+        let held = waker.kicks();
+        sleep(&mut late);
+        assert_eq!((late.len(), counter.load(Ordering::Relaxed)), (1, 0));
+        drop(held);
+        sleep(&mut late);
+        assert_eq!((late.len(), counter.load(Ordering::Relaxed)), (0, 2));
+    }
 }

@@ -312,3 +312,20 @@ fn events_wait_for_buffers_one_per_cq() {
     world.settle();
     assert_eq!(b.completion_events(), [(1, qb.cq.cqn)]);
 }
+
+#[test]
+fn events_that_find_their_queue_taken_come_again_without_being_asked() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    for taken in 1..4 {
+        b.arm(&qb.cq, arm::ANY);
+        b.post_receive(&mut qb, 0, &[]);
+        b.events.lock().unwrap().taken = taken;
+        a.post_send(&mut qa, wqe(opcode::SEND, 0, 0), &[]);
+        world.settle();
+        assert_eq!(b.events.lock().unwrap().taken, 0, "tried until nobody has it");
+        assert_eq!(b.completion_events(), [(1, qb.cq.cqn)], "and told once");
+        b.events.lock().unwrap().completions.clear();
+    }
+}

@@ -34,6 +34,23 @@ pub(crate) struct Events {
     pub(crate) completions: VecDeque<(u32, u32)>,
     pub(crate) asynchronous: VecDeque<(u32, u32)>,
     pub(crate) buffers: usize,
+    /// Calls from now on that find a queue taken by another thread.
+    pub(crate) taken: usize,
+    was_busy: bool,
+}
+
+impl Events {
+    /// Whether there is a buffer, and nobody else at the queue.
+    fn take_buffer(&mut self) -> bool {
+        if self.taken > 0 {
+            self.taken -= 1;
+            self.was_busy = true;
+            return false;
+        }
+        let found = self.buffers > 0;
+        self.buffers -= usize::from(found);
+        found
+    }
 }
 
 #[derive(Debug)]
@@ -42,25 +59,27 @@ struct TestPort(Arc<Mutex<Events>>);
 impl Port for TestPort {
     fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool {
         let mut events = self.0.lock().unwrap();
-        if events.buffers == 0 {
+        if !events.take_buffer() {
             return false;
         }
-        events.buffers -= 1;
         events.completions.push_back((vector, event.cqn.get()));
         true
     }
 
     fn async_event(&mut self, event: abi::AsyncEvent) -> bool {
         let mut events = self.0.lock().unwrap();
-        if events.buffers == 0 {
+        if !events.take_buffer() {
             return false;
         }
-        events.buffers -= 1;
         events.asynchronous.push_back((event.r#type.get(), event.object.get()));
         true
     }
 
     fn flush(&mut self) {}
+
+    fn was_busy(&mut self) -> bool {
+        std::mem::take(&mut self.0.lock().unwrap().was_busy)
+    }
 }
 
 /// A guest and its NIC.
