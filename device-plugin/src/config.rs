@@ -171,6 +171,7 @@ pub struct Limits {
     pub max_mrs: Option<u32>,
     pub max_mr_bytes: Option<u64>,
     pub max_kept_bytes: Option<u64>,
+    pub max_guest_bytes: Option<u64>,
     pub max_cqs: Option<u32>,
     pub max_srqs: Option<u32>,
     pub max_qps: Option<u32>,

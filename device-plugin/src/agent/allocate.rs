@@ -445,6 +445,7 @@ pub(super) fn limits(pool: &Pool) -> v1::LimitsPatch {
         max_mrs: limits.max_mrs,
         max_mr_bytes: limits.max_mr_bytes,
         max_kept_bytes: limits.max_kept_bytes,
+        max_guest_bytes: limits.max_guest_bytes,
         max_cqs: limits.max_cqs,
         max_srqs: limits.max_srqs,
         max_qps: limits.max_qps,

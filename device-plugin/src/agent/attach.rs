@@ -527,6 +527,7 @@ fn named_limits(limits: &v1::Limits) -> std::collections::BTreeMap<String, u64> 
         ("max_mrs", limits.max_mrs.into()),
         ("max_mr_bytes", limits.max_mr_bytes),
         ("max_kept_bytes", limits.max_kept_bytes),
+        ("max_guest_bytes", limits.max_guest_bytes),
         ("max_cqs", limits.max_cqs.into()),
         ("max_srqs", limits.max_srqs.into()),
         ("max_qps", limits.max_qps.into()),
@@ -553,6 +554,7 @@ pub(super) fn limit_differences(wanted: &v1::LimitsPatch, nic: &v1::Nic) -> Vec<
     compare("max_mrs", wanted.max_mrs.map(u64::from), now.max_mrs.into());
     compare("max_mr_bytes", wanted.max_mr_bytes, now.max_mr_bytes);
     compare("max_kept_bytes", wanted.max_kept_bytes, now.max_kept_bytes);
+    compare("max_guest_bytes", wanted.max_guest_bytes, now.max_guest_bytes);
     compare("max_cqs", wanted.max_cqs.map(u64::from), now.max_cqs.into());
     compare("max_srqs", wanted.max_srqs.map(u64::from), now.max_srqs.into());
     compare("max_qps", wanted.max_qps.map(u64::from), now.max_qps.into());

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use virtual_guest::backing::rules;
 use virtual_guest::control::Mr;
-use virtual_guest::guest::GuestConfig;
+use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::pages::{Buf, PageList};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{self, PAGE, access, cap, err, qpt, status};
@@ -450,4 +450,18 @@ fn an_access_that_begins_below_its_region_is_refused() {
         assert_eq!(failed.status, rules().local_protection, "{below} bytes below");
         assert_eq!(remote.bytes(), [0; 64]);
     }
+}
+
+#[test]
+fn a_vmm_shares_as_much_memory_as_its_nic_may_have_and_no_more() {
+    let world = World::new();
+    let place = world.vacancy_with("net", &["--max-guest-bytes", "24M"]);
+    let ram = |mebibytes: u64| GuestConfig { ram_bytes: mebibytes << 20, ..GuestConfig::default() };
+    let meet = |mebibytes| Guest::connect(&place.socket, ram(mebibytes));
+    assert!(meet(32).is_err(), "the daemon ends the connection");
+    let error = world.daemon.show_nic(&place.name)["error"].as_str().unwrap_or("").to_owned();
+    assert!(error.contains("max_guest_bytes"), "and says why: {error:?}");
+    meet(16).expect("as much as it may").disconnect();
+    world.daemon.run(&["nic", "set", &place.name, "--max-guest-bytes", "32M"]);
+    meet(32).expect("as much as it may now");
 }

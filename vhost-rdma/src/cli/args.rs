@@ -243,6 +243,9 @@ pub struct LimitArgs {
     /// Most bytes of its own memory that the daemon keeps for the guest; K, M, G and T are powers of 1024
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub max_kept_bytes: Option<u64>,
+    /// Most bytes of memory that the VMM may share with the daemon; K, M, G and T are powers of 1024
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_guest_bytes: Option<u64>,
     /// Most protection domains
     #[arg(long, value_name = "N")]
     pub max_pds: Option<u32>,

@@ -214,6 +214,7 @@ const fn limits(args: LimitArgs) -> v1::LimitsPatch {
         max_mrs: args.max_mrs,
         max_mr_bytes: args.max_mr_bytes,
         max_kept_bytes: args.max_kept_bytes,
+        max_guest_bytes: args.max_guest_bytes,
         max_cqs: args.max_cqs,
         max_srqs: args.max_srqs,
         max_qps: args.max_qps,

@@ -66,6 +66,7 @@ type PeerMessage = v1::Peer;
 
 mirror!(Limits from LimitsMessage {
     max_contexts: u32, max_pds: u32, max_mrs: u32, max_mr_bytes: u64, max_kept_bytes: u64,
+    max_guest_bytes: u64,
     max_cqs: u32, max_srqs: u32, max_qps: u32, max_ahs: u32,
 });
 mirror!(Counters from CountersMessage {

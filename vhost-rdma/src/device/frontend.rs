@@ -186,7 +186,8 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             offset: region.mmap_offset,
         });
         let offers = offers.collect();
-        self.session.change_memory(|old| memory::table(old, offers)).map_err(failed)?;
+        let most = self.session.max_guest_bytes();
+        self.session.change_memory(|old| memory::table(old, offers, most)).map_err(failed)?;
         self.addresses = regions
             .iter()
             .map(|region| Address {
@@ -217,7 +218,8 @@ impl VhostUserBackendReqHandlerMut for Frontend {
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         let (start, len) = (region.guest_phys_addr, region.memory_size);
         let offer = Offer { start, len, file, offset: region.mmap_offset };
-        self.session.change_memory(|old| memory::plug(old, offer)).map_err(failed)?;
+        let most = self.session.max_guest_bytes();
+        self.session.change_memory(|old| memory::plug(old, offer, most)).map_err(failed)?;
         self.addresses.push(Address { vmm: region.user_addr, guest: start, len });
         let piece = Piece { start, len, vmm: region.user_addr, offset: region.mmap_offset };
         self.note_memory(vec![piece], |_| Change::Plugged(piece));

@@ -44,7 +44,7 @@ pub(super) enum MemoryError {
     #[error("more than {SLOTS} memory regions, which is how many there may be")]
     Slots,
     #[error(
-        "more than {0} bytes of guest memory, which is what one guest of this host may have: 16 times its memory, at least 1 TiB"
+        "more than {0} bytes of guest memory, which is what this guest may have: max_guest_bytes, and at most 16 times the host's memory"
     )]
     TooMuch(u64),
 }
@@ -60,7 +60,7 @@ pub(super) struct Offer {
     pub(super) offset: u64,
 }
 
-/// How much memory a guest may have: far more than any does, and far less than the daemon has addresses for.
+/// How much memory any guest may have: far more than any does, and far less than the daemon has addresses for.
 fn most_bytes() -> u64 {
     static MOST: OnceLock<u64> = OnceLock::new();
     *MOST.get_or_init(|| {
@@ -78,10 +78,15 @@ pub(super) fn prepare() {
 }
 
 /// The memory that follows `old` when the VMM sends its whole table.
-pub(super) fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpace, MemoryError> {
-    let mut left = within(offers.len(), 0)?;
+/// `most`: the bytes that the NIC's limits allow.
+pub(super) fn table(
+    old: &AddressSpace,
+    offers: Vec<Offer>,
+    most: u64,
+) -> Result<AddressSpace, MemoryError> {
+    let mut left = within(offers.len(), 0, most)?;
     let regions = offers.into_iter().map(|offer| {
-        left = left.checked_sub(offer.len).ok_or_else(too_much)?;
+        left = left.checked_sub(offer.len).ok_or_else(|| too_much(most))?;
         region(old, offer)
     });
     let regions = regions.collect::<Result<_, _>>()?;
@@ -89,22 +94,26 @@ pub(super) fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpa
 }
 
 /// The memory that follows `old` when one region is plugged in.
-pub(super) fn plug(old: &AddressSpace, offer: Offer) -> Result<AddressSpace, MemoryError> {
-    let left = within(old.regions().len() + 1, old.bytes())?;
-    left.checked_sub(offer.len).ok_or_else(too_much)?;
+pub(super) fn plug(
+    old: &AddressSpace,
+    offer: Offer,
+    most: u64,
+) -> Result<AddressSpace, MemoryError> {
+    let left = within(old.regions().len() + 1, old.bytes(), most)?;
+    left.checked_sub(offer.len).ok_or_else(|| too_much(most))?;
     Ok(old.plug(region(&AddressSpace::default(), offer)?)?)
 }
 
 /// How many bytes more there may be in a table of so many regions.
-fn within(regions: usize, bytes: u64) -> Result<u64, MemoryError> {
+fn within(regions: usize, bytes: u64, most: u64) -> Result<u64, MemoryError> {
     if regions > SLOTS {
         return Err(MemoryError::Slots);
     }
-    Ok(most_bytes().saturating_sub(bytes))
+    Ok(most_bytes().min(most).saturating_sub(bytes))
 }
 
-fn too_much() -> MemoryError {
-    MemoryError::TooMuch(most_bytes())
+fn too_much(most: u64) -> MemoryError {
+    MemoryError::TooMuch(most_bytes().min(most))
 }
 
 /// The region that is offered, with its mapping in `old` if it is there.
@@ -163,6 +172,27 @@ mod tests {
 
     fn offer(start: u64, file: &File) -> Offer {
         Offer { start, len: LEN, file: file.try_clone().expect("dup"), offset: 0 }
+    }
+
+    fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpace, MemoryError> {
+        super::table(old, offers, u64::MAX)
+    }
+
+    fn plug(old: &AddressSpace, offer: Offer) -> Result<AddressSpace, MemoryError> {
+        super::plug(old, offer, u64::MAX)
+    }
+
+    #[test]
+    fn a_nic_has_no_more_memory_than_it_may() {
+        let (a, b) = (memfd(LEN), memfd(LEN));
+        let none = AddressSpace::default();
+        let both = || vec![offer(0, &a), offer(0x10000, &b)];
+        let refused = super::table(&none, both(), 2 * LEN - 1);
+        assert!(matches!(refused, Err(MemoryError::TooMuch(most)) if most == 2 * LEN - 1));
+        assert!(super::table(&none, both(), 2 * LEN).is_ok());
+        let one = super::plug(&none, offer(0, &a), LEN).expect("as much as it may");
+        assert!(super::plug(&one, offer(0x10000, &b), 2 * LEN - 1).is_err());
+        assert!(super::plug(&one, offer(0x10000, &b), 2 * LEN).is_ok());
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub(super) struct Nic {
     id: NicId,
     worker: WorkerHandle,
     max_mr_bytes: AtomicU64,
+    max_guest_bytes: AtomicU64,
     /// What is kept for its guest.
     account: Account,
     link: Mutex<Link>,
@@ -131,6 +132,7 @@ impl Nic {
             id,
             worker,
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
+            max_guest_bytes: AtomicU64::new(config.limits.max_guest_bytes),
             account: Account::new(config.limits.max_kept_bytes),
             link: Mutex::new(Link::default()),
             slow_kicks: AtomicBool::new(false),
@@ -142,6 +144,11 @@ impl Nic {
         self.max_mr_bytes.load(Ordering::Relaxed)
     }
 
+    /// How much memory its VMM may share.
+    pub(super) fn max_guest_bytes(&self) -> u64 {
+        self.max_guest_bytes.load(Ordering::Relaxed)
+    }
+
     /// What pays for all that is kept for its guest.
     pub(super) const fn account(&self) -> &Account {
         &self.account
@@ -150,6 +157,7 @@ impl Nic {
     /// Takes over limits that the engine does not see.
     pub(super) fn set_limits(&self, limits: &NicLimits) {
         self.max_mr_bytes.store(limits.max_mr_bytes, Ordering::Relaxed);
+        self.max_guest_bytes.store(limits.max_guest_bytes, Ordering::Relaxed);
         self.account.allow(limits.max_kept_bytes);
     }
 

@@ -297,6 +297,11 @@ impl Session {
         }
     }
 
+    /// How much memory the VMM may share.
+    pub(super) fn max_guest_bytes(&self) -> u64 {
+        self.nic.max_guest_bytes()
+    }
+
     /// Takes the memory over that follows the present one, in the queues and in the engine. What is refused changes nothing.
     pub(super) fn change_memory(
         &self,

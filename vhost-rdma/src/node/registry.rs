@@ -395,6 +395,7 @@ fn check_limits(limits: &NicLimits) -> Result<(), Error> {
         ("max_mrs", limits.max_mrs.into()),
         ("max_mr_bytes", limits.max_mr_bytes),
         ("max_kept_bytes", limits.max_kept_bytes),
+        ("max_guest_bytes", limits.max_guest_bytes),
         ("max_cqs", limits.max_cqs.into()),
         ("max_qps", limits.max_qps.into()),
     ];

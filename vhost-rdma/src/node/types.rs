@@ -53,6 +53,9 @@ pub struct NicLimits {
     /// What the daemon keeps for the guest, in bytes of its own memory: objects, and tables of the
     /// pages that they lie in.
     pub max_kept_bytes: u64,
+    /// Memory that the VMM may share with the daemon, in bytes. A page of it is charged to whoever
+    /// touches it first, so it is also what the daemon can be made to pay for.
+    pub max_guest_bytes: u64,
     /// Completion queues.
     pub max_cqs: u32,
     /// Shared receive queues.
@@ -71,6 +74,7 @@ impl Default for NicLimits {
             max_mrs: 65_536,
             max_mr_bytes: 1 << 40,
             max_kept_bytes: 512 << 20,
+            max_guest_bytes: 1 << 40,
             max_cqs: 16_384,
             max_srqs: 4096,
             max_qps: 16_384,
@@ -93,6 +97,8 @@ pub struct LimitsPatch {
     pub max_mr_bytes: Option<u64>,
     /// See [`NicLimits::max_kept_bytes`].
     pub max_kept_bytes: Option<u64>,
+    /// See [`NicLimits::max_guest_bytes`].
+    pub max_guest_bytes: Option<u64>,
     /// See [`NicLimits::max_cqs`].
     pub max_cqs: Option<u32>,
     /// See [`NicLimits::max_srqs`].
@@ -113,6 +119,7 @@ impl LimitsPatch {
             max_mrs: self.max_mrs.unwrap_or(base.max_mrs),
             max_mr_bytes: self.max_mr_bytes.unwrap_or(base.max_mr_bytes),
             max_kept_bytes: self.max_kept_bytes.unwrap_or(base.max_kept_bytes),
+            max_guest_bytes: self.max_guest_bytes.unwrap_or(base.max_guest_bytes),
             max_cqs: self.max_cqs.unwrap_or(base.max_cqs),
             max_srqs: self.max_srqs.unwrap_or(base.max_srqs),
             max_qps: self.max_qps.unwrap_or(base.max_qps),

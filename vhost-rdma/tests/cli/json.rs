@@ -38,7 +38,7 @@ fn a_nic() {
         "group": group, "mode": "0600", "acl": [], "configured": false, "session": "absent", "interrupted": false, "error": null, "gids": [],
         "limits": {
             "max_contexts": 1024, "max_pds": 4096, "max_mrs": 65536, "max_mr_bytes": 2_147_483_648_u64,
-                "max_kept_bytes": 536_870_912_u64, "max_cqs": 16384,
+                "max_kept_bytes": 536_870_912_u64, "max_guest_bytes": 1_099_511_627_776_u64, "max_cqs": 16384,
             "max_srqs": 4096, "max_qps": 16384, "max_ahs": 65536,
         },
         "counters": {
