@@ -20,7 +20,7 @@ use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatu
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{Error as QueueError, Queue, QueueT};
-use virtio_rdma_abi::{AsyncEvent, event, vq};
+use virtio_rdma_abi::vq;
 use vm_memory::{GuestAddress, GuestAddressSpace};
 
 use super::chain::{self, Chain, Taken};
@@ -33,7 +33,7 @@ use super::nic::{DirectKick, Nic, PATIENCE};
 use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
-use crate::engine::{Command, MemoryChange, Port as _, Reply, Status};
+use crate::engine::{Command, MemoryChange, Reply, Status};
 use crate::memory::AddressSpace;
 use crate::worker::{CallError, Progress};
 
@@ -156,16 +156,15 @@ impl Session {
         let (memory, raised) = (self.memory.clone(), self.nic.stats.events.clone());
         self.nic.trust.begin();
         let told = (notifier.bell(), self.nic.trust.clone());
-        let mut port = EventPort::new(queues, memory, raised, told);
-        if self.continued.load(Ordering::Acquire) {
-            // Without a buffer for it the guest learns of it by its next command.
-            port.async_event(AsyncEvent {
-                r#type: event::DEVICE_FATAL.into(),
-                ..Default::default()
-            });
-            port.flush();
-        }
-        self.nic.post(move |shard, id, _| shard.set_port(id, Box::new(port)));
+        let port = EventPort::new(queues, memory, raised, told);
+        let lost = self.continued.load(Ordering::Acquire);
+        self.nic.post(move |shard, id, _| {
+            shard.set_port(id, Box::new(port));
+            if lost {
+                // It waits for the queue of events, which may be taken up later than this one.
+                shard.lost(id);
+            }
+        });
         Some(notifier)
     }
 

@@ -242,6 +242,13 @@ impl Shard {
         }
     }
 
+    /// Tells the driver of a NIC that its objects are gone, which were in another process.
+    pub fn lost(&mut self, id: NicId) {
+        if let Some(nic) = self.nic_mut(id) {
+            nic.raise(virtio_rdma_abi::event::DEVICE_FATAL, 0, nic::KERNEL);
+        }
+    }
+
     /// Removes a NIC and everything it has.
     pub fn remove_nic(&mut self, id: NicId) {
         self.reset(id);
