@@ -132,9 +132,7 @@ pub(crate) fn tests(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps.step("cargo test", || {
         // The daemon that this very command builds for its own tests. Without the name the virtual guest would have it built
         // for itself, with other features of its libraries, each of which is then compiled a second time.
-        let target = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| workspace().join("target"), PathBuf::from);
-        let daemon = std::path::absolute(target.join("debug/vhost-rdma"))?;
+        let daemon = std::path::absolute(target().join("debug/vhost-rdma"))?;
         let mut cmd = cargo();
         cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
         logged(cache, "cargo-test", cmd.env("VHOST_RDMA_BIN", daemon))
@@ -170,14 +168,23 @@ fn shown_for(cmd: &mut Command, limit: Duration) -> Result<bool> {
     Ok(wait(&mut child, limit, || {})?.success())
 }
 
-/// A program of the virtual guest, optimised, with the optimised daemon.
+/// Where cargo puts what it makes.
+fn target() -> PathBuf {
+    let set = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    set.unwrap_or_else(|| workspace().join("target"))
+}
+
+/// A program of the virtual guest, optimised, with the optimised daemon. One command builds both: apart, each would be built with other
+/// features of the libraries that they share, again and again.
 fn guest_program(name: &str, json: Option<&Path>) -> Result<Option<Command>> {
-    if !shown(cargo().args(["build", "--release", "--locked", "-p", "vhost-rdma"]))? {
+    let both =
+        ["build", "--release", "--locked", "-p", "vhost-rdma", "-p", "virtual-guest", "--bins"];
+    if !shown(cargo().args(both))? {
         return Ok(None);
     }
-    let mut cmd = cargo();
-    cmd.args(["run", "--release", "--locked", "--quiet", "-p", "virtual-guest", "--bin", name]);
-    cmd.arg("--");
+    let made = std::path::absolute(target().join("release"))?;
+    let mut cmd = tied(made.join(name));
+    cmd.current_dir(workspace()).env("VHOST_RDMA_BIN", made.join("vhost-rdma"));
     if let Some(path) = json {
         // The program runs in the workspace's root.
         cmd.arg("--json").arg(std::path::absolute(path)?);

@@ -54,6 +54,9 @@ struct Mutant {
     replace: String,
     why: String,
     tests: Vec<String>,
+    /// Between networks in one process, which `serve` has none of by default.
+    #[serde(default)]
+    one_process: bool,
 }
 
 impl Mutant {
@@ -208,13 +211,16 @@ impl Bench {
     }
 
     /// Runs one test (`program::test`) on a daemon; true if it passed.
-    fn passes(&self, test: &str, daemon: &Path) -> Result<bool> {
+    fn passes(&self, test: &str, daemon: &Path, one_process: bool) -> Result<bool> {
         let (program, name) =
             test.split_once("::").with_context(|| format!("{test}: no program"))?;
         let path =
             self.programs.get(program).with_context(|| format!("{test}: no such program"))?;
         let mut command = Command::new(path);
         command.args(["--exact", name]).env("VHOST_RDMA_BIN", daemon);
+        if one_process {
+            command.env("VHOST_RDMA_SHAPE", "one");
+        }
         command.current_dir(env!("CARGO_MANIFEST_DIR"));
         let (success, text) = run(&mut command, TEST_LIMIT)?;
         ensure!(text.contains("running 1 test"), "{test}: there is no such test");
@@ -290,11 +296,14 @@ fn default_cache() -> Result<PathBuf> {
 /// Every test that is named must pass on the daemon as it is.
 fn check_original(bench: &Bench, chosen: &[&Mutant]) -> Result<()> {
     let daemon = bench.build()?;
-    let mut tests: Vec<&String> = chosen.iter().flat_map(|m| &m.tests).collect();
+    let named =
+        |m: &&Mutant| m.tests.iter().map(|t| (t.clone(), m.one_process)).collect::<Vec<_>>();
+    let mut tests: Vec<(String, bool)> = chosen.iter().flat_map(named).collect();
     tests.sort();
     tests.dedup();
-    for test in &tests {
-        ensure!(bench.passes(test, &daemon)?, "{test} fails on the daemon without any seeded bug");
+    for (test, one_process) in &tests {
+        let passes = bench.passes(test, &daemon, *one_process)?;
+        ensure!(passes, "{test} fails on the daemon without any seeded bug");
     }
     println!("{} tests pass on the daemon as it is", tests.len());
     Ok(())
@@ -342,7 +351,7 @@ fn build_seeded(bench: &Bench, mutant: &Mutant, original: &str, place: usize) ->
 /// The first test that fails on the daemon with this bug.
 fn hunt(bench: &Bench, mutant: &Mutant, daemon: &Path) -> Result<Option<String>> {
     for test in &mutant.tests {
-        if !bench.passes(test, daemon)? {
+        if !bench.passes(test, daemon, mutant.one_process)? {
             return Ok(Some(test.clone()));
         }
     }
@@ -364,6 +373,7 @@ mod tests {
             replace: replace.into(),
             why: String::new(),
             tests: vec!["a::b".into()],
+            one_process: false,
         }
     }
 
