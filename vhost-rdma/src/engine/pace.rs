@@ -9,14 +9,15 @@
 
 use super::Nanos;
 use super::budget::Looked;
+use super::limits::MAX_SGE;
 use crate::transport::PIECE;
 
 /// What may last longer than it was charged for, beside [`FACTOR`] times the charge.
 const SLACK: Nanos = 10_000;
 /// A slow machine is no reason to cut.
 const FACTOR: Nanos = 4;
-/// Elements of the largest work request (IBTA names no limit; ours is docs/virtio-rdma.md §5.2).
-const ELEMENTS: usize = 32;
+/// Elements of the largest work request.
+const ELEMENTS: usize = MAX_SGE as usize;
 /// Halvings: a page, and one element.
 const SMALLEST: u32 = 5;
 

@@ -1,20 +1,26 @@
 //! Memory that is slow to come, and the rest that it costs.
 //!
-//! A VMM can take a page from under the worker at any moment, and the next touch of it waits: for a page of 2 MiB to be cleared, or for the
-//! kernel to finish the hole that the page lies in, which takes as long as the hole is large (mm/shmem.c, `shmem_fault`). No check before
-//! the touch prevents that, and nothing ends it. But it need not go on: a NIC whose turns last far beyond what they were charged,
-//! because of page faults, rests afterwards, for a multiple of the time that it took, and for twice as much each time, or up to sixteen
-//! times as much where it took long. So whoever keeps doing it has a thousandth of the worker's time in the end, however long one fault lasts.
+//! A VMM can take a page from under the worker at any moment, and the next touch of it waits:
+//! for a page of 2 MiB to be cleared, or for the kernel to finish the hole that the page lies
+//! in, which takes as long as the hole is large (mm/shmem.c, `shmem_fault`). No check before the
+//! touch prevents that, and nothing ends it. But it need not go on: a NIC whose turns last far
+//! beyond what they were charged, because of page faults, rests afterwards, for a multiple of
+//! the time that it took, and for twice as much each time, or up to sixteen times as much where
+//! it took long. So whoever keeps doing it has a thousandth of the worker's time in the end,
+//! however long one fault lasts.
 //!
-//! To be sure that it was the NIC's memory costs two system calls around a turn ([`Clock::usage`]), so they are made for suspects only: the
-//! NICs of a round after which the clock had gone on for longer than the round was worth. A turn in which the host ran somebody else proves
-//! nothing, and a turn without a fault neither.
+//! To be sure that it was the NIC's memory costs two system calls around a turn
+//! ([`Clock::usage`]), so they are made for suspects only: the NICs of a round after which the
+//! clock had gone on for longer than the round was worth. A turn in which the host ran somebody
+//! else proves nothing, and a turn without a fault neither.
 //!
-//! One turn in [`SAMPLE`] is measured in any case, and its page faults stand for those of all: how many pages of guest memory were missing
-//! when the worker touched them for this NIC. Pages that nobody had touched before are charged to the daemon's cgroup, and nothing tells them
+//! One turn in [`SAMPLE`] is measured in any case, and its page faults stand for those of all:
+//! how many pages of guest memory were missing when the worker touched them for this NIC. Pages
+//! that nobody had touched before are charged to the daemon's cgroup, and nothing tells them
 //! from pages that were there and only not mapped yet; so this is the most that they can be.
 //!
-//! Whose memory it was is not known: a NIC that writes to the slow memory of a peer rests as well. It need not have the peer.
+//! Whose memory it was is not known: a NIC that writes to the slow memory of a peer rests as
+//! well. It need not have the peer.
 //!
 //! [`Clock::usage`]: super::budget::Clock::usage
 
