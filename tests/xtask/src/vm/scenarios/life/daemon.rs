@@ -17,18 +17,23 @@ const AT_ONCE: &str = "timeout 3 ibv_devinfo -v > /tmp/devinfo 2>&1; s=$?; cat /
 
 impl Life {
     pub(super) fn hang_daemon(&mut self) -> Result<()> {
-        let holders = self.hold(0, &["poll", "sleep", "busy"])?;
+        // In both guests: each driver asks in its own time, and both must have noticed.
+        let a = self.hold(0, &["poll", "sleep", "busy"])?;
+        let b = self.hold(1, &["poll"])?;
         self.fixture.daemon.hang(true)?;
         let start = Instant::now();
-        let lost = self.must_flush(0, &holders, start, LOSS);
+        let lost =
+            self.must_flush(0, &a, start, LOSS).and_then(|()| self.must_flush(1, &b, start, LOSS));
         let at_once = lost.and_then(|()| self.guest(0)?.must(AT_ONCE, SHORT));
         self.fixture.daemon.hang(false)?;
         at_once?;
-        // It answers again, and the driver's next start is a new life of the device.
-        self.remove_driver(0)?;
-        self.guest(0)?.must(LOAD, SHORT)?;
+        // It answers again, and a driver's next start is a new life of its device.
+        for n in 0..2 {
+            self.remove_driver(n)?;
+            self.guest(n)?.must(LOAD, SHORT)?;
+        }
         self.reattach()?;
-        self.wait_empty(NICS[0], true)
+        NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))
     }
 
     pub(super) fn kill_daemon(&mut self) -> Result<()> {
