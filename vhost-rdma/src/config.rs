@@ -63,7 +63,7 @@ pub struct File {
     pub metrics: Option<String>,
     /// The channel that carries rdma_cm between daemons.
     pub cm: Option<Cm>,
-    /// Ports at which peers that are not ours reach guests on RNICs by rdma_cm.
+    /// Ports at which third-party hosts reach guests on RNICs by rdma_cm.
     pub cm_ports: Vec<u16>,
     /// Keep no state over a restart.
     pub ephemeral: bool,

@@ -1,6 +1,6 @@
 //! `vrdma-check` (tests/guest-programs) as a virtual guest speaks it: the same exchange over TCP, the same patterns, every byte looked at.
 //!
-//! The C program on plain rxe is a peer that is not ours; two virtual guests can speak it with each other as well. Structures on the wire are those of
+//! The C program on plain rxe is a third-party host; two virtual guests can speak it with each other as well. Structures on the wire are those of
 //! `vrdma-check.c`, in the byte order of the machine. Of its operations we know WRITE, READ and SEND, as client and as server.
 
 mod image;

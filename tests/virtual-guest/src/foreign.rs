@@ -1,6 +1,6 @@
 //! The conversation that the pingpong examples of rdma-core have over TCP before they use a queue pair.
 //!
-//! `ibv_rc_pingpong` on any RDMA device is a peer that is not ours: it shares neither code nor host with the NIC under test. Both ends tell each other a line of
+//! `ibv_rc_pingpong` on any RDMA device is a third-party host: it shares neither code nor host with the NIC under test. Both ends tell each other a line of
 //! fixed length, `lid:qpn:psn:gid` in hexadecimal with its final zero; the client speaks first, and says when it is ready.
 
 use std::io::{Read, Write};

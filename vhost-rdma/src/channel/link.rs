@@ -21,7 +21,7 @@ use tokio_rustls::client::TlsStream;
 use super::frame::Frame;
 use super::tls::Identity;
 use crate::node::host_and_port;
-use crate::rnic::{Onward, Permit};
+use crate::rnic::{ForwardQuota, QuotaPermit};
 
 /// How long each step of setting a connection up, and each message, may take.
 const STEP: Duration = Duration::from_secs(5);
@@ -37,27 +37,27 @@ pub(super) struct Outgoing {
     pub(super) daemon: Arc<str>,
     pub(super) frame: Frame,
     /// Its NIC's place in the queue from the workers.
-    pub(super) permit: Permit,
+    pub(super) permit: QuotaPermit,
 }
 
 /// A message that waits for one daemon, and its NIC's place there.
-type Waiting = (Frame, Permit);
+type Waiting = (Frame, QuotaPermit);
 
 /// The end of a link that is filled.
 struct Way {
     queue: UnboundedSender<Waiting>,
-    shares: Onward,
+    quotas: ForwardQuota,
 }
 
 impl Way {
     fn new() -> (Self, UnboundedReceiver<Waiting>) {
         let (queue, receiver) = unbounded_channel();
-        (Self { queue, shares: Onward::default() }, receiver)
+        (Self { queue, quotas: ForwardQuota::default() }, receiver)
     }
 
     /// False if the message is lost.
-    fn put(&mut self, frame: Frame, permit: &Permit) -> bool {
-        let Some(permit) = self.shares.take(permit) else { return false };
+    fn put(&mut self, frame: Frame, permit: &QuotaPermit) -> bool {
+        let Some(permit) = self.quotas.take(permit) else { return false };
         self.queue.send((frame, permit)).is_ok()
     }
 }
@@ -160,7 +160,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rnic::{MAD_LEN, Mad, Share};
+    use crate::rnic::{MAD_LEN, Mad, NicQuota};
 
     fn frame(first: u8) -> Frame {
         let mad = Mad {
@@ -176,16 +176,16 @@ mod tests {
     #[test]
     fn a_flood_for_a_daemon_takes_no_other_nics_place_there() {
         let (mut way, mut waiting) = Way::new();
-        let flooders: [Share; 3] = std::array::from_fn(|_| Share::default());
-        let bystander = Share::default();
+        let flooders: [NicQuota; 3] = std::array::from_fn(|_| NicQuota::default());
+        let bystander = NicQuota::default();
         for _ in 0..1000 {
-            for share in &flooders {
-                let permit = share.take().unwrap();
+            for quota in &flooders {
+                let permit = quota.take().unwrap();
                 way.put(frame(1), &permit);
             }
         }
         assert!(way.put(frame(2), &bystander.take().unwrap()), "there is room for who floods not");
         let ahead = std::iter::from_fn(|| waiting.try_recv().ok()).position(|(f, _)| f == frame(2));
-        assert_eq!(ahead, Some(3 * crate::rnic::SHARE), "it waits for a share of each, no more");
+        assert_eq!(ahead, Some(3 * crate::rnic::PER_NIC), "it waits for a share of each, no more");
     }
 }

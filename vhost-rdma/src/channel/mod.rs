@@ -34,7 +34,7 @@ pub use tls::{Files, TlsError};
 use self::frame::Frame;
 use self::link::Outgoing;
 use self::tls::Identity;
-use crate::rnic::{Carrier, Directory, Mad, Share};
+use crate::rnic::{Carrier, Directory, Mad, NicQuota};
 
 /// How the channel runs.
 #[derive(Debug, Clone)]
@@ -138,8 +138,8 @@ struct Out {
 }
 
 impl Carrier for Out {
-    fn carry(&self, share: &Share, daemon: &Arc<str>, network: &str, mad: Mad) -> bool {
-        let Some(permit) = share.take() else { return false };
+    fn carry(&self, quota: &NicQuota, daemon: &Arc<str>, network: &str, mad: Mad) -> bool {
+        let Some(permit) = quota.take() else { return false };
         let frame = Frame { network: network.to_owned(), mad };
         self.queue.send(Outgoing { daemon: daemon.clone(), frame, permit }).is_ok()
     }

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::inbound::HANDSHAKE;
 use super::*;
-use crate::rnic::{Inbox, MAD_LEN, Peer, Remote, SHARE};
+use crate::rnic::{Inbox, MAD_LEN, PER_NIC, Peer, Remote};
 use crate::transport::Gid;
 
 const HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -38,11 +38,11 @@ fn a_flood_of_datagrams_takes_no_other_nics_place() {
     let out = Out { queue };
     let daemon: Arc<str> = "192.0.2.1:4790".into();
     // More than a queue with room for so many would take.
-    let flooders: [Share; 20] = std::array::from_fn(|_| Share::default());
-    let bystander = Share::default();
+    let flooders: [NicQuota; 20] = std::array::from_fn(|_| NicQuota::default());
+    let bystander = NicQuota::default();
     for _ in 0..1000 {
-        for share in &flooders {
-            out.carry(share, &daemon, "net", mad(1, 0));
+        for quota in &flooders {
+            out.carry(quota, &daemon, "net", mad(1, 0));
         }
     }
     assert!(out.carry(&bystander, &daemon, "net", mad(3, 0)), "there is room for who floods not");
@@ -51,11 +51,11 @@ fn a_flood_of_datagrams_takes_no_other_nics_place() {
         order.push(outgoing.frame.mad.source);
         drop(outgoing);
         if !order.contains(&gid(3)) {
-            flooders.iter().for_each(|share| while out.carry(share, &daemon, "net", mad(1, 0)) {});
+            flooders.iter().for_each(|quota| while out.carry(quota, &daemon, "net", mad(1, 0)) {});
         }
     }
     let ahead = order.iter().position(|source| *source == gid(3));
-    assert_eq!(ahead, Some(flooders.len() * SHARE), "it waits for a share of each, no more");
+    assert_eq!(ahead, Some(flooders.len() * PER_NIC), "it waits for a share of each, no more");
 }
 
 /// Two certificates for the same host, by an authority of their own.

@@ -124,7 +124,7 @@ pub struct ServeArgs {
     /// The authority that all daemons have their certificates of (PEM)
     #[arg(long, value_name = "FILE", requires = "cm_listen")]
     pub cm_ca: Option<PathBuf>,
-    /// A port at which peers that are not ours reach guests on RNICs by rdma_cm, on all addresses of this host; may be given again
+    /// A port at which third-party hosts reach guests on RNICs by rdma_cm, on all addresses of this host; may be given again
     #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub cm_ports: Vec<u16>,
     /// Form of the log on standard error; $VHOST_RDMA_LOG filters it

@@ -179,7 +179,7 @@ impl Controller {
                 let next = match result {
                     Ok(Reply::More) => Command::Continue,
                     // Here, on the thread of this NIC alone.
-                    Ok(Reply::Errand(errand)) => errand.run(),
+                    Ok(Reply::Blocking(job)) => job.run(),
                     _ => return self.conclude(opcode, body, result),
                 };
                 let (_, generation) = executor.space();

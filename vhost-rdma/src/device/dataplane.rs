@@ -38,8 +38,8 @@ pub struct LocalDataplane {
     directory: Arc<Directory>,
     /// The way to other daemons.
     channel: Option<Channel>,
-    /// The way to peers that are not ours.
-    foreigners: super::foreign::Foreigners,
+    /// The way to third-party hosts.
+    cm_bridge: super::cm_bridge::CmBridge,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -63,7 +63,7 @@ impl LocalDataplane {
             state,
             directory: Arc::default(),
             channel: None,
-            foreigners: super::foreign::Foreigners::default(),
+            cm_bridge: super::cm_bridge::CmBridge::default(),
             workers,
         })
     }
@@ -83,9 +83,9 @@ impl LocalDataplane {
         self.channel.as_ref().map(Channel::renewal)
     }
 
-    /// Ports at which peers that are not ours reach guests on RNICs.
+    /// Ports at which third-party hosts reach guests on RNICs.
     pub fn set_cm_ports(&mut self, ports: Vec<u16>) {
-        self.foreigners.set_ports(ports);
+        self.cm_bridge.set_ports(ports);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -153,12 +153,12 @@ impl LocalDataplane {
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
         if carried.is_some() {
-            self.foreigners.wanted(&self.directory);
+            self.cm_bridge.wanted(&self.directory);
         }
         let added = worker.call(None, PATIENCE, move |shard, _| match carried {
             Some((place, host)) => {
                 let nic = crate::rnic::Nic::new(place, settings, host, Box::new(NoPort));
-                shard.add_hosted(Box::new(nic))
+                shard.add_provided(Box::new(nic))
             }
             None => shard.add_nic(settings, Box::new(NoPort)),
         });

@@ -227,7 +227,7 @@ impl Machine {
                 self.answers += 1;
             }
         }
-        drop(self.shard.borrow_mut().take_remains(self.nic));
+        drop(self.shard.borrow_mut().take_deferred_drops(self.nic));
     }
 
     /// The first word of the answer's body.

@@ -23,12 +23,12 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod cm_bridge;
 mod config;
 mod connection;
 mod ctrl;
 mod dataplane;
 mod events;
-mod foreign;
 mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -52,5 +52,5 @@ pub use journal::{Change, Forgetful, Journal, Kept, Piece, Place};
 pub fn prepare() {
     memory::prepare();
     crate::memory::prepare();
-    crate::signal::prepare();
+    crate::eventfd::prepare();
 }

@@ -181,12 +181,12 @@ impl Nic {
         mut job: impl FnMut(&mut Shard, NicId, Nanos) -> Progress<R> + Send + 'static,
     ) -> Result<R, CallError> {
         let id = self.id;
-        let mut remains = Vec::new();
+        let mut dropped = Vec::new();
         let result = self.worker.call_in_steps(Some(id), patience, move |shard, now| {
             let progress = job(shard, id, now);
-            remains.append(&mut shard.take_remains(id));
+            dropped.append(&mut shard.take_deferred_drops(id));
             match progress {
-                Progress::Done(result) => Progress::Done((result, std::mem::take(&mut remains))),
+                Progress::Done(result) => Progress::Done((result, std::mem::take(&mut dropped))),
                 Progress::More => Progress::More,
             }
         })?;

@@ -101,7 +101,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::signal;
+    use crate::eventfd;
 
     /// A queue, and the VMM's own descriptor of what it is told by.
     fn told() -> (Vring, File) {
@@ -113,7 +113,7 @@ mod tests {
 
     fn awaits(vmm: &File) {
         let begin = Instant::now();
-        while !signal::take(vmm.as_fd()).unwrap() {
+        while !eventfd::take(vmm.as_fd()).unwrap() {
             assert!(begin.elapsed() < Duration::from_secs(20), "the VMM is not told");
             std::thread::yield_now();
         }
@@ -130,7 +130,7 @@ mod tests {
             bell.ring(1);
             awaits(&second.1);
         }
-        assert!(!signal::take(first.1.as_fd()).unwrap(), "nobody rang for it");
+        assert!(!eventfd::take(first.1.as_fd()).unwrap(), "nobody rang for it");
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
             let notifier = Notifier::start(vec![vring], Arc::new(Trust::new())).unwrap();
             notifier.bell().ring(0);
             drop(notifier);
-            assert!(signal::take(vmm.as_fd()).unwrap());
+            assert!(eventfd::take(vmm.as_fd()).unwrap());
         }
     }
 }

@@ -362,7 +362,7 @@ impl Executor for Session {
             return Outcome::Done(Err(Status::FATAL));
         }
         let (present, open) = (self.generation.clone(), self.gate.open_flag());
-        // What an errand brought must not be lost: the NIC looks at what has become of it.
+        // What a blocking job brought must not be lost: the NIC looks at what has become of it.
         let rest = matches!(command, Command::Finish(_));
         let asks = matches!(command, Command::Keepalive);
         let patience = if asks { KEEPALIVE_WAIT } else { PATIENCE };

@@ -17,8 +17,8 @@ use rustix::fs::OFlags;
 use virtio_queue::{Error, Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryAtomic};
 
+use crate::eventfd;
 use crate::memory::AddressSpace;
-use crate::signal;
 
 /// The memory of one guest, as it is swapped.
 pub(super) type Memory = GuestMemoryAtomic<AddressSpace>;
@@ -125,7 +125,7 @@ impl Vring {
     /// Sets the kick's counter back. One that somebody else has emptied is no fault.
     pub(super) fn take_kick(&self) {
         if let Some(kick) = self.kick() {
-            let _ = signal::take(kick.as_fd());
+            let _ = eventfd::take(kick.as_fd());
         }
     }
 
@@ -141,7 +141,7 @@ impl Vring {
     /// Tells the VMM that there are used buffers. For threads that serve this connection alone.
     pub(super) fn signal(&self) {
         if let Some(call) = held(&self.0.call) {
-            signal::signal(call.as_fd());
+            eventfd::signal(call.as_fd());
         }
     }
 
@@ -154,7 +154,7 @@ impl Vring {
             Err(TryLockError::WouldBlock) => return false,
         };
         if let Some(call) = call {
-            signal::signal(call.as_fd());
+            eventfd::signal(call.as_fd());
         }
         true
     }
@@ -199,10 +199,10 @@ mod tests {
         assert!(vring.try_signal(), "the descriptor has a lock of its own");
         drop(state);
         assert!(vring.try_lock().is_some());
-        assert!(signal::take(vmm.as_fd()).unwrap());
+        assert!(eventfd::take(vmm.as_fd()).unwrap());
         let call = vring.0.call.lock().unwrap();
         assert!(!vring.try_signal());
         drop(call);
-        assert!(!signal::take(vmm.as_fd()).unwrap());
+        assert!(!eventfd::take(vmm.as_fd()).unwrap());
     }
 }

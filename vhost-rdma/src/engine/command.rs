@@ -147,15 +147,15 @@ pub enum Command {
     },
     /// Goes on with the command that was answered [`Reply::More`].
     Continue,
-    /// What an [`Errand`] found: the rest of the command that sent it.
+    /// What a [`BlockingJob`] found: the rest of the command that sent it.
     Finish(Box<dyn Any + Send>),
 }
 
 /// The part of a command that may block, for the thread that gave the command: a shard waits for nobody.
-pub struct Errand(Box<dyn FnOnce() -> Command + Send>);
+pub struct BlockingJob(Box<dyn FnOnce() -> Command + Send>);
 
-impl Errand {
-    /// An errand; what `work` returns goes back to where it came from.
+impl BlockingJob {
+    /// A blocking job; what `work` returns goes back to where it came from.
     pub fn new<T: Any + Send>(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self(Box::new(move || Command::Finish(Box::new(work()))))
     }
@@ -167,9 +167,9 @@ impl Errand {
     }
 }
 
-impl fmt::Debug for Errand {
+impl fmt::Debug for BlockingJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Errand")
+        f.write_str("BlockingJob")
     }
 }
 
@@ -181,7 +181,7 @@ pub enum Reply {
     /// Not an answer: the command was carried out in part, and goes on with [`Command::Continue`].
     More,
     /// Not an answer: to be carried out first.
-    Errand(Errand),
+    Blocking(BlockingJob),
     Init(abi::InitResp),
     Device(Box<abi::QueryDeviceResp>),
     Port(abi::QueryPortResp),

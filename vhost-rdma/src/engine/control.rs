@@ -8,12 +8,12 @@ use super::command::{Command, Reply, Status};
 use super::limits::{MAX_WR, WINDOWS_PER_MR};
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
-use super::nic::{Ah, KERNEL, Life, Nic, Pd};
+use super::nic::{Ah, KERNEL, Nic, NicState, Pd};
 use super::qp::attrs::check_av;
 use super::quota::{self, Kept, Kind};
 use super::timer::Waiting;
 use super::window::WindowKind;
-use super::{Nanos, Remains, Shard, attributes};
+use super::{DeferredDrop, Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::transport::{Gid, NicId, is_multicast};
 
@@ -29,7 +29,7 @@ impl Shard {
         command: Command,
         now: Nanos,
     ) -> Result<Reply, Status> {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.execute(ctx, command, now);
         }
         self.meter.charge(cost::COMMAND);
@@ -56,11 +56,11 @@ impl Shard {
             nic.work = None;
         }
         match (life, &command) {
-            (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
-            (Life::Idle, _) => return Err(Status::STATE),
+            (NicState::Idle | NicState::Ready | NicState::Paused, Command::Init { .. }) => {}
+            (NicState::Idle, _) => return Err(Status::STATE),
             // The objects of a NIC that failed go away as well.
-            (Life::Failed, Command::Shutdown) => {}
-            (Life::Failed, _) => return Err(Status::FATAL),
+            (NicState::Failed, Command::Shutdown) => {}
+            (NicState::Failed, _) => return Err(Status::FATAL),
             _ => {}
         }
         match command {
@@ -117,7 +117,7 @@ impl Shard {
         nic.space = space;
         nic.status_page = Some(status_page);
         nic.contexts.begin();
-        nic.life = Life::Ready;
+        nic.life = NicState::Ready;
         Ok(Reply::Init(abi::InitResp {
             abi_version: U32::new(abi::ABI_VERSION),
             ..Default::default()
@@ -290,10 +290,10 @@ impl Nic {
 
     /// The NIC cannot go on.
     pub(super) fn fail(&mut self) {
-        if matches!(self.life, Life::Ready | Life::Paused) {
+        if matches!(self.life, NicState::Ready | NicState::Paused) {
             self.raise(event::DEVICE_FATAL, 0, KERNEL);
             self.deliver_events();
-            self.life = Life::Failed;
+            self.life = NicState::Failed;
         }
     }
 
@@ -362,7 +362,7 @@ impl Nic {
         }
         let access = (flags & rereg::ACCESS != 0).then(|| req.access.get());
         let old = self.mrs.reregister(key, Rereg { access, pdn, memory })?;
-        self.remains.extend(old.map(Remains::new));
+        self.deferred_drops.extend(old.map(DeferredDrop::new));
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
@@ -380,7 +380,7 @@ impl Nic {
     /// takes its time.
     pub(super) fn remove_key(&mut self, key: u32) {
         self.meter.charge(cost::OBJECT);
-        self.remains.extend(self.mrs.remove(key).map(Remains::new));
+        self.deferred_drops.extend(self.mrs.remove(key).map(DeferredDrop::new));
     }
 
     /// An object of a domain begins.
@@ -408,7 +408,7 @@ impl Nic {
 
     pub(super) fn remove_cq(&mut self, cqn: u32) {
         self.meter.charge(cost::OBJECT);
-        self.remains.extend(self.cqs.try_remove(cqn as usize).map(Remains::new));
+        self.deferred_drops.extend(self.cqs.try_remove(cqn as usize).map(DeferredDrop::new));
         self.timers.remove(Waiting::Event(cqn));
         self.forget_events(&[event::CQ_ERR], cqn);
         self.forget_completion(cqn);
@@ -428,7 +428,7 @@ impl Nic {
             self.leave_pd(srq.pdn);
             self.contexts.free_doorbell(srq.ctx, srq.doorbell);
             self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
-            self.remains.push(Remains::new(srq));
+            self.deferred_drops.push(DeferredDrop::new(srq));
         }
     }
 

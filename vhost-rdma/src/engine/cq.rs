@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use super::Nanos;
 use super::moderation::{Moderation, Verdict};
 use crate::memory::Ring;
-use crate::protocol::{Visible, Words};
+use crate::ordering::{Visible, Words};
 
 const STRIDE: u32 = 64;
 /// Offset of `seq` in an entry: what is written last.

@@ -6,7 +6,7 @@
 use virtio_rdma_abi::db;
 
 use crate::memory::Ring;
-use crate::protocol::{Fence, Words};
+use crate::ordering::{Fence, Words};
 
 const GROUPS: usize = db::GROUPS as usize;
 const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;

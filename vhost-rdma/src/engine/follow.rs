@@ -8,7 +8,7 @@ use super::nic::Nic;
 use super::roster::{Slots, Walk};
 use super::steps::STEP;
 use super::table::InSlots;
-use super::{Nanos, Remains};
+use super::{DeferredDrop, Nanos};
 use crate::memory::{AddressSpace, Ring};
 
 /// What is left to be looked at after a change.
@@ -73,7 +73,7 @@ impl Nic {
         while let Some(number) = change.keys.next(&self.mrs.numbers) {
             let (mappings, lost) = self.mrs.follow(number, space);
             self.meter.charge(cost::VISIT + MAPPING * mappings as u64);
-            self.remains.extend(lost.map(Remains::new));
+            self.deferred_drops.extend(lost.map(DeferredDrop::new));
             if budget.is_over(&self.meter) {
                 return false;
             }
@@ -117,7 +117,7 @@ impl Nic {
         self.qp_fatal(qpn);
         // Its rings cannot even be flushed.
         if let Some(qp) = self.qps.get_mut(&qpn) {
-            self.remains.push(Remains::new((qp.send.take(), qp.receive.take())));
+            self.deferred_drops.push(DeferredDrop::new((qp.send.take(), qp.receive.take())));
         }
     }
 }

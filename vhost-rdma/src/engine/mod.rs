@@ -30,7 +30,6 @@ pub(crate) mod doorbell;
 mod fastreg;
 mod follow;
 pub(crate) mod grh;
-mod hosted;
 pub mod limits;
 mod local;
 mod mcast;
@@ -47,6 +46,7 @@ mod pace;
 mod pending;
 mod placement;
 mod port;
+mod provider;
 pub(crate) mod qp;
 pub(crate) mod quota;
 pub(crate) mod receive;
@@ -69,21 +69,21 @@ pub(crate) mod window;
 use std::collections::VecDeque;
 use std::fmt;
 
-pub use crate::protocol::Visible;
-pub use command::{Command, Errand, Reply, Status};
+pub use crate::ordering::Visible;
+pub use command::{BlockingJob, Command, Reply, Status};
 pub use cq::control_offset;
 pub use follow::MemoryChange;
-pub use hosted::Hosted;
 pub use limits::{Counters, Limits, Objects};
 pub use nic::NicSettings;
 pub use numbers::Random;
 pub use port::Port;
+pub use provider::Provider;
 pub use rounds::Look;
 
 use self::budget::{Clock, Meter};
 use self::doorbell::Post;
 use self::network::Networks;
-use self::nic::{Life, Nic};
+use self::nic::{Nic, NicState};
 use self::numbers::Numbers;
 use self::qp::Waiter;
 use self::roster::{Roster, Walk};
@@ -115,7 +115,7 @@ pub struct NicSnapshot {
 pub struct Shard {
     nics: Vec<Option<Box<Nic>>>,
     /// NICs that bring their own verbs; where one is, `nics` has none.
-    hosted: Vec<Option<Box<dyn Hosted>>>,
+    provided: Vec<Option<Box<dyn Provider>>>,
     networks: Networks,
     qpns: Numbers,
     random: Box<dyn Random>,
@@ -126,7 +126,7 @@ pub struct Shard {
     wakes: VecDeque<Waiter>,
     /// The NIC whose content is being looked at.
     serving: Option<NicId>,
-    remains: Vec<Remains>,
+    deferred_drops: Vec<DeferredDrop>,
     /// QPNs of NICs that were reset, on their way back.
     freed: VecDeque<(Roster, Walk)>,
     rounds: Rounds,
@@ -136,11 +136,11 @@ pub struct Shard {
 
 /// What nobody uses any more, and what takes its time to end.
 #[derive(Debug)]
-pub struct Remains {
+pub struct DeferredDrop {
     _parts: Box<dyn fmt::Debug + Send>,
 }
 
-impl Remains {
+impl DeferredDrop {
     /// What is dropped with this.
     pub fn new(parts: impl fmt::Debug + Send + 'static) -> Self {
         Self { _parts: Box::new(parts) }
@@ -159,7 +159,7 @@ impl Shard {
     pub fn new(random: Box<dyn Random>) -> Self {
         Self {
             nics: Vec::new(),
-            hosted: Vec::new(),
+            provided: Vec::new(),
             networks: Networks::default(),
             qpns: Numbers::default(),
             random,
@@ -168,7 +168,7 @@ impl Shard {
             posts: Vec::new(),
             wakes: VecDeque::new(),
             serving: None,
-            remains: Vec::new(),
+            deferred_drops: Vec::new(),
             freed: VecDeque::new(),
             rounds: Rounds::default(),
             strains: Strains::default(),
@@ -215,7 +215,7 @@ impl Shard {
 
     /// A number that no NIC has, and its slot.
     fn free_slot(&mut self) -> (NicId, usize) {
-        let free = |index: &usize| self.nics[*index].is_none() && !self.is_hosted(*index);
+        let free = |index: &usize| self.nics[*index].is_none() && !self.is_provided(*index);
         let index = (0..self.nics.len()).find(free).unwrap_or_else(|| {
             self.nics.push(None);
             self.nics.len() - 1
@@ -235,7 +235,7 @@ impl Shard {
 
     /// Gives a NIC another way out for its events.
     pub fn set_port(&mut self, id: NicId, port: Box<dyn Port>) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             nic.set_port(port);
         } else if let Some(nic) = self.nic_mut(id) {
             nic.outbox.set_port(port);
@@ -255,14 +255,14 @@ impl Shard {
         if let Some(slot) = self.nics.get_mut(id.0 as usize) {
             *slot = None;
         }
-        if let Some(nic) = self.hosted.get_mut(id.0 as usize).and_then(Option::take) {
-            self.remains.push(Remains::new(nic));
+        if let Some(nic) = self.provided.get_mut(id.0 as usize).and_then(Option::take) {
+            self.deferred_drops.push(DeferredDrop::new(nic));
         }
     }
 
     /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
     pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.update(settings);
         }
         let Some((nic, networks, _)) = self.parts(id) else { return };
@@ -279,7 +279,7 @@ impl Shard {
 
     /// Destroys every object of a NIC and forgets every guest address; the next command must be INIT. Counters go on.
     pub fn reset(&mut self, id: NicId) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.reset();
         }
         let Some((nic, networks, _)) = self.parts(id) else { return };
@@ -294,44 +294,44 @@ impl Shard {
         let numbers = std::mem::take(&mut old.qp_numbers);
         let walk = numbers.walk();
         self.freed.push_back((numbers, walk));
-        self.remains.push(Remains::new(old));
+        self.deferred_drops.push(DeferredDrop::new(old));
     }
 
     /// What is left of NICs that were reset since the last call, and of objects of the NIC `id`. There may be a hundred thousand in it, and host
     /// objects whose end blocks, so it should be dropped where nobody waits: not on the thread that runs the shard.
-    pub fn take_remains(&mut self, id: NicId) -> Vec<Remains> {
-        let mut remains = std::mem::take(&mut self.remains);
-        if let Some(nic) = self.hosted_mut(id) {
-            remains.extend(nic.take_remains());
+    pub fn take_deferred_drops(&mut self, id: NicId) -> Vec<DeferredDrop> {
+        let mut dropped = std::mem::take(&mut self.deferred_drops);
+        if let Some(nic) = self.provided_mut(id) {
+            dropped.extend(nic.take_deferred_drops());
         } else if let Some(nic) = self.nic_mut(id) {
-            remains.append(&mut nic.remains);
+            dropped.append(&mut nic.deferred_drops);
         }
-        remains
+        dropped
     }
 
     /// Stops all access to a NIC's memory; its objects stay. True: it has not stopped yet, and this has to be called again.
     pub fn pause(&mut self, id: NicId) -> bool {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.pause();
         }
         if let Some(nic) = self.nic_mut(id)
-            && nic.life == Life::Ready
+            && nic.life == NicState::Ready
         {
-            nic.life = Life::Paused;
+            nic.life = NicState::Paused;
         }
         false
     }
 
     /// Goes on after [`Self::pause`]. Waits begin anew.
     pub fn resume(&mut self, id: NicId) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.resume();
         }
         let Some(nic) = self.nic_mut(id) else { return };
-        if nic.life != Life::Paused {
+        if nic.life != NicState::Paused {
             return;
         }
-        nic.life = Life::Ready;
+        nic.life = NicState::Ready;
         nic.outbox.wanted();
         let all = nic.qp_numbers.walk();
         nic.chores.resume(all);
@@ -341,29 +341,29 @@ impl Shard {
     ///
     /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is called until nothing is left to do.
     pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) -> MemoryChange {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             nic.memory_changed(space);
             return MemoryChange::default();
         }
         let Some(nic) = self.nic_mut(id) else { return MemoryChange::default() };
         match nic.life {
-            Life::Ready | Life::Paused => nic.memory_changed(space),
-            Life::Idle | Life::Failed => MemoryChange::default(),
+            NicState::Ready | NicState::Paused => nic.memory_changed(space),
+            NicState::Idle | NicState::Failed => MemoryChange::default(),
         }
     }
 
     /// Looks at some more objects after a change of memory; true if there are others.
     pub fn follow_memory(&mut self, id: NicId, change: &mut MemoryChange) -> bool {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return nic.follow_memory();
         }
         let Some(nic) = self.nic_mut(id) else { return false };
-        matches!(nic.life, Life::Ready | Life::Paused) && nic.follow_memory(change)
+        matches!(nic.life, NicState::Ready | NicState::Paused) && nic.follow_memory(change)
     }
 
     /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
     pub fn fail(&mut self, id: NicId) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             nic.fail();
         } else if let Some(nic) = self.nic_mut(id) {
             nic.fail();
@@ -377,7 +377,7 @@ impl Shard {
 
     /// There are new buffers on one of the NIC's event queues.
     pub fn events_wanted(&mut self, id: NicId) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             nic.events_wanted();
         } else if let Some(nic) = self.nic_mut(id) {
             nic.outbox.wanted();
@@ -388,17 +388,17 @@ impl Shard {
     #[must_use]
     pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
         let page_faults = self.strains.faults(id.0 as usize);
-        if let Some(Some(nic)) = self.hosted.get(id.0 as usize) {
+        if let Some(Some(nic)) = self.provided.get(id.0 as usize) {
             let mut snapshot = nic.status();
             snapshot.counters.page_faults = page_faults;
             return Some(snapshot);
         }
         let nic = self.nics.get(id.0 as usize)?.as_ref()?;
         Some(NicSnapshot {
-            ready: nic.life == Life::Ready,
-            failed: nic.life == Life::Failed,
+            ready: nic.life == NicState::Ready,
+            failed: nic.life == NicState::Failed,
             counters: Counters { page_faults, ..nic.counters },
-            objects: if nic.life == Life::Paused { Objects::default() } else { nic.objects() },
+            objects: if nic.life == NicState::Paused { Objects::default() } else { nic.objects() },
             gids: nic.gids.iter().flatten().copied().collect(),
         })
     }

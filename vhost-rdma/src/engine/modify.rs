@@ -7,7 +7,7 @@ use super::command::{Reply, Status};
 use super::nic::{KERNEL, Nic};
 use super::qp::{Kind, State, Waiter, state};
 use super::timer::Waiting;
-use super::{Remains, Shard};
+use super::{DeferredDrop, Shard};
 use crate::transport::NicId;
 
 /// Events whose object is a QP.
@@ -79,7 +79,7 @@ impl Nic {
             self.contexts.free_doorbell(qp.ctx, doorbell);
         }
         self.forget_events(&QP_EVENTS, qpn);
-        self.remains.push(Remains::new(qp));
+        self.deferred_drops.push(DeferredDrop::new(qp));
     }
 
     /// Modifies a QP; true if inbound requests are executed from now on that were not before.

@@ -6,7 +6,7 @@
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use crate::transport::{Fabric, Gid, NicId, Responder};
 
 /// The addresses of all networks of a shard, by VNI.
@@ -86,7 +86,7 @@ impl View<'_> {
 
     fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {
         let nic = self.nics.get_mut(nic.0 as usize)?.as_mut()?;
-        (nic.life == Life::Ready).then_some(nic.as_mut())
+        (nic.life == NicState::Ready).then_some(nic.as_mut())
     }
 }
 

@@ -26,9 +26,9 @@ use super::srq::Srq;
 use super::steps::Work;
 use super::table::Table;
 use super::timer::{Timers, Waiting};
-use super::{Nanos, Remains};
+use super::{DeferredDrop, Nanos};
 use crate::memory::{AddressSpace, Ring};
-use crate::protocol::{self, Visible};
+use crate::ordering::{self, Visible};
 use crate::transport::{Gid, NicId};
 
 /// What an operator gives a NIC.
@@ -53,7 +53,7 @@ const ROUND_QPS: u32 = 16;
 
 /// Where a NIC is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum NicState {
     /// Before INIT.
     Idle,
     /// After INIT.
@@ -85,7 +85,7 @@ pub(super) struct Nic {
     pub(super) id: NicId,
     pub(super) settings: NicSettings,
     pub(super) outbox: Outbox,
-    pub(super) life: Life,
+    pub(super) life: NicState,
     pub(super) space: AddressSpace,
     /// What its objects take.
     pub(super) kept: Kept,
@@ -119,7 +119,7 @@ pub(super) struct Nic {
     /// The command that has begun, if it goes in steps.
     pub(super) work: Option<Work>,
     /// What ends as soon as somebody has the time: not the shard.
-    pub(super) remains: Vec<Remains>,
+    pub(super) deferred_drops: Vec<DeferredDrop>,
     /// QPs that may still run in this round.
     pub(super) turns: u32,
     /// How much it moves in one piece.
@@ -145,7 +145,7 @@ impl Nic {
             id,
             settings,
             outbox: Outbox::new(port),
-            life: Life::Idle,
+            life: NicState::Idle,
             space: AddressSpace::default(),
             // Before INIT there is nothing.
             kept: Kept::begin(&AddressSpace::default(), &quota::ENGINE),
@@ -169,7 +169,7 @@ impl Nic {
             timers: Timers::default(),
             chores: Chores::default(),
             work: None,
-            remains: Vec::new(),
+            deferred_drops: Vec::new(),
             turns: 0,
             pace: Pace::default(),
             meter,
@@ -331,7 +331,7 @@ impl Nic {
     /// Whether there are completions or events that the guest has not been told of.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.life != Life::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
+        self.life != NicState::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
     }
 
     /// Offers waiting events to the port and lets it notify the guest.
@@ -345,7 +345,7 @@ impl Nic {
     pub(super) fn begin_round(&mut self, now: Nanos) -> bool {
         self.turns = 0;
         self.now = now;
-        if self.life == Life::Ready {
+        if self.life == NicState::Ready {
             self.turns = u32::try_from(self.run.len()).unwrap_or(u32::MAX).min(ROUND_QPS);
         }
         self.turns > 0 || self.has_other_work(now)
@@ -354,7 +354,7 @@ impl Nic {
     /// Another turn in this round, if a QP has something to do.
     #[inline]
     pub(super) fn take_turn(&mut self) -> bool {
-        self.turns = u32::from(self.life == Life::Ready && !self.run.is_empty());
+        self.turns = u32::from(self.life == NicState::Ready && !self.run.is_empty());
         self.turns > 0
     }
 
@@ -362,25 +362,25 @@ impl Nic {
     /// be another driver's by now, and its waits begin anew (docs/virtio-rdma.md §5.3).
     #[inline]
     pub(super) fn has_other_work(&self, now: Nanos) -> bool {
-        self.life == Life::Ready && (self.timers.is_due(now) || !self.chores.is_empty())
+        self.life == NicState::Ready && (self.timers.is_due(now) || !self.chores.is_empty())
     }
 
     /// The next deadline, if it can come.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.timers.next().filter(|_| self.life == Life::Ready)
+        self.timers.next().filter(|_| self.life == NicState::Ready)
     }
 
     /// Tells the guest whether posts need a kick.
     pub(super) fn set_need_kick(&self, need: bool) {
-        if let (Some(page), Life::Ready) = (&self.status_page, self.life) {
-            protocol::need_kick(page, need);
+        if let (Some(page), NicState::Ready) = (&self.status_page, self.life) {
+            ordering::need_kick(page, need);
         }
     }
 
     /// Looks at doorbell pages; true if anything was posted.
     #[inline]
     pub(super) fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return false;
         }
         posts.clear();
@@ -400,7 +400,7 @@ impl Nic {
     /// Goes on with the last look before sleep, at every doorbell page: whether anything was rung,
     /// or `None` if there are pages left.
     pub(super) fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return Some(false);
         }
         loop {

@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use super::budget::cost;
 use super::limits::MAX_SGE;
 use super::mr::Access;
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use super::qp::state::Kind;
 use super::qp::{Qp, State, Waiter};
 use super::receive::Receive;
@@ -57,7 +57,7 @@ enum Scatter {
 
 impl Responder for Nic {
     fn receive(&mut self, request: &Request<'_>) -> Outcome {
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return Outcome::NoAnswer;
         }
         let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.dropped(request) };
@@ -83,10 +83,10 @@ impl Responder for Nic {
 
     fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         match (self.life, request.flow.dest_qpn, first) {
-            (Life::Ready, MULTICAST_QPN, _) => self.receive_multicast(request, first, most),
+            (NicState::Ready, MULTICAST_QPN, _) => self.receive_multicast(request, first, most),
             // IBTA 10.5.2: a group is reached by its own QPN only, and is no way to QPs that are
             // not in it.
-            (Life::Ready, _, 0) => {
+            (NicState::Ready, _, 0) => {
                 self.dropped(request);
                 (1, false)
             }

@@ -23,10 +23,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::budget::{Budget, cost};
-use super::nic::Life;
+use super::nic::NicState;
 use super::timer::Waiting;
-use super::{Nanos, Remains, Shard};
-use crate::protocol::{self, Cpu, Visible};
+use super::{DeferredDrop, Nanos, Shard};
+use crate::ordering::{self, Cpu, Visible};
 use crate::transport::{NicId, Transport};
 
 /// Time for one round, without what it tells the guests at its end.
@@ -101,9 +101,9 @@ impl Shard {
     /// When [`Self::poll`] must be called again though nothing was posted.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let hosted = self.hosted.iter().flatten().filter_map(|nic| nic.deadline());
+        let provided = self.provided.iter().flatten().filter_map(|nic| nic.deadline());
         let own = self.nics.iter().flatten().filter_map(|nic| nic.deadline());
-        hosted.chain(own).min()
+        provided.chain(own).min()
     }
 
     /// Counts work that was done for a NIC outside of a round.
@@ -120,22 +120,22 @@ impl Shard {
                 nic.set_need_kick(true);
                 nic.contexts.begin_look();
             }
-            for nic in shard.hosted.iter_mut().flatten() {
+            for nic in shard.provided.iter_mut().flatten() {
                 nic.set_need_kick(true);
                 nic.begin_look();
             }
         };
-        protocol::last_look(&Cpu, self, ask, Self::look_on)
+        ordering::last_look(&Cpu, self, ask, Self::look_on)
     }
 
     /// Goes on with the last look.
     pub fn look_on(&mut self) -> Look {
         let mut budget = self.meter.budget(ROUND);
-        while self.rounds.look < self.nics.len().max(self.hosted.len()) {
+        while self.rounds.look < self.nics.len().max(self.provided.len()) {
             let index = self.rounds.look;
-            let Self { nics, hosted, posts, serving, .. } = self;
+            let Self { nics, provided, posts, serving, .. } = self;
             *serving = u32::try_from(index).ok().map(NicId);
-            let found = match (nics.get_mut(index), hosted.get_mut(index)) {
+            let found = match (nics.get_mut(index), provided.get_mut(index)) {
                 (Some(Some(nic)), _) => nic.look_on(posts, &mut budget),
                 (_, Some(Some(nic))) => nic.look_on(),
                 _ => Some(false),
@@ -152,31 +152,31 @@ impl Shard {
         let waits = |nic: &super::Nic| {
             nic.has_news()
                 || !nic.wakes.is_empty()
-                || (nic.life == Life::Ready && !(nic.run.is_empty() && nic.chores.is_empty()))
+                || (nic.life == NicState::Ready && !(nic.run.is_empty() && nic.chores.is_empty()))
         };
         let busy = !self.freed.is_empty()
             || !self.wakes.is_empty()
             || self.rounds.vanished.is_some()
             || self.nics.iter().flatten().any(|nic| waits(nic))
-            || self.hosted.iter_mut().flatten().any(|nic| nic.has_news() || nic.prepare_sleep());
+            || self.provided.iter_mut().flatten().any(|nic| nic.has_news() || nic.prepare_sleep());
         if busy { Look::Found } else { Look::Clear }
     }
 
     /// Tells all guests that kicks are not needed.
     pub fn wake(&mut self) {
         self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
-        self.hosted.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+        self.provided.iter().flatten().for_each(|nic| nic.set_need_kick(false));
     }
 
     /// Fails NICs whose guest memory vanished.
     fn check_vanished(&mut self, budget: &mut Budget) -> bool {
         let Some(mut index) = self.rounds.vanished else { return false };
-        while index < self.nics.len().max(self.hosted.len()) && !budget.is_over(&self.meter) {
-            let Self { nics, hosted, serving, meter, .. } = self;
+        while index < self.nics.len().max(self.provided.len()) && !budget.is_over(&self.meter) {
+            let Self { nics, provided, serving, meter, .. } = self;
             *serving = u32::try_from(index).ok().map(NicId);
             meter.charge(cost::OBJECT);
-            match (nics.get_mut(index), hosted.get_mut(index)) {
-                (Some(Some(nic)), _) if matches!(nic.life, Life::Ready | Life::Paused) => {
+            match (nics.get_mut(index), provided.get_mut(index)) {
+                (Some(Some(nic)), _) if matches!(nic.life, NicState::Ready | NicState::Paused) => {
                     meter.charge_each(cost::VISIT, nic.space.regions().len());
                     if nic.space.vanished() {
                         nic.fail();
@@ -187,19 +187,19 @@ impl Shard {
             }
             index += 1;
         }
-        let done = index >= self.nics.len().max(self.hosted.len());
+        let done = index >= self.nics.len().max(self.provided.len());
         self.rounds.vanished = (!done).then_some(index);
         true
     }
 
     /// Looks at doorbells, of all NICs if there is time.
     pub(super) fn scan(&mut self, budget: &mut Budget) -> bool {
-        let slots = self.nics.len().max(self.hosted.len());
+        let slots = self.nics.len().max(self.provided.len());
         let from = if self.rounds.scan_from < slots { self.rounds.scan_from } else { 0 };
         let mut found = false;
         for index in (from..slots).chain(0..from) {
-            let Self { nics, hosted, posts, serving, .. } = self;
-            match (nics.get_mut(index), hosted.get_mut(index)) {
+            let Self { nics, provided, posts, serving, .. } = self;
+            match (nics.get_mut(index), provided.get_mut(index)) {
                 (Some(Some(nic)), _) => {
                     *serving = Some(nic.id);
                     found |= nic.scan(posts);
@@ -241,7 +241,7 @@ impl Shard {
     fn serve(&mut self, now: Nanos, budget: &mut Budget) -> bool {
         let mut ready = std::mem::take(&mut self.rounds.ready);
         ready.clear();
-        let slots = self.nics.len().max(self.hosted.len());
+        let slots = self.nics.len().max(self.provided.len());
         if self.rounds.served.len() < slots {
             self.rounds.served.resize(slots, 0);
         }
@@ -253,7 +253,7 @@ impl Shard {
             }
             let works = match self.nics.get_mut(index) {
                 Some(Some(nic)) => nic.begin_round(now),
-                _ => self.is_hosted(index),
+                _ => self.is_provided(index),
             };
             if works && let Some(served) = self.rounds.served.get_mut(index) {
                 *served = least.max(*served);
@@ -295,7 +295,7 @@ impl Shard {
     fn serve_nic(&mut self, index: usize, now: Nanos, budget: &mut Budget) -> (bool, bool) {
         let Ok(id) = u32::try_from(index).map(NicId) else { return (false, false) };
         self.serving = Some(id);
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             return (nic.run(now), false);
         }
         let Some(nic) = self.nic_mut(id) else { return (false, false) };
@@ -314,7 +314,7 @@ impl Shard {
             self.run_qp(id, qpn, budget, now);
         }
         let more = self.nic_mut(id).is_some_and(|nic| {
-            nic.life == Life::Ready && (nic.turns > 0 || nic.has_other_work(now))
+            nic.life == NicState::Ready && (nic.turns > 0 || nic.has_other_work(now))
         });
         (true, more)
     }
@@ -347,7 +347,7 @@ impl Shard {
             }
         }
         let gone = self.freed.pop_front();
-        self.remains.extend(gone.map(Remains::new));
+        self.deferred_drops.extend(gone.map(DeferredDrop::new));
         true
     }
 
@@ -355,14 +355,14 @@ impl Shard {
     fn publish(&mut self, now: Nanos) -> bool {
         let soft = |nic: &super::Nic| nic.has_news();
         let news = self.nics.iter().flatten().any(|nic| soft(nic))
-            || self.hosted.iter().flatten().any(|nic| nic.has_news());
+            || self.provided.iter().flatten().any(|nic| nic.has_news());
         if !news {
             return false;
         }
         // One fence for the CQs of all NICs.
-        let visible = protocol::entries_visible(&Cpu);
+        let visible = ordering::entries_visible(&Cpu);
         let mut budget = self.meter.budget(PUBLISH);
-        let slots = self.nics.len().max(self.hosted.len());
+        let slots = self.nics.len().max(self.provided.len());
         let from = if self.rounds.publish_from < slots { self.rounds.publish_from } else { 0 };
         let mut more = false;
         for index in (from..slots).chain(0..from) {
@@ -382,8 +382,8 @@ impl Shard {
         visible: Visible,
         (now, budget): (Nanos, &mut Budget),
     ) -> bool {
-        let Self { nics, hosted, serving, .. } = self;
-        match (nics.get_mut(index), hosted.get_mut(index)) {
+        let Self { nics, provided, serving, .. } = self;
+        match (nics.get_mut(index), provided.get_mut(index)) {
             (Some(Some(nic)), _) if nic.has_news() => {
                 *serving = Some(nic.id);
                 nic.fire_completions(visible, now, budget);

@@ -17,7 +17,7 @@ use super::cq;
 use super::nic::Nic;
 use super::receive::Moving;
 use super::roster::{Slots, Walk};
-use super::{Nanos, Remains, Shard};
+use super::{DeferredDrop, Nanos, Shard};
 use crate::transport::NicId;
 
 /// Time for one step.
@@ -254,7 +254,7 @@ impl Nic {
         }
         let to = resize.to.take().ok_or(Status::FATAL)?;
         let old = cq.take_over(to)?;
-        self.remains.push(Remains::new(old));
+        self.deferred_drops.push(DeferredDrop::new(old));
         self.look_at(resize.cqn);
         Ok(true)
     }
@@ -294,7 +294,7 @@ impl Nic {
         if req.mask.get() & srq_mask::LIMIT != 0 {
             srq.limit = req.limit.get();
         }
-        self.remains.push(Remains::new(old));
+        self.deferred_drops.push(DeferredDrop::new(old));
         Ok(())
     }
 }

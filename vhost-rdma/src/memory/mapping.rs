@@ -1,7 +1,7 @@
 //! One mapping of guest memory, with all that must live exactly as long.
 //!
 //! A [`Mapping`] is made here and nowhere else, and owns what makes it safe to touch: the addresses, its place in the SIGBUS handler's
-//! table (`vanish`), and its share of what the process can map (`maps`). Whoever can reach the bytes holds the mapping, so there is no
+//! table (`sigbus`), and its share of what the process can map (`maps`). Whoever can reach the bytes holds the mapping, so there is no
 //! way to hold one without the other.
 //!
 //! What is mapped is always whole pages *of the file*. A mapping of hugetlbfs that is shorter than its page is rounded up by the
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::maps::{Addresses, Descriptor, Maps, Use};
-use super::vanish::Watch;
+use super::sigbus::Watch;
 use super::{HostPtr, PAGE_SIZE, host};
 
 /// `f_type` of hugetlbfs (statfs(2)).
@@ -320,7 +320,7 @@ mod tests {
         let (first, last) = (map.start().addr(), map.start().addr() + host(map.len()) - 1);
         drop(map);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let grave = maps.lines().filter(|line| line.contains(super::super::vanish::GRAVE));
+        let grave = maps.lines().filter(|line| line.contains(super::super::sigbus::GRAVE));
         let inside = grave.filter(|line| {
             let at = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
             (first..=last).contains(&at)

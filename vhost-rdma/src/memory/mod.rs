@@ -19,30 +19,30 @@
 //! tests use anonymous memory and a front end for container processes can use theirs.
 
 mod account;
+mod contiguous_mapping;
 mod copy;
 mod mapping;
 mod maps;
 mod page_list;
 mod ring;
 mod segment;
+mod sigbus;
 mod space;
 mod tables;
 mod translation;
 mod usage;
-mod vanish;
-mod window;
 
 pub use account::{Account, Charge};
+pub use contiguous_mapping::{ContiguousError, ContiguousMapping};
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
 pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
 pub use page_list::{Fault, PageArray, PageList};
 pub use ring::Ring;
 pub use segment::{Borrowed, Held, Segment, total_len};
+pub use sigbus::vanished;
 pub use space::{AddressSpace, AnonymousError, Region, SpaceError};
 pub use translation::Translation;
 pub use usage::{Usage, usage};
-pub use vanish::vanished;
-pub use window::{Window, WindowError};
 
 /// The page size of the ABI, in bytes (docs/virtio-rdma.md §6).
 pub const PAGE_SIZE: u64 = 4096;

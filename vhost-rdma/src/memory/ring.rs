@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::page_list::single_page;
 use super::{AddressSpace, Fault, HostPtr, Translation};
-use crate::protocol::{Cpu, Fence, Fences, Words};
+use crate::ordering::{Cpu, Fence, Fences, Words};
 
 /// A translation that is accessed in place.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use vm_memory::{
 
 use super::account::Account;
 use super::mapping::{Mapping, MappingError};
-use super::tables::{Share, Tables};
+use super::tables::{TableCharge, Tables};
 use super::{HostPtr, host};
 
 /// Why regions make no memory.
@@ -218,8 +218,8 @@ impl AddressSpace {
     }
 
     /// A place for a translation's table of so many bytes.
-    pub(super) fn share(&self, bytes: u64) -> Option<Share> {
-        Share::take(&self.tables, bytes)
+    pub(super) fn share(&self, bytes: u64) -> Option<TableCharge> {
+        TableCharge::take(&self.tables, bytes)
     }
 
     /// What pays for all that is kept for this guest.

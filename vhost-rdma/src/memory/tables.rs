@@ -60,13 +60,13 @@ impl Tables {
 
 /// A part of a guest's tables, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct TableCharge {
     tables: Arc<Tables>,
     bytes: u64,
     charge: Charge,
 }
 
-impl Share {
+impl TableCharge {
     /// `None` if the guest has too much already.
     pub(super) fn take(tables: &Arc<Tables>, bytes: u64) -> Option<Self> {
         let charge = tables.account.charge(bytes)?;
@@ -90,7 +90,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for TableCharge {
     fn drop(&mut self) {
         self.tables.give(self.bytes);
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::account::Charge;
 use super::space::{AddressSpace, Region};
-use super::tables::Share;
+use super::tables::TableCharge;
 use super::{Fault, HostPtr, PAGE_SIZE, host};
 
 /// How the pages of a translation lie in host memory.
@@ -46,7 +46,7 @@ pub struct Translation {
     /// Keeps the mappings behind `pages` alive.
     regions: Vec<Region>,
     /// What its table counts for, and it itself.
-    _share: Option<Share>,
+    _share: Option<TableCharge>,
     _charge: Option<Charge>,
 }
 
@@ -64,7 +64,7 @@ impl Translation {
     /// With what was taken for its table, which becomes what it keeps: a table only if its pages
     /// are scattered, and a place for each region that they lie in, of which a guest may have
     /// hundreds. `None` if the guest has too much already.
-    pub(super) fn shared(self, mut share: Share) -> Option<Self> {
+    pub(super) fn shared(self, mut share: TableCharge) -> Option<Self> {
         let table = match &self.pages {
             Pages::Table(table) => size_of_val::<[HostPtr]>(table),
             Pages::Flat(_) | Pages::Identity(_) => 0,

@@ -14,7 +14,7 @@ use zerocopy::little_endian::U16;
 
 use super::mad::Inbox;
 use super::nic::Nic;
-use super::peers::{Agreed, Carrier, Foreign, Remote, best};
+use super::peers::{Agreed, Carrier, HostCm, Remote, best};
 use crate::engine::contexts::KERNEL;
 use crate::engine::qp::State;
 use crate::engine::{Reply, Status};
@@ -75,7 +75,7 @@ pub(super) struct Known {
     /// Networks of QPs, by device and QPN.
     qps: BTreeMap<(String, u32), u32>,
     pub(super) peers: BTreeMap<u32, Vec<Peer>>,
-    /// What was agreed with QPs of foreign peers, by device, address and QPN: see `cm`.
+    /// What was agreed with QPs of third-party host, by device, address and QPN: see `cm`.
     pub(super) agreed: BTreeMap<(String, Gid, u32), Agreed>,
 }
 
@@ -85,8 +85,8 @@ pub struct Directory {
     known: Mutex<Known>,
     /// The way to other daemons, if there is one.
     pub(super) carrier: OnceLock<Arc<dyn Carrier>>,
-    /// The way to peers that are not ours, likewise.
-    pub(super) foreign: OnceLock<Arc<dyn Foreign>>,
+    /// The way to third-party hosts, likewise.
+    pub(super) host_cm: OnceLock<Arc<dyn HostCm>>,
 }
 
 impl Directory {

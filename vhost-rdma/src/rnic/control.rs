@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use super::ending::Opened;
 use super::follow::Work;
 use super::mr::Made;
-use super::nic::{Life, Nic, Pd};
+use super::nic::{Nic, NicState, Pd};
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
 use crate::engine::quota::Kind;
@@ -49,16 +49,16 @@ impl Nic {
             self.abandon_work();
         }
         match (self.life, &command) {
-            (Life::Idle | Life::Ready | Life::Paused, Command::Init { .. }) => {}
-            (Life::Idle, _) => return Err(Status::STATE),
-            (Life::Failed, Command::Shutdown) => {}
-            (Life::Failed, _) => return Err(Status::FATAL),
+            (NicState::Idle | NicState::Ready | NicState::Paused, Command::Init { .. }) => {}
+            (NicState::Idle, _) => return Err(Status::STATE),
+            (NicState::Failed, Command::Shutdown) => {}
+            (NicState::Failed, _) => return Err(Status::FATAL),
             _ => {}
         }
         match command {
             Command::Init { space, status_page } => self.init(space, status_page),
             Command::Shutdown => {
-                crate::engine::Hosted::reset(self);
+                crate::engine::Provider::reset(self);
                 Ok(Reply::Done)
             }
             Command::Keepalive => Ok(Reply::Done),
@@ -77,7 +77,7 @@ impl Nic {
         }
     }
 
-    /// The rest of a command whose errand is done.
+    /// The rest of a command whose blocking job is done.
     fn finish(&mut self, found: Box<dyn Any + Send>) -> Result<Reply, Status> {
         let found = match found.downcast::<Made>() {
             Ok(made) => return self.registered(*made),

@@ -8,14 +8,14 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use super::follow::STEP;
 use super::mw::At;
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use super::verbs::HostWc;
 use crate::engine::budget::cost;
 use crate::engine::cq::Fire;
 use crate::engine::qp::{Kind, State};
 use crate::engine::timer::Waiting;
 use crate::engine::{Nanos, Reply, Status};
-use crate::protocol::Visible;
+use crate::ordering::Visible;
 
 /// Serials have 30 bits.
 pub(super) const SERIAL_MASK: u32 = (1 << 30) - 1;
@@ -89,7 +89,7 @@ impl Nic {
 
     /// Whether the host has completions; what it has is taken.
     pub(super) fn peek_host(&mut self) -> bool {
-        self.life == Life::Ready && self.poll_host() > 0
+        self.life == NicState::Ready && self.poll_host() > 0
     }
 
     fn completed(&mut self, wc: &HostWc) {
@@ -226,7 +226,7 @@ impl Nic {
         if cqe.status != wc_status::SUCCESS && cqe.status != wc_status::WR_FLUSH_ERR {
             self.counters.completion_errors += 1;
         }
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return;
         }
         let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };

@@ -13,7 +13,7 @@ use zerocopy::little_endian::U32;
 use super::follow::{Change, Chores, HOST_CALL, STEP, Work};
 use super::gone::Gone;
 use super::modify::Drain;
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use super::quota;
 use super::verbs::{HostError, HostVerbs};
 use crate::engine::budget::{Budget, cost};
@@ -22,7 +22,7 @@ use crate::engine::qp::State;
 use crate::engine::quota::Kept;
 use crate::engine::roster::{Roster, Slots, Walk};
 use crate::engine::timer::Timers;
-use crate::engine::{Errand, Nanos, Remains, Reply, Status};
+use crate::engine::{BlockingJob, DeferredDrop, Nanos, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
 
 /// Host objects that are stopped in one turn.
@@ -133,8 +133,8 @@ impl Nic {
     /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and its guest finds it in ERR. True: not all have
     /// ended yet.
     pub(super) fn stand_still(&mut self) -> bool {
-        if self.life == Life::Ready {
-            self.life = Life::Paused;
+        if self.life == NicState::Ready {
+            self.life = NicState::Paused;
             self.stop_hardware();
         } else {
             self.stop_some();
@@ -144,10 +144,10 @@ impl Nic {
 
     /// Goes on; QPs that ended meanwhile are told so.
     pub(super) fn go_on(&mut self) {
-        if self.life != Life::Paused {
+        if self.life != NicState::Paused {
             return;
         }
-        self.life = Life::Ready;
+        self.life = NicState::Ready;
         self.outbox.wanted();
         self.stopping.tell.append(&mut self.stopping.paused);
         self.ask_host = true;
@@ -168,8 +168,8 @@ impl Nic {
 
     /// The whole NIC cannot go on.
     pub(super) fn fail_now(&mut self) {
-        if matches!(self.life, Life::Ready | Life::Paused) {
-            self.life = Life::Failed;
+        if matches!(self.life, NicState::Ready | NicState::Paused) {
+            self.life = NicState::Failed;
             // The hardware must not touch the memory of a guest that is told so.
             self.stopping.fatal = true;
             self.stop_hardware();
@@ -190,9 +190,9 @@ impl Nic {
         // Its QPs end with it.
         self.stopping.waiting.clear();
         self.stopping.all = Walk::default();
-        let alive = matches!(self.life, Life::Ready | Life::Paused);
+        let alive = matches!(self.life, NicState::Ready | NicState::Paused);
         if alive {
-            self.life = Life::Failed;
+            self.life = NicState::Failed;
         }
         if mem::take(&mut self.stopping.fatal) || alive {
             self.tell_fatal();
@@ -200,14 +200,14 @@ impl Nic {
         // A removal may wait until the last one closes the device.
         let gone = Box::new(Gone::after(self.host.as_ref()));
         let context = mem::replace(&mut self.host, gone);
-        super::events::end_aside((context, mem::take(&mut self.remains)));
+        super::events::end_aside((context, mem::take(&mut self.deferred_drops)));
     }
 
     /// Forgets every object and every guest address. From here on nothing is written to the guest's memory by this thread; the hardware stops
     /// when the remains are dropped.
     pub(super) fn forget_all(&mut self) {
-        let used = self.life != Life::Idle;
-        self.life = Life::Idle;
+        let used = self.life != NicState::Idle;
+        self.life = NicState::Idle;
         self.lives += 1;
         self.release_addresses();
         // Before the host can give the numbers again, but not here: they may be thousands.
@@ -246,9 +246,9 @@ impl Nic {
         let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.host.as_ref()));
         let host = mem::replace(&mut self.host, gone);
         self.host_gone = true;
-        self.remains.insert(
+        self.deferred_drops.insert(
             0,
-            Remains::new((leaving, host, queues, others, more, memory, (rosters, kept))),
+            DeferredDrop::new((leaving, host, queues, others, more, memory, (rosters, kept))),
         );
     }
 
@@ -262,14 +262,14 @@ impl Nic {
         }
         self.opening = true;
         let (life, opener) = (self.lives, self.place.opener.clone());
-        Ok(Reply::Errand(Errand::new(move || Opened { life, status_page, host: opener() })))
+        Ok(Reply::Blocking(BlockingJob::new(move || Opened { life, status_page, host: opener() })))
     }
 
     /// The rest of an INIT.
     pub(super) fn opened(&mut self, opened: Opened) -> Result<Reply, Status> {
         let Opened { life, status_page, host } = opened;
         if life != self.lives || !mem::take(&mut self.opening) {
-            self.remains.push(Remains::new(host));
+            self.deferred_drops.push(DeferredDrop::new(host));
             return Err(Status::STATE);
         }
         self.host = host.map_err(|error| {
@@ -286,7 +286,7 @@ impl Nic {
         self.counters_at_init = self.counters;
         self.contexts.begin();
         self.ask_host = true;
-        self.life = Life::Ready;
+        self.life = NicState::Ready;
         Ok(Reply::Init(virtio_rdma_abi::InitResp {
             abi_version: U32::new(virtio_rdma_abi::ABI_VERSION),
             ..Default::default()

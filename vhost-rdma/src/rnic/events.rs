@@ -4,7 +4,7 @@ use std::thread;
 
 use virtio_rdma_abi::event;
 
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use super::verbs::HostEvent;
 use crate::engine::Nanos;
 use crate::engine::contexts::KERNEL;
@@ -41,7 +41,7 @@ impl Nic {
     }
 
     fn happened(&mut self, event: HostEvent) {
-        if !matches!(self.life, Life::Ready | Life::Paused) && event != HostEvent::Fatal {
+        if !matches!(self.life, NicState::Ready | NicState::Paused) && event != HostEvent::Fatal {
             return;
         }
         match event {

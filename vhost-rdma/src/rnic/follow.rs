@@ -14,7 +14,7 @@ use crate::engine::cq::Succession;
 use crate::engine::receive::Moving;
 use crate::engine::roster::{Slots, Walk};
 use crate::engine::table::InSlots;
-use crate::engine::{Nanos, Remains, Reply, Status};
+use crate::engine::{DeferredDrop, Nanos, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
 
 /// Time for one step.
@@ -194,7 +194,7 @@ impl Nic {
                 // Its rings cannot even be flushed.
                 if let Some(qp) = self.qps.get_mut(&qpn) {
                     let rings = (qp.send.take(), qp.receive.take());
-                    self.remains.push(Remains::new(rings));
+                    self.deferred_drops.push(DeferredDrop::new(rings));
                 }
             }
             if budget.is_over(&self.meter) {
@@ -249,7 +249,7 @@ impl Nic {
             (true, Work::ResizeCq(cqn, to)) => {
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
                 let old = cq.take_over(to)?;
-                self.remains.push(Remains::new(old));
+                self.deferred_drops.push(DeferredDrop::new(old));
                 self.dirty.push(cqn);
                 Ok(Reply::Done)
             }

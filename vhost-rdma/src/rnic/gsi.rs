@@ -413,7 +413,7 @@ impl Nic {
         let Some(source) = self.guest_address(av.sgid_index.get()) else { return };
         let mad = Mad { source, dest: av.dgid, traffic_class: av.traffic_class, sl: av.sl, bytes };
         let place = &self.place;
-        place.directory.carry(&place.device, self.settings.vni, &self.shares, mad);
+        place.directory.carry(&place.device, self.settings.vni, &self.quotas, mad);
     }
 
     fn gsi_sent(&mut self, done: &Done) {

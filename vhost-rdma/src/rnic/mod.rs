@@ -7,13 +7,13 @@
 //! apart by their `wr_id`, and written to the guest's CQs.
 //!
 //! ```text
-//!  shard ──Hosted──> nic ─┬─ control, create, modify       commands, one host object each
+//!  shard ──Provider──> nic ─┬─ control, create, modify       commands, one host object each
 //!                         ├─ mr, mw                        regions and windows
 //!                         ├─ reach                         who has to be found on the network first
 //!                         ├─ ending                        the end of much, a little at a time or aside
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
-//!                         ├─ gsi, mad, share               QP 1: the daemon carries its datagrams
+//!                         ├─ gsi, mad, nic_quota               QP 1: the daemon carries its datagrams
 //!                         ├─ events                        HostVerbs events -> the guest's
 //!                         └─ addresses                     which host GID, and who may be reached
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
@@ -44,13 +44,13 @@ mod modify;
 mod mr;
 mod mw;
 mod nic;
+mod nic_quota;
 mod null;
 mod peers;
 mod quota;
 mod reach;
 mod receiver;
 mod requester;
-mod share;
 mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
@@ -59,17 +59,17 @@ mod verbs;
 
 pub use addresses::{Directory, Peer};
 #[cfg(feature = "host-rnic")]
-pub use cm::Foreigners;
+pub use cm::CmBridge;
 pub use faults::{Call, Faults};
 pub use host::{OpenError, open};
 pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub use nic::{Nic, Opener, Place};
+pub use nic_quota::NicQuota;
+#[cfg(test)]
+pub(crate) use nic_quota::PER_NIC;
+pub(crate) use nic_quota::{ForwardQuota, QuotaPermit};
 pub use null::Null;
 pub use peers::{Carrier, Refusal, Remote};
-#[cfg(test)]
-pub(crate) use share::SHARE;
-pub use share::Share;
-pub(crate) use share::{Onward, Permit};
 pub use verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
     HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,

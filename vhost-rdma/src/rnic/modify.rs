@@ -70,7 +70,7 @@ impl Nic {
         if attr.mask.get() & attr_mask::AV != 0 {
             asked.ah = self.resolve(&attr.ah)?;
             self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
-            // A peer that is not ours was told another PSN and MTU than the guest's, if it came by rdma_cm (`cm`).
+            // A third-party host was told another PSN and MTU than the guest's, if it came by rdma_cm (`cm`).
             let place = &self.place;
             let end = (asked.ah.dgid, attr.dest_qpn.get());
             if let Some(agreed) = place.directory.agreed(&place.device, end) {

@@ -1,10 +1,10 @@
-//! Memory regions: a window over the guest's pages, registered with the host at the guest's own address.
+//! Memory regions: a contiguous mapping of the guest's pages, registered with the host at the guest's own address.
 //!
 //! Pages are pinned by the registration, region by region and never the whole guest; the registered bytes are bounded by the NIC's limit and
-//! by the daemon's RLIMIT_MEMLOCK, and windows by a budget of mappings. Each of these ends in NOMEM.
+//! by the daemon's RLIMIT_MEMLOCK, and these by a budget of mappings. Each of these ends in NOMEM.
 //!
 //! Mapping and pinning take milliseconds for large regions, and so does the end of it; the worker, which serves other guests, does neither. A
-//! registration is checked here, made on the thread that carries the NIC's commands out, and taken in here ([`Errand`]). What ends goes to the
+//! registration is checked here, made on the thread that carries the NIC's commands out, and taken in here ([`BlockingJob`]). What ends goes to the
 //! NIC's remains, which that thread drops before the guest gets its answer. A guest's commands come one after the other, so their order is kept; what
 //! was under way while the NIC was reset finds another life, and ends as well.
 
@@ -14,13 +14,13 @@ use virtio_rdma_abi::{self as abi, access, rereg};
 use zerocopy::little_endian::U32;
 
 use super::control::status;
-use super::nic::{Life, Nic};
+use super::nic::{Nic, NicState};
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
 use crate::engine::quota::Kind;
-use crate::engine::{Errand, Remains, Reply, Status};
-use crate::memory::{AddressSpace, Segment, Translation, Window, WindowError};
+use crate::engine::{BlockingJob, DeferredDrop, Reply, Status};
+use crate::memory::{AddressSpace, ContiguousError, ContiguousMapping, Segment, Translation};
 
-/// Mappings that the windows of one NIC may take.
+/// Mappings that the regions of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
 
 /// Rights of capabilities that this backing does not offer (docs/virtio-rdma.md §5.5).
@@ -107,7 +107,7 @@ pub(super) struct Registration {
 /// Why one came to nothing.
 #[derive(Debug)]
 enum Refusal {
-    Window(WindowError),
+    Mapping(ContiguousError),
     Host(HostError),
 }
 
@@ -121,10 +121,11 @@ pub(super) struct Made {
 impl Registration {
     /// Maps and pins: on any thread but a worker.
     fn carry_out(mut self, domain: &dyn HostDomain) -> Made {
-        let window = Window::new(self.mr.map.clone(), self.budget).map_err(Refusal::Window);
-        let outcome = window.and_then(|window| {
-            self.mr.runs = window.runs();
-            let made = domain.register(Arc::new(window), self.mr.iova, self.mr.access);
+        let mapping =
+            ContiguousMapping::new(self.mr.map.clone(), self.budget).map_err(Refusal::Mapping);
+        let outcome = mapping.and_then(|mapping| {
+            self.mr.runs = mapping.runs();
+            let made = domain.register(Arc::new(mapping), self.mr.iova, self.mr.access);
             made.map_err(Refusal::Host)
         });
         Made { request: self, outcome }
@@ -205,7 +206,7 @@ impl Nic {
             replaces,
         };
         let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
-        Ok(Reply::Errand(Errand::new(move || request.carry_out(domain.as_ref()))))
+        Ok(Reply::Blocking(BlockingJob::new(move || request.carry_out(domain.as_ref()))))
     }
 
     /// Whether there may be another region. One that is replaced gives its number, but its memory is pinned until the other's is.
@@ -222,7 +223,7 @@ impl Nic {
         let Made { request: Registration { life, mut mr, replaces, .. }, outcome } = made;
         let made = match outcome {
             Ok(made) => made,
-            Err(Refusal::Window(error)) => return Err(no_window(error)),
+            Err(Refusal::Mapping(error)) => return Err(no_mapping(error)),
             Err(Refusal::Host(error)) => {
                 let bytes = mr.bytes;
                 tracing::debug!(device = self.place.device, bytes, %error, "the RNIC refuses a registration");
@@ -235,7 +236,7 @@ impl Nic {
             wanted => wanted,
         };
         if let Err(status) = wanted {
-            self.remains.push(Remains::new(made));
+            self.deferred_drops.push(DeferredDrop::new(made));
             return Err(status);
         }
         let (lkey, rkey) = (made.lkey, made.rkey);
@@ -254,9 +255,9 @@ impl Nic {
     fn still_wanted(&mut self, life: u64, mr: &Mr, replaces: Option<u32>) -> Result<(), Status> {
         match self.life {
             _ if life != self.lives => return Err(Status::STATE),
-            Life::Failed => return Err(Status::FATAL),
-            Life::Idle => return Err(Status::STATE),
-            Life::Ready | Life::Paused => {}
+            NicState::Failed => return Err(Status::FATAL),
+            NicState::Idle => return Err(Status::STATE),
+            NicState::Ready | NicState::Paused => {}
         }
         self.host_pd(mr.ctx, mr.pdn)?;
         if let Some(old) = replaces {
@@ -271,7 +272,7 @@ impl Nic {
     /// Ends a registration of the host, where it may take its time.
     pub(super) fn let_go(&mut self, host: HostMr) {
         match self.host.release(host) {
-            Ok(region) => self.remains.push(Remains::new(region)),
+            Ok(region) => self.deferred_drops.push(DeferredDrop::new(region)),
             Err(_) if self.host_gone => {}
             Err(error) => {
                 tracing::warn!(device = self.place.device, %error, "a registration is not there");
@@ -302,10 +303,12 @@ impl Nic {
     }
 }
 
-fn no_window(error: WindowError) -> Status {
+fn no_mapping(error: ContiguousError) -> Status {
     tracing::debug!(%error, "a region cannot be registered with the RNIC");
     match error {
-        WindowError::Pieces(_) | WindowError::Host(_) | WindowError::HugePages => Status::NOMEM,
-        WindowError::NoFile => Status::INVAL,
+        ContiguousError::Pieces(_) | ContiguousError::Host(_) | ContiguousError::HugePages => {
+            Status::NOMEM
+        }
+        ContiguousError::NoFile => Status::INVAL,
     }
 }

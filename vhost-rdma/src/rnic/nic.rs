@@ -16,10 +16,10 @@ use super::mad::{Inbox, Wake};
 use super::mcast::Groups;
 use super::mr::Mr;
 use super::mw::Windows;
+use super::nic_quota::NicQuotas;
 use super::quota;
 use super::receiver::Receives;
 use super::requester::Sends;
-use super::share::Shares;
 use super::srq::Srq;
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
 use crate::engine::budget::{Budget, Meter, cost};
@@ -35,10 +35,10 @@ use crate::engine::shards::Shards;
 use crate::engine::table::Table;
 use crate::engine::timer::Timers;
 use crate::engine::{
-    Command, Hosted, Nanos, NicSettings, NicSnapshot, Port, Remains, Reply, Status, Visible,
+    Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Provider, Reply, Status, Visible,
 };
 use crate::memory::{AddressSpace, Charge, Ring};
-use crate::protocol;
+use crate::ordering;
 use crate::transport::Gid;
 
 /// QPs that run in one round.
@@ -75,7 +75,7 @@ impl fmt::Debug for Place {
 
 /// Where a NIC is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum NicState {
     /// Before INIT.
     Idle,
     /// After INIT.
@@ -141,11 +141,11 @@ pub struct Nic {
     pub(super) place: Place,
     pub(super) settings: NicSettings,
     pub(super) host: Box<dyn HostVerbs>,
-    pub(super) life: Life,
-    /// How often it was reset: an errand that comes back to another life is nobody's.
+    pub(super) life: NicState,
+    /// How often it was reset: a blocking job that comes back to another life is nobody's.
     pub(super) lives: u64,
     /// What ends as soon as somebody has the time.
-    pub(super) remains: Vec<Remains>,
+    pub(super) deferred_drops: Vec<DeferredDrop>,
     pub(super) stopping: Stopping,
     /// An INIT waits for the device.
     pub(super) opening: bool,
@@ -184,7 +184,7 @@ pub struct Nic {
     /// Datagrams for it.
     pub(super) inbox: Arc<Inbox>,
     /// Places for its own, where all NICs' wait.
-    pub(super) shares: Shares,
+    pub(super) quotas: NicQuotas,
     /// Entries of the host CQ that are spoken for.
     pub(super) admitted: u32,
     pub(super) run: VecDeque<u32>,
@@ -236,9 +236,9 @@ impl Nic {
             place,
             settings,
             host,
-            life: Life::Idle,
+            life: NicState::Idle,
             lives: 0,
-            remains: Vec::new(),
+            deferred_drops: Vec::new(),
             stopping: Stopping::default(),
             opening: false,
             space: AddressSpace::default(),
@@ -266,7 +266,7 @@ impl Nic {
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             services: Services::default(),
             inbox,
-            shares: Shares::default(),
+            quotas: NicQuotas::default(),
             admitted: 0,
             run: VecDeque::new(),
             run_srqs: Vec::new(),
@@ -400,7 +400,7 @@ impl Nic {
     }
 }
 
-impl Hosted for Nic {
+impl Provider for Nic {
     fn set_port(&mut self, port: Box<dyn Port>) {
         self.outbox.set_port(port);
     }
@@ -427,15 +427,15 @@ impl Hosted for Nic {
 
     fn memory_changed(&mut self, space: AddressSpace) {
         match self.life {
-            Life::Ready | Life::Paused => self.begin_to_follow(space),
-            Life::Idle if self.opening => self.space = space,
-            Life::Idle | Life::Failed => {}
+            NicState::Ready | NicState::Paused => self.begin_to_follow(space),
+            NicState::Idle if self.opening => self.space = space,
+            NicState::Idle | NicState::Failed => {}
         }
     }
 
     fn follow_memory(&mut self) -> bool {
         // Also when the NIC failed by it: the hardware lets go of what is gone.
-        self.life != Life::Idle && self.follow_some()
+        self.life != NicState::Idle && self.follow_some()
     }
 
     fn set_meter(&mut self, meter: Meter) {
@@ -443,7 +443,7 @@ impl Hosted for Nic {
     }
 
     fn memory_vanished(&mut self) {
-        if matches!(self.life, Life::Ready | Life::Paused) && self.space.vanished() {
+        if matches!(self.life, NicState::Ready | NicState::Paused) && self.space.vanished() {
             self.fail_now();
         }
     }
@@ -462,17 +462,21 @@ impl Hosted for Nic {
 
     fn status(&self) -> NicSnapshot {
         NicSnapshot {
-            ready: self.life == Life::Ready,
-            failed: self.life == Life::Failed,
+            ready: self.life == NicState::Ready,
+            failed: self.life == NicState::Failed,
             counters: self.counters,
-            objects: if self.life == Life::Paused { Objects::default() } else { self.objects() },
+            objects: if self.life == NicState::Paused {
+                Objects::default()
+            } else {
+                self.objects()
+            },
             gids: self.gids.iter().flatten().map(|entry| entry.guest).collect(),
         }
     }
 
-    fn take_remains(&mut self) -> Option<Remains> {
-        let remains = std::mem::take(&mut self.remains);
-        (!remains.is_empty()).then(|| Remains::new(remains))
+    fn take_deferred_drops(&mut self) -> Option<DeferredDrop> {
+        let dropped = std::mem::take(&mut self.deferred_drops);
+        (!dropped.is_empty()).then(|| DeferredDrop::new(dropped))
     }
 
     fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
@@ -482,7 +486,7 @@ impl Hosted for Nic {
     }
 
     fn scan(&mut self) -> bool {
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return false;
         }
         let mut posts = std::mem::take(&mut self.posts);
@@ -499,7 +503,7 @@ impl Hosted for Nic {
     }
 
     fn look_on(&mut self) -> Option<bool> {
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return Some(false);
         }
         let mut budget = self.meter.budget(LOOK);
@@ -527,7 +531,7 @@ impl Hosted for Nic {
         }
         let mut budget = self.meter.budget_at(now, RUN);
         let mut busy = self.take_events(now) | self.end_waits(now) | self.stop_some();
-        if self.life != Life::Ready {
+        if self.life != NicState::Ready {
             return busy;
         }
         if !self.stopping.has_told_all() {
@@ -545,7 +549,7 @@ impl Hosted for Nic {
     }
 
     fn has_news(&self) -> bool {
-        self.life != Life::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
+        self.life != NicState::Paused && (!self.dirty.is_empty() || self.outbox.has_work())
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -553,7 +557,7 @@ impl Hosted for Nic {
     }
 
     fn publish(&mut self, visible: Visible, now: Nanos) {
-        if self.life == Life::Paused {
+        if self.life == NicState::Paused {
             return;
         }
         self.fire_completions(visible, now);
@@ -562,8 +566,8 @@ impl Hosted for Nic {
     }
 
     fn set_need_kick(&self, need: bool) {
-        if let (Some(page), Life::Ready) = (&self.status_page, self.life) {
-            protocol::need_kick(page, need);
+        if let (Some(page), NicState::Ready) = (&self.status_page, self.life) {
+            ordering::need_kick(page, need);
         }
     }
 
@@ -579,7 +583,7 @@ impl Hosted for Nic {
             return false;
         }
         // A completion between the last poll and the arm raises no event.
-        let waiting = self.life == Life::Ready && self.services.has_work(&self.inbox);
+        let waiting = self.life == NicState::Ready && self.services.has_work(&self.inbox);
         waiting
             || !(self.run.is_empty() && self.run_srqs.is_empty())
             || !(self.chores.is_empty() && self.stopping.has_told_all())

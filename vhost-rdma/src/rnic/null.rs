@@ -21,7 +21,7 @@ use super::verbs::{
     HostObjects, HostPart, HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError,
     QpInit, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
-use crate::memory::Window;
+use crate::memory::ContiguousMapping;
 use crate::transport::{Gid, is_multicast};
 
 /// Entries of the CQ.
@@ -52,7 +52,7 @@ impl Drop for Domain {
 #[derive(Debug)]
 struct Region {
     domain: Arc<Domain>,
-    _window: Arc<Window>,
+    _mapping: Arc<ContiguousMapping>,
 }
 
 impl HostPart for Region {}
@@ -80,12 +80,12 @@ impl Drop for Handle {
 }
 
 impl HostDomain for Arc<Domain> {
-    fn register(&self, window: Arc<Window>, _: u64, _: u32) -> Result<Registered> {
+    fn register(&self, mapping: Arc<ContiguousMapping>, _: u64, _: u32) -> Result<Registered> {
         self.0.take_time();
         self.0.check(Call::Register)?;
         self.0.script().live.mrs += 1;
         let key = self.0.number() << 8;
-        let host = Box::new(Region { domain: self.clone(), _window: window });
+        let host = Box::new(Region { domain: self.clone(), _mapping: mapping });
         Ok(Registered { lkey: key, rkey: key, host })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::addresses::{Directory, Known, Peer};
 use super::mad::{Inbox, Mad};
-use super::share::{Share, Shares};
+use super::nic_quota::{NicQuota, NicQuotas};
 use crate::transport::Gid;
 
 /// The daemon that serves a peer.
@@ -21,8 +21,8 @@ pub struct Remote {
 
 /// Brings datagrams to other daemons.
 pub trait Carrier: Send + Sync {
-    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `share`; false if it is lost.
-    fn carry(&self, share: &Share, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
+    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `quota`; false if it is lost.
+    fn carry(&self, quota: &NicQuota, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
 }
 
 impl fmt::Debug for dyn Carrier {
@@ -69,8 +69,8 @@ impl Directory {
     }
 
     /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or behind another daemon. What finds
-    /// nobody, or has no place left in a queue for those of `shares`, is lost.
-    pub(super) fn carry(&self, device: &str, vni: u32, shares: &Shares, mad: Mad) {
+    /// nobody, or has no place left in a queue for those of `quotas`, is lost.
+    pub(super) fn carry(&self, device: &str, vni: u32, quotas: &NicQuotas, mad: Mad) {
         let known = self.known();
         let key = (device.to_owned(), vni, mad.dest);
         let taken = if let Some(held) = known.holders.get(&key) {
@@ -85,9 +85,9 @@ impl Directory {
             match entry {
                 Some(Peer { remote: Some(remote), .. }) => {
                     let carrier = self.carrier.get();
-                    let (share, daemon, network) =
-                        (&shares.daemons, &remote.daemon, &*remote.network);
-                    carrier.is_some_and(|way| way.carry(share, daemon, network, mad))
+                    let (quota, daemon, network) =
+                        (&quotas.daemons, &remote.daemon, &*remote.network);
+                    carrier.is_some_and(|way| way.carry(quota, daemon, network, mad))
                 }
                 Some(peer) => {
                     let sent = from.zip(peer.through(&mad.dest)).map(|(from, to)| {
@@ -95,8 +95,8 @@ impl Directory {
                         let station = Station { device, vni, gid, inbox: from.inbox };
                         Sent { station, host: from.host, to, mad }
                     });
-                    let way = self.foreign.get().zip(sent);
-                    way.is_some_and(|(foreign, sent)| foreign.carry(&shares.foreign, sent))
+                    let way = self.host_cm.get().zip(sent);
+                    way.is_some_and(|(host_cm, sent)| host_cm.carry(&quotas.host_cm, sent))
                 }
                 None => false,
             }
@@ -154,7 +154,7 @@ pub(super) struct Agreed {
     pub(super) mtu: u8,
 }
 
-/// A datagram that a guest sent to a peer that is not ours.
+/// A datagram that a guest sent to a third-party host.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) station: Station,
@@ -165,15 +165,15 @@ pub(super) struct Sent {
     pub(super) mad: Mad,
 }
 
-/// Speaks to peers that are not ours, for guests.
-pub(super) trait Foreign: Send + Sync {
-    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `share`; false if it is lost.
-    fn carry(&self, share: &Share, sent: Sent) -> bool;
+/// Speaks to third-party hosts, for guests.
+pub(super) trait HostCm: Send + Sync {
+    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `quota`; false if it is lost.
+    fn carry(&self, quota: &NicQuota, sent: Sent) -> bool;
 }
 
-impl fmt::Debug for dyn Foreign {
+impl fmt::Debug for dyn HostCm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Foreign").finish_non_exhaustive()
+        f.debug_struct("HostCm").finish_non_exhaustive()
     }
 }
 
@@ -184,14 +184,14 @@ fn is_v4(gid: &Gid) -> bool {
 
 #[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]
 impl Directory {
-    /// Opens the way to peers that are not ours; there is one at most.
-    pub(super) fn set_foreign(&self, foreign: Arc<dyn Foreign>) {
-        if self.foreign.set(foreign).is_err() {
-            tracing::error!("there is a way to foreign peers already");
+    /// Opens the way to third-party hosts; there is one at most.
+    pub(super) fn set_host_cm(&self, host_cm: Arc<dyn HostCm>) {
+        if self.host_cm.set(host_cm).is_err() {
+            tracing::error!("there is a way to third-party host already");
         }
     }
 
-    /// The guest that a foreign peer means by an address of the host, if it is told by that alone and may be reached by the peer.
+    /// The guest that a third-party host means by an address of the host, if it is told by that alone and may be reached by the peer.
     pub(super) fn station(&self, host: &Gid, peer: &Gid) -> Option<Station> {
         let known = self.known();
         let mut found: Option<Station> = None;

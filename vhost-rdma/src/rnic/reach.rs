@@ -3,16 +3,16 @@
 //! RoCE puts a MAC address before each packet, so the host asks the network for that of the peer (ARP, neighbour discovery) when an
 //! address handle is made and when a QP goes to RTR, and waits for the answer up to a second (Linux drivers/infiniband/core/addr.c,
 //! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it: an address handle is made on the thread that carries
-//! the NIC's commands out ([`Errand`]), and before a QP is connected one is made there and dropped, after which the host knows the peer.
+//! the NIC's commands out ([`BlockingJob`]), and before a QP is connected one is made there and dropped, after which the host knows the peer.
 
 use virtio_rdma_abi::{Av, QpAttr};
 
 use super::control::{object, status};
-use super::nic::{Ah, Life, Nic};
+use super::nic::{Ah, Nic, NicState};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
 use crate::engine::qp::attrs::check_av;
 use crate::engine::quota::Kind;
-use crate::engine::{Errand, Remains, Reply, Status};
+use crate::engine::{BlockingJob, DeferredDrop, Reply, Status};
 use crate::transport::is_multicast;
 
 /// What a peer is looked for.
@@ -44,7 +44,7 @@ impl Nic {
     ) -> Result<Reply, Status> {
         let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
         let life = self.lives;
-        Ok(Reply::Errand(Errand::new(move || {
+        Ok(Reply::Blocking(BlockingJob::new(move || {
             let outcome = domain.create_ah(&resolved);
             Found { life, ctx, purpose, outcome }
         })))
@@ -61,18 +61,18 @@ impl Nic {
             }
         };
         let state = match self.life {
-            Life::Ready | Life::Paused if life == self.lives => Ok(()),
-            Life::Failed => Err(Status::FATAL),
+            NicState::Ready | NicState::Paused if life == self.lives => Ok(()),
+            NicState::Failed => Err(Status::FATAL),
             _ => Err(Status::STATE),
         };
         match (state, purpose) {
             (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah),
             (Ok(()), Purpose::Connection(qpn, attr)) => {
-                self.remains.push(Remains::new(ah));
+                self.deferred_drops.push(DeferredDrop::new(ah));
                 self.change_qp(ctx, qpn, &attr)
             }
             (Err(status), _) => {
-                self.remains.push(Remains::new(ah));
+                self.deferred_drops.push(DeferredDrop::new(ah));
                 Err(status)
             }
         }

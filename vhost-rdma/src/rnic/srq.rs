@@ -18,7 +18,7 @@ use super::verbs::HostSrq;
 use crate::engine::budget::cost;
 use crate::engine::control_offset;
 use crate::engine::receive::{Moving, Receive, ReceiveRing};
-use crate::engine::{Remains, Reply, Status};
+use crate::engine::{DeferredDrop, Reply, Status};
 use crate::memory::{Charge, Ring};
 
 /// A shared receive queue.
@@ -239,7 +239,7 @@ impl Nic {
         let (srqn, max_wr) = (req.srqn.get(), req.max_wr.get());
         let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
         let old = srq.take_over(max_wr, to)?;
-        self.remains.push(Remains::new(old));
+        self.deferred_drops.push(DeferredDrop::new(old));
         self.run_srqs.push(srqn);
         self.change_limit(req, max_wr)
     }

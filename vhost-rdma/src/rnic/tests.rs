@@ -56,7 +56,7 @@ impl Bench {
             let wake = Arc::new(|| {});
             let device = "null".to_owned();
             let place = Place { device, through: None, directory, opener, wake };
-            shard.add_hosted(Box::new(Nic::new(place, settings, host, port)))
+            shard.add_provided(Box::new(Nic::new(place, settings, host, port)))
         })
     }
 
@@ -467,7 +467,7 @@ fn nothing_is_left_of_a_nic() {
     bench.world.start_again(&mut guest);
     bench.pair(&mut guest);
     bench.world.shard.remove_nic(guest.nic);
-    drop(bench.world.shard.take_remains(guest.nic));
+    drop(bench.world.shard.take_deferred_drops(guest.nic));
     assert_eq!(faults.live(), (HostObjects::default(), 0));
 }
 

@@ -1,7 +1,7 @@
 //! What a backing needs of an RNIC of this host, and nothing more: [`HostVerbs`].
 //!
 //! One implementation is one opened device context, for one NIC of a guest; it owns every host object of that guest and names each
-//! by a number of its own, so no pointer of libibverbs leaves it. All calls are safe: memory comes as a [`Window`], which the
+//! by a number of its own, so no pointer of libibverbs leaves it. All calls are safe: memory comes as a [`ContiguousMapping`], which the
 //! registration keeps alive, and everything else is checked by the hardware against keys and states.
 //!
 //! Attributes travel in the guest ABI's own structures with guest numbers already replaced by the host's; numbers of access flags,
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use virtio_rdma_abi as abi;
 
-use crate::memory::Window;
+use crate::memory::ContiguousMapping;
 use crate::transport::Gid;
 
 /// A refusal of the host, as an errno.
@@ -130,7 +130,12 @@ pub trait HostPart: Any + Send + fmt::Debug {}
 #[allow(clippy::missing_errors_doc, reason = "every error is the host's errno")]
 pub trait HostDomain: Send + fmt::Debug {
     /// Registers a window of guest memory at the guest's own address; pins its pages.
-    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered>;
+    fn register(
+        &self,
+        mapping: Arc<ContiguousMapping>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Registered>;
     /// Makes an address handle; the host asks the network for the neighbour's MAC address and waits for the answer, up to a second
     /// (Linux drivers/infiniband/core/addr.c, rdma_addr_find_l2_eth_by_grh).
     fn create_ah(&self, av: &abi::Av) -> Result<MadeAh>;

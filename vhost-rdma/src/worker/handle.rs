@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::mailbox::Sender;
-use super::pulse::{Beat, Pulse};
 use super::reply::{NoAnswer, reply};
+use super::turn_stats::{Beat, TurnStats};
 use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
 use crate::transport::NicId;
@@ -49,22 +49,22 @@ pub enum CallError {
 pub struct WorkerHandle {
     mailbox: Sender<Message>,
     waker: Arc<Waker>,
-    pulse: Arc<Pulse>,
+    turn_stats: Arc<TurnStats>,
 }
 
 impl WorkerHandle {
     pub(super) const fn new(
         mailbox: Sender<Message>,
         waker: Arc<Waker>,
-        pulse: Arc<Pulse>,
+        turn_stats: Arc<TurnStats>,
     ) -> Self {
-        Self { mailbox, waker, pulse }
+        Self { mailbox, waker, turn_stats }
     }
 
     /// How the worker is.
     #[must_use]
     pub fn beat(&self) -> Beat {
-        self.pulse.beat()
+        self.turn_stats.beat()
     }
 
     /// Lets the worker look at its doorbells.
@@ -147,13 +147,13 @@ impl WorkerHandle {
         if !self.send(nic, Box::new(run)) {
             return Err(CallError::Failed);
         }
-        let mut turn = self.pulse.turn();
+        let mut turn = self.turn_stats.turn();
         loop {
             match answer.wait(patience) {
                 Ok(result) => return Ok(result),
                 Err(NoAnswer::Gone) => return Err(CallError::Failed),
                 Err(NoAnswer::Timeout) => {
-                    let present = self.pulse.turn();
+                    let present = self.turn_stats.turn();
                     if std::mem::replace(&mut turn, present) == present {
                         return Err(CallError::Timeout);
                     }

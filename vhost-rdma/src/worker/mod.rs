@@ -20,10 +20,10 @@ mod clock;
 mod handle;
 mod mailbox;
 mod placement;
-mod pulse;
 mod random;
 mod reply;
 mod shard_thread;
+mod turn_stats;
 mod waker;
 
 use std::io;
@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 pub use clock::Clock;
 pub use handle::{CallError, Progress, WorkerHandle};
 pub use placement::Placement;
-pub use pulse::{BOUNDS as TURN_BOUNDS, Beat, Pulse};
+pub use turn_stats::{BOUNDS as TURN_BOUNDS, Beat, TurnStats};
 pub use waker::WatchedKick;
 
 use crate::engine::Shard;

@@ -14,11 +14,11 @@ use super::WorkerConfig;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::mailbox::{Found, Mailbox, mailbox};
-use super::pulse::{Counter, Pulse};
+use super::turn_stats::{Counter, TurnStats};
 use super::waker::Waker;
 use crate::engine::{Look, Nanos, Shard};
+use crate::eventfd;
 use crate::memory;
-use crate::signal;
 use crate::transport::NicId;
 
 /// Time after which no further job is begun in a turn: a flood of control commands must not stop
@@ -38,7 +38,7 @@ pub(super) fn spawn(
     let waker = Arc::new(Waker::new()?);
     let clock = Clock::new();
     let shard = shard.with_clock(Box::new(clock));
-    let pulse = Arc::new(Pulse::new(clock));
+    let turn_stats = Arc::new(TurnStats::new(clock));
     let runner = Runner {
         shard,
         mailbox,
@@ -52,10 +52,10 @@ pub(super) fn spawn(
     };
     let (ready, sealed) = sync_channel(1);
     let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn({
-        let pulse = pulse.clone();
+        let turn_stats = turn_stats.clone();
         move || {
-            signal::own_context();
-            let counter = Counter::new(pulse);
+            eventfd::own_context();
+            let counter = Counter::new(turn_stats);
             let done = config.seal.map_or(Ok(()), |seal| seal());
             let go_on = done.is_ok();
             // It makes a thread, which is to be sealed as this one is.
@@ -68,7 +68,7 @@ pub(super) fn spawn(
         }
     })?;
     sealed.recv().map_err(io::Error::other)??;
-    Ok((WorkerHandle::new(sender, waker, pulse), thread))
+    Ok((WorkerHandle::new(sender, waker, turn_stats), thread))
 }
 
 /// The jobs of a turn.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
-use crate::protocol::{self, Cpu, Flag as _};
+use crate::ordering::{self, Cpu, Flag as _};
 
 /// Descriptors that are looked at in one wake-up; more make it spurious once more.
 const EVENTS: usize = 16;
@@ -91,7 +91,7 @@ impl Waker {
     /// Makes the worker look again, if it sleeps or is about to. What it shall find must have been stored before.
     #[inline]
     pub(super) fn wake(&self) {
-        if protocol::must_wake(&self.asleep, &Cpu) {
+        if ordering::must_wake(&self.asleep, &Cpu) {
             // A full counter (EAGAIN) wakes as well; nothing else can go wrong with an eventfd of our own.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
@@ -99,7 +99,7 @@ impl Waker {
 
     /// Announces the sleep; the worker must look at everything once more before it calls [`sleep`](Self::sleep).
     pub(super) fn announce(&self) {
-        protocol::announce_sleep(&self.asleep, &Cpu);
+        ordering::announce_sleep(&self.asleep, &Cpu);
     }
 
     /// Takes the announcement back.

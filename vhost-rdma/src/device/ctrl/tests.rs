@@ -419,7 +419,7 @@ fn a_command_with_an_errand_is_answered_when_that_is_done() {
             opener: opener.clone(),
             wake: Arc::new(|| ()),
         };
-        shard.add_hosted(Box::new(rnic::Nic::new(place, settings, host, Box::new(NoPort))))
+        shard.add_provided(Box::new(rnic::Nic::new(place, settings, host, Box::new(NoPort))))
     });
     assert_eq!(serve(&mut side, &init()).0, cmd_status::OK);
     let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));
@@ -436,7 +436,7 @@ fn a_command_with_an_errand_is_answered_when_that_is_done() {
     let object = abi::ObjectReq { object: key, ..Default::default() };
     assert_eq!(serve(&mut side, &request(cmd::MR_DEREG, &object)).0, cmd_status::OK);
     let nic = side.0.nic;
-    drop(side.0.shard.borrow_mut().take_remains(nic));
+    drop(side.0.shard.borrow_mut().take_deferred_drops(nic));
     assert_eq!(faults.live().0.mrs, 0);
 }
 

@@ -8,7 +8,7 @@ use super::guest::{Consumer, control, cq_ring, seq};
 use super::memory::{Memory, Signal};
 use super::{LOST_WAKE, RACE, Without, fails, holds, holds_within_bound};
 use crate::engine::cq::{Cq, Fire, Overrun};
-use crate::protocol::{self, Fence};
+use crate::ordering::{self, Fence};
 
 /// The device's side of a queue.
 struct Producer {
@@ -28,7 +28,7 @@ impl Producer {
 
     /// `Shard::publish` and `Nic::fire_completions`. True if there was an event.
     fn publish(&mut self) -> bool {
-        let visible = protocol::entries_visible(&self.cpu);
+        let visible = ordering::entries_visible(&self.cpu);
         let fired = matches!(self.cq.fire(visible, 0), Fire::Event(_));
         if fired {
             self.event.give();

@@ -7,7 +7,7 @@ use super::guest::{Guest, wqe};
 use super::memory::{Memory, Signal};
 use super::{LOST_WAKE, RACE, Without, fails, holds, holds_within_bound};
 use crate::engine::doorbell::{DoorbellPage, Owner, index_offset};
-use crate::protocol::{self, Fence};
+use crate::ordering::{self, Fence};
 
 const LOST_POST: &str = "a post is lost";
 
@@ -98,11 +98,11 @@ fn sleeper(without: Without) {
         if scanner.scan() {
             continue;
         }
-        let ask = |_: &mut Scanner| protocol::need_kick(&status, true);
-        if !protocol::last_look(&cpu, &mut scanner, ask, Scanner::scan) {
+        let ask = |_: &mut Scanner| ordering::need_kick(&status, true);
+        if !ordering::last_look(&cpu, &mut scanner, ask, Scanner::scan) {
             kicked.wait();
         }
-        protocol::need_kick(&status, false);
+        ordering::need_kick(&status, false);
     }
     poster.join().expect("poster");
 }

@@ -7,7 +7,7 @@ use super::Without;
 use super::memory::Memory;
 use crate::engine::cq::control_offset;
 use crate::engine::doorbell::index_offset;
-use crate::protocol::Words as _;
+use crate::ordering::Words as _;
 
 /// A thread of the guest that posts.
 #[derive(Clone)]

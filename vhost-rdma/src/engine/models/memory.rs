@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 
 use super::Without;
-use crate::protocol::{Fence, Fences, Flag, Words};
+use crate::ordering::{Fence, Fences, Flag, Words};
 
 /// A page or a ring. Loom's threads are coroutines of one thread, so `Rc` shares it.
 #[derive(Clone)]

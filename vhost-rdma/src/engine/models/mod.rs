@@ -1,7 +1,7 @@
 //! Models of the lock-free protocols: the shipped code on loom's atomics, in every order that the memory model allows.
 //!
 //! The device's side is the code that runs in the daemon: [`DoorbellPage`](super::doorbell::DoorbellPage), [`Cq`](super::cq::Cq) and the steps of
-//! [`crate::protocol`], over [`memory::Memory`] instead of guest memory. The guest's side is C; [`guest`] says the same steps in Rust and
+//! [`crate::ordering`], over [`memory::Memory`] instead of guest memory. The guest's side is C; [`guest`] says the same steps in Rust and
 //! names the functions that it copies.
 //!
 //! Each model is run as it is, and must hold, and then once for each [`Without`] that matters to it, and must fail in the way that is expected: a
@@ -20,7 +20,7 @@ mod workers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
-use crate::protocol::Fence;
+use crate::ordering::Fence;
 
 /// What is left out of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ fn fails(model: Model, without: Without, how: &str) {
 }
 
 /// Loom's coroutines take SIGSEGV, SIGBUS and the panic hook of the whole process for themselves, and the tests beside us need theirs
-/// (`memory::vanish`). So the models are marked as ignored, and run from here.
+/// (`memory::sigbus`). So the models are marked as ignored, and run from here.
 #[test]
 fn models_in_a_process_of_their_own() {
     let tests = std::env::current_exe().expect("the program of the tests");

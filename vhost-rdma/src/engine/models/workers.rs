@@ -9,7 +9,7 @@ use super::doorbells::Scanner;
 use super::guest::Guest;
 use super::memory::{Asleep, Memory, Signal};
 use super::{LOST_WAKE, Without, fails, holds_within_bound};
-use crate::protocol::{self, Fence, Flag as _};
+use crate::ordering::{self, Fence, Flag as _};
 
 /// A `Waker` and a mailbox. The mailbox is weaker than the channel that ships: it is one relaxed counter.
 struct Waker {
@@ -31,7 +31,7 @@ impl Waker {
 
     /// `Waker::wake`.
     fn wake(&self) {
-        if protocol::must_wake(&self.asleep, &self.cpu) {
+        if ordering::must_wake(&self.asleep, &self.cpu) {
             self.eventfd.give();
         }
     }
@@ -66,7 +66,7 @@ fn jobs(without: Without) {
         if waker.drain(&mut done) {
             continue;
         }
-        protocol::announce_sleep(&waker.asleep, &waker.cpu);
+        ordering::announce_sleep(&waker.asleep, &waker.cpu);
         if waker.drain(&mut done) {
             waker.asleep.set(false);
         } else {
@@ -103,15 +103,15 @@ fn doorbells_and_jobs(without: Without) {
         if mailed || found {
             continue;
         }
-        protocol::announce_sleep(&waker.asleep, &waker.cpu);
-        let ask = |_: &mut Scanner| protocol::need_kick(&status, true);
-        let found = protocol::last_look(&waker.cpu, &mut scanner, ask, Scanner::scan);
+        ordering::announce_sleep(&waker.asleep, &waker.cpu);
+        let ask = |_: &mut Scanner| ordering::need_kick(&status, true);
+        let found = ordering::last_look(&waker.cpu, &mut scanner, ask, Scanner::scan);
         if waker.drain(&mut done) || found {
             waker.asleep.set(false);
         } else {
             waker.sleep();
         }
-        protocol::need_kick(&status, false);
+        ordering::need_kick(&status, false);
     }
     poster.join().expect("poster");
     caller.join().expect("caller");

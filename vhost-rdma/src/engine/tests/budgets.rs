@@ -80,7 +80,7 @@ fn steps(
         let reply = world.shard.execute(guest.nic, guest.ctx, command, world.now);
         most = most.max(world.shard.charged() - before);
         count += 1;
-        drop(world.shard.take_remains(guest.nic));
+        drop(world.shard.take_deferred_drops(guest.nic));
         match reply {
             Ok(Reply::More) => command = Command::Continue,
             reply => return (reply, most, count),

@@ -246,9 +246,9 @@ impl World {
         let mut command = command;
         loop {
             let reply = self.shard.execute(guest.nic, ctx, command, self.now);
-            drop(self.shard.take_remains(guest.nic));
+            drop(self.shard.take_deferred_drops(guest.nic));
             command = match reply {
-                Ok(Reply::Errand(errand)) => errand.run(),
+                Ok(Reply::Blocking(job)) => job.run(),
                 Ok(Reply::More) => Command::Continue,
                 reply => return reply,
             };

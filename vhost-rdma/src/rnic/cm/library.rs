@@ -1,5 +1,5 @@
 //! The host's connection manager, by librdmacm. It is loaded when it is first wanted, so neither the build nor a daemon that never
-//! meets a foreign peer needs it.
+//! meets a third-party host needs it.
 //!
 //! The structures are those of `rdma/rdma_cma.h` as far as they are looked at, whose layout is that of librdmacm.so.1 since its first
 //! release; `ibv_qp_attr` is ibverbs-sys's.

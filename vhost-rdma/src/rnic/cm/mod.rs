@@ -1,4 +1,4 @@
-//! rdma_cm between guests on RNICs and peers that are not ours: the daemon ends the connection set-up of each side and joins the two.
+//! rdma_cm between guests on RNICs and third-party hosts: the daemon ends the connection set-up of each side and joins the two.
 //!
 //! `message` reads and writes what the guest's connection manager says, `terminate` is the rule of the game, `library` is the host's
 //! connection manager (librdmacm, feature `host-rnic`). All of it runs on one thread, since setting up connections is rare and slow, and
@@ -10,7 +10,7 @@ mod message;
 mod terminate;
 
 #[cfg(feature = "host-rnic")]
-pub use thread::Foreigners;
+pub use thread::CmBridge;
 
 #[cfg(feature = "host-rnic")]
 mod thread {
@@ -27,27 +27,27 @@ mod thread {
     use super::library::{HostLibrary, LibraryError};
     use super::terminate::Terminator;
     use crate::rnic::addresses::Directory;
-    use crate::rnic::peers::{Foreign, Sent};
-    use crate::rnic::share::{Permit, Share};
+    use crate::rnic::nic_quota::{NicQuota, QuotaPermit};
+    use crate::rnic::peers::{HostCm, Sent};
 
     /// Datagrams and events of one turn.
     const TURN: usize = 64;
     const SWEEP: Duration = Duration::from_secs(1);
 
-    /// The thread that joins guests and peers that are not ours. Dropping it ends their connections' set-up, not the connections.
-    pub struct Foreigners {
+    /// The thread that joins guests and third-party hosts. Dropping it ends their connections' set-up, not the connections.
+    pub struct CmBridge {
         out: Arc<Out>,
         thread: Option<JoinHandle<()>>,
     }
 
-    impl fmt::Debug for Foreigners {
+    impl fmt::Debug for CmBridge {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Foreigners").finish_non_exhaustive()
+            f.debug_struct("CmBridge").finish_non_exhaustive()
         }
     }
 
     /// A datagram and its NIC's place in the queue.
-    type Waiting = (Sent, Permit);
+    type Waiting = (Sent, QuotaPermit);
 
     /// The end that workers have. What waits in the queue has a place of its NIC's share there, which is what bounds it.
     struct Out {
@@ -69,16 +69,16 @@ mod thread {
         }
     }
 
-    impl Foreign for Out {
-        fn carry(&self, share: &Share, sent: Sent) -> bool {
-            let Some(permit) = share.take() else { return false };
+    impl HostCm for Out {
+        fn carry(&self, quota: &NicQuota, sent: Sent) -> bool {
+            let Some(permit) = quota.take() else { return false };
             let taken = self.queue.send((sent, permit)).is_ok();
             self.wake();
             taken
         }
     }
 
-    impl Foreigners {
+    impl CmBridge {
         /// Loads librdmacm and takes connections at `ports` of the host's addresses.
         ///
         /// # Errors
@@ -97,14 +97,14 @@ mod thread {
                 out: out.clone(),
                 begun: Instant::now(),
             };
-            let thread = std::thread::Builder::new().name("cm-foreign".to_owned());
+            let thread = std::thread::Builder::new().name("cm-bridge".to_owned());
             let thread = thread.spawn(move || turn.run()).map_err(system)?;
-            directory.set_foreign(out.clone());
+            directory.set_host_cm(out.clone());
             Ok(Self { out, thread: Some(thread) })
         }
     }
 
-    impl Drop for Foreigners {
+    impl Drop for CmBridge {
         fn drop(&mut self) {
             self.out.stop.store(true, Ordering::Release);
             self.out.wake();
@@ -173,8 +173,8 @@ mod thread {
     mod tests {
         use super::*;
         use crate::rnic::mad::{Inbox, MAD_LEN, Mad};
+        use crate::rnic::nic_quota::PER_NIC;
         use crate::rnic::peers::Station;
-        use crate::rnic::share::SHARE;
 
         fn sent(first: u8) -> Sent {
             let (gid, inbox) = ([first; 16], Arc::new(Inbox::new(Arc::new(|| {}))));
@@ -190,13 +190,13 @@ mod thread {
         }
 
         #[test]
-        fn a_flood_for_foreign_peers_takes_no_other_nics_place() {
+        fn a_flood_for_third_party_hosts_takes_no_other_nics_place() {
             let (out, waiting) = Out::new().unwrap();
-            let flooders: [Share; 5] = std::array::from_fn(|_| Share::default());
-            let bystander = Share::default();
+            let flooders: [NicQuota; 5] = std::array::from_fn(|_| NicQuota::default());
+            let bystander = NicQuota::default();
             for _ in 0..1000 {
-                for share in &flooders {
-                    out.carry(share, sent(1));
+                for quota in &flooders {
+                    out.carry(quota, sent(1));
                 }
             }
             assert!(out.carry(&bystander, sent(2)), "there is room for who floods not");
@@ -206,24 +206,24 @@ mod thread {
             let mut order = Vec::new();
             while !order.contains(&2) {
                 turn(&waiting, &out, |sent| order.push(sent.station.gid[0]));
-                flooders.iter().for_each(|share| while out.carry(share, sent(1)) {});
+                flooders.iter().for_each(|quota| while out.carry(quota, sent(1)) {});
             }
             let ahead = order.iter().position(|first| *first == 2);
-            assert_eq!(ahead, Some(5 * SHARE), "it waits for a share of each, no more");
+            assert_eq!(ahead, Some(5 * PER_NIC), "it waits for a share of each, no more");
         }
 
         #[test]
         fn what_a_turn_leaves_waits_for_nobody() {
             let (out, waiting) = Out::new().unwrap();
-            let shares = [Share::default(), Share::default()];
-            shares.iter().for_each(|share| while out.carry(share, sent(1)) {});
+            let quotas = [NicQuota::default(), NicQuota::default()];
+            quotas.iter().for_each(|quota| while out.carry(quota, sent(1)) {});
             let mut taken = 0;
             let mut turns = 0;
             while woken(&out) {
                 turn(&waiting, &out, |_| taken += 1);
                 turns += 1;
             }
-            assert_eq!((taken, turns), (2 * SHARE, 2 * SHARE / TURN + 1));
+            assert_eq!((taken, turns), (2 * PER_NIC, 2 * PER_NIC / TURN + 1));
         }
     }
 }

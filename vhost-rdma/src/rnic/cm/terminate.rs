@@ -1,4 +1,4 @@
-//! Connections between guests and peers that are not ours: each is one connection of the guest's connection manager, which sees
+//! Connections between guests and third-party hosts: each is one connection of the guest's connection manager, which sees
 //! datagrams, and one of the host's, which sees `conn_param.qp_num` = the guest's queue pair. No I/O and no clock here.
 //!
 //! ```text
@@ -110,7 +110,7 @@ struct Conn {
     told: Option<Message>,
 }
 
-/// All connections of guests to peers that are not ours.
+/// All connections of guests to third-party hosts.
 #[derive(Debug)]
 pub(super) struct Terminator<H> {
     pub(super) host: H,
@@ -149,7 +149,7 @@ impl<H: HostCm> Terminator<H> {
         }
     }
 
-    /// A guest has sent a datagram to a peer that is not ours.
+    /// A guest has sent a datagram to a third-party host.
     pub(super) fn sent(&mut self, sent: Sent, now: Duration) {
         match parse(&sent.mad.bytes) {
             Parsed::Message(Message::Req { local, ends, offer, private, .. }) => {
@@ -304,7 +304,7 @@ impl<H: HostCm> Terminator<H> {
         if conn.state != State::Connecting {
             return;
         }
-        tracing::debug!(?answer.offer, ?answer.agreed, "a foreign peer has answered");
+        tracing::debug!(?answer.offer, ?answer.agreed, "a third-party host has answered");
         conn.state = State::Replied;
         conn.since = now;
         conn.peer_qpn = answer.offer.qpn;
@@ -330,7 +330,7 @@ impl<H: HostCm> Terminator<H> {
         };
         let end = (ends.source, answer.offer.qpn);
         self.directory.set_agreed(&station.device, end, answer.agreed);
-        tracing::debug!(?answer.offer, ?answer.agreed, "a foreign peer asks for a connection");
+        tracing::debug!(?answer.offer, ?answer.agreed, "a third-party host asks for a connection");
         let Answer { offer, agreed, private } = answer;
         let ends = Ends { dest: station.gid, ..ends };
         let message = Message::Req { local: key, ends, offer, mtu: agreed.mtu, private };

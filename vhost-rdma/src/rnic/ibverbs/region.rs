@@ -13,7 +13,7 @@ use ibverbs_sys as ffi;
 use virtio_rdma_abi as abi;
 
 use super::{check, convert, made};
-use crate::memory::Window;
+use crate::memory::ContiguousMapping;
 use crate::rnic::verbs::{HostDomain, HostError, HostPart, MadeAh, Registered, Result};
 
 /// An opened device, closed with the last of what is in it.
@@ -73,7 +73,7 @@ impl Drop for Domain {
 #[derive(Debug)]
 struct Region {
     raw: *mut ffi::ibv_mr,
-    window: Option<Arc<Window>>,
+    mapping: Option<Arc<ContiguousMapping>>,
     _domain: Arc<Domain>,
 }
 
@@ -89,7 +89,7 @@ impl Drop for Region {
             // A device that is gone has none left. Any other may still use the memory: it stays mapped.
             if !matches!(error.0, libc::EIO | libc::ENODEV) {
                 tracing::warn!(%error, "a registration of the RNIC cannot be ended");
-                std::mem::forget(self.window.take());
+                std::mem::forget(self.mapping.take());
             }
         }
     }
@@ -123,15 +123,20 @@ impl Drop for Handle {
 }
 
 impl HostDomain for Arc<Domain> {
-    fn register(&self, window: Arc<Window>, iova: u64, access: u32) -> Result<Registered> {
-        let addr = ptr::with_exposed_provenance_mut(window.addr());
-        let len = usize::try_from(window.len()).map_err(|_| HostError(libc::EINVAL))?;
+    fn register(
+        &self,
+        mapping: Arc<ContiguousMapping>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Registered> {
+        let addr = ptr::with_exposed_provenance_mut(mapping.addr());
+        let len = usize::try_from(mapping.len()).map_err(|_| HostError(libc::EINVAL))?;
         let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
-        // SAFETY: the window is mapped at these addresses for as long as the registration holds it, and the domain lives.
+        // SAFETY: it is mapped at these addresses for as long as the registration holds it, and the domain lives.
         let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
         // SAFETY: a registration that was just made, and that nobody changes.
         let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
-        let host = Box::new(Region { raw, window: Some(window), _domain: self.clone() });
+        let host = Box::new(Region { raw, mapping: Some(mapping), _domain: self.clone() });
         Ok(Registered { lkey, rkey, host })
     }
 

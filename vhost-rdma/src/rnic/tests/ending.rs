@@ -8,7 +8,7 @@ use virtio_rdma_abi::{event, qps, qpt};
 use super::Bench;
 use super::registrations::goes_on;
 use crate::engine::tests::driver::{Guest, Qp, limits, state_attr};
-use crate::engine::{Command, Errand, Limits, NicSettings, Reply, Status};
+use crate::engine::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
 use crate::memory::{AddressSpace, PageList, Ring};
 use crate::rnic::{Faults, HostObjects};
 
@@ -45,7 +45,7 @@ fn a_context_ends_a_little_at_a_time() {
         let end = if turns == 0 { Command::ContextDestroy } else { Command::Continue };
         let reply = bench.world.shard.execute(one.nic, one.ctx, end, bench.world.now).unwrap();
         assert!(before - faults.live().0.qps <= 8, "in one turn");
-        drop(bench.world.shard.take_remains(one.nic));
+        drop(bench.world.shard.take_deferred_drops(one.nic));
         turns += 1;
         goes_on(&mut bench, &mut other, &mut b, turns);
         match reply {
@@ -95,7 +95,7 @@ fn regions_of_memory_that_is_gone_are_let_go_in_steps() {
     }
     assert!(most <= 60_000, "a step was charged {most} ns");
     assert!(count >= 4, "{count} steps");
-    drop(bench.world.shard.take_remains(one.nic));
+    drop(bench.world.shard.take_deferred_drops(one.nic));
     assert_eq!(faults.live().0.mrs, 0);
 }
 
@@ -109,9 +109,9 @@ fn a_device_is_closed_and_opened_aside() {
     bench.world.shard.reset(one.nic);
     let objects = bench.world.shard.status(one.nic).unwrap().objects;
     assert_eq!((objects.contexts, objects.qps, objects.mrs, objects.cqs), (0, 0, 0, 0));
-    let remains = bench.world.shard.take_remains(one.nic);
+    let dropped = bench.world.shard.take_deferred_drops(one.nic);
     faults.hold(true);
-    let closing = thread::spawn(move || drop(remains));
+    let closing = thread::spawn(move || drop(dropped));
     faults.await_held(1);
     goes_on(&mut bench, &mut other, &mut b, 1);
     faults.hold(false);
@@ -119,9 +119,9 @@ fn a_device_is_closed_and_opened_aside() {
     assert_eq!(faults.live(), (HostObjects::default(), 0));
 
     let begun = bench.world.shard.execute(one.nic, 0, init(&one), bench.world.now);
-    let Ok(Reply::Errand(errand)) = begun else { panic!("not an errand: {begun:?}") };
+    let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
     faults.hold(true);
-    let opening = thread::spawn(|| Errand::run(errand));
+    let opening = thread::spawn(|| BlockingJob::run(job));
     faults.await_held(1);
     goes_on(&mut bench, &mut other, &mut b, 2);
     let early = bench.world.shard.execute(one.nic, 0, Command::Keepalive, bench.world.now);
@@ -146,9 +146,9 @@ fn an_init_that_waits_for_its_device_follows_resets_and_memory() {
     let begin = |bench: &mut Bench, one: &Guest| {
         bench.world.shard.reset(one.nic);
         let begun = bench.world.shard.execute(one.nic, 0, init(one), bench.world.now);
-        drop(bench.world.shard.take_remains(one.nic));
-        let Ok(Reply::Errand(errand)) = begun else { panic!("not an errand: {begun:?}") };
-        errand.run()
+        drop(bench.world.shard.take_deferred_drops(one.nic));
+        let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
+        job.run()
     };
     let finish = begin(&mut bench, &one);
     bench.world.shard.reset(one.nic);

@@ -7,7 +7,7 @@ use virtio_rdma_abi::{qps, qpt};
 use super::Bench;
 use super::registrations::goes_on;
 use crate::engine::tests::driver::{self, Guest, state_attr};
-use crate::engine::{Command, Errand, Reply, Status};
+use crate::engine::{BlockingJob, Command, Reply, Status};
 use crate::rnic::{Call, Faults, HostObjects};
 
 /// Gives a command that looks for a peer, which does not answer yet.
@@ -18,9 +18,9 @@ fn look(
     command: Command,
 ) -> thread::JoinHandle<Command> {
     let begun = bench.world.shard.execute(guest.nic, guest.ctx, command, bench.world.now);
-    let Ok(Reply::Errand(errand)) = begun else { panic!("not an errand: {begun:?}") };
+    let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
     faults.hold(true);
-    let thread = thread::spawn(|| Errand::run(errand));
+    let thread = thread::spawn(|| BlockingJob::run(job));
     faults.await_held(1);
     thread
 }
@@ -90,7 +90,7 @@ fn what_was_found_for_another_life_or_a_queue_that_is_gone_is_nobodys() {
     bench.world.shard.reset(one.nic);
     faults.hold(false);
     let finish = searching.join().unwrap();
-    drop(bench.world.shard.take_remains(one.nic));
+    drop(bench.world.shard.take_deferred_drops(one.nic));
     assert_eq!(bench.world.execute(&one, one.ctx, finish).unwrap_err(), Status::STATE);
     assert_eq!(faults.live(), (HostObjects::default(), 0));
 

@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::{Bench, send};
 use crate::engine::tests::driver::{Guest, Qp};
-use crate::engine::{Command, Errand, Reply, Status};
+use crate::engine::{BlockingJob, Command, Reply, Status};
 use crate::memory::PageList;
 use crate::rnic::{Call, Faults, HostObjects};
 
@@ -21,9 +21,9 @@ fn pages(guest: &Guest, npages: u32) -> Command {
 /// Has a guest's registration begin, on a thread of its own; the shard is free again.
 fn begin(bench: &mut Bench, guest: &Guest, faults: &Faults) -> thread::JoinHandle<Command> {
     let begun = bench.world.shard.execute(guest.nic, guest.ctx, pages(guest, 4), bench.world.now);
-    let Ok(Reply::Errand(errand)) = begun else { panic!("not an errand: {begun:?}") };
+    let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
     faults.hold(true);
-    let thread = thread::spawn(|| Errand::run(errand));
+    let thread = thread::spawn(|| BlockingJob::run(job));
     faults.await_held(1);
     thread
 }
@@ -54,9 +54,9 @@ fn a_registration_that_blocks_keeps_nobody_waiting() {
     let end = Command::MrDereg(mr.lkey.get());
     let ended = bench.world.shard.execute(one.nic, one.ctx, end, bench.world.now);
     assert!(matches!(ended, Ok(Reply::Done)), "{ended:?}");
-    let remains = bench.world.shard.take_remains(one.nic);
+    let dropped = bench.world.shard.take_deferred_drops(one.nic);
     faults.hold(true);
-    let thread = thread::spawn(|| drop(remains));
+    let thread = thread::spawn(|| drop(dropped));
     faults.await_held(1);
     goes_on(&mut bench, &mut other, &mut b, 3);
     goes_on(&mut bench, &mut one, &mut a, 4);
@@ -71,9 +71,9 @@ fn a_registration_that_comes_back_to_another_life_is_nobodys() {
     let (mut one, faults) = bench.guest(1, 1);
     let thread = begin(&mut bench, &one, &faults);
     bench.world.shard.reset(one.nic);
-    let remains = bench.world.shard.take_remains(one.nic);
+    let dropped = bench.world.shard.take_deferred_drops(one.nic);
     faults.hold(false);
-    drop(remains);
+    drop(dropped);
     bench.world.start_again(&mut one);
     let finish = thread.join().unwrap();
     assert_eq!(faults.live().0.mrs, 2, "the driver's own, and one that nobody wants");
@@ -91,9 +91,9 @@ fn a_nic_may_go_while_it_registers() {
     let (one, faults) = bench.guest(1, 1);
     let thread = begin(&mut bench, &one, &faults);
     bench.world.shard.remove_nic(one.nic);
-    let remains = bench.world.shard.take_remains(one.nic);
+    let dropped = bench.world.shard.take_deferred_drops(one.nic);
     faults.hold(false);
-    drop(remains);
+    drop(dropped);
     let finish = thread.join().unwrap();
     assert_eq!(bench.world.execute(&one, one.ctx, finish).unwrap_err(), Status::FATAL);
     assert_eq!(faults.live(), (HostObjects::default(), 0), "its domain goes with its region");

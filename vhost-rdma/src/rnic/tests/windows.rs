@@ -261,11 +261,11 @@ fn memory_that_goes_takes_the_windows_to_it_along() {
     let mut change = bench.world.shard.memory_changed(guest.nic, AddressSpace::default());
     while bench.world.shard.follow_memory(guest.nic, &mut change) {}
     bench.world.settle();
-    drop(bench.world.shard.take_remains(guest.nic));
+    drop(bench.world.shard.take_deferred_drops(guest.nic));
     let live = faults.live().0;
     assert_eq!((live.mrs, live.mws), (0, 1), "only the idle window is left");
     bench.world.shard.remove_nic(guest.nic);
-    drop(bench.world.shard.take_remains(guest.nic));
+    drop(bench.world.shard.take_deferred_drops(guest.nic));
     assert_eq!(faults.live(), (HostObjects::default(), 0));
     assert_ne!(idle, bind.present);
 }

@@ -28,7 +28,7 @@ use crate::cache::Cache;
 pub(crate) enum Scenario {
     /// Two VMs on one daemon: every program of the demo, beside rxe
     Pair(pair::Args),
-    /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a foreign peer
+    /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a third-party host
     Rnic(rnic::Args),
     /// The rxe baseline alone
     Rxe(rxe::Args),

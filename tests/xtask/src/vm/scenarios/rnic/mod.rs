@@ -1,4 +1,4 @@
-//! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second VM with plain rxe for a peer that is not ours.
+//! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second VM with plain rxe for a third-party host.
 //!
 //! | part | what is looked at |
 //! |---|---|
@@ -75,7 +75,7 @@ for n in $(seq 1 @ADDRESSES@); do ip addr add 10.0.0.$n/24 dev eth0; ip addr add
 sleep 2
 ";
 
-/// The peer that is not ours: an address of its own.
+/// The third-party host: an address of its own.
 const PEER: &str = "ip addr flush dev eth0 to 10.0.0.0/16
 ip -6 addr flush dev eth0 to fd00:1::/64
 ip addr add 10.0.0.200/24 dev eth0

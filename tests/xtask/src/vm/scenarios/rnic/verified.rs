@@ -1,7 +1,7 @@
-//! Data between virtual guests on the RNIC and a peer that is not ours, every byte looked at: `vrdma-check` on plain rxe, with flat and with mapped addresses,
+//! Data between virtual guests on the RNIC and a third-party host, every byte looked at: `vrdma-check` on plain rxe, with flat and with mapped addresses,
 //! each as server and as client; and two mapped guests, one on each host.
 //!
-//! A peer that is not ours knows nothing of mapped addresses: it is told the host's. The guest in turn calls it by whatever name the peer table has.
+//! A third-party host knows nothing of mapped addresses: it is told the host's. The guest in turn calls it by whatever name the peer table has.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const SET_UP: Duration = Duration::from_secs(300);
 const GUEST: &str = "--address 10.0.0.1 --peer 10.0.0.200";
 const OPS: &str = "write read send";
 
-/// The peer that is not ours.
+/// The third-party host.
 const PEER: &str = "set -e
 ip addr flush dev eth0 to 10.0.0.0/16; ip addr add 10.0.0.200/24 dev eth0
 modprobe -a rdma_rxe ib_uverbs

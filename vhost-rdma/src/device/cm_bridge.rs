@@ -1,4 +1,4 @@
-//! rdma_cm towards peers that are not ours: started with the first NIC on an RNIC, or not at all.
+//! rdma_cm towards third-party hosts: started with the first NIC on an RNIC, or not at all.
 
 use std::sync::Arc;
 #[cfg(feature = "host-rnic")]
@@ -8,13 +8,13 @@ use crate::rnic::Directory;
 
 /// What speaks to such peers, once it is wanted.
 #[derive(Debug, Default)]
-pub(super) struct Foreigners {
+pub(super) struct CmBridge {
     ports: Vec<u16>,
     #[cfg(feature = "host-rnic")]
-    started: OnceLock<Option<crate::rnic::Foreigners>>,
+    started: OnceLock<Option<crate::rnic::CmBridge>>,
 }
 
-impl Foreigners {
+impl CmBridge {
     pub(super) fn set_ports(&mut self, ports: Vec<u16>) {
         self.ports = ports;
     }
@@ -23,7 +23,7 @@ impl Foreigners {
     #[cfg(feature = "host-rnic")]
     pub(super) fn wanted(&self, directory: &Arc<Directory>) {
         self.started.get_or_init(|| {
-            let started = crate::rnic::Foreigners::start(&self.ports, directory);
+            let started = crate::rnic::CmBridge::start(&self.ports, directory);
             started
                 .inspect_err(|error| {
                     tracing::warn!(

@@ -19,9 +19,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use super::maps::{Maps, Use};
 use super::{HostPtr, PAGE_SIZE, Translation, host, page_size};
 
-/// Why there is no window.
+/// Why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WindowError {
+pub enum ContiguousError {
     /// It would take more mappings than there are left.
     #[error("the region lies in {0} pieces, more than may be mapped")]
     Pieces(usize),
@@ -59,40 +59,40 @@ unsafe impl Sync for Reservation {}
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the range was reserved by us and nobody else maps anything into it; whoever used its addresses held the window.
+        // SAFETY: the range was reserved by us and nobody else maps anything into it; whoever used its addresses held the mapping.
         let _ = unsafe { munmap(self.start, self.len) };
     }
 }
 
 /// A region of guest memory in one piece. See the module.
-pub struct Window {
+pub struct ContiguousMapping {
     base: HostPtr,
     reservation: Option<Reservation>,
     map: Arc<Translation>,
 }
 
-impl fmt::Debug for Window {
+impl fmt::Debug for ContiguousMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Window({:#x}+{:#x}, {} runs)", self.addr(), self.len(), self.runs())
+        write!(f, "ContiguousMapping({:#x}+{:#x}, {} runs)", self.addr(), self.len(), self.runs())
     }
 }
 
-impl Window {
+impl ContiguousMapping {
     /// Maps a region in one piece, with `budget` mappings at most.
     ///
     /// # Errors
-    /// See [`WindowError`].
-    pub fn new(map: Arc<Translation>, budget: usize) -> Result<Self, WindowError> {
-        let (base, run) = map.run(0, map.len()).ok_or(WindowError::NoFile)?;
+    /// See [`ContiguousError`].
+    pub fn new(map: Arc<Translation>, budget: usize) -> Result<Self, ContiguousError> {
+        let (base, run) = map.run(0, map.len()).ok_or(ContiguousError::NoFile)?;
         if run as u64 >= map.len() {
             return Ok(Self { base, reservation: None, map });
         }
-        let runs = map.file_runs().ok_or(WindowError::NoFile)?;
+        let runs = map.file_runs().ok_or(ContiguousError::NoFile)?;
         let page = runs.iter().map(|run| page_size(run.file)).max().unwrap_or(PAGE_SIZE);
         if !whole_pages(&runs, page) {
-            return Err(WindowError::HugePages);
+            return Err(ContiguousError::HugePages);
         }
-        let pieces = WindowError::Pieces(runs.len());
+        let pieces = ContiguousError::Pieces(runs.len());
         let maps = Some(runs.len()).filter(|&count| count <= budget);
         let maps = maps.and_then(|count| Maps::take(count, Use::Windows)).ok_or(pieces)?;
         let (base, reservation) = map_runs(&runs, page, maps)?;
@@ -145,7 +145,7 @@ fn map_runs(
     runs: &[Run<'_>],
     page: u64,
     maps: Maps,
-) -> Result<(HostPtr, Reservation), WindowError> {
+) -> Result<(HostPtr, Reservation), ContiguousError> {
     let total: u64 = runs.iter().map(|run| run.len).sum();
     let size = host(total.next_multiple_of(page) + 3 * page);
     // SAFETY: a new mapping where the kernel likes; it replaces nothing.
@@ -157,7 +157,7 @@ fn map_runs(
             MapFlags::PRIVATE | MapFlags::NORESERVE,
         )
     }
-    .map_err(WindowError::Host)?;
+    .map_err(ContiguousError::Host)?;
     let reservation = Reservation { start, len: size, runs: runs.len(), _maps: maps };
     // The first run begins where its page has it.
     let within = runs.first().map_or(0, |run| run.offset % page);
@@ -180,7 +180,7 @@ fn map_runs(
                 run.offset - before,
             )
         }
-        .map_err(WindowError::Host)?;
+        .map_err(ContiguousError::Host)?;
         at += run.len;
     }
     Ok((base, reservation))

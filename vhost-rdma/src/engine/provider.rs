@@ -1,22 +1,22 @@
 //! NICs whose verbs something else executes: the seam between a shard and a backing that is not the engine.
 //!
-//! A [`Hosted`] NIC has a place and a number on a shard like any other and is driven by the same calls, but its objects,
+//! A [`Provider`] NIC has a place and a number on a shard like any other and is driven by the same calls, but its objects,
 //! keys and QPNs come from somewhere else, such as an RNIC of this host. The shard knows no more of it than this trait; a slot of
-//! [`Shard`] holds a NIC of the engine or a hosted one, never both.
+//! [`Shard`] holds a NIC of the engine or a provider's, never both.
 
 use std::fmt;
 
 use super::budget::Meter;
 use super::command::{Command, Reply, Status};
 use super::port::Port;
-use super::{Nanos, NicSettings, NicSnapshot, Remains, Shard};
+use super::{DeferredDrop, Nanos, NicSettings, NicSnapshot, Shard};
 use crate::memory::AddressSpace;
-use crate::protocol::Visible;
+use crate::ordering::Visible;
 use crate::transport::NicId;
 
 /// A NIC that lives on a shard and brings its own verbs. Each call means what the shard's method of that name does.
 #[allow(missing_docs, reason = "see the methods of `Shard`")]
-pub trait Hosted: Send + fmt::Debug {
+pub trait Provider: Send + fmt::Debug {
     fn set_port(&mut self, port: Box<dyn Port>);
     fn update(&mut self, settings: NicSettings);
     fn reset(&mut self);
@@ -34,7 +34,7 @@ pub trait Hosted: Send + fmt::Debug {
     fn set_meter(&mut self, meter: Meter);
 
     /// What takes its time to end.
-    fn take_remains(&mut self) -> Option<Remains>;
+    fn take_deferred_drops(&mut self) -> Option<DeferredDrop>;
 
     /// Executes one command of context `ctx`.
     ///
@@ -72,30 +72,30 @@ pub trait Hosted: Send + fmt::Debug {
 
 impl Shard {
     /// Adds a NIC that brings its own verbs; it waits for INIT.
-    pub fn add_hosted(&mut self, mut nic: Box<dyn Hosted>) -> NicId {
+    pub fn add_provided(&mut self, mut nic: Box<dyn Provider>) -> NicId {
         nic.set_meter(self.meter.clone());
         let (id, index) = self.free_slot();
-        if self.hosted.len() <= index {
-            self.hosted.resize_with(index + 1, || None);
+        if self.provided.len() <= index {
+            self.provided.resize_with(index + 1, || None);
         }
-        self.hosted[index] = Some(nic);
+        self.provided[index] = Some(nic);
         self.strains.forget(index);
         id
     }
 
-    /// Ends connections of a hosted NIC to peers that it may not reach any more.
+    /// Ends connections of a provider's NIC to peers that it may not reach any more.
     pub fn peers_changed(&mut self, id: NicId) {
-        if let Some(nic) = self.hosted_mut(id) {
+        if let Some(nic) = self.provided_mut(id) {
             nic.peers_changed();
         }
     }
 
-    pub(super) fn hosted_mut(&mut self, id: NicId) -> Option<&mut (dyn Hosted + 'static)> {
-        self.hosted.get_mut(id.0 as usize)?.as_deref_mut()
+    pub(super) fn provided_mut(&mut self, id: NicId) -> Option<&mut (dyn Provider + 'static)> {
+        self.provided.get_mut(id.0 as usize)?.as_deref_mut()
     }
 
-    /// Whether a slot is a hosted NIC's.
-    pub(super) fn is_hosted(&self, index: usize) -> bool {
-        self.hosted.get(index).is_some_and(Option::is_some)
+    /// Whether a slot is a provider's NIC's.
+    pub(super) fn is_provided(&self, index: usize) -> bool {
+        self.provided.get(index).is_some_and(Option::is_some)
     }
 }

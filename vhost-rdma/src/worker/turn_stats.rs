@@ -1,4 +1,4 @@
-//! The pulse of a worker: that it goes on, and how long its turns are.
+//! The turn_stats of a worker: that it goes on, and how long its turns are.
 //!
 //! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what one guest can make another wait.
 //! What counts is the time that is *ours*: a turn during which the host ran somebody else is long on the wall clock, and no guest's doing.
@@ -7,7 +7,7 @@
 //!
 //! Reading it costs a microsecond, so it is read only for turns that are long at all, and once a millisecond as the value to compare
 //! with: time in a run queue before the turn but after that reading is taken off too, a millisecond at most, and a turn is never made longer by it.
-//! A worker that is stuck inside a turn is seen from outside by [`Pulse::stalled`].
+//! A worker that is stuck inside a turn is seen from outside by [`TurnStats::stalled`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -26,7 +26,7 @@ const FRESH: Nanos = 1_000_000;
 
 /// What others see of a worker.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct TurnStats {
     clock: Clock,
     /// When the present turn began; 0 between turns and asleep.
     since: AtomicU64,
@@ -53,7 +53,7 @@ pub struct Beat {
     pub stalled: Nanos,
 }
 
-impl Pulse {
+impl TurnStats {
     pub(super) fn new(clock: Clock) -> Self {
         Self {
             clock,
@@ -110,7 +110,7 @@ impl Pulse {
 /// The worker's end.
 #[derive(Debug)]
 pub(super) struct Counter {
-    pulse: Arc<Pulse>,
+    turn_stats: Arc<TurnStats>,
     /// `None` where the host does not tell.
     schedstat: Option<File>,
     began: Nanos,
@@ -122,9 +122,9 @@ pub(super) struct Counter {
 
 impl Counter {
     /// To be called on the worker's thread: the file is the thread's own.
-    pub(super) fn new(pulse: Arc<Pulse>) -> Self {
+    pub(super) fn new(turn_stats: Arc<TurnStats>) -> Self {
         let schedstat = File::open("/proc/thread-self/schedstat").ok();
-        Self { pulse, schedstat, began: 0, queued: (0, 0), charged: 0 }
+        Self { turn_stats, schedstat, began: 0, queued: (0, 0), charged: 0 }
     }
 
     /// A turn begins.
@@ -134,7 +134,7 @@ impl Counter {
             self.queued = (self.read().unwrap_or(0), now);
         }
         self.began = now;
-        self.pulse.since.store(now, Ordering::Relaxed);
+        self.turn_stats.since.store(now, Ordering::Relaxed);
     }
 
     /// It is over; `charged` is all that the engine has charged since the start.
@@ -142,8 +142,8 @@ impl Counter {
     pub(super) fn end(&mut self, now: Nanos, charged: Nanos) {
         let turn = charged.saturating_sub(self.charged);
         self.charged = charged;
-        if turn > self.pulse.charged.load(Ordering::Relaxed) {
-            self.pulse.charged.store(turn, Ordering::Relaxed);
+        if turn > self.turn_stats.charged.load(Ordering::Relaxed) {
+            self.turn_stats.charged.store(turn, Ordering::Relaxed);
         }
         let mut own = now.saturating_sub(self.began);
         if own >= SHORT
@@ -152,8 +152,8 @@ impl Counter {
             own = own.saturating_sub(queued.saturating_sub(self.queued.0));
             self.queued = (queued, now);
         }
-        self.pulse.since.store(0, Ordering::Relaxed);
-        self.pulse.count(own);
+        self.turn_stats.since.store(0, Ordering::Relaxed);
+        self.turn_stats.count(own);
     }
 
     /// Nanoseconds that the thread has stood in run queues: the second number (Documentation/scheduler/sched-stats.rst).
@@ -174,29 +174,29 @@ mod tests {
     #[test]
     fn a_turn_that_blocks_is_long_and_one_in_progress_is_seen() {
         let clock = Clock::new();
-        let pulse = Arc::new(Pulse::new(clock));
-        let mut counter = Counter::new(pulse.clone());
+        let turn_stats = Arc::new(TurnStats::new(clock));
+        let mut counter = Counter::new(turn_stats.clone());
         counter.begin(clock.now());
         counter.end(clock.now(), 0);
-        assert_eq!(pulse.beat().turns.iter().sum::<u64>(), 1);
-        assert_eq!(pulse.beat().stalled, 0);
+        assert_eq!(turn_stats.beat().turns.iter().sum::<u64>(), 1);
+        assert_eq!(turn_stats.beat().stalled, 0);
         counter.begin(clock.now());
         std::thread::sleep(Duration::from_millis(20));
-        assert!(pulse.beat().stalled >= 20_000_000, "seen from outside while it lasts");
+        assert!(turn_stats.beat().stalled >= 20_000_000, "seen from outside while it lasts");
         counter.end(clock.now(), 700);
-        let beat = pulse.beat();
+        let beat = turn_stats.beat();
         assert!(beat.longest >= 15_000_000, "blocked is not waiting for a processor: {beat:?}");
         assert_eq!((beat.stalled, beat.charged), (0, 700));
         counter.begin(clock.now());
         counter.end(clock.now(), 900);
-        assert_eq!(counter.pulse.beat().charged, 700, "the most of one turn");
+        assert_eq!(counter.turn_stats.beat().charged, 700, "the most of one turn");
         assert_eq!(beat.turns[BOUNDS.len() - 2] + beat.turns[BOUNDS.len() - 1], 1, "{beat:?}");
     }
 
     #[test]
     fn the_wait_for_a_processor_is_not_ours() {
         let clock = Clock::new();
-        let mut counter = Counter::new(Arc::new(Pulse::new(clock)));
+        let mut counter = Counter::new(Arc::new(TurnStats::new(clock)));
         let before = counter.read().expect("this host tells");
         // As if 50 ms of the turn had been spent in a run queue.
         counter.began = clock.now().saturating_sub(60_000_000).max(1);
@@ -204,6 +204,6 @@ mod tests {
         counter.began = clock.now();
         counter.end(counter.began + 60_000_000, 0);
         let waited = 50_000_000u64.min(before);
-        assert!(counter.pulse.beat().longest <= 60_000_000 - waited);
+        assert!(counter.turn_stats.beat().longest <= 60_000_000 - waited);
     }
 }
