@@ -15,6 +15,7 @@ pub mod limits;
 mod mark;
 pub mod memory;
 pub mod network_process;
+pub mod nic;
 pub mod node;
 mod ordering;
 pub mod rnic;

@@ -3,7 +3,7 @@
 //! A guest's driver and a worker share words of memory and no lock (docs/virtio-rdma.md §6.4, §7.3, §7.4), and so do a worker and those who wake it.
 //! Each of these protocols stands on a few orderings, and a missing one loses a wake-up once in a million times, in someone's production. So the
 //! code of the protocols is written over [`Words`] and [`Fences`]: what runs in the daemon are plain atomics ([`Cpu`], and
-//! [`Ring`](crate::memory::Ring) for guest memory), and the models of `engine::models` run the *same* code on loom's, where every
+//! [`Ring`](crate::memory::Ring) for guest memory), and the models of `nic::models` run the *same* code on loom's, where every
 //! interleaving and every stale value is tried, with and without each of the fences.
 //!
 //! A fence has a name, so that a model can leave that one out. Nothing here knows what the words mean to verbs.

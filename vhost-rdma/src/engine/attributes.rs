@@ -3,9 +3,9 @@
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::{U32, U64};
 
-use super::limits::{self, Counters};
 use super::nic::Nic;
-use super::table;
+use crate::nic::limits;
+use crate::nic::table;
 
 impl Nic {
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
@@ -53,31 +53,7 @@ impl Nic {
     }
 
     pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        counters(&self.counters, &self.counters_at_init)
-    }
-}
-
-/// What QUERY_COUNTERS answers. The operator's counters outlive the guest's driver; what that is
-/// told begins with it.
-pub(crate) fn counters(now: &Counters, at_init: &Counters) -> abi::QueryCountersResp {
-    let since = |count: fn(&Counters) -> u64| U64::new(count(now).wrapping_sub(count(at_init)));
-    abi::QueryCountersResp {
-        tx_bytes: since(|c| c.tx_bytes),
-        rx_bytes: since(|c| c.rx_bytes),
-        tx_messages: since(|c| c.tx_messages),
-        rx_messages: since(|c| c.rx_messages),
-        rnr_naks_sent: since(|c| c.rnr_naks_sent),
-        rnr_naks_received: since(|c| c.rnr_naks_received),
-        ack_timeouts: since(|c| c.ack_timeouts),
-        access_errors: since(|c| c.access_errors),
-        request_errors: since(|c| c.request_errors),
-        completion_errors: since(|c| c.completion_errors),
-        receive_drops: since(|c| c.receive_drops),
-        events_coalesced: since(|c| c.events_coalesced),
-        completions: since(|c| c.completions),
-        events: since(|c| c.events),
-        commands: since(|c| c.commands),
-        ..abi::QueryCountersResp::default()
+        limits::counters(&self.counters, &self.counters_at_init)
     }
 }
 

@@ -5,9 +5,9 @@
 //! this is done where it begins: it is noted, and done in the NIC's own turns, some queue pairs at
 //! a time.
 
-use super::budget::{Budget, cost};
 use super::nic::Nic;
-use super::roster::Walk;
+use crate::nic::budget::{Budget, cost};
+use crate::nic::roster::Walk;
 
 /// See the module.
 #[derive(Debug, Default)]

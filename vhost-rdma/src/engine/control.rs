@@ -3,18 +3,19 @@
 use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
-use super::budget::cost;
-use super::command::{Command, Reply, Status};
-use super::limits::{MAX_WR, WINDOWS_PER_MR};
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, KERNEL, Nic, NicState, Pd};
-use super::qp::attrs::check_av;
-use super::quota::{self, Kept, Kind};
-use super::timer::Waiting;
+use super::quota;
 use super::window::WindowKind;
 use super::{DeferredDrop, Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
+use crate::nic::budget::cost;
+use crate::nic::limits::{MAX_WR, WINDOWS_PER_MR};
+use crate::nic::qp::attrs::check_av;
+use crate::nic::quota::{Kept, Kind};
+use crate::nic::timer::Waiting;
+use crate::nic::{Command, Reply, Status};
 use crate::transport::{Gid, NicId, is_multicast};
 
 impl Shard {

@@ -4,18 +4,20 @@ use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;
 
 use super::Shard;
-use super::command::{Reply, Status};
 use super::control::object;
-use super::cq::Cq;
-use super::doorbell::Owner;
 use super::nic::Nic;
-use super::qp::{Attrs, Kind, Qp, SendQueue, State};
-use super::quota::{self, Kind as Place};
-use super::receive::{Receive, ReceiveRing};
-use super::shape;
+use super::qp::Qp;
+use super::quota;
 use super::srq::{Srq, SrqShape};
-use super::table;
 use crate::memory::Ring;
+use crate::nic::cq::Cq;
+use crate::nic::doorbell::Owner;
+use crate::nic::qp::{Attrs, Kind, SendQueue, State};
+use crate::nic::quota::Kind as Place;
+use crate::nic::receive::{Receive, ReceiveRing};
+use crate::nic::shape;
+use crate::nic::table;
+use crate::nic::{Reply, Status};
 use crate::transport::NicId;
 
 /// What QP_CREATE brings: the request and the resolved rings.

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::command::Status;
-use super::limits::MAX_FAST_REG_PAGES;
 use super::mr::{Denied, Mr, MrTable, check_access, check_range};
 use super::numbers::Random;
 use crate::memory::{AddressSpace, PageArray};
+use crate::nic::Status;
+use crate::nic::limits::MAX_FAST_REG_PAGES;
 
 /// A REG_MR work request.
 #[derive(Clone, Copy, Debug)]

@@ -3,13 +3,13 @@
 //! A guest chooses how many objects it has and in how many pieces of memory each lies, and its neighbours wait meanwhile; so this goes in
 //! steps. Memory that was unplugged stays mapped until the last object over it is gone, and whoever unplugs it waits for the last step.
 
-use super::budget::{Budget, cost};
 use super::nic::Nic;
-use super::roster::{Slots, Walk};
 use super::steps::STEP;
-use super::table::InSlots;
 use super::{DeferredDrop, Nanos};
 use crate::memory::{AddressSpace, Ring};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::roster::{Slots, Walk};
+use crate::nic::table::InSlots;
 
 /// What is left to be looked at after a change.
 #[derive(Debug, Default)]

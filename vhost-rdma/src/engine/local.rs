@@ -7,9 +7,9 @@ use virtio_rdma_abi::{SqWqe, opcode, wc_opcode, wc_status};
 use super::fastreg::FastRegister;
 use super::mr::Denied;
 use super::nic::{KERNEL, Nic};
-use super::qp::Kind;
 use super::window::Bind;
 use crate::memory::PageArray;
+use crate::nic::qp::Kind;
 
 /// A work request of this file's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@
 use rustc_hash::FxHashMap;
 
 use super::Shard;
-use super::command::{Reply, Status};
-use super::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use super::nic::Nic;
-use super::qp::Kind;
+use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
+use crate::nic::qp::Kind;
+use crate::nic::{Reply, Status};
 use crate::transport::{Gid, NicId, is_multicast};
 
 /// The groups of one NIC and their QPs.

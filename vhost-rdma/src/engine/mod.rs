@@ -19,97 +19,58 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod attributes;
-pub mod budget;
 mod chores;
-mod command;
-pub(crate) mod contexts;
 mod control;
-pub(crate) mod cq;
 mod create;
-pub(crate) mod doorbell;
 mod fastreg;
 mod follow;
-pub(crate) mod grh;
-pub mod limits;
 mod local;
 mod mcast;
-#[cfg(test)]
-mod models;
-mod moderation;
 mod modify;
 mod mr;
 mod network;
 mod nic;
 mod numbers;
-pub(crate) mod outbox;
 mod pace;
-mod pending;
 mod placement;
-mod port;
 mod provider;
 pub(crate) mod qp;
-pub(crate) mod quota;
-pub(crate) mod receive;
+mod quota;
 mod requester;
 mod responder;
-pub(crate) mod roster;
 mod rounds;
-pub(crate) mod shape;
-pub(crate) mod shards;
 mod srq;
 mod steps;
 mod strain;
-pub(crate) mod table;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 pub(crate) mod tests;
-pub(crate) mod timer;
 pub(crate) mod window;
 
 use std::collections::VecDeque;
 use std::fmt;
 
+pub use crate::nic::{
+    BlockingJob, Command, Counters, DeferredDrop, Limits, Nanos, NicSettings, NicSnapshot, Objects,
+    Port, Reply, Status, control_offset,
+};
 pub use crate::ordering::Visible;
-pub use command::{BlockingJob, Command, Reply, Status};
-pub use cq::control_offset;
 pub use follow::MemoryChange;
-pub use limits::{Counters, Limits, Objects};
-pub use nic::NicSettings;
 pub use numbers::Random;
-pub use port::Port;
 pub use provider::Provider;
 pub use rounds::Look;
 
-use self::budget::{Clock, Meter};
-use self::doorbell::Post;
 use self::network::Networks;
 use self::nic::{Nic, NicState};
 use self::numbers::Numbers;
 use self::qp::Waiter;
-use self::roster::{Roster, Walk};
 use self::rounds::Rounds;
 use self::strain::Strains;
 use crate::memory::{AddressSpace, Segment};
-use crate::transport::{Gid, Local, NicId};
-
-/// Nanoseconds of a monotonic clock.
-pub type Nanos = u64;
-
-/// What is seen of a NIC from outside.
-#[derive(Clone, Debug)]
-pub struct NicSnapshot {
-    /// A driver has sent INIT, and its control queue runs.
-    pub ready: bool,
-    /// The NIC failed and waits for a reset.
-    pub failed: bool,
-    /// What happened.
-    pub counters: Counters,
-    /// What exists; nothing while the control queue is stopped. Whether that is a pause or a reset
-    /// is known when it runs again.
-    pub objects: Objects,
-    /// Addresses in the port's table.
-    pub gids: Vec<Gid>,
-}
+use crate::nic::budget::{Clock, Meter};
+use crate::nic::doorbell::Post;
+use crate::nic::roster::{Roster, Walk};
+use crate::transport::{Local, NicId};
 
 /// NICs that are served together, by one thread.
 pub struct Shard {
@@ -132,19 +93,6 @@ pub struct Shard {
     rounds: Rounds,
     strains: Strains,
     meter: Meter,
-}
-
-/// What nobody uses any more, and what takes its time to end.
-#[derive(Debug)]
-pub struct DeferredDrop {
-    _parts: Box<dyn fmt::Debug + Send>,
-}
-
-impl DeferredDrop {
-    /// What is dropped with this.
-    pub fn new(parts: impl fmt::Debug + Send + 'static) -> Self {
-        Self { _parts: Box::new(parts) }
-    }
 }
 
 impl fmt::Debug for Shard {

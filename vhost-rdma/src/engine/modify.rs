@@ -2,12 +2,13 @@
 
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 
-use super::budget::cost;
-use super::command::{Reply, Status};
 use super::nic::{KERNEL, Nic};
-use super::qp::{Kind, State, Waiter, state};
-use super::timer::Waiting;
+use super::qp::Waiter;
 use super::{DeferredDrop, Shard};
+use crate::nic::budget::cost;
+use crate::nic::qp::{Kind, State, state};
+use crate::nic::timer::Waiting;
+use crate::nic::{Reply, Status};
 use crate::transport::NicId;
 
 /// Events whose object is a QP.

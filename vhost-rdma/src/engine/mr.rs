@@ -9,12 +9,12 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use virtio_rdma_abi::{Sge, access};
 
-use super::command::Status;
 use super::numbers::{Numbers, Random};
-use super::roster::Roster;
-use super::shards::Shards;
 use super::window::Window;
 use crate::memory::{AddressSpace, Borrowed, Translation};
+use crate::nic::Status;
+use crate::nic::roster::Roster;
+use crate::nic::shards::Shards;
 
 /// Rights that a registration may ask for.
 const KNOWN: u32 = access::LOCAL_WRITE

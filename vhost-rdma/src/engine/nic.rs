@@ -8,45 +8,30 @@ use slab::Slab;
 use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U64;
 
-use super::budget::{Budget, Meter, cost};
 use super::chores::Chores;
-use super::contexts::Contexts;
-pub(super) use super::contexts::KERNEL;
-use super::cq::{Cq, Fire};
-use super::doorbell::{Owner, Post};
-use super::limits::{Counters, GID_TABLE_LEN, Limits, Objects};
 use super::mr::MrTable;
-use super::outbox::Outbox;
 use super::pace::Pace;
-use super::port::Port;
-use super::qp::{Qp, State, Waiter};
-use super::quota::{self, Kept};
-use super::roster::Roster;
+use super::qp::{Qp, Waiter};
+use super::quota;
 use super::srq::Srq;
 use super::steps::Work;
-use super::table::Table;
-use super::timer::{Timers, Waiting};
-use super::{DeferredDrop, Nanos};
 use crate::memory::{AddressSpace, Ring};
+use crate::nic::Port;
+use crate::nic::budget::{Budget, Meter, cost};
+use crate::nic::contexts::Contexts;
+pub(super) use crate::nic::contexts::KERNEL;
+use crate::nic::cq::{Cq, Fire};
+use crate::nic::doorbell::{Owner, Post};
+use crate::nic::limits::{Counters, GID_TABLE_LEN, Objects};
+use crate::nic::outbox::Outbox;
+use crate::nic::qp::State;
+use crate::nic::quota::Kept;
+use crate::nic::roster::Roster;
+use crate::nic::table::Table;
+use crate::nic::timer::{Timers, Waiting};
+use crate::nic::{DeferredDrop, Nanos, NicSettings};
 use crate::ordering::{self, Visible};
 use crate::transport::{Gid, NicId};
-
-/// What an operator gives a NIC.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NicSettings {
-    /// The network. NICs of different networks never find each other.
-    pub vni: u32,
-    /// The MAC address of the NIC and of its companion network interface.
-    pub mac: [u8; 6],
-    /// Addresses that the guest may use; none: any that no other NIC of the network holds.
-    pub gids: Vec<Gid>,
-    /// Completion vectors of the device.
-    pub comp_vectors: u32,
-    /// Kick queues of the device.
-    pub kick_queues: u32,
-    /// Limits.
-    pub limits: Limits,
-}
 
 /// QPs of one NIC that run in one round.
 const ROUND_QPS: u32 = 16;
@@ -179,7 +164,7 @@ impl Nic {
 
     /// Forgets every object and every guest address; what is returned holds the objects.
     pub(super) fn clear(&mut self) -> Self {
-        let nowhere = Box::new(super::port::Nowhere);
+        let nowhere = Box::new(crate::nic::Nowhere);
         let fresh = Self::new(self.id, self.settings.clone(), nowhere, self.meter.clone());
         let mut old = std::mem::replace(self, fresh);
         self.outbox = old.outbox.succeed();
@@ -230,7 +215,7 @@ impl Nic {
                     self.dirty.push(cqn);
                 }
             }
-            Err(super::cq::Overrun) => {
+            Err(crate::nic::cq::Overrun) => {
                 self.cq_failed(cqn);
                 // The one at hand goes no further; the others are told in turn.
                 self.enter_error(cqe.qpn.get());

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::shards::Shards;
+use crate::nic::shards::Shards;
 
 /// Freed numbers that are held back.
 const QUARANTINE: usize = 4096;

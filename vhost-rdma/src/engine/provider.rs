@@ -6,11 +6,11 @@
 
 use std::fmt;
 
-use super::budget::Meter;
-use super::command::{Command, Reply, Status};
-use super::port::Port;
 use super::{DeferredDrop, Nanos, NicSettings, NicSnapshot, Shard};
 use crate::memory::AddressSpace;
+use crate::nic::Port;
+use crate::nic::budget::Meter;
+use crate::nic::{Command, Reply, Status};
 use crate::ordering::Visible;
 use crate::transport::NicId;
 

@@ -8,16 +8,16 @@
 
 use virtio_rdma_abi::{SqWqe, access, event, opcode, send_flags, wc_status};
 
-use super::budget::{Budget, cost};
-use super::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
-use super::qp::{Kind, SendQueue, State, Wait};
-use super::shape::flags_are_known;
-use super::timer::{self, Waiting};
 use super::{Nanos, Shard};
 use crate::memory::Segment;
+use crate::nic::budget::{Budget, cost};
+use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
+use crate::nic::qp::{Kind, SendQueue, State, Wait};
+use crate::nic::shape::flags_are_known;
+use crate::nic::timer::{self, Waiting};
 use crate::transport::{
     Fanout, Flow, Gid, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
 };

@@ -12,14 +12,16 @@ use arrayvec::ArrayVec;
 use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::budget::cost;
-use super::limits::MAX_SGE;
 use super::mr::Access;
 use super::nic::{Nic, NicState};
-use super::qp::state::Kind;
-use super::qp::{Qp, State, Waiter};
-use super::receive::Receive;
+use super::qp::{Qp, Waiter};
 use crate::memory::{self, Borrowed};
+use crate::nic::budget::cost;
+use crate::nic::grh;
+use crate::nic::limits::MAX_SGE;
+use crate::nic::qp::State;
+use crate::nic::qp::state::Kind;
+use crate::nic::receive::Receive;
 use crate::transport::{
     Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
     Service,
@@ -360,7 +362,7 @@ impl Nic {
         };
         if request.service == Service::Datagram {
             flags |= cqe_flags::GRH | cqe_flags::SMAC;
-            let ipv4 = is_ipv4(&request.flow.source_gid);
+            let ipv4 = grh::is_ipv4(&request.flow.source_gid);
             if ipv4 {
                 flags |= cqe_flags::IPV4;
             }
@@ -419,7 +421,7 @@ impl Nic {
         if qp.open.malformed {
             return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
-        let header = super::grh::build(request.flow, request.total);
+        let header = grh::build(request.flow, request.total);
         let segments = self.receive_segments(qpn, needed);
         let written = segments.map(|segments| memory::write(&segments, 0, &header));
         if !matches!(written, Some(Ok(()))) {
@@ -608,9 +610,4 @@ fn same_memory(
         *kept = Some(now);
     }
     kept.map(|began| began == now)
-}
-
-/// Whether a GID is an IPv4-mapped address.
-pub(super) fn is_ipv4(gid: &[u8; 16]) -> bool {
-    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
 }

@@ -22,10 +22,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::budget::{Budget, cost};
 use super::nic::NicState;
-use super::timer::Waiting;
 use super::{DeferredDrop, Nanos, Shard};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::timer::Waiting;
 use crate::ordering::{self, Cpu, Visible};
 use crate::transport::{NicId, Transport};
 

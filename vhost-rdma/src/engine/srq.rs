@@ -2,11 +2,11 @@
 
 use virtio_rdma_abi::ctrl;
 
-use super::command::Status;
-use super::cq::control_offset;
 use super::qp::Waiter;
-use super::receive::{Moving, Receive, ReceiveRing};
 use crate::memory::{Charge, Ring};
+use crate::nic::Status;
+use crate::nic::cq::control_offset;
+use crate::nic::receive::{Moving, Receive, ReceiveRing};
 
 /// Requesters that are woken early, at most: peers choose how many there are.
 pub(super) const MAX_WAITERS: usize = 256;

@@ -11,13 +11,13 @@
 
 use virtio_rdma_abi::{self as abi, srq_mask};
 
-use super::budget::{Budget, cost};
-use super::command::{Reply, Status};
-use super::cq;
 use super::nic::Nic;
-use super::receive::Moving;
-use super::roster::{Slots, Walk};
 use super::{DeferredDrop, Nanos, Shard};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::cq;
+use crate::nic::receive::Moving;
+use crate::nic::roster::{Slots, Walk};
+use crate::nic::{Reply, Status};
 use crate::transport::NicId;
 
 /// Time for one step.

@@ -22,11 +22,11 @@
 //! Whose memory it was is not known: a NIC that writes to the slow memory of a peer rests as
 //! well. It need not have the peer.
 //!
-//! [`Clock::usage`]: super::budget::Clock::usage
+//! [`Clock::usage`]: crate::nic::budget::Clock::usage
 
 use super::Nanos;
-use super::budget::Meter;
 use crate::memory::Usage;
+use crate::nic::budget::Meter;
 
 /// What a turn may last beyond what it was charged: more than any number of small pages that it can touch.
 const SLACK: Nanos = 500_000;
@@ -177,8 +177,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::super::budget::Clock;
     use super::*;
+    use crate::nic::budget::Clock;
 
     const MS: Nanos = 1_000_000;
 

@@ -5,10 +5,10 @@
 
 use virtio_rdma_abi::access;
 
-use super::command::Status;
 use super::mr::{Access, Denied, Keyed, MrTable};
 use super::numbers::Random;
 use crate::memory::Borrowed;
+use crate::nic::Status;
 
 /// Rights that a window may give.
 const RIGHTS: u32 = access::REMOTE_WRITE

@@ -15,9 +15,9 @@ use zerocopy::little_endian::U16;
 use super::mad::Inbox;
 use super::nic::Nic;
 use super::peers::{Agreed, Carrier, HostCm, Remote, best};
-use crate::engine::contexts::KERNEL;
-use crate::engine::qp::State;
-use crate::engine::{Reply, Status};
+use crate::nic::contexts::KERNEL;
+use crate::nic::qp::State;
+use crate::nic::{Reply, Status};
 use crate::transport::{Gid, is_multicast};
 
 /// Whom NICs of a network may reach beyond this host's own NICs.

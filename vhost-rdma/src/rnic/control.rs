@@ -11,9 +11,9 @@ use super::mr::Made;
 use super::nic::{Nic, NicState, Pd};
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
-use crate::engine::quota::Kind;
-use crate::engine::timer::Waiting;
-use crate::engine::{Command, Reply, Status};
+use crate::nic::quota::Kind;
+use crate::nic::timer::Waiting;
+use crate::nic::{Command, Reply, Status};
 
 /// The status of a host's refusal.
 pub(super) const fn status(error: HostError) -> Status {

@@ -10,11 +10,11 @@ use super::follow::STEP;
 use super::mw::At;
 use super::nic::{Nic, NicState};
 use super::verbs::HostWc;
-use crate::engine::budget::cost;
-use crate::engine::cq::Fire;
-use crate::engine::qp::{Kind, State};
-use crate::engine::timer::Waiting;
-use crate::engine::{Nanos, Reply, Status};
+use crate::nic::budget::cost;
+use crate::nic::cq::Fire;
+use crate::nic::qp::{Kind, State};
+use crate::nic::timer::Waiting;
+use crate::nic::{Nanos, Reply, Status};
 use crate::ordering::Visible;
 
 /// Serials have 30 bits.

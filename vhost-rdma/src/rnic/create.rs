@@ -13,13 +13,13 @@ use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::{Srq, SrqParts};
 use super::verbs::QpInit;
-use crate::engine::cq::Cq;
-use crate::engine::doorbell::Owner;
-use crate::engine::qp::{Attrs, Kind, SendQueue, State};
-use crate::engine::quota::Kind as Place;
-use crate::engine::receive::ReceiveRing;
-use crate::engine::{Reply, Status, shape, table};
 use crate::memory::{Charge, Ring};
+use crate::nic::cq::Cq;
+use crate::nic::doorbell::Owner;
+use crate::nic::qp::{Attrs, Kind, SendQueue, State};
+use crate::nic::quota::Kind as Place;
+use crate::nic::receive::ReceiveRing;
+use crate::nic::{Reply, Status, shape, table};
 
 /// What QP_CREATE brings: the request and the resolved rings.
 pub(super) type QpRequest = (Box<abi::QpCreateReq>, Option<Ring>, Option<Ring>);

@@ -16,14 +16,14 @@ use super::modify::Drain;
 use super::nic::{Nic, NicState};
 use super::quota;
 use super::verbs::{HostError, HostVerbs};
-use crate::engine::budget::{Budget, cost};
-use crate::engine::contexts::KERNEL;
-use crate::engine::qp::State;
-use crate::engine::quota::Kept;
-use crate::engine::roster::{Roster, Slots, Walk};
-use crate::engine::timer::Timers;
-use crate::engine::{BlockingJob, DeferredDrop, Nanos, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::contexts::KERNEL;
+use crate::nic::qp::State;
+use crate::nic::quota::Kept;
+use crate::nic::roster::{Roster, Slots, Walk};
+use crate::nic::timer::Timers;
+use crate::nic::{BlockingJob, DeferredDrop, Nanos, Reply, Status};
 
 /// Host objects that are stopped in one turn.
 const AT_ONCE: usize = 8;

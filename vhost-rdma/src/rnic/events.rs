@@ -7,7 +7,7 @@ use virtio_rdma_abi::event;
 use super::nic::{Nic, NicState};
 use super::verbs::HostEvent;
 use crate::engine::Nanos;
-use crate::engine::contexts::KERNEL;
+use crate::nic::contexts::KERNEL;
 
 /// Events taken in one turn.
 const TURN: usize = 64;

@@ -9,13 +9,13 @@ use super::ending::End;
 use super::modify::Drain;
 use super::nic::Nic;
 use super::verbs::HostMr;
-use crate::engine::budget::{Budget, cost};
-use crate::engine::cq::Succession;
-use crate::engine::receive::Moving;
-use crate::engine::roster::{Slots, Walk};
-use crate::engine::table::InSlots;
-use crate::engine::{DeferredDrop, Nanos, Reply, Status};
 use crate::memory::{AddressSpace, Ring};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::cq::Succession;
+use crate::nic::receive::Moving;
+use crate::nic::roster::{Slots, Walk};
+use crate::nic::table::InSlots;
+use crate::nic::{DeferredDrop, Nanos, Reply, Status};
 
 /// Time for one step.
 pub(super) const STEP: Nanos = 40_000;

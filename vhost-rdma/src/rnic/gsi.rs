@@ -15,16 +15,16 @@ use zerocopy::little_endian::{U16, U32, U64};
 use super::create::QpRequest;
 use super::mad::{Inbox, MAD_LEN, Mad};
 use super::nic::Nic;
-use crate::engine::contexts::KERNEL;
-use crate::engine::doorbell::Owner;
-use crate::engine::grh;
-use crate::engine::qp::attrs::GSI_QKEY;
-use crate::engine::qp::{Attrs, Kind, SendQueue, State, state};
-use crate::engine::quota::Kind as Place;
-use crate::engine::receive::{Receive, ReceiveRing};
-use crate::engine::{Reply, Status, shape};
 use crate::memory::{self, AddressSpace, Segment, Translation};
-use crate::transport::{Flow, GRH_LEN, Gid, NicId};
+use crate::nic::contexts::KERNEL;
+use crate::nic::doorbell::Owner;
+use crate::nic::grh;
+use crate::nic::qp::attrs::GSI_QKEY;
+use crate::nic::qp::{Attrs, Kind, SendQueue, State, state};
+use crate::nic::quota::Kind as Place;
+use crate::nic::receive::{Receive, ReceiveRing};
+use crate::nic::{Reply, Status, shape};
+use crate::transport::{Flow, GRH_LEN, NicId};
 
 /// Datagrams of one round, each way, and flushed work requests.
 const TURN: usize = 16;
@@ -532,7 +532,7 @@ impl Nic {
             self.counters.rx_messages += 1;
             self.counters.rx_bytes += u64::from(len - GRH_LEN);
             flags |= cqe_flags::GRH;
-            flags |= if is_ipv4(&mad.source) { cqe_flags::IPV4 } else { 0 };
+            flags |= if grh::is_ipv4(&mad.source) { cqe_flags::IPV4 } else { 0 };
         }
         let mut cqe = Cqe {
             wr_id: U64::new(receive.wr_id),
@@ -561,10 +561,6 @@ fn wanted(from: State, attr: &abi::QpAttr) -> Result<(State, State), Status> {
     let wrong =
         mask & abi::attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
     if wrong { Err(Status::INVAL) } else { Ok((from, to)) }
-}
-
-fn is_ipv4(gid: &Gid) -> bool {
-    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
 }
 
 /// The packet that a datagram would have been.

@@ -9,12 +9,12 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::nic::Nic;
 use super::verbs::HostPort;
-use crate::engine::attributes::counters;
-use crate::engine::limits::{
+use crate::nic::limits::counters;
+use crate::nic::limits::{
     GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, Objects, VENDOR_ID,
 };
-use crate::engine::shape::Bounds;
-use crate::engine::table;
+use crate::nic::shape::Bounds;
+use crate::nic::table;
 
 /// What every such NIC offers.
 const CAPS: u64 = cap::SRQ

@@ -9,9 +9,9 @@ use zerocopy::little_endian::U32;
 use super::follow::Work;
 use super::nic::Nic;
 use super::reach::Purpose;
-use crate::engine::budget::Budget;
-use crate::engine::qp::{Kind, State, state};
-use crate::engine::{Reply, Status};
+use crate::nic::budget::Budget;
+use crate::nic::qp::{Kind, State, state};
+use crate::nic::{Reply, Status};
 
 /// Events whose object is a QP.
 const QP_EVENTS: [u32; 6] = [
@@ -135,7 +135,7 @@ impl Nic {
         let qp = self.qps.get_mut(&qpn)?;
         let old = std::mem::replace(&mut qp.serial, serial);
         qp.stopping = false;
-        qp.attrs = crate::engine::qp::Attrs::default();
+        qp.attrs = crate::nic::qp::Attrs::default();
         if let Some(send) = &mut qp.send {
             send.reset();
         }

@@ -16,9 +16,9 @@ use zerocopy::little_endian::U32;
 use super::control::status;
 use super::nic::{Nic, NicState};
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
-use crate::engine::quota::Kind;
-use crate::engine::{BlockingJob, DeferredDrop, Reply, Status};
 use crate::memory::{AddressSpace, ContiguousError, ContiguousMapping, Segment, Translation};
+use crate::nic::quota::Kind;
+use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
 
 /// Mappings that the regions of one NIC may take.
 const MAPPINGS: usize = 16 << 10;

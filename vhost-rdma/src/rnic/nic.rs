@@ -22,22 +22,21 @@ use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::Srq;
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
-use crate::engine::budget::{Budget, Meter, cost};
-use crate::engine::contexts::Contexts;
-use crate::engine::cq::Cq;
-use crate::engine::doorbell::{Owner, Post};
-use crate::engine::limits::{Counters, GID_TABLE_LEN, Objects};
-use crate::engine::outbox::Outbox;
-use crate::engine::qp::{Attrs, Kind, State};
-use crate::engine::quota::Kept;
-use crate::engine::roster::Roster;
-use crate::engine::shards::Shards;
-use crate::engine::table::Table;
-use crate::engine::timer::Timers;
-use crate::engine::{
-    Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Provider, Reply, Status, Visible,
-};
+use crate::engine::{Provider, Visible};
 use crate::memory::{AddressSpace, Charge, Ring};
+use crate::nic::budget::{Budget, Meter, cost};
+use crate::nic::contexts::Contexts;
+use crate::nic::cq::Cq;
+use crate::nic::doorbell::{Owner, Post};
+use crate::nic::limits::{Counters, GID_TABLE_LEN, Objects};
+use crate::nic::outbox::Outbox;
+use crate::nic::qp::{Attrs, Kind, State};
+use crate::nic::quota::Kept;
+use crate::nic::roster::Roster;
+use crate::nic::shards::Shards;
+use crate::nic::table::Table;
+use crate::nic::timer::Timers;
+use crate::nic::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Reply, Status};
 use crate::ordering;
 use crate::transport::Gid;
 

@@ -1,5 +1,5 @@
 //! What a NIC on an RNIC keeps for its guest, in bytes of the daemon's memory: see
-//! [`crate::engine::quota`]. What the host's kernel and the hardware keep is theirs to count: pinned
+//! [`crate::nic::quota`]. What the host's kernel and the hardware keep is theirs to count: pinned
 //! pages by RLIMIT_MEMLOCK, objects by the device's own limits.
 
 use slab::Slab;
@@ -11,8 +11,8 @@ use super::nic::{Ah, Nic, Pd, Qp};
 use super::receiver::Receives;
 use super::requester::{SENT, Sends};
 use super::srq::Srq;
-use crate::engine::cq::Cq;
-use crate::engine::quota::{ALWAYS, CONTEXT, DOORBELLS, Places, WAITING, entry};
+use crate::nic::cq::Cq;
+use crate::nic::quota::{ALWAYS, CONTEXT, DOORBELLS, Places, WAITING, entry};
 
 /// What a host object is found by.
 const HOST: usize = entry(32);

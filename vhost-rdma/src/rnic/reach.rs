@@ -10,9 +10,9 @@ use virtio_rdma_abi::{Av, QpAttr};
 use super::control::{object, status};
 use super::nic::{Ah, Nic, NicState};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
-use crate::engine::qp::attrs::check_av;
-use crate::engine::quota::Kind;
-use crate::engine::{BlockingJob, DeferredDrop, Reply, Status};
+use crate::nic::qp::attrs::check_av;
+use crate::nic::quota::Kind;
+use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
 use crate::transport::is_multicast;
 
 /// What a peer is looked for.

@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use super::cq::{Queue, Tag};
 use super::nic::{Nic, Qp};
 use super::verbs::{HostSge, RecvBurst, RecvWr};
-use crate::engine::receive::{Receive, ReceiveRing};
+use crate::nic::receive::{Receive, ReceiveRing};
 
 /// Work requests of one burst.
 pub(super) const BURST: u32 = 32;

@@ -15,11 +15,11 @@ use super::follow::{HOST_CALL, Work};
 use super::nic::Nic;
 use super::receiver::{BURST, push};
 use super::verbs::HostSrq;
-use crate::engine::budget::cost;
-use crate::engine::control_offset;
-use crate::engine::receive::{Moving, Receive, ReceiveRing};
-use crate::engine::{DeferredDrop, Reply, Status};
 use crate::memory::{Charge, Ring};
+use crate::nic::budget::cost;
+use crate::nic::control_offset;
+use crate::nic::receive::{Moving, Receive, ReceiveRing};
+use crate::nic::{DeferredDrop, Reply, Status};
 
 /// A shared receive queue.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use super::{
     Opener, Peer, Place,
 };
 use crate::engine::tests::driver::{self, Guest, Qp, World, state_attr, wqe};
-use crate::engine::{Command, Reply, Status};
 use crate::memory::PageList;
+use crate::nic::{Command, Reply, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::engine::{Nanos, budget};
 use crate::memory;
+use crate::nic::{Nanos, budget};
 
 /// A monotonic clock.
 #[derive(Debug, Clone, Copy)]

@@ -46,7 +46,7 @@ pub struct Beat {
     pub longest: Nanos,
     /// See `longest`.
     pub total: Nanos,
-    /// The most that the engine charged a turn, by its cost model ([`crate::engine::budget`]): the
+    /// The most that the engine charged a turn, by its cost model ([`crate::nic::budget`]): the
     /// same on a machine of any speed.
     pub charged: Nanos,
     /// For how long the present turn has lasted, on the wall clock; 0 between turns.

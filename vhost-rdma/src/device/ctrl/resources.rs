@@ -9,8 +9,8 @@ use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{rereg, srq_mask};
 
 use super::parse::Parser;
-use crate::engine::{Command, Status, limits};
 use crate::memory::{Fault, PageList, Ring, Translation};
+use crate::nic::{Command, Status, limits};
 
 /// How long a command may wait for the host to bring its pages. Those that have not come by then come when they are touched; a driver
 /// waits 5 seconds for a command.

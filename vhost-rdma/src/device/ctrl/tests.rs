@@ -377,7 +377,7 @@ fn a_receive_queue_becomes_the_largest_by_a_list_of_whole_pages() {
     let [root, leaf] = lists.map(|list| list.expect("guest memory"));
     (0..512).for_each(|n| root.store_u32(n * 8, 0x9000));
     (0..512).for_each(|n| leaf.store_u32(n * 8, 0xa000));
-    let entries = crate::engine::limits::MAX_WR;
+    let entries = crate::nic::limits::MAX_WR;
     let mut modify = abi::SrqModifyReq { srqn, entries: entries.into(), ..Default::default() };
     (modify.mask, modify.max_wr) = (U32::new(abi::srq_mask::MAX_WR), entries.into());
     let pages = u32::try_from(ring(entries.into()).div_ceil(4096)).expect("few");

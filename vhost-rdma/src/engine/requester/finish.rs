@@ -4,10 +4,10 @@ use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
-use crate::engine::budget::{Budget, cost};
 use crate::engine::nic::Nic;
-use crate::engine::qp::{Kind, SendQueue, State};
-use crate::engine::shape::failed_send;
+use crate::nic::budget::{Budget, cost};
+use crate::nic::qp::{Kind, SendQueue, State};
+use crate::nic::shape::failed_send;
 use crate::transport::Operation;
 
 impl Nic {

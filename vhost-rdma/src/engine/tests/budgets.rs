@@ -8,9 +8,9 @@ use virtio_rdma_abi::{self as abi, event, opcode, qps, qpt, send_flags, srq_mask
 use zerocopy::little_endian::{U32, U64};
 
 use super::driver::{Guest, Lcg, Qp, World, av, init_attr, limits, rtr_attr, rts_attr, wqe};
-use crate::engine::budget::Clock;
 use crate::engine::{Command, Limits, Look, Nanos, NicSettings, Reply, Shard, Status};
 use crate::memory::Ring;
+use crate::nic::budget::Clock;
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 /// The most that a round or a step of a command may be charged: its time, what it tells the guests,

@@ -267,7 +267,7 @@ fn keys_for_all_of_memory_share_one_map() {
         kick_queues: 1,
         limits: crate::engine::Limits { max_mrs: KEYS, ..limits() },
     };
-    let nic = world.shard.add_nic(settings, Box::new(crate::engine::port::Nowhere));
+    let nic = world.shard.add_nic(settings, Box::new(crate::nic::Nowhere));
     let pieces = |count: u64| (0..count).map(|n| (n << 20, 4096)).collect::<Vec<_>>();
     let space = AddressSpace::anonymous(&pieces(500)).unwrap();
     let status_page = Ring::page(&space, 0).unwrap();

@@ -8,8 +8,8 @@ use virtio_rdma_abi::{event, qps, qpt};
 use super::Bench;
 use super::registrations::goes_on;
 use crate::engine::tests::driver::{Guest, Qp, limits, state_attr};
-use crate::engine::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
 use crate::memory::{AddressSpace, PageList, Ring};
+use crate::nic::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
 use crate::rnic::{Faults, HostObjects};
 
 /// Connects every QP that a guest may have to itself.

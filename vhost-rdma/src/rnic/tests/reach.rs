@@ -7,7 +7,7 @@ use virtio_rdma_abi::{qps, qpt};
 use super::Bench;
 use super::registrations::goes_on;
 use crate::engine::tests::driver::{self, Guest, state_attr};
-use crate::engine::{BlockingJob, Command, Reply, Status};
+use crate::nic::{BlockingJob, Command, Reply, Status};
 use crate::rnic::{Call, Faults, HostObjects};
 
 /// Gives a command that looks for a peer, which does not answer yet.

@@ -8,8 +8,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::{Bench, send};
 use crate::engine::tests::driver::{Guest, Qp};
-use crate::engine::{BlockingJob, Command, Reply, Status};
 use crate::memory::PageList;
+use crate::nic::{BlockingJob, Command, Reply, Status};
 use crate::rnic::{Call, Faults, HostObjects};
 
 fn pages(guest: &Guest, npages: u32) -> Command {

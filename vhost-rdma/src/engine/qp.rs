@@ -1,15 +1,8 @@
-//! Queue pairs: their state machine, their attributes, their send queue, and the receive that an inbound message fills.
+//! Queue pairs: what the engine knows of each, and the receive that an inbound message fills.
 
-pub(crate) mod attrs;
-pub(crate) mod send;
-pub(crate) mod state;
-
-pub(crate) use attrs::Attrs;
-pub(crate) use send::{SendQueue, Wait};
-pub(crate) use state::{Kind, State};
-
-use super::receive::{Receive, ReceiveRing};
 use crate::memory::Charge;
+use crate::nic::qp::{Attrs, Kind, SendQueue, State};
+use crate::nic::receive::{Receive, ReceiveRing};
 use crate::transport::NicId;
 
 /// A requester that found no receive and wants to know of the next one.

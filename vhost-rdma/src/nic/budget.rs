@@ -24,7 +24,7 @@ use crate::memory::Usage;
 
 /// The cost model.
 pub(crate) mod cost {
-    use crate::engine::Nanos;
+    use crate::nic::Nanos;
 
     /// A work request that is taken, checked and completed.
     pub(crate) const REQUEST: Nanos = 80;

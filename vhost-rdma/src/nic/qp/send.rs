@@ -3,9 +3,9 @@
 use virtio_rdma_abi::{SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
-use crate::engine::Nanos;
-use crate::engine::receive::{BadIndex, SgeList, read_sges};
 use crate::memory::Ring;
+use crate::nic::Nanos;
+use crate::nic::receive::{BadIndex, SgeList, read_sges};
 use crate::transport::Fanout;
 
 /// What the work request that is being executed waits for.

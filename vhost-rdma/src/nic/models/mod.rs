@@ -83,7 +83,7 @@ fn fails(model: Model, without: Without, how: &str) {
 fn models_in_a_process_of_their_own() {
     let tests = std::env::current_exe().expect("the program of the tests");
     let run = Command::new(tests)
-        .args(["--ignored", "engine::models::"])
+        .args(["--ignored", "nic::models::"])
         .output()
         .expect("a process for the models");
     let said = String::from_utf8_lossy(&run.stdout);

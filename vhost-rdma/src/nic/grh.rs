@@ -2,8 +2,7 @@
 //!
 //! libibverbs tells IPv4 from IPv6 by these bytes alone and checks the IPv4 header's checksum (ibv_init_ah_from_wc), so they must be right.
 
-use super::responder::is_ipv4;
-use crate::transport::{Flow, GRH_LEN};
+use crate::transport::{Flow, GRH_LEN, Gid};
 
 const UDP: u8 = 17;
 /// UDP header, BTH, DETH and ICRC around the payload.
@@ -53,6 +52,11 @@ fn checksum(header: &[u8]) -> u16 {
     let folded = (sum & 0xffff) + (sum >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);
     !u16::try_from(folded).unwrap_or(u16::MAX)
+}
+
+/// Whether a GID is an IPv4-mapped address.
+pub(crate) fn is_ipv4(gid: &Gid) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub trait Port: Send {
 
 /// A port without queues: a NIC that nobody listens to.
 #[derive(Debug)]
-pub(super) struct Nowhere;
+pub(crate) struct Nowhere;
 
 impl Port for Nowhere {
     fn completion_event(&mut self, _vector: u32, _event: abi::CompEvent) -> bool {

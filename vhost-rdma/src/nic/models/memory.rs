@@ -12,7 +12,7 @@ use crate::ordering::{Fence, Fences, Flag, Words};
 
 /// A page or a ring. Loom's threads are coroutines of one thread, so `Rc` shares it.
 #[derive(Clone)]
-pub(super) struct Memory(Rc<Shared>);
+pub(crate) struct Memory(Rc<Shared>);
 
 struct Shared {
     bytes: BTreeMap<u64, AtomicU8>,
@@ -24,7 +24,7 @@ struct Shared {
 
 impl Memory {
     /// Zeroed memory with bytes, words and blocks of plain bytes at these offsets.
-    pub(super) fn new(without: Without, bytes: &[u64], words: &[u64], plain: &[u64]) -> Self {
+    pub(crate) fn new(without: Without, bytes: &[u64], words: &[u64], plain: &[u64]) -> Self {
         Self(Rc::new(Shared {
             bytes: bytes.iter().map(|&at| (at, AtomicU8::new(0))).collect(),
             words: words.iter().map(|&at| (at, AtomicU32::new(0))).collect(),
@@ -33,7 +33,7 @@ impl Memory {
         }))
     }
 
-    pub(super) fn without(&self, what: Without) -> bool {
+    pub(crate) fn without(&self, what: Without) -> bool {
         self.0.without == what
     }
 
@@ -46,19 +46,19 @@ impl Memory {
     }
 
     /// A load without order.
-    pub(super) fn load_relaxed(&self, at: u64) -> u32 {
+    pub(crate) fn load_relaxed(&self, at: u64) -> u32 {
         self.0.words[&at].load(Ordering::Relaxed)
     }
 
     /// Reads the plain bytes at an offset, if the model has them.
-    pub(super) fn look(&self, at: u64) {
+    pub(crate) fn look(&self, at: u64) {
         if let Some(cell) = self.0.plain.get(&at) {
             cell.with(|_| ());
         }
     }
 
     /// Writes the plain bytes at an offset, if the model has them.
-    pub(super) fn touch(&self, at: u64) {
+    pub(crate) fn touch(&self, at: u64) {
         if let Some(cell) = self.0.plain.get(&at) {
             cell.with_mut(|_| ());
         }
@@ -102,10 +102,10 @@ impl Words for Memory {
 }
 
 /// A flag of the daemon in loom's memory.
-pub(super) struct Asleep(AtomicBool);
+pub(crate) struct Asleep(AtomicBool);
 
 impl Asleep {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 }
@@ -126,19 +126,19 @@ impl Flag for Asleep {
 
 /// What a sleeper waits for: an eventfd, or an interrupt. It remembers a signal that nobody waits for.
 #[derive(Clone)]
-pub(super) struct Signal(Rc<(Mutex<bool>, Condvar)>);
+pub(crate) struct Signal(Rc<(Mutex<bool>, Condvar)>);
 
 impl Signal {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Rc::new((Mutex::new(false), Condvar::new())))
     }
 
-    pub(super) fn give(&self) {
+    pub(crate) fn give(&self) {
         *self.0.0.lock().expect("a lock of the model") = true;
         self.0.1.notify_one();
     }
 
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut given = self.0.0.lock().expect("a lock of the model");
         while !*given {
             given = self.0.1.wait(given).expect("a lock of the model");

@@ -19,9 +19,9 @@ use super::roster::{Roster, Walk};
 use crate::memory::{Charge, Ring};
 
 /// Bytes of a doorbell page, without its slots.
-pub(super) const PAGE: usize = size_of::<Page>();
+pub(crate) const PAGE: usize = size_of::<Page>();
 /// Doorbell pages that a context may have though it does not need them.
-pub(super) const SPARE_PAGES: usize = 4;
+pub(crate) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.
 const LOOKS: usize = 16;
 /// Pages that rang lately, at most; they are looked at in every round.

@@ -17,12 +17,12 @@ const RNR_UNITS: [u32; 32] = [
 ];
 
 /// How long a requester waits after an RNR NAK with this timer code.
-pub(super) fn rnr_delay(code: u8) -> Nanos {
+pub(crate) fn rnr_delay(code: u8) -> Nanos {
     u64::from(RNR_UNITS[usize::from(code & 31)]) * 10_000
 }
 
 /// The local ACK timeout 4.096 µs · 2^`exponent` (IBTA 9.7.6.1.3); `None`: for ever.
-pub(super) fn ack_timeout(exponent: u8) -> Option<Nanos> {
+pub(crate) fn ack_timeout(exponent: u8) -> Option<Nanos> {
     let exponent = exponent & 31;
     (exponent != 0).then(|| 4096u64 << exponent)
 }
@@ -82,7 +82,7 @@ impl Timers {
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         assert_eq!(self.order.len(), self.of.len(), "the two views differ");
         self.order.len()
     }

@@ -7,7 +7,7 @@ use zerocopy::FromZeros as _;
 use super::guest::{Consumer, control, cq_ring, seq};
 use super::memory::{Memory, Signal};
 use super::{LOST_WAKE, RACE, Without, fails, holds, holds_within_bound};
-use crate::engine::cq::{Cq, Fire, Overrun};
+use crate::nic::cq::{Cq, Fire, Overrun};
 use crate::ordering::{self, Fence};
 
 /// The device's side of a queue.

@@ -30,7 +30,7 @@ pub(crate) struct Moderation {
 
 /// When the event may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Now,
     /// It waits; `Some`: from now on, and no longer than this.
     Later(Option<Nanos>),
@@ -47,7 +47,7 @@ impl Moderation {
     }
 
     /// Nobody waits for an event.
-    pub(super) const fn forget(&mut self) {
+    pub(crate) const fn forget(&mut self) {
         self.wait = None;
     }
 
@@ -61,7 +61,7 @@ impl Moderation {
     }
 
     /// An event is due, after `fresh` entries since the last question; `hurry` if one of them was an error.
-    pub(super) fn ask(&mut self, fresh: u32, hurry: bool, now: Nanos) -> Verdict {
+    pub(crate) fn ask(&mut self, fresh: u32, hurry: bool, now: Nanos) -> Verdict {
         let begins = self.wait.is_none();
         let wait = match (self.wait, self.setting) {
             (Some(wait), _) => Wait { missing: wait.missing.saturating_sub(fresh), ..wait },

@@ -20,7 +20,7 @@ struct Node<K, V> {
 }
 
 #[derive(Debug)]
-pub(super) struct Pending<K, V> {
+pub(crate) struct Pending<K, V> {
     /// The node of each thing that waits.
     places: FxHashMap<K, usize>,
     nodes: Slab<Node<K, V>>,
@@ -36,12 +36,12 @@ impl<K, V> Default for Pending<K, V> {
 
 impl<K: Copy + Eq + Hash, V> Pending<K, V> {
     /// How many wait.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
     /// Adds at the end; false if it waits already.
-    pub(super) fn insert(&mut self, key: K, value: V) -> bool {
+    pub(crate) fn insert(&mut self, key: K, value: V) -> bool {
         if self.places.contains_key(&key) {
             return false;
         }
@@ -50,7 +50,7 @@ impl<K: Copy + Eq + Hash, V> Pending<K, V> {
     }
 
     /// Puts the one that was taken out last back to the front.
-    pub(super) fn put_back(&mut self, key: K, value: V) {
+    pub(crate) fn put_back(&mut self, key: K, value: V) {
         if !self.places.contains_key(&key) {
             self.link(key, value, (NONE, self.first));
         }
@@ -70,7 +70,7 @@ impl<K: Copy + Eq + Hash, V> Pending<K, V> {
     }
 
     /// Takes one out, wherever it is.
-    pub(super) fn remove(&mut self, key: K) -> Option<V> {
+    pub(crate) fn remove(&mut self, key: K) -> Option<V> {
         let place = self.places.remove(&key)?;
         let node = self.nodes.try_remove(place)?;
         match self.nodes.get_mut(node.before) {
@@ -85,7 +85,7 @@ impl<K: Copy + Eq + Hash, V> Pending<K, V> {
     }
 
     /// Takes the first out.
-    pub(super) fn pop(&mut self) -> Option<(K, V)> {
+    pub(crate) fn pop(&mut self) -> Option<(K, V)> {
         let key = self.nodes.get(self.first)?.key;
         self.remove(key).map(|value| (key, value))
     }

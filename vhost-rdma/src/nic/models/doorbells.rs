@@ -6,13 +6,13 @@ use virtio_rdma_abi::db;
 use super::guest::{Guest, wqe};
 use super::memory::{Memory, Signal};
 use super::{LOST_WAKE, RACE, Without, fails, holds, holds_within_bound};
-use crate::engine::doorbell::{DoorbellPage, Owner, index_offset};
+use crate::nic::doorbell::{DoorbellPage, Owner, index_offset};
 use crate::ordering::{self, Fence};
 
 const LOST_POST: &str = "a post is lost";
 
 /// The device's side of a page: what it found of each slot.
-pub(super) struct Scanner {
+pub(crate) struct Scanner {
     page: DoorbellPage<Memory>,
     memory: Memory,
     found: Vec<u32>,
@@ -20,7 +20,7 @@ pub(super) struct Scanner {
 
 impl Scanner {
     /// Gives the first `slots` slots of the guest's page to queues.
-    pub(super) fn new(guest: &Guest, slots: usize) -> Self {
+    pub(crate) fn new(guest: &Guest, slots: usize) -> Self {
         let mut page = DoorbellPage::new(guest.page.clone());
         for slot in 0..slots {
             let qpn = u32::try_from(slot).expect("a slot");
@@ -30,7 +30,7 @@ impl Scanner {
     }
 
     /// Looks at the page and reads the new work requests.
-    pub(super) fn scan(&mut self) -> bool {
+    pub(crate) fn scan(&mut self) -> bool {
         let mut posts = Vec::new();
         self.page.collect(&mut posts);
         for post in &posts {
@@ -44,7 +44,7 @@ impl Scanner {
         !posts.is_empty()
     }
 
-    pub(super) fn posts(&self) -> u32 {
+    pub(crate) fn posts(&self) -> u32 {
         self.found.iter().sum()
     }
 }

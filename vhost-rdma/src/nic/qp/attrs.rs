@@ -4,8 +4,8 @@ use virtio_rdma_abi::{Av, QpAttr, access, attr_mask as m, av_flags};
 use zerocopy::little_endian::U32;
 
 use super::state::{Kind, State};
-use crate::engine::command::Status;
-use crate::engine::limits::{MAX_RD_ATOM, MTU_ENUM};
+use crate::nic::command::Status;
+use crate::nic::limits::{MAX_RD_ATOM, MTU_ENUM};
 
 /// The Q_Key of every GSI QP (IBTA 16.1.2).
 pub(crate) const GSI_QKEY: u32 = 0x8001_0000;

@@ -45,7 +45,7 @@ pub(crate) struct DoorbellPage<W = Ring> {
 }
 
 /// Bytes of what is kept for a slot.
-pub(super) const SLOT: usize = size_of::<Slot>();
+pub(crate) const SLOT: usize = size_of::<Slot>();
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -63,7 +63,7 @@ impl<W: Words> DoorbellPage<W> {
     }
 
     /// Bytes that its slots take once there is another owner: whole groups.
-    pub(super) fn kept_with_another(&self) -> Option<usize> {
+    pub(crate) fn kept_with_another(&self) -> Option<usize> {
         let group = self.used.iter().position(|&used| used != u64::MAX)?;
         Some(((group + 1) * GROUP_SLOTS * SLOT).max(self.slots.capacity() * SLOT))
     }
@@ -94,7 +94,7 @@ impl<W: Words> DoorbellPage<W> {
     }
 
     /// Free slots.
-    pub(super) fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         self.used.iter().map(|used| used.count_zeros()).sum()
     }
 

@@ -5,20 +5,20 @@ use virtio_rdma_abi::{arm, ctrl, db, status_page};
 
 use super::Without;
 use super::memory::Memory;
-use crate::engine::cq::control_offset;
-use crate::engine::doorbell::index_offset;
+use crate::nic::cq::control_offset;
+use crate::nic::doorbell::index_offset;
 use crate::ordering::Words as _;
 
 /// A thread of the guest that posts.
 #[derive(Clone)]
-pub(super) struct Guest {
+pub(crate) struct Guest {
     /// Its doorbell page. Work requests are plain bytes that lie behind it, see [`wqe`].
-    pub(super) page: Memory,
-    pub(super) status: Memory,
+    pub(crate) page: Memory,
+    pub(crate) status: Memory,
 }
 
 /// Where the model keeps the work request of an index, counted from 1.
-pub(super) const fn wqe(slot: usize, head: u32) -> u64 {
+pub(crate) const fn wqe(slot: usize, head: u32) -> u64 {
     0x1000 + 0x100 * slot as u64 + head as u64
 }
 
@@ -31,7 +31,7 @@ fn full_fence(memory: &Memory) {
 
 impl Guest {
     /// A page and a status page for posts to `slots`, up to index `heads`.
-    pub(super) fn new(without: Without, slots: &[usize], heads: u32) -> Self {
+    pub(crate) fn new(without: Without, slots: &[usize], heads: u32) -> Self {
         let indices: Vec<_> = slots.iter().map(|&slot| index_offset(slot)).collect();
         let wqes: Vec<_> =
             slots.iter().flat_map(|&slot| (1..=heads).map(move |head| wqe(slot, head))).collect();
@@ -46,7 +46,7 @@ impl Guest {
     /// The summary byte is written by both sides. If the device's clear wins over this store, then the device must see the index that was stored before
     /// it. Release order alone does not say so in C++ (nor on POWER): nobody has *read* the byte. x86 and Armv8 do: their stores are
     /// multi-copy atomic, so the index is visible to everyone when the byte takes its place in the byte's history. In loom's words that is a fence between the two.
-    pub(super) fn ring(&self, slot: usize, head: u32) -> bool {
+    pub(crate) fn ring(&self, slot: usize, head: u32) -> bool {
         self.page.touch(wqe(slot, head));
         self.page.store_u32(index_offset(slot), head);
         if !self.page.without(Without::MultiCopyAtomicity)
@@ -64,25 +64,25 @@ const STRIDE: u64 = 64;
 const SEQ: u64 = 60;
 
 /// The consumer of a completion queue.
-pub(super) struct Consumer {
+pub(crate) struct Consumer {
     ring: Memory,
     entries: u32,
-    pub(super) consumer: u32,
+    pub(crate) consumer: u32,
     arm: u32,
 }
 
 /// Offset of a word of the control block of a queue.
-pub(super) fn control(entries: u32, offset: usize) -> u64 {
+pub(crate) fn control(entries: u32, offset: usize) -> u64 {
     control_offset(u64::from(entries) * STRIDE) + offset as u64
 }
 
 /// Offset of the sequence number of entry `place`.
-pub(super) fn seq(place: u32) -> u64 {
+pub(crate) fn seq(place: u32) -> u64 {
     u64::from(place) * STRIDE + SEQ
 }
 
 /// The ring of a completion queue.
-pub(super) fn cq_ring(without: Without, entries: u32) -> Memory {
+pub(crate) fn cq_ring(without: Without, entries: u32) -> Memory {
     let words: Vec<_> = (0..entries)
         .map(seq)
         .chain([ctrl::CONSUMER, ctrl::ARM, ctrl::FIRED].map(|offset| control(entries, offset)))
@@ -92,12 +92,12 @@ pub(super) fn cq_ring(without: Without, entries: u32) -> Memory {
 }
 
 impl Consumer {
-    pub(super) const fn new(ring: Memory, entries: u32) -> Self {
+    pub(crate) const fn new(ring: Memory, entries: u32) -> Self {
         Self { ring, entries, consumer: 0, arm: 0 }
     }
 
     /// Takes what is there: `vrdma_poll_cq` in `guest/provider/cq.c` and `guest/kernel/poll.c`. True if it was anything.
-    pub(super) fn poll(&mut self) -> bool {
+    pub(crate) fn poll(&mut self) -> bool {
         let first = self.consumer;
         loop {
             let place = self.consumer & (self.entries - 1);
@@ -114,7 +114,7 @@ impl Consumer {
     }
 
     /// Arms: `vrdma_arm_cq` in `guest/provider/cq.c`, `vrdma_req_notify_cq` in `guest/kernel/poll.c`. The caller polls once more.
-    pub(super) fn arm(&mut self, what: u32) {
+    pub(crate) fn arm(&mut self, what: u32) {
         let fired = self.ring.load_u32(control(self.entries, ctrl::FIRED));
         let (seq, old) = (self.arm >> arm::SEQ_SHIFT, self.arm & arm::WHAT_MASK);
         self.arm = if seq == fired {
