@@ -112,7 +112,7 @@ impl Device {
         }
         self.facts = self.command(cmd::QUERY_DEVICE, 0, &[])?;
         self.port = self.command(cmd::QUERY_PORT, 0, &[])?;
-        if self.port.0[20] != PORT_ACTIVE {
+        if self.port.get8(20) != PORT_ACTIVE {
             return Err(Error::Argument("the port is not active".to_owned()));
         }
         Ok(())

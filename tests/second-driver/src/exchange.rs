@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// "0000:000000:000000:" and a GID of 32 digits, with the terminating zero.
 const LENGTH: usize = 52;
-const DONE: &[u8; 5] = b"done\0";
+pub(crate) const DONE: &[u8; 5] = b"done\0";
 /// How long a read lasts before the device is thought of.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -28,7 +28,7 @@ pub(crate) struct Address {
 
 impl Address {
     /// As it is sent. An Ethernet port has no LID.
-    fn to_wire(self) -> Vec<u8> {
+    pub(crate) fn to_wire(self) -> Vec<u8> {
         let gid = u128::from(self.gid);
         format!("0000:{:06x}:{:06x}:{gid:032x}\0", self.qpn, self.psn).into_bytes()
     }
@@ -84,16 +84,12 @@ impl Peer {
         Ok(Self { stream, timeout })
     }
 
-    pub(crate) fn send_address(&mut self, own: Address) -> Result<()> {
-        self.stream.write_all(&own.to_wire()).map_err(Error::host("the connection"))
-    }
-
     pub(crate) fn address(&mut self, idle: impl FnMut() -> Result<()>) -> Result<Address> {
         Address::from_wire(self.receive(idle)?)
     }
 
-    pub(crate) fn send_done(&mut self) -> Result<()> {
-        self.stream.write_all(DONE).map_err(Error::host("the connection"))
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).map_err(Error::host("the connection"))
     }
 
     pub(crate) fn done(&mut self, idle: impl FnMut() -> Result<()>) -> Result<()> {

@@ -77,6 +77,18 @@ pub(crate) const QP_TO_RTR: u32 = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 <<
 /// STATE, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, SQ_PSN.
 pub(crate) const QP_TO_RTS: u32 = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 
+/// For each type what writes it and what reads it, in the terms of the tables: u8, le16, le32, le64.
+macro_rules! integers {
+    ($($put:ident $get:ident),*) => {$(
+        pub(crate) fn $put(self, offset: usize, value: $put) -> Self {
+            self.bytes(offset, &value.to_le_bytes())
+        }
+        pub(crate) fn $get(&self, offset: usize) -> $put {
+            $put::from_le_bytes(self.get(offset))
+        }
+    )*};
+}
+
 /// A struct of section 12 in little-endian bytes; all zero at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record<const N: usize>(pub(crate) [u8; N]);
@@ -89,39 +101,13 @@ impl<const N: usize> Record<N> {
         self
     }
 
-    pub(crate) fn u8(self, offset: usize, value: u8) -> Self {
-        self.bytes(offset, &[value])
-    }
-
-    pub(crate) fn u16(self, offset: usize, value: u16) -> Self {
-        self.bytes(offset, &value.to_le_bytes())
-    }
-
-    pub(crate) fn u32(self, offset: usize, value: u32) -> Self {
-        self.bytes(offset, &value.to_le_bytes())
-    }
-
-    pub(crate) fn u64(self, offset: usize, value: u64) -> Self {
-        self.bytes(offset, &value.to_le_bytes())
-    }
-
     pub(crate) fn get<const M: usize>(&self, offset: usize) -> [u8; M] {
         let mut value = [0; M];
         value.copy_from_slice(&self.0[offset..offset + M]);
         value
     }
 
-    pub(crate) fn get16(&self, offset: usize) -> u16 {
-        u16::from_le_bytes(self.get(offset))
-    }
-
-    pub(crate) fn get32(&self, offset: usize) -> u32 {
-        u32::from_le_bytes(self.get(offset))
-    }
-
-    pub(crate) fn get64(&self, offset: usize) -> u64 {
-        u64::from_le_bytes(self.get(offset))
-    }
+    integers!(u8 get8, u16 get16, u32 get32, u64 get64);
 }
 
 /// `struct page_list` over so many 4 KiB pages, whose object begins with the first.

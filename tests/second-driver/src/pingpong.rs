@@ -17,7 +17,7 @@ use clap::{ArgGroup, Parser, value_parser};
 
 use crate::device::{Device, random};
 use crate::error::{Error, Result};
-use crate::exchange::{Address, Peer};
+use crate::exchange::{Address, DONE, Peer};
 use crate::layout::PAGE;
 use crate::session::{Done, Session, region_bytes};
 
@@ -149,16 +149,16 @@ impl<'a> Talk<'a> {
         let psn = u32::try_from(random()? & 0xff_ffff).unwrap_or_default();
         let own = Address { qpn: session.qpn, psn, gid };
         if self.client {
-            peer.send_address(own)?;
+            peer.send(&own.to_wire())?;
         }
         let address = peer.address(|| session.device.keep_alive().map(drop))?;
         eprintln!("local {own:x?}, remote {address:x?}");
         if self.client {
-            peer.send_done()?;
+            peer.send(DONE)?;
             return session.connect(psn, self.options.gid_index, &address);
         }
         session.connect(psn, self.options.gid_index, &address)?;
-        peer.send_address(own)?;
+        peer.send(&own.to_wire())?;
         peer.done(|| session.device.keep_alive().map(drop))
     }
 

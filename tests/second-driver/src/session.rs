@@ -117,7 +117,7 @@ impl<'a> Session<'a> {
 
     /// Connects to a peer, with the values of `ibv_rc_pingpong`.
     pub(crate) fn connect(&mut self, psn: u32, gid_index: u16, peer: &Address) -> Result<()> {
-        let mtu = PATH_MTU.min(self.device.port.0[23]);
+        let mtu = PATH_MTU.min(self.device.port.get8(23));
         let path = Record::<40>::ZERO.bytes(0, &peer.gid.octets()).u16(22, gid_index);
         let path = path.u8(28, 1).u8(31, 1).u8(32, AV_GRH);
         let rtr = Record::ZERO.u32(0, QP_TO_RTR).u8(4, QPS_RTR).u8(6, mtu).u32(12, peer.psn);
@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
     }
 
     fn complete(&mut self, entry: &Record<64>) -> Result<Done> {
-        let (wr_id, index, opcode) = (entry.get64(0), entry.get32(28), entry.0[12]);
+        let (wr_id, index, opcode) = (entry.get64(0), entry.get32(28), entry.get8(12));
         let receive = entry.get16(14) & CQE_RECV != 0;
         let mark = if receive { RECV_MARK } else { SEND_MARK };
         if entry.get32(8) != self.qpn || wr_id != mark | u64::from(index) {
@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
         }
         let queue = if receive { &mut self.recv.0 } else { &mut self.send.0 };
         queue.complete(index)?;
-        match (entry.0[13], receive, opcode) {
+        match (entry.get8(13), receive, opcode) {
             (0, false, WC_SEND) => Ok(Done::Sent),
             (0, true, WC_RECV) => {
                 self.post_receive()?;
