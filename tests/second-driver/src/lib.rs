@@ -5,7 +5,7 @@
 //! section 12. So what works here can be learned from the text. It may not depend on a crate of
 //! this workspace.
 //!
-//! Upwards: `memory` is the guest's memory, `vhost_user` the monitor, [`virtqueue`] and
+//! Upwards: `memory` is the guest's memory, `vhost_user` the monitor, `virtqueue` and
 //! `rings` the queues, `device` the kernel's part of a driver, `session` the provider's part,
 //! `exchange` and [`pingpong`] the program above it, which is `ibv_rc_pingpong` to its peer.
 
