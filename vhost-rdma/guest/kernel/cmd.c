@@ -23,6 +23,7 @@ struct vrdma_cmd_buf {
 	void *arg;
 	bool finished;
 	bool abandoned;
+	bool asks;			/* of a device that is lost */
 	u32 used;
 	size_t req_len;
 	size_t resp_len;
@@ -54,7 +55,7 @@ static int vrdma_status_to_errno(struct vrdma *vr, u32 status)
 		return -EHOSTUNREACH;
 	case VIRTIO_RDMA_ERR_STATE:
 	case VIRTIO_RDMA_ERR_FATAL:
-		vrdma_lost(vr, "the device reports that it failed");
+		vrdma_failed(vr, "the device reports that it failed");
 		return -EIO;
 	default:
 		dev_err(&vr->vdev->dev, "unknown command status %u\n", status);
@@ -83,14 +84,14 @@ static int vrdma_cmd_result(struct vrdma *vr, const struct vrdma_cmd_buf *buf, v
 	int ret;
 
 	if (buf->used < sizeof(*hdr)) {
-		vrdma_lost(vr, "a response without a header");
+		vrdma_failed(vr, "a response without a header");
 		return -EIO;
 	}
 	ret = vrdma_status_to_errno(vr, le32_to_cpu(hdr->status));
 	if (ret)
 		return ret;
 	if (buf->used < sizeof(*hdr) + vrdma_resp_base(buf, resp_len)) {
-		vrdma_lost(vr, "a response that is too short");
+		vrdma_failed(vr, "a response that is too short");
 		return -EIO;
 	}
 	if (resp_len)
@@ -142,6 +143,8 @@ static void vrdma_cmdq_reap(struct vrdma_cmdq *q, struct list_head *called)
 	while ((buf = virtqueue_get_buf(q->vq, &len))) {
 		q->answered++;
 		if (buf->abandoned) {
+			/* Nobody waits, but it tells that somebody is there. */
+			vrdma_heard(container_of(q, struct vrdma, cmdq));
 			kfree(buf);
 			continue;
 		}
@@ -348,7 +351,7 @@ static int vrdma_cmdq_submit(struct vrdma *vr, struct vrdma_cmd_buf *buf)
 	int ret = -EIO;
 
 	spin_lock_irqsave(&q->lock, flags);
-	if (!vrdma_is_lost(vr)) {
+	if (!vrdma_is_lost(vr) || buf->asks) {
 		ret = vrdma_cmdq_add(q, buf);
 		if (!ret)
 			virtqueue_kick(q->vq);
@@ -383,7 +386,7 @@ static bool vrdma_cmdq_wait(struct vrdma *vr, struct vrdma_cmd_buf *buf)
 		/* Polling here also covers an interrupt that got lost. */
 		if (vrdma_cmdq_poll(vr, buf, &answered))
 			return true;
-		if (vrdma_is_lost(vr))
+		if (vrdma_is_lost(vr) && !buf->asks)
 			return false;
 		if (answered != seen) {
 			seen = answered;
@@ -410,7 +413,7 @@ static int vrdma_cmd_run(struct vrdma *vr, struct vrdma_cmd_buf *buf)
 	 */
 	for (;;) {
 		ret = vrdma_cmdq_submit(vr, buf);
-		if (ret != -ENOSPC)
+		if (ret != -ENOSPC || buf->asks)
 			break;
 		schedule_timeout_uninterruptible(1);
 	}
@@ -466,6 +469,24 @@ int vrdma_cmd(struct vrdma *vr, u16 opcode, u32 ctx, const void *req, size_t req
 		return -EIO;
 	buf = vrdma_cmd_alloc(opcode, ctx, req, req_len, resp_len, GFP_KERNEL);
 	return buf ? vrdma_cmd_wait(vr, buf, resp, resp_len) : -ENOMEM;
+}
+
+/*
+ * Whether anybody is behind a device that is lost: whoever answers SHUTDOWN, whatever he answers.
+ * The request stays in the ring if there is nobody, and its answer, if one comes, is heard.
+ */
+bool vrdma_cmd_ask(struct vrdma *vr)
+{
+	struct vrdma_cmd_buf *buf;
+	int ret;
+
+	might_sleep();
+	buf = vrdma_cmd_alloc(VIRTIO_RDMA_CMD_SHUTDOWN, 0, NULL, 0, 0, GFP_KERNEL | __GFP_NOFAIL);
+	buf->asks = true;
+	ret = vrdma_cmd_run(vr, buf);
+	if (!ret)
+		kfree(buf);
+	return !ret;
 }
 
 /* True if the device is done with the object's memory; otherwise that waits for the reset. */

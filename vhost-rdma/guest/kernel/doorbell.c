@@ -85,7 +85,7 @@ static int vrdma_ctx_add_page(struct vrdma_ctx *ctx, struct ib_ucontext *ibuc)
 	if (!ret && le32_to_cpu(resp.page) == ctx->npages - 1)
 		return 0;
 	if (!ret) {
-		vrdma_lost(vr, "doorbell pages are numbered out of order");
+		vrdma_failed(vr, "doorbell pages are numbered out of order");
 		ret = -EIO;
 	}
 	ctx->npages--;

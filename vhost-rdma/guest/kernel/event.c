@@ -142,7 +142,7 @@ static void vrdma_async_event(struct vrdma *vr, const struct virtio_rdma_async_e
 		vrdma_ib_event(vr, (enum ib_event_type)type);
 		break;
 	case VIRTIO_RDMA_EVENT_DEVICE_FATAL:
-		vrdma_lost(vr, "the device raised a fatal event");
+		vrdma_failed(vr, "the device raised a fatal event");
 		break;
 	default:
 		dev_dbg(&vr->vdev->dev, "unknown event %u\n", type);

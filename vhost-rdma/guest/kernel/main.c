@@ -5,7 +5,8 @@
  *
  * A sleep is an end and a new beginning: the state of verbs objects lives in the device and does
  * not survive a reset, so that freeze does what remove does and restore what probe does, and only
- * `struct vrdma` stays. Programs lose the device as they do when it is unplugged.
+ * `struct vrdma` stays. Programs lose the device as they do when it is unplugged. A device that was
+ * lost and answers again has the same behind it (loss.c).
  *
  * The order at the end is the one that keeps memory safe (docs/virtio-rdma.md, section 5.3): the
  * RDMA device goes first and with it every object, then SHUTDOWN, then the virtio reset, and only
@@ -22,69 +23,6 @@
 #include "virtio_rdma.h"
 
 #define VRDMA_MAX_VQS	256u
-
-/* ---- Loss of the device (section 5.6) ---- */
-
-static void vrdma_lost_work(struct work_struct *work)
-{
-	struct vrdma *vr = container_of(work, struct vrdma, lost_work);
-
-	/* Consumers first: an unregistration that waits for them may hold the lock below. */
-	vrdma_wake_all_cqs(vr);
-}
-
-static void vrdma_set_alive(struct vrdma *vr, u32 value)
-{
-	__le32 *alive = vrdma_status(vr) + VIRTIO_RDMA_STATUS_ALIVE;
-
-	/* Whoever sees it finds what was done before. */
-	virt_store_release(alive, cpu_to_le32(value));
-}
-
-/* From any context, any number of times. */
-void vrdma_lost(struct vrdma *vr, const char *why)
-{
-	if (xchg(&vr->lost, true))
-		return;
-	dev_err(&vr->vdev->dev, "the device is lost: %s\n", why);
-	vrdma_set_alive(vr, 0);
-	vrdma_cmdq_fail_all(vr);
-	vrdma_ib_event(vr, IB_EVENT_DEVICE_FATAL);
-	schedule_work(&vr->lost_work);
-}
-
-static void vrdma_keepalive(struct work_struct *work)
-{
-	struct vrdma *vr = container_of(to_delayed_work(work), struct vrdma, keepalive);
-	struct virtio_rdma_keepalive_req req = { .nonce = cpu_to_le64(vr->nonce) };
-	int ret;
-
-	if (vrdma_is_lost(vr) || !atomic_read(&vr->users))
-		return;
-	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_KEEPALIVE, 0, &req, sizeof(req), NULL, 0);
-	if (ret && ret != -EAGAIN && ret != -ENOMEM) {
-		vrdma_lost(vr, "a keepalive failed");
-		return;
-	}
-	queue_delayed_work(system_long_wq, &vr->keepalive,
-			   msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
-}
-
-/*
- * Section 5.5: somebody could wait for a device that is gone, a process or a QP; the kernel's own
- * consumers too.
- */
-void vrdma_keepalive_while_used(struct vrdma *vr)
-{
-	if (atomic_inc_return(&vr->users) == 1 && vr->attr.keepalive_ms)
-		mod_delayed_work(system_long_wq, &vr->keepalive,
-				 msecs_to_jiffies(vrdma_attr32(vr->attr.keepalive_ms)));
-}
-
-void vrdma_unused(struct vrdma *vr)
-{
-	atomic_dec(&vr->users);
-}
 
 /* ---- Start ---- */
 
@@ -251,7 +189,7 @@ static int vrdma_start(struct vrdma *vr)
 		return ret;
 	}
 	vrdma_find_notify(vr);
-	return vrdma_netdev_watch(vr);
+	return 0;
 }
 
 static struct vrdma *vrdma_new(struct virtio_device *vdev)
@@ -273,8 +211,7 @@ static struct vrdma *vrdma_new(struct virtio_device *vdev)
 	INIT_LIST_HEAD(&vr->held);
 	spin_lock_init(&vr->pair_lock);
 	mutex_init(&vr->ib_lock);
-	INIT_WORK(&vr->lost_work, vrdma_lost_work);
-	INIT_DELAYED_WORK(&vr->keepalive, vrdma_keepalive);
+	vrdma_loss_init(vr);
 	return vr;
 }
 
@@ -294,7 +231,18 @@ static void vrdma_let_go(struct vrdma *vr)
 	vr->status_page = NULL;
 }
 
-static int vrdma_up(struct vrdma *vr)
+static void vrdma_set_up(struct vrdma *vr, bool up)
+{
+	mutex_lock(&vr->ib_lock);
+	vr->up = up;
+	mutex_unlock(&vr->ib_lock);
+}
+
+/*
+ * A failure leaves nothing behind, but for one: a device that was started and did not answer is
+ * `up`, for it may answer yet.
+ */
+int vrdma_up(struct vrdma *vr)
 {
 	int ret;
 
@@ -310,9 +258,9 @@ static int vrdma_up(struct vrdma *vr)
 	if (ret)
 		goto err_queues;
 	ret = vrdma_start(vr);
-	if (!ret) {
-		vr->up = true;
-		return 0;
+	if (!ret || vr->silent) {
+		vrdma_set_up(vr, true);
+		return ret;
 	}
 	virtio_reset_device(vr->vdev);
 err_queues:
@@ -322,20 +270,39 @@ err_free:
 	return ret;
 }
 
-static void vrdma_down(struct vrdma *vr)
+/* What vrdma_up() made; the RDMA device is gone by now. */
+void vrdma_stop(struct vrdma *vr)
 {
-	if (!vr->up) {
-		/* A restore that failed; what is left is the status that the virtio core wrote. */
-		virtio_reset_device(vr->vdev);
-		return;
-	}
-	vr->up = false;
-	vrdma_netdev_unwatch(vr);
+	vrdma_set_up(vr, false);
 	cancel_delayed_work_sync(&vr->keepalive);
 	vrdma_cmd(vr, VIRTIO_RDMA_CMD_SHUTDOWN, 0, NULL, 0, NULL, 0);
 	virtio_reset_device(vr->vdev);
 	vrdma_free_queues(vr);
 	vrdma_let_go(vr);
+}
+
+static int vrdma_begin(struct vrdma *vr)
+{
+	int ret = vrdma_up(vr);
+
+	if (!ret)
+		ret = vrdma_netdev_watch(vr);
+	if (!ret)
+		vrdma_restart_allow(vr);
+	else if (vr->up)
+		vrdma_stop(vr);
+	return ret;
+}
+
+static void vrdma_end(struct vrdma *vr)
+{
+	vrdma_restart_forbid(vr);
+	vrdma_netdev_unwatch(vr);
+	if (vr->up)
+		vrdma_stop(vr);
+	else
+		/* A start that failed; what is left is the status that the virtio core wrote. */
+		virtio_reset_device(vr->vdev);
 }
 
 static void vrdma_free(struct vrdma *vr)
@@ -359,7 +326,7 @@ static int vrdma_probe(struct virtio_device *vdev)
 	vdev->priv = vr;
 	ret = vrdma_read_config(vr);
 	if (!ret)
-		ret = vrdma_up(vr);
+		ret = vrdma_begin(vr);
 	if (ret)
 		vrdma_free(vr);
 	return ret;
@@ -369,14 +336,14 @@ static void vrdma_remove(struct virtio_device *vdev)
 {
 	struct vrdma *vr = vdev->priv;
 
-	vrdma_down(vr);
+	vrdma_end(vr);
 	vrdma_free(vr);
 }
 
 #ifdef CONFIG_PM_SLEEP
 static int vrdma_freeze(struct virtio_device *vdev)
 {
-	vrdma_down(vdev->priv);
+	vrdma_end(vdev->priv);
 	return 0;
 }
 
@@ -395,7 +362,7 @@ static int vrdma_restore(struct virtio_device *vdev)
 		return -ENODEV;
 	}
 	vr->lost = false;
-	return vrdma_up(vr);
+	return vrdma_begin(vr);
 }
 #endif
 

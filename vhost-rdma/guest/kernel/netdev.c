@@ -113,11 +113,11 @@ static void vrdma_pair(struct work_struct *work)
 	spin_unlock(&vr->pair_lock);
 	if (gone) {
 		vrdma_ib_unregister(vr);
-		/* Orphans of a lost device refer to it; it can not be registered again anyway. */
+		/* Orphans of a lost device refer to it; it goes with them. */
 		if (!vrdma_is_lost(vr))
 			vrdma_ib_dealloc(vr);
 		vrdma_drop_netdev(vr);
-	} else if (netdev && !vr->ib && !vrdma_is_lost(vr)) {
+	} else if (netdev && vr->up && !vr->ib && !vrdma_is_lost(vr)) {
 		vr->port_active = netif_running(netdev) && netif_carrier_ok(netdev);
 		vrdma_ib_register(vr, netdev);
 	}
@@ -126,13 +126,26 @@ static void vrdma_pair(struct work_struct *work)
 
 int vrdma_netdev_watch(struct vrdma *vr)
 {
+	int ret;
+
 	INIT_WORK(&vr->pair_work, vrdma_pair);
 	vr->netdev_nb.notifier_call = vrdma_netdev_event;
-	return register_netdevice_notifier(&vr->netdev_nb);
+	ret = register_netdevice_notifier(&vr->netdev_nb);
+	vr->netdev_watched = !ret;
+	return ret;
+}
+
+/* The device is there again, and its interface was never gone. */
+void vrdma_netdev_pair(struct vrdma *vr)
+{
+	queue_work(system_long_wq, &vr->pair_work);
 }
 
 void vrdma_netdev_unwatch(struct vrdma *vr)
 {
+	if (!vr->netdev_watched)
+		return;
+	vr->netdev_watched = false;
 	unregister_netdevice_notifier(&vr->netdev_nb);
 	cancel_work_sync(&vr->pair_work);
 	mutex_lock(&vr->ib_lock);

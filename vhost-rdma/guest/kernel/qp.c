@@ -117,7 +117,7 @@ static int vrdma_qp_db(struct vrdma_qp *qp, struct vrdma_wq *wq, __le32 db)
 		return 0;
 	wq->db_index = vrdma_db_index(qp->ctx, wq->db);
 	if (!wq->db_index) {
-		vrdma_lost(qp->ctx->vr, "a QP has a doorbell that does not exist");
+		vrdma_failed(qp->ctx->vr, "a QP has a doorbell that does not exist");
 		return -EIO;
 	}
 	/*

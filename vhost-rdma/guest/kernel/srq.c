@@ -82,7 +82,7 @@ static int vrdma_srq_cmd_create(struct vrdma *vr, struct vrdma_srq *srq, struct 
 	srq->rq.db = le32_to_cpu(resp.db);
 	srq->rq.db_index = vrdma_db_index(srq->ctx, srq->rq.db);
 	if (!srq->rq.db_index) {
-		vrdma_lost(vr, "an SRQ has a doorbell that does not exist");
+		vrdma_failed(vr, "an SRQ has a doorbell that does not exist");
 		return -EIO;
 	}
 	/* The slot may have served another queue; nobody posts yet. */

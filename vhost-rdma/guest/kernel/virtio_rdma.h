@@ -99,6 +99,7 @@ int vrdma_cmd(struct vrdma *vr, u16 opcode, u32 ctx, const void *req, size_t req
 bool vrdma_cmd_destroy(struct vrdma *vr, u16 opcode, u32 ctx, u32 object);
 bool vrdma_cmd_destroy_context(struct vrdma *vr, u32 ctx);
 int vrdma_cmd_dereg(struct vrdma *vr, u32 ctx, u32 lkey, bool *device_is_done);
+bool vrdma_cmd_ask(struct vrdma *vr);
 struct vrdma_cmd_buf *vrdma_cmd_alloc(u16 opcode, u32 ctx, const void *req, size_t req_len,
 				      size_t resp_len, gfp_t gfp);
 void *vrdma_cmd_request(struct vrdma_cmd_buf *buf);
@@ -208,10 +209,17 @@ struct vrdma {
 
 	struct vrdma_mem *status_page;
 	u64 nonce;
-	bool up;
+	bool up;			/* started; written under ib_lock */
 	bool lost;
 	bool silent;			/* lost, because a command was not answered */
 	struct work_struct lost_work;
+
+	spinlock_t restart_lock;	/* what follows, but for the work item */
+	bool may_restart;
+	u32 restarts;			/* without a calm life between them */
+	u32 refusals;			/* of them in a row, and the last */
+	unsigned long restarted;	/* when, in jiffies */
+	struct delayed_work restart;
 
 	struct virtio_rdma_query_device_resp attr;
 	u64 caps;
@@ -236,6 +244,7 @@ struct vrdma {
 	u64 *notify_phys;
 
 	struct notifier_block netdev_nb;
+	bool netdev_watched;
 	struct work_struct pair_work;
 	spinlock_t pair_lock;		/* netdev, netdev_gone */
 	struct net_device *netdev;	/* reference held */
@@ -246,7 +255,18 @@ struct vrdma {
 	bool port_active;
 };
 
+/* main.c */
+int vrdma_up(struct vrdma *vr);
+void vrdma_stop(struct vrdma *vr);
+
+/* loss.c */
+void vrdma_loss_init(struct vrdma *vr);
+void vrdma_set_alive(struct vrdma *vr, u32 value);
 void vrdma_lost(struct vrdma *vr, const char *why);
+void vrdma_failed(struct vrdma *vr, const char *why);
+void vrdma_heard(struct vrdma *vr);
+void vrdma_restart_allow(struct vrdma *vr);
+void vrdma_restart_forbid(struct vrdma *vr);
 void vrdma_keepalive_while_used(struct vrdma *vr);
 void vrdma_unused(struct vrdma *vr);
 static inline bool vrdma_is_lost(const struct vrdma *vr)
@@ -517,5 +537,6 @@ void vrdma_ib_event(struct vrdma *vr, enum ib_event_type type);
 /* netdev.c */
 int vrdma_netdev_watch(struct vrdma *vr);
 void vrdma_netdev_unwatch(struct vrdma *vr);
+void vrdma_netdev_pair(struct vrdma *vr);
 
 #endif /* VIRTIO_RDMA_H */

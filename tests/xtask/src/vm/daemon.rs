@@ -164,6 +164,31 @@ impl Daemon {
         Ok(())
     }
 
+    /// SIGKILL for the process that serves a network.
+    pub(crate) fn kill_network(&self, network: &str) -> Result<()> {
+        let pid = self.network_process(network)?;
+        let pid = pid.with_context(|| format!("no process serves {network}"))?;
+        kill_process(pid, Signal::KILL)?;
+        Ok(())
+    }
+
+    fn network_process(&self, network: &str) -> Result<Option<Pid>> {
+        let parent = self.child.id().to_string();
+        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
+        let serves = |pid: &&str| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.trim_end_matches('\0').rsplit('\0');
+            words.next() == Some(network) && words.next() == Some("network-process")
+        };
+        let found = own.split_whitespace().find(serves);
+        Ok(found.and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw))
+    }
+
+    /// Where a NIC's VMM connects.
+    pub(crate) fn socket(&self, nic: &str) -> PathBuf {
+        self.dir.join("nics").join(nic).join("vhost.sock")
+    }
+
     /// One command of the daemon's own command line.
     pub(crate) fn cli(&self, args: &[&str]) -> Result<String> {
         capture(Command::new(&self.binary).arg("--socket").arg(self.admin()).args(args), CLI_WAIT)

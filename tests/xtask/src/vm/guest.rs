@@ -229,6 +229,11 @@ impl Guest {
         tail(&self.console, 0, lines)
     }
 
+    /// The last lines of what the monitor itself said.
+    pub(crate) fn monitor_tail(&self, lines: usize) -> String {
+        tail(&self.qemu_log, 0, lines)
+    }
+
     /// Starts a shell script in the guest.
     pub(crate) fn spawn(&mut self, script: &str) -> Result<Job> {
         let id = self.next;

@@ -9,6 +9,7 @@ mod daemon;
 mod drivers;
 mod machine;
 mod netdev;
+mod network;
 mod plug;
 mod programs;
 
@@ -41,6 +42,8 @@ const GIVE_UP: Duration = Duration::from_secs(60);
 struct Life {
     fixture: Fixture,
     devices: Devices,
+    /// What steps measured, beside their own rows.
+    noted: Vec<Row>,
 }
 
 /// `vrdma-life` in one of its modes, in a guest.
@@ -80,6 +83,7 @@ const STEPS: &[Step] = &[
     ("memory plugged and unplugged", Always, Life::plug_memory),
     ("guest reset under load", Always, Life::reset),
     ("VM killed under load", Always, Life::kill_vm),
+    ("network process killed", Always, Life::kill_network),
     ("daemon hangs", Always, Life::hang_daemon),
     ("daemon killed", Always, Life::kill_daemon),
 ];
@@ -98,10 +102,11 @@ impl Args {
         let mut fixture = Fixture::start_as(cache, self.options.wish(2), plug::pluggable)?;
         let (a, b) = fixture.lab.pair()?;
         let devices = peers::attach_ours(a, b)?;
-        let mut life = Life { fixture, devices };
+        let mut life = Life { fixture, devices, noted: Vec::new() };
         let mut table = Vec::new();
         for (name, _, step) in STEPS.iter().filter(wanted) {
             table.push(life.row(name, *step)?);
+            table.append(&mut life.noted);
         }
         let clean = life.fixture.clean();
         rows::print_table(&table, "seconds", "-");
@@ -136,6 +141,19 @@ impl Life {
             unit: "s".into(),
             target: String::new(),
         })
+    }
+
+    /// A measured value with its reference, as a row of its own.
+    fn note(&mut self, name: &str, (value, reference): (f64, f64), unit: &str) {
+        self.noted.push(Row {
+            name: name.into(),
+            ok: true,
+            value: Some(value),
+            reference: Some(reference),
+            ratio: (reference > 0.0).then(|| value / reference),
+            unit: unit.into(),
+            target: String::new(),
+        });
     }
 
     /// Checked transfers from a to b.

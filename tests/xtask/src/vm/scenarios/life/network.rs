@@ -1,0 +1,186 @@
+//! A network's process: killed under traffic, while both VMs of the network go on.
+//!
+//! The monitors keep their connections and notice nothing. Programs lose their device; the drivers find it lost and start it again by
+//! themselves, and nobody touches the VMs. Beside it two virtual guests on a third network write to each other, and no request of theirs fails.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Life, NICS, SHORT};
+use crate::exec::{self, run_logged, tied, workspace};
+
+const BUILD: Duration = Duration::from_secs(900);
+/// From the process's end to a device that programs can open, in an emulated guest on a busy host: 100 ms until the next process, as long
+/// until the driver begins, and what the verbs core takes.
+pub(super) const BACK: Duration = Duration::from_secs(20);
+/// How long neighbours are looked at while nothing happens.
+const CALM: Duration = Duration::from_secs(5);
+const NEIGHBOURS: [&str; 2] = ["green0", "green1"];
+
+/// The device is there, its port works, and a program can open it.
+const THERE: &str = "[ -n \"$(ls /sys/class/infiniband)\" ] && ibv_devinfo | grep -q PORT_ACTIVE";
+
+/// What the neighbours tell at their end.
+#[derive(Debug, Deserialize)]
+struct Calm {
+    requests: u64,
+    failed: u64,
+    p50_us: f64,
+    p99_us: f64,
+    most_us: f64,
+}
+
+/// Two virtual guests that write to each other.
+struct Neighbours {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Neighbours {
+    fn start(program: &PathBuf, sockets: &[PathBuf]) -> Result<Self> {
+        let mut cmd = tied(program);
+        let mut child = cmd.args(sockets).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let said = child.stdout.take().context("its output is a pipe")?;
+        let mut neighbours = Self { child, said: BufReader::new(said) };
+        let mut line = String::new();
+        neighbours.said.read_line(&mut line)?;
+        ensure!(line.trim() == "ready", "the neighbours do not come to work: {line}");
+        Ok(neighbours)
+    }
+
+    /// Ends them; no request of theirs may have failed.
+    fn end(mut self) -> Result<Calm> {
+        drop(self.child.stdin.take());
+        let mut text = String::new();
+        self.said.read_to_string(&mut text)?;
+        let calm: Calm =
+            serde_json::from_str(&text).with_context(|| format!("the neighbours said {text:?}"))?;
+        if calm.failed > 0 {
+            bail!("a neighbour's request failed: {calm:?}");
+        }
+        Ok(calm)
+    }
+}
+
+fn build(life: &Life) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cmd = tied(cargo);
+    cmd.current_dir(workspace());
+    cmd.args(["build", "--release", "--locked", "-p", "virtual-guest", "--bin", "neighbour"]);
+    let log = life.fixture.lab.run.path().join("neighbour-build.log");
+    run_logged(&mut cmd, "building the neighbours", &log, BUILD)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    Ok(target.join("release/neighbour"))
+}
+
+impl Life {
+    /// A third network with two NICs; their sockets.
+    fn settle(&self) -> Result<Vec<PathBuf>> {
+        let daemon = &self.fixture.daemon;
+        daemon.cli(&["network", "add", "green"])?;
+        for (name, number) in NEIGHBOURS.iter().zip(101..) {
+            daemon.add_nic(name, "green", number)?;
+        }
+        Ok(NEIGHBOURS.iter().map(|name| daemon.socket(name)).collect())
+    }
+
+    fn unsettle(&self) -> Result<()> {
+        for name in NEIGHBOURS {
+            self.fixture.daemon.cli(&["nic", "rm", name])?;
+        }
+        self.fixture.daemon.cli(&["network", "rm", "green"]).map(|_| ())
+    }
+
+    /// Waits until both guests have a device again that programs can open.
+    pub(super) fn must_come_back(&mut self, since: Instant) -> Result<Duration> {
+        for n in 0..2 {
+            let guest = self.guest(n)?;
+            loop {
+                if guest.run(THERE, SHORT)?.ok() {
+                    break;
+                }
+                if since.elapsed() > BACK {
+                    let dmesg = guest.run("dmesg | tail -20", SHORT)?.text;
+                    bail!("guest {n} has no device after {} s:\n{dmesg}", BACK.as_secs());
+                }
+                exec::check_interrupt()?;
+            }
+        }
+        Ok(since.elapsed())
+    }
+
+    /// The monitors never stopped, and still have the connections that they began with.
+    pub(super) fn monitors_noticed_nothing(&mut self) -> Result<()> {
+        for n in 0..2 {
+            let status = self.guest(n)?.monitor()?.execute("query-status", &json!({}))?;
+            ensure!(status["running"] == true, "VM {n} does not run: {status}");
+            let view = self.fixture.daemon.nic(NICS[n])?;
+            ensure!(view.session == "driver_ready", "{} is {}", NICS[n], view.session);
+            let log = self.guest(n)?.monitor_tail(5);
+            ensure!(!log.contains("vhost"), "the monitor of VM {n} complains:\n{log}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn kill_network(&mut self) -> Result<()> {
+        let program = build(self)?;
+        let sockets = self.settle()?;
+        let (client, server) = self.load()?;
+        let neighbours = Neighbours::start(&program, &sockets)?;
+        std::thread::sleep(CALM);
+        let before = neighbours.end()?;
+
+        let a = self.hold(0, &["poll", "sleep", "busy"])?;
+        let b = self.hold(1, &["poll", "sleep"])?;
+        let neighbours = Neighbours::start(&program, &sockets)?;
+        self.fixture.daemon.kill_network("red")?;
+        let start = Instant::now();
+        self.must_flush(0, &a, start, BACK)?;
+        self.must_flush(1, &b, start, BACK)?;
+        self.must_end(0, client)?;
+        self.end(1, server)?;
+        let back = self.must_come_back(start)?;
+        self.reattach()?;
+        self.both_work()?;
+        // With nobody on it, too, and a second time.
+        self.fixture.daemon.kill_network("red")?;
+        self.must_come_back_anew()?;
+        let during = neighbours.end()?;
+        self.monitors_noticed_nothing()?;
+        NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))?;
+        eprintln!("    the devices were back {:.1} s after the kill", back.as_secs_f64());
+        self.note("neighbours' p99 beside it", (during.p99_us, before.p99_us), "us");
+        self.note("neighbours' p50 beside it", (during.p50_us, before.p50_us), "us");
+        eprintln!(
+            "    neighbours: {} requests, none failed, the longest {:.0} us (before: {:.0} us)",
+            during.requests, during.most_us, before.most_us
+        );
+        self.unsettle()?;
+        self.reattach()
+    }
+
+    /// A device that is not in use goes and comes so fast that its absence may not be seen.
+    fn must_come_back_anew(&mut self) -> Result<()> {
+        for n in 0..2 {
+            self.guest(n)?.must(
+                "n=0; until [ $(dmesg | grep -c 'the device was started again') -ge 2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done",
+                SHORT,
+            )?;
+        }
+        self.must_come_back(Instant::now()).map(|_| ())
+    }
+}
