@@ -10,8 +10,7 @@
 //! worker's time once in each such period, and one that does not never takes any. What counts is processor time of the calling
 //! thread: that it was made to wait for a processor is no fault of the VMM's.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -37,13 +36,11 @@ pub(super) struct Trust {
     origin: Instant,
     /// Trusted from then on, in nanoseconds after `origin`.
     from: AtomicU64,
-    faults: Mutex<Faults>,
-}
-
-#[derive(Debug, Default)]
-struct Faults {
-    count: u32,
-    last: Duration,
+    /// Faults that are not forgotten, and when the last one was. A worker and the connection's
+    /// thread both count here, and neither may wait for the other, so there is no lock; of two
+    /// faults at one moment one may be lost, which costs the VMM less than it deserves.
+    faults: AtomicU32,
+    last: AtomicU64,
 }
 
 /// How long the probation after that many faults is.
@@ -53,7 +50,12 @@ fn probation(faults: u32) -> Duration {
 
 impl Trust {
     pub(super) fn new() -> Self {
-        Self { origin: Instant::now(), from: AtomicU64::new(u64::MAX), faults: Mutex::default() }
+        Self {
+            origin: Instant::now(),
+            from: AtomicU64::new(u64::MAX),
+            faults: AtomicU32::new(0),
+            last: AtomicU64::new(0),
+        }
     }
 
     /// Whether a worker may make a call now.
@@ -90,13 +92,12 @@ impl Trust {
     /// True if it was trusted.
     fn fault_at(&self, now: Duration) -> bool {
         let trusted = self.is_given_at(now);
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        if now > faults.last + FORGET * probation(faults.count) {
-            faults.count = 0;
-        }
-        faults.count = faults.count.saturating_add(1);
-        faults.last = now;
-        self.not_before(now + probation(faults.count));
+        let last = Duration::from_nanos(self.last.swap(nanos(now), Ordering::Relaxed));
+        let known = self.faults.load(Ordering::Relaxed);
+        let kept = if now > last + FORGET * probation(known) { 0 } else { known };
+        let count = kept.saturating_add(1);
+        self.faults.store(count, Ordering::Relaxed);
+        self.not_before(now + probation(count));
         trusted
     }
 }
@@ -152,13 +153,13 @@ mod tests {
     fn only_time_on_a_processor_counts() {
         let trust = Trust::new();
         let ((), _) = trust.watch(|| std::thread::sleep(50 * LONG));
-        assert_eq!(trust.faults.lock().unwrap().count, 0);
+        assert_eq!(trust.faults.load(Ordering::Relaxed), 0);
         let ((), _) = trust.watch(|| {
             let begin = thread_time();
             while thread_time().saturating_sub(begin) < 2 * LONG {
                 std::hint::spin_loop();
             }
         });
-        assert_eq!(trust.faults.lock().unwrap().count, 1);
+        assert_eq!(trust.faults.load(Ordering::Relaxed), 1);
     }
 }

@@ -9,21 +9,18 @@
 //! such a mapping is refused before it is made.
 //!
 //! The last holder of a mapping unmaps it, which takes time in proportion to what was touched, and frees the file's pages where the
-//! VMM has let go of them. On a thread that serves several guests ([`unmap_elsewhere`]) a thread of the module's own does it instead.
+//! VMM has let go of them. On a thread that serves several guests ([`super::unmap_elsewhere`]) `reaper` does it instead.
 
-use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
-
-use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::maps::{Addresses, Descriptor, Maps, Use};
+use super::reaper::{ELSEWHERE, REAPER, Reaper};
 use super::sigbus::Watch;
 use super::{HostPtr, PAGE_SIZE, host};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// `f_type` of hugetlbfs (statfs(2)).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -74,7 +71,7 @@ struct Backing {
 }
 
 /// What a mapping owns; it goes in [`Parts::drop`].
-struct Parts {
+pub(super) struct Parts {
     start: HostPtr,
     len: usize,
     /// Listed until just before the addresses are given back.
@@ -224,36 +221,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let parts = self.parts.take();
+        let Some(parts) = self.parts.take() else { return };
+        // What the reaper does not take goes here.
         if ELSEWHERE.get()
-            && let Some(reaper) = REAPER.get_or_init(reaper)
+            && let Some(reaper) = REAPER.get_or_init(Reaper::start)
         {
-            // It listens for as long as the process lives; if not, the parts come back and go here.
-            let _ = reaper.send(parts);
-        }
-    }
-}
-
-thread_local! {
-    static ELSEWHERE: Cell<bool> = const { Cell::new(false) };
-}
-static REAPER: OnceLock<Option<Sender<Option<Parts>>>> = OnceLock::new();
-
-/// From now on this thread does not wait for guest memory to be unmapped.
-pub fn unmap_elsewhere() {
-    ELSEWHERE.set(true);
-    // Not when it is needed: making a thread takes time as well.
-    REAPER.get_or_init(reaper);
-}
-
-fn reaper() -> Option<Sender<Option<Parts>>> {
-    let (send, receive) = channel::<Option<Parts>>();
-    let thread = std::thread::Builder::new().name("unmap".to_owned());
-    match thread.spawn(move || receive.into_iter().for_each(drop)) {
-        Ok(_) => Some(send),
-        Err(error) => {
-            tracing::warn!(%error, "no thread to unmap guest memory: workers will do it");
-            None
+            drop(reaper.take(parts));
         }
     }
 }
@@ -365,7 +338,7 @@ mod tests {
         let map = Mapping::of_file(file.into(), 0, 1 << 20).unwrap();
         assert_eq!(lines("unmapped-elsewhere"), 1);
         std::thread::spawn(move || {
-            unmap_elsewhere();
+            crate::memory::unmap_elsewhere();
             drop(map);
         })
         .join()

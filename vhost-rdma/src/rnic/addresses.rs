@@ -5,52 +5,22 @@
 //! the same network on this RNIC, or be named by a peer entry of the network. The hardware looks at QPNs only, so the QPN that a guest wants to
 //! connect to is checked as well, as far as it is one of this host's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use arc_swap::{ArcSwap, Guard};
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
 use super::mad::Inbox;
 use super::nic::Nic;
-use super::peers::{Agreed, Carrier, HostCm, Remote, best};
+use super::peer_table::{Peer, PeerTable};
+use super::peers::{Agreed, Carrier, HostCm};
 use crate::nic::contexts::KERNEL;
 use crate::nic::qp::State;
 use crate::nic::{Reply, Status};
 use crate::transport::{Gid, is_multicast};
-
-/// Whom NICs of a network may reach beyond this host's own NICs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// The address as guests name it: one, or the first of `prefix_len` bits' worth.
-    pub address: IpAddr,
-    /// Bits of the address that count.
-    pub prefix_len: u8,
-    /// The host that has it, where that is another address.
-    pub through: Option<IpAddr>,
-    /// The daemon that serves it, if one of ours does.
-    pub remote: Option<Remote>,
-}
-
-impl Peer {
-    /// The host's address of `gid`, if this entry names it.
-    pub(super) fn through(&self, gid: &Gid) -> Option<Gid> {
-        let wanted = IpAddr::from(*gid).to_canonical();
-        let same = match (self.address, wanted) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = u32::from(a) ^ u32::from(b);
-                differ.leading_zeros() >= u32::from(self.prefix_len)
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = u128::from(a) ^ u128::from(b);
-                differ.leading_zeros() >= u32::from(self.prefix_len)
-            }
-            _ => false,
-        };
-        same.then(|| self.through.map_or(*gid, gid_of))
-    }
-}
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
 pub(super) fn gid_of(address: IpAddr) -> Gid {
@@ -68,21 +38,64 @@ pub(super) struct Holder {
     pub(super) inbox: Arc<Inbox>,
 }
 
+/// An address of a guest: its network, the address, the RNIC.
+pub(super) type Held = (u32, Gid, String);
+
+/// What is held for as long as one entry takes, and never while many are looked through: a worker
+/// waits for whoever has it.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// Addresses by device, network and guest address.
-    pub(super) holders: BTreeMap<(String, u32, Gid), Holder>,
+    holders: BTreeMap<Held, Holder>,
+    /// The same, by the host's address.
+    by_host: BTreeSet<(Gid, Held)>,
     /// Networks of QPs, by device and QPN.
     qps: BTreeMap<(String, u32), u32>,
-    pub(super) peers: BTreeMap<u32, Vec<Peer>>,
-    /// What was agreed with QPs of third-party host, by device, address and QPN: see `cm`.
+    /// What was agreed with QPs of third-party hosts, by device, address and QPN: see `cm`.
     pub(super) agreed: BTreeMap<(String, Gid, u32), Agreed>,
 }
 
-/// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands only.
+impl Known {
+    /// Who holds an address.
+    pub(super) fn holder(&self, held: &Held) -> Option<&Holder> {
+        self.holders.get(held)
+    }
+
+    /// Who holds an address on whatever RNIC.
+    pub(super) fn holder_anywhere(&self, vni: u32, gid: &Gid) -> Option<&Holder> {
+        let from = (vni, *gid, String::new());
+        let (held, holder) = self.holders.range(from..).next()?;
+        (held.0 == vni && held.1 == *gid).then_some(holder)
+    }
+
+    /// The guests' addresses for which one of the host's stands, on whatever RNIC.
+    pub(super) fn behind(&self, host: &Gid) -> impl Iterator<Item = (&Held, &Holder)> {
+        let from = (*host, (0, [0; 16], String::new()));
+        let all = self.by_host.range(from..).take_while(move |(at, _)| at == host);
+        all.filter_map(|(_, held)| Some((held, self.holders.get(held)?)))
+    }
+
+    fn insert(&mut self, held: Held, holder: Holder) {
+        self.remove(&held);
+        self.by_host.insert((holder.host, held.clone()));
+        self.holders.insert(held, holder);
+    }
+
+    fn remove(&mut self, held: &Held) {
+        if let Some(holder) = self.holders.remove(held) {
+            self.by_host.remove(&(holder.host, held.clone()));
+        }
+    }
+}
+
+/// Entries that are forgotten with the lock held.
+const STEP: usize = 64;
+
+/// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands and management datagrams only.
 #[derive(Debug, Default)]
 pub struct Directory {
     known: Mutex<Known>,
+    /// The peers of each network. Who reads them holds nothing up, however many there are.
+    peers: ArcSwap<BTreeMap<u32, PeerTable>>,
     /// The way to other daemons, if there is one.
     pub(super) carrier: OnceLock<Arc<dyn Carrier>>,
     /// The way to third-party hosts, likewise.
@@ -94,17 +107,57 @@ impl Directory {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The peers of all networks, as they are now.
+    pub(super) fn peers(&self) -> Guard<Arc<BTreeMap<u32, PeerTable>>> {
+        self.peers.load()
+    }
+
+    fn change_peers(&self, vni: u32, peers: Option<PeerTable>) {
+        self.peers.rcu(|old| {
+            let mut new = BTreeMap::clone(old);
+            match &peers {
+                Some(peers) => new.insert(vni, peers.clone()),
+                None => new.remove(&vni),
+            };
+            new
+        });
+    }
+
     /// Replaces the peers of a network.
     pub fn set_peers(&self, vni: u32, peers: Vec<Peer>) {
-        self.known().peers.insert(vni, peers);
+        self.change_peers(vni, Some(PeerTable::new(peers)));
     }
 
     /// Forgets a network that is gone: its peers, and what its NICs may have left.
     pub fn forget_network(&self, vni: u32) {
-        let mut known = self.known();
-        known.peers.remove(&vni);
-        known.holders.retain(|(_, of, _), _| *of != vni);
-        known.qps.retain(|_, of| *of != vni);
+        self.change_peers(vni, None);
+        loop {
+            let mut known = self.known();
+            let of_it = known.holders.range((vni, [0; 16], String::new())..);
+            let held = of_it.take_while(|((of, ..), _)| *of == vni).map(|(held, _)| held.clone());
+            let some: Vec<Held> = held.take(STEP).collect();
+            some.iter().for_each(|held| known.remove(held));
+            if some.len() < STEP {
+                break;
+            }
+        }
+        let mut from = (String::new(), 0);
+        loop {
+            let mut known = self.known();
+            let looked: Vec<_> = known
+                .qps
+                .range(from.clone()..)
+                .take(STEP)
+                .map(|(at, of)| (at.clone(), *of))
+                .collect();
+            for (at, _) in looked.iter().filter(|(_, of)| *of == vni) {
+                known.qps.remove(at);
+            }
+            match looked.last() {
+                Some((last, _)) if looked.len() == STEP => from.clone_from(last),
+                _ => break,
+            }
+        }
     }
 
     pub(super) fn add_qp(&self, device: &str, qpn: u32, vni: u32) {
@@ -124,51 +177,53 @@ impl Directory {
     /// in whatever network.
     fn claim(&self, device: &str, vni: u32, gid: Gid, holder: Holder) -> bool {
         let mut known = self.known();
+        let key = (vni, gid, device.to_owned());
+        let own = known.holder(&key).is_none_or(|held| held.nic == holder.nic);
         let flat = holder.host == gid;
-        let taken = known.holders.iter().any(|((at, of, other), held)| {
-            at == device
-                && held.nic != holder.nic
-                && ((*of == vni && *other == gid) || (flat && held.host == gid && *other == gid))
-        });
-        if !taken {
-            known.holders.insert((device.to_owned(), vni, gid), holder);
+        let others = |known: &Known| {
+            let mut same =
+                known.behind(&gid).filter(|((_, guest, at), _)| at == device && *guest == gid);
+            same.any(|(_, held)| held.nic != holder.nic)
+        };
+        let free = own && !(flat && others(&known));
+        if free {
+            known.insert(key, holder);
         }
-        !taken
+        free
     }
 
     #[cfg(test)]
     pub(crate) fn add_holder(&self, at: (&str, u32, Gid), host: Gid, inbox: Arc<Inbox>) {
-        let key = (at.0.to_owned(), at.1, at.2);
-        self.known().holders.insert(key, Holder { nic: [2; 6], host, inbox });
+        let key = (at.1, at.2, at.0.to_owned());
+        self.known().insert(key, Holder { nic: [2; 6], host, inbox });
     }
 
     #[cfg(test)]
     pub(super) fn remove_holder(&self, at: (&str, u32, Gid)) {
-        self.known().holders.remove(&(at.0.to_owned(), at.1, at.2));
+        self.known().remove(&(at.1, at.2, at.0.to_owned()));
     }
 
     fn release(&self, device: &str, vni: u32, gid: Gid, nic: [u8; 6]) {
-        let key = (device.to_owned(), vni, gid);
+        let key = (vni, gid, device.to_owned());
         let mut known = self.known();
-        if known.holders.get(&key).is_some_and(|held| held.nic == nic) {
-            known.holders.remove(&key);
+        if known.holder(&key).is_some_and(|held| held.nic == nic) {
+            known.remove(&key);
         }
     }
 
     /// Whether an entry of a network names a group.
     pub(super) fn names_group(&self, vni: u32, group: &Gid) -> bool {
-        let known = self.known();
-        let mut peers = known.peers.get(&vni).into_iter().flatten();
-        peers.any(|peer| peer.through.is_none() && peer.through(group).is_some())
+        let peers = self.peers();
+        peers.get(&vni).is_some_and(|peers| peers.naming(group).any(|peer| peer.through.is_none()))
     }
 
     /// The host's address of a destination that NICs of a network may reach.
     fn find(&self, device: &str, vni: u32, gid: &Gid) -> Option<Gid> {
-        let known = self.known();
-        if let Some(held) = known.holders.get(&(device.to_owned(), vni, *gid)) {
-            return Some(held.host);
+        let held = (vni, *gid, device.to_owned());
+        if let Some(holder) = self.known().holder(&held) {
+            return Some(holder.host);
         }
-        best(known.peers.get(&vni)?, gid)?.through(gid)
+        Some(self.peers().get(&vni)?.best(gid)?.host_of(gid))
     }
 }
 

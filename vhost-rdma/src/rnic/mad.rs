@@ -4,10 +4,9 @@
 //! NIC's [`Inbox`], from wherever they come. An inbox is bounded and what finds it full is dropped, as on a wire: the
 //! connection manager sends again (IBTA 12.9.8).
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use crate::transport::{self, Gid};
 
@@ -43,10 +42,30 @@ impl fmt::Debug for Mad {
 /// Lets a worker look at its NICs again.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
+/// A place for one datagram.
+type Slot = Mutex<Option<Mad>>;
+
+/// A place's content, unless somebody is at it just now.
+fn try_slot(slot: &Slot) -> Option<MutexGuard<'_, Option<Mad>>> {
+    match slot.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Datagrams that wait for one NIC; any thread puts them in, the NIC's worker takes them out.
+///
+/// Nobody waits for anybody here: who puts one in may be another tenant's worker, or a thread that
+/// loses its processor in the middle of it. So each place has a lock of its own, which is only
+/// tried; a place that somebody is at is passed over. The order is that of arrival, but for those
+/// that are put in at one moment.
 pub struct Inbox {
-    waiting: Mutex<VecDeque<Mad>>,
-    /// How many those are: looked at in every round of a worker.
+    slots: Box<[Slot]>,
+    /// Where the next goes in, and where the oldest is: counters that wrap, modulo [`ROOM`].
+    tail: AtomicUsize,
+    head: AtomicUsize,
+    /// How many wait: looked at in every round of a worker.
     len: AtomicUsize,
     wake: Wake,
 }
@@ -61,36 +80,41 @@ impl Inbox {
     /// An empty one, whose reader `wake` wakes.
     #[must_use]
     pub fn new(wake: Wake) -> Self {
-        Self { waiting: Mutex::default(), len: AtomicUsize::new(0), wake }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Mad>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        let slots = (0..ROOM).map(|_| Slot::default()).collect();
+        let [tail, head, len] = [const { AtomicUsize::new(0) }; 3];
+        Self { slots, tail, head, len, wake }
     }
 
     /// Puts a datagram in; false if it found no room.
     pub fn put(&self, mad: Mad) -> bool {
-        let mut waiting = self.waiting();
-        if waiting.len() >= ROOM {
-            return false;
+        for _ in 0..ROOM {
+            let at = self.tail.fetch_add(1, Ordering::Relaxed) % ROOM;
+            let Some(mut slot) = try_slot(&self.slots[at]) else { continue };
+            if slot.is_none() {
+                *slot = Some(mad);
+                // Before anybody can take it, so that the number never falls below none.
+                self.len.fetch_add(1, Ordering::Release);
+                drop(slot);
+                (self.wake)();
+                return true;
+            }
         }
-        waiting.push_back(mad);
-        self.len.store(waiting.len(), Ordering::Release);
-        drop(waiting);
-        (self.wake)();
-        true
+        false
     }
 
-    /// The oldest.
+    /// The oldest. What is just being put in comes with the next look.
     #[must_use]
     pub fn take(&self) -> Option<Mad> {
         if self.is_empty() {
             return None;
         }
-        let mut waiting = self.waiting();
-        let oldest = waiting.pop_front();
-        self.len.store(waiting.len(), Ordering::Release);
-        oldest
+        let head = self.head.load(Ordering::Relaxed);
+        (head..head + ROOM).find_map(|at| {
+            let mad = try_slot(&self.slots[at % ROOM])?.take()?;
+            self.len.fetch_sub(1, Ordering::Release);
+            self.head.store((at + 1) % ROOM, Ordering::Relaxed);
+            Some(mad)
+        })
     }
 
     /// Whether there is none.
@@ -99,11 +123,9 @@ impl Inbox {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Forgets all.
+    /// Forgets all that is there.
     pub fn clear(&self) {
-        let mut waiting = self.waiting();
-        waiting.clear();
-        self.len.store(0, Ordering::Release);
+        while self.take().is_some() {}
     }
 }
 
@@ -130,5 +152,21 @@ mod tests {
         assert!(inbox.put(mad(9)));
         inbox.clear();
         assert!(inbox.is_empty() && inbox.take().is_none());
+    }
+
+    #[test]
+    fn nobody_waits_for_who_lost_its_processor_at_an_inbox() {
+        let inbox = Inbox::new(Arc::new(|| {}));
+        let stuck = inbox.slots[0].lock().unwrap();
+        assert!(inbox.put(mad(1)) && inbox.put(mad(2)), "the next places are taken");
+        let taken: Vec<u8> = std::iter::from_fn(|| inbox.take()).map(|mad| mad.bytes[0]).collect();
+        assert_eq!(taken, [1, 2], "in order");
+        drop(stuck);
+        assert!(inbox.put(mad(3)));
+        let stuck: Vec<_> = inbox.slots.iter().map(|slot| slot.lock().unwrap()).collect();
+        assert!(!inbox.put(mad(4)), "as if it were full");
+        assert!(inbox.take().is_none() && !inbox.is_empty(), "the reader comes again");
+        drop(stuck);
+        assert_eq!(inbox.take().map(|mad| mad.bytes[0]), Some(3));
     }
 }

@@ -46,6 +46,7 @@ mod mw;
 mod nic;
 mod nic_quota;
 mod null;
+mod peer_table;
 mod peers;
 mod quota;
 mod reach;
@@ -57,7 +58,7 @@ mod srq;
 mod tests;
 mod verbs;
 
-pub use addresses::{Directory, Peer};
+pub use addresses::Directory;
 #[cfg(feature = "host-rnic")]
 pub use cm::CmBridge;
 pub use faults::{Call, Faults};
@@ -69,6 +70,7 @@ pub use nic_quota::NicQuota;
 pub(crate) use nic_quota::PER_NIC;
 pub(crate) use nic_quota::{ForwardQuota, QuotaPermit};
 pub use null::Null;
+pub use peer_table::Peer;
 pub use peers::{Carrier, Refusal, Remote};
 pub use verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::addresses::{Directory, Known, Peer};
+use super::addresses::Directory;
 use super::mad::{Inbox, Mad};
 use super::nic_quota::{NicQuota, NicQuotas};
+use super::peer_table::Peer;
 use crate::transport::Gid;
 
 /// The daemon that serves a peer.
@@ -45,21 +46,6 @@ pub enum Refusal {
     Nobody,
 }
 
-/// The entry that decides for an address: of those that name it, the one with the longest prefix.
-pub(super) fn best<'a>(peers: &'a [Peer], gid: &Gid) -> Option<&'a Peer> {
-    let named = peers.iter().filter(|peer| peer.through(gid).is_some());
-    named.max_by_key(|peer| peer.prefix_len)
-}
-
-impl Known {
-    /// Where datagrams for an address go in, on whatever RNIC.
-    fn inbox(&self, vni: u32, gid: &Gid) -> Option<&Arc<Inbox>> {
-        let mut holders = self.holders.iter();
-        let found = holders.find(|((_, of, address), _)| *of == vni && address == gid);
-        found.map(|(_, held)| &held.inbox)
-    }
-}
-
 impl Directory {
     /// Opens the way to other daemons; there is one at most.
     pub fn set_carrier(&self, carrier: Arc<dyn Carrier>) {
@@ -71,18 +57,15 @@ impl Directory {
     /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or behind another daemon. What finds
     /// nobody, or has no place left in a queue for those of `quotas`, is lost.
     pub(super) fn carry(&self, device: &str, vni: u32, quotas: &NicQuotas, mad: Mad) {
-        let known = self.known();
-        let key = (device.to_owned(), vni, mad.dest);
-        let taken = if let Some(held) = known.holders.get(&key) {
-            let inbox = held.inbox.clone();
-            drop(known);
+        let inbox_of = |gid| {
+            let held = (vni, gid, device.to_owned());
+            self.known().holder(&held).map(|holder| (holder.inbox.clone(), holder.host))
+        };
+        let taken = if let Some((inbox, _)) = inbox_of(mad.dest) {
             inbox.put(mad)
         } else {
-            let peers = known.peers.get(&vni).map(Vec::as_slice).unwrap_or_default();
-            let entry = best(peers, &mad.dest).cloned();
-            let from = known.holders.get(&(device.to_owned(), vni, mad.source)).cloned();
-            drop(known);
-            match entry {
+            let peers = self.peers();
+            match peers.get(&vni).and_then(|peers| peers.best(&mad.dest)) {
                 Some(Peer { remote: Some(remote), .. }) => {
                     let carrier = self.carrier.get();
                     let (quota, daemon, network) =
@@ -90,10 +73,11 @@ impl Directory {
                     carrier.is_some_and(|way| way.carry(quota, daemon, network, mad))
                 }
                 Some(peer) => {
-                    let sent = from.zip(peer.through(&mad.dest)).map(|(from, to)| {
+                    let from = inbox_of(mad.source);
+                    let sent = from.map(|(inbox, host)| {
+                        let to = peer.host_of(&mad.dest);
                         let (gid, device) = (mad.source, device.to_owned());
-                        let station = Station { device, vni, gid, inbox: from.inbox };
-                        Sent { station, host: from.host, to, mad }
+                        Sent { station: Station { device, vni, gid, inbox }, host, to, mad }
                     });
                     let way = self.host_cm.get().zip(sent);
                     way.is_some_and(|(host_cm, sent)| host_cm.carry(&quotas.host_cm, sent))
@@ -117,18 +101,20 @@ impl Directory {
         may_be: impl Fn(&str) -> bool,
     ) -> Result<(), Refusal> {
         let inbox = {
-            let known = self.known();
-            let mut entries = known.peers.iter().filter_map(|(vni, peers)| {
-                let remote = best(peers, &mad.source)?.remote.as_ref();
+            let peers = self.peers();
+            let mut entries = peers.iter().filter_map(|(vni, peers)| {
+                let remote = peers.best(&mad.source)?.remote.as_ref();
                 let remote = remote.filter(|remote| *remote.network == *network)?;
                 Some((*vni, &remote.host))
             });
             let entry = entries.next().filter(|(_, host)| may_be(host));
             let (vni, _) = entry.ok_or(Refusal::NotAPeer)?;
-            if known.inbox(vni, &mad.source).is_some() {
+            let known = self.known();
+            if known.holder_anywhere(vni, &mad.source).is_some() {
                 return Err(Refusal::Ours);
             }
-            known.inbox(vni, &mad.dest).cloned().ok_or(Refusal::Nobody)?
+            let dest = known.holder_anywhere(vni, &mad.dest).ok_or(Refusal::Nobody)?;
+            dest.inbox.clone()
         };
         // What finds no room is lost, as on a wire.
         inbox.put(mad);
@@ -187,18 +173,24 @@ impl Directory {
     /// Opens the way to third-party hosts; there is one at most.
     pub(super) fn set_host_cm(&self, host_cm: Arc<dyn HostCm>) {
         if self.host_cm.set(host_cm).is_err() {
-            tracing::error!("there is a way to third-party host already");
+            tracing::error!("there is a way to third-party hosts already");
         }
     }
 
     /// The guest that a third-party host means by an address of the host, if it is told by that alone and may be reached by the peer.
     pub(super) fn station(&self, host: &Gid, peer: &Gid) -> Option<Station> {
+        let station = self.station_of(host)?;
+        let peers = self.peers();
+        let entry = peers.get(&station.vni)?.best(peer)?;
+        let ours = entry.remote.is_none() && entry.host_of(peer) == *peer;
+        ours.then_some(station)
+    }
+
+    /// The one guest that an address of the host stands for.
+    fn station_of(&self, host: &Gid) -> Option<Station> {
         let known = self.known();
         let mut found: Option<Station> = None;
-        for ((device, vni, gid), held) in &known.holders {
-            if held.host != *host {
-                continue;
-            }
+        for ((vni, gid, device), held) in known.behind(host) {
             if found.as_ref().is_some_and(|other| !Arc::ptr_eq(&other.inbox, &held.inbox)) {
                 return None;
             }
@@ -207,17 +199,13 @@ impl Directory {
                 found = Some(Station { device, vni: *vni, gid: *gid, inbox });
             }
         }
-        let station = found?;
-        let entry = best(known.peers.get(&station.vni)?, peer)?;
-        let ours = entry.remote.is_none() && entry.through(peer) == Some(*peer);
-        ours.then_some(station)
+        found
     }
 
     /// Whether a guest is still where it was.
     pub(super) fn is_at(&self, station: &Station) -> bool {
-        let known = self.known();
-        let key = (station.device.clone(), station.vni, station.gid);
-        known.holders.get(&key).is_some_and(|held| Arc::ptr_eq(&held.inbox, &station.inbox))
+        let held = (station.vni, station.gid, station.device.clone());
+        self.known().holder(&held).is_some_and(|held| Arc::ptr_eq(&held.inbox, &station.inbox))
     }
 
     /// Whether a QP is one of the guest's network.

@@ -17,12 +17,13 @@ mod thread {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread::JoinHandle;
     use std::time::{Duration, Instant};
     use std::{fmt, io};
 
     use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+    use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
     use super::library::{HostLibrary, LibraryError};
     use super::terminate::Terminator;
@@ -50,15 +51,17 @@ mod thread {
     type Waiting = (Sent, QuotaPermit);
 
     /// The end that workers have. What waits in the queue has a place of its NIC's share there, which is what bounds it.
+    /// A worker waits neither for the thread nor for others that send, which std's channel would
+    /// have it do.
     struct Out {
-        queue: Sender<Waiting>,
+        queue: UnboundedSender<Waiting>,
         wake: OwnedFd,
         stop: AtomicBool,
     }
 
     impl Out {
-        fn new() -> io::Result<(Arc<Self>, Receiver<Waiting>)> {
-            let (queue, waiting) = channel();
+        fn new() -> io::Result<(Arc<Self>, UnboundedReceiver<Waiting>)> {
+            let (queue, waiting) = unbounded_channel();
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             Ok((Arc::new(Self { queue, wake, stop: AtomicBool::new(false) }), waiting))
         }
@@ -117,13 +120,13 @@ mod thread {
 
     struct Turn {
         terminator: Terminator<HostLibrary>,
-        waiting: Receiver<Waiting>,
+        waiting: UnboundedReceiver<Waiting>,
         out: Arc<Out>,
         begun: Instant,
     }
 
     /// Takes the datagrams of one turn; if more may be left, the next one is not waited for.
-    fn turn(waiting: &Receiver<Waiting>, out: &Out, mut take: impl FnMut(Sent)) {
+    fn turn(waiting: &mut UnboundedReceiver<Waiting>, out: &Out, mut take: impl FnMut(Sent)) {
         for _ in 0..TURN {
             // The place is given back once the datagram is out of the queue.
             let Ok((sent, _)) = waiting.try_recv() else { return };
@@ -137,7 +140,7 @@ mod thread {
             let mut swept = Duration::ZERO;
             while !self.out.stop.load(Ordering::Acquire) {
                 self.wait();
-                turn(&self.waiting, &self.out, |sent| {
+                turn(&mut self.waiting, &self.out, |sent| {
                     self.terminator.sent(sent, self.begun.elapsed());
                 });
                 for _ in 0..TURN {
@@ -191,7 +194,7 @@ mod thread {
 
         #[test]
         fn a_flood_for_third_party_hosts_takes_no_other_nics_place() {
-            let (out, waiting) = Out::new().unwrap();
+            let (out, mut waiting) = Out::new().unwrap();
             let flooders: [NicQuota; 5] = std::array::from_fn(|_| NicQuota::default());
             let bystander = NicQuota::default();
             for _ in 0..1000 {
@@ -205,7 +208,7 @@ mod thread {
             // Each turn brings the next about, until the bystander's turn has come. All the while they flood.
             let mut order = Vec::new();
             while !order.contains(&2) {
-                turn(&waiting, &out, |sent| order.push(sent.station.gid[0]));
+                turn(&mut waiting, &out, |sent| order.push(sent.station.gid[0]));
                 flooders.iter().for_each(|quota| while out.carry(quota, sent(1)) {});
             }
             let ahead = order.iter().position(|first| *first == 2);
@@ -214,13 +217,13 @@ mod thread {
 
         #[test]
         fn what_a_turn_leaves_waits_for_nobody() {
-            let (out, waiting) = Out::new().unwrap();
+            let (out, mut waiting) = Out::new().unwrap();
             let quotas = [NicQuota::default(), NicQuota::default()];
             quotas.iter().for_each(|quota| while out.carry(quota, sent(1)) {});
             let mut taken = 0;
             let mut turns = 0;
             while woken(&out) {
-                turn(&waiting, &out, |_| taken += 1);
+                turn(&mut waiting, &out, |_| taken += 1);
                 turns += 1;
             }
             assert_eq!((taken, turns), (2 * PER_NIC, 2 * PER_NIC / TURN + 1));
