@@ -4,6 +4,8 @@
 //! manager or a shell hands out (1024, for programs that call select(2)) would end at a few dozen guests; the hard limit is what
 //! the operator means.
 
+use std::sync::OnceLock;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit of open files to the hard one.
@@ -29,4 +31,17 @@ pub fn keep_descriptors() {
         // Before Linux 5.11. The service manager leaves none open.
         tracing::debug!(%error, "descriptors that were inherited are passed on");
     }
+}
+
+/// The host's memory in bytes, asked once: sysinfo(2).
+#[must_use]
+pub fn host_memory() -> u64 {
+    static MEMORY: OnceLock<u64> = OnceLock::new();
+    *MEMORY.get_or_init(|| {
+        let info = rustix::system::sysinfo();
+        // The fields' types differ between architectures.
+        #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
+        let units = u64::try_from(info.totalram).unwrap_or(u64::MAX);
+        units.saturating_mul(u64::from(info.mem_unit))
+    })
 }

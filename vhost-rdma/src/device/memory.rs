@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, fstat, fstatfs};
 
@@ -62,14 +62,7 @@ pub(super) struct Offer {
 
 /// How much memory any guest may have: far more than any does, and far less than the daemon has addresses for.
 fn most_bytes() -> u64 {
-    static MOST: OnceLock<u64> = OnceLock::new();
-    *MOST.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-        let ram = kib.unwrap_or(0).saturating_mul(1024);
-        ram.saturating_mul(16).clamp(1 << 40, 1 << 44)
-    })
+    crate::limits::host_memory().saturating_mul(16).clamp(1 << 40, 1 << 44)
 }
 
 /// Asks the host what it has.

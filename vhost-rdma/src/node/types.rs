@@ -67,14 +67,17 @@ pub struct NicLimits {
 }
 
 impl Default for NicLimits {
+    /// A guest may share, and register, as much memory as the host has: more cannot be meant, and
+    /// whoever means less says so.
     fn default() -> Self {
+        let memory = crate::limits::host_memory();
         Self {
             max_contexts: 1024,
             max_pds: 4096,
             max_mrs: 65_536,
-            max_mr_bytes: 1 << 40,
+            max_mr_bytes: memory,
             max_kept_bytes: 512 << 20,
-            max_guest_bytes: 1 << 40,
+            max_guest_bytes: memory,
             max_cqs: 16_384,
             max_srqs: 4096,
             max_qps: 16_384,

@@ -13,13 +13,16 @@ use arc_swap::{ArcSwap, Guard};
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
+use super::follow::HOST_CALL;
 use super::mad::Inbox;
 use super::nic::Nic;
 use super::peer_table::{Peer, PeerTable};
 use super::peers::{Agreed, Carrier, HostCm};
+use crate::nic::budget::Budget;
 use crate::nic::contexts::KERNEL;
 use crate::nic::qp::State;
-use crate::nic::{Reply, Status};
+use crate::nic::roster::{Slots, Walk};
+use crate::nic::{Nanos, Reply, Status};
 use crate::transport::{Gid, is_multicast};
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
@@ -375,31 +378,63 @@ impl Nic {
         }
     }
 
-    /// Ends the connections to peers that may not be reached any more.
+    /// Has the connections to peers that may not be reached any more end: a guest has as many as it
+    /// likes, so in steps. What is made from now on is checked where it is made.
     pub(super) fn check_peers(&mut self) {
-        let connected = |qp: &super::nic::Qp| {
-            qp.kind.is_connected() && !matches!(qp.state, State::Reset | State::Init | State::Err)
-        };
-        let lost: Vec<u32> = self
-            .qps
-            .values()
-            .map(|qp| &**qp)
-            .filter(|qp| connected(qp))
-            .filter(|qp| self.reach(&qp.attrs.av().dgid).is_none())
-            .map(|qp| qp.qpn)
-            .collect();
-        lost.into_iter().for_each(|qpn| self.qp_fatal(qpn));
-        let place = self.place.clone();
-        let vni = self.settings.vni;
-        let mut ahs = std::mem::take(&mut self.ahs);
-        for (_, ah) in &mut ahs {
-            ah.revoked = if is_multicast(&ah.av.dgid) {
-                self.group(&ah.av.dgid).is_err()
-            } else {
-                place.directory.find(&place.device, vni, &ah.av.dgid).is_none()
-            };
+        let (qps, ahs) = (self.qp_numbers.walk(), Slots::of(&self.ahs));
+        self.chores.peers_changed(PeerCheck { qps, ahs, groups: true });
+    }
+
+    /// Goes on with it.
+    pub(super) fn check_some_peers(&mut self, check: &mut PeerCheck, budget: &mut Budget) {
+        while let Some(qpn) = check.qps.next(&self.qp_numbers) {
+            self.meter.charge(CHECK);
+            if self.qps.get(&qpn).is_some_and(|qp| self.is_cut_off(qp)) {
+                self.meter.charge(HOST_CALL);
+                self.qp_fatal(qpn);
+            }
+            if budget.is_over(&self.meter) {
+                return;
+            }
         }
-        self.ahs = ahs;
-        self.leave_forbidden();
+        while let Some(number) = check.ahs.sweep(&self.ahs, (&self.meter, budget), |_| true) {
+            self.meter.charge(CHECK);
+            let Some(dgid) = self.ahs.get(number as usize).map(|ah| ah.av.dgid) else { continue };
+            let revoked = if is_multicast(&dgid) {
+                self.group(&dgid).is_err()
+            } else {
+                self.reach(&dgid).is_none()
+            };
+            if let Some(ah) = self.ahs.get_mut(number as usize) {
+                ah.revoked = revoked;
+            }
+        }
+        if !budget.is_over(&self.meter) && std::mem::take(&mut check.groups) {
+            self.leave_forbidden();
+        }
+    }
+
+    /// Whether a QP is connected to a peer that may not be reached.
+    fn is_cut_off(&self, qp: &super::nic::Qp) -> bool {
+        qp.kind.is_connected()
+            && !matches!(qp.state, State::Reset | State::Init | State::Err)
+            && self.reach(&qp.attrs.av().dgid).is_none()
+    }
+}
+
+/// What one look at who may be reached takes.
+const CHECK: Nanos = 500;
+
+/// Connections that are still to be looked at after a change of peers or addresses.
+#[derive(Debug, Default)]
+pub(super) struct PeerCheck {
+    qps: Walk,
+    ahs: Slots,
+    groups: bool,
+}
+
+impl PeerCheck {
+    pub(super) const fn is_over(&self) -> bool {
+        !self.groups
     }
 }

@@ -5,6 +5,7 @@
 //! the end of some objects is a command to the RNIC besides, or a system call at least, so each
 //! counts as much as [`HOST_CALL`].
 
+use super::addresses::PeerCheck;
 use super::ending::End;
 use super::modify::Drain;
 use super::nic::Nic;
@@ -37,9 +38,11 @@ pub(super) struct Change {
     gsi: bool,
 }
 
-/// QPs that are to be told that a CQ of theirs died.
+/// What is to be done with objects, soon: QPs told that a CQ of theirs died, and connections ended
+/// to peers that may not be reached any more.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
+    peers: PeerCheck,
     dead: Vec<u32>,
     telling: Vec<u32>,
     tell: Walk,
@@ -47,7 +50,12 @@ pub(super) struct Chores {
 
 impl Chores {
     pub(super) const fn is_empty(&self) -> bool {
-        self.dead.is_empty() && self.tell.is_over()
+        self.dead.is_empty() && self.tell.is_over() && self.peers.is_over()
+    }
+
+    /// From the beginning, if it had begun already.
+    pub(super) fn peers_changed(&mut self, check: PeerCheck) {
+        self.peers = check;
     }
 
     pub(super) fn cq_died(&mut self, cqn: u32) {
@@ -70,8 +78,13 @@ pub(super) enum Work {
 }
 
 impl Nic {
-    /// Tells some queue pairs that a CQ of theirs died.
+    /// Tells some queue pairs that a CQ of theirs died, and looks at some connections.
     pub(super) fn do_chores(&mut self, budget: &mut Budget) {
+        let mut peers = std::mem::take(&mut self.chores.peers);
+        if !peers.is_over() {
+            self.check_some_peers(&mut peers, budget);
+        }
+        self.chores.peers = peers;
         if self.chores.tell.is_over() && !self.chores.dead.is_empty() {
             self.chores.telling = std::mem::take(&mut self.chores.dead);
             self.chores.telling.sort_unstable();

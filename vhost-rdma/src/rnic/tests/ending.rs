@@ -7,10 +7,10 @@ use virtio_rdma_abi::{event, qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::engine::tests::driver::{Guest, Qp, limits, state_attr};
+use crate::engine::tests::driver::{self, Guest, Qp, limits, state_attr};
 use crate::memory::{AddressSpace, PageList, Ring};
 use crate::nic::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
-use crate::rnic::{Faults, HostObjects};
+use crate::rnic::{Faults, HostObjects, Peer};
 
 /// Connects every QP that a guest may have to itself.
 fn crowd(bench: &mut Bench, guest: &mut Guest) -> Vec<Qp> {
@@ -58,6 +58,55 @@ fn a_context_ends_a_little_at_a_time() {
     assert_eq!(faults.live(), (HostObjects::default(), 1));
     let objects = bench.world.shard.status(one.nic).unwrap().objects;
     assert_eq!((objects.contexts, objects.qps, objects.mrs, objects.cqs), (0, 0, 0, 0));
+}
+
+#[test]
+fn connections_that_are_forbidden_end_in_steps() {
+    const QPS: usize = 32;
+    const HANDLES: usize = 400;
+    let mut bench = Bench::new();
+    let (mut one, _) = bench.guest(1, 1);
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        gids: Vec::new(),
+        comp_vectors: 4,
+        kick_queues: 2,
+        limits: Limits { max_ahs: 512, ..limits() },
+    };
+    bench.world.shard.update_nic(one.nic, settings);
+    let everybody = "10.0.0.0".parse().unwrap();
+    let peer = Peer { address: everybody, prefix_len: 24, through: None, remote: None };
+    bench.directory.set_peers(1, vec![peer]);
+    let mut away = one.gid;
+    away[15] = 200;
+    let cq = bench.world.cq(&mut one, 1024);
+    for _ in 0..QPS {
+        let qp = bench.world.qp_on(&mut one, (qpt::RC, 16, None), cq);
+        bench.world.connect(&one, &qp, qpt::RC, (0x99, away));
+    }
+    for _ in 0..HANDLES {
+        let av = Command::AhCreate { pdn: one.pd, av: driver::av(away) };
+        bench.world.ok(&one, one.ctx, av);
+    }
+    bench.world.settle();
+    bench.directory.set_peers(1, Vec::new());
+    let charged = |bench: &Bench| bench.world.shard.charged();
+    let before = charged(&bench);
+    bench.world.shard.peers_changed(one.nic);
+    let (mut most, mut turns) = (charged(&bench) - before, 0);
+    loop {
+        let before = charged(&bench);
+        let busy = bench.world.shard.poll(bench.world.now);
+        most = most.max(charged(&bench) - before);
+        turns += 1;
+        if !busy {
+            break;
+        }
+    }
+    assert!(most <= 100_000, "a turn was charged {most} ns");
+    assert!(turns >= 4, "{turns} turns");
+    assert_eq!(told(&one, event::QP_FATAL), QPS);
 }
 
 #[test]

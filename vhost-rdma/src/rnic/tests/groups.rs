@@ -99,6 +99,7 @@ fn groups_are_what_the_operator_names() {
     // Taken back, it is left.
     bench.directory.set_peers(1, Vec::new());
     bench.world.shard.peers_changed(guest.nic);
+    bench.world.settle();
     assert_eq!(faults.live().0.attachments, 0);
     assert_eq!(leave(&mut bench, &guest, qp.qpn, group(1)), Err(Status::INVAL));
 }
