@@ -28,6 +28,7 @@ mod cache;
 mod chores;
 mod claims;
 mod exec;
+mod fabtests;
 mod host;
 mod k8s;
 mod node_bench;

@@ -10,7 +10,7 @@ use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, ulp, verbs,
+    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, ulp, verbs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +47,7 @@ impl Args {
                 life::Args { full: self.full, ..Default::default() }.run(cache)
             })?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
+            steps.step("real clients", || clients::Args::default().run(cache))?;
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;

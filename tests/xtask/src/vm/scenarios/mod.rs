@@ -1,5 +1,7 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
 
+mod client;
+pub(crate) mod clients;
 pub(crate) mod cni_rdma;
 pub(crate) mod drivers;
 pub(crate) mod fixture;
@@ -44,6 +46,8 @@ pub(crate) enum Scenario {
     Life(life::Args),
     /// Clients of other kinds: multicast, rsockets, cmtime, RDS, NFS over RDMA, libfabric
     Ulp(ulp::Args),
+    /// Real clients, unmodified, verified: UCX, Open MPI, libfabric's tests, qperf
+    Clients(clients::Args),
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
     /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the kinds of NIC that need hardware
@@ -71,6 +75,7 @@ impl Scenario {
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
             Self::Ulp(args) => args.run(cache),
+            Self::Clients(args) => args.run(cache),
             Self::Sriov(args) => args.run(cache),
             Self::Pods(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),

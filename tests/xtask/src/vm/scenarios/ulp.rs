@@ -12,16 +12,12 @@
 //! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS would else be free to go
 //! over TCP.
 
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 
-use super::fixture::{self, Fixture, Options};
+use super::client::{Client, LISTENS, Ready, drive};
+use super::fixture::{Fixture, Options};
 use crate::cache::Cache;
-use crate::exec;
-use crate::rows::{self, Row};
-use crate::vm::daemon::Daemon;
-use crate::vm::guest::{Guest, Job};
+use crate::rows;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -30,31 +26,6 @@ pub(crate) struct Args {
 }
 
 const RDS: &str = include_str!("../../../../guest-programs/rds-echo.py");
-const READY: Duration = Duration::from_secs(40);
-const CLIENT: Duration = Duration::from_secs(300);
-const SERVER_END: Duration = Duration::from_secs(20);
-
-/// When a server is of use.
-#[derive(Debug, Clone, Copy)]
-enum Ready {
-    /// It has written this.
-    Says(&'static str),
-    /// This script succeeds in its guest.
-    When(&'static str),
-}
-
-const LISTENS: Ready = Ready::When("rdma resource show cm_id | grep -q LISTEN");
-
-/// A client in guest a with its server in guest b.
-#[derive(Debug, Clone, Copy)]
-struct Client {
-    name: &'static str,
-    server: &'static str,
-    ready: Ready,
-    client: &'static str,
-    /// Payload bytes that must have gone through the client's NIC.
-    bytes: u64,
-}
 
 const CLIENTS: &[Client] = &[
     Client {
@@ -183,82 +154,17 @@ impl Args {
         let wish = self.options.wish(2);
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
+        for guest in &fixture.lab.guests {
+            std::fs::write(guest.share().join("rds-echo.py"), RDS)?;
+        }
         let mut table = Vec::new();
         let chosen = |c: &&Client| self.options.chosen(c.name);
         for client in CLIENTS.iter().filter(chosen) {
-            let (a, b) = fixture.lab.pair()?;
-            let start = Instant::now();
-            let fault = drive(a, b, &fixture.daemon, client)?;
-            eprintln!("    {}: {}", client.name, fault.as_deref().unwrap_or("ok"));
-            table.push(Row {
-                name: client.name.into(),
-                ok: fault.is_none(),
-                value: Some(start.elapsed().as_secs_f64()),
-                reference: None,
-                ratio: None,
-                unit: "s".into(),
-                target: String::new(),
-            });
+            table.push(drive(&mut fixture, client)?);
         }
         let clean = fixture.clean();
         rows::print_table(&table, "vhost-rdma", "-");
         self.options.write(&table)?;
         Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
     }
-}
-
-/// Runs a client; what went wrong, if anything did.
-fn drive(a: &mut Guest, b: &mut Guest, daemon: &Daemon, client: &Client) -> Result<Option<String>> {
-    for guest in [&mut *a, &mut *b] {
-        std::fs::write(guest.share().join("rds-echo.py"), RDS)?;
-    }
-    let before = (daemon.counters(&fixture::nic(0))?, daemon.counters(&fixture::nic(1))?);
-    let job = b.spawn(&format!("ulimit -l unlimited\n{}", client.server))?;
-    if !wait_ready(b, job, client.ready)? {
-        let out = b.wait(job, Duration::from_secs(1))?;
-        return Ok(Some(format!("its server is not ready: {:?}\n{}", out.status, out.text)));
-    }
-    let out = a.run(&format!("ulimit -l unlimited\n{}", client.client), CLIENT)?;
-    // Tells servers without an end of their own.
-    std::fs::write(b.share().join("client.done"), "")?;
-    let end = b.wait(job, if out.ok() { SERVER_END } else { Duration::from_secs(2) })?;
-    std::fs::remove_file(b.share().join("client.done"))?;
-    if !out.ok() || !end.ok() {
-        return Ok(Some(format!(
-            "client {:?}, server {:?}\nclient:\n{}\nserver:\n{}",
-            out.status, end.status, out.text, end.text
-        )));
-    }
-    let after = (daemon.counters(&fixture::nic(0))?, daemon.counters(&fixture::nic(1))?);
-    for moved in [after.0.since(&before.0), after.1.since(&before.1)] {
-        if moved.bytes() < client.bytes {
-            return Ok(Some(format!(
-                "only {} of {} bytes went through a NIC",
-                moved.bytes(),
-                client.bytes
-            )));
-        }
-    }
-    Ok(None)
-}
-
-fn wait_ready(b: &mut Guest, job: Job, ready: Ready) -> Result<bool> {
-    let deadline = Instant::now() + READY;
-    while Instant::now() < deadline {
-        exec::check_interrupt()?;
-        let ended = b.finished(job)?;
-        let is_ready = match ready {
-            _ if ended.is_some() => return Ok(false),
-            Ready::Says(text) => b.output(job).contains(text),
-            Ready::When(script) => b.run(script, READY)?.ok(),
-        };
-        if is_ready {
-            return Ok(true);
-        }
-        if ended.is_some() {
-            return Ok(false);
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    Ok(false)
 }
