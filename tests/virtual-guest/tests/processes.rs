@@ -135,6 +135,18 @@ fn a_guest_whose_process_was_killed_starts_anew_over_the_same_connection() {
 }
 
 #[test]
+fn memory_that_was_within_its_limit_stays_when_the_process_dies() {
+    let world = world();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    world.daemon.run(&["nic", "set", &a.name, "--max-guest-bytes", "4096"]);
+    replace(&world.daemon, "net");
+    told_that_it_is_lost(&a.guest);
+    told_that_it_is_lost(&b.guest);
+    let (a, b) = (start_anew(&a), start_anew(&b));
+    writes(&mut pair(&a, &b), 5);
+}
+
+#[test]
 fn another_networks_guests_notice_nothing() {
     let world = world();
     let (a, b) = (node(&world, "net"), node(&world, "net"));

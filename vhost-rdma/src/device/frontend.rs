@@ -83,6 +83,22 @@ impl Frontend {
         self.journal.changed(change, &files);
     }
 
+    /// Takes a region in, if the guest then has at most `most` bytes.
+    pub(super) fn plug(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        most: u64,
+    ) -> Result<()> {
+        let (start, len) = (region.guest_phys_addr, region.memory_size);
+        let offer = Offer { start, len, file, offset: region.mmap_offset };
+        self.session.change_memory(|old| memory::plug(old, offer, most)).map_err(failed)?;
+        self.addresses.push(Address { vmm: region.user_addr, guest: start, len });
+        let piece = Piece { start, len, vmm: region.user_addr, offset: region.mmap_offset };
+        self.note_memory(vec![piece], |_| Change::Plugged(piece));
+        Ok(())
+    }
+
     /// The memory at these places is the guest's now, by files that have been looked at.
     fn note_memory(&self, pieces: Vec<Piece>, change: impl FnOnce(Vec<Piece>) -> Change) {
         let space = self.session.memory();
@@ -216,14 +232,8 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        let (start, len) = (region.guest_phys_addr, region.memory_size);
-        let offer = Offer { start, len, file, offset: region.mmap_offset };
         let most = self.session.max_guest_bytes();
-        self.session.change_memory(|old| memory::plug(old, offer, most)).map_err(failed)?;
-        self.addresses.push(Address { vmm: region.user_addr, guest: start, len });
-        let piece = Piece { start, len, vmm: region.user_addr, offset: region.mmap_offset };
-        self.note_memory(vec![piece], |_| Change::Plugged(piece));
-        Ok(None)
+        self.plug(region, file, most).map(|()| None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {

@@ -105,7 +105,8 @@ impl Frontend {
         match *change {
             Change::Plugged(piece) => {
                 let file = files.pop().ok_or(Error::InvalidParam)?;
-                self.add_mem_region(&region(&piece), file, None).map(drop)
+                // It was within the limit once. One that was lowered since takes nothing away.
+                self.plug(&region(&piece), file, u64::MAX)
             }
             Change::Size(queue, size) => self.set_vring_num(queue, size),
             Change::Place(queue, place) => {
