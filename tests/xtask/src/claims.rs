@@ -1,8 +1,7 @@
 //! The threat model held against the tests: each of its claims names tests that show it, and each
 //! test that it names is there.
 //!
-//! A name is `file::test`. The file is one of the virtual guest's tests or one of the daemon's
-//! sources, without `.rs`; a claim is a paragraph or list item, and the sections of [`SECTIONS`] are
+//! A name is `file::test`. The file is one below [`ROOTS`], without `.rs`; a claim is a paragraph or list item, and the sections of [`SECTIONS`] are
 //! made of claims that say what shows them.
 
 use std::collections::BTreeSet;
@@ -14,10 +13,19 @@ use anyhow::{Context, Result};
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
-const ROOTS: [&str; 2] = ["tests/virtual-guest/tests", "vhost-rdma/src"];
+const ROOTS: [&str; 6] = [
+    "tests/virtual-guest/tests",
+    "vhost-rdma/src",
+    "device-plugin/tests",
+    "cni-plugin/tests",
+    "cni-plugin/src",
+    "controller/tests",
+];
 /// Sections in which every list item is a claim.
-const SECTIONS: [&str; 4] = [
+const SECTIONS: [&str; 6] = [
     "## Guest against daemon",
+    "## Daemon against daemon",
+    "## Tenant against the node",
     "## Network process against supervisor",
     "## Process against its guest",
     "## Peer against peer",
@@ -73,9 +81,12 @@ fn is_a_test(root: &Path, name: &str) -> bool {
 fn has_test(text: &str, test: &str) -> bool {
     let Some(at) = text.find(&format!("fn {test}(")) else { return false };
     // Its attributes stand right above it.
-    let before = text[..at].trim_end_matches(' ');
+    let before = text[..at].trim_end_matches("async ").trim_end_matches(' ');
     let mut above = before.lines().rev().take_while(|line| !line.trim().is_empty());
-    above.any(|line| line.trim() == "#[test]")
+    above.any(|line| {
+        let line = line.trim();
+        line == "#[test]" || line.starts_with("#[tokio::test")
+    })
 }
 
 #[cfg(test)]
@@ -93,8 +104,9 @@ mod tests {
                     - **c**: by `rc::bursts`.\n\n## Other\n\n- **d**: e.\n";
         assert_eq!(unshown(text).len(), 1, "only what is shown is shown");
         assert_eq!(names(text).len(), 1);
-        let file = "#[test]\nfn one() {}\n\nfn two() {}\n";
-        assert!(has_test(file, "one") && !has_test(file, "two") && !has_test(file, "on"));
+        let file = "#[test]\nfn one() {}\n\nfn two() {}\n\n#[tokio::test]\nasync fn three() {}\n";
+        assert!(has_test(file, "one") && has_test(file, "three"));
+        assert!(!has_test(file, "two") && !has_test(file, "on"));
         assert!(!is_a_test(&crate::exec::workspace(), "rc::nobody_wrote_this"));
     }
 }
