@@ -33,8 +33,8 @@ use super::nic::{DirectKick, Nic, PATIENCE};
 use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
-use crate::engine::{Command, MemoryChange, Reply, Status};
 use crate::memory::AddressSpace;
+use crate::nic::{Command, Reply, Status};
 use crate::worker::{CallError, Progress};
 
 /// Entries of a virtqueue, at most.
@@ -325,12 +325,11 @@ impl Session {
     /// Has the engine take the guest's memory over, in steps between which others are served.
     fn follow_memory(&self, space: AddressSpace) -> Result<(), CallError> {
         let mut space = Some(space);
-        let mut change = MemoryChange::default();
         self.nic.call_in_steps(PATIENCE, move |shard, id, _| {
             if let Some(space) = space.take() {
-                change = shard.memory_changed(id, space);
+                shard.memory_changed(id, space);
             }
-            if shard.follow_memory(id, &mut change) { Progress::More } else { Progress::Done(()) }
+            if shard.follow_memory(id) { Progress::More } else { Progress::Done(()) }
         })
     }
 }

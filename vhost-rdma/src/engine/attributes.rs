@@ -51,10 +51,6 @@ impl Nic {
             ..abi::QueryDeviceResp::default()
         }
     }
-
-    pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        limits::counters(&self.counters, &self.counters_at_init)
-    }
 }
 
 /// The port: one, up, as fast as a 100 Gb/s one says it is.

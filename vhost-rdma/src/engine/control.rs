@@ -1,20 +1,20 @@
 //! Control commands: dispatch, and everything but the creation of rings' owners (`create`).
 
-use virtio_rdma_abi::{self as abi, event, mw_type, rereg, srq_mask};
+use virtio_rdma_abi::{self as abi, mw_type, rereg, srq_mask};
 use zerocopy::little_endian::U32;
 
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
-use super::nic::{Ah, KERNEL, Nic, NicState, Pd};
+use super::nic::{Ah, KERNEL, Nic, NicState};
 use super::quota;
 use super::window::WindowKind;
 use super::{DeferredDrop, Nanos, Shard, attributes};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::nic::budget::cost;
 use crate::nic::limits::{MAX_WR, WINDOWS_PER_MR};
+use crate::nic::objects::object;
 use crate::nic::qp::attrs::check_av;
 use crate::nic::quota::{Kept, Kind};
-use crate::nic::timer::Waiting;
 use crate::nic::{Command, Reply, Status};
 use crate::transport::{Gid, NicId, is_multicast};
 
@@ -85,7 +85,7 @@ impl Shard {
                 if ctx != KERNEL {
                     return Err(Status::PERM);
                 }
-                let map = nic.mrs.all.of(&nic.space);
+                let map = nic.backing.mrs.all.of(&nic.space);
                 return self.register(id, Registration { ctx, pdn, access, iova: 0, map });
             }
             Command::McastAttach { qpn, mgid } => return self.attach_mcast(id, ctx, (qpn, mgid)),
@@ -113,16 +113,9 @@ impl Shard {
     fn init(&mut self, id: NicId, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
         self.reset(id);
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-        nic.counters_at_init = nic.counters;
         nic.kept = Kept::begin(&space, &quota::ENGINE);
         nic.space = space;
-        nic.status_page = Some(status_page);
-        nic.contexts.begin();
-        nic.life = NicState::Ready;
-        Ok(Reply::Init(abi::InitResp {
-            abi_version: U32::new(abi::ABI_VERSION),
-            ..Default::default()
-        }))
+        Ok(nic.begin(status_page))
     }
 
     fn register(&mut self, id: NicId, request: Registration) -> Result<Reply, Status> {
@@ -130,13 +123,13 @@ impl Shard {
         nic.owned_pd(request.ctx, request.pdn)?;
         let limits = &nic.settings.limits;
         let bytes = if request.map.is_identity() { 0 } else { request.map.len() };
-        if nic.mrs.len() >= limits.max_mrs as usize
-            || nic.mrs.bytes().saturating_add(bytes) > limits.mr_bytes(&nic.space)
+        if nic.backing.mrs.len() >= limits.max_mrs as usize
+            || nic.backing.mrs.bytes().saturating_add(bytes) > limits.mr_bytes(&nic.space)
         {
             return Err(Status::NOMEM);
         }
-        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
-        let key = nic.mrs.register(request, random)?;
+        nic.kept.place(Kind::Region, nic.backing.mrs.by_number.len())?;
+        let key = nic.backing.mrs.register(request, random)?;
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
@@ -155,11 +148,11 @@ impl Shard {
             _ => return Err(Status::INVAL),
         };
         let most = nic.settings.limits.max_mrs.saturating_mul(WINDOWS_PER_MR);
-        if nic.mrs.windows() >= most as usize {
+        if nic.backing.mrs.windows() >= most as usize {
             return Err(Status::NOMEM);
         }
-        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
-        nic.mrs.allocate_window((ctx, pdn), kind, random).map(Reply::Object)
+        nic.kept.place(Kind::Region, nic.backing.mrs.by_number.len())?;
+        nic.backing.mrs.allocate_window((ctx, pdn), kind, random).map(Reply::Object)
     }
 
     fn allocate_fast(
@@ -175,11 +168,11 @@ impl Shard {
         if ctx != KERNEL {
             return Err(Status::PERM);
         }
-        if nic.mrs.len() >= nic.settings.limits.max_mrs as usize {
+        if nic.backing.mrs.len() >= nic.settings.limits.max_mrs as usize {
             return Err(Status::NOMEM);
         }
-        nic.kept.place(Kind::Region, nic.mrs.by_number.len())?;
-        nic.mrs.allocate_fast((ctx, pdn), max_pages, random).map(Reply::Object)
+        nic.kept.place(Kind::Region, nic.backing.mrs.by_number.len())?;
+        nic.backing.mrs.allocate_fast((ctx, pdn), max_pages, random).map(Reply::Object)
     }
 
     fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
@@ -235,8 +228,12 @@ impl Nic {
             Command::MrRereg { req, map } => self.reregister(ctx, &req, map),
             Command::MrDereg(key) => self.deregister(ctx, key),
             Command::MwDealloc(key) => {
-                let key = self.mrs.present_key(key).ok_or(Status::NOENT)?;
-                self.mrs.window(key).filter(|window| window.ctx == ctx).ok_or(Status::NOENT)?;
+                let key = self.backing.mrs.present_key(key).ok_or(Status::NOENT)?;
+                self.backing
+                    .mrs
+                    .window(key)
+                    .filter(|window| window.ctx == ctx)
+                    .ok_or(Status::NOENT)?;
                 self.remove_key(key);
                 Ok(Reply::Done)
             }
@@ -244,36 +241,20 @@ impl Nic {
                 self.create_cq(ctx, entries, vector, ring)
             }
             Command::CqModerate { cqn, count, period_us } => {
-                self.owned_cq(ctx, cqn)?;
-                let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
-                cq.moderation.set(count, period_us);
-                // A wait under the old setting is over.
-                if cq.moderation.is_waiting() {
-                    self.look_at(cqn);
-                }
-                Ok(Reply::Done)
+                self.moderate(ctx, cqn, (count, period_us))
             }
             Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
             Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
             Command::SrqModify { req, ring } => self.modify_srq(ctx, &req, ring),
-            Command::SrqQuery(srqn) => {
-                let srq = self.owned_srq(ctx, srqn)?;
-                Ok(Reply::SrqAttr(abi::SrqQueryResp {
-                    max_wr: U32::new(srq.max_wr),
-                    max_sge: U32::new(srq.ring.max_sge()),
-                    limit: U32::new(srq.limit),
-                    reserved: U32::new(0),
-                }))
-            }
+            Command::SrqQuery(srqn) => self.query_srq(ctx, srqn),
             Command::QpQuery(qpn) => {
-                self.owned_qp(ctx, qpn)?;
-                let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
-                let attr = qp.attrs.report(qp.state, qp.draining);
+                let qp = self.owned_qp(ctx, qpn)?;
+                let attr = qp.attrs.report(qp.state, qp.own.draining);
                 Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))
             }
             Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, av),
             Command::AhDestroy(number) => {
-                self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
+                self.owned_ah(ctx, number)?;
                 let ah = self.ahs.remove(number as usize);
                 self.leave_pd(ah.pdn);
                 Ok(Reply::Done)
@@ -289,51 +270,6 @@ impl Nic {
             || *gid == link_local(self.settings.mac)
     }
 
-    /// The NIC cannot go on.
-    pub(super) fn fail(&mut self) {
-        if matches!(self.life, NicState::Ready | NicState::Paused) {
-            self.raise(event::DEVICE_FATAL, 0, KERNEL);
-            self.deliver_events();
-            self.life = NicState::Failed;
-        }
-    }
-
-    pub(super) fn owned_pd(&self, ctx: u32, pdn: u32) -> Result<(), Status> {
-        self.pds.get(pdn as usize).filter(|pd| pd.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_cq(&self, ctx: u32, cqn: u32) -> Result<(), Status> {
-        self.cqs.get(cqn as usize).filter(|cq| cq.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_qp(&self, ctx: u32, qpn: u32) -> Result<(), Status> {
-        self.qps.get(&qpn).filter(|qp| qp.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_srq(&self, ctx: u32, srqn: u32) -> Result<&super::srq::Srq, Status> {
-        self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
-    }
-
-    fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        if self.pds.len() >= self.settings.limits.max_pds as usize {
-            return Err(Status::NOMEM);
-        }
-        self.kept.place(Kind::Pd, self.pds.len())?;
-        object(self.pds.insert(Pd { ctx, users: 0 }))
-    }
-
-    fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
-        self.owned_pd(ctx, pdn)?;
-        if self.mrs.uses_pd(pdn) || self.pds.get(pdn as usize).is_some_and(|pd| pd.users > 0) {
-            return Err(Status::BUSY);
-        }
-        self.pds.remove(pdn as usize);
-        Ok(Reply::Done)
-    }
-
     fn reregister(
         &mut self,
         ctx: u32,
@@ -342,7 +278,7 @@ impl Nic {
     ) -> Result<Reply, Status> {
         let key = req.lkey.get();
         let flags = req.flags.get();
-        let mr = self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        let mr = self.backing.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
             return Err(Status::INVAL);
         }
@@ -356,20 +292,20 @@ impl Nic {
             (false, _) => None,
         };
         if let Some((_, map)) = &memory
-            && self.mrs.bytes().saturating_add(map.len())
+            && self.backing.mrs.bytes().saturating_add(map.len())
                 > self.settings.limits.mr_bytes(&self.space)
         {
             return Err(Status::NOMEM);
         }
         let access = (flags & rereg::ACCESS != 0).then(|| req.access.get());
-        let old = self.mrs.reregister(key, Rereg { access, pdn, memory })?;
+        let old = self.backing.mrs.reregister(key, Rereg { access, pdn, memory })?;
         self.deferred_drops.extend(old.map(DeferredDrop::new));
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
     fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
-        let key = self.mrs.present_key(key).ok_or(Status::NOENT)?;
-        let mr = self.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        let key = self.backing.mrs.present_key(key).ok_or(Status::NOENT)?;
+        let mr = self.backing.mrs.get(key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         if mr.windows > 0 {
             return Err(Status::BUSY);
         }
@@ -381,38 +317,7 @@ impl Nic {
     /// takes its time.
     pub(super) fn remove_key(&mut self, key: u32) {
         self.meter.charge(cost::OBJECT);
-        self.deferred_drops.extend(self.mrs.remove(key).map(DeferredDrop::new));
-    }
-
-    /// An object of a domain begins.
-    pub(super) fn join_pd(&mut self, pdn: u32) {
-        if let Some(pd) = self.pds.get_mut(pdn as usize) {
-            pd.users += 1;
-        }
-    }
-
-    /// It ends.
-    pub(super) fn leave_pd(&mut self, pdn: u32) {
-        if let Some(pd) = self.pds.get_mut(pdn as usize) {
-            pd.users = pd.users.saturating_sub(1);
-        }
-    }
-
-    fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
-        self.owned_cq(ctx, cqn)?;
-        if self.cqs.get(cqn as usize).is_some_and(|cq| cq.users > 0) {
-            return Err(Status::BUSY);
-        }
-        self.remove_cq(cqn);
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn remove_cq(&mut self, cqn: u32) {
-        self.meter.charge(cost::OBJECT);
-        self.deferred_drops.extend(self.cqs.try_remove(cqn as usize).map(DeferredDrop::new));
-        self.timers.remove(Waiting::Event(cqn));
-        self.forget_events(&[event::CQ_ERR], cqn);
-        self.forget_completion(cqn);
+        self.deferred_drops.extend(self.backing.mrs.remove(key).map(DeferredDrop::new));
     }
 
     fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
@@ -424,13 +329,8 @@ impl Nic {
     }
 
     pub(super) fn remove_srq(&mut self, srqn: u32) {
-        self.meter.charge(cost::OBJECT);
-        if let Some(srq) = self.srqs.try_remove(srqn as usize) {
-            self.leave_pd(srq.pdn);
-            self.contexts.free_doorbell(srq.ctx, srq.doorbell);
-            self.forget_events(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
-            self.deferred_drops.push(DeferredDrop::new(srq));
-        }
+        let srq = self.unlink_srq(srqn);
+        self.deferred_drops.extend(srq.map(DeferredDrop::new));
     }
 
     fn modify_srq(
@@ -471,11 +371,6 @@ impl Nic {
         check_av(&av, |index| self.gid(index).is_some())?;
         self.kept.place(Kind::Ah, self.ahs.len())?;
         self.join_pd(pdn);
-        object(self.ahs.insert(Ah { ctx, pdn, av }))
+        object(self.ahs.insert(Ah { ctx, pdn, av, own: () }))
     }
-}
-
-/// The answer that names a new object.
-pub(super) fn object(index: usize) -> Result<Reply, Status> {
-    u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
 }

@@ -4,17 +4,15 @@ use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;
 
 use super::Shard;
-use super::control::object;
 use super::nic::Nic;
-use super::qp::Qp;
+use super::qp::{Inbound, Qp};
 use super::quota;
-use super::srq::{Srq, SrqShape};
+use super::srq::Srq;
 use crate::memory::Ring;
-use crate::nic::cq::Cq;
 use crate::nic::doorbell::Owner;
 use crate::nic::qp::{Attrs, Kind, SendQueue, State};
 use crate::nic::quota::Kind as Place;
-use crate::nic::receive::{Receive, ReceiveRing};
+use crate::nic::receive::ReceiveRing;
 use crate::nic::shape;
 use crate::nic::table;
 use crate::nic::{Reply, Status};
@@ -47,24 +45,6 @@ impl Shard {
 }
 
 impl Nic {
-    pub(super) fn create_cq(
-        &mut self,
-        ctx: u32,
-        entries: u32,
-        vector: u32,
-        ring: Ring,
-    ) -> Result<Reply, Status> {
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        shape::check_cq(entries, vector, self.settings.comp_vectors)?;
-        if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
-            return Err(Status::NOMEM);
-        }
-        self.kept.place(Place::Cq, self.cqs.len())?;
-        object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
-    }
-
     pub(super) fn create_srq(
         &mut self,
         ctx: u32,
@@ -73,15 +53,6 @@ impl Nic {
     ) -> Result<Reply, Status> {
         self.owned_pd(ctx, req.pdn.get())?;
         shape::ENGINE.check_srq(req)?;
-        let shape = SrqShape {
-            ctx,
-            pdn: req.pdn.get(),
-            entries: req.entries.get(),
-            log2_stride: req.log2_stride,
-            max_wr: req.max_wr.get(),
-            max_sge: req.max_sge.get(),
-            limit: req.limit.get(),
-        };
         if self.srqs.len() >= self.settings.limits.max_srqs.min(table::MOST) as usize {
             return Err(Status::NOMEM);
         }
@@ -90,19 +61,14 @@ impl Nic {
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
         let doorbell =
             self.contexts.take_doorbell(ctx, Owner::Shared(srqn)).ok_or(Status::NOMEM)?;
-        self.join_pd(shape.pdn);
-        self.srqs.insert(Srq::new(&shape, ring, (doorbell, kept)));
+        self.join_pd(req.pdn.get());
+        self.srqs.insert(Srq::new((ctx, req), ring, (doorbell, kept), Vec::new()));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
 
     fn check_qp(&self, ctx: u32, kind: Kind, request: &QpRequest<'_>) -> Result<(), Status> {
         let (req, sq, rq) = request;
-        self.owned_pd(ctx, req.pdn.get())?;
-        self.owned_cq(ctx, req.send_cqn.get())?;
-        self.owned_cq(ctx, req.recv_cqn.get())?;
-        if req.srqn.get() != abi::NO_SRQ {
-            self.owned_srq(ctx, req.srqn.get())?;
-        }
+        self.check_qp_parts(ctx, req)?;
         shape::ENGINE.check_qp(req, (sq.is_some(), rq.is_some()))?;
         if !kind.is_allowed_to(ctx) {
             return Err(Status::PERM);
@@ -110,11 +76,7 @@ impl Nic {
         if kind == Kind::Gsi && self.qps.contains_key(&abi::GSI_QPN) {
             return Err(Status::EXIST);
         }
-        if self.qps.len() >= self.settings.limits.max_qps as usize {
-            Err(Status::NOMEM)
-        } else {
-            Ok(())
-        }
+        self.check_qp_room()
     }
 
     fn insert_qp(
@@ -147,31 +109,10 @@ impl Nic {
                 ReceiveRing::new(ring, req.rq_entries.get(), req.rq_log2_stride, receive_sge)
             }),
             doorbells,
-            open: Receive::default(),
-            open_taken: false,
-            arrived: 0,
-            stamp: None,
-            waiter: None,
             scheduled: false,
-            established: false,
-            draining: false,
-            last_wqe_raised: false,
-            groups: 0,
-            refused: 0,
+            own: Inbound::default(),
             _kept: kept,
         };
-        for cqn in [qp.send_cqn, qp.recv_cqn] {
-            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
-                cq.users += 1;
-            }
-        }
-        if let Some(srq) = srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
-            srq.users += 1;
-        }
-        self.join_pd(qp.pdn);
-        self.qp_numbers.insert(qpn);
-        self.qps.insert(qpn, Box::new(qp));
-        let [sq_db, rq_db] = doorbells.map(U32::new);
-        Ok(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) })
+        Ok(self.link_qp(qp))
     }
 }

@@ -48,7 +48,7 @@ impl Nic {
         let failed = |_: Denied| wc_status::LOC_QP_OP_ERR;
         match operation {
             LocalOperation::Invalidate => {
-                self.mrs.invalidate(wqe.imm.get(), pdn, qpn).map_err(failed)?;
+                self.backing.mrs.invalidate(wqe.imm.get(), pdn, qpn).map_err(failed)?;
                 Ok(wc_opcode::LOCAL_INV)
             }
             LocalOperation::BindWindow => {
@@ -62,7 +62,7 @@ impl Nic {
                     len: wqe.arg0.get(),
                     access: wqe.aux.get(),
                 };
-                self.mrs.bind(&bind).map_err(|Denied| wc_status::MW_BIND_ERR)?;
+                self.backing.mrs.bind(&bind).map_err(|Denied| wc_status::MW_BIND_ERR)?;
                 Ok(wc_opcode::BIND_MW)
             }
             LocalOperation::FastRegister => {
@@ -84,7 +84,7 @@ impl Nic {
                     len: wqe.arg0.get(),
                     pages,
                 };
-                self.mrs.fast_register(&request, &self.space).map_err(failed)?;
+                self.backing.mrs.fast_register(&request, &self.space).map_err(failed)?;
                 Ok(wc_opcode::REG_MR)
             }
         }

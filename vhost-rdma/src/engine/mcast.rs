@@ -5,7 +5,7 @@
 use rustc_hash::FxHashMap;
 
 use super::Shard;
-use super::nic::Nic;
+use super::nic::{Nic, Soft};
 use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::nic::qp::Kind;
 use crate::nic::{Reply, Status};
@@ -22,18 +22,18 @@ impl Nic {
         if !is_ud || !is_multicast(&mgid) {
             return Err(Status::INVAL);
         }
-        let joins = !self.groups.contains_key(&mgid);
-        if joins && self.groups.len() >= MAX_MCAST_GROUPS as usize {
+        let joins = !self.backing.groups.contains_key(&mgid);
+        if joins && self.backing.groups.len() >= MAX_MCAST_GROUPS as usize {
             return Err(Status::NOMEM);
         }
-        let members = self.groups.entry(mgid).or_default();
+        let members = self.backing.groups.entry(mgid).or_default();
         if !members.contains(&qpn) {
             if members.len() >= MAX_MCAST_QPS as usize {
                 return Err(Status::NOMEM);
             }
             members.push(qpn);
             if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.groups += 1;
+                qp.own.groups += 1;
             }
         }
         Ok(joins)
@@ -42,22 +42,22 @@ impl Nic {
     /// Detaches a QP; true if the NIC leaves the group by it.
     pub(super) fn detach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;
-        let members = self.groups.get_mut(&mgid).ok_or(Status::INVAL)?;
+        let members = self.backing.groups.get_mut(&mgid).ok_or(Status::INVAL)?;
         let at = members.iter().position(|&member| member == qpn).ok_or(Status::INVAL)?;
         members.swap_remove(at);
         if let Some(qp) = self.qps.get_mut(&qpn) {
-            qp.groups = qp.groups.saturating_sub(1);
+            qp.own.groups = qp.own.groups.saturating_sub(1);
         }
         let leaves = members.is_empty();
         if leaves {
-            self.groups.remove(&mgid);
+            self.backing.groups.remove(&mgid);
         }
         Ok(leaves)
     }
 
     /// Takes QPs that go away out of all groups. Those that it leaves empty wait in `left` for the shard to leave them too.
     pub(super) fn leave_all(&mut self, goes: impl Fn(u32) -> bool) {
-        let Self { groups, left, .. } = self;
+        let Soft { groups, left, .. } = &mut self.backing;
         groups.retain(|mgid, members| {
             members.retain(|&member| !goes(member));
             if members.is_empty() {
@@ -72,7 +72,7 @@ impl Shard {
     /// Leaves the groups that the end of QPs left empty: else a guest could make the network remember groups without bound.
     pub(super) fn leave_empty_groups(&mut self, id: NicId) {
         let Some((nic, networks, _)) = self.parts(id) else { return };
-        for mgid in std::mem::take(&mut nic.left) {
+        for mgid in std::mem::take(&mut nic.backing.left) {
             networks.leave(nic.settings.vni, mgid, id);
         }
     }

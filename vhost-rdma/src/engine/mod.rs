@@ -19,11 +19,9 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod attributes;
-mod chores;
 mod control;
 mod create;
 mod fastreg;
-mod follow;
 mod local;
 mod mcast;
 mod modify;
@@ -31,9 +29,9 @@ mod mr;
 mod network;
 mod nic;
 mod numbers;
+mod on_shard;
 mod pace;
 mod placement;
-mod provider;
 pub(crate) mod qp;
 mod quota;
 mod requester;
@@ -55,13 +53,12 @@ pub use crate::nic::{
     Port, Reply, Status, control_offset,
 };
 pub use crate::ordering::Visible;
-pub use follow::MemoryChange;
 pub use numbers::Random;
-pub use provider::Provider;
+pub(crate) use on_shard::OnShard;
 pub use rounds::Look;
 
 use self::network::Networks;
-use self::nic::{Nic, NicState};
+use self::nic::{Nic, NicState, Soft};
 use self::numbers::Numbers;
 use self::qp::Waiter;
 use self::rounds::Rounds;
@@ -69,6 +66,7 @@ use self::strain::Strains;
 use crate::memory::{AddressSpace, Segment};
 use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
+use crate::nic::provider::Provider as _;
 use crate::nic::roster::{Roster, Walk};
 use crate::transport::{Local, NicId};
 
@@ -76,7 +74,7 @@ use crate::transport::{Local, NicId};
 pub struct Shard {
     nics: Vec<Option<Box<Nic>>>,
     /// NICs that bring their own verbs; where one is, `nics` has none.
-    provided: Vec<Option<Box<dyn Provider>>>,
+    provided: Vec<Option<Box<dyn OnShard>>>,
     networks: Networks,
     qpns: Numbers,
     random: Box<dyn Random>,
@@ -235,7 +233,7 @@ impl Shard {
         for gid in nic.gids.iter().flatten() {
             networks.release(vni, *gid, id);
         }
-        for mgid in nic.groups.keys().chain(&nic.left) {
+        for mgid in nic.backing.groups.keys().chain(&nic.backing.left) {
             networks.leave(vni, *mgid, id);
         }
         let mut old = nic.clear();
@@ -288,25 +286,20 @@ impl Shard {
     /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
     ///
     /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is called until nothing is left to do.
-    pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) -> MemoryChange {
+    pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
         if let Some(nic) = self.provided_mut(id) {
             nic.memory_changed(space);
-            return MemoryChange::default();
-        }
-        let Some(nic) = self.nic_mut(id) else { return MemoryChange::default() };
-        match nic.life {
-            NicState::Ready | NicState::Paused => nic.memory_changed(space),
-            NicState::Idle | NicState::Failed => MemoryChange::default(),
+        } else if let Some(nic) = self.nic_mut(id) {
+            nic.memory_changed(space);
         }
     }
 
     /// Looks at some more objects after a change of memory; true if there are others.
-    pub fn follow_memory(&mut self, id: NicId, change: &mut MemoryChange) -> bool {
+    pub fn follow_memory(&mut self, id: NicId) -> bool {
         if let Some(nic) = self.provided_mut(id) {
             return nic.follow_memory();
         }
-        let Some(nic) = self.nic_mut(id) else { return false };
-        matches!(nic.life, NicState::Ready | NicState::Paused) && nic.follow_memory(change)
+        self.nic_mut(id).is_some_and(Nic::follow_memory)
     }
 
     /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
@@ -314,7 +307,7 @@ impl Shard {
         if let Some(nic) = self.provided_mut(id) {
             nic.fail();
         } else if let Some(nic) = self.nic_mut(id) {
-            nic.fail();
+            Soft::fail(nic);
         }
     }
 
@@ -335,19 +328,11 @@ impl Shard {
     /// What is seen of a NIC.
     #[must_use]
     pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
-        let page_faults = self.strains.faults(id.0 as usize);
-        if let Some(Some(nic)) = self.provided.get(id.0 as usize) {
-            let mut snapshot = nic.status();
-            snapshot.counters.page_faults = page_faults;
-            return Some(snapshot);
-        }
-        let nic = self.nics.get(id.0 as usize)?.as_ref()?;
-        Some(NicSnapshot {
-            ready: nic.life == NicState::Ready,
-            failed: nic.life == NicState::Failed,
-            counters: Counters { page_faults, ..nic.counters },
-            objects: if nic.life == NicState::Paused { Objects::default() } else { nic.objects() },
-            gids: nic.gids.iter().flatten().copied().collect(),
-        })
+        let provided = self.provided.get(id.0 as usize).and_then(Option::as_ref);
+        let own = self.nics.get(id.0 as usize).and_then(Option::as_ref);
+        let seen = provided.map(|nic| nic.status()).or_else(|| own.map(|nic| nic.snapshot()));
+        let mut snapshot = seen?;
+        snapshot.counters.page_faults = self.strains.faults(id.0 as usize);
+        Some(snapshot)
     }
 }

@@ -1,25 +1,14 @@
 //! Changes of QPs: the state machine's commands, and the end of a QP.
 
-use virtio_rdma_abi::{self as abi, attr_mask, event};
+use virtio_rdma_abi as abi;
 
 use super::nic::{KERNEL, Nic};
 use super::qp::Waiter;
 use super::{DeferredDrop, Shard};
-use crate::nic::budget::cost;
 use crate::nic::qp::{Kind, State, state};
 use crate::nic::timer::Waiting;
 use crate::nic::{Reply, Status};
 use crate::transport::NicId;
-
-/// Events whose object is a QP.
-const QP_EVENTS: [u32; 6] = [
-    event::QP_FATAL,
-    event::QP_REQ_ERR,
-    event::QP_ACCESS_ERR,
-    event::COMM_EST,
-    event::SQ_DRAINED,
-    event::QP_LAST_WQE_REACHED,
-];
 
 impl Shard {
     pub(super) fn destroy_qp(&mut self, id: NicId, ctx: u32, qpn: u32) -> Result<Reply, Status> {
@@ -51,7 +40,7 @@ impl Shard {
             // The peer may have been waiting for this QP to appear.
             let peer = networks.holder(nic.settings.vni, &qp.attrs.av().dgid);
             let dest_qpn = qp.attrs.dest_qpn();
-            nic.wakes.extend(peer.map(|peer| Waiter { nic: peer, qpn: dest_qpn }));
+            nic.backing.wakes.extend(peer.map(|peer| Waiter { nic: peer, qpn: dest_qpn }));
         }
         Ok(Reply::Done)
     }
@@ -59,27 +48,11 @@ impl Shard {
 
 impl Nic {
     pub(super) fn remove_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.remove(&qpn) else { return };
-        self.meter.charge(cost::OBJECT);
-        self.qp_numbers.remove(qpn);
+        let Some(qp) = self.unlink_qp(qpn) else { return };
         self.timers.remove(Waiting::Send(qpn));
-        self.leave_pd(qp.pdn);
-        if qp.groups > 0 {
+        if qp.own.groups > 0 {
             self.leave_all(|member| member == qpn);
         }
-        // Its place in the run queue stays: it stands for nothing, and whoever searched for it could be made to search all day.
-        for cqn in [qp.send_cqn, qp.recv_cqn] {
-            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
-                cq.users -= 1;
-            }
-        }
-        if let Some(srq) = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
-            srq.users -= 1;
-        }
-        for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.contexts.free_doorbell(qp.ctx, doorbell);
-        }
-        self.forget_events(&QP_EVENTS, qpn);
         self.deferred_drops.push(DeferredDrop::new(qp));
     }
 
@@ -94,10 +67,13 @@ impl Nic {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(false) };
         qp.state = to;
         match (from, to) {
-            (_, State::Reset) => self.reset_qp(qpn),
+            (_, State::Reset) => {
+                qp.own.reset();
+                self.reset_qp(qpn);
+            }
             (_, State::Err) => self.enter_error(qpn),
             (State::Rts, State::Sqd) => {
-                qp.draining = true;
+                qp.own.draining = true;
                 if qp.send.as_ref().is_none_or(|send| send.current.is_none()) {
                     self.drained(qpn);
                 }
@@ -115,32 +91,13 @@ impl Nic {
         held: impl Fn(u16) -> bool,
     ) -> Result<(State, State), Status> {
         let qp = self.qps.get_mut(&qpn).ok_or(Status::NOENT)?;
-        let mask = attr.mask.get();
-        let from = qp.state;
-        let to = if mask & attr_mask::STATE != 0 {
-            State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
-        } else {
-            from
-        };
-        let wrong_current =
-            mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
+        let (from, to) = state::change(qp.kind, qp.state, attr)?;
         // IBTA 10.3.1.4: not before the send queue is drained.
-        let still_draining = from == State::Sqd && to == State::Rts && qp.draining;
-        if !state::allows(qp.kind, from, to, mask) || wrong_current || still_draining {
+        if from == State::Sqd && to == State::Rts && qp.own.draining {
             return Err(Status::INVAL);
         }
         qp.attrs.set(attr, held)?;
         Ok((from, to))
-    }
-
-    fn reset_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.reset();
-        let (ctx, doorbells) = (qp.ctx, qp.doorbells);
-        for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.contexts.reset_doorbell(ctx, doorbell);
-        }
-        self.forget_events(&QP_EVENTS, qpn);
     }
 }
 

@@ -78,7 +78,8 @@ impl Nic {
         let range = (!asked(flush::MR)).then_some((request.remote_addr, length));
         let granted = rights != 0
             && self.qps.get(&qpn).is_some_and(|qp| {
-                qp.attrs.has(rights) && self.mrs.admits_flush((qp.pdn, request.rkey), rights, range)
+                qp.attrs.has(rights)
+                    && self.backing.mrs.admits_flush((qp.pdn, request.rkey), rights, range)
             });
         if !granted {
             return self.refuse(qpn, request, Nak::RemoteAccess);

@@ -1,9 +1,12 @@
-//! Queue pairs: what the engine knows of each, and the receive that an inbound message fills.
+//! Queue pairs: what the engine keeps of each beside the guest's part, above all of the message
+//! that comes in.
 
-use crate::memory::Charge;
-use crate::nic::qp::{Attrs, Kind, SendQueue, State};
-use crate::nic::receive::{Receive, ReceiveRing};
+use super::nic::Soft;
+use crate::nic::receive::Receive;
 use crate::transport::NicId;
+
+/// A queue pair whose work requests the daemon executes.
+pub(super) type Qp = crate::nic::objects::Qp<Soft>;
 
 /// A requester that found no receive and wants to know of the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,25 +15,11 @@ pub(super) struct Waiter {
     pub(super) qpn: u32,
 }
 
-/// A queue pair.
-#[derive(Debug)]
-pub(super) struct Qp {
-    pub(super) qpn: u32,
-    pub(super) ctx: u32,
-    pub(super) pdn: u32,
-    pub(super) kind: Kind,
-    pub(super) state: State,
-    pub(super) attrs: Attrs,
-    pub(super) signal_all: bool,
-    pub(super) send_cqn: u32,
-    pub(super) recv_cqn: u32,
-    pub(super) srqn: Option<u32>,
-    /// Beside the rest: a turn takes it out and puts it back.
-    pub(super) send: Option<Box<SendQueue>>,
-    pub(super) receive: Option<ReceiveRing>,
-    /// Doorbell numbers of the two queues.
-    pub(super) doorbells: [u32; 2],
-    /// The receive that the inbound message in progress fills, or that a dropped message left for the next one.
+/// What the engine keeps of a queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// The receive that the inbound message in progress fills, or that a dropped message left for
+    /// the next one.
     pub(super) open: Receive,
     pub(super) open_taken: bool,
     /// Bytes of the inbound message in progress that have arrived.
@@ -39,8 +28,6 @@ pub(super) struct Qp {
     /// message has begun.
     pub(super) stamp: Option<u64>,
     pub(super) waiter: Option<Waiter>,
-    /// In the NIC's run queue.
-    pub(super) scheduled: bool,
     /// COMM_EST was raised since RTR.
     pub(super) established: bool,
     /// SQD was asked for and sends are still under way.
@@ -51,20 +38,11 @@ pub(super) struct Qp {
     pub(super) groups: u32,
     /// Requests of an unreliable peer that were dropped since RESET for a key, range or right.
     pub(super) refused: u32,
-    pub(super) _kept: Charge,
 }
 
-impl Qp {
-    /// Forgets everything posted, without completions (IBTA 10.3.1, RESET).
+impl Inbound {
+    /// The QP is in RESET: a message in progress is forgotten. Groups keep it.
     pub(super) fn reset(&mut self) {
-        self.state = State::Reset;
-        self.attrs = Attrs::default();
-        if let Some(send) = &mut self.send {
-            send.reset();
-        }
-        if let Some(receive) = &mut self.receive {
-            receive.reset();
-        }
         self.open_taken = false;
         self.arrived = 0;
         self.stamp = None;

@@ -158,7 +158,7 @@ impl Shard {
         if let Some(looked) = budget.looked()
             && let Some(nic) = self.nic_mut(id)
         {
-            nic.pace.judge(looked);
+            nic.backing.pace.judge(looked);
         }
         over
     }
@@ -395,7 +395,7 @@ impl Nic {
         let retries = (qp.attrs.rnr_retry(), qp.attrs.retry_cnt());
         let dest_qpn = qp.attrs.dest_qpn();
         let flow = Flow {
-            source: self.id,
+            source: self.backing.id,
             source_qpn: qpn,
             source_gid: self.gid(av.sgid_index.get()).unwrap_or(NO_GID),
             source_mac: self.settings.mac,
@@ -405,7 +405,10 @@ impl Nic {
             hop_limit: av.hop_limit,
             sl: av.sl,
         };
-        Some((Turn { nic: self.id, qpn, pdn, kind, signal_all, cqn, retries, flow, now }, send))
+        Some((
+            Turn { nic: self.backing.id, qpn, pdn, kind, signal_all, cqn, retries, flow, now },
+            send,
+        ))
     }
 
     fn end_turn(&mut self, qpn: u32, send: Box<SendQueue>, more: bool) {
@@ -423,7 +426,7 @@ impl Nic {
     /// The sends that had begun before SQD are over (IBTA 10.3.1.4).
     pub(super) fn drained(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        if std::mem::take(&mut qp.draining) && qp.attrs.wants_drain_event() {
+        if std::mem::take(&mut qp.own.draining) && qp.attrs.wants_drain_event() {
             let ctx = qp.ctx;
             self.raise(event::SQ_DRAINED, qpn, ctx);
         }
@@ -524,7 +527,7 @@ impl Nic {
                 len: sge.length.get(),
                 rights,
             };
-            let Ok(segment) = self.mrs.segment(&access) else { return false };
+            let Ok(segment) = self.backing.mrs.segment(&access) else { return false };
             match segments.get_mut(count) {
                 Some(old) => segment.replace(old),
                 None => segments.push(segment.keep()),
@@ -544,7 +547,7 @@ impl Nic {
             return planned.total - send.done;
         }
         let lengths = send.sges.iter().map(|sge| sge.length.get());
-        self.pace.piece(lengths, send.done, planned.total)
+        self.backing.pace.piece(lengths, send.done, planned.total)
     }
 
     /// Whether the keys of a message that takes several turns open what they opened at its first: a
@@ -553,7 +556,7 @@ impl Nic {
         if len == total {
             return true;
         }
-        let stamp = self.mrs.stamp_of(&send.sges);
+        let stamp = self.backing.mrs.stamp_of(&send.sges);
         if send.done == 0 {
             send.stamp = stamp;
         }

@@ -101,7 +101,7 @@ impl Nic {
     /// Delivers to attached QPs that the datagram may reach.
     fn receive_multicast(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         // Taken out so that delivering can borrow the NIC; a QP cannot leave meanwhile.
-        let groups = std::mem::take(&mut self.groups);
+        let groups = std::mem::take(&mut self.backing.groups);
         let members = groups.get(&request.flow.dest_gid).map_or(&[][..], Vec::as_slice);
         let (mut reached, mut faulted) = (0, false);
         for &qpn in members.iter().skip(first as usize).take(most as usize) {
@@ -112,7 +112,7 @@ impl Nic {
                 faulted |= self.receive_datagram(qpn, request) == Outcome::LocalFault;
             }
         }
-        self.groups = groups;
+        self.backing.groups = groups;
         (reached, faulted)
     }
 
@@ -146,7 +146,7 @@ impl Nic {
 
     fn note_established(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        if qp.state == State::Rtr && !std::mem::replace(&mut qp.established, true) {
+        if qp.state == State::Rtr && !std::mem::replace(&mut qp.own.established, true) {
             let ctx = qp.ctx;
             self.raise(event::COMM_EST, qpn, ctx);
         }
@@ -159,24 +159,24 @@ impl Nic {
     fn open_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Opened::None };
         let is_refused = |open: &Receive| service != Service::Reliable && open.is_short_of(needed);
-        if qp.open_taken {
-            let refused = is_refused(&qp.open);
+        if qp.own.open_taken {
+            let refused = is_refused(&qp.own.open);
             if refused {
                 // Nothing of this message may be taken for the rest of an earlier one.
-                qp.arrived = 0;
+                qp.own.arrived = 0;
             }
             return if refused { Opened::TooSmall } else { Opened::Taken };
         }
         let mut srq = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize));
         let found = match (&srq, &qp.receive) {
-            (Some(srq), _) => srq.peek(&mut qp.open),
-            (None, Some(ring)) => ring.peek(&mut qp.open),
+            (Some(srq), _) => srq.peek(&mut qp.own.open),
+            (None, Some(ring)) => ring.peek(&mut qp.own.open),
             (None, None) => false,
         };
         if !found {
             return Opened::None;
         }
-        if is_refused(&qp.open) {
+        if is_refused(&qp.own.open) {
             return Opened::TooSmall;
         }
         let limit = match (&mut srq, &mut qp.receive) {
@@ -187,7 +187,7 @@ impl Nic {
             }
             (None, None) => false,
         };
-        qp.open_taken = true;
+        qp.own.open_taken = true;
         if let (true, Some(srqn)) = (limit, qp.srqn) {
             let ctx = qp.ctx;
             self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
@@ -212,7 +212,7 @@ impl Nic {
         let waiter = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
         match qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
             Some(srq) => srq.remember(waiter),
-            None => qp.waiter = Some(waiter),
+            None => qp.own.waiter = Some(waiter),
         }
         Outcome::NotReady(qp.attrs.min_rnr_timer())
     }
@@ -228,15 +228,15 @@ impl Nic {
             return Outcome::NoAnswer;
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
-        if qp.open.malformed {
+        if qp.own.open.malformed {
             return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
-        if u64::from(request.total) > qp.open.capacity() {
+        if u64::from(request.total) > qp.own.open.capacity() {
             return self.receive_failed(qpn, wc_status::LOC_LEN_ERR, Nak::InvalidRequest);
         }
-        qp.arrived = request.offset + request.len;
-        let stamp = || self.mrs.stamp_of(&qp.open.sges);
-        if !same_memory(&mut qp.stamp, request, stamp).unwrap_or(false) {
+        qp.own.arrived = request.offset + request.len;
+        let stamp = || self.backing.mrs.stamp_of(&qp.own.open.sges);
+        if !same_memory(&mut qp.own.stamp, request, stamp).unwrap_or(false) {
             return self.scatter_failed(qpn, &Scatter::Denied);
         }
         if let Err(fault) = self.scatter(qpn, request, 0) {
@@ -257,7 +257,7 @@ impl Nic {
         else {
             return true;
         };
-        let done = self.mrs.invalidate(key, pdn, qpn).is_ok();
+        let done = self.backing.mrs.invalidate(key, pdn, qpn).is_ok();
         if !done {
             self.complete_receive_error(qpn, wc_status::LOC_PROT_ERR);
             self.enter_error(qpn);
@@ -267,7 +267,7 @@ impl Nic {
 
     /// Whether this piece follows what has arrived; a QP that was reset meanwhile knows nothing of it.
     fn continues(&self, qpn: u32, request: &Request<'_>) -> bool {
-        self.qps.get(&qpn).is_some_and(|qp| qp.open_taken && qp.arrived == request.offset)
+        self.qps.get(&qpn).is_some_and(|qp| qp.own.open_taken && qp.own.arrived == request.offset)
     }
 
     /// Copies a piece to the open receive, `skip` bytes in.
@@ -307,10 +307,10 @@ impl Nic {
             Some(srqn) => self.srqs.get(srqn as usize)?.pdn,
             None => qp.pdn,
         };
-        self.meter.charge_each(cost::ELEMENT, qp.open.sges.len());
+        self.meter.charge_each(cost::ELEMENT, qp.own.open.sges.len());
         let mut segments = Scattered::new();
         let mut left = needed;
-        for sge in &qp.open.sges {
+        for sge in &qp.own.open.sges {
             if left == 0 {
                 break;
             }
@@ -325,7 +325,7 @@ impl Nic {
                 len: sge.length.get(),
                 rights: access::LOCAL_WRITE,
             };
-            segments.push(self.mrs.segment(&access).ok()?);
+            segments.push(self.backing.mrs.segment(&access).ok()?);
             left = left.saturating_sub(u64::from(access.len));
         }
         Some(segments)
@@ -334,8 +334,8 @@ impl Nic {
     /// Completes the open receive.
     fn receive_done(&mut self, qpn: u32, request: &Request<'_>, opcode: u8, byte_len: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.open_taken = false;
-        qp.arrived = 0;
+        qp.own.open_taken = false;
+        qp.own.arrived = 0;
         let mut flags = cqe_flags::RECV | qp.srqn.map_or(0, |_| cqe_flags::SRQ);
         let immediate = request.immediate.map_or(0, |bytes| {
             flags |= cqe_flags::IMM;
@@ -349,14 +349,14 @@ impl Nic {
             flags |= cqe_flags::SOLICITED;
         }
         let mut cqe = Cqe {
-            wr_id: U64::new(qp.open.wr_id),
+            wr_id: U64::new(qp.own.open.wr_id),
             qpn: U32::new(qpn),
             opcode,
             status: wc_status::SUCCESS,
             byte_len: U32::new(byte_len),
             imm: U32::new(immediate),
             src_qp: U32::new(request.flow.source_qpn),
-            wqe_index: U32::new(qp.open.index),
+            wqe_index: U32::new(qp.own.open.index),
             sl: request.flow.sl,
             ..Cqe::default()
         };
@@ -388,10 +388,10 @@ impl Nic {
 
     fn complete_receive_error(&mut self, qpn: u32, status: u8) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.open_taken = false;
-        qp.arrived = 0;
+        qp.own.open_taken = false;
+        qp.own.arrived = 0;
         let mut cqe = Cqe {
-            wr_id: U64::new(qp.open.wr_id),
+            wr_id: U64::new(qp.own.open.wr_id),
             qpn: U32::new(qpn),
             opcode: wc_opcode::RECV,
             status,
@@ -399,13 +399,10 @@ impl Nic {
             flags: U16::new(
                 cqe_flags::RECV | cqe_flags::SOLICITED | qp.srqn.map_or(0, |_| cqe_flags::SRQ),
             ),
-            wqe_index: U32::new(qp.open.index),
+            wqe_index: U32::new(qp.own.open.index),
             ..Cqe::default()
         };
         let cqn = qp.recv_cqn;
-        if status != wc_status::WR_FLUSH_ERR {
-            self.counters.completion_errors += 1;
-        }
         self.complete(cqn, &mut cqe, true);
     }
 
@@ -418,7 +415,7 @@ impl Nic {
         }
         self.meter.charge(cost::DELIVERY + cost::bytes(request.total.into()));
         let Some(qp) = self.qps.get(&qpn) else { return Outcome::NoAnswer };
-        if qp.open.malformed {
+        if qp.own.open.malformed {
             return self.receive_failed(qpn, wc_status::LOC_QP_OP_ERR, Nak::RemoteOperation);
         }
         let header = grh::build(request.flow, request.total);
@@ -455,7 +452,7 @@ impl Nic {
             len: request.total,
             rights,
         };
-        self.mrs.segment(&whole).map_err(|_| Nak::RemoteAccess)
+        self.backing.mrs.segment(&whole).map_err(|_| Nak::RemoteAccess)
     }
 
     /// Refuses a request that broke the rules; on RC that is the end of the connection.
@@ -464,8 +461,8 @@ impl Nic {
             self.counters.receive_drops += 1;
             // The peer of an unreliable connection is never told and could guess keys as fast as it can post: not for ever.
             let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Done };
-            qp.refused += 1;
-            if qp.refused == UNRELIABLE_REFUSALS {
+            qp.own.refused += 1;
+            if qp.own.refused == UNRELIABLE_REFUSALS {
                 let ctx = qp.ctx;
                 self.counters.access_errors += 1;
                 self.raise(event::QP_ACCESS_ERR, qpn, ctx);
@@ -494,7 +491,7 @@ impl Nic {
     /// ends.
     fn goes_on(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Err(Outcome::NoAnswer) };
-        match same_memory(&mut qp.stamp, request, || self.mrs.stamp(request.rkey)) {
+        match same_memory(&mut qp.own.stamp, request, || self.backing.mrs.stamp(request.rkey)) {
             Some(true) => Ok(()),
             Some(false) => Err(self.refuse(qpn, request, Nak::RemoteAccess)),
             None => Err(Outcome::NoAnswer),
@@ -565,7 +562,7 @@ impl Nic {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             // Receives of an SRQ stay there (IBTA 10.2.9.4); only one that was taken is this QP's.
-            let taken = qp.open_taken
+            let taken = qp.own.open_taken
                 || (qp.srqn.is_none()
                     && qp.receive.as_mut().is_some_and(|ring| ring.waiting() > 0));
             if !taken {
@@ -576,16 +573,16 @@ impl Nic {
             }
             *budget -= 1;
             self.meter.charge(cost::FLUSH);
-            if !qp.open_taken
+            if !qp.own.open_taken
                 && let Some(ring) = &mut qp.receive
             {
-                ring.take(&mut qp.open);
+                ring.take(&mut qp.own.open);
             }
             self.complete_receive_error(qpn, wc_status::WR_FLUSH_ERR);
         }
         if let Some(qp) = self.qps.get_mut(&qpn)
             && qp.srqn.is_some()
-            && !std::mem::replace(&mut qp.last_wqe_raised, true)
+            && !std::mem::replace(&mut qp.own.last_wqe_raised, true)
         {
             let ctx = qp.ctx;
             self.raise(event::QP_LAST_WQE_REACHED, qpn, ctx);

@@ -22,9 +22,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::nic::NicState;
+use super::nic::{Nic, NicState, Soft};
 use super::{DeferredDrop, Nanos, Shard};
 use crate::nic::budget::{Budget, cost};
+use crate::nic::provider::Provider as _;
 use crate::nic::timer::Waiting;
 use crate::ordering::{self, Cpu, Visible};
 use crate::transport::{NicId, Transport};
@@ -102,7 +103,7 @@ impl Shard {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let provided = self.provided.iter().flatten().filter_map(|nic| nic.deadline());
-        let own = self.nics.iter().flatten().filter_map(|nic| nic.deadline());
+        let own = self.nics.iter().flatten().filter_map(|nic| nic.next_deadline());
         provided.chain(own).min()
     }
 
@@ -117,7 +118,7 @@ impl Shard {
         let ask = |shard: &mut Self| {
             shard.rounds.look = 0;
             for nic in shard.nics.iter_mut().flatten() {
-                nic.set_need_kick(true);
+                nic.tell_need_kick(true);
                 nic.contexts.begin_look();
             }
             for nic in shard.provided.iter_mut().flatten() {
@@ -137,7 +138,7 @@ impl Shard {
             *serving = u32::try_from(index).ok().map(NicId);
             let found = match (nics.get_mut(index), provided.get_mut(index)) {
                 (Some(Some(nic)), _) => nic.look_on(posts, &mut budget),
-                (_, Some(Some(nic))) => nic.look_on(),
+                (_, Some(Some(nic))) => nic.look_on(posts, &mut budget),
                 _ => Some(false),
             };
             match found {
@@ -149,9 +150,9 @@ impl Shard {
                 return Look::More;
             }
         }
-        let waits = |nic: &super::Nic| {
+        let waits = |nic: &Nic| {
             nic.has_news()
-                || !nic.wakes.is_empty()
+                || !nic.backing.wakes.is_empty()
                 || (nic.life == NicState::Ready && !(nic.run.is_empty() && nic.chores.is_empty()))
         };
         let busy = !self.freed.is_empty()
@@ -164,7 +165,7 @@ impl Shard {
 
     /// Tells all guests that kicks are not needed.
     pub fn wake(&mut self) {
-        self.nics.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+        self.nics.iter().flatten().for_each(|nic| nic.tell_need_kick(false));
         self.provided.iter().flatten().for_each(|nic| nic.set_need_kick(false));
     }
 
@@ -179,7 +180,7 @@ impl Shard {
                 (Some(Some(nic)), _) if matches!(nic.life, NicState::Ready | NicState::Paused) => {
                     meter.charge_each(cost::VISIT, nic.space.regions().len());
                     if nic.space.vanished() {
-                        nic.fail();
+                        Soft::fail(nic);
                     }
                 }
                 (_, Some(Some(nic))) => nic.memory_vanished(),
@@ -201,12 +202,12 @@ impl Shard {
             let Self { nics, provided, posts, serving, .. } = self;
             match (nics.get_mut(index), provided.get_mut(index)) {
                 (Some(Some(nic)), _) => {
-                    *serving = Some(nic.id);
+                    *serving = Some(nic.backing.id);
                     found |= nic.scan(posts);
                 }
                 (_, Some(Some(nic))) => {
                     *serving = u32::try_from(index).ok().map(NicId);
-                    found |= nic.scan();
+                    found |= nic.scan(posts);
                 }
                 _ => continue,
             }
@@ -220,8 +221,8 @@ impl Shard {
 
     fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
         for nic in self.nics.iter_mut().flatten() {
-            if !nic.wakes.is_empty() {
-                self.wakes.extend(nic.wakes.drain(..));
+            if !nic.backing.wakes.is_empty() {
+                self.wakes.extend(nic.backing.wakes.drain(..));
             }
         }
         let found = !self.wakes.is_empty();
@@ -308,13 +309,15 @@ impl Shard {
             let Some(nic) = self.nic_mut(id) else { return (true, false) };
             nic.begin_round(now);
         }
-        let Some(nic) = self.nic_mut(id).filter(|nic| nic.turns > 0) else { return (true, false) };
-        nic.turns -= 1;
+        let Some(nic) = self.nic_mut(id).filter(|nic| nic.backing.turns > 0) else {
+            return (true, false);
+        };
+        nic.backing.turns -= 1;
         if let Some(qpn) = nic.run.pop_front() {
             self.run_qp(id, qpn, budget, now);
         }
         let more = self.nic_mut(id).is_some_and(|nic| {
-            nic.life == NicState::Ready && (nic.turns > 0 || nic.has_other_work(now))
+            nic.life == NicState::Ready && (nic.backing.turns > 0 || nic.has_other_work(now))
         });
         (true, more)
     }
@@ -353,7 +356,7 @@ impl Shard {
 
     /// Looks at arm words and delivers events; true if there is more to tell.
     fn publish(&mut self, now: Nanos) -> bool {
-        let soft = |nic: &super::Nic| nic.has_news();
+        let soft = |nic: &Nic| nic.has_news();
         let news = self.nics.iter().flatten().any(|nic| soft(nic))
             || self.provided.iter().flatten().any(|nic| nic.has_news());
         if !news {
@@ -385,14 +388,14 @@ impl Shard {
         let Self { nics, provided, serving, .. } = self;
         match (nics.get_mut(index), provided.get_mut(index)) {
             (Some(Some(nic)), _) if nic.has_news() => {
-                *serving = Some(nic.id);
+                *serving = Some(nic.backing.id);
                 nic.fire_completions(visible, now, budget);
                 nic.deliver_events();
                 nic.has_news()
             }
             (_, Some(Some(nic))) if nic.has_news() => {
                 *serving = u32::try_from(index).ok().map(NicId);
-                nic.publish(visible, now);
+                nic.publish(visible, now, budget);
                 nic.has_news()
             }
             _ => false,

@@ -15,13 +15,12 @@ use super::nic::Nic;
 use super::{DeferredDrop, Nanos, Shard};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::cq;
+use crate::nic::nic::STEP;
 use crate::nic::receive::Moving;
 use crate::nic::roster::{Slots, Walk};
 use crate::nic::{Reply, Status};
 use crate::transport::NicId;
 
-/// Time for one step.
-pub(super) const STEP: Nanos = 40_000;
 /// Turns of send queues before a CQ is resized.
 const SETTLE_TURNS: u32 = 64;
 
@@ -78,7 +77,7 @@ impl Shard {
             Work::ResizeCq(resize) => self.resize_cq(id, resize, (&mut budget, now)),
             Work::ResizeSrq(resize) => {
                 let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-                nic.carry_srq(resize, &mut budget)
+                nic.carry_srq(resize.req.srqn.get(), &mut resize.to, &mut budget)
             }
         };
         if done? {
@@ -93,7 +92,7 @@ impl Shard {
 
     pub(super) fn begin_end(&mut self, id: NicId, ctx: u32, now: Nanos) -> Result<Reply, Status> {
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-        let (qps, keys) = (nic.qp_numbers.walk(), nic.mrs.numbers.walk());
+        let (qps, keys) = (nic.qp_numbers.walk(), nic.backing.mrs.numbers.walk());
         let end = EndContext {
             ctx,
             qps,
@@ -166,7 +165,7 @@ impl Shard {
             let cq = nic.cqs.get_mut(resize.cqn as usize).ok_or(Status::NOENT)?;
             resize.to = Some(cq.succeed(resize.shape.0, resize.shape.1, ring)?);
         }
-        nic.carry_cq(resize, budget)
+        nic.move_cq(resize, budget)
     }
 }
 
@@ -190,9 +189,9 @@ impl EndContext {
     }
 
     fn next_key(&mut self, nic: &Nic) -> Found {
-        let Some(number) = self.keys.next(&nic.mrs.numbers) else { return Found::None };
+        let Some(number) = self.keys.next(&nic.backing.mrs.numbers) else { return Found::None };
         nic.meter.charge(cost::VISIT);
-        match nic.mrs.owner(number) {
+        match nic.backing.mrs.owner(number) {
             Some((ctx, key)) if ctx == self.ctx => Found::Own(key),
             _ => Found::Another,
         }
@@ -243,19 +242,13 @@ impl Nic {
     }
 
     /// True: it has moved.
-    fn carry_cq(&mut self, resize: &mut ResizeCq, budget: &mut Budget) -> Result<bool, Status> {
-        let cq = self.cqs.get_mut(resize.cqn as usize).ok_or(Status::NOENT)?;
+    fn move_cq(&mut self, resize: &mut ResizeCq, budget: &mut Budget) -> Result<bool, Status> {
         let Some(to) = &mut resize.to else { return Err(Status::FATAL) };
-        while cq.carry(to) {
-            self.meter.charge(cost::ENTRY);
-            if budget.is_over(&self.meter) {
-                return Ok(false);
-            }
+        if !self.carry_cq(resize.cqn, to, budget)? {
+            return Ok(false);
         }
         let to = resize.to.take().ok_or(Status::FATAL)?;
-        let old = cq.take_over(to)?;
-        self.deferred_drops.push(DeferredDrop::new(old));
-        self.look_at(resize.cqn);
+        self.take_over_cq(resize.cqn, to)?;
         Ok(true)
     }
 
@@ -268,29 +261,12 @@ impl Nic {
         Ok(Reply::More)
     }
 
-    /// True: the other ring has everything.
-    fn carry_srq(&mut self, resize: &mut ResizeSrq, budget: &mut Budget) -> Result<bool, Status> {
-        let srqn = resize.req.srqn.get();
-        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        let (ctx, doorbell) = (srq.ctx, srq.doorbell);
-        // What was posted moves with the ring, also what no round has seen yet.
-        if let Some(post) = self.contexts.look_at(ctx, doorbell) {
-            self.posted(post);
-        }
-        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        while let Some(len) = srq.ring.carry(&mut resize.to) {
-            self.meter.charge(cost::ENTRY + cost::bytes(2 * len));
-            if budget.is_over(&self.meter) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     fn resize_srq(&mut self, resize: ResizeSrq) -> Result<(), Status> {
         let ResizeSrq { req, to } = resize;
         let srq = self.srqs.get_mut(req.srqn.get() as usize).ok_or(Status::NOENT)?;
-        let old = srq.take_over(req.max_wr.get(), to)?;
+        let used = srq.ring.taken();
+        let old = srq.take_over(req.max_wr.get(), to, used)?;
+        srq.limit = srq.limit.min(req.max_wr.get());
         if req.mask.get() & srq_mask::LIMIT != 0 {
             srq.limit = req.limit.get();
         }

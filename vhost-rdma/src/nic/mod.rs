@@ -17,21 +17,28 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub(crate) mod chores;
 mod command;
 pub(crate) mod contexts;
 pub(crate) mod cq;
 pub(crate) mod doorbell;
+pub(crate) mod follow;
 pub(crate) mod grh;
 pub mod limits;
 #[cfg(test)]
 mod models;
 mod moderation;
+#[allow(clippy::module_inception, reason = "one concern per file: this one is the NIC")]
+pub(crate) mod nic;
+pub(crate) mod objects;
 pub(crate) mod outbox;
 mod pending;
 mod port;
+pub(crate) mod provider;
 pub(crate) mod qp;
 pub(crate) mod quota;
 pub(crate) mod receive;
+mod resize;
 pub(crate) mod roster;
 pub(crate) mod shape;
 pub(crate) mod shards;

@@ -232,7 +232,7 @@ impl Directory {
 
 /// An entry of a NIC's GID table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HostAddress {
+pub(crate) struct HostAddress {
     pub(super) guest: Gid,
     /// The host's index and address; none if the host has no such address (a link-local one, say), and nothing can be sent from it.
     host: Option<(u16, Gid)>,
@@ -250,7 +250,7 @@ impl Nic {
     }
 
     fn holder(&self, host: Gid) -> Holder {
-        Holder { nic: self.settings.mac, host, inbox: self.inbox.clone() }
+        Holder { nic: self.settings.mac, host, inbox: self.backing.inbox.clone() }
     }
 
     /// The guest's own address at an index of its table.
@@ -266,8 +266,8 @@ impl Nic {
 
     /// The host's entry that stands for an address of the guest.
     fn host_entry(&mut self, gid: &Gid) -> Option<(u16, Gid)> {
-        let wanted = self.place.through.unwrap_or(*gid);
-        let table = self.host.gids().unwrap_or_default();
+        let wanted = self.backing.place.through.unwrap_or(*gid);
+        let table = self.backing.host.gids().unwrap_or_default();
         table.iter().find(|entry| entry.gid == wanted).map(|entry| (entry.index, entry.gid))
     }
 
@@ -282,7 +282,7 @@ impl Nic {
                 let host = self.host_entry(&gid);
                 if let Some((_, address)) = host {
                     let holder = self.holder(address);
-                    let place = &self.place;
+                    let place = &self.backing.place;
                     if !place.directory.claim(&place.device, self.settings.vni, gid, holder) {
                         return Err(Status::EXIST);
                     }
@@ -300,7 +300,7 @@ impl Nic {
     /// Gives an address back, unless another entry of the table has it too.
     fn release(&self, gid: Gid) {
         if !self.gids.iter().flatten().any(|entry| entry.guest == gid) {
-            let place = &self.place;
+            let place = &self.backing.place;
             place.directory.release(&place.device, self.settings.vni, gid, self.settings.mac);
         }
     }
@@ -331,7 +331,7 @@ impl Nic {
             let host = self.host_entry(&entry.guest);
             if let Some((_, address)) = host {
                 let holder = self.holder(address);
-                let place = &self.place;
+                let place = &self.backing.place;
                 place.directory.claim(&place.device, self.settings.vni, entry.guest, holder);
             }
             self.gids[slot] = Some(HostAddress { host, ..entry });
@@ -363,16 +363,17 @@ impl Nic {
     }
 
     fn reach(&self, gid: &Gid) -> Option<Gid> {
-        self.place.directory.find(&self.place.device, self.settings.vni, gid)
+        self.backing.place.directory.find(&self.backing.place.device, self.settings.vni, gid)
     }
 
     /// A QP of this host must be one of the same network; whether `dgid` is of this host is asked of the port's table.
     pub(super) fn check_peer_qp(&mut self, dgid: &Gid, qpn: u32, mask: u32) -> Result<(), Status> {
-        let here = self.host.gids().unwrap_or_default().iter().any(|entry| entry.gid == *dgid);
+        let here =
+            self.backing.host.gids().unwrap_or_default().iter().any(|entry| entry.gid == *dgid);
         if !here || mask & attr_mask::DEST_QPN == 0 {
             return Ok(());
         }
-        match self.place.directory.network_of(&self.place.device, qpn) {
+        match self.backing.place.directory.network_of(&self.backing.place.device, qpn) {
             Some(vni) if vni != self.settings.vni => Err(Status::UNREACH),
             _ => Ok(()),
         }
@@ -382,11 +383,18 @@ impl Nic {
     /// likes, so in steps. What is made from now on is checked where it is made.
     pub(super) fn check_peers(&mut self) {
         let (qps, ahs) = (self.qp_numbers.walk(), Slots::of(&self.ahs));
-        self.chores.peers_changed(PeerCheck { qps, ahs, groups: true });
+        // From the beginning, if it had begun already.
+        self.backing.peer_check = PeerCheck { qps, ahs, groups: true };
     }
 
     /// Goes on with it.
-    pub(super) fn check_some_peers(&mut self, check: &mut PeerCheck, budget: &mut Budget) {
+    pub(super) fn check_peers_on(&mut self, budget: &mut Budget) {
+        let mut check = std::mem::take(&mut self.backing.peer_check);
+        self.check_some_peers(&mut check, budget);
+        self.backing.peer_check = check;
+    }
+
+    fn check_some_peers(&mut self, check: &mut PeerCheck, budget: &mut Budget) {
         while let Some(qpn) = check.qps.next(&self.qp_numbers) {
             self.meter.charge(CHECK);
             if self.qps.get(&qpn).is_some_and(|qp| self.is_cut_off(qp)) {
@@ -406,7 +414,7 @@ impl Nic {
                 self.reach(&dgid).is_none()
             };
             if let Some(ah) = self.ahs.get_mut(number as usize) {
-                ah.revoked = revoked;
+                ah.own.revoked = revoked;
             }
         }
         if !budget.is_over(&self.meter) && std::mem::take(&mut check.groups) {

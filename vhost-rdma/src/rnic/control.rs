@@ -2,18 +2,15 @@
 
 use std::any::Any;
 
-use virtio_rdma_abi::{self as abi, event};
-use zerocopy::little_endian::U32;
-
 use super::ending::Opened;
 use super::follow::Work;
 use super::mr::Made;
-use super::nic::{Nic, NicState, Pd};
+use super::nic::Nic;
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
-use crate::nic::quota::Kind;
-use crate::nic::timer::Waiting;
-use crate::nic::{Command, Reply, Status};
+use crate::engine::OnShard;
+use crate::nic::nic::NicState;
+use crate::nic::{Command, DeferredDrop, Reply, Status};
 
 /// The status of a host's refusal.
 pub(super) const fn status(error: HostError) -> Status {
@@ -31,11 +28,6 @@ pub(super) const fn status(error: HostError) -> Status {
         // ENOMEM, EAGAIN, ENOSPC, and what nobody foresaw: the host has no more of it.
         _ => Status::NOMEM,
     }
-}
-
-/// The answer that names a new object.
-pub(super) fn object(index: usize) -> Result<Reply, Status> {
-    u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
 }
 
 impl Nic {
@@ -58,7 +50,7 @@ impl Nic {
         match command {
             Command::Init { space, status_page } => self.init(space, status_page),
             Command::Shutdown => {
-                crate::engine::Provider::reset(self);
+                OnShard::reset(self);
                 Ok(Reply::Done)
             }
             Command::Keepalive => Ok(Reply::Done),
@@ -116,20 +108,12 @@ impl Nic {
                 self.work_on(Work::ResizeCq(cqn, to))
             }
             Command::CqModerate { cqn, count, period_us } => {
-                self.moderate(ctx, cqn, count, period_us)
+                self.moderate(ctx, cqn, (count, period_us))
             }
             Command::SrqCreate { req, ring } => self.create_srq(ctx, &req, ring),
             Command::SrqDestroy(srqn) => self.destroy_srq(ctx, srqn),
             Command::SrqModify { req, ring } => self.modify_srq(ctx, &req, ring),
-            Command::SrqQuery(srqn) => {
-                let srq = self.owned_srq(ctx, srqn)?;
-                Ok(Reply::SrqAttr(abi::SrqQueryResp {
-                    max_wr: U32::new(srq.max_wr),
-                    max_sge: U32::new(srq.ring.max_sge()),
-                    limit: U32::new(srq.limit),
-                    reserved: U32::new(0),
-                }))
-            }
+            Command::SrqQuery(srqn) => self.query_srq(ctx, srqn),
             Command::QpCreate { req, sq, rq } => self.create_qp(ctx, (req, sq, rq)),
             Command::QpDestroy(qpn) => self.destroy_qp(ctx, qpn),
             Command::QpModify { qpn, attr } => self.modify_qp(ctx, qpn, &attr),
@@ -138,7 +122,7 @@ impl Nic {
             Command::McastDetach { qpn, mgid } => self.detach(ctx, qpn, mgid),
             Command::AhCreate { pdn, av } => self.create_ah(ctx, pdn, &av),
             Command::AhDestroy(number) => {
-                self.ahs.get(number as usize).filter(|ah| ah.ctx == ctx).ok_or(Status::NOENT)?;
+                self.owned_ah(ctx, number)?;
                 self.remove_ah(number);
                 Ok(Reply::Done)
             }
@@ -157,85 +141,19 @@ impl Nic {
     /// Takes back a host object that could not be used. A device that refuses that as well is gone.
     pub(super) fn forgo(&mut self, undo: impl FnOnce(&mut Self) -> HostResult<()>) {
         if let Err(error) = undo(self) {
-            tracing::warn!(device = self.place.device, %error, "an object of the RNIC cannot be destroyed");
+            tracing::warn!(device = self.backing.place.device, %error, "an object of the RNIC cannot be destroyed");
         }
     }
 
     pub(super) fn host_pd(&self, ctx: u32, pdn: u32) -> Result<HostPd, Status> {
-        let pd = self.pds.get(pdn as usize).filter(|pd| pd.ctx == ctx);
-        pd.map(|pd| pd.host).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_cq(&self, ctx: u32, cqn: u32) -> Result<(), Status> {
-        self.cqs.get(cqn as usize).filter(|cq| cq.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_qp(&self, ctx: u32, qpn: u32) -> Result<(), Status> {
-        self.qps.get(&qpn).filter(|qp| qp.ctx == ctx).map(|_| ()).ok_or(Status::NOENT)
-    }
-
-    pub(super) fn owned_srq(&self, ctx: u32, srqn: u32) -> Result<&super::srq::Srq, Status> {
-        self.srqs.get(srqn as usize).filter(|srq| srq.ctx == ctx).ok_or(Status::NOENT)
-    }
-
-    fn create_pd(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        if self.pds.len() >= self.settings.limits.max_pds as usize {
-            return Err(Status::NOMEM);
-        }
-        self.kept.place(Kind::Pd, self.pds.len())?;
-        let host = self.host.alloc_pd().map_err(|error| self.refused(error))?;
-        object(self.pds.insert(Pd { ctx, users: 0, host }))
-    }
-
-    fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
-        let host = self.host_pd(ctx, pdn)?;
-        let used = self.pds.get(pdn as usize).is_some_and(|pd| pd.users > 0);
-        if used || self.services.uses_pd(pdn) {
-            return Err(Status::BUSY);
-        }
-        self.pds.remove(pdn as usize);
-        self.forgo(|nic| nic.host.free_pd(host));
-        Ok(Reply::Done)
-    }
-
-    /// An object of a domain begins.
-    pub(super) fn join_pd(&mut self, pdn: u32) {
-        if let Some(pd) = self.pds.get_mut(pdn as usize) {
-            pd.users += 1;
-        }
-    }
-
-    /// It ends.
-    pub(super) fn leave_pd(&mut self, pdn: u32) {
-        if let Some(pd) = self.pds.get_mut(pdn as usize) {
-            pd.users = pd.users.saturating_sub(1);
-        }
+        self.owned_pd(ctx, pdn).map(|pd| pd.own)
     }
 
     pub(super) fn remove_ah(&mut self, number: u32) {
         if let Some(ah) = self.ahs.try_remove(number as usize) {
             self.leave_pd(ah.pdn);
-            self.forgo(|nic| nic.host.destroy_ah(ah.host));
+            self.forgo(|nic| nic.backing.host.destroy_ah(ah.own.host));
         }
-    }
-
-    fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
-        self.owned_cq(ctx, cqn)?;
-        if self.cqs.get(cqn as usize).is_some_and(|cq| cq.users > 0) {
-            return Err(Status::BUSY);
-        }
-        self.remove_cq(cqn);
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn remove_cq(&mut self, cqn: u32) {
-        self.cqs.try_remove(cqn as usize);
-        self.moderated.remove(Waiting::Event(cqn));
-        self.outbox.forget(&[event::CQ_ERR], cqn);
-        self.outbox.forget_completion(cqn);
     }
 
     fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
@@ -247,13 +165,11 @@ impl Nic {
     }
 
     pub(super) fn remove_srq(&mut self, srqn: u32) {
-        if let Some(srq) = self.srqs.try_remove(srqn as usize) {
-            self.contexts.free_doorbell(srq.ctx, srq.doorbell);
-            self.serials.remove(&srq.serial);
-            self.admitted -= srq.cost;
-            self.leave_pd(srq.pdn);
-            self.forgo(|nic| nic.host.destroy_srq(srq.host));
+        if let Some(srq) = self.unlink_srq(srqn) {
+            self.backing.serials.remove(&srq.own.serial);
+            self.backing.admitted -= srq.own.cost;
+            self.forgo(|nic| nic.backing.host.destroy_srq(srq.own.host));
+            self.deferred_drops.push(DeferredDrop::new(srq));
         }
-        self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
     }
 }

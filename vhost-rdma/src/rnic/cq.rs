@@ -3,19 +3,17 @@
 //! A host `wr_id` says all that is needed: which queue (by a serial, so that completions of a QP that was reset or is gone are told
 //! from those of its successor) and which work request of it. Every entry of a guest CQ is written here, on the worker's thread.
 
-use virtio_rdma_abi::{Cqe, cqe_flags, event, wc_opcode, wc_status};
+use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::follow::STEP;
 use super::mw::At;
-use super::nic::{Nic, NicState};
+use super::nic::Nic;
 use super::verbs::HostWc;
+use crate::nic::Nanos;
 use crate::nic::budget::cost;
-use crate::nic::cq::Fire;
+use crate::nic::nic::NicState;
 use crate::nic::qp::{Kind, State};
 use crate::nic::timer::Waiting;
-use crate::nic::{Nanos, Reply, Status};
-use crate::ordering::Visible;
 
 /// Serials have 30 bits.
 pub(super) const SERIAL_MASK: u32 = (1 << 30) - 1;
@@ -66,19 +64,19 @@ impl Nic {
     pub(super) fn poll_host(&mut self) -> u32 {
         let mut found = 0;
         for _ in 0..POLLS {
-            let mut wcs = std::mem::take(&mut self.wcs);
-            let polled = self.host.poll(&mut wcs);
+            let mut wcs = std::mem::take(&mut self.backing.wcs);
+            let polled = self.backing.host.poll(&mut wcs);
             found += u32::try_from(wcs.len()).unwrap_or(u32::MAX);
             self.meter.charge_each(cost::REQUEST, wcs.len());
             for wc in wcs.drain(..) {
                 self.completed(&wc);
             }
-            self.wcs = wcs;
+            self.backing.wcs = wcs;
             match polled {
                 Ok(true) => {}
                 Ok(false) => return found,
                 Err(error) => {
-                    tracing::warn!(device = self.place.device, %error, "the RNIC's CQ cannot be polled");
+                    tracing::warn!(device = self.backing.place.device, %error, "the RNIC's CQ cannot be polled");
                     self.lost();
                     return found.max(1);
                 }
@@ -103,7 +101,7 @@ impl Nic {
 
     fn send_completed(&mut self, tag: Tag, wc: &HostWc) {
         // A queue that is gone, or an earlier life of this one: nobody waits for it.
-        let Some(&qpn) = self.serials.get(&tag.serial) else { return };
+        let Some(&qpn) = self.backing.serials.get(&tag.serial) else { return };
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let cqn = qp.send_cqn;
         let Some(send) = &mut qp.send else { return };
@@ -114,10 +112,10 @@ impl Nic {
         if ok {
             moved.add(&sent, tag.index);
         } else if let Some(window) = sent.window {
-            self.windows.failed(window, At { serial: tag.serial, index: tag.index });
+            self.backing.windows.failed(window, At { serial: tag.serial, index: tag.index });
         }
         for (window, index) in moved.windows {
-            self.windows.done(window, At { serial: tag.serial, index });
+            self.backing.windows.done(window, At { serial: tag.serial, index });
         }
         self.counters.tx_messages += moved.messages;
         self.counters.tx_bytes += moved.out;
@@ -146,7 +144,7 @@ impl Nic {
     }
 
     fn receive_completed(&mut self, tag: Tag, wc: &HostWc) {
-        let Some(&qpn) = self.serials.get(&tag.serial) else { return };
+        let Some(&qpn) = self.backing.serials.get(&tag.serial) else { return };
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let cqn = qp.recv_cqn;
         let Some(receive) = &mut qp.receive else { return };
@@ -162,11 +160,11 @@ impl Nic {
     }
 
     fn shared_completed(&mut self, tag: Tag, wc: &HostWc) {
-        let Some(&srqn) = self.serials.get(&tag.serial) else { return };
+        let Some(&srqn) = self.backing.serials.get(&tag.serial) else { return };
         let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
         let Some((wr_id, index)) = srq.complete(tag.index) else { return };
         if srq.ring.waiting() > 0 {
-            self.run_srqs.push(srqn);
+            self.backing.run_srqs.push(srqn);
         }
         self.look_at_limit(srqn);
         // The QP may be gone; its receive is used up all the same.
@@ -191,7 +189,7 @@ impl Nic {
             flags |= if wc.with_imm { cqe_flags::IMM } else { 0 };
             if wc.with_inv {
                 flags |= cqe_flags::INV;
-                self.windows.freed_by_peer(u32::from_le_bytes(wc.imm));
+                self.backing.windows.freed_by_peer(u32::from_le_bytes(wc.imm));
             }
             if wc.grh && self.qps.get(&qpn).is_some_and(|qp| qp.kind == Kind::Ud) && self.is_ipv4()
             {
@@ -221,48 +219,18 @@ impl Nic {
         self.complete(cqn, &mut cqe, true);
     }
 
-    /// Writes a completion. An overrun kills the CQ and every QP on it.
-    pub(super) fn complete(&mut self, cqn: u32, cqe: &mut Cqe, solicited: bool) {
-        if cqe.status != wc_status::SUCCESS && cqe.status != wc_status::WR_FLUSH_ERR {
-            self.counters.completion_errors += 1;
-        }
-        if self.life != NicState::Ready {
-            return;
-        }
-        let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };
-        let was_dirty = cq.dirty;
-        cqe.timestamp = U64::new(self.now);
-        match cq.push(cqe, solicited) {
-            Ok(()) => {
-                self.counters.completions += 1;
-                if cq.dirty && !was_dirty {
-                    self.dirty.push(cqn);
-                }
-            }
-            Err(_) => self.cq_failed(cqn),
-        }
-    }
-
-    /// A CQ cannot go on (IBTA 10.2.6.3): it and the QPs that use it are told.
-    pub(super) fn cq_failed(&mut self, cqn: u32) {
-        let Some(cq) = self.cqs.get_mut(cqn as usize) else { return };
-        cq.kill();
-        let ctx = cq.ctx;
-        self.raise(event::CQ_ERR, cqn, ctx);
-        // Its users are told in the NIC's own turns: they may be thousands.
-        self.chores.cq_died(cqn);
-        if self.services.uses_cq(cqn) {
-            self.gsi_fatal();
-        }
-    }
-
     /// A work request failed: the hardware says what that makes of the QP.
     fn failed(&mut self, qpn: u32, status: u8) {
         let Some(qp) = self.qps.get(&qpn) else { return };
         if qp.state == State::Err {
             return self.schedule(qpn);
         }
-        let state = self.host.query_qp(qp.host).ok().and_then(|(state, _)| State::from_abi(state));
+        let state = self
+            .backing
+            .host
+            .query_qp(qp.own.host)
+            .ok()
+            .and_then(|(state, _)| State::from_abi(state));
         match state {
             Some(State::Sqe) => {
                 if let Some(qp) = self.qps.get_mut(&qpn) {
@@ -277,60 +245,15 @@ impl Nic {
         }
     }
 
-    /// Sets the moderation of a CQ's events. The hardware has no part in it: a guest's CQ is written here.
-    pub(super) fn moderate(
-        &mut self,
-        ctx: u32,
-        cqn: u32,
-        count: u16,
-        period_us: u16,
-    ) -> Result<Reply, Status> {
-        self.owned_cq(ctx, cqn)?;
-        let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
-        cq.moderation.set(count, period_us);
-        // A wait under the old setting is over.
-        if cq.moderation.is_waiting() {
-            self.look_at(cqn);
-        }
-        Ok(Reply::Done)
-    }
-
-    fn look_at(&mut self, cqn: u32) {
-        if let Some(cq) = self.cqs.get_mut(cqn as usize)
-            && !std::mem::replace(&mut cq.dirty, true)
-        {
-            self.dirty.push(cqn);
-        }
-    }
-
     /// Has the events looked at that have waited long enough; true if there were any.
     pub(super) fn end_waits(&mut self, now: Nanos) -> bool {
         let mut found = false;
-        while let Some((_, waiting)) = self.moderated.pop(now) {
+        while let Some((_, waiting)) = self.timers.pop(now) {
             self.meter.charge(cost::TIMER);
             let Waiting::Event(cqn) = waiting else { continue };
-            if self.cqs.get(cqn as usize).is_some_and(|cq| cq.moderation.is_over(now)) {
-                self.look_at(cqn);
-                found = true;
-            }
+            self.event_timer_fired(cqn, now);
+            found = true;
         }
         found
-    }
-
-    /// Looks at the arm words of the CQs with new entries.
-    pub(super) fn fire_completions(&mut self, visible: Visible, now: Nanos) {
-        let mut budget = self.meter.budget_at(now, STEP);
-        while !budget.is_over(&self.meter)
-            && let Some(cqn) = self.dirty.pop()
-        {
-            self.meter.charge(cost::WAKE);
-            let Some(cq) = self.cqs.get_mut(cqn as usize) else { continue };
-            cq.dirty = false;
-            match cq.fire(visible, now) {
-                Fire::No | Fire::Later(None) => {}
-                Fire::Later(Some(until)) => self.moderated.set(until, Waiting::Event(cqn)),
-                Fire::Event(seq) => self.outbox.complete(cqn, cq, seq, &mut self.counters),
-            }
-        }
     }
 }

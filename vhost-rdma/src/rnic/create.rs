@@ -6,15 +6,14 @@
 use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;
 
-use super::control::{object, status};
-use super::nic::{Nic, Qp};
+use super::control::status;
+use super::nic::{HostSide, Nic, Qp};
 use super::quota;
 use super::receiver::Receives;
 use super::requester::Sends;
-use super::srq::{Srq, SrqParts};
+use super::srq::{Held, Srq};
 use super::verbs::QpInit;
 use crate::memory::{Charge, Ring};
-use crate::nic::cq::Cq;
 use crate::nic::doorbell::Owner;
 use crate::nic::qp::{Attrs, Kind, SendQueue, State};
 use crate::nic::quota::Kind as Place;
@@ -28,35 +27,17 @@ impl Nic {
     /// A number for `wr_id`s that no living queue has.
     pub(super) fn take_serial(&mut self, number: u32) -> u32 {
         loop {
-            self.next_serial = (self.next_serial + 1) & super::cq::SERIAL_MASK;
-            if !self.serials.contains_key(&self.next_serial) {
-                self.serials.insert(self.next_serial, number);
-                return self.next_serial;
+            self.backing.next_serial = (self.backing.next_serial + 1) & super::cq::SERIAL_MASK;
+            if !self.backing.serials.contains_key(&self.backing.next_serial) {
+                self.backing.serials.insert(self.backing.next_serial, number);
+                return self.backing.next_serial;
             }
         }
     }
 
-    pub(super) fn create_cq(
-        &mut self,
-        ctx: u32,
-        entries: u32,
-        vector: u32,
-        ring: Ring,
-    ) -> Result<Reply, Status> {
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        shape::check_cq(entries, vector, self.settings.comp_vectors)?;
-        if self.cqs.len() >= self.settings.limits.max_cqs.min(table::MOST) as usize {
-            return Err(Status::NOMEM);
-        }
-        self.kept.place(Place::Cq, self.cqs.len())?;
-        object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
-    }
-
     /// Takes entries of the host CQ.
     fn admit(&self, cost: u32) -> Result<(), Status> {
-        let left = self.host.cq_entries().saturating_sub(self.admitted);
+        let left = self.backing.host.cq_entries().saturating_sub(self.backing.admitted);
         if cost > left { Err(Status::NOMEM) } else { Ok(()) }
     }
 
@@ -67,7 +48,6 @@ impl Nic {
         ring: Ring,
     ) -> Result<Reply, Status> {
         let pd = self.host_pd(ctx, req.pdn.get())?;
-        let (entries, stride) = (req.entries.get(), req.log2_stride);
         let (max_wr, max_sge) = (req.max_wr.get(), req.max_sge.get());
         self.bounds().check_srq(req)?;
         if self.srqs.len() >= self.settings.limits.max_srqs.min(table::MOST) as usize {
@@ -76,34 +56,28 @@ impl Nic {
         self.admit(max_wr)?;
         self.kept.place(Place::Srq, self.srqs.len())?;
         let kept = self.kept.beside(quota::shared(max_wr))?;
-        let host =
-            self.host.create_srq(pd, max_wr, max_sge).map_err(|error| self.refused(error))?;
+        let host = self
+            .backing
+            .host
+            .create_srq(pd, max_wr, max_sge)
+            .map_err(|error| self.refused(error))?;
         let srqn = u32::try_from(self.srqs.vacant_key()).map_err(|_| Status::NOMEM)?;
         let Some(doorbell) = self.contexts.take_doorbell(ctx, Owner::Shared(srqn)) else {
-            self.forgo(|nic| nic.host.destroy_srq(host));
+            self.forgo(|nic| nic.backing.host.destroy_srq(host));
             return Err(Status::NOMEM);
         };
         if req.limit.get() != 0
-            && let Err(error) = self.host.arm_srq(host, req.limit.get())
+            && let Err(error) = self.backing.host.arm_srq(host, req.limit.get())
         {
             self.contexts.free_doorbell(ctx, doorbell);
-            self.forgo(|nic| nic.host.destroy_srq(host));
+            self.forgo(|nic| nic.backing.host.destroy_srq(host));
             return Err(status(error));
         }
         let serial = self.take_serial(srqn);
-        let parts = SrqParts {
-            ctx,
-            pdn: req.pdn.get(),
-            max_wr,
-            limit: req.limit.get(),
-            ring: ReceiveRing::new(ring, entries, stride, max_sge),
-            ring_bytes: u64::from(entries) << stride,
-            host,
-            kept,
-        };
-        self.admitted += max_wr;
-        self.join_pd(parts.pdn);
-        self.srqs.insert(Srq::new(parts, doorbell, serial));
+        self.backing.admitted += max_wr;
+        self.join_pd(req.pdn.get());
+        let own = Held::new(host, serial, max_wr);
+        self.srqs.insert(Srq::new((ctx, req), ring, (doorbell, kept), own));
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
 
@@ -121,17 +95,18 @@ impl Nic {
         let init = QpInit {
             pd: self.host_pd(ctx, req.pdn.get())?,
             kind: req.r#type.get(),
-            srq: srqn.and_then(|srqn| self.srqs.get(srqn as usize)).map(|srq| srq.host),
+            srq: srqn.and_then(|srqn| self.srqs.get(srqn as usize)).map(|srq| srq.own.host),
             max_send_wr: req.max_send_wr.get(),
             max_recv_wr: req.max_recv_wr.get(),
             max_send_sge: req.max_send_sge.get().into(),
             max_recv_sge: req.max_recv_sge.get().into(),
             max_inline: req.max_inline.get().into(),
         };
-        let (host, qpn) = self.host.create_qp(&init).map_err(|error| self.refused(error))?;
+        let (host, qpn) =
+            self.backing.host.create_qp(&init).map_err(|error| self.refused(error))?;
         let rings = (request.1.is_some(), request.2.is_some());
         let Some(doorbells) = self.contexts.take_doorbells(ctx, qpn, rings) else {
-            self.forgo(|nic| nic.host.destroy_qp(host));
+            self.forgo(|nic| nic.backing.host.destroy_qp(host));
             return Err(Status::NOMEM);
         };
         let (req, sq, rq) = request;
@@ -149,8 +124,6 @@ impl Nic {
             send_cqn: req.send_cqn.get(),
             recv_cqn: req.recv_cqn.get(),
             srqn,
-            host,
-            serial,
             send: sq.map(|ring| Sends::new(SendQueue::new(ring, shape), req.max_send_wr.get())),
             receive: rq.map(|ring| {
                 let entries = req.rq_entries.get();
@@ -159,25 +132,13 @@ impl Nic {
             }),
             doorbells,
             scheduled: false,
-            stopping: false,
-            cost,
+            own: HostSide { host, serial, stopping: false, cost },
             _kept: kept,
         };
-        for cqn in [qp.send_cqn, qp.recv_cqn] {
-            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
-                cq.users += 1;
-            }
-        }
-        if let Some(srq) = srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
-            srq.users += 1;
-        }
-        self.admitted += cost;
-        self.place.directory.add_qp(&self.place.device, qpn, self.settings.vni);
-        self.join_pd(qp.pdn);
-        self.qp_numbers.insert(qpn);
-        self.qps.insert(qpn, Box::new(qp));
-        let [sq_db, rq_db] = doorbells.map(U32::new);
-        Ok(Reply::Qp(abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }))
+        self.backing.admitted += cost;
+        let place = &self.backing.place;
+        place.directory.add_qp(&place.device, qpn, self.settings.vni);
+        Ok(Reply::Qp(self.link_qp(qp)))
     }
 
     fn room_for_qp(&mut self, req: &abi::QpCreateReq) -> Result<Charge, Status> {
@@ -191,14 +152,8 @@ impl Nic {
         if kind == Kind::Gsi {
             self.check_gsi(ctx, req)?;
         }
-        self.host_pd(ctx, req.pdn.get())?;
-        self.owned_cq(ctx, req.send_cqn.get())?;
-        self.owned_cq(ctx, req.recv_cqn.get())?;
-        if req.srqn.get() != abi::NO_SRQ {
-            self.owned_srq(ctx, req.srqn.get())?;
-        }
+        self.check_qp_parts(ctx, req)?;
         self.bounds().check_qp(req, (sq.is_some(), rq.is_some()))?;
-        let qps = self.qps.len() + usize::from(self.services.exists());
-        if qps >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
+        self.check_qp_room()
     }
 }

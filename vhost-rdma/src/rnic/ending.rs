@@ -10,15 +10,20 @@ use std::mem;
 use virtio_rdma_abi::{attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
-use super::follow::{Change, Chores, HOST_CALL, STEP, Work};
+use super::addresses::PeerCheck;
+use super::follow::{HOST_CALL, Work};
 use super::gone::Gone;
 use super::modify::Drain;
-use super::nic::{Nic, NicState};
+use super::nic::Nic;
 use super::quota;
 use super::verbs::{HostError, HostVerbs};
 use crate::memory::{AddressSpace, Ring};
 use crate::nic::budget::{Budget, cost};
+use crate::nic::chores::Chores;
 use crate::nic::contexts::KERNEL;
+use crate::nic::follow::Change;
+use crate::nic::nic::NicState;
+use crate::nic::nic::STEP;
 use crate::nic::qp::State;
 use crate::nic::quota::Kept;
 use crate::nic::roster::{Roster, Slots, Walk};
@@ -65,33 +70,29 @@ pub(super) struct Opened {
 }
 
 impl Nic {
-    /// Moves a QP to ERR, in the hardware too, soon; what is posted is flushed, there first.
-    pub(super) fn enter_error(&mut self, qpn: u32) {
+    /// A QP moved to ERR: the hardware is told soon, and flushes first.
+    pub(super) fn stop_soon(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        if qp.state == State::Reset {
-            return;
-        }
-        qp.state = State::Err;
-        if !mem::replace(&mut qp.stopping, true) {
-            self.stopping.waiting.push_back((qpn, qp.serial));
+        if !mem::replace(&mut qp.own.stopping, true) {
+            self.backing.stopping.waiting.push_back((qpn, qp.own.serial));
         }
     }
 
     /// Tells the hardware about some QPs in ERR; true if there were any.
     pub(super) fn stop_some(&mut self) -> bool {
-        let found = !self.stopping.is_over();
+        let found = !self.backing.stopping.is_over();
         self.find_running();
         for _ in 0..AT_ONCE {
-            let Some((qpn, serial)) = self.stopping.waiting.pop_front() else { break };
-            let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.serial == serial) else {
+            let Some((qpn, serial)) = self.backing.stopping.waiting.pop_front() else { break };
+            let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.own.serial == serial) else {
                 continue;
             };
-            qp.stopping = false;
+            qp.own.stopping = false;
             // It is on its way to a new life.
             if qp.state != State::Err {
                 continue;
             }
-            let host = qp.host;
+            let host = qp.own.host;
             let to_error = virtio_rdma_abi::QpAttr {
                 mask: U32::new(attr_mask::STATE),
                 qp_state: qps::ERR,
@@ -100,10 +101,10 @@ impl Nic {
             // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in ERR only when it is told again
             // (rxe_qp.c, rxe_qp_error), since a post of receives is no system call.
             self.meter.charge(HOST_CALL);
-            self.forgo(|nic| nic.host.modify_qp(host, &to_error));
+            self.forgo(|nic| nic.backing.host.modify_qp(host, &to_error));
             self.schedule(qpn);
         }
-        if self.stopping.is_over() && mem::take(&mut self.stopping.fatal) {
+        if self.backing.stopping.is_over() && mem::take(&mut self.backing.stopping.fatal) {
             self.tell_fatal();
         }
         found
@@ -111,21 +112,21 @@ impl Nic {
 
     /// Ends all that the hardware could do to guest memory: QPs in ERR neither send nor receive.
     fn stop_hardware(&mut self) {
-        self.stopping.all = self.qp_numbers.walk();
+        self.backing.stopping.all = self.qp_numbers.walk();
         self.stop_some();
     }
 
     /// Moves some of the QPs to ERR that still run though the NIC stands still.
     fn find_running(&mut self) {
         let mut budget = self.meter.budget(STEP);
-        while !self.stopping.all.is_over() && !budget.is_over(&self.meter) {
-            let Some(qpn) = self.stopping.all.next(&self.qp_numbers) else { break };
+        while !self.backing.stopping.all.is_over() && !budget.is_over(&self.meter) {
+            let Some(qpn) = self.backing.stopping.all.next(&self.qp_numbers) else { break };
             self.meter.charge(cost::VISIT);
             let Some(qp) = self.qps.get(&qpn) else { continue };
-            let (serial, state) = (qp.serial, qp.state);
+            let (serial, state) = (qp.own.serial, qp.state);
             if !matches!(state, State::Reset | State::Err) {
                 self.enter_error(qpn);
-                self.stopping.paused.push((qpn, serial));
+                self.backing.stopping.paused.push((qpn, serial));
             }
         }
     }
@@ -139,7 +140,7 @@ impl Nic {
         } else {
             self.stop_some();
         }
-        !self.stopping.is_over()
+        !self.backing.stopping.is_over()
     }
 
     /// Goes on; QPs that ended meanwhile are told so.
@@ -149,17 +150,19 @@ impl Nic {
         }
         self.life = NicState::Ready;
         self.outbox.wanted();
-        self.stopping.tell.append(&mut self.stopping.paused);
-        self.ask_host = true;
+        self.backing.stopping.tell.append(&mut self.backing.stopping.paused);
+        self.backing.ask_host = true;
     }
 
     /// Tells a guest that goes on of some of the QPs that ended meanwhile.
     pub(super) fn tell_some(&mut self, budget: &mut Budget) {
         while !budget.is_over(&self.meter)
-            && let Some((qpn, serial)) = self.stopping.tell.pop()
+            && let Some((qpn, serial)) = self.backing.stopping.tell.pop()
         {
             self.meter.charge(cost::OBJECT);
-            let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.serial == serial) else { continue };
+            let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.own.serial == serial) else {
+                continue;
+            };
             let ctx = qp.ctx;
             self.raise(event::QP_FATAL, qpn, ctx);
             self.schedule(qpn);
@@ -171,7 +174,7 @@ impl Nic {
         if matches!(self.life, NicState::Ready | NicState::Paused) {
             self.life = NicState::Failed;
             // The hardware must not touch the memory of a guest that is told so.
-            self.stopping.fatal = true;
+            self.backing.stopping.fatal = true;
             self.stop_hardware();
         }
     }
@@ -183,23 +186,23 @@ impl Nic {
 
     /// The device context is of no use any more: the guest is told, and an INIT opens the device anew.
     pub(super) fn lost(&mut self) {
-        if mem::replace(&mut self.host_gone, true) {
+        if mem::replace(&mut self.backing.host_gone, true) {
             return;
         }
-        tracing::warn!(device = self.place.device, "the RNIC is gone or failed");
+        tracing::warn!(device = self.backing.place.device, "the RNIC is gone or failed");
         // Its QPs end with it.
-        self.stopping.waiting.clear();
-        self.stopping.all = Walk::default();
+        self.backing.stopping.waiting.clear();
+        self.backing.stopping.all = Walk::default();
         let alive = matches!(self.life, NicState::Ready | NicState::Paused);
         if alive {
             self.life = NicState::Failed;
         }
-        if mem::take(&mut self.stopping.fatal) || alive {
+        if mem::take(&mut self.backing.stopping.fatal) || alive {
             self.tell_fatal();
         }
         // A removal may wait until the last one closes the device.
-        let gone = Box::new(Gone::after(self.host.as_ref()));
-        let context = mem::replace(&mut self.host, gone);
+        let gone = Box::new(Gone::after(self.backing.host.as_ref()));
+        let context = mem::replace(&mut self.backing.host, gone);
         super::events::end_aside((context, mem::take(&mut self.deferred_drops)));
     }
 
@@ -208,32 +211,34 @@ impl Nic {
     pub(super) fn forget_all(&mut self) {
         let used = self.life != NicState::Idle;
         self.life = NicState::Idle;
-        self.lives += 1;
+        self.backing.lives += 1;
         self.release_addresses();
         // Before the host can give the numbers again, but not here: they may be thousands.
         let qpns = mem::take(&mut self.qp_numbers);
-        let leaving = Leaving { place: self.place.clone(), qpns };
-        self.inbox.clear();
+        let leaving = Leaving { place: self.backing.place.clone(), qpns };
+        self.backing.inbox.clear();
         self.outbox = self.outbox.succeed();
-        self.admitted = 0;
-        self.mr_bytes = 0;
-        self.mr_runs = 0;
+        self.backing.admitted = 0;
+        self.backing.mr_bytes = 0;
+        self.backing.mr_runs = 0;
         self.change = Change::default();
         self.chores = Chores::default();
+        self.backing.peer_check = PeerCheck::default();
         self.work = None;
         self.run.clear();
-        self.run_srqs.clear();
+        self.backing.run_srqs.clear();
         self.dirty.clear();
-        self.moderated = Timers::default();
-        self.stopping = Stopping::default();
+        self.timers = Timers::default();
+        self.backing.stopping = Stopping::default();
         let queues =
             (mem::take(&mut self.cqs), mem::take(&mut self.srqs), mem::take(&mut self.qps));
-        let rosters = (mem::take(&mut self.mr_keys), mem::take(&mut self.serials));
-        let others = (mem::take(&mut self.pds), mem::take(&mut self.mrs), mem::take(&mut self.ahs));
+        let rosters = (mem::take(&mut self.backing.mr_keys), mem::take(&mut self.backing.serials));
+        let others =
+            (mem::take(&mut self.pds), mem::take(&mut self.backing.mrs), mem::take(&mut self.ahs));
         let more = (
-            mem::take(&mut self.windows),
-            mem::take(&mut self.groups),
-            mem::take(&mut self.services),
+            mem::take(&mut self.backing.windows),
+            mem::take(&mut self.backing.groups),
+            mem::take(&mut self.backing.services),
         );
         let memory =
             (mem::take(&mut self.contexts), mem::take(&mut self.space), self.status_page.take());
@@ -243,9 +248,9 @@ impl Nic {
             return;
         }
         // First of all the device context: nothing that it writes to may go before.
-        let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.host.as_ref()));
-        let host = mem::replace(&mut self.host, gone);
-        self.host_gone = true;
+        let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.backing.host.as_ref()));
+        let host = mem::replace(&mut self.backing.host, gone);
+        self.backing.host_gone = true;
         self.deferred_drops.insert(
             0,
             DeferredDrop::new((leaving, host, queues, others, more, memory, (rosters, kept))),
@@ -257,40 +262,37 @@ impl Nic {
         self.forget_all();
         self.kept = Kept::begin(&space, &quota::RNIC);
         self.space = space;
-        if !self.host_gone {
-            return self.begin(status_page);
+        if !self.backing.host_gone {
+            return Ok(self.begin_on_host(status_page));
         }
-        self.opening = true;
-        let (life, opener) = (self.lives, self.place.opener.clone());
+        self.backing.opening = true;
+        let (life, opener) = (self.backing.lives, self.backing.place.opener.clone());
         Ok(Reply::Blocking(BlockingJob::new(move || Opened { life, status_page, host: opener() })))
     }
 
     /// The rest of an INIT.
     pub(super) fn opened(&mut self, opened: Opened) -> Result<Reply, Status> {
         let Opened { life, status_page, host } = opened;
-        if life != self.lives || !mem::take(&mut self.opening) {
+        if life != self.backing.lives || !mem::take(&mut self.backing.opening) {
             self.deferred_drops.push(DeferredDrop::new(host));
             return Err(Status::STATE);
         }
-        self.host = host.map_err(|error| {
-            tracing::warn!(device = self.place.device, %error, "the RNIC cannot be opened again");
+        self.backing.host = host.map_err(|error| {
+            tracing::warn!(device = self.backing.place.device, %error, "the RNIC cannot be opened again");
             Status::FATAL
         })?;
-        self.host_gone = false;
+        self.backing.host_gone = false;
         // Unplugged meanwhile.
-        if status_page.lives_in(&self.space) { self.begin(status_page) } else { Err(Status::FAULT) }
+        if status_page.lives_in(&self.space) {
+            Ok(self.begin_on_host(status_page))
+        } else {
+            Err(Status::FAULT)
+        }
     }
 
-    fn begin(&mut self, status_page: Ring) -> Result<Reply, Status> {
-        self.status_page = Some(status_page);
-        self.counters_at_init = self.counters;
-        self.contexts.begin();
-        self.ask_host = true;
-        self.life = NicState::Ready;
-        Ok(Reply::Init(virtio_rdma_abi::InitResp {
-            abi_version: U32::new(virtio_rdma_abi::ABI_VERSION),
-            ..Default::default()
-        }))
+    fn begin_on_host(&mut self, status_page: Ring) -> Reply {
+        self.backing.ask_host = true;
+        self.begin(status_page)
     }
 
     /// Destroys what a context has, users before what they use.
@@ -303,11 +305,11 @@ impl Nic {
         }
         let end = End {
             ctx,
-            windows: self.windows.walk(),
+            windows: self.backing.windows.walk(),
             qps: self.qp_numbers.walk(),
             closing: None,
             drain: None,
-            keys: self.mr_keys.walk(),
+            keys: self.backing.mr_keys.walk(),
             srqs: Slots::of(&self.srqs),
             ahs: Slots::of(&self.ahs),
             pds: Slots::of(&self.pds),
@@ -319,9 +321,9 @@ impl Nic {
     /// Destroys some of what a context has; true: that was all.
     pub(super) fn end_some(&mut self, end: &mut End, budget: &mut Budget) -> bool {
         let ctx = end.ctx;
-        while let Some(number) = self.windows.next(&mut end.windows) {
+        while let Some(number) = self.backing.windows.next(&mut end.windows) {
             self.meter.charge(cost::VISIT);
-            if self.windows.context(number) == Some(ctx) {
+            if self.backing.windows.context(number) == Some(ctx) {
                 self.meter.charge(END);
                 self.remove_window(number);
             }
@@ -362,10 +364,10 @@ impl Nic {
             self.remove_ah(ah);
         }
         while !budget.is_over(&self.meter)
-            && let Some(key) = end.keys.next(&self.mr_keys)
+            && let Some(key) = end.keys.next(&self.backing.mr_keys)
         {
             self.meter.charge(cost::VISIT);
-            if self.mrs.get(&key).is_some_and(|mr| mr.ctx == ctx) {
+            if self.backing.mrs.get(&key).is_some_and(|mr| mr.ctx == ctx) {
                 // Its end is not the worker's.
                 self.meter.charge(cost::OBJECT);
                 self.remove_mr(key);
@@ -374,7 +376,7 @@ impl Nic {
         while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
             self.meter.charge(END);
             let pd = self.pds.remove(pdn as usize);
-            self.forgo(|nic| nic.host.free_pd(pd.host));
+            self.forgo(|nic| nic.backing.host.free_pd(pd.own));
         }
         while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
             self.meter.charge(cost::OBJECT);
@@ -390,7 +392,7 @@ impl Nic {
 
 /// The end of a context, users before what they use.
 #[derive(Debug)]
-pub(super) struct End {
+pub(crate) struct End {
     ctx: u32,
     windows: Walk,
     qps: Walk,

@@ -4,10 +4,11 @@ use std::thread;
 
 use virtio_rdma_abi::event;
 
-use super::nic::{Nic, NicState};
+use super::nic::Nic;
 use super::verbs::HostEvent;
 use crate::engine::Nanos;
 use crate::nic::contexts::KERNEL;
+use crate::nic::nic::NicState;
 
 /// Events taken in one turn.
 const TURN: usize = 64;
@@ -25,18 +26,20 @@ pub(super) fn end_aside(parts: impl Send + 'static) {
 impl Nic {
     /// Takes the host's events, if it is time; true if there were any.
     pub(super) fn take_events(&mut self, now: Nanos) -> bool {
-        if self.host_gone || (!self.ask_host && now.saturating_sub(self.asked_at) < INTERVAL) {
+        if self.backing.host_gone
+            || (!self.backing.ask_host && now.saturating_sub(self.backing.asked_at) < INTERVAL)
+        {
             return false;
         }
-        self.ask_host = false;
-        self.asked_at = now;
+        self.backing.ask_host = false;
+        self.backing.asked_at = now;
         let mut found = false;
         for _ in 0..TURN {
-            let Some(event) = self.host.next_event() else { return found };
+            let Some(event) = self.backing.host.next_event() else { return found };
             found = true;
             self.happened(event);
         }
-        self.ask_host = true;
+        self.backing.ask_host = true;
         found
     }
 
@@ -46,7 +49,7 @@ impl Nic {
         }
         match event {
             HostEvent::Qp(host, kind) => {
-                let found = self.qps.values().find(|qp| qp.host == host);
+                let found = self.qps.values().find(|qp| qp.own.host == host);
                 let Some((qpn, ctx)) = found.map(|qp| (qp.qpn, qp.ctx)) else { return };
                 self.raise(kind, qpn, ctx);
                 if matches!(kind, event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR) {
@@ -54,7 +57,7 @@ impl Nic {
                 }
             }
             HostEvent::Srq(host, kind) => {
-                let found = self.srqs.iter_mut().find(|(_, srq)| srq.host == host);
+                let found = self.srqs.iter_mut().find(|(_, srq)| srq.own.host == host);
                 let Some((number, srq)) = found else { return };
                 let srqn = u32::try_from(number).unwrap_or(u32::MAX);
                 let ctx = srq.ctx;

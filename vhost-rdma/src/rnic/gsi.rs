@@ -139,17 +139,19 @@ impl Nic {
             // Nobody else's hardware may be given a way to all of memory.
             return Err(Status::INVAL);
         }
-        if self.mrs.len() + self.services.keys() >= self.settings.limits.max_mrs as usize {
+        if self.backing.mrs.len() + self.backing.services.keys()
+            >= self.settings.limits.max_mrs as usize
+        {
             return Err(Status::NOMEM);
         }
-        let number =
-            u32::try_from(self.services.dma_keys.vacant_key()).map_err(|_| Status::NOMEM)?;
+        let number = u32::try_from(self.backing.services.dma_keys.vacant_key())
+            .map_err(|_| Status::NOMEM)?;
         let key = DMA_KEYS.checked_add(number).ok_or(Status::NOMEM)?;
-        if self.mrs.contains_key(&key) {
+        if self.backing.mrs.contains_key(&key) {
             return Err(Status::NOMEM);
         }
-        self.kept.place(Place::Region, self.mrs.len() + self.services.keys())?;
-        self.services.dma_keys.insert(DmaKey { pdn, access });
+        self.kept.place(Place::Region, self.backing.mrs.len() + self.backing.services.keys())?;
+        self.backing.services.dma_keys.insert(DmaKey { pdn, access });
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(key), rkey: U32::new(key) }))
     }
 
@@ -157,14 +159,14 @@ impl Nic {
         if ctx != KERNEL {
             return Err(Status::NOENT);
         }
-        self.services.dma_keys.remove((key - DMA_KEYS) as usize);
+        self.backing.services.dma_keys.remove((key - DMA_KEYS) as usize);
         Ok(Reply::Done)
     }
 
     pub(super) fn check_gsi(&self, ctx: u32, req: &abi::QpCreateReq) -> Result<(), Status> {
         if ctx != KERNEL {
             Err(Status::PERM)
-        } else if self.services.exists() {
+        } else if self.backing.services.exists() {
             Err(Status::EXIST)
         } else if req.srqn.get() != abi::NO_SRQ || req.flags.get() & !qp_flags::SIG_ALL != 0 {
             Err(Status::INVAL)
@@ -197,30 +199,27 @@ impl Nic {
                 cq.users += 1;
             }
         }
-        self.services.gsi = Some(Box::new(gsi));
+        self.backing.services.gsi = Some(Box::new(gsi));
         // What was sent to an earlier one is not this one's.
-        self.inbox.clear();
+        self.backing.inbox.clear();
         let [sq_db, rq_db] = doorbells.map(U32::new);
         let qpn = U32::new(GSI_QPN);
         Ok(Reply::Qp(abi::QpCreateResp { qpn, sq_db, rq_db, reserved: U32::new(0) }))
     }
 
     pub(super) fn modify_gsi(&mut self, ctx: u32, attr: &abi::QpAttr) -> Result<Reply, Status> {
-        let gsi = self.services.gsi.as_deref().filter(|_| ctx == KERNEL).ok_or(Status::NOENT)?;
-        let (from, to) = wanted(gsi.state, attr)?;
-        let mask = attr.mask.get();
+        let gsi =
+            self.backing.services.gsi.as_deref().filter(|_| ctx == KERNEL).ok_or(Status::NOENT)?;
+        let (_, to) = state::change(Kind::Gsi, gsi.state, attr)?;
         let mut attrs = gsi.attrs.clone();
-        if !state::allows(Kind::Gsi, from, to, mask) {
-            return Err(Status::INVAL);
-        }
         attrs.set(attr, |index| self.holds(index))?;
         if to == State::Reset {
             attrs = Attrs::default();
         }
-        let Some(gsi) = &mut self.services.gsi else { return Ok(Reply::Done) };
+        let Some(gsi) = &mut self.backing.services.gsi else { return Ok(Reply::Done) };
         gsi.state = to;
         gsi.attrs = attrs;
-        self.services.pending = true;
+        self.backing.services.pending = true;
         if to == State::Reset {
             self.begin_gsi_anew();
         }
@@ -228,7 +227,7 @@ impl Nic {
     }
 
     fn begin_gsi_anew(&mut self) {
-        let Some(gsi) = &mut self.services.gsi else { return };
+        let Some(gsi) = &mut self.backing.services.gsi else { return };
         if let Some(send) = &mut gsi.send {
             send.reset();
         }
@@ -239,17 +238,18 @@ impl Nic {
             self.contexts.reset_doorbell(KERNEL, doorbell);
         }
         self.outbox.forget(&[event::QP_FATAL], GSI_QPN);
-        self.inbox.clear();
+        self.backing.inbox.clear();
     }
 
     pub(super) fn query_gsi(&self, ctx: u32) -> Result<Reply, Status> {
-        let gsi = self.services.gsi.as_deref().filter(|_| ctx == KERNEL).ok_or(Status::NOENT)?;
+        let gsi =
+            self.backing.services.gsi.as_deref().filter(|_| ctx == KERNEL).ok_or(Status::NOENT)?;
         let attr = gsi.attrs.report(gsi.state, false);
         Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))
     }
 
     pub(super) fn destroy_gsi(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if ctx != KERNEL || !self.services.exists() {
+        if ctx != KERNEL || !self.backing.services.exists() {
             return Err(Status::NOENT);
         }
         self.remove_gsi();
@@ -257,7 +257,7 @@ impl Nic {
     }
 
     fn remove_gsi(&mut self) {
-        let Some(gsi) = self.services.gsi.take() else { return };
+        let Some(gsi) = self.backing.services.gsi.take() else { return };
         for cqn in [gsi.send_cqn, gsi.recv_cqn] {
             if let Some(cq) = self.cqs.get_mut(cqn as usize) {
                 cq.users -= 1;
@@ -267,22 +267,22 @@ impl Nic {
             self.contexts.free_doorbell(KERNEL, doorbell);
         }
         self.outbox.forget(&[event::QP_FATAL], GSI_QPN);
-        self.inbox.clear();
+        self.backing.inbox.clear();
     }
 
     /// QP 1 cannot go on.
     pub(super) fn gsi_fatal(&mut self) {
-        let Some(gsi) = &mut self.services.gsi else { return };
+        let Some(gsi) = &mut self.backing.services.gsi else { return };
         if gsi.state != State::Reset {
             gsi.state = State::Err;
-            self.services.pending = true;
+            self.backing.services.pending = true;
         }
         self.raise(event::QP_FATAL, GSI_QPN, KERNEL);
     }
 
     /// The guest rang for QP 1.
     pub(super) fn gsi_posted(&mut self, owner: Owner, producer: u32) {
-        let Some(gsi) = &mut self.services.gsi else { return };
+        let Some(gsi) = &mut self.backing.services.gsi else { return };
         let send = matches!(owner, Owner::Send(_));
         if gsi.state == State::Reset {
             let doorbell = gsi.doorbells[usize::from(!send)];
@@ -293,7 +293,7 @@ impl Nic {
             (false, _, Some(ring)) => ring.posted(producer),
             _ => return,
         };
-        self.services.pending = true;
+        self.backing.services.pending = true;
         if posted.is_err() {
             self.gsi_fatal();
         }
@@ -301,15 +301,15 @@ impl Nic {
 
     /// One round of QP 1; true if there was anything to do.
     pub(super) fn run_gsi(&mut self) -> bool {
-        if !self.services.has_work(&self.inbox) {
+        if !self.backing.services.has_work(&self.backing.inbox) {
             return false;
         }
-        let pending = std::mem::take(&mut self.services.pending);
+        let pending = std::mem::take(&mut self.backing.services.pending);
         if pending {
             self.run_gsi_queues();
         }
         for _ in 0..TURN {
-            let Some(mad) = self.inbox.take() else { break };
+            let Some(mad) = self.backing.inbox.take() else { break };
             self.receive_mad(&mad);
         }
         true
@@ -317,7 +317,7 @@ impl Nic {
 
     fn run_gsi_queues(&mut self) {
         for _ in 0..TURN {
-            let more = match self.services.state() {
+            let more = match self.backing.services.state() {
                 State::Rts => self.send_mad(),
                 State::Sqe => self.flush_gsi_send(),
                 State::Err => self.flush_gsi_send() || self.flush_gsi_receive(),
@@ -327,12 +327,12 @@ impl Nic {
                 return;
             }
         }
-        self.services.pending = true;
+        self.backing.services.pending = true;
     }
 
     /// Executes the oldest send; false if there is none.
     fn send_mad(&mut self) -> bool {
-        let Some(gsi) = &mut self.services.gsi else { return false };
+        let Some(gsi) = &mut self.backing.services.gsi else { return false };
         let Some(send) = &mut gsi.send else { return false };
         let Some(wqe) = send.take() else { return false };
         let index = send.current_index();
@@ -348,8 +348,8 @@ impl Nic {
         let signaled = gsi.signal_all || wqe.flags & send_flags::SIGNALED != 0;
         let read = if fits { self.read_mad(inline) } else { Err(wc_status::LOC_QP_OP_ERR) };
         let ah = self.ahs.get(usize::try_from(wqe.arg0.get()).unwrap_or(usize::MAX));
-        let pdn = self.services.gsi.as_ref().map(|gsi| gsi.pdn);
-        let to = ah.filter(|ah| Some(ah.pdn) == pdn && !ah.revoked).map(|ah| ah.av);
+        let pdn = self.backing.services.gsi.as_ref().map(|gsi| gsi.pdn);
+        let to = ah.filter(|ah| Some(ah.pdn) == pdn && !ah.own.revoked).map(|ah| ah.av);
         let status = match (read, to) {
             (Ok(bytes), Some(av)) => {
                 // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which every other QP 1 has as well.
@@ -369,7 +369,7 @@ impl Nic {
 
     /// The datagram that the current send names, out of guest memory.
     fn read_mad(&self, inline: bool) -> Result<[u8; MAD_LEN], u8> {
-        let Some(gsi) = &self.services.gsi else { return Err(wc_status::WR_FLUSH_ERR) };
+        let Some(gsi) = &self.backing.services.gsi else { return Err(wc_status::WR_FLUSH_ERR) };
         let Some(send) = &gsi.send else { return Err(wc_status::WR_FLUSH_ERR) };
         let mut bytes = [0; MAD_LEN];
         if inline {
@@ -390,7 +390,7 @@ impl Nic {
         let mut segments = Vec::new();
         for sge in sges.iter().filter(|sge| sge.length.get() > 0) {
             let (addr, len, key) = (sge.addr.get(), sge.length.get(), sge.lkey.get());
-            let segment = if let Some(dma) = self.services.dma_key(key) {
+            let segment = if let Some(dma) = self.backing.services.dma_key(key) {
                 if dma.pdn != pdn || rights & !dma.access != 0 {
                     return None;
                 }
@@ -398,7 +398,7 @@ impl Nic {
                     all.get_or_insert_with(|| Translation::identity(self.space.clone()).into());
                 Segment { map: std::sync::Arc::clone(map), offset: addr, len }
             } else {
-                self.mrs.get(&key)?.segment(pdn, rights, (addr, len))?
+                self.backing.mrs.get(&key)?.segment(pdn, rights, (addr, len))?
             };
             if !segment.map.covers(segment.offset, u64::from(len)) {
                 return None;
@@ -412,12 +412,12 @@ impl Nic {
     fn carry(&self, av: &abi::Av, bytes: [u8; MAD_LEN]) {
         let Some(source) = self.guest_address(av.sgid_index.get()) else { return };
         let mad = Mad { source, dest: av.dgid, traffic_class: av.traffic_class, sl: av.sl, bytes };
-        let place = &self.place;
-        place.directory.carry(&place.device, self.settings.vni, &self.quotas, mad);
+        let place = &self.backing.place;
+        place.directory.carry(&place.device, self.settings.vni, &self.backing.quotas, mad);
     }
 
     fn gsi_sent(&mut self, done: &Done) {
-        let Some(gsi) = &mut self.services.gsi else { return };
+        let Some(gsi) = &mut self.backing.services.gsi else { return };
         let cqn = gsi.send_cqn;
         if let Some(send) = &mut gsi.send {
             send.retire();
@@ -447,7 +447,7 @@ impl Nic {
     }
 
     fn flush_gsi_send(&mut self) -> bool {
-        let Some(gsi) = &mut self.services.gsi else { return false };
+        let Some(gsi) = &mut self.backing.services.gsi else { return false };
         let Some(send) = &mut gsi.send else { return false };
         let Some(wqe) = send.take() else { return false };
         let index = send.current_index();
@@ -466,25 +466,28 @@ impl Nic {
     }
 
     fn peek_gsi_receive(&self, into: &mut Receive) -> bool {
-        let gsi = self.services.gsi.as_ref();
+        let gsi = self.backing.services.gsi.as_ref();
         gsi.and_then(|gsi| gsi.receive.as_ref()).is_some_and(|ring| ring.peek(into))
     }
 
     fn advance_gsi_receive(&mut self) {
-        if let Some(ring) = self.services.gsi.as_mut().and_then(|gsi| gsi.receive.as_mut()) {
+        if let Some(ring) = self.backing.services.gsi.as_mut().and_then(|gsi| gsi.receive.as_mut())
+        {
             ring.advance();
         }
     }
 
     fn take_gsi_receive(&mut self, into: &mut Receive) -> bool {
-        let gsi = self.services.gsi.as_mut();
+        let gsi = self.backing.services.gsi.as_mut();
         gsi.and_then(|gsi| gsi.receive.as_mut()).is_some_and(|ring| ring.take(into))
     }
 
     /// A datagram has come for this NIC.
     fn receive_mad(&mut self, mad: &Mad) {
-        let listens =
-            matches!(self.services.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe);
+        let listens = matches!(
+            self.backing.services.state(),
+            State::Rtr | State::Rts | State::Sqd | State::Sqe
+        );
         // The address may have been given back since it was looked up.
         let ours = self.gids.iter().flatten().any(|entry| entry.guest == mad.dest);
         let mut receive = Receive::default();
@@ -501,16 +504,16 @@ impl Nic {
             Err(status) => {
                 self.gsi_received(&receive, status, None);
                 // IBTA 10.3.1.6: an error of a receive is one of the queue pair.
-                if let Some(gsi) = &mut self.services.gsi {
+                if let Some(gsi) = &mut self.backing.services.gsi {
                     gsi.state = State::Err;
                 }
-                self.services.pending = true;
+                self.backing.services.pending = true;
             }
         }
     }
 
     fn write_mad(&self, receive: &Receive, mad: &Mad) -> Result<(), u8> {
-        let pdn = self.services.gsi.as_ref().map_or(0, |gsi| gsi.pdn);
+        let pdn = self.backing.services.gsi.as_ref().map_or(0, |gsi| gsi.pdn);
         if receive.malformed {
             return Err(wc_status::LOC_QP_OP_ERR);
         }
@@ -525,7 +528,7 @@ impl Nic {
     }
 
     fn gsi_received(&mut self, receive: &Receive, status: u8, mad: Option<&Mad>) {
-        let Some(cqn) = self.services.gsi.as_ref().map(|gsi| gsi.recv_cqn) else { return };
+        let Some(cqn) = self.backing.services.gsi.as_ref().map(|gsi| gsi.recv_cqn) else { return };
         let mut flags = cqe_flags::RECV | cqe_flags::SOLICITED;
         let len = GRH_LEN + u32::try_from(MAD_LEN).unwrap_or(0);
         if let Some(mad) = mad {
@@ -548,19 +551,6 @@ impl Nic {
         };
         self.complete(cqn, &mut cqe, true);
     }
-}
-
-/// The states that a change goes from and to.
-fn wanted(from: State, attr: &abi::QpAttr) -> Result<(State, State), Status> {
-    let mask = attr.mask.get();
-    let to = if mask & abi::attr_mask::STATE != 0 {
-        State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
-    } else {
-        from
-    };
-    let wrong =
-        mask & abi::attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
-    if wrong { Err(Status::INVAL) } else { Ok((from, to)) }
 }
 
 /// The packet that a datagram would have been.

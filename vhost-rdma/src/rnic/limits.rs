@@ -9,9 +9,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::nic::Nic;
 use super::verbs::HostPort;
-use crate::nic::limits::counters;
 use crate::nic::limits::{
-    GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, Objects, VENDOR_ID,
+    GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
 };
 use crate::nic::shape::Bounds;
 use crate::nic::table;
@@ -28,33 +27,18 @@ const CAPS: u64 = cap::SRQ
     | cap::DMA_MR;
 
 impl Nic {
-    /// What exists.
-    pub(super) fn objects(&self) -> Objects {
-        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
-        Objects {
-            contexts: count(self.contexts.processes()),
-            pds: count(self.pds.len()),
-            mrs: count(self.mrs.len() + self.services.keys()),
-            mr_bytes: self.mr_bytes,
-            cqs: count(self.cqs.len()),
-            srqs: count(self.srqs.len()),
-            qps: count(self.qps.len() + usize::from(self.services.exists())),
-            ahs: count(self.ahs.len()),
-        }
-    }
-
     pub(super) fn max_wr(&self) -> u32 {
         // Rings are powers of two, and so is what is reported: what fits the report fits the hardware.
-        let host = self.host.limits().max_qp_wr.min(self.host.cq_entries()).max(1);
+        let host = self.backing.host.limits().max_qp_wr.min(self.backing.host.cq_entries()).max(1);
         MAX_WR.min(1 << host.ilog2())
     }
 
     pub(super) fn max_sge(&self) -> u32 {
-        MAX_SGE.min(self.host.limits().max_sge)
+        MAX_SGE.min(self.backing.host.limits().max_sge)
     }
 
     pub(super) fn max_inline(&self) -> u32 {
-        MAX_INLINE.min(self.host.limits().max_inline)
+        MAX_INLINE.min(self.backing.host.limits().max_inline)
     }
 
     pub(super) fn bounds(&self) -> Bounds {
@@ -63,7 +47,7 @@ impl Nic {
 
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
         let limits = &self.settings.limits;
-        let host = self.host.limits();
+        let host = self.backing.host.limits();
         let n = U32::new;
         let [a, b, c, d, e, f] = self.settings.mac;
         let caps = [
@@ -114,8 +98,11 @@ impl Nic {
 
     pub(super) fn port_attributes(&mut self) -> abi::QueryPortResp {
         // A port that cannot be asked is down.
-        let port =
-            self.host.port().unwrap_or(HostPort { state: 1, phys_state: 3, ..HostPort::default() });
+        let port = self.backing.host.port().unwrap_or(HostPort {
+            state: 1,
+            phys_state: 3,
+            ..HostPort::default()
+        });
         abi::QueryPortResp {
             max_msg_sz: U32::new(MAX_MSG.min(port.max_msg_sz)),
             gid_tbl_len: U32::new(u32::from(GID_TABLE_LEN)),
@@ -128,9 +115,5 @@ impl Nic {
             active_width: port.active_width,
             ..abi::QueryPortResp::default()
         }
-    }
-
-    pub(super) fn counters_response(&self) -> abi::QueryCountersResp {
-        counters(&self.counters, &self.counters_at_init)
     }
 }

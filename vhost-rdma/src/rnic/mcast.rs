@@ -34,11 +34,11 @@ fn on_the_wire(mgid: &Gid) -> Gid {
 impl Nic {
     /// QPs that may be in one group; 0 where the RNIC has no groups.
     pub(super) fn max_mcast_qps(&self) -> u32 {
-        MAX_MCAST_QPS.min(self.host.limits().max_mcast_qps)
+        MAX_MCAST_QPS.min(self.backing.host.limits().max_mcast_qps)
     }
 
     pub(super) fn max_mcast_groups(&self) -> u32 {
-        MAX_MCAST_GROUPS.min(self.host.limits().max_mcast_groups)
+        MAX_MCAST_GROUPS.min(self.backing.host.limits().max_mcast_groups)
     }
 
     pub(super) fn has_multicast(&self) -> bool {
@@ -48,7 +48,7 @@ impl Nic {
     /// The group on the wire, if the network's NICs may use it.
     pub(super) fn group(&self, mgid: &Gid) -> Result<Gid, Status> {
         let wire = on_the_wire(mgid);
-        let place = &self.place;
+        let place = &self.backing.place;
         let allowed = self.has_multicast() && place.directory.names_group(self.settings.vni, &wire);
         if allowed { Ok(wire) } else { Err(Status::UNREACH) }
     }
@@ -59,7 +59,7 @@ impl Nic {
         }
         self.owned_qp(ctx, qpn)?;
         let qp = self.qps.get(&qpn).filter(|qp| qp.kind == Kind::Ud);
-        qp.map(|qp| qp.host).ok_or(Status::INVAL)
+        qp.map(|qp| qp.own.host).ok_or(Status::INVAL)
     }
 
     /// Attaches a QP to a group. Attaching twice is once.
@@ -69,25 +69,26 @@ impl Nic {
             return Err(Status::INVAL);
         }
         let wire = self.group(&mgid)?;
-        let present = self.groups.get(&wire).map_or(&[][..], |members| &members.0);
+        let present = self.backing.groups.get(&wire).map_or(&[][..], |members| &members.0);
         if present.contains(&qpn) {
             return Ok(Reply::Done);
         }
         let full = present.len() >= self.max_mcast_qps() as usize
-            || (present.is_empty() && self.groups.len() >= self.max_mcast_groups() as usize);
+            || (present.is_empty()
+                && self.backing.groups.len() >= self.max_mcast_groups() as usize);
         if full {
             return Err(Status::NOMEM);
         }
         let own = self.host_address_like(&wire).ok_or(Status::UNREACH)?;
-        self.host.attach_mcast(host, &wire, &own).map_err(|error| self.refused(error))?;
-        self.groups.entry(wire).or_default().0.push(qpn);
+        self.backing.host.attach_mcast(host, &wire, &own).map_err(|error| self.refused(error))?;
+        self.backing.groups.entry(wire).or_default().0.push(qpn);
         Ok(Reply::Done)
     }
 
     pub(super) fn detach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<Reply, Status> {
         self.member(ctx, qpn)?;
         let wire = on_the_wire(&mgid);
-        let member = self.groups.get(&wire).is_some_and(|members| members.0.contains(&qpn));
+        let member = self.backing.groups.get(&wire).is_some_and(|members| members.0.contains(&qpn));
         if !member {
             return Err(Status::INVAL);
         }
@@ -98,7 +99,7 @@ impl Nic {
     /// Takes QPs out of groups.
     fn leave(&mut self, goes: impl Fn(&Gid, u32) -> bool) {
         let mut left = Vec::new();
-        self.groups.retain(|group, members| {
+        self.backing.groups.retain(|group, members| {
             members.0.retain(|&member| {
                 let stays = !goes(group, member);
                 if !stays {
@@ -109,23 +110,28 @@ impl Nic {
             !members.0.is_empty()
         });
         for (group, member) in left {
-            if let Some(host) = self.qps.get(&member).map(|qp| qp.host) {
-                self.forgo(|nic| nic.host.detach_mcast(host, &group));
+            if let Some(host) = self.qps.get(&member).map(|qp| qp.own.host) {
+                self.forgo(|nic| nic.backing.host.detach_mcast(host, &group));
             }
         }
     }
 
     /// A QP goes away: hardware keeps those that are in a group (IBTA o10-2.2.3).
     pub(super) fn leave_all(&mut self, qpn: u32) {
-        if !self.groups.is_empty() {
+        if !self.backing.groups.is_empty() {
             self.leave(|_, member| member == qpn);
         }
     }
 
     /// Leaves the groups that the network may not use any more.
     pub(super) fn leave_forbidden(&mut self) {
-        let forbidden: Vec<Gid> =
-            self.groups.keys().copied().filter(|group| self.group(group).is_err()).collect();
+        let forbidden: Vec<Gid> = self
+            .backing
+            .groups
+            .keys()
+            .copied()
+            .filter(|group| self.group(group).is_err())
+            .collect();
         if !forbidden.is_empty() {
             self.leave(|group, _| forbidden.contains(group));
         }

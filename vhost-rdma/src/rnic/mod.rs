@@ -7,7 +7,7 @@
 //! apart by their `wr_id`, and written to the guest's CQs.
 //!
 //! ```text
-//!  shard ──Provider──> nic ─┬─ control, create, modify       commands, one host object each
+//!  shard ──OnShard──> nic ─┬─ control, create, modify       commands, one host object each
 //!                         ├─ mr, mw                        regions and windows
 //!                         ├─ reach                         who has to be found on the network first
 //!                         ├─ ending                        the end of much, a little at a time or aside
@@ -64,7 +64,8 @@ pub use cm::CmBridge;
 pub use faults::{Call, Faults};
 pub use host::{OpenError, open};
 pub use mad::{Inbox, MAD_LEN, Mad, Wake};
-pub use nic::{Nic, Opener, Place};
+pub(crate) use nic::Nic;
+pub use nic::{Opener, Place};
 pub use nic_quota::NicQuota;
 #[cfg(test)]
 pub(crate) use nic_quota::PER_NIC;

@@ -3,7 +3,7 @@
 //! A change is checked by the engine's own rules first, which are those of every verbs provider (IBTA 10.3), then made by the hardware; the guest's
 //! view of it is kept beside, because addresses and GID indices differ between guest and host.
 
-use virtio_rdma_abi::{self as abi, attr_mask, event, qps};
+use virtio_rdma_abi::{self as abi, attr_mask, qps};
 use zerocopy::little_endian::U32;
 
 use super::follow::Work;
@@ -11,17 +11,7 @@ use super::nic::Nic;
 use super::reach::Purpose;
 use crate::nic::budget::Budget;
 use crate::nic::qp::{Kind, State, state};
-use crate::nic::{Reply, Status};
-
-/// Events whose object is a QP.
-const QP_EVENTS: [u32; 6] = [
-    event::QP_FATAL,
-    event::QP_REQ_ERR,
-    event::QP_ACCESS_ERR,
-    event::COMM_EST,
-    event::SQ_DRAINED,
-    event::QP_LAST_WQE_REACHED,
-];
+use crate::nic::{DeferredDrop, Reply, Status};
 
 /// A change to a state and nothing else.
 fn to_state(state: u8) -> abi::QpAttr {
@@ -71,7 +61,7 @@ impl Nic {
             asked.ah = self.resolve(&attr.ah)?;
             self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
             // A third-party host was told another PSN and MTU than the guest's, if it came by rdma_cm (`cm`).
-            let place = &self.place;
+            let place = &self.backing.place;
             let end = (asked.ah.dgid, attr.dest_qpn.get());
             if let Some(agreed) = place.directory.agreed(&place.device, end) {
                 asked.rq_psn = U32::new(agreed.psn);
@@ -79,17 +69,17 @@ impl Nic {
             }
         }
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
-        let (host, kind) = (qp.host, qp.kind);
+        let (host, kind) = (qp.own.host, qp.kind);
         if from == State::Reset && to == State::Err {
             // Linux knows no way from RESET to ERR (drivers/infiniband/core/verbs.c, qp_state_table).
             let step = to_init(kind);
-            self.host.modify_qp(host, &step).map_err(|error| self.refused(error))?;
+            self.backing.host.modify_qp(host, &step).map_err(|error| self.refused(error))?;
         }
         // The hardware of a QP that failed in software only never left RTS.
         if from == State::Sqe && to == State::Rts {
             asked.mask = U32::new(asked.mask.get() & !attr_mask::CUR_STATE);
         }
-        self.host.modify_qp(host, &asked).map_err(|error| {
+        self.backing.host.modify_qp(host, &asked).map_err(|error| {
             tracing::debug!(qpn, ?asked, %error, "the RNIC refuses a change of a QP");
             self.refused(error)
         })?;
@@ -111,18 +101,7 @@ impl Nic {
 
     fn check_change(&self, qpn: u32, attr: &abi::QpAttr) -> Result<(State, State), Status> {
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
-        let mask = attr.mask.get();
-        let from = qp.state;
-        let to = if mask & attr_mask::STATE != 0 {
-            State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
-        } else {
-            from
-        };
-        let wrong_current =
-            mask & attr_mask::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
-        if !state::allows(qp.kind, from, to, mask) || wrong_current {
-            return Err(Status::INVAL);
-        }
+        let (from, to) = state::change(qp.kind, qp.state, attr)?;
         // On a copy: the hardware may still refuse.
         qp.attrs.clone().set(attr, |index| self.holds(index))?;
         Ok((from, to))
@@ -133,21 +112,10 @@ impl Nic {
     pub(super) fn begin_anew(&mut self, qpn: u32) -> Option<u32> {
         let serial = self.take_serial(qpn);
         let qp = self.qps.get_mut(&qpn)?;
-        let old = std::mem::replace(&mut qp.serial, serial);
-        qp.stopping = false;
-        qp.attrs = crate::nic::qp::Attrs::default();
-        if let Some(send) = &mut qp.send {
-            send.reset();
-        }
-        if let Some(receive) = &mut qp.receive {
-            receive.reset();
-        }
-        let (ctx, doorbells) = (qp.ctx, qp.doorbells);
-        self.serials.remove(&old);
-        for doorbell in doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.contexts.reset_doorbell(ctx, doorbell);
-        }
-        self.outbox.forget(&QP_EVENTS, qpn);
+        let old = std::mem::replace(&mut qp.own.serial, serial);
+        qp.own.stopping = false;
+        self.backing.serials.remove(&old);
+        self.reset_qp(qpn);
         Some(old)
     }
 
@@ -158,7 +126,8 @@ impl Nic {
         self.owned_qp(ctx, qpn)?;
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
         let known = qp.state;
-        let (state, draining) = self.host.query_qp(qp.host).map_err(|error| self.refused(error))?;
+        let (state, draining) =
+            self.backing.host.query_qp(qp.own.host).map_err(|error| self.refused(error))?;
         let state = State::from_abi(state).unwrap_or(known);
         // The hardware may have found an error that its completion has not told yet.
         if state == State::Err && known != State::Err {
@@ -183,38 +152,25 @@ impl Nic {
     /// Its windows are gone already.
     pub(super) fn remove_qp(&mut self, qpn: u32) {
         self.leave_all(qpn);
-        let Some(qp) = self.qps.remove(&qpn) else { return };
-        self.place.directory.remove_qp(&self.place.device, qpn);
-        // Its place in the run queue stays, and stands for nothing.
-        self.qp_numbers.remove(qpn);
-        self.leave_pd(qp.pdn);
-        self.serials.remove(&qp.serial);
-        self.admitted -= qp.cost;
-        for cqn in [qp.send_cqn, qp.recv_cqn] {
-            if let Some(cq) = self.cqs.get_mut(cqn as usize) {
-                cq.users -= 1;
-            }
-        }
-        if let Some(srq) = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
-            srq.users -= 1;
-        }
-        for doorbell in qp.doorbells.into_iter().filter(|&doorbell| doorbell != abi::db::NONE) {
-            self.contexts.free_doorbell(qp.ctx, doorbell);
-        }
-        self.forgo(|nic| nic.host.destroy_qp(qp.host));
-        self.outbox.forget(&QP_EVENTS, qpn);
+        let Some(qp) = self.unlink_qp(qpn) else { return };
+        let place = &self.backing.place;
+        place.directory.remove_qp(&place.device, qpn);
+        self.backing.serials.remove(&qp.own.serial);
+        self.backing.admitted -= qp.own.cost;
+        self.forgo(|nic| nic.backing.host.destroy_qp(qp.own.host));
+        self.deferred_drops.push(DeferredDrop::new(qp));
     }
 
     /// All that the host CQ may hold now.
     pub(super) fn drain(&self) -> Drain {
-        Drain { left: self.host.cq_entries().max(1) }
+        Drain { left: self.backing.host.cq_entries().max(1) }
     }
 
     /// Takes what the host CQ held when the drain began, so that no completion outlives what it is
     /// of; true: that was all. Peers may go on to complete receives of other QPs; those are none of
     /// ours.
     pub(super) fn drain_host(&mut self, drain: &mut Drain, budget: &mut Budget) -> bool {
-        while drain.left > 0 && !self.host_gone {
+        while drain.left > 0 && !self.backing.host_gone {
             let taken = self.poll_host();
             drain.left = if taken == 0 { 0 } else { drain.left.saturating_sub(taken) };
             if drain.left > 0 && budget.is_over(&self.meter) {
@@ -227,6 +183,6 @@ impl Nic {
 
 /// What is left of the host CQ to be taken.
 #[derive(Debug)]
-pub(super) struct Drain {
+pub(crate) struct Drain {
     left: u32,
 }

@@ -14,9 +14,10 @@ use virtio_rdma_abi::{self as abi, access, rereg};
 use zerocopy::little_endian::U32;
 
 use super::control::status;
-use super::nic::{Nic, NicState};
+use super::nic::Nic;
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
 use crate::memory::{AddressSpace, ContiguousError, ContiguousMapping, Segment, Translation};
+use crate::nic::nic::NicState;
 use crate::nic::quota::Kind;
 use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
 
@@ -152,7 +153,7 @@ impl Nic {
         map: Option<Arc<Translation>>,
     ) -> Result<Reply, Status> {
         let (key, flags) = (req.lkey.get(), req.flags.get());
-        let mr = self.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        let mr = self.backing.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
             return Err(Status::INVAL);
         }
@@ -169,11 +170,11 @@ impl Nic {
 
     /// Whether no window shows a region.
     fn unshown(&mut self, key: u32) -> Result<(), Status> {
-        if self.windows.show(key) {
+        if self.backing.windows.show(key) {
             // What freed it may have been done meanwhile.
             self.poll_host();
         }
-        if self.windows.show(key) { Err(Status::BUSY) } else { Ok(()) }
+        if self.backing.windows.show(key) { Err(Status::BUSY) } else { Ok(()) }
     }
 
     fn begin_registration(
@@ -198,23 +199,23 @@ impl Nic {
             return Err(Status::INVAL);
         }
         self.room_for(bytes, replaces)?;
-        self.kept.place(Kind::Region, self.mrs.len())?;
+        self.kept.place(Kind::Region, self.backing.mrs.len())?;
         let request = Registration {
-            life: self.lives,
+            life: self.backing.lives,
             mr: Mr { ctx, pdn, host: None, lost: false, bytes, runs: 0, iova, access: wanted, map },
-            budget: MAPPINGS.saturating_sub(self.mr_runs),
+            budget: MAPPINGS.saturating_sub(self.backing.mr_runs),
             replaces,
         };
-        let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
+        let domain = self.backing.host.domain(pd).map_err(|error| self.refused(error))?;
         Ok(Reply::Blocking(BlockingJob::new(move || request.carry_out(domain.as_ref()))))
     }
 
     /// Whether there may be another region. One that is replaced gives its number, but its memory is pinned until the other's is.
     fn room_for(&self, bytes: u64, replaces: Option<u32>) -> Result<(), Status> {
         let limits = &self.settings.limits;
-        let others = self.mrs.len() - usize::from(replaces.is_some());
+        let others = self.backing.mrs.len() - usize::from(replaces.is_some());
         let full = others >= limits.max_mrs as usize
-            || self.mr_bytes.saturating_add(bytes) > limits.mr_bytes(&self.space);
+            || self.backing.mr_bytes.saturating_add(bytes) > limits.mr_bytes(&self.space);
         if full { Err(Status::NOMEM) } else { Ok(()) }
     }
 
@@ -226,13 +227,17 @@ impl Nic {
             Err(Refusal::Mapping(error)) => return Err(no_mapping(error)),
             Err(Refusal::Host(error)) => {
                 let bytes = mr.bytes;
-                tracing::debug!(device = self.place.device, bytes, %error, "the RNIC refuses a registration");
-                return Err(if life == self.lives { self.refused(error) } else { status(error) });
+                tracing::debug!(device = self.backing.place.device, bytes, %error, "the RNIC refuses a registration");
+                return Err(if life == self.backing.lives {
+                    self.refused(error)
+                } else {
+                    status(error)
+                });
             }
         };
         let wanted = match self.still_wanted(life, &mr, replaces) {
             // It would be mistaken for a key of QP 1.
-            Ok(()) if self.services.has_key(made.lkey) => Err(Status::NOMEM),
+            Ok(()) if self.backing.services.has_key(made.lkey) => Err(Status::NOMEM),
             wanted => wanted,
         };
         if let Err(status) = wanted {
@@ -243,25 +248,25 @@ impl Nic {
         if let Some(old) = replaces {
             self.remove_mr(old);
         }
-        mr.host = Some(self.host.adopt(made));
-        self.mr_bytes += mr.bytes;
-        self.mr_runs += mr.runs;
+        mr.host = Some(self.backing.host.adopt(made));
+        self.backing.mr_bytes += mr.bytes;
+        self.backing.mr_runs += mr.runs;
         self.join_pd(mr.pdn);
-        self.mr_keys.insert(lkey);
-        self.mrs.insert(lkey, mr);
+        self.backing.mr_keys.insert(lkey);
+        self.backing.mrs.insert(lkey, mr);
         Ok(Reply::Mr(abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) }))
     }
 
     fn still_wanted(&mut self, life: u64, mr: &Mr, replaces: Option<u32>) -> Result<(), Status> {
         match self.life {
-            _ if life != self.lives => return Err(Status::STATE),
+            _ if life != self.backing.lives => return Err(Status::STATE),
             NicState::Failed => return Err(Status::FATAL),
             NicState::Idle => return Err(Status::STATE),
             NicState::Ready | NicState::Paused => {}
         }
         self.host_pd(mr.ctx, mr.pdn)?;
         if let Some(old) = replaces {
-            self.mrs.get(&old).filter(|old| old.ctx == mr.ctx).ok_or(Status::NOENT)?;
+            self.backing.mrs.get(&old).filter(|old| old.ctx == mr.ctx).ok_or(Status::NOENT)?;
             self.unshown(old)?;
         }
         self.room_for(mr.bytes, replaces)?;
@@ -271,31 +276,31 @@ impl Nic {
 
     /// Ends a registration of the host, where it may take its time.
     pub(super) fn let_go(&mut self, host: HostMr) {
-        match self.host.release(host) {
+        match self.backing.host.release(host) {
             Ok(region) => self.deferred_drops.push(DeferredDrop::new(region)),
-            Err(_) if self.host_gone => {}
+            Err(_) if self.backing.host_gone => {}
             Err(error) => {
-                tracing::warn!(device = self.place.device, %error, "a registration is not there");
+                tracing::warn!(device = self.backing.place.device, %error, "a registration is not there");
             }
         }
     }
 
     pub(super) fn deregister(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
-        if self.services.has_key(key) {
+        if self.backing.services.has_key(key) {
             return self.deregister_all(ctx, key);
         }
-        self.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
+        self.backing.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
         self.unshown(key)?;
         self.remove_mr(key);
         Ok(Reply::Done)
     }
 
     pub(super) fn remove_mr(&mut self, key: u32) {
-        if let Some(mr) = self.mrs.remove(&key) {
-            self.mr_keys.remove(key);
+        if let Some(mr) = self.backing.mrs.remove(&key) {
+            self.backing.mr_keys.remove(key);
             self.leave_pd(mr.pdn);
-            self.mr_bytes -= mr.bytes;
-            self.mr_runs -= mr.runs;
+            self.backing.mr_bytes -= mr.bytes;
+            self.backing.mr_runs -= mr.runs;
             if let Some(host) = mr.host {
                 self.let_go(host);
             }

@@ -383,22 +383,24 @@ impl Nic {
     ) -> Result<Reply, Status> {
         let pd = self.host_pd(ctx, pdn)?;
         let offered = match kind {
-            mw_type::TYPE1 => self.host.limits().windows_1,
-            mw_type::TYPE2 => self.host.limits().windows_2,
+            mw_type::TYPE1 => self.backing.host.limits().windows_1,
+            mw_type::TYPE2 => self.backing.host.limits().windows_2,
             _ => return Err(self.no_such_window()),
         };
         if !offered {
             return Err(Status::NOTSUPP);
         }
-        if self.windows.len() >= self.max_windows() as usize {
+        if self.backing.windows.len() >= self.max_windows() as usize {
             return Err(Status::NOMEM);
         }
-        self.kept.place(Kind::Window, self.windows.len())?;
+        self.kept.place(Kind::Window, self.backing.windows.len())?;
         let mut vain = Vec::new();
         let mut found = Err(Status::NOMEM);
         for _ in 0..TRIES {
-            match self.host.alloc_mw(pd, kind) {
-                Ok((host, key)) if self.windows.by_number.contains_key(&Windows::number(key)) => {
+            match self.backing.host.alloc_mw(pd, kind) {
+                Ok((host, key))
+                    if self.backing.windows.by_number.contains_key(&Windows::number(key)) =>
+                {
                     vain.push(host);
                 }
                 Ok(made) => {
@@ -422,25 +424,26 @@ impl Nic {
             binding: None,
             under_way: VecDeque::new(),
         };
-        self.windows.insert(Windows::number(key), window);
+        self.backing.windows.insert(Windows::number(key), window);
         self.join_pd(pdn);
         Ok(Reply::Object(key))
     }
 
     /// A device without windows does not know their types either.
     fn no_such_window(&self) -> Status {
-        let limits = self.host.limits();
+        let limits = self.backing.host.limits();
         if limits.windows_1 || limits.windows_2 { Status::INVAL } else { Status::NOTSUPP }
     }
 
     pub(super) fn max_windows(&self) -> u32 {
         let ours = self.settings.limits.max_mrs.saturating_mul(WINDOWS_PER_MR);
-        ours.min(self.host.limits().max_mw)
+        ours.min(self.backing.host.limits().max_mw)
     }
 
     pub(super) fn deallocate_window(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
         let number = Windows::number(key);
-        self.windows
+        self.backing
+            .windows
             .by_number
             .get(&number)
             .filter(|window| window.ctx == ctx)
@@ -450,20 +453,22 @@ impl Nic {
     }
 
     pub(super) fn remove_window(&mut self, number: u32) {
-        if let Some(window) = self.windows.remove(number) {
+        if let Some(window) = self.backing.windows.remove(number) {
             self.leave_pd(window.pdn);
             self.free_windows(window.host.into_iter().collect());
         }
     }
 
     fn free_windows(&mut self, windows: Vec<HostMw>) {
-        windows.into_iter().for_each(|window| self.forgo(|nic| nic.host.dealloc_mw(window)));
+        windows
+            .into_iter()
+            .for_each(|window| self.forgo(|nic| nic.backing.host.dealloc_mw(window)));
     }
 
     /// Takes a window from the hardware.
     pub(super) fn free_window(&mut self, number: u32) {
-        if let Some(host) = self.windows.kill(number) {
-            self.forgo(|nic| nic.host.dealloc_mw(host));
+        if let Some(host) = self.backing.windows.kill(number) {
+            self.forgo(|nic| nic.backing.host.dealloc_mw(host));
         }
     }
 
@@ -471,7 +476,9 @@ impl Nic {
     /// rxe_do_bind_mw: each holds a reference). True: that was all.
     pub(super) fn end_windows_of(&mut self, qpn: u32, budget: &mut Budget) -> bool {
         // The last of those that are left, each time: the QP may bind others meanwhile.
-        while let Some(number) = self.windows.next_of(qpn, &mut self.windows.walk_of(qpn)) {
+        while let Some(number) =
+            self.backing.windows.next_of(qpn, &mut self.backing.windows.walk_of(qpn))
+        {
             self.meter.charge(HOST_CALL);
             self.free_window(number);
             if budget.is_over(&self.meter) {
@@ -489,9 +496,9 @@ impl Nic {
         walk: &mut Walk,
         budget: &mut Budget,
     ) -> bool {
-        while let Some(number) = self.windows.next_of(qpn, walk) {
+        while let Some(number) = self.backing.windows.next_of(qpn, walk) {
             self.meter.charge(cost::VISIT);
-            if self.windows.waits_for(number, serial) {
+            if self.backing.windows.waits_for(number, serial) {
                 self.meter.charge(HOST_CALL);
                 self.free_window(number);
             }

@@ -7,9 +7,11 @@
 
 use virtio_rdma_abi::{Av, QpAttr};
 
-use super::control::{object, status};
-use super::nic::{Ah, Nic, NicState};
+use super::control::status;
+use super::nic::{Ah, Handle, Nic};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
+use crate::nic::nic::NicState;
+use crate::nic::objects::object;
 use crate::nic::qp::attrs::check_av;
 use crate::nic::quota::Kind;
 use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
@@ -42,8 +44,8 @@ impl Nic {
         purpose: Purpose,
         (pd, resolved): (HostPd, Av),
     ) -> Result<Reply, Status> {
-        let domain = self.host.domain(pd).map_err(|error| self.refused(error))?;
-        let life = self.lives;
+        let domain = self.backing.host.domain(pd).map_err(|error| self.refused(error))?;
+        let life = self.backing.lives;
         Ok(Reply::Blocking(BlockingJob::new(move || {
             let outcome = domain.create_ah(&resolved);
             Found { life, ctx, purpose, outcome }
@@ -56,12 +58,16 @@ impl Nic {
         let ah = match outcome {
             Ok(ah) => ah,
             Err(error) => {
-                tracing::debug!(device = self.place.device, %error, "a peer is not found");
-                return Err(if life == self.lives { self.refused(error) } else { status(error) });
+                tracing::debug!(device = self.backing.place.device, %error, "a peer is not found");
+                return Err(if life == self.backing.lives {
+                    self.refused(error)
+                } else {
+                    status(error)
+                });
             }
         };
         let state = match self.life {
-            NicState::Ready | NicState::Paused if life == self.lives => Ok(()),
+            NicState::Ready | NicState::Paused if life == self.backing.lives => Ok(()),
             NicState::Failed => Err(Status::FATAL),
             _ => Err(Status::STATE),
         };
@@ -97,8 +103,8 @@ impl Nic {
         self.host_pd(ctx, pdn)?;
         // Peers may have been taken away meanwhile.
         self.destination(&av)?;
-        let host = self.host.adopt_ah(ah).map_err(|error| self.refused(error))?;
+        let host = self.backing.host.adopt_ah(ah).map_err(|error| self.refused(error))?;
         self.join_pd(pdn);
-        object(self.ahs.insert(Ah { ctx, pdn, host, av, revoked: false }))
+        object(self.ahs.insert(Ah { ctx, pdn, av, own: Handle { host, revoked: false } }))
     }
 }

@@ -4,8 +4,9 @@ use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::cq::{Queue, Tag};
-use super::nic::{Nic, Qp};
+use super::nic::{HostSide, Nic, Qp};
 use super::verbs::{HostSge, RecvBurst, RecvWr};
+use crate::nic::provider::ReceiveSide;
 use crate::nic::receive::{Receive, ReceiveRing};
 
 /// Work requests of one burst.
@@ -13,7 +14,7 @@ pub(super) const BURST: u32 = 32;
 
 /// A receive queue: the guest's ring, and what of it the hardware holds.
 #[derive(Debug)]
-pub(super) struct Receives {
+pub(crate) struct Receives {
     pub(super) ring: ReceiveRing,
     depth: u32,
     /// By index, modulo their number: as many as the hardware may have, whatever the guest's ring
@@ -58,8 +59,18 @@ impl Receives {
         self.done = index.wrapping_add(1);
         self.wr_ids.get(index as usize & (self.wr_ids.len() - 1)).copied()
     }
+}
 
-    pub(super) fn reset(&mut self) {
+impl ReceiveSide for Receives {
+    fn ring(&self) -> &ReceiveRing {
+        &self.ring
+    }
+
+    fn ring_mut(&mut self) -> &mut ReceiveRing {
+        &mut self.ring
+    }
+
+    fn reset(&mut self) {
         self.ring.reset();
         self.posted = 0;
         self.done = 0;
@@ -92,8 +103,11 @@ impl Nic {
     /// Posts one burst; true if there are more, and room for them.
     fn post_receive_burst(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
-        let Qp { receive: Some(receive), serial, host, .. } = &mut **qp else { return false };
-        self.receives.clear();
+        let Qp { receive: Some(receive), own: HostSide { serial, host, .. }, .. } = &mut **qp
+        else {
+            return false;
+        };
+        self.backing.receives.clear();
         let room = receive.depth.saturating_sub(receive.in_flight()).min(BURST);
         let first = receive.posted;
         let mut taken = Receive::default();
@@ -103,7 +117,7 @@ impl Nic {
             }
             let wr_id =
                 Tag { queue: Queue::Receive, serial: *serial, index: taken.index }.to_wr_id();
-            push(&mut self.receives, &taken, wr_id);
+            push(&mut self.backing.receives, &taken, wr_id);
             let slot = taken.index as usize & (receive.wr_ids.len() - 1);
             if let Some(slot) = receive.wr_ids.get_mut(slot) {
                 *slot = taken.wr_id;
@@ -111,8 +125,8 @@ impl Nic {
             receive.posted = taken.index.wrapping_add(1);
         }
         let more = receive.ring.waiting() > 0 && receive.in_flight() < receive.depth;
-        if !self.receives.wrs.is_empty()
-            && let Err(refused) = self.host.post_recv(*host, &self.receives)
+        if !self.backing.receives.wrs.is_empty()
+            && let Err(refused) = self.backing.host.post_recv(*host, &self.backing.receives)
         {
             tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a receive");
             let seen = u32::try_from(refused.posted).unwrap_or(u32::MAX);

@@ -15,6 +15,7 @@ use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
 use crate::engine::window::with_low_byte;
 use crate::nic::budget::cost;
 use crate::nic::limits::MAX_MSG;
+use crate::nic::provider::SendSide;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::shape::{failed_send, flags_are_known};
 use crate::nic::shards::Shards;
@@ -67,7 +68,7 @@ pub(super) const SENT: usize = size_of::<Sent>() + CHANGE;
 
 /// A send queue: the guest's ring, and what of it is under way.
 #[derive(Debug)]
-pub(super) struct Sends {
+pub(crate) struct Sends {
     pub(super) queue: SendQueue,
     /// Work requests that the host QP takes.
     depth: u32,
@@ -126,8 +127,18 @@ impl Sends {
         self.done = index.wrapping_add(1);
         self.slot(index).map(|sent| (*sent, moved))
     }
+}
 
-    pub(super) fn reset(&mut self) {
+impl SendSide for Sends {
+    fn queue(&self) -> &SendQueue {
+        &self.queue
+    }
+
+    fn queue_mut(&mut self) -> &mut SendQueue {
+        &mut self.queue
+    }
+
+    fn reset(&mut self) {
         self.queue.reset();
         self.posted = 0;
         self.done = 0;
@@ -153,8 +164,7 @@ impl Nic {
     /// Posts what the guest has posted, as much as the host QP takes.
     pub(super) fn post_sends(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let Qp { send: Some(send), kind, signal_all, pdn, serial, attrs, host, .. } = &mut **qp
-        else {
+        let Qp { send: Some(send), kind, signal_all, pdn, attrs, own, .. } = &mut **qp else {
             return;
         };
         let mut poster = Poster {
@@ -162,14 +172,14 @@ impl Nic {
             qpn,
             signal_all: *signal_all,
             pdn: *pdn,
-            serial: *serial,
+            serial: own.serial,
             qkey: attrs.qkey(*kind),
-            invalidate: self.host.limits().invalidate,
+            invalidate: self.backing.host.limits().invalidate,
             ahs: &self.ahs,
-            mrs: &self.mrs,
-            windows: &mut self.windows,
+            mrs: &self.backing.mrs,
+            windows: &mut self.backing.windows,
         };
-        self.sends.clear();
+        self.backing.sends.clear();
         let room = send.depth.saturating_sub(send.in_flight()).min(BURST);
         let first = send.posted;
         let mut cut = false;
@@ -177,13 +187,13 @@ impl Nic {
             let Some(wqe) = send.queue.take() else { break };
             let index = send.queue.current_index();
             self.meter.charge(cost::REQUEST + cost::ELEMENT * u64::from(wqe.num_sge.get().min(32)));
-            let built = build(&mut poster, &mut send.queue, &wqe, &mut self.sends);
+            let built = build(&mut poster, &mut send.queue, &wqe, &mut self.backing.sends);
             send.queue.retire();
             let sent = match built {
                 Ok((mut wr, sent)) => {
                     wr.wr_id = Tag { queue: Queue::Send, serial: poster.serial, index }.to_wr_id();
                     cut = wr.opcode == opcode::BIND_MW;
-                    self.sends.wrs.push(wr);
+                    self.backing.sends.wrs.push(wr);
                     send.posted = index.wrapping_add(1);
                     sent
                 }
@@ -199,10 +209,10 @@ impl Nic {
         let full = send.posted.wrapping_sub(first) == room;
         let more = (cut || (full && room == BURST)) && send.queue.waiting() > 0;
         let failing = send.fault.is_some() && send.in_flight() == 0;
-        if let Some(last) = self.sends.wrs.last_mut() {
+        if let Some(last) = self.backing.sends.wrs.last_mut() {
             last.flags |= send_flags::SIGNALED;
             self.meter.charge(HOST_CALL);
-            if let Err(refused) = self.host.post_send(*host, &self.sends) {
+            if let Err(refused) = self.backing.host.post_send(own.host, &self.backing.sends) {
                 tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
                 // What was not taken will not complete. If the last that was taken is unsignaled, nobody tells when it is done, and the rest
                 // waits for the end of the QP: only a host that breaks its own promises comes here.
@@ -239,10 +249,10 @@ impl Nic {
     }
 
     fn complete_fault(&mut self, cqn: u32, qpn: u32, status: u8, requests: &[(Sent, u32)]) {
-        let serial = self.qps.get(&qpn).map_or(0, |qp| qp.serial);
+        let serial = self.qps.get(&qpn).map_or(0, |qp| qp.own.serial);
         for (n, &(sent, index)) in requests.iter().enumerate() {
             if let Some(window) = sent.window {
-                self.windows.failed(window, At { serial, index });
+                self.backing.windows.failed(window, At { serial, index });
             }
             let status = if n == 0 { status } else { wc_status::WR_FLUSH_ERR };
             self.complete(cqn, &mut failed_send(qpn, (sent.wr_id, index), status), true);
@@ -407,8 +417,8 @@ fn remembered(wqe: &SqWqe, wr: &SendWr) -> Sent {
 /// The host's handle of a datagram's destination, if it is of the QP's domain and may still be reached.
 fn address(poster: &Poster<'_>, wqe: &SqWqe) -> Option<HostAh> {
     let number = usize::try_from(wqe.arg0.get()).ok()?;
-    let ah = poster.ahs.get(number).filter(|ah| ah.pdn == poster.pdn && !ah.revoked)?;
-    Some(ah.host)
+    let ah = poster.ahs.get(number).filter(|ah| ah.pdn == poster.pdn && !ah.own.revoked)?;
+    Some(ah.own.host)
 }
 
 fn len32(len: usize) -> u32 {

@@ -8,30 +8,24 @@
 //! here, because the hardware sees only its own part.
 
 use slab::Slab;
-use virtio_rdma_abi::{self as abi, ctrl, event, srq_mask};
+use virtio_rdma_abi::{self as abi, event, srq_mask};
 
 use super::cq::{Queue, Tag};
 use super::follow::{HOST_CALL, Work};
-use super::nic::Nic;
+use super::nic::{Nic, Rnic};
 use super::receiver::{BURST, push};
 use super::verbs::HostSrq;
-use crate::memory::{Charge, Ring};
+use crate::memory::Ring;
 use crate::nic::budget::cost;
-use crate::nic::control_offset;
-use crate::nic::receive::{Moving, Receive, ReceiveRing};
+use crate::nic::receive::{Moving, Receive};
 use crate::nic::{DeferredDrop, Reply, Status};
 
-/// A shared receive queue.
+/// A shared receive queue that an RNIC takes receives from.
+pub(super) type Srq = crate::nic::objects::Srq<Rnic>;
+
+/// What is kept of its host's part.
 #[derive(Debug)]
-pub(super) struct Srq {
-    pub(super) ctx: u32,
-    pub(super) pdn: u32,
-    pub(super) max_wr: u32,
-    pub(super) limit: u32,
-    pub(super) ring: ReceiveRing,
-    pub(super) doorbell: u32,
-    /// QPs that receive from here.
-    pub(super) users: u32,
+pub(crate) struct Held {
     pub(super) host: HostSrq,
     pub(super) serial: u32,
     /// Entries of the host CQ that it may fill: receives that the hardware takes.
@@ -42,69 +36,26 @@ pub(super) struct Srq {
     held: Slab<(u64, u32)>,
     /// Receives used up, free-running.
     used: u32,
-    control: u64,
-    pub(super) dead: bool,
-    _kept: Charge,
 }
 
-/// What a new one is made of.
-pub(super) struct SrqParts {
-    pub(super) ctx: u32,
-    pub(super) pdn: u32,
-    pub(super) max_wr: u32,
-    pub(super) limit: u32,
-    pub(super) ring: ReceiveRing,
-    pub(super) ring_bytes: u64,
-    pub(super) host: HostSrq,
-    pub(super) kept: Charge,
+impl Held {
+    pub(super) fn new(host: HostSrq, serial: u32, cost: u32) -> Self {
+        Self { host, serial, cost, watched: false, held: Slab::new(), used: 0 }
+    }
 }
 
 impl Srq {
-    pub(super) fn new(parts: SrqParts, doorbell: u32, serial: u32) -> Self {
-        Self {
-            ctx: parts.ctx,
-            pdn: parts.pdn,
-            max_wr: parts.max_wr,
-            limit: parts.limit,
-            ring: parts.ring,
-            doorbell,
-            users: 0,
-            host: parts.host,
-            serial,
-            cost: parts.max_wr,
-            watched: false,
-            held: Slab::new(),
-            used: 0,
-            control: control_offset(parts.ring_bytes),
-            dead: false,
-            _kept: parts.kept,
-        }
-    }
-
     /// Receives that the guest has posted, and nothing has used up.
-    fn waiting(&self) -> u32 {
-        let held = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+    fn posted_in_all(&self) -> u32 {
+        let held = u32::try_from(self.own.held.len()).unwrap_or(u32::MAX);
         self.ring.waiting().saturating_add(held)
-    }
-
-    /// Moves to another ring, which has all that waits; indices go on (IBTA 11.2.9.3). The ring
-    /// that was left.
-    fn take_over(&mut self, max_wr: u32, to: Moving) -> Result<Ring, Status> {
-        if self.waiting() > max_wr {
-            return Err(Status::INVAL);
-        }
-        let (control, old) = self.ring.take_over(to)?;
-        self.control = control;
-        self.max_wr = max_wr;
-        self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.used);
-        Ok(old)
     }
 
     /// A receive was used up: the guest's `wr_id` and index of it. `None` if the hardware does not have it.
     pub(super) fn complete(&mut self, slot: u32) -> Option<(u64, u32)> {
-        let held = self.held.try_remove(slot as usize)?;
-        self.used = self.used.wrapping_add(1);
-        self.ring.ring().store_u32(self.control + ctrl::TAKEN as u64, self.used);
+        let held = self.own.held.try_remove(slot as usize)?;
+        self.own.used = self.own.used.wrapping_add(1);
+        self.tell_used(self.own.used);
         Some(held)
     }
 }
@@ -114,7 +65,7 @@ impl Nic {
     pub(super) fn post_shared(&mut self, srqn: u32) {
         // A burst in each turn: what is left comes in the next.
         if self.post_shared_burst(srqn) {
-            self.run_srqs.push(srqn);
+            self.backing.run_srqs.push(srqn);
         }
     }
 
@@ -123,24 +74,24 @@ impl Nic {
         let Some(srq) = self.srqs.get_mut(srqn as usize).filter(|srq| !srq.dead) else {
             return false;
         };
-        self.receives.clear();
+        self.backing.receives.clear();
         let mut taken = Receive::default();
-        let most = srq.max_wr.min(srq.cost);
-        let room = most.saturating_sub(u32::try_from(srq.held.len()).unwrap_or(u32::MAX));
+        let most = srq.max_wr.min(srq.own.cost);
+        let room = most.saturating_sub(u32::try_from(srq.own.held.len()).unwrap_or(u32::MAX));
         for _ in 0..room.min(BURST) {
             if !srq.ring.take(&mut taken) {
                 break;
             }
             let slot =
-                u32::try_from(srq.held.insert((taken.wr_id, taken.index))).unwrap_or(u32::MAX);
-            let tag = Tag { queue: Queue::Shared, serial: srq.serial, index: slot };
-            push(&mut self.receives, &taken, tag.to_wr_id());
+                u32::try_from(srq.own.held.insert((taken.wr_id, taken.index))).unwrap_or(u32::MAX);
+            let tag = Tag { queue: Queue::Shared, serial: srq.own.serial, index: slot };
+            push(&mut self.backing.receives, &taken, tag.to_wr_id());
         }
-        self.meter.charge_each(cost::REQUEST, self.receives.wrs.len());
+        self.meter.charge_each(cost::REQUEST, self.backing.receives.wrs.len());
         self.meter.charge(HOST_CALL);
         let more = srq.ring.waiting() > 0 && room > BURST;
-        if !self.receives.wrs.is_empty()
-            && let Err(refused) = self.host.post_srq(srq.host, &self.receives)
+        if !self.backing.receives.wrs.is_empty()
+            && let Err(refused) = self.backing.host.post_srq(srq.own.host, &self.backing.receives)
         {
             tracing::debug!(srqn, %refused.error, refused.posted, "the RNIC refuses a receive");
             self.srq_failed(srqn);
@@ -182,14 +133,14 @@ impl Nic {
     /// Arms the limit: in the hardware, as long as that has all the receives.
     fn set_limit(&mut self, srqn: u32, limit: u32, again: bool) -> Result<(), Status> {
         let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        let (host, watched) = (srq.host, srq.watched);
-        let watch = watched || srq.max_wr > srq.cost;
+        let (host, watched) = (srq.own.host, srq.own.watched);
+        let watch = watched || srq.max_wr > srq.own.cost;
         let told = if watch { 0 } else { limit };
         if watch != watched || (!watch && (again || limit != srq.limit)) {
-            self.host.arm_srq(host, told).map_err(|error| self.refused(error))?;
+            self.backing.host.arm_srq(host, told).map_err(|error| self.refused(error))?;
         }
         if let Some(srq) = self.srqs.get_mut(srqn as usize) {
-            (srq.watched, srq.limit) = (watch, limit);
+            (srq.own.watched, srq.limit) = (watch, limit);
         }
         Ok(())
     }
@@ -197,7 +148,7 @@ impl Nic {
     /// A receive of an SRQ was used up: whether that crossed a limit which the hardware does not watch.
     pub(super) fn look_at_limit(&mut self, srqn: u32) {
         let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
-        if srq.watched && srq.waiting() < srq.limit {
+        if srq.own.watched && srq.posted_in_all() < srq.limit {
             srq.limit = 0;
             let ctx = srq.ctx;
             self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
@@ -224,7 +175,7 @@ impl Nic {
         }
         self.poll_host();
         let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        if srq.waiting() > max_wr {
+        if srq.posted_in_all() > max_wr {
             return Err(Status::INVAL);
         }
         srq.ring.succeed(entries, max_wr, ring)
@@ -238,18 +189,13 @@ impl Nic {
     ) -> Result<Reply, Status> {
         let (srqn, max_wr) = (req.srqn.get(), req.max_wr.get());
         let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
-        let old = srq.take_over(max_wr, to)?;
-        self.deferred_drops.push(DeferredDrop::new(old));
-        self.run_srqs.push(srqn);
-        self.change_limit(req, max_wr)
-    }
-
-    /// An SRQ cannot go on.
-    pub(super) fn srq_failed(&mut self, srqn: u32) {
-        let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
-        if !std::mem::replace(&mut srq.dead, true) {
-            let ctx = srq.ctx;
-            self.raise(event::SRQ_ERR, srqn, ctx);
+        if srq.posted_in_all() > max_wr {
+            return Err(Status::INVAL);
         }
+        let used = srq.own.used;
+        let old = srq.take_over(max_wr, to, used)?;
+        self.deferred_drops.push(DeferredDrop::new(old));
+        self.backing.run_srqs.push(srqn);
+        self.change_limit(req, max_wr)
     }
 }

@@ -33,7 +33,6 @@ impl Nic {
 
     /// The current work request failed: it completes, and the QP stops sending.
     pub(super) fn send_failed(&mut self, turn: &Turn, send: &mut SendQueue, status: u8) {
-        self.counters.completion_errors += 1;
         if let Some(wqe) = send.current {
             let request = (wqe.wr_id.get(), send.current_index());
             self.complete(turn.cqn, &mut failed_send(turn.qpn, request, status), true);

@@ -109,8 +109,8 @@ fn memory_that_goes_away_takes_its_objects_along() {
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (_qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let elsewhere = AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
-    let mut change = world.shard.memory_changed(a.nic, elsewhere);
-    while world.shard.follow_memory(a.nic, &mut change) {}
+    world.shard.memory_changed(a.nic, elsewhere);
+    while world.shard.follow_memory(a.nic) {}
     world.settle();
     assert!(world.shard.status(a.nic).unwrap().failed);
     assert!(a.asynchronous().contains(&(event::DEVICE_FATAL, 0)));

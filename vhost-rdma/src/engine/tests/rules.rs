@@ -280,7 +280,7 @@ fn keys_for_all_of_memory_share_one_map() {
     assert!(run(0, Command::MrDma { pdn, access: 1 }).is_err(), "one more than the limit");
     let maps = |world: &mut World| {
         let nic = world.shard.nic_mut(nic).unwrap();
-        let maps = nic.mrs.by_number.values().filter_map(|keyed| match keyed {
+        let maps = nic.backing.mrs.by_number.values().filter_map(|keyed| match keyed {
             Keyed::Region(mr) => mr.map.as_ref().map(Arc::as_ptr),
             Keyed::Window(_) => None,
         });
@@ -288,8 +288,8 @@ fn keys_for_all_of_memory_share_one_map() {
     };
     assert_eq!(maps(&mut world), 1);
     // Nor does a new memory map give each a map of its own.
-    let mut change = world.shard.memory_changed(nic, space);
-    while world.shard.follow_memory(nic, &mut change) {}
+    world.shard.memory_changed(nic, space);
+    while world.shard.follow_memory(nic) {}
     assert_eq!(maps(&mut world), 1);
 }
 

@@ -1,7 +1,9 @@
 //! The QP state machine: which transition takes which attributes (docs/virtio-rdma.md §8.2; IBTA 10.3; Linux
 //! drivers/infiniband/core/verbs.c, qp_state_table).
 
-use virtio_rdma_abi::{attr_mask as m, qps, qpt};
+use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
+
+use crate::nic::Status;
 
 /// A QP type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,4 +145,21 @@ pub(crate) fn allows(kind: Kind, from: State, to: State, mask: u32) -> bool {
     find(kind, from, to).is_some_and(|Rule { required, optional }| {
         mask & required == required && mask & !(required | optional | m::STATE) == 0
     })
+}
+
+/// The states that a change of attributes goes from and to, if QPs of this kind may make it (IBTA
+/// 10.3).
+pub(crate) fn change(
+    kind: Kind,
+    from: State,
+    attr: &abi::QpAttr,
+) -> Result<(State, State), Status> {
+    let mask = attr.mask.get();
+    let to = if mask & m::STATE != 0 {
+        State::from_abi(attr.qp_state).ok_or(Status::INVAL)?
+    } else {
+        from
+    };
+    let wrong = mask & m::CUR_STATE != 0 && State::from_abi(attr.cur_qp_state) != Some(from);
+    if wrong || !allows(kind, from, to, mask) { Err(Status::INVAL) } else { Ok((from, to)) }
 }

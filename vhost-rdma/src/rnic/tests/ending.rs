@@ -132,10 +132,10 @@ fn regions_of_memory_that_is_gone_are_let_go_in_steps() {
     }
     assert_eq!(faults.live().0.mrs as u64, REGIONS + 1);
     let (mut most, mut count) = (0, 0);
-    let mut change = bench.world.shard.memory_changed(one.nic, AddressSpace::default());
+    bench.world.shard.memory_changed(one.nic, AddressSpace::default());
     loop {
         let before = bench.world.shard.charged();
-        let more = bench.world.shard.follow_memory(one.nic, &mut change);
+        let more = bench.world.shard.follow_memory(one.nic);
         most = most.max(bench.world.shard.charged() - before);
         count += 1;
         if !more {
@@ -206,7 +206,7 @@ fn an_init_that_waits_for_its_device_follows_resets_and_memory() {
 
     let finish = begin(&mut bench, &one);
     let other = AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
-    let _change = bench.world.shard.memory_changed(one.nic, other);
+    bench.world.shard.memory_changed(one.nic, other);
     assert_eq!(bench.world.execute(&one, 0, finish).unwrap_err(), Status::FAULT);
 
     // The device is open by now.

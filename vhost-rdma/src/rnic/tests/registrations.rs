@@ -121,8 +121,8 @@ fn a_region_whose_memory_or_device_went_meanwhile_is_none() {
     let finish = thread.join().unwrap();
     // The machine was given other memory, and this NIC's driver lost all of its own.
     let other = crate::memory::AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
-    let mut change = bench.world.shard.memory_changed(two.nic, other);
-    while bench.world.shard.follow_memory(two.nic, &mut change) {}
+    bench.world.shard.memory_changed(two.nic, other);
+    while bench.world.shard.follow_memory(two.nic) {}
     assert!(bench.world.execute(&two, two.ctx, finish).is_err());
     assert_eq!(faults.live().0.mrs, before.mrs - 1, "the driver's first region went too");
 }

@@ -258,8 +258,8 @@ fn memory_that_goes_takes_the_windows_to_it_along() {
     let (guest, faults, (mut a, _), bind) = bench.scene(mw_type::TYPE1);
     let idle = bench.window(&guest, mw_type::TYPE1);
     assert_eq!(bench.run(&guest, &mut a, &[bind.wqe(1)]), [(1, 0)]);
-    let mut change = bench.world.shard.memory_changed(guest.nic, AddressSpace::default());
-    while bench.world.shard.follow_memory(guest.nic, &mut change) {}
+    bench.world.shard.memory_changed(guest.nic, AddressSpace::default());
+    while bench.world.shard.follow_memory(guest.nic) {}
     bench.world.settle();
     drop(bench.world.shard.take_deferred_drops(guest.nic));
     let live = faults.live().0;

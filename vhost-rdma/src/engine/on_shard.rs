@@ -1,6 +1,6 @@
 //! NICs whose verbs something else executes: the seam between a shard and a backing that is not the engine.
 //!
-//! A [`Provider`] NIC has a place and a number on a shard like any other and is driven by the same calls, but its objects,
+//! An [`OnShard`] NIC has a place and a number on a shard like any other and is driven by the same calls, but its objects,
 //! keys and QPNs come from somewhere else, such as an RNIC of this host. The shard knows no more of it than this trait; a slot of
 //! [`Shard`] holds a NIC of the engine or a provider's, never both.
 
@@ -9,14 +9,15 @@ use std::fmt;
 use super::{DeferredDrop, Nanos, NicSettings, NicSnapshot, Shard};
 use crate::memory::AddressSpace;
 use crate::nic::Port;
-use crate::nic::budget::Meter;
+use crate::nic::budget::{Budget, Meter};
+use crate::nic::doorbell::Post;
 use crate::nic::{Command, Reply, Status};
 use crate::ordering::Visible;
 use crate::transport::NicId;
 
 /// A NIC that lives on a shard and brings its own verbs. Each call means what the shard's method of that name does.
 #[allow(missing_docs, reason = "see the methods of `Shard`")]
-pub trait Provider: Send + fmt::Debug {
+pub(crate) trait OnShard: Send + fmt::Debug {
     fn set_port(&mut self, port: Box<dyn Port>);
     fn update(&mut self, settings: NicSettings);
     fn reset(&mut self);
@@ -43,13 +44,13 @@ pub trait Provider: Send + fmt::Debug {
     fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status>;
 
     /// Looks at doorbells; true if anything was posted.
-    fn scan(&mut self) -> bool;
+    fn scan(&mut self, posts: &mut Vec<Post>) -> bool;
 
     /// Begins the last look before sleep.
     fn begin_look(&mut self);
 
     /// Goes on with it: whether anything was posted, or `None` if there are doorbells left.
-    fn look_on(&mut self) -> Option<bool>;
+    fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool>;
 
     /// Moves work requests and completions by one bounded round; true if there was anything to do.
     fn run(&mut self, now: Nanos) -> bool;
@@ -58,7 +59,7 @@ pub trait Provider: Send + fmt::Debug {
     fn has_news(&self) -> bool;
 
     /// Looks at the arm words of some CQs with new completions, and delivers some events.
-    fn publish(&mut self, visible: Visible, now: Nanos);
+    fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget);
 
     /// When [`run`](Self::run) must be called again though nothing happens.
     fn deadline(&self) -> Option<Nanos>;
@@ -72,7 +73,7 @@ pub trait Provider: Send + fmt::Debug {
 
 impl Shard {
     /// Adds a NIC that brings its own verbs; it waits for INIT.
-    pub fn add_provided(&mut self, mut nic: Box<dyn Provider>) -> NicId {
+    pub(crate) fn add_provided(&mut self, mut nic: Box<dyn OnShard>) -> NicId {
         nic.set_meter(self.meter.clone());
         let (id, index) = self.free_slot();
         if self.provided.len() <= index {
@@ -90,7 +91,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn provided_mut(&mut self, id: NicId) -> Option<&mut (dyn Provider + 'static)> {
+    pub(super) fn provided_mut(&mut self, id: NicId) -> Option<&mut (dyn OnShard + 'static)> {
         self.provided.get_mut(id.0 as usize)?.as_deref_mut()
     }
 

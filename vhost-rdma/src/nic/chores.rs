@@ -5,13 +5,14 @@
 //! this is done where it begins: it is noted, and done in the NIC's own turns, some queue pairs at
 //! a time.
 
+use super::budget::{Budget, cost};
 use super::nic::Nic;
-use crate::nic::budget::{Budget, cost};
-use crate::nic::roster::Walk;
+use super::provider::Provider;
+use super::roster::Walk;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Chores {
+pub(crate) struct Chores {
     /// CQs that died since the walk began, or before there was one.
     dead: Vec<u32>,
     /// The CQs whose users are being told, and how far that is.
@@ -24,31 +25,30 @@ pub(super) struct Chores {
 impl Chores {
     /// Whether there is none.
     #[inline]
-    pub(super) const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.tell.is_over() && self.resume.is_over()
     }
 
-    pub(super) fn cq_died(&mut self, cqn: u32) {
+    pub(crate) fn cq_died(&mut self, cqn: u32) {
         self.dead.push(cqn);
     }
 
     /// Whether some queue pairs still wait as they did before a pause.
-    pub(super) const fn are_resuming(&self) -> bool {
+    pub(crate) const fn are_resuming(&self) -> bool {
         !self.resume.is_over()
     }
 
-    pub(super) const fn resume(&mut self, all: Walk) {
+    pub(crate) const fn resume(&mut self, all: Walk) {
         self.resume = all;
     }
 }
 
-impl Nic {
+impl<P: Provider> Nic<P> {
     /// Does some of the chores.
-    pub(super) fn do_chores(&mut self, budget: &mut Budget) {
+    pub(crate) fn do_chores(&mut self, budget: &mut Budget) {
         while let Some(qpn) = self.chores.resume.next(&self.qp_numbers) {
             self.meter.charge(cost::WAKE);
-            self.woken(qpn);
-            self.schedule(qpn);
+            P::resumed(self, qpn);
             if budget.is_over(&self.meter) {
                 return;
             }
