@@ -21,6 +21,7 @@ mod ordering;
 pub mod rnic;
 pub mod sandbox;
 pub mod socket;
+pub mod store;
 pub mod supervisor;
 pub mod telemetry;
 pub mod transport;

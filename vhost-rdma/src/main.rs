@@ -11,7 +11,8 @@ use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::device::LocalDataplane;
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Backend, Dataplane};
-use vhost_rdma::supervisor::{Fleet, FleetSettings, Supervisor};
+use vhost_rdma::store::{Store, keep};
+use vhost_rdma::supervisor::{Estate, Fleet, FleetSettings, Supervisor};
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, limits, telemetry};
@@ -20,6 +21,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     let failed = match cli.command {
+        Command::Keep { command } => match keep::run(&command) {
+            Ok(status) => return status,
+            Err(error) => Err(("internal", error.to_string())),
+        },
+        Command::Kept { command } => Err(("internal", keep::become_child(&command).to_string())),
         Command::Serve(args) => {
             serve(*args).map_err(|error| (serve_code(&error), error.to_string()))
         }
@@ -39,6 +45,8 @@ fn main() -> ExitCode {
 
 fn serve(args: ServeArgs) -> anyhow::Result<()> {
     telemetry::start(args.log_format, None).map_err(|error| anyhow!(error))?;
+    let (store, heirlooms) = Store::open();
+    let estate = Estate::read(store, heirlooms);
     limits::raise_descriptors();
     limits::keep_descriptors();
     let plan = Plan::new(&args)?;
@@ -48,7 +56,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let reload =
         Reloader { args, running: Arc::new(Mutex::new(plan.clone())), reached: reached.clone() };
     let reload = move || reload.next().map_err(|error| error.to_string());
-    admin::run(&settings, || backend(&plan, &reached), Box::new(reload))?;
+    admin::run(&settings, || backend(&plan, &reached, estate), Box::new(reload))?;
     Ok(())
 }
 
@@ -174,20 +182,27 @@ impl Reloader {
 }
 
 /// What serves NICs: a process for each network, or this one.
-fn backend(plan: &Plan, reached: &Arc<Reached>) -> Result<impl Backend + use<>, AttachError> {
-    let dataplane: Arc<dyn Dataplane> =
-        if plan.one_process { Arc::new(local(plan, reached)?) } else { fleet(plan, reached)? };
+fn backend(
+    plan: &Plan,
+    reached: &Arc<Reached>,
+    estate: Estate,
+) -> Result<impl Backend + use<>, AttachError> {
+    let dataplane: Arc<dyn Dataplane> = if plan.one_process {
+        Arc::new(local(plan, reached)?)
+    } else {
+        fleet(plan, reached, estate)?
+    };
     Ok(Supervisor::new(dataplane))
 }
 
-fn fleet(plan: &Plan, reached: &Arc<Reached>) -> Result<Arc<Fleet>, AttachError> {
+fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Fleet>, AttachError> {
     let settings = FleetSettings {
         poll_us: plan.settings.poll_us,
         log_format: plan.log_format,
         log: plan.log.clone(),
     };
     let own = (plan.clone(), Arc::clone(reached));
-    let fleet = Arc::new(Fleet::new(settings, Box::new(move || local(&own.0, &own.1))));
+    let fleet = Arc::new(Fleet::new(settings, estate, Box::new(move || local(&own.0, &own.1))));
     if plan.channel.is_some() {
         // Other daemons may speak first.
         fleet.own()?;

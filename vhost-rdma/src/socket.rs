@@ -208,6 +208,28 @@ pub fn replace(number: RawFd, with: BorrowedFd<'_>) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// The open descriptor `number`, which whoever started this process left to it; no program that this
+/// one starts gets it. To be called once for each, before anything else is opened.
+///
+/// # Errors
+/// It is not open.
+pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl(2) touches no memory, and fails for a number that is not open.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and was before this process opened anything: nobody here owns it yet.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Closes whatever whoever started this process left open to it beyond the standard descriptors. To
+/// be called before anything is opened. A kernel before Linux 5.9 closes nothing.
+pub fn close_strangers() {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: close_range(2) touches no memory, and nobody in this process owns a descriptor yet.
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, 0) };
+}
+
 /// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.
 pub fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)

@@ -24,6 +24,8 @@ pub struct DaemonOptions {
     pub memlock: Option<u64>,
     /// Each network has a process, whatever the environment says.
     pub processes: bool,
+    /// A parent starts it again (`vhost-rdma keep`), and it keeps its NICs.
+    pub kept: bool,
 }
 
 /// A running daemon.
@@ -118,8 +120,12 @@ impl Daemon {
                 command
             }
         };
-        command.args(["--pdeathsig", "KILL"]).arg(&binary).arg("serve");
-        command.arg("--runtime-dir").arg(dir.path()).arg("--ephemeral").args(&options.args);
+        command.args(["--pdeathsig", "KILL"]).arg(&binary);
+        command.args(if options.kept { &["keep", "--", "serve"][..] } else { &["serve"] });
+        command.arg("--runtime-dir").arg(dir.path()).args(&options.args);
+        if !options.kept {
+            command.arg("--ephemeral");
+        }
         // Both shapes of the daemon are to pass the same tests.
         let one = std::env::var("VHOST_RDMA_SHAPE").is_ok_and(|shape| shape == "one");
         if one && !options.processes {
@@ -227,18 +233,33 @@ impl Daemon {
         }
     }
 
-    /// The daemon's processes: the one that was started, and those that it made.
+    /// The daemon's processes: the one that was started, and those that came of it.
     pub fn pids(&self) -> Vec<u32> {
-        let parent = self.pid().to_string();
         let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let child = |pid: &u32| {
+        let parent = |pid: u32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             // "pid (name) state parent"; a name may hold anything.
             let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-            rest.split_whitespace().nth(1) == Some(parent.as_str())
+            Some((pid, rest.split_whitespace().nth(1)?.parse::<u32>().ok()?))
         };
-        std::iter::once(self.pid()).chain(pids.filter(child)).collect()
+        let parents: Vec<(u32, u32)> = pids.filter_map(parent).collect();
+        let mut found = vec![self.pid()];
+        let mut next = 0;
+        while let Some(&of) = found.get(next) {
+            found.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid));
+            next += 1;
+        }
+        found
+    }
+
+    /// The process that is the daemon itself, also where a parent keeps it.
+    pub fn supervisor(&self) -> Option<u32> {
+        let serves = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).nth(1) == Some(b"serve")
+        };
+        self.pids().into_iter().find(serves)
     }
 
     /// The process that serves a network, if it has one of its own.

@@ -226,6 +226,82 @@ fn a_session_that_ends_while_there_is_no_process_leaves_a_clean_device() {
     writes(&mut pair(&b, &b), 3);
 }
 
+/// A daemon with a parent that starts it again, and keeps what it had.
+fn kept() -> World {
+    let options = DaemonOptions { processes: true, kept: true, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    world.daemon.add_network("red", 200);
+    world
+}
+
+/// Kills the daemon itself and waits until the next answers.
+fn replace_supervisor(daemon: &Daemon) {
+    let old = daemon.supervisor().expect("it is there");
+    kill(old);
+    eventually("no daemon comes after it", || daemon.supervisor().is_some_and(|new| new != old));
+    eventually("it does not answer", || daemon.cli(&["status"]).is_ok());
+}
+
+#[test]
+fn sessions_survive_a_supervisor_that_is_killed() {
+    let world = kept();
+    let mut nodes = ["net", "net", "red", "red"].map(|network| node(&world, network));
+    for round in 1..=3 {
+        writes(&mut pair(&nodes[0], &nodes[1]), round);
+        writes(&mut pair(&nodes[2], &nodes[3]), round);
+        replace_supervisor(&world.daemon);
+        for node in &mut nodes {
+            told_that_it_is_lost(&node.guest);
+            *node = start_anew(node);
+        }
+    }
+    writes(&mut pair(&nodes[0], &nodes[1]), 9);
+    for node in &nodes {
+        let shown = world.daemon.show_nic(&node.name);
+        assert_eq!(shown["session"], "driver_ready", "{shown}");
+    }
+    // What it took up dies and goes on like what it began itself.
+    replace(&world.daemon, "red");
+    told_that_it_is_lost(&nodes[2].guest);
+    nodes[2] = start_anew(&nodes[2]);
+    writes(&mut pair(&nodes[2], &nodes[2]), 4);
+}
+
+#[test]
+fn nothing_stays_behind_of_sessions_that_ended() {
+    let world = kept();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    writes(&mut pair(&a, &b), 1);
+    let files = || {
+        let pid = world.daemon.pid();
+        std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the parent's").count()
+    };
+    let with = files();
+    for _ in 0..20 {
+        b.guest.disconnect();
+        eventually("the VMM is not gone", || world.daemon.show_nic(&b.name)["session"] == "absent");
+        let again = Guest::connect(&b.socket, virtual_guest::guest::GuestConfig::default());
+        let again = again.expect("it gets in");
+        let b = Node::start(b.name.clone(), b.socket.clone(), again, b.gid);
+        writes(&mut pair(&b, &b), 2);
+        b.guest.disconnect();
+    }
+    eventually("the store grows", || files() <= with);
+    // A VMM that went while there was no daemon.
+    let pid = world.daemon.supervisor().expect("it is there");
+    a.guest.disconnect();
+    kill(pid);
+    eventually("the NIC is not free", || {
+        world
+            .daemon
+            .cli(&["nic", "show", &a.name, "--json"])
+            .is_ok_and(|text| text.contains("\"absent\""))
+    });
+    let again = Guest::connect(&a.socket, virtual_guest::guest::GuestConfig::default());
+    let a = Node::start(a.name.clone(), a.socket.clone(), again.expect("it gets in"), a.gid);
+    writes(&mut pair(&a, &a), 3);
+}
+
 #[test]
 fn when_the_supervisor_is_killed_no_process_is_left() {
     let mut world = world();

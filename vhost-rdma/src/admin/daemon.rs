@@ -110,6 +110,7 @@ impl<B: Backend> Daemon<B> {
                 daemon.known().broken.insert(nic.name, error.to_string());
             }
         }
+        daemon.backend.settled();
         Ok(daemon)
     }
 

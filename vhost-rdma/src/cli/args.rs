@@ -1,5 +1,6 @@
 //! The grammar of the command line.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -45,6 +46,22 @@ pub enum Command {
     NetworkProcess {
         /// The network's name, for those who look at the list of processes
         network: String,
+    },
+    /// Run the daemon as a child, keep its sessions when it dies, and start it again
+    ///
+    /// For where no service manager does that, such as a container: `vhost-rdma keep -- serve …`. It speaks the protocol of
+    /// systemd's descriptor store. SIGTERM and SIGINT end the daemon, and SIGHUP reaches it too.
+    Keep {
+        /// The daemon's command and options
+        #[arg(required = true, last = true, value_name = "serve …")]
+        command: Vec<OsString>,
+    },
+    /// The child before it is the daemon
+    #[command(hide = true)]
+    Kept {
+        /// As `keep` was told
+        #[arg(required = true, last = true)]
+        command: Vec<OsString>,
     },
     /// Networks: only NICs of one network can find or reach each other
     #[command(subcommand)]

@@ -58,6 +58,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Peer(command) => peer(json, client::connect(&socket).await?, command).await,
             Command::Nic(command) => nic(json, client::connect(&socket).await?, command).await,
             Command::Serve(_)
+            | Command::Keep { .. }
+            | Command::Kept { .. }
             | Command::NetworkProcess { .. }
             | Command::Vf(_)
             | Command::Man { .. }

@@ -19,7 +19,7 @@ mod wire;
 
 pub use protocol::{
     Answer, BadMessage, FILES_MAX, Figures, MESSAGE_MAX, Numbered, Report, Request, Start, VERSION,
-    decode, encode,
+    check_change, decode, encode,
 };
 pub use serve::{Fault, serve};
 pub use wire::{Packet, Wire};

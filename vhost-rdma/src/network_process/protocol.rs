@@ -180,7 +180,11 @@ fn check_files(found: usize, least: usize, most: usize) -> Result<(), BadMessage
     Err(BadMessage::Files { found, wanted })
 }
 
-fn check_change(change: &Change, files: usize) -> Result<(), BadMessage> {
+/// Whether a change can be one, with so many descriptors.
+///
+/// # Errors
+/// No sane process tells it.
+pub fn check_change(change: &Change, files: usize) -> Result<(), BadMessage> {
     let (least, most) = match change {
         Change::Memory(pieces) => (pieces.len(), pieces.len().min(FILES_MAX)),
         Change::Plugged(_) => (1, 1),

@@ -59,6 +59,14 @@ impl Wire {
         Ok(set_socket_timeout(&self.socket, Timeout::Send, Some(patience))?)
     }
 
+    /// How long to wait for a message that does not come, which is an error then.
+    ///
+    /// # Errors
+    /// The host refuses, or it is no socket.
+    pub fn set_hearing(&self, patience: Duration) -> io::Result<()> {
+        Ok(set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?)
+    }
+
     /// Sends a message. It waits while the other end has not read earlier ones.
     ///
     /// # Errors

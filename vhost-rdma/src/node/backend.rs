@@ -87,6 +87,10 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// All NICs of the saved state and the configuration are there: what an earlier daemon left for
+    /// others is nobody's.
+    fn settled(&self) {}
+
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;
 

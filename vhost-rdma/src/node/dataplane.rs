@@ -36,6 +36,15 @@ pub trait Dataplane: Send + Sync + 'static {
     /// The host lacks what a connection takes.
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>>;
 
+    /// Goes on with the VMM that an earlier daemon left to a NIC which was just made, if there is
+    /// one that can be gone on with.
+    fn take_up(&self, _nic: &NicConfig) -> Option<(UnixStream, Box<dyn Connection>)> {
+        None
+    }
+
+    /// As [`Backend::settled`](super::Backend::settled).
+    fn settled(&self) {}
+
     /// As [`Backend::set_peers`](super::Backend::set_peers).
     fn set_peers(&self, vni: u32, peers: &[Peer]);
 

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::estate::Estate;
 use super::network::Network;
 use crate::device::LocalDataplane;
 use crate::network_process::{Figures, Start, VERSION};
@@ -52,6 +53,7 @@ pub struct Fleet {
     changing: Mutex<()>,
     make_own: MakeOwn,
     own: OnceLock<LocalDataplane>,
+    estate: Estate,
     /// Peers of all networks, for when there is someone who wants to know.
     peers: Mutex<BTreeMap<u32, Vec<Peer>>>,
 }
@@ -69,7 +71,7 @@ impl std::fmt::Debug for Fleet {
 impl Fleet {
     /// No process yet; `make_own` makes what serves NICs on RNICs.
     #[must_use]
-    pub fn new(settings: FleetSettings, make_own: MakeOwn) -> Self {
+    pub fn new(settings: FleetSettings, estate: Estate, make_own: MakeOwn) -> Self {
         Self {
             settings: Mutex::new(settings),
             networks: Mutex::default(),
@@ -77,6 +79,7 @@ impl Fleet {
             changing: Mutex::default(),
             make_own,
             own: OnceLock::new(),
+            estate,
             peers: Mutex::default(),
         }
     }
@@ -121,7 +124,7 @@ impl Fleet {
         let FleetSettings { poll_us, log_format, log } = lock(&self.settings).clone();
         let network = nic.network.clone();
         let start = Start { version: VERSION, network, poll_us, log_format, log };
-        let network = Arc::new(Network::start(start)?);
+        let network = Arc::new(Network::start(start, self.estate.store.clone())?);
         lock(&self.networks).insert(nic.vni, network.clone());
         Ok(network)
     }
@@ -174,6 +177,22 @@ impl Dataplane for Fleet {
             Some(Home::Own) => self.own().map_err(io::Error::other)?.connect(name, vmm),
             None => Err(io::Error::other("there is no such NIC")),
         }
+    }
+
+    fn take_up(&self, nic: &NicConfig) -> Option<(UnixStream, Box<dyn Connection>)> {
+        let left = self.estate.claim(nic)?;
+        let Some(Home::Network(network)) = self.home(&nic.name) else { return None };
+        let stream = left.stream.try_clone();
+        let resumed = stream.and_then(|stream| Ok((stream, network.resume(&nic.name, left)?)));
+        resumed
+            .inspect_err(|error| {
+                tracing::error!(nic = nic.name, %error, "the VMM's session cannot go on");
+            })
+            .ok()
+    }
+
+    fn settled(&self) {
+        self.estate.close();
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::network::{Held, Shared, hang_up};
 use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
 use crate::node::Ending;
+use crate::store::Store;
 use crate::telemetry::FILTER_ENV;
 
 /// This program, whatever has become of its file.
@@ -74,10 +75,13 @@ fn ending(status: ExitStatus) -> String {
 struct Process {
     child: Child,
     wire: Arc<Wire>,
+    /// In the store, under this name: what it tells is not lost with the supervisor.
+    kept: (Store, String),
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.kept.0.forget(&self.kept.1);
         hang_up(&self.wire);
         // One that has ended already is not hit.
         let _ = self.child.kill();
@@ -99,7 +103,13 @@ impl Process {
     fn start(shared: &Shared) -> io::Result<Self> {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
-        let mut process = Self { child: spawn(shared, far)?, wire: Arc::new(wire) };
+        let child = spawn(shared, far)?;
+        let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
+        let mut process = Self { child, wire: Arc::new(wire), kept };
+        if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
+            let network = &shared.start.network;
+            tracing::warn!(network, %error, "its sessions may not survive the daemon's end");
+        }
         process.ask(shared, Request::Start(shared.start.clone()), &[])?;
         let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
         for nic in nics {
@@ -117,7 +127,7 @@ impl Process {
         let Some(mut held) = shared.state().sessions.remove(&session) else { return Ok(()) };
         let told = self.tell(shared, session, &held);
         // From now on the process is the one that has it.
-        held.record.set_busy(false);
+        held.set_busy(false);
         let nic = held.nic.clone();
         shared.state().sessions.insert(session, held);
         let taken = told.and_then(|()| self.ask(shared, Request::GoOn(session), &[]));

@@ -80,8 +80,12 @@ pub(super) struct ListenerThread {
 }
 
 impl ListenerThread {
-    /// Serves the NIC behind `seat` at `socket`.
-    pub(super) fn start(seat: Arc<Seat>, socket: NicSocket) -> io::Result<Self> {
+    /// Serves the NIC behind `seat` at `socket`, and first whoever is there already.
+    pub(super) fn start(
+        seat: Arc<Seat>,
+        socket: NicSocket,
+        left: Option<(UnixStream, Box<dyn Connection>)>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (finished, done) = sync_channel::<()>(0);
@@ -89,7 +93,13 @@ impl ListenerThread {
         let thread = Thread { seat, socket, shared: shared.clone(), wake: wake.clone(), spare };
         std::thread::Builder::new().name(format!("nic-{}", thread.seat.name())).spawn(
             move || {
-                finish(thread, Thread::run, finished);
+                let work = |thread: &Thread| {
+                    if let Some((stream, connection)) = left {
+                        thread.go_on(stream, connection);
+                    }
+                    thread.run();
+                };
+                finish(thread, work, finished);
             },
         )?;
         Ok(Self { shared, wake, done })
@@ -191,6 +201,22 @@ impl Thread {
         let connection = connected.inspect_err(|_| self.seat.left())?;
         self.attend(&peer, stream, connection);
         Ok(())
+    }
+
+    /// Stays with a session that an earlier daemon has begun.
+    fn go_on(&self, stream: UnixStream, connection: Box<dyn Connection>) {
+        match Peer::of(&stream) {
+            Ok(peer) => {
+                self.seat.taken();
+                tracing::info!(nic = self.seat.name(), "the VMM of an earlier daemon is served");
+                self.attend(&peer, stream, connection);
+            }
+            Err(error) => {
+                tracing::error!(nic = self.seat.name(), %error, "a VMM is turned away");
+                let _ = stream.shutdown(Shutdown::Both);
+                drop(connection.end());
+            }
+        }
     }
 
     /// Stays with a session to its end.

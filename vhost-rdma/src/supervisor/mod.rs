@@ -11,8 +11,10 @@
 
 #![forbid(unsafe_code)]
 
+mod estate;
 mod fleet;
 mod keeper;
+mod ledger;
 mod listener;
 mod network;
 mod peer;
@@ -24,6 +26,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
@@ -72,7 +75,8 @@ impl Backend for Supervisor {
         let socket = NicSocket::open(config)?;
         self.dataplane.add(config)?;
         let seat = Arc::new(Seat::new(config, self.dataplane.clone()));
-        let listener = ListenerThread::start(seat.clone(), socket).map_err(|error| {
+        let left = self.dataplane.take_up(config);
+        let listener = ListenerThread::start(seat.clone(), socket, left).map_err(|error| {
             self.dataplane.remove(&config.name);
             AttachError::io("start a thread", error)
         })?;
@@ -101,6 +105,10 @@ impl Backend for Supervisor {
 
     fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
         self.dataplane.forget_network(vni)
+    }
+
+    fn settled(&self) {
+        self.dataplane.settled();
     }
 
     fn status(&self, name: &str) -> NicStatus {

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,13 +24,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::estate::Left;
 use super::keeper;
+use super::ledger::{Entry, Ledger, Whose};
 use super::record::Record;
 use super::restarts::Restarts;
+use crate::device::Change;
 use crate::network_process::{Answer, Figures, Numbered, Report, Request, Start, Wire, encode};
 use crate::node::{
     AttachError, Connection, Counters, Ending, NicConfig, NicStatus, ProcessStatus, Session,
 };
+use crate::store::Store;
 
 /// How long the process may take for a change; longer than a worker may (`device::nic`).
 const PATIENCE: Duration = Duration::from_secs(65);
@@ -57,10 +61,31 @@ pub(super) struct Held {
     pub(super) nic: String,
     pub(super) stream: UnixStream,
     pub(super) record: Record,
+    ledger: Ledger,
     ended: Sender<Ending>,
 }
 
 impl Held {
+    /// A message of the VMM was begun, or answered.
+    pub(super) fn set_busy(&mut self, busy: bool) {
+        self.record.set_busy(busy);
+        let noted = self.ledger.note(if busy { &Entry::Begun } else { &Entry::Done }, &[]);
+        self.ledger.settle(noted, &self.record);
+    }
+
+    /// Something has changed; descriptors may have been lost on the way.
+    fn take(&mut self, change: Change, files: Vec<OwnedFd>, lost: bool) {
+        let entry = Entry::Changes(vec![change.clone()]);
+        let own: Vec<BorrowedFd<'_>> = files.iter().map(OwnedFd::as_fd).collect();
+        let noted = !lost && self.ledger.note(&entry, &own);
+        drop(own);
+        self.record.apply(change, files);
+        if lost {
+            self.record.lose();
+        }
+        self.ledger.settle(noted, &self.record);
+    }
+
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
@@ -122,6 +147,9 @@ impl State {
 /// A request, and the descriptors that go with it.
 type Asked<'a> = (Request, &'a [BorrowedFd<'a>]);
 
+/// A session that is to be, its number, and where its end is told.
+type New = (u64, Held, Receiver<Ending>);
+
 /// Why a request has no answer.
 enum NoAnswer {
     /// There was nobody to ask.
@@ -133,6 +161,7 @@ enum NoAnswer {
 /// What the keeper and everybody else share.
 pub(super) struct Shared {
     pub(super) start: Start,
+    pub(super) store: Store,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -238,7 +267,7 @@ impl Shared {
     }
 
     /// Takes what the process tells, which was checked.
-    pub(super) fn take(&self, report: Report, packet: (Vec<std::os::fd::OwnedFd>, bool)) {
+    pub(super) fn take(&self, report: Report, packet: (Vec<OwnedFd>, bool)) {
         let (files, lost) = packet;
         let mut state = self.state();
         match report {
@@ -248,14 +277,9 @@ impl Shared {
                     let _ = waiting.try_send(answer);
                 }
             }
-            Report::Begun(id) => state.held(id, |held| held.record.set_busy(true)),
-            Report::Done(id) => state.held(id, |held| held.record.set_busy(false)),
-            Report::Changed(id, change) => state.held(id, |held| {
-                held.record.apply(change, files);
-                if lost {
-                    held.record.lose();
-                }
-            }),
+            Report::Begun(id) => state.held(id, |held| held.set_busy(true)),
+            Report::Done(id) => state.held(id, |held| held.set_busy(false)),
+            Report::Changed(id, change) => state.held(id, |held| held.take(change, files, lost)),
             Report::Ended(id, ending) => {
                 if let Some(held) = state.sessions.remove(&id) {
                     held.end(ending);
@@ -290,8 +314,9 @@ fn trouble(why: String) -> AttachError {
 
 impl Network {
     /// Starts the network's process and waits until it is ready.
-    pub(super) fn start(start: Start) -> Result<Self, AttachError> {
-        let shared = Arc::new(Shared { start, state: Mutex::default(), changed: Condvar::new() });
+    pub(super) fn start(start: Start, store: Store) -> Result<Self, AttachError> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { start, store, state, changed });
         let own = shared.clone();
         // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
         let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
@@ -346,9 +371,7 @@ impl Network {
     /// Once the process was asked, the session is kept: if that process dies it is its successor's.
     pub(super) fn connect(&self, name: &str, vmm: &UnixStream) -> io::Result<Box<dyn Connection>> {
         self.shared.ready().map_err(io::Error::other)?;
-        let (ended, end) = channel();
-        let (id, nic) = (self.shared.state().number(), name.to_owned());
-        let held = Held { nic, stream: vmm.try_clone()?, record: Record::default(), ended };
+        let (id, held, end) = self.held(name, vmm.try_clone()?, Record::default())?;
         let request = Request::Connect(name.to_owned(), id);
         let hold = |state: &mut State| drop(state.sessions.insert(id, held));
         match self.shared.call((request, &[vmm.as_fd()]), PATIENCE, hold) {
@@ -361,6 +384,57 @@ impl Network {
             Ok(_) | Err(NoAnswer::Lost(_)) => self.shared.give_up(),
         }
         Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
+    }
+
+    /// A session of a VMM, kept from now on, and where its end is told.
+    fn held(&self, name: &str, stream: UnixStream, record: Record) -> io::Result<New> {
+        let (ended, end) = channel();
+        let mut state = self.shared.state();
+        let id = state.number();
+        let known = state.nics.get(name).map(|known| known.config.clone());
+        drop(state);
+        let config = known.ok_or_else(|| io::Error::other("there is no such NIC"))?;
+        let mut ledger = Ledger::new(&self.shared.store, Whose::of(&config, id));
+        ledger.begin(&stream, &record);
+        Ok((id, Held { nic: name.to_owned(), stream, record, ledger, ended }, end))
+    }
+
+    /// Goes on with a session that an earlier supervisor had.
+    pub(super) fn resume(&self, name: &str, left: Left) -> io::Result<Box<dyn Connection>> {
+        self.shared.ready().map_err(io::Error::other)?;
+        let Left { stream, record, names, .. } = left;
+        let (id, held, end) = self.held(name, stream, record)?;
+        names.iter().for_each(|name| self.shared.store.forget(name));
+        let told = self.tell(id, &held);
+        let hold = |state: &mut State| drop(state.sessions.insert(id, held));
+        let taken = told.and_then(|()| self.shared.call((Request::GoOn(id), &[]), PATIENCE, hold));
+        match taken {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Refused(why)) => {
+                self.shared.state().sessions.remove(&id);
+                return Err(io::Error::other(why));
+            }
+            Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
+            Ok(_) | Err(NoAnswer::Lost(_)) => self.shared.give_up(),
+        }
+        Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
+    }
+
+    /// Tells the process what is left of a session.
+    fn tell(&self, id: u64, held: &Held) -> Result<(), NoAnswer> {
+        let call = |request, files: &[BorrowedFd<'_>]| match self.shared.call(
+            (request, files),
+            PATIENCE,
+            |_| (),
+        )? {
+            Answer::Done => Ok(()),
+            _ => Err(NoAnswer::Away("the process does not take the session".to_owned())),
+        };
+        call(Request::TakeUp(held.nic.clone(), id), &[held.stream.as_fd()])?;
+        for (change, files) in held.record.changes() {
+            call(Request::Kept(id, change), &files)?;
+        }
+        Ok(())
     }
 
     pub(super) fn status(&self, name: &str) -> NicStatus {
@@ -460,26 +534,28 @@ impl Far {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::OwnedFd;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::{Change, Piece, Place};
+    use crate::device::{Piece, Place};
     use crate::network_process::VERSION;
     use crate::telemetry::LogFormat;
 
     fn shared() -> Shared {
         let (network, log_format) = ("net".to_owned(), LogFormat::Text);
         let start = Start { version: VERSION, network, poll_us: 10, log_format, log: None };
-        Shared { start, state: Mutex::default(), changed: Condvar::new() }
+        let (store, state) = (Store::default(), Mutex::default());
+        Shared { start, store, state, changed: Condvar::new() }
     }
 
     /// Session `id`, and what is told at its end.
     fn hold(shared: &Shared, id: u64) -> (UnixStream, Receiver<Ending>) {
         let (near, far) = UnixStream::pair().unwrap();
         let (ended, end) = channel();
-        let held = Held { nic: "n".to_owned(), stream: near, record: Record::default(), ended };
+        let nic = "n".to_owned();
+        let ledger = Ledger::new(&shared.store, Whose::default());
+        let held = Held { nic, stream: near, record: Record::default(), ledger, ended };
         shared.state().sessions.insert(id, held);
         (far, end)
     }

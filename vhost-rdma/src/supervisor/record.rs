@@ -51,6 +51,14 @@ impl Record {
         !self.busy && !self.broken
     }
 
+    pub(super) const fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    pub(super) const fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Keeps a change, whose descriptors were counted.
     pub(super) fn apply(&mut self, change: Change, files: Vec<OwnedFd>) {
         let mut files = files.into_iter();

@@ -125,11 +125,11 @@ impl Life {
 
     /// The monitors never stopped, and still have the connections that they began with.
     pub(super) fn monitors_noticed_nothing(&mut self) -> Result<()> {
-        for n in 0..2 {
+        for (n, nic) in NICS.iter().enumerate() {
             let status = self.guest(n)?.monitor()?.execute("query-status", &json!({}))?;
             ensure!(status["running"] == true, "VM {n} does not run: {status}");
-            let view = self.fixture.daemon.nic(NICS[n])?;
-            ensure!(view.session == "driver_ready", "{} is {}", NICS[n], view.session);
+            let view = self.fixture.daemon.nic(nic)?;
+            ensure!(view.session == "driver_ready", "{nic} is {}", view.session);
             let log = self.guest(n)?.monitor_tail(5);
             ensure!(!log.contains("vhost"), "the monitor of VM {n} complains:\n{log}");
         }

@@ -1,0 +1,312 @@
+//! `vhost-rdma keep -- serve …`: a small parent that starts the daemon again and keeps its store.
+//!
+//! It is to the daemon what systemd is with `FileDescriptorStoreMax=` and `Restart=on-failure`. It
+//! opens nothing, reads no file and parses nothing but the daemon's own short datagrams, and of
+//! those only what the kernel says its own child has sent. A child cannot be given descriptors at
+//! chosen numbers without `unsafe`; so the child is first this program again ([`become_child`]),
+//! which takes them over a socket, where they get the first free numbers, and becomes the daemon.
+//!
+//! A daemon that ends with status 0, or before it was ready for the first time (its options are
+//! wrong), is not started again, and its status is this process's.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, recvmsg, socket_with,
+};
+use rustix::process::{Pid, WaitOptions, kill_process, set_parent_process_death_signal, wait};
+
+use super::{COUNT, FIRST, Heirloom, NAMES, NOTIFY, PROCESS};
+use crate::network_process::Wire;
+use crate::{limits, socket, telemetry};
+
+/// Descriptors that are kept for a daemon.
+const MOST: usize = 1 << 16;
+/// Bytes of a datagram that are looked at; names are short.
+const TEXT: usize = 1024;
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const MOST_WAIT: Duration = Duration::from_secs(30);
+/// A daemon that lived so long did not die of its start.
+const CALM: Duration = Duration::from_secs(60);
+/// Numbers beyond those that are handed down: where the host allows it, and where it allows few.
+const AWAY: i32 = 100_000;
+const NEAR: i32 = 1000;
+/// Ends the descriptors that are handed down.
+const END: &[u8] = b"\0";
+
+/// Runs the daemon until it ends for good; its status.
+///
+/// # Errors
+/// The host refuses what a parent needs.
+pub fn run(command: &[OsString]) -> io::Result<ExitCode> {
+    telemetry::start(telemetry::LogFormat::default(), None).map_err(io::Error::other)?;
+    limits::raise_descriptors();
+    let mut parent = Parent::new(command)?;
+    loop {
+        let begin = Instant::now();
+        let status = parent.live()?;
+        if parent.is_over(status) {
+            return Ok(ExitCode::from(
+                status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1),
+            ));
+        }
+        parent.wait = if begin.elapsed() >= CALM { FIRST_WAIT } else { parent.wait * 2 };
+        parent.wait = parent.wait.min(MOST_WAIT);
+        let wait_ms = parent.wait.as_millis();
+        let kept = parent.kept.len();
+        tracing::error!(%status, wait_ms, kept, "the daemon ended; it is started again");
+        parent.pause()?;
+        if parent.asked {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+struct Parent {
+    program: PathBuf,
+    command: Vec<OsString>,
+    /// Where the daemon talks to.
+    socket: OwnedFd,
+    address: String,
+    signals: SignalFd,
+    kept: VecDeque<Heirloom>,
+    /// It was, at least once.
+    ready: bool,
+    /// Somebody wants it to end.
+    asked: bool,
+    wait: Duration,
+}
+
+impl Parent {
+    fn new(command: &[OsString]) -> io::Result<Self> {
+        let ours = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
+        let ours: SigSet = ours.into_iter().collect();
+        ours.thread_block()?;
+        let signals = SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        set_socket_passcred(&socket, true)?;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let name = format!("vhost-rdma-keep-{:016x}", u64::from_ne_bytes(random));
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        Ok(Self {
+            // By its name: what stands there when the daemon is started again may be a newer one.
+            program: std::env::current_exe()?,
+            command: command.to_vec(),
+            socket,
+            address: format!("@{name}"),
+            signals,
+            kept: VecDeque::new(),
+            ready: false,
+            asked: false,
+            wait: FIRST_WAIT / 2,
+        })
+    }
+
+    /// One life of the daemon.
+    fn live(&mut self) -> io::Result<ExitStatus> {
+        let child = self.spawn()?;
+        let pid = Pid::from_child(&child);
+        loop {
+            let mut fds = [
+                PollFd::new(&self.socket, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+            ];
+            poll(&mut fds, None)?;
+            self.listen(pid)?;
+            self.heed(Some(pid))?;
+            if let Some(status) = reap(pid)? {
+                // What it had said is in the queue.
+                self.listen(pid)?;
+                return Ok(status);
+            }
+        }
+    }
+
+    fn is_over(&self, status: ExitStatus) -> bool {
+        self.asked || status.success() || (!self.ready && status.code().is_some())
+    }
+
+    /// Waits before the next one, unless somebody wants the end.
+    fn pause(&mut self) -> io::Result<()> {
+        let until = Instant::now() + self.wait;
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            let mut fds = [PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
+            poll(&mut fds, Some(&timeout))?;
+            self.heed(None)?;
+            if self.asked {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn spawn(&self) -> io::Result<Child> {
+        let (wire, far) = Wire::pair()?;
+        let mut command = Command::new(&self.program);
+        command.arg("kept").arg("--").args(&self.command);
+        command.env(NOTIFY, &self.address).env("FDSTORE", MOST.to_string());
+        let child = command.stdin(Stdio::from(far)).spawn()?;
+        if let Err(error) = self.hand_down(&wire) {
+            // Without the end of it the child ends, and is looked at then.
+            tracing::error!(%error, "the daemon is not there to take what was kept");
+        }
+        Ok(child)
+    }
+
+    fn hand_down(&self, wire: &Wire) -> io::Result<()> {
+        for (name, file) in &self.kept {
+            wire.send(name.as_bytes(), &[file.as_fd()])?;
+        }
+        wire.send(END, &[])
+    }
+
+    /// Takes signals: those that are the daemon's are passed on.
+    fn heed(&mut self, pid: Option<Pid>) -> io::Result<()> {
+        while let Some(info) = self.signals.read_signal()? {
+            let signal = match i32::try_from(info.ssi_signo).ok().map(Signal::try_from) {
+                Some(Ok(Signal::SIGTERM | Signal::SIGINT)) => {
+                    self.asked = true;
+                    rustix::process::Signal::TERM
+                }
+                Some(Ok(Signal::SIGHUP)) => rustix::process::Signal::HUP,
+                _ => continue,
+            };
+            if let Some(pid) = pid {
+                // One that has just ended is found in a moment.
+                let _ = kill_process(pid, signal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the daemon said.
+    fn listen(&mut self, pid: Pid) -> io::Result<()> {
+        loop {
+            let mut bytes = [0; TEXT];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8), ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let got = match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+            {
+                Ok(got) => got.bytes,
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let (mut files, mut own) = (Vec::new(), false);
+            for message in control.drain() {
+                match message {
+                    RecvAncillaryMessage::ScmRights(rights) => files.extend(rights),
+                    RecvAncillaryMessage::ScmCredentials(who) => own = who.pid == pid,
+                    _ => {}
+                }
+            }
+            let text = String::from_utf8_lossy(bytes.get(..got).unwrap_or_default());
+            if own {
+                self.take(&text, files);
+            }
+        }
+    }
+
+    fn take(&mut self, text: &str, files: Vec<OwnedFd>) {
+        let has = |line: &str| text.lines().any(|l| l == line);
+        self.ready |= has("READY=1");
+        let Some(name) = text.lines().find_map(|line| line.strip_prefix("FDNAME=")) else { return };
+        if has("FDSTOREREMOVE=1") {
+            self.kept.retain(|(kept, _)| kept != name);
+        } else if has("FDSTORE=1") && fits(name) {
+            for file in files {
+                if self.kept.len() >= MOST {
+                    tracing::error!(name, "the daemon keeps too much; this is not kept");
+                    return;
+                }
+                self.kept.push_back((name.to_owned(), file));
+            }
+        }
+    }
+}
+
+/// As systemd has it: it goes into a variable whose parts colons separate.
+fn fits(name: &str) -> bool {
+    !name.is_empty() && name.len() <= 255 && name.bytes().all(|b| b.is_ascii_graphic() && b != b':')
+}
+
+/// Takes every process that has ended; the daemon's own end. The others are those that it left to
+/// us, where we are the first process of a container.
+fn reap(daemon: Pid) -> io::Result<Option<ExitStatus>> {
+    let mut own = None;
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) if pid == daemon => {
+                own = Some(std::os::unix::process::ExitStatusExt::from_raw(status.as_raw()));
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(own),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Takes what is handed down at standard input, and becomes the daemon. It returns only if it
+/// cannot.
+#[must_use]
+pub fn become_child(command: &[OsString]) -> io::Error {
+    match prepare() {
+        // Open until it is the daemon.
+        Ok((names, _files)) => {
+            let mut daemon = Command::new("/proc/self/exe");
+            daemon.arg0("vhost-rdma").args(command);
+            daemon.env(PROCESS, std::process::id().to_string());
+            daemon.env(COUNT, names.len().to_string()).env(NAMES, names.join(":"));
+            daemon.stdin(Stdio::null()).exec()
+        }
+        Err(error) => error,
+    }
+}
+
+fn prepare() -> io::Result<(Vec<String>, Vec<OwnedFd>)> {
+    socket::close_strangers();
+    // A parent that is killed leaves nobody behind.
+    set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    SigSet::empty().thread_set_mask()?;
+    limits::raise_descriptors();
+    // Out of the way of those that are to be handed down.
+    let stdin = io::stdin();
+    let far = fcntl_dupfd_cloexec(&stdin, AWAY).or_else(|_| fcntl_dupfd_cloexec(&stdin, NEAR))?;
+    let wire = Wire::new(far);
+    let (mut names, mut files) = (Vec::new(), Vec::new());
+    while let Some(packet) = wire.receive()? {
+        if packet.bytes == END {
+            return Ok((names, files));
+        }
+        let text = String::from_utf8(packet.bytes).map_err(io::Error::other)?;
+        let [file] = <[OwnedFd; 1]>::try_from(packet.files)
+            .map_err(|_| io::Error::other("a descriptor is missing"))?;
+        let wanted = FIRST + i32::try_from(names.len()).map_err(io::Error::other)?;
+        if file.as_raw_fd() != wanted {
+            return Err(io::Error::other(format!("descriptor {wanted} is taken")));
+        }
+        fcntl_setfd(&file, FdFlags::empty())?;
+        names.push(text);
+        files.push(file);
+    }
+    Err(io::Error::other("what is handed down has no end"))
+}

@@ -1,0 +1,356 @@
+//! What an earlier supervisor left in the store: the sessions of VMMs that are still connected.
+//!
+//! It ended without a word, so nothing here is sure. What cannot be read, or does not fit a NIC of
+//! today, is said in the log and let go of, which ends that VMM's connection and nothing else.
+//! What its network processes had told and nobody had read yet is in the queues of their sockets,
+//! which it kept as well; they are read to the end, since a VMM may have its answer already.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::ledger::{self, Whose};
+use super::network::hang_up;
+use super::record::Record;
+use crate::network_process::{Report, Wire, decode};
+use crate::node::NicConfig;
+use crate::store::{Heirloom, Store};
+
+/// How long the end of a queue may be away: its writer has ended or is ending.
+const END: Duration = Duration::from_secs(2);
+
+/// A session that can go on.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) stream: UnixStream,
+    pub(super) record: Record,
+    /// What it has in the store.
+    pub(super) names: Vec<String>,
+    whose: Whose,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Estate {
+    pub(super) store: Store,
+    /// By NIC.
+    left: Mutex<BTreeMap<String, Left>>,
+}
+
+/// What a name in the store says.
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Stream(u64),
+    Ledger(u64, u64),
+    Wire,
+}
+
+fn parse(name: &str) -> Option<(Kind, &str)> {
+    let (what, whose) = name.split_once('@')?;
+    let mut words = what.split('.');
+    let kind = words.next()?;
+    let mut number = || words.next()?.parse().ok();
+    let kind = match kind {
+        "stream" => Kind::Stream(number()?),
+        "ledger" => Kind::Ledger(number()?, number()?),
+        "wire" => Kind::Wire,
+        _ => return None,
+    };
+    Some((kind, whose))
+}
+
+/// One session's part of it.
+#[derive(Default)]
+struct Part {
+    stream: Option<OwnedFd>,
+    /// By age.
+    pages: BTreeMap<u64, OwnedFd>,
+    names: Vec<String>,
+}
+
+impl Estate {
+    /// Reads what was left.
+    #[must_use]
+    pub fn read(store: Store, heirlooms: Vec<Heirloom>) -> Self {
+        let mut parts: BTreeMap<(String, u64), Part> = BTreeMap::new();
+        let (mut wires, mut strange) = (Vec::new(), Vec::new());
+        for (name, file) in heirlooms {
+            let Some((kind, whose)) = parse(&name) else {
+                tracing::error!(name, "the store has a descriptor that is none of ours");
+                strange.push(name);
+                continue;
+            };
+            let serial = match kind {
+                Kind::Wire => {
+                    wires.push((whose.to_owned(), name, file));
+                    continue;
+                }
+                Kind::Stream(serial) | Kind::Ledger(serial, _) => serial,
+            };
+            let part = parts.entry((whose.to_owned(), serial)).or_default();
+            match kind {
+                Kind::Ledger(_, page) => drop(part.pages.insert(page, file)),
+                _ => part.stream = Some(file),
+            }
+            part.names.push(name);
+        }
+        let mut left = BTreeMap::new();
+        for ((nic, _), part) in parts {
+            let names = part.names.clone();
+            match part.take_up(&nic) {
+                // The later one is the one that is there.
+                Ok(session) => strange
+                    .extend(left.insert(nic, session).into_iter().flat_map(|old: Left| old.names)),
+                Err(error) => {
+                    tracing::error!(nic, error, "what is left of a session is not to be read");
+                    strange.extend(names);
+                }
+            }
+        }
+        for (network, name, file) in wires {
+            hear_out(&network, file, &mut left);
+            strange.push(name);
+        }
+        strange.iter().for_each(|name| store.forget(name));
+        Self { store, left: Mutex::new(left) }
+    }
+
+    /// The session of this NIC, if it has one that can go on.
+    pub(super) fn claim(&self, nic: &NicConfig) -> Option<Left> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&nic.name)?;
+        let Whose { network, vni, mac, .. } = &left.whose;
+        let same =
+            (network, *vni, mac.as_str()) == (&nic.network, nic.vni, nic.mac.to_string().as_str());
+        if same && left.record.is_whole() {
+            return Some(left);
+        }
+        let why = if same { "it was in the middle of a message" } else { "the NIC is another one" };
+        tracing::error!(nic = nic.name, why, "the VMM's session cannot go on");
+        self.let_go(&left);
+        None
+    }
+
+    /// Whatever nobody has claimed ends.
+    pub(super) fn close(&self) {
+        let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
+        for (nic, left) in left {
+            tracing::error!(nic, "a VMM's session cannot go on: there is no such NIC any more");
+            self.let_go(&left);
+        }
+    }
+
+    fn let_go(&self, left: &Left) {
+        let _ = left.stream.shutdown(std::net::Shutdown::Both);
+        left.names.iter().for_each(|name| self.store.forget(name));
+    }
+}
+
+impl Part {
+    fn take_up(self, nic: &str) -> Result<Left, String> {
+        let stream = UnixStream::from(self.stream.ok_or("its stream is missing")?);
+        // One that is no stream at all is found out here.
+        stream.peer_addr().map_err(|error| format!("its stream: {error}"))?;
+        let mut why = "its ledger is missing".to_owned();
+        for file in self.pages.into_values().rev() {
+            let wire = Wire::new(file);
+            let heard = wire.set_hearing(END).map_err(ledger::BadLedger::from);
+            match heard.and_then(|()| ledger::read(&wire)) {
+                Ok((whose, record)) if whose.nic == nic => {
+                    return Ok(Left { stream, record, names: self.names, whose });
+                }
+                Ok(_) => why = "its ledger is another NIC's".to_owned(),
+                Err(error) => why = format!("its ledger: {error}"),
+            }
+        }
+        Err(why)
+    }
+}
+
+/// What a network's process had told when its supervisor ended.
+fn hear_out(network: &str, file: OwnedFd, left: &mut BTreeMap<String, Left>) {
+    let wire = Wire::new(file);
+    let heard = wire.set_hearing(END).and_then(|()| apply(network, &wire, left));
+    // Whoever still is at the other end is to end.
+    hang_up(&wire);
+    if let Err(error) = heard {
+        tracing::error!(network, %error, "what its process told last is not known");
+        for left in left.values_mut().filter(|left| left.whose.network == network) {
+            left.record.lose();
+        }
+    }
+}
+
+fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::Result<()> {
+    while let Some(packet) = wire.receive()? {
+        let mut report: Report = decode(&packet.bytes).map_err(io::Error::other)?;
+        if !packet.files_lost {
+            report.check(packet.files.len()).map_err(io::Error::other)?;
+        }
+        let (Report::Begun(id)
+        | Report::Done(id)
+        | Report::Changed(id, _)
+        | Report::Ended(id, _)
+        | Report::Answer(id, _)) = report;
+        let found = left.values_mut().find(|l| l.whose.network == network && l.whose.session == id);
+        let Some(Left { record, .. }) = found else { continue };
+        match report {
+            Report::Begun(_) => record.set_busy(true),
+            Report::Done(_) => record.set_busy(false),
+            Report::Changed(_, change) => record.apply(change, packet.files),
+            Report::Ended(..) => record.lose(),
+            Report::Answer(..) => continue,
+        }
+        if packet.files_lost {
+            record.lose();
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+
+    use proptest::prelude::*;
+
+    use super::super::ledger::{Entry, Ledger};
+    use super::*;
+    use crate::device::Change;
+    use crate::store::tests::Listener;
+
+    fn whose(nic: &str, session: u64) -> Whose {
+        Whose {
+            version: ledger::VERSION,
+            nic: nic.into(),
+            network: "net".into(),
+            session,
+            ..Whose::default()
+        }
+    }
+
+    fn null() -> OwnedFd {
+        File::open("/dev/null").unwrap().into()
+    }
+
+    /// A session as a supervisor has it, and its VMM's end.
+    fn begin(store: &Store, nic: &str, session: u64) -> (Ledger, Record, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (mut ledger, record) = (Ledger::new(store, whose(nic, session)), Record::default());
+        ledger.begin(&near, &record);
+        (ledger, record, far)
+    }
+
+    fn tell(ledger: &mut Ledger, record: &mut Record, change: Change, file: Option<OwnedFd>) {
+        let files: Vec<OwnedFd> = file.into_iter().collect();
+        let own: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
+        let noted = ledger.note(&Entry::Changes(vec![change.clone()]), &own);
+        drop(own);
+        record.apply(change, files);
+        ledger.settle(noted, record);
+    }
+
+    #[test]
+    fn what_was_written_is_read_however_much_it_was() {
+        let listener = Listener::new();
+        let (mut ledger, mut record, _vmm) = begin(&listener.store, "a", 1);
+        for round in 0..40 {
+            tell(&mut ledger, &mut record, Change::Features(round), None);
+            for queue in 0..30 {
+                tell(&mut ledger, &mut record, Change::Size(queue, 64), None);
+                tell(&mut ledger, &mut record, Change::Call(queue), Some(null()));
+                tell(&mut ledger, &mut record, Change::Kick(queue), Some(null()));
+            }
+            listener.take();
+        }
+        let expected: Vec<_> = record.changes().into_iter().map(|(c, f)| (c, f.len())).collect();
+        ledger.die();
+        let estate = Estate::read(Store::default(), listener.heirlooms());
+        let left = estate.left.lock().unwrap();
+        let found: Vec<_> =
+            left["a"].record.changes().into_iter().map(|(c, f)| (c, f.len())).collect();
+        assert_eq!(found, expected);
+        assert!(left["a"].record.is_whole());
+    }
+
+    #[test]
+    fn a_session_in_the_middle_of_a_message_is_not_claimed() {
+        let listener = Listener::new();
+        let (mut ledger, mut record, mut vmm) = begin(&listener.store, "a", 1);
+        record.set_busy(true);
+        let noted = ledger.note(&Entry::Begun, &[]);
+        ledger.settle(noted, &record);
+        ledger.die();
+        let estate = Estate::read(Store::default(), listener.heirlooms());
+        assert!(!estate.left.lock().unwrap()["a"].record.is_whole());
+        estate.close();
+        assert_eq!(io::Read::read(&mut vmm, &mut [0; 1]).unwrap(), 0, "the VMM is told");
+    }
+
+    #[test]
+    fn what_a_process_had_told_and_nobody_had_read_counts() {
+        let listener = Listener::new();
+        let (ledger, _record, _vmm) = begin(&listener.store, "a", 7);
+        ledger.die();
+        let (process, near) = Wire::pair().unwrap();
+        let report = |report: &Report| crate::network_process::encode(report).unwrap();
+        process.send(&report(&Report::Begun(7)), &[]).unwrap();
+        let call = Report::Changed(7, Change::Call(2));
+        process.send(&report(&call), &[null().as_fd()]).unwrap();
+        process.send(&report(&Report::Done(7)), &[]).unwrap();
+        process.send(&report(&Report::Begun(8)), &[]).unwrap();
+        drop(process);
+        let mut heirlooms = listener.heirlooms();
+        heirlooms.push(("wire.1@net".to_owned(), near));
+        let estate = Estate::read(Store::default(), heirlooms);
+        let left = estate.left.lock().unwrap();
+        assert_eq!(left["a"].record.changes().len(), 1);
+        assert!(left["a"].record.is_whole());
+    }
+
+    fn junk() -> impl Strategy<Value = (String, u8, Vec<u8>)> {
+        let kinds = ["stream", "ledger", "wire", "", "x"];
+        let name = (proptest::sample::select(kinds.to_vec()), 0u64..3, 0u64..3, "[ab@.]{0,3}")
+            .prop_map(|(kind, n, m, whose)| format!("{kind}.{n}.{m}@{whose}"));
+        (name, 0u8..3, proptest::collection::vec(any::<u8>(), 0..64))
+    }
+
+    /// A descriptor of some kind; the other end of a socket has said something and is gone.
+    fn strange(kind: u8, says: &[u8]) -> OwnedFd {
+        match kind {
+            0 => null(),
+            1 => {
+                let (near, mut far) = UnixStream::pair().unwrap();
+                io::Write::write_all(&mut far, says).unwrap();
+                near.into()
+            }
+            _ => {
+                let (far, near) = Wire::pair().unwrap();
+                far.send(says, &[null().as_fd()]).unwrap();
+                near
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever else is in the store, the session that is whole goes on.
+        #[test]
+        fn junk_in_the_store_costs_nobody_anything(
+            junk in proptest::collection::vec(junk(), 0..12),
+        ) {
+            let listener = Listener::new();
+            let (ledger, _record, _vmm) = begin(&listener.store, "good", 1);
+            ledger.die();
+            let made = |(name, kind, says): &(String, u8, Vec<u8>)| (name.clone(), strange(*kind, says));
+            let mut heirlooms: Vec<Heirloom> = junk.iter().map(made).collect();
+            heirlooms.extend(listener.heirlooms());
+            let estate = Estate::read(Store::default(), heirlooms);
+            let left = estate.left.lock().unwrap();
+            prop_assert_eq!(left.keys().collect::<Vec<_>>(), ["good"]);
+            prop_assert!(left["good"].record.is_whole());
+        }
+    }
+}
