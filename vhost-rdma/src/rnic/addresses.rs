@@ -115,10 +115,10 @@ impl Directory {
         self.peers.load()
     }
 
-    fn change_peers(&self, vni: u32, peers: Option<PeerTable>) {
+    fn change_peers(&self, vni: u32, peers: Option<&PeerTable>) {
         self.peers.rcu(|old| {
             let mut new = BTreeMap::clone(old);
-            match &peers {
+            match peers {
                 Some(peers) => new.insert(vni, peers.clone()),
                 None => new.remove(&vni),
             };
@@ -128,7 +128,7 @@ impl Directory {
 
     /// Replaces the peers of a network.
     pub fn set_peers(&self, vni: u32, peers: Vec<Peer>) {
-        self.change_peers(vni, Some(PeerTable::new(peers)));
+        self.change_peers(vni, Some(&PeerTable::new(peers)));
     }
 
     /// Forgets a network that is gone: its peers, and what its NICs may have left.

@@ -473,10 +473,11 @@ impl OnShard for Nic {
         // A completion between the last poll and the arm raises no event.
         let waiting =
             self.life == NicState::Ready && self.backing.services.has_work(&self.backing.inbox);
-        waiting
-            || !(self.run.is_empty() && self.backing.run_srqs.is_empty())
-            || !(self.chores.is_empty() && self.backing.stopping.has_told_all())
-            || !self.backing.peer_check.is_over()
-            || self.peek_host()
+        let rests = self.run.is_empty()
+            && self.backing.run_srqs.is_empty()
+            && self.chores.is_empty()
+            && self.backing.stopping.has_told_all()
+            && self.backing.peer_check.is_over();
+        waiting || !rests || self.peek_host()
     }
 }
