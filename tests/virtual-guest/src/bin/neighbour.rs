@@ -4,7 +4,7 @@
 //! what a round trip took: for scenarios in which something happens to somebody else.
 
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -23,10 +23,10 @@ struct Args {
     sockets: Vec<PathBuf>,
 }
 
-fn node(socket: &PathBuf, number: u8) -> anyhow::Result<Node> {
+fn node(socket: &FilePath, number: u8) -> anyhow::Result<Node> {
     let guest = Guest::connect(socket, GuestConfig::default())
         .map_err(|error| anyhow::anyhow!("{}: {error:?}", socket.display()))?;
-    Ok(Node::start(format!("neighbour {number}"), socket.clone(), guest, ipv4_gid(9, number)))
+    Ok(Node::start(format!("neighbour {number}"), socket.to_path_buf(), guest, ipv4_gid(9, number)))
 }
 
 /// Nanoseconds below which so many of a hundred lie.
