@@ -12,7 +12,7 @@
 //! ```
 //!
 //! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err`
-//! that ends anything here. All loops are bounded by time ([`budget`]), not by numbers that a guest
+//! that ends anything here. All loops are bounded by time (`nic::budget`), not by numbers that a guest
 //! writes: a round serves the NICs in the order of `rounds`, what is many goes in `steps`, and the
 //! rest waits for the next round.
 
@@ -130,7 +130,7 @@ impl Shard {
         self
     }
 
-    /// What all work so far was charged, by the cost model of [`budget`].
+    /// What all work so far was charged, by the cost model of `nic::budget`.
     #[must_use]
     pub fn charged(&self) -> Nanos {
         self.meter.charged()
