@@ -106,6 +106,8 @@ impl Daemon {
         let ready = loop {
             match socket.recv(&mut message) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // What it gives its service manager to keep.
+                Ok(length) if message[..length].starts_with(b"FDSTORE") => {}
                 received => break received,
             }
         };

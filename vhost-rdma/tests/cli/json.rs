@@ -25,6 +25,8 @@ fn a_nic() {
             "10.0.0.1,fd00::1",
             "--max-mr-bytes",
             "2G",
+            "--max-guest-bytes",
+            "3G",
             "--mode",
             "0600",
             "--json",
@@ -38,7 +40,7 @@ fn a_nic() {
         "group": group, "mode": "0600", "acl": [], "configured": false, "session": "absent", "interrupted": false, "error": null, "gids": [],
         "limits": {
             "max_contexts": 1024, "max_pds": 4096, "max_mrs": 65536, "max_mr_bytes": 2_147_483_648_u64,
-                "max_kept_bytes": 536_870_912_u64, "max_guest_bytes": 1_099_511_627_776_u64, "max_cqs": 16384,
+                "max_kept_bytes": 536_870_912_u64, "max_guest_bytes": 3_221_225_472_u64, "max_cqs": 16384,
             "max_srqs": 4096, "max_qps": 16384, "max_ahs": 65536,
         },
         "counters": {
