@@ -79,7 +79,10 @@ fn build(life: &Life) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cmd = tied(cargo);
     cmd.current_dir(workspace());
-    cmd.args(["build", "--release", "--locked", "-p", "virtual-guest", "--bin", "neighbour"]);
+    // The same words as where the daemon is built for a benchmark: with others cargo would build
+    // what both are made of once more, with other features.
+    cmd.args(["build", "--release", "--locked", "--bins"]);
+    cmd.args(["-p", "vhost-rdma", "-p", "virtual-guest"]);
     let log = life.fixture.lab.run.path().join("neighbour-build.log");
     run_logged(&mut cmd, "building the neighbours", &log, BUILD)?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
