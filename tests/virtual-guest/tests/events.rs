@@ -14,7 +14,7 @@ use virtual_guest::backing::rules;
 use virtual_guest::daemon::{backing, patience};
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
-use virtual_guest::spec::{event, qps, qpt};
+use virtual_guest::spec::{ARM_ANY, event, qps, qpt};
 use virtual_guest::world::{End, World};
 
 const SHORT: Duration = Duration::from_millis(150);
@@ -42,6 +42,34 @@ fn an_event_carries_its_object_and_context() {
     let e = b.node.guest.await_async(kind, b.qp.qpn, Duration::from_secs(1)).expect("an event");
     assert_eq!(e.ctx, b.node.ctx.id());
     assert_ne!(e.ctx, 0);
+}
+
+/// What `nic show` calls events and what the guest is told are one number: both kinds of events.
+#[test]
+fn operator_and_guest_count_the_same_events() {
+    let world = World::new();
+    let (mut a, mut b) = world.rc_pair();
+    let told = |end: &End| end.node.guest.query_counters().unwrap().events;
+    let shown = |end: &End| {
+        let nic = world.daemon.show_nic(&end.node.name);
+        nic["counters"]["events"].as_u64().expect("a counter")
+    };
+    let before = [&a, &b].map(|end| (told(end), shown(end)));
+    let target = b.node.area(8);
+    for index in 0..9 {
+        a.scq.arm(ARM_ANY);
+        a.run_ok(&SendWr::write(index, &[], target.addr(0), target.rkey()).inline(&[1; 8]));
+        let event = a.node.guest.comp_event(0, Duration::from_secs(5)).unwrap();
+        assert_eq!(event.expect("a completion event").cqn, a.scq.cqn);
+    }
+    let kind = break_responder(&mut a, &mut b);
+    b.node.guest.await_async(kind, b.qp.qpn, Duration::from_secs(5)).expect("an event");
+    for ((end, (told_before, shown_before)), least) in [&a, &b].into_iter().zip(before).zip([9, 1])
+    {
+        let grown = told(end) - told_before;
+        assert!(grown >= least, "{grown} events were told");
+        assert_eq!(shown(end) - shown_before, grown, "{}", end.node.name);
+    }
 }
 
 #[test]

@@ -83,7 +83,7 @@ const COUNTERS: [(&str, &str, Read); 12] = [
         nic.status.counters.control_commands
     }),
     ("kicks", "Kicks received from the guest", |nic| nic.status.counters.kicks),
-    ("events", "Asynchronous events raised", |nic| nic.status.counters.events),
+    ("events", "Events put into the guest's buffers", |nic| nic.status.counters.events),
     ("completions", "Completions written", |nic| nic.status.counters.completions),
     ("page_faults", "Pages missing when the worker touched them for the NIC, by samples", |nic| {
         nic.status.counters.page_faults

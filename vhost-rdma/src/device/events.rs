@@ -5,7 +5,6 @@
 //! short or too long are looked at.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use virtio_queue::QueueT;
 use virtio_rdma_abi::{AsyncEvent, CompEvent, vq};
@@ -33,20 +32,14 @@ pub(super) struct EventPort {
     dirty: u64,
     /// A queue was somebody else's.
     busy: bool,
-    raised: Arc<AtomicU64>,
     bell: Bell,
     trust: Arc<Trust>,
 }
 
 impl EventPort {
-    /// `vrings` are those of events, from index 1 on; `raised` counts asynchronous events.
-    pub(super) fn new(
-        vrings: &[Vring],
-        memory: Memory,
-        raised: Arc<AtomicU64>,
-        (bell, trust): (Bell, Arc<Trust>),
-    ) -> Self {
-        Self { queues: vrings.to_vec(), memory, dirty: 0, busy: false, raised, bell, trust }
+    /// `vrings` are those of events, from index 1 on.
+    pub(super) fn new(vrings: &[Vring], memory: Memory, (bell, trust): (Bell, Arc<Trust>)) -> Self {
+        Self { queues: vrings.to_vec(), memory, dirty: 0, busy: false, bell, trust }
     }
 
     /// Tells the VMM of queue `index`.
@@ -115,9 +108,7 @@ impl Port for EventPort {
     }
 
     fn async_event(&mut self, event: AsyncEvent) -> bool {
-        let put = self.put(0, event.as_bytes());
-        self.raised.fetch_add(u64::from(put), Ordering::Relaxed);
-        put
+        self.put(0, event.as_bytes())
     }
 
     fn flush(&mut self) {

@@ -30,8 +30,6 @@ pub(super) struct Stats {
     pub(super) control_commands: AtomicU64,
     /// Shared with the worker, which counts them.
     pub(super) kicks: Arc<AtomicU64>,
-    /// Shared with the event port, which lives on the worker.
-    pub(super) events: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -308,7 +306,7 @@ impl Nic {
             access_errors: engine.access_errors,
             control_commands: self.stats.control_commands.load(Ordering::Relaxed),
             kicks: self.stats.kicks.load(Ordering::Relaxed),
-            events: self.stats.events.load(Ordering::Relaxed),
+            events: engine.events,
             completions: engine.completions,
             page_faults: engine.page_faults,
         }

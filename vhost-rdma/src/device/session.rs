@@ -153,10 +153,9 @@ impl Session {
                 self.nic.failed(format!("the host has no thread for the guest's events: {error}"));
             })
             .ok()?;
-        let (memory, raised) = (self.memory.clone(), self.nic.stats.events.clone());
         self.nic.trust.begin();
         let told = (notifier.bell(), self.nic.trust.clone());
-        let port = EventPort::new(queues, memory, raised, told);
+        let port = EventPort::new(queues, self.memory.clone(), told);
         let lost = self.continued.load(Ordering::Acquire);
         self.nic.post(move |shard, id, _| {
             shard.set_port(id, Box::new(port));

@@ -231,7 +231,7 @@ pub struct Counters {
     pub control_commands: u64,
     /// Kicks received from the guest.
     pub kicks: u64,
-    /// Asynchronous events raised.
+    /// Events put into the guest's buffers, completion events and asynchronous ones.
     pub events: u64,
     /// Completions written.
     pub completions: u64,
