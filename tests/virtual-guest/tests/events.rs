@@ -128,7 +128,7 @@ fn completion_events_of_destroyed_queues_are_dropped() {
     let mut end = a.rc();
     end.qp.connect(end.address(), &Path::default()).unwrap();
     let word = a.area(8);
-    end.scq.arm(virtual_guest::spec::ARM_ANY);
+    end.scq.arm(ARM_ANY);
     end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
     end.qp.destroy().unwrap();
     end.scq.destroy().unwrap();
@@ -181,7 +181,7 @@ fn interrupts_work_without_event_index_too() {
     end.qp.connect(end.address(), &Path::default()).unwrap();
     let word = a.area(8);
     for i in 0..100 {
-        end.scq.arm(virtual_guest::spec::ARM_ANY);
+        end.scq.arm(ARM_ANY);
         end.run_ok(&SendWr::write(i, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
         let e = a.guest.comp_event(0, Duration::from_secs(2)).unwrap().expect("an event");
         assert_eq!(e.cqn, end.scq.cqn);

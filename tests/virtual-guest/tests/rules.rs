@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use virtual_guest::backing::rules;
 use virtual_guest::pages::{Buf, PageList};
-use virtual_guest::qp::{Av, QpSpec, SendWr};
+use virtual_guest::qp::{Av, Qp, QpSpec, SendWr};
 use virtual_guest::rings::{Cq, Sge, Srq};
 use virtual_guest::spec::{self, access, cap, cmd, err, qpt, status};
 use virtual_guest::world::{Node, World};
@@ -173,6 +173,29 @@ fn counters_begin_with_init() {
         assert!(counters.commands <= 1, "INIT itself at most: {counters:?}");
         let others = counters.completions + counters.tx_messages + counters.rx_messages;
         assert_eq!((others, counters.events, counters.tx_bytes), (0, 0, 0), "{counters:?}");
+    }
+}
+
+/// An event names its object by a number alone, or a work request a region.
+#[test]
+fn numbers_that_events_and_requests_name_are_the_nics() {
+    let world = World::new();
+    let node = world.node();
+    let contexts: Vec<_> = (0..4).map(|_| node.guest.open().unwrap()).collect();
+    let (mut cqns, mut srqns) = (HashSet::new(), HashSet::new());
+    let (mut qpns, mut keys) = (HashSet::new(), HashSet::new());
+    let mut kept = Vec::new();
+    for ctx in contexts.iter().cycle().take(40) {
+        let pdn = ctx.create_pd().unwrap();
+        let cq = Cq::create(ctx, 16, 0).unwrap();
+        let srq = Srq::create(ctx, pdn, 16, 1, 0).unwrap();
+        let mr = ctx.mr(pdn, 64, access::ALL).unwrap();
+        assert!(cqns.insert(cq.cqn), "CQ {:#x} twice", cq.cqn);
+        assert!(srqns.insert(srq.srqn), "SRQ {:#x} twice", srq.srqn);
+        assert!(keys.insert(mr.lkey), "key {:#x} twice", mr.lkey);
+        let qp = Qp::create(ctx, pdn, &cq, &cq, &QpSpec::new(qpt::RC)).unwrap();
+        assert!(qpns.insert(qp.qpn), "QP {:#x} twice", qp.qpn);
+        kept.push((cq, srq, mr, qp));
     }
 }
 

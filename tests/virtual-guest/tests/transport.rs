@@ -210,6 +210,66 @@ fn what_a_nic_is_comes_before_what_it_is_asked() {
     a.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
 }
 
+#[test]
+fn a_queue_that_is_disabled_is_not_served_and_that_is_all() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let word = b.node.area(8);
+    let guest = &b.node.guest;
+    let enable = |on| {
+        guest.front(|front| front.set_vring_enable(spec::VQ_CONTROL, on)).unwrap();
+    };
+    let pages = guest.ram().alloc(1);
+    let request = Put::new().u16(cmd::PD_CREATE).zero(2).u32(b.node.ctx.id()).u64(0).done(16);
+    pages.view(0, 16).write(0, &request);
+    enable(false);
+    let head = guest.with_queue(spec::VQ_CONTROL, |queue| {
+        let head = queue.add(&[(pages.gpa(0), 16)], &[(pages.gpa(64), 16)]).expect("room");
+        queue.kick().unwrap();
+        head
+    });
+    let wait = |time| guest.with_queue(spec::VQ_CONTROL, |queue| queue.wait(time));
+    assert_eq!(wait(Duration::from_millis(100)).unwrap(), None, "it is disabled");
+    // The life goes on, and with it the guest's memory is the device's.
+    a.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[7; 8]));
+    assert_eq!(word.bytes(), [7; 8]);
+    enable(true);
+    assert_eq!(wait(LONG).unwrap(), Some((head, 16)), "the command waited");
+    assert_eq!(pages.view(64, 4).load32(0, Ordering::Relaxed), err::OK);
+    b.qp.query().expect("its objects are there");
+}
+
+#[test]
+fn a_queue_that_is_not_started_keeps_no_other_waiting() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let word = b.node.area(8);
+    let guest = &b.node.guest;
+    let bases =
+        [spec::VQ_EVENT, spec::VQ_EVENT + 1].map(|index| (index, guest.stop_ring(index).unwrap()));
+    // A doorbell that cannot be true: QP_FATAL, for which there is no queue.
+    let mut broken = b.node.rc();
+    broken.qp.to_init(&Path::default()).unwrap();
+    broken.qp.raw_rq(0).2.ring(0x8000_0000);
+    let deadline = Instant::now() + LONG;
+    while broken.qp.state().unwrap() != qps::ERR {
+        assert!(Instant::now() < deadline, "the doorbell does no harm");
+    }
+    let mut own = b.node.rc();
+    own.qp.connect(own.address(), &Path::default()).unwrap();
+    own.scq.arm(ARM_ANY);
+    let write = |n| SendWr::write(n, &[], word.addr(0), word.rkey()).inline(&[n as u8; 8]);
+    own.run_ok(&write(1));
+    a.run_ok(&write(2));
+    guest.query_device().expect("commands go on");
+    for (index, base) in bases {
+        guest.start_ring(index, base).unwrap();
+    }
+    guest.await_async(event::QP_FATAL, broken.qp.qpn, LONG).expect("the event waited");
+    let told = guest.comp_event(0, LONG).unwrap().expect("this one too");
+    assert_eq!(told.cqn, own.scq.cqn);
+}
+
 /// All queues stop and begin again at index 0, as after a reset, or where an index wrapped.
 fn begin_again(guest: &Guest) {
     guest.stop_rings().unwrap();

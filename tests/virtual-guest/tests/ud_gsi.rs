@@ -7,13 +7,14 @@
     reason = "a test on a 64-bit host"
 )]
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use virtual_guest::backing::rules;
 use virtual_guest::guest::GuestConfig;
-use virtual_guest::qp::{Av, Qp, QpSpec, SendWr};
+use virtual_guest::qp::{Attr, Av, Path, Qp, QpSpec, SendWr};
 use virtual_guest::spec::{self, access, cqe, err, qpt, status, wc};
-use virtual_guest::world::{End, Node, World, ipv6_gid, pattern};
+use virtual_guest::world::{End, Node, World, ipv4_gid, ipv6_gid, pattern};
 
 const QKEY: u32 = 0x0bad_cafe;
 const GRH: usize = 40;
@@ -59,6 +60,79 @@ fn a_datagram_arrives_with_its_ipv4_header() {
         assert_eq!(ip[16..20], nb.gid[12..]);
         if rules().header_has_a_checksum {
             assert_eq!(ipv4_sum(ip), 0xffff, "header checksum");
+        }
+    }
+}
+
+/// What of an address vector is told to the receiver, and what is wrong with no value (8.2).
+#[test]
+fn an_address_vector_is_taken_at_its_word_where_that_counts() {
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    if rules().strangers_are_refused {
+        // An RNIC has its host's ideas of each of these fields.
+        return;
+    }
+    let (mut a, mut b) = (datagram(&na), datagram(&nb));
+    let odd = Av {
+        dmac: [0x33; 6],
+        flow_label: 0xf_ffff,
+        static_rate: 0xff,
+        traffic_class: 0x5b,
+        sl: 9,
+        ..Av::to(nb.gid)
+    };
+    let to = nb.area(GRH as u64 + 8);
+    for (hop_limit, arrives) in [(7, 7), (0, 1)] {
+        let ah = na.ctx.create_ah(na.pdn, &Av { hop_limit, ..odd }).unwrap();
+        b.qp.post_recv(1, &[to.sge()]);
+        a.run_ok(&SendWr::datagram(1, &[], ah, b.qp.qpn, QKEY).inline(&[3; 8]));
+        b.rcq.ok();
+        let ip = &to.bytes()[20..40];
+        assert_eq!((ip[1], ip[8]), (0x5b, arrives), "traffic class and hop limit");
+        assert_eq!(ipv4_sum(ip), 0xffff, "header checksum");
+    }
+    // The service level of a datagram of the connection manager.
+    let (mut from, mut at) = (na.gsi(), nb.gsi());
+    let (mad, inbox) = (from.node.area(256), at.node.area(GRH as u64 + 256));
+    let ah = from.node.ctx.create_ah(from.node.pdn, &odd).unwrap();
+    at.qp.post_recv(2, &[inbox.sge()]);
+    from.run_ok(&SendWr::datagram(2, &[mad.sge()], ah, 1, 0x8001_0000));
+    assert_eq!(at.rcq.ok().sl, 9);
+    // A connection with a vector like that is one like any other, and answers it as it was set.
+    let (mut c, mut d) = (na.rc(), nb.rc());
+    let path = Path::default();
+    d.qp.connect(c.address(), &path).unwrap();
+    c.qp.to_init(&path).unwrap();
+    let rtr = c.qp.rtr_attr(d.address(), &path);
+    c.qp.modify(&Attr { av: odd, ..rtr }).unwrap();
+    c.qp.to_rts(&path).unwrap();
+    let word = nb.area(8);
+    c.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[5; 8]));
+    let av = c.qp.query().unwrap().av;
+    assert_eq!((av.dmac, av.flow_label, av.sl), (odd.dmac, odd.flow_label, odd.sl));
+    d.rcq.silent(Duration::ZERO);
+}
+
+/// Nobody holds these addresses, or nobody whom this NIC may reach: that is no fault of a vector.
+#[test]
+fn only_a_host_finds_an_address_unreachable() {
+    let world = World::new();
+    world.daemon.add_network("other", 200);
+    let (node, there) = (world.node(), world.node_with("other", &[], GuestConfig::default()));
+    let group = Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0xffff, 0xe000, 5).octets();
+    for dgid in [there.gid, ipv4_gid(99, 99), ipv6_gid(9), group, [0; 16]] {
+        let made = node.ctx.create_ah(node.pdn, &Av::to(dgid));
+        let end = node.rc();
+        end.qp.to_init(&Path::hasty()).unwrap();
+        let set = end.qp.to_rtr((dgid, 0x77), &Path::hasty());
+        if rules().strangers_are_refused {
+            if let Err(refused) = made {
+                assert_eq!(refused.status(), Some(err::UNREACH), "{dgid:x?}");
+            }
+        } else {
+            made.expect("a handle");
+            set.expect("a path");
         }
     }
 }

@@ -282,7 +282,7 @@ struct virtio_rdma_resp_hdr {
 #define VIRTIO_RDMA_ERR_EXIST			8u	/* EEXIST */
 #define VIRTIO_RDMA_ERR_STATE			9u	/* EIO: INIT has not been accepted */
 #define VIRTIO_RDMA_ERR_FATAL			10u	/* EIO: the NIC failed; reset it */
-#define VIRTIO_RDMA_ERR_UNREACH			11u	/* EHOSTUNREACH: no such peer in the network */
+#define VIRTIO_RDMA_ERR_UNREACH			11u	/* EHOSTUNREACH: the host has no way to the address */
 
 struct virtio_rdma_init_req {
 	__le32 abi_version;

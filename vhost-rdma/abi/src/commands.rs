@@ -129,7 +129,7 @@ abi_consts! {
         STATE: u32 = 9;
         /// EIO: the NIC failed; reset it.
         FATAL: u32 = 10;
-        /// EHOSTUNREACH: no such peer in the network.
+        /// EHOSTUNREACH: the host has no way to the address.
         UNREACH: u32 = 11;
     }
 }
