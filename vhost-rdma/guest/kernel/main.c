@@ -211,6 +211,8 @@ static struct vrdma *vrdma_new(struct virtio_device *vdev)
 	INIT_LIST_HEAD(&vr->held);
 	spin_lock_init(&vr->pair_lock);
 	mutex_init(&vr->ib_lock);
+	mutex_init(&vr->gid_lock);
+	INIT_LIST_HEAD(&vr->gids);
 	vrdma_loss_init(vr);
 	return vr;
 }

@@ -37,16 +37,6 @@ static bool vrdma_netdev_matches(const struct vrdma *vr, const struct net_device
 	       ether_addr_equal_unaligned(netdev->perm_addr, vr->mac);
 }
 
-static void vrdma_netdev_link(struct vrdma *vr, struct net_device *netdev)
-{
-	bool up = netif_running(netdev) && netif_carrier_ok(netdev);
-
-	if (vr->port_active == up)
-		return;
-	vr->port_active = up;
-	vrdma_ib_event(vr, up ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR);
-}
-
 static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event, void *ptr)
 {
 	struct vrdma *vr = container_of(nb, struct vrdma, netdev_nb);
@@ -81,7 +71,7 @@ static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event, vo
 	}
 	spin_unlock(&vr->pair_lock);
 	if (ours && (event == NETDEV_UP || event == NETDEV_DOWN || event == NETDEV_CHANGE))
-		vrdma_netdev_link(vr, netdev);
+		queue_work(system_long_wq, &vr->port_work);
 	if (work)
 		queue_work(system_long_wq, &vr->pair_work);
 	return NOTIFY_DONE;
@@ -118,7 +108,7 @@ static void vrdma_pair(struct work_struct *work)
 			vrdma_ib_dealloc(vr);
 		vrdma_drop_netdev(vr);
 	} else if (netdev && vr->up && !vr->ib && !vrdma_is_lost(vr)) {
-		vr->port_active = netif_running(netdev) && netif_carrier_ok(netdev);
+		vrdma_port_begin(vr);
 		vrdma_ib_register(vr, netdev);
 	}
 	mutex_unlock(&vr->ib_lock);
@@ -129,6 +119,7 @@ int vrdma_netdev_watch(struct vrdma *vr)
 	int ret;
 
 	INIT_WORK(&vr->pair_work, vrdma_pair);
+	INIT_WORK(&vr->port_work, vrdma_port_changed);
 	vr->netdev_nb.notifier_call = vrdma_netdev_event;
 	ret = register_netdevice_notifier(&vr->netdev_nb);
 	vr->netdev_watched = !ret;
@@ -148,6 +139,7 @@ void vrdma_netdev_unwatch(struct vrdma *vr)
 	vr->netdev_watched = false;
 	unregister_netdevice_notifier(&vr->netdev_nb);
 	cancel_work_sync(&vr->pair_work);
+	cancel_work_sync(&vr->port_work);
 	mutex_lock(&vr->ib_lock);
 	vrdma_ib_unregister(vr);
 	mutex_unlock(&vr->ib_lock);

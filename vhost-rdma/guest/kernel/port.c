@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What the device and its port are and can do, the GID table, and counters.
+ * What the device and its port are and can do, and counters.
  *
  * Limits are passed on as the device gives them. The port is up when the device says so and the
- * network interface runs. GIDs are the verbs core's: it derives them from the addresses of the
- * interface and tells us; the device may refuse an address (docs/virtio-rdma.md, section 9).
+ * network interface runs; what that means for its addresses is in gid.c.
  */
-#include <linux/netdevice.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
@@ -103,17 +101,13 @@ int vrdma_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr)
 {
 	struct vrdma *vr = to_vr(ib);
 	struct virtio_rdma_query_port_resp resp;
-	struct net_device *netdev;
 	bool up;
 	int ret;
 
 	ret = vrdma_cmd(vr, VIRTIO_RDMA_CMD_QUERY_PORT, 0, NULL, 0, &resp, sizeof(resp));
 	if (ret)
 		return ret;
-	spin_lock(&vr->pair_lock);
-	netdev = vr->netdev;
-	up = netdev && netif_running(netdev) && netif_carrier_ok(netdev);
-	spin_unlock(&vr->pair_lock);
+	up = vrdma_port_is_up(vr);
 	/* The core has zeroed *attr. */
 	attr->state = up ? resp.state : IB_PORT_DOWN;
 	attr->phys_state = up ? resp.phys_state : IB_PORT_PHYS_STATE_DISABLED;
@@ -167,32 +161,6 @@ int vrdma_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutabl
 enum rdma_link_layer vrdma_link_layer(struct ib_device *ib, u32 port)
 {
 	return IB_LINK_LAYER_ETHERNET;
-}
-
-static int vrdma_gid_set(struct vrdma *vr, const struct ib_gid_attr *attr, u8 type)
-{
-	struct virtio_rdma_gid_set_req req = {
-		.index = cpu_to_le16(attr->index),
-		.type = type,
-	};
-
-	if (type != VIRTIO_RDMA_GID_NONE)
-		memcpy(req.gid, attr->gid.raw, sizeof(req.gid));
-	return vrdma_cmd(vr, VIRTIO_RDMA_CMD_GID_SET, 0, &req, sizeof(req), NULL, 0);
-}
-
-int vrdma_add_gid(const struct ib_gid_attr *attr, void **context)
-{
-	if (attr->gid_type != IB_GID_TYPE_ROCE_UDP_ENCAP)
-		return -EOPNOTSUPP;
-	return vrdma_gid_set(to_vr(attr->device), attr, VIRTIO_RDMA_GID_ROCE_V2);
-}
-
-int vrdma_del_gid(const struct ib_gid_attr *attr, void **context)
-{
-	int ret = vrdma_gid_set(to_vr(attr->device), attr, VIRTIO_RDMA_GID_NONE);
-
-	return vrdma_is_lost(to_vr(attr->device)) ? 0 : ret;
 }
 
 void vrdma_fw_str(struct ib_device *ib, char *str)

@@ -252,7 +252,11 @@ struct vrdma {
 	struct mutex ib_lock;		/* ib, live */
 	struct vrdma_ibdev *ib;
 	struct vrdma_ibdev __rcu *live;	/* `ib` while it is registered, for events */
-	bool port_active;
+
+	struct work_struct port_work;	/* the interface went up or down */
+	struct mutex gid_lock;		/* what follows, and GID_SET */
+	struct list_head gids;
+	bool port_active;		/* the device has `gids` */
 };
 
 /* main.c */
@@ -521,12 +525,17 @@ int vrdma_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr);
 int vrdma_query_pkey(struct ib_device *ib, u32 port, u16 index, u16 *pkey);
 int vrdma_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutable *imm);
 enum rdma_link_layer vrdma_link_layer(struct ib_device *ib, u32 port);
-int vrdma_add_gid(const struct ib_gid_attr *attr, void **context);
-int vrdma_del_gid(const struct ib_gid_attr *attr, void **context);
 void vrdma_fw_str(struct ib_device *ib, char *str);
 struct rdma_hw_stats *vrdma_alloc_device_stats(struct ib_device *ib);
 struct rdma_hw_stats *vrdma_alloc_port_stats(struct ib_device *ib, u32 port);
 int vrdma_get_hw_stats(struct ib_device *ib, struct rdma_hw_stats *stats, u32 port, int index);
+
+/* gid.c */
+int vrdma_add_gid(const struct ib_gid_attr *attr, void **context);
+int vrdma_del_gid(const struct ib_gid_attr *attr, void **context);
+bool vrdma_port_is_up(struct vrdma *vr);
+void vrdma_port_begin(struct vrdma *vr);
+void vrdma_port_changed(struct work_struct *work);
 
 /* ibdev.c */
 int vrdma_ib_register(struct vrdma *vr, struct net_device *netdev);

@@ -3,6 +3,7 @@
 //! The harness talks to it as a user does, through the command line, and believes its counters only as differences around a program.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub(crate) struct NicView {
     pub(crate) counters: Counters,
     pub(crate) objects: Objects,
     pub(crate) session: String,
+    /// The addresses that its driver has set.
+    pub(crate) gids: Vec<IpAddr>,
     pub(crate) error: Option<String>,
 }
 

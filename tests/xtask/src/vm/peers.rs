@@ -159,12 +159,29 @@ pub(crate) fn find(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
     Ok(devices)
 }
 
+/// How long endless traffic waits for a peer that does not answer before it ends: 8 ACK timeouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Half a second, perftest's own.
+    Short,
+    /// 17 seconds.
+    Long,
+}
+
 /// Traffic from a to b that does not end by itself within the patience of any scenario: the client's and the server's job.
-pub(crate) fn endless(a: &mut Guest, b: &mut Guest, devices: &Devices) -> Result<(Job, Job)> {
-    const LINE: &str = "ib_write_bw -d {dev} -x {gid} -D 600 -s 65536 -F";
-    let server = Program { server: LINE, port: 18515, ..PROGRAMS[0] };
+pub(crate) fn endless(
+    a: &mut Guest,
+    b: &mut Guest,
+    devices: &Devices,
+    patience: Patience,
+) -> Result<(Job, Job)> {
+    let line = match patience {
+        Patience::Short => "ib_write_bw -d {dev} -x {gid} -D 600 -s 65536 -F",
+        Patience::Long => "ib_write_bw -d {dev} -x {gid} -D 600 -s 65536 -F -u 19",
+    };
+    let server = Program { server: line, port: 18515, ..PROGRAMS[0] };
     let server = start_server(b, devices, &server, 0)?;
-    let client = a.spawn(&command(&format!("{LINE} {{peer}}"), &devices.a, 0))?;
+    let client = a.spawn(&command(&format!("{line} {{peer}}"), &devices.a, 0))?;
     Ok((client, server))
 }
 

@@ -23,7 +23,7 @@ use crate::cache::Cache;
 use crate::exec;
 use crate::rows::{self, Row};
 use crate::vm::guest::{Guest, Job};
-use crate::vm::peers::{self, Devices};
+use crate::vm::peers::{self, Devices, Patience};
 
 #[derive(Debug, Default, clap::Args)]
 #[group(skip)]
@@ -173,8 +173,12 @@ impl Life {
 
     /// Endless traffic from a to b; both ends' jobs.
     fn load(&mut self) -> Result<(Job, Job)> {
+        self.load_with(Patience::Short)
+    }
+
+    fn load_with(&mut self, patience: Patience) -> Result<(Job, Job)> {
         let (a, b) = self.fixture.lab.pair()?;
-        let jobs = peers::endless(a, b, &self.devices)?;
+        let jobs = peers::endless(a, b, &self.devices, patience)?;
         self.must_flow()?;
         Ok(jobs)
     }

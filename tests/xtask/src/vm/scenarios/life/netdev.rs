@@ -3,13 +3,17 @@
 //! What leaves its addresses must not harm programs. A new MAC address makes the kernel set up its GIDs anew, in other entries of the table: connections by
 //! the old entries end, as they do with other RNICs. What takes the interface away takes the RDMA device too.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{Life, NICS, SHORT};
+use crate::exec;
 use crate::vm::guest::{self, Job};
+use crate::vm::peers::Patience;
 
 /// The addresses that a guest's init gave its interface; they went with it or with its link. `$i` is the interface.
 const ADDRESSES: &str = "
@@ -26,6 +30,11 @@ n=0
 until grep -qi '{event}' /tmp/events; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/events; ibv_devinfo; exit 1; }; done
 ibv_devinfo -d {dev} | grep {state}
 ";
+
+/// Guest a's.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+/// For how long nothing may move.
+const STILL: Duration = Duration::from_millis(300);
 
 const NEW_MAC: &str = "52:54:00:00:99:01";
 
@@ -48,32 +57,88 @@ impl Life {
     }
 
     pub(super) fn interface(&mut self) -> Result<()> {
-        let watch = self.watch_events()?;
-        self.guest(0)?.must("ip link set eth0 down", SHORT)?;
-        self.must_see("port.err", "PORT_DOWN")?;
-        self.guest(0)?.must(&format!("i=eth0{ADDRESSES}"), SHORT)?;
-        self.must_see("port.active", "PORT_ACTIVE")?;
-        self.guest(0)?.kill(watch)?;
-        self.reattach()
+        self.port_down_and_up(
+            |life| life.guest(0)?.must("ip link set eth0 down", SHORT).map(|_| ()),
+            |life| life.guest(0)?.must(&format!("i=eth0{ADDRESSES}"), SHORT).map(|_| ()),
+        )
     }
 
     pub(super) fn cable(&mut self) -> Result<()> {
-        let (client, server) = self.load()?;
+        self.port_down_and_up(|life| life.plug_cable(false), |life| life.plug_cable(true))
+    }
+
+    fn plug_cable(&mut self, up: bool) -> Result<()> {
+        let link = json!({ "name": "net", "up": up });
+        self.guest(0)?.monitor()?.execute("set_link", &link).map(|_| ())
+    }
+
+    /// With the port down the NIC holds no address, so that nothing moves under one; with the port
+    /// up it holds those of the guest's table again, and a connection that waited goes on.
+    fn port_down_and_up(
+        &mut self,
+        down: fn(&mut Self) -> Result<()>,
+        up: fn(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let (client, server) = self.load_with(Patience::Long)?;
         let watch = self.watch_events()?;
-        self.guest(0)?.monitor()?.execute("set_link", &json!({ "name": "net", "up": false }))?;
+        self.must_agree_on_addresses()?;
+        down(self)?;
         self.must_see("port.err", "PORT_DOWN")?;
-        self.guest(0)?.monitor()?.execute("set_link", &json!({ "name": "net", "up": true }))?;
+        self.must_stand_still()?;
+        // The kernel keeps the entries of its table: they are the interface's.
+        let kept = self.guest_addresses()?;
+        ensure!(kept.contains(&ADDRESS), "the guest forgot its address: {kept:?}");
+        up(self)?;
         self.must_see("port.active", "PORT_ACTIVE")?;
         self.guest(0)?.kill(watch)?;
-        // The cable of the companion carries no RDMA traffic between guests of one host.
         self.must_flow()?;
+        self.must_agree_on_addresses()?;
         self.guest(0)?.kill(client)?;
         self.end(1, server)?;
         self.reattach()
     }
 
+    /// The NIC of guest a has no address and moves nothing.
+    fn must_stand_still(&self) -> Result<()> {
+        let daemon = &self.fixture.daemon;
+        exec::wait_for("the NIC's addresses to go", SHORT, || {
+            Ok(daemon.nic(NICS[0])?.gids.is_empty().then_some(()))
+        })?;
+        // What was on its way is done by now, at most a burst.
+        std::thread::sleep(STILL);
+        let before = daemon.counters(NICS[0])?;
+        std::thread::sleep(STILL);
+        let moved = daemon.counters(NICS[0])?.since(&before).bytes();
+        ensure!(moved == 0, "a port that is down moved {moved} bytes");
+        Ok(())
+    }
+
+    /// The entries of guest a's GID table.
+    fn guest_addresses(&mut self) -> Result<BTreeSet<IpAddr>> {
+        let script =
+            format!("cat /sys/class/infiniband/{}/ports/1/gids/* | sort -u", self.devices.name(0));
+        let text = self.guest(0)?.must(&script, SHORT)?;
+        let gids = text.lines().filter_map(|line| line.trim().parse::<Ipv6Addr>().ok());
+        Ok(gids.filter(|gid| !gid.is_unspecified()).map(|gid| gid.to_canonical()).collect())
+    }
+
+    /// The guest's table and the device's become the same, and are not empty.
+    fn must_agree_on_addresses(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let guest = self.guest_addresses()?;
+            let nic = self.fixture.daemon.nic(NICS[0])?.gids.into_iter().collect();
+            if guest == nic && guest.contains(&ADDRESS) {
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < SHORT, "the guest has {guest:?}, its NIC {nic:?}");
+            exec::check_interrupt()?;
+        }
+    }
+
     pub(super) fn rename(&mut self) -> Result<()> {
-        let (client, server) = self.load()?;
+        // It is down meanwhile.
+        let (client, server) = self.load_with(Patience::Long)?;
         let rename = |from: &str, to: &str| {
             format!("ip link set {from} down && ip link set {from} name {to}; i={to}{ADDRESSES}")
         };
