@@ -7,6 +7,7 @@
  *     vrdma-life busy    writes and compares without end, and ends as `poll` does
  *     vrdma-life fork    children of a process with posted work: they have no doorbell, the parent's work goes on
  *     vrdma-life exec    posts work and becomes another program
+ *     vrdma-life pin     registers memory whose first page comes when /tmp/let-go exists; the device must be lost by then
  *     vrdma-life memory  -p PFN: a region with pages from frame PFN on (root): written by the device and compared; with -s seconds: again and again
  *
  * "holding" is printed when there is something to lose; then one JSON line says what came of it. Work is posted between two QPs of one
@@ -18,7 +19,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <linux/userfaultfd.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -26,7 +29,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -338,6 +343,45 @@ static void execs(void)
 	CHECK(!"exec");
 }
 
+/* ---- A registration that lasts ------------------------------------------------------------------------ */
+
+static struct {
+	int fd;
+	unsigned char *page;
+} missing;
+
+static void *give_page(void *unused)
+{
+	struct uffdio_zeropage zero = { .range = { .start = (uintptr_t)missing.page, .len = PAGE } };
+
+	(void)unused;
+	while (access("/tmp/let-go", F_OK))
+		usleep(20000);
+	CHECK(!ioctl(missing.fd, UFFDIO_ZEROPAGE, &zero));
+	return NULL;
+}
+
+/* The kernel pins the page inside of the call, and waits there for who gives it (userfaultfd(2)). */
+static void pin(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	pthread_t giver;
+
+	unlink("/tmp/let-go");
+	missing.fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	missing.page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(missing.fd >= 0 && missing.page != MAP_FAILED && !ioctl(missing.fd, UFFDIO_API, &api));
+	range.range.start = (uintptr_t)missing.page;
+	range.range.len = PAGE;
+	CHECK(!ioctl(missing.fd, UFFDIO_REGISTER, &range));
+	CHECK(!pthread_create(&giver, NULL, give_page, NULL));
+	puts("holding");
+	CHECK(!ibv_reg_mr(me.pd, missing.page, PAGE, IBV_ACCESS_LOCAL_WRITE));
+	CHECK(!pthread_join(giver, NULL));
+	printf("{\"ok\":true}\n");
+}
+
 /* ---- Memory at a place ------------------------------------------------------------------------------- */
 
 /* Pages of the region at or above frame `pfn` (Documentation/admin-guide/mm/pagemap.rst). */
@@ -408,9 +452,11 @@ int main(int argc, char **argv)
 		forks();
 	else if (!strcmp(mode, "exec"))
 		execs();
+	else if (!strcmp(mode, "pin"))
+		pin();
 	else if (!strcmp(mode, "memory"))
 		memory(pfn, seconds);
 	else
-		fprintf(stderr, "usage: vrdma-life [-d device] [-g gid-index] poll|sleep|busy|fork|exec|memory [-p PFN] [-s seconds]\n");
+		fprintf(stderr, "usage: vrdma-life [-d device] [-g gid-index] poll|sleep|busy|fork|exec|pin|memory [-p PFN] [-s seconds]\n");
 	return 0;
 }

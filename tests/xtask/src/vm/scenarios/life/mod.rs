@@ -7,6 +7,7 @@
 
 mod daemon;
 mod drivers;
+mod loss;
 mod machine;
 mod netdev;
 mod network;
@@ -84,6 +85,8 @@ const STEPS: &[Step] = &[
     ("guest reset under load", Always, Life::reset),
     ("VM killed under load", Always, Life::kill_vm),
     ("network process killed", Always, Life::kill_network),
+    ("network process killed, again and again", Always, Life::lose_again_and_again),
+    ("daemon hangs while a lost device goes", Always, Life::hang_while_it_goes),
     ("daemon hangs", Always, Life::hang_daemon),
     ("daemon killed", Always, Life::kill_daemon),
 ];
