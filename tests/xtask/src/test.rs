@@ -10,7 +10,7 @@ use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, ulp, verbs,
+    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, ulp, verbs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -38,6 +38,7 @@ impl Args {
             steps.step("attacks on a neighbour's time", chores::isolation)?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
+            steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
                 let only = Some("atomic -t".to_owned());
                 let options = Options { cpus: 2, only, ..Default::default() };

@@ -16,6 +16,7 @@ mod run;
 mod rxe;
 mod shell;
 pub(crate) mod sriov;
+pub(crate) mod stranger;
 pub(crate) mod ulp;
 pub(crate) mod verbs;
 mod vfs;
@@ -30,6 +31,8 @@ use crate::cache::Cache;
 pub(crate) enum Scenario {
     /// Two VMs on one daemon: every program of the demo, beside rxe
     Pair(pair::Args),
+    /// A Linux guest and a driver written from the specification alone: ibv_rc_pingpong, each calling the other
+    Stranger(stranger::Args),
     /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a third-party host
     Rnic(rnic::Args),
     /// The rxe baseline alone
@@ -67,6 +70,7 @@ impl Scenario {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         match self {
             Self::Pair(args) => args.run(cache),
+            Self::Stranger(args) => args.run(cache),
             Self::Rnic(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
