@@ -19,9 +19,10 @@ const FIRST: Duration = Duration::from_millis(100);
 /// The seconds of the kernel's clock at which the device of guest a was lost and started again, oldest first.
 const TIMES: &str = "dmesg | sed -n 's/^\\[ *\\([0-9.]*\\)\\] .*the device \\(is lost\\|was started again\\).*/\\1 \\2/p'";
 
-/// The work item that takes the device down waits for a program.
+/// The work item that takes the device down waits for a program. Its own functions end with that
+/// call and have left the stack.
 const STUCK: &str = "
-n=0; until grep -qs vrdma_ib_unregister /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
+n=0; until grep -qs ib_unregister_device /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
 
 const LEFT_ALONE: &str = "
 n=0; until dmesg | grep -q 'does not answer and is left alone'; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
