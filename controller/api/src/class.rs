@@ -56,6 +56,12 @@ pub struct Limits {
     /// Bytes of all memory regions together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_mr_bytes: Option<Quantity>,
+    /// Bytes that the daemon may keep for a guest in its own memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_kept_bytes: Option<Quantity>,
+    /// Memory that a VMM may share with the daemon; one with more is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_guest_bytes: Option<Quantity>,
     /// Completion queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cqs: Option<u32>,

@@ -136,6 +136,9 @@ pub struct NodeTenant {
     pub name: String,
     /// Its namespaces.
     pub namespace_selector: LabelSelector,
+    /// Namespaces that the selector means too and that belong to a tenant that was made before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<String>,
     /// Whether it holds more than its quota: it keeps what it has and gets no more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub full: bool,

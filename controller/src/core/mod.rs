@@ -17,6 +17,7 @@
 //! So two controllers at once, old copies and repeated writes cost time and nothing else; the lease
 //! that elects a leader saves work and is not what keeps things right. `tests/model` plays that.
 
+mod ask;
 mod attachment;
 mod blocks;
 mod condition;
@@ -24,6 +25,7 @@ mod index;
 mod network;
 mod nic;
 mod node;
+mod object;
 mod policy;
 mod tenant;
 mod vni;
@@ -34,7 +36,8 @@ use std::time::Duration;
 
 pub use attachment::{Attachment, NO_ATTACHMENTS};
 pub use node::{effective_pools, render};
-pub use world::{Claim, Kind, NamespaceInfo, NodeInfo, Object, World};
+pub use object::{Claim, Kind, NamespaceInfo, NodeInfo, Object};
+pub use world::World;
 pub use write::{Guard, Key, Plan, Write};
 
 /// The time since the process started.

@@ -137,6 +137,7 @@ fn rendered(world: &World, name: &str) -> Option<NodeNetwork> {
             .map(|tenant| NodeTenant {
                 name: tenant.to_owned(),
                 namespace_selector: world.tenants[tenant].spec.namespace_selector.clone(),
+                except: world.lost_namespaces(tenant),
                 full: world.is_full(tenant),
             })
             .collect(),

@@ -8,181 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
-    Condition, NicStatus, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode,
-    RdmaNodePolicy, RdmaTenant, Usage,
+    Condition, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy,
+    RdmaTenant,
 };
 
 use super::index::Index;
-use super::node::effective_pools;
-use super::{Attachment, Key, Mono};
-
-/// A node of the cluster, as far as the controller cares.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeInfo {
-    /// Its name.
-    pub name: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-    /// Whether its kubelet is heard of.
-    pub ready: bool,
-}
-
-/// A namespace, as far as the controller cares.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NamespaceInfo {
-    /// Its name.
-    pub name: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-}
-
-/// A claim of a VNI: the lease `vni-NUMBER`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Claim {
-    /// The number.
-    pub vni: u32,
-    /// The network that has it.
-    pub network: String,
-    /// That network's UID.
-    pub network_uid: String,
-    /// The claim's own UID.
-    pub uid: String,
-    /// Its version.
-    pub version: String,
-}
-
-impl Claim {
-    /// A claim that is to be made.
-    #[must_use]
-    pub fn new(vni: u32, network: &str, network_uid: &str) -> Self {
-        Self {
-            vni,
-            network: network.to_owned(),
-            network_uid: network_uid.to_owned(),
-            ..Self::default()
-        }
-    }
-
-    /// The name of its lease.
-    #[must_use]
-    pub fn lease(&self) -> String {
-        format!("vni-{}", self.vni)
-    }
-}
-
-/// An object of the cluster.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs, reason = "each is what it holds")]
-pub enum Object {
-    Tenant(RdmaTenant),
-    Network(RdmaNetwork),
-    Class(RdmaNicClass),
-    Policy(RdmaNodePolicy),
-    RdmaNode(RdmaNode),
-    Block(RdmaIPBlock),
-    Nic(RdmaNic),
-    Node(NodeInfo),
-    Namespace(NamespaceInfo),
-    Claim(Claim),
-    Attachment(Attachment),
-}
-
-/// What kind of object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "each is what it is called")]
-pub enum Kind {
-    Tenant,
-    Network,
-    Class,
-    Policy,
-    RdmaNode,
-    Block,
-    Nic,
-    Node,
-    Namespace,
-    Claim,
-    Attachment,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::Tenant,
-        Self::Network,
-        Self::Class,
-        Self::Policy,
-        Self::RdmaNode,
-        Self::Block,
-        Self::Nic,
-        Self::Node,
-        Self::Namespace,
-        Self::Claim,
-        Self::Attachment,
-    ];
-}
-
-impl Kind {
-    /// Its name in metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Network => "network",
-            Self::Class => "class",
-            Self::Policy => "policy",
-            Self::RdmaNode => "rdma_node",
-            Self::Block => "block",
-            Self::Nic => "nic",
-            Self::Node => "node",
-            Self::Namespace => "namespace",
-            Self::Claim => "claim",
-            Self::Attachment => "attachment",
-        }
-    }
-}
-
-impl Object {
-    /// Its kind.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        match self {
-            Self::Tenant(_) => Kind::Tenant,
-            Self::Network(_) => Kind::Network,
-            Self::Class(_) => Kind::Class,
-            Self::Policy(_) => Kind::Policy,
-            Self::RdmaNode(_) => Kind::RdmaNode,
-            Self::Block(_) => Kind::Block,
-            Self::Nic(_) => Kind::Nic,
-            Self::Node(_) => Kind::Node,
-            Self::Namespace(_) => Kind::Namespace,
-            Self::Claim(_) => Kind::Claim,
-            Self::Attachment(_) => Kind::Attachment,
-        }
-    }
-
-    /// Its name; of a [`RdmaNic`] `namespace/name`.
-    #[must_use]
-    pub fn name(&self) -> String {
-        let of = |meta: &kube::api::ObjectMeta| meta.name.clone().unwrap_or_default();
-        match self {
-            Self::Tenant(o) => of(&o.metadata),
-            Self::Network(o) => of(&o.metadata),
-            Self::Class(o) => of(&o.metadata),
-            Self::Policy(o) => of(&o.metadata),
-            Self::RdmaNode(o) => of(&o.metadata),
-            Self::Block(o) => of(&o.metadata),
-            Self::Nic(o) => {
-                let namespace = o.metadata.namespace.clone().unwrap_or_default();
-                format!("{namespace}/{}", of(&o.metadata))
-            }
-            Self::Node(o) => o.name.clone(),
-            Self::Namespace(o) => o.name.clone(),
-            Self::Claim(o) => o.vni.to_string(),
-            Self::Attachment(o) => o.name.clone(),
-        }
-    }
-}
-
+use super::{Attachment, Claim, Key, Kind, Mono, NamespaceInfo, NodeInfo, Object};
 /// The copy of the cluster.
 #[derive(Debug, Clone, Default)]
 pub struct World {
@@ -200,8 +31,8 @@ pub struct World {
     pub(super) has_attachments: bool,
     pub(super) index: Index,
     dirty: BTreeSet<Key>,
-    gone: BTreeMap<String, Mono>,
-    deleting: BTreeMap<String, Mono>,
+    pub(super) gone: BTreeMap<String, Mono>,
+    pub(super) deleting: BTreeMap<String, Mono>,
 }
 
 impl World {
@@ -370,7 +201,11 @@ impl World {
             return;
         }
         let concerned: BTreeSet<String> = old.iter().chain(&new).cloned().collect();
+        // Whoever comes second must be told at the nodes that it is not the tenant's.
+        let second = |all: &[String]| all.iter().skip(1).cloned().collect::<BTreeSet<String>>();
+        let told: Vec<String> = second(&old).symmetric_difference(&second(&new)).cloned().collect();
         self.changing_fullness(&concerned, |world| world.index.set_owners(namespace, new));
+        told.iter().for_each(|tenant| self.mark_nodes_of_tenant(tenant));
         self.mark(concerned.into_iter().map(Key::Tenant));
         let named: Vec<Key> = self
             .nics_named
@@ -387,11 +222,16 @@ impl World {
         change(self);
         for (tenant, before) in tenants.iter().zip(before) {
             if self.is_full(tenant) != before {
-                let networks =
-                    self.tenants.get(tenant).map(|t| t.spec.networks.clone()).unwrap_or_default();
-                networks.iter().for_each(|network| self.mark_nodes_of_network(network));
+                self.mark_nodes_of_tenant(tenant);
             }
         }
+    }
+
+    /// The nodes that offer a network of the tenant's.
+    fn mark_nodes_of_tenant(&mut self, tenant: &str) {
+        let networks =
+            self.tenants.get(tenant).map(|t| t.spec.networks.clone()).unwrap_or_default();
+        networks.iter().for_each(|network| self.mark_nodes_of_network(network));
     }
 
     fn set_network(&mut self, name: &str, new: Option<RdmaNetwork>, now: Mono) {
@@ -665,89 +505,6 @@ impl World {
             }
         }
         self.mark([Key::Nic(key.0, key.1)]);
-    }
-
-    // What planners ask.
-
-    pub(super) fn claims_of(&self, uid: &str) -> impl Iterator<Item = u32> {
-        self.index.claims_of(uid)
-    }
-
-    /// The policies that select a node, the one that counts first first.
-    pub(super) fn policies_of(&self, node: &str) -> impl Iterator<Item = &str> {
-        let mut all: Vec<&str> = self.index.selected(node).collect();
-        all.sort_by_key(|name| (-self.policies[*name].spec.priority, *name));
-        all.into_iter()
-    }
-
-    /// The policies that have a pool, the one that counts first first.
-    pub(super) fn policies_with_pool(&self, pool: &str) -> impl Iterator<Item = &str> {
-        let mut all: Vec<&str> = self.index.policies_with_pool(pool).collect();
-        all.sort_by_key(|name| (-self.policies[*name].spec.priority, *name));
-        all.into_iter()
-    }
-
-    pub(super) fn tenants_of_network(&self, network: &str) -> impl Iterator<Item = &str> {
-        self.index.tenants_of_network(network)
-    }
-
-    /// Whether the node offers NICs of the network, or would if all else were there.
-    pub(super) fn offered(&self, node: &str, network: &str) -> bool {
-        effective_pools(self, node).0.iter().any(|effective| effective.pool.network == network)
-    }
-
-    pub(super) fn is_rolling(&self, node: &str) -> bool {
-        self.index.is_rolling(node)
-    }
-
-    pub(super) fn nics(&self, node: &str) -> &[NicStatus] {
-        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
-        status.map(|status| status.nics.as_slice()).unwrap_or_default()
-    }
-
-    pub(super) fn used(&self, tenant: &str) -> Usage {
-        let namespaces = self.index.namespaces_of(tenant);
-        namespaces.map(|namespace| self.index.used(namespace)).fold(Usage::default(), Usage::plus)
-    }
-
-    /// Whether a tenant may have no NIC more.
-    pub(super) fn is_full(&self, tenant: &str) -> bool {
-        let quota = self.tenants.get(tenant).and_then(|tenant| tenant.spec.quota);
-        quota.is_some_and(|quota| {
-            let used = self.used(tenant);
-            quota.nics.is_some_and(|most| used.nics >= most) || !used.over(&quota).is_empty()
-        })
-    }
-
-    pub(super) fn addresses(&self, node: &str, network_uid: &str) -> u32 {
-        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
-        let mut networks = status.into_iter().flat_map(|status| &status.networks);
-        networks.find(|network| network.uid == network_uid).map_or(0, |network| network.addresses)
-    }
-
-    pub(super) fn holds_block(&self, node: &str, uid: &str) -> bool {
-        let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
-        status.is_some_and(|status| status.blocks.iter().any(|block| block == uid))
-    }
-
-    /// Pods with NICs of a network: as many as anybody wants to read.
-    pub(super) fn users(&self, network: &str) -> BTreeSet<String> {
-        let nics = self.index.nodes_with_nics(network).flat_map(|node| self.nics(node));
-        let of = nics.filter(|nic| nic.network == network);
-        of.map(|nic| format!("{}/{}", nic.namespace, nic.pod)).take(16).collect()
-    }
-
-    pub(super) fn gone_since(&self, node: &str) -> Option<Mono> {
-        self.gone.get(node).copied()
-    }
-
-    pub(super) fn deleting_since(&self, network: &str) -> Option<Mono> {
-        self.deleting.get(network).copied()
-    }
-
-    /// Who was first to want an identity in a network.
-    pub(super) fn first_with(&self, network: &str, identity: &str) -> Option<&(String, String)> {
-        self.index.with_identity(&(network.to_owned(), identity.to_owned())).next()
     }
 }
 
