@@ -58,6 +58,7 @@ fn start<D: Daemon>((dir, run): Place<'_>, daemon: D, count: usize) -> TheAgent<
         reclaim: Duration::ZERO,
         reconnect: Duration::ZERO,
         auto_cdi: false,
+        cluster: false,
         undo: vhost_rdma_agent::agent::Undo::Here,
         start: Duration::ZERO,
         patience: Duration::ZERO,

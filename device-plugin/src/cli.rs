@@ -116,6 +116,9 @@ pub struct ServeArgs {
     /// This node's name in the cluster; without it there are no Kubernetes events
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node_name: Option<String>,
+    /// Offer what the cluster's controller says of this node (its RdmaNode), beside the file
+    #[arg(long, requires = "node_name")]
+    pub cluster: bool,
     /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was started again
     #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "pod_namespace")]
     pub pod_name: Option<String>,

@@ -155,10 +155,27 @@ pub struct PoolConfig {
     /// Do not tell the kubelet NUMA nodes.
     #[serde(default)]
     pub exclude_topology: bool,
+    /// What the controller says of it, if it is a pool of the controller's: no file says that.
+    #[serde(skip)]
+    pub cluster: Option<ClusterPool>,
 }
 
+/// What only a pool of the controller's has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterPool {
+    /// The UID of its network: one that was deleted and made again is another.
+    pub network_uid: String,
+    /// Its class.
+    pub class: Option<String>,
+    /// Stands for all that is fixed when a NIC is made.
+    pub revision: String,
+}
+
+/// What interfaces in pods are called, unless the pool says otherwise.
+pub const DEFAULT_IF_PREFIX: &str = "rdma";
+
 fn default_if_prefix() -> String {
-    "rdma".to_owned()
+    DEFAULT_IF_PREFIX.to_owned()
 }
 
 /// Limits over the daemon's defaults; the names are the daemon's.
@@ -276,7 +293,11 @@ impl Config {
 }
 
 impl PoolConfig {
-    fn check(&self) -> Result<(), String> {
+    /// Whether a node can offer it, as far as the configuration can tell.
+    ///
+    /// # Errors
+    /// Which rule is broken, and what to do.
+    pub(crate) fn check(&self) -> Result<(), String> {
         let bad = |what: String| Err(format!("pool {:?}: {what}", self.name));
         let named = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);
         let ends = |name: &str| name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());

@@ -59,6 +59,8 @@ type Done<T> = Result<T, DaemonError>;
 pub struct View {
     /// Its run: another one has lost every session.
     pub instance: String,
+    /// Its version.
+    pub version: String,
     /// Every NIC by name.
     pub nics: BTreeMap<String, v1::Nic>,
 }
@@ -70,6 +72,8 @@ pub trait Daemon: Send + Sync + 'static {
     /// Makes a network unless it exists.
     fn ensure_network(&self, name: &str, vni: Option<u32>)
     -> impl Future<Output = Done<()>> + Send;
+    /// Removes a network, if the one of this name has this VNI.
+    fn remove_network(&self, name: &str, vni: u32) -> impl Future<Output = Done<()>> + Send;
     /// Makes a NIC.
     fn add_nic(&self, request: v1::AddNicRequest) -> impl Future<Output = Done<v1::Nic>> + Send;
     /// Changes a NIC.
@@ -124,7 +128,7 @@ impl Daemon for AdminApi {
         // An older daemon says its process only; in a container that is always the same.
         let instance =
             if status.instance.is_empty() { status.pid.to_string() } else { status.instance };
-        Ok(View { instance, nics })
+        Ok(View { instance, version: status.version, nics })
     }
 
     async fn ensure_network(&self, name: &str, vni: Option<u32>) -> Done<()> {
@@ -146,6 +150,19 @@ impl Daemon for AdminApi {
                     None => Err(DaemonError::Exists(message)),
                 }
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn remove_network(&self, name: &str, vni: u32) -> Done<()> {
+        let mut client = self.client.clone();
+        let known = within(LOOK, client.list_networks(v1::ListNetworksRequest {})).await?.networks;
+        if !known.iter().any(|network| network.name == name && network.vni == vni) {
+            return Ok(());
+        }
+        let request = v1::RemoveNetworkRequest { name: name.to_owned() };
+        match within(PATIENCE, client.remove_network(request)).await {
+            Ok(_) | Err(DaemonError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }

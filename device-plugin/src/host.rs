@@ -3,6 +3,7 @@
 //! Looking is an edge behind [`Host`]; what is found is plain data. The look is taken at start, at each reload and from time to
 //! time, since VFs come and go and a driver that is loaded late brings its RDMA device with it.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ pub struct Function {
     pub driver: Option<String>,
     /// Its netdevs, in this network namespace.
     pub netdevs: Vec<String>,
+    /// Their IP addresses.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
     /// Its RDMA device.
     pub rdma: Option<String>,
     /// `ethernet` or `infiniband`.

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use vhost_rdma_agent_api::{Attachment, Kind, Pod, Record, State};
 
+use crate::config::PoolConfig;
+
 /// Who has an ID, as the kubelet says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Owner {
@@ -72,6 +74,31 @@ pub struct Grant {
     /// As far as the kubelet told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
+    /// Of a pool that the controller says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterGrant>,
+}
+
+/// What a grant of the controller's pool has beside.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ClusterGrant {
+    /// The UID of its network.
+    pub network_uid: String,
+    /// The pool's revision when the NIC was made; empty if nobody remembers.
+    #[serde(default)]
+    pub revision: String,
+    /// The namespace whose pods may have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admitted: Option<String>,
+}
+
+impl ClusterGrant {
+    /// Of this pool, made nobody knows when.
+    #[must_use]
+    pub fn of(pool: &PoolConfig) -> Self {
+        let network_uid = pool.cluster.as_ref().map(|of| of.network_uid.clone());
+        Self { network_uid: network_uid.unwrap_or_default(), ..Self::default() }
+    }
 }
 
 impl Grant {
@@ -295,6 +322,7 @@ mod tests {
             addresses: Vec::new(),
             used,
             owner: by,
+            cluster: None,
         };
         let mut ledger = Ledger::default();
         ledger.put("a-0", Slot { pool: "a".to_owned(), grant: Some(grant), ..Slot::default() });

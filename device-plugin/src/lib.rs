@@ -23,11 +23,13 @@
 
 pub mod agent;
 pub mod cli;
+pub mod cluster;
 pub mod cni;
 pub mod config;
 pub mod daemon;
 pub mod events;
 pub mod files;
+pub mod follow;
 pub mod grant;
 pub mod host;
 pub mod http;

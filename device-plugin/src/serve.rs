@@ -15,6 +15,7 @@ use crate::config::{Config, ConfigError, Injection, KubeletPaths};
 use crate::daemon::{AdminApi, Daemon};
 use crate::events::{Events, kubelet_knows_cdi};
 use crate::files::Dirs;
+use crate::follow;
 use crate::host::NodeHost;
 use crate::http;
 use crate::journal::JournalError;
@@ -80,6 +81,9 @@ async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
         tokio::spawn(keep(Arc::clone(&agent), Duration::from_secs(args.interval))),
         tokio::spawn(reload(Arc::clone(&agent), args.config.clone())),
     ];
+    if let Some(node) = args.node_name.clone().filter(|_| args.cluster) {
+        tasks.push(tokio::spawn(follow::run(Arc::clone(&agent), node)));
+    }
     if let Some(address) = args.http {
         tasks.push(tokio::spawn(http::serve(listen(address).await?, Arc::clone(&agent))));
     }
@@ -163,6 +167,7 @@ async fn parts(
         start: Duration::from_secs(args.start),
         patience: Duration::from_secs(args.allocate_wait),
         own_pod: args.pod_namespace.clone().zip(args.pod_name.clone()),
+        cluster: args.cluster,
     };
     Parts {
         settings,

@@ -15,7 +15,7 @@ use super::{Agent, Fault, State, now, pool_of};
 use crate::daemon::{Daemon, DaemonError, is_connected};
 use crate::grant::{self, Gift, nic_name};
 use crate::kubelet::{Holding, Kubelet};
-use crate::ledger::{Decision, Evidence, Grant, Slot};
+use crate::ledger::{ClusterGrant, Decision, Evidence, Grant, Slot};
 use crate::pool::{Device, Pool};
 use crate::{files, v1beta1};
 
@@ -424,6 +424,10 @@ fn new_grant(pool: &Pool) -> Grant {
         addresses: Vec::new(),
         used: false,
         owner: None,
+        cluster: pool.config.cluster.as_ref().map(|of| ClusterGrant {
+            revision: of.revision.clone(),
+            ..ClusterGrant::of(&pool.config)
+        }),
     }
 }
 

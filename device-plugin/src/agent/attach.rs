@@ -18,7 +18,7 @@ use crate::config::AddressPolicy;
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
 use crate::kubelet::Kubelet;
-use crate::ledger::{Grant, Owner, Slot};
+use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
 /// The longest that a network configuration may be: it is kept with the attachment, in memory and in the ledger, and a tenant wrote it.
@@ -85,6 +85,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         bounded(&asked)?;
         let listing = self.kubelet.list().await.map_err(later)?;
         let witness = Witness { holdings: listing.holdings, checkpoint: self.kubelet.checkpoint() };
+        let meant = {
+            let state = self.state.lock().await;
+            ownership::wanted(&state, &state.pools, &asked, &witness)?
+        };
+        self.admit(&asked.pod, &meant).await?;
         // Twice: what an earlier sandbox left is undone without the lock, then everything is looked at again.
         for last in [false, true] {
             let mut state = self.state.lock().await;
@@ -445,6 +450,7 @@ fn adopted(pool: &Pool, mac: Option<String>) -> Grant {
         addresses: Vec::new(),
         used: true,
         owner: None,
+        cluster: pool.config.cluster.is_some().then(|| ClusterGrant::of(&pool.config)),
     }
 }
 

@@ -31,6 +31,9 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     if slot.is_some_and(|slot| slot.cordoned) {
         return Some("it is cordoned".to_owned());
     }
+    if state.standing.spec.cordon.contains(&device.id) {
+        return Some("the controller moves its pod (rollout)".to_owned());
+    }
     if slot.is_some_and(|slot| slot.grant.is_none() && !slot.records.is_empty()) {
         return Some("what its last pod left is not undone yet".to_owned());
     }

@@ -4,22 +4,27 @@
 //! kubelet. What fails after the ledger was written is taken back, and if the agent dies in between, [`reconcile`](Agent::reconcile)
 //! finds the same state again: a grant that nobody holds is taken back, one that somebody holds is made good.
 
+mod admit;
 mod allocate;
 mod attach;
+mod cluster;
 mod health;
 mod ownership;
 mod reconcile;
+mod report;
 mod status;
 pub(crate) mod undo;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_rdma_agent_api::RESOURCES;
 
+use crate::cluster::render::render;
+use crate::cluster::{Snapshot as NodeFile, Standing};
 use crate::config::{Config, Injection};
 use crate::daemon::{Daemon, DaemonError, View};
 use crate::events::Events;
@@ -60,6 +65,8 @@ pub struct Settings {
     pub patience: Duration,
     /// The agent's own pod, if it is one: a kubelet that lists it has heard of all its pods.
     pub own_pod: Option<PodKey>,
+    /// The controller says what the node offers, beside the file.
+    pub cluster: bool,
 }
 
 /// Who has the CNI plugin called for what a runtime forgot.
@@ -89,6 +96,11 @@ pub struct Agent<D, K> {
     /// The newest view of everything, for those who must not wait for a call of the daemon to end.
     seen: StdMutex<Arc<Snapshot>>,
     wake: Notify,
+    /// Something may be new in what is reported.
+    noted: Notify,
+    state_dir: PathBuf,
+    /// The API server, once there is one.
+    client: OnceLock<kube::Client>,
 }
 
 impl<D, K> std::fmt::Debug for Agent<D, K> {
@@ -100,6 +112,13 @@ impl<D, K> std::fmt::Debug for Agent<D, K> {
 /// What changes.
 #[derive(Debug)]
 struct State {
+    /// What the file says.
+    file: Config,
+    /// What the controller said last.
+    standing: Standing,
+    /// The hardware when it was looked at last.
+    inventory: Arc<Inventory>,
+    /// File and controller together.
     config: Config,
     /// Why the configuration file is not the one in force.
     config_error: Option<String>,
@@ -218,7 +237,15 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// The ledger cannot be read.
     pub fn new(parts: Parts<D, K>, state_dir: &std::path::Path) -> Result<Arc<Self>, JournalError> {
         let (journal, slots) = Journal::open(state_dir)?;
+        let kept = if parts.settings.cluster { NodeFile::new(state_dir).read() } else { Ok(None) };
+        let standing = kept.unwrap_or_else(|error| {
+            tracing::error!(%error, "the last copy of the node's object is not believed");
+            None
+        });
         let state = State {
+            file: parts.config.clone(),
+            standing: standing.unwrap_or_default(),
+            inventory: Arc::default(),
             config: parts.config,
             config_error: None,
             pools: Arc::default(),
@@ -254,6 +281,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             names: watch::Sender::new(Vec::new()),
             seen: StdMutex::default(),
             wake: Notify::new(),
+            noted: Notify::new(),
+            state_dir: state_dir.to_owned(),
+            client: OnceLock::new(),
         });
         Ok(agent)
     }
@@ -261,32 +291,33 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Puts another configuration in force. Nothing that was granted is taken away: an ID that the new one does not have is offered
     /// to nobody, and goes when its pod goes.
     pub async fn configure(&self, config: Config) {
+        let looked = self.inventory().await;
+        let mut state = self.state.lock().await;
+        state.host_error = looked.as_ref().err().cloned();
+        state.file = config;
+        state.config_error = None;
+        self.offer(&mut state, Arc::new(looked.unwrap_or_default()));
+    }
+
+    async fn inventory(&self) -> Result<Inventory, String> {
         let host = Arc::clone(&self.host);
         let looked = tokio::task::spawn_blocking(move || host.inventory()).await;
-        let mut state = self.state.lock().await;
-        state.host_error = None;
-        let inventory = match looked {
-            Ok(Ok(inventory)) => inventory,
-            Ok(Err(error)) => {
-                state.host_error = Some(error);
-                Inventory::default()
-            }
-            Err(error) => {
-                state.host_error = Some(error.to_string());
-                Inventory::default()
-            }
-        };
-        let pools = Pools::build(&config, &inventory);
+        looked.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// Offers what file and controller say together on this hardware.
+    fn offer(&self, state: &mut State, inventory: Arc<Inventory>) {
+        let (config, pools) = rendered(state, &inventory);
         for problem in &pools.problems {
             tracing::warn!(problem, "in the configuration");
         }
         state.networks.clear();
         state.refused.clear();
         state.config = config;
-        state.config_error = None;
+        state.inventory = inventory;
         state.pools = Arc::new(pools);
-        self.name_resources(&state);
-        self.publish(&mut state);
+        self.name_resources(state);
+        self.publish(state);
     }
 
     /// Leaves a list of what is ours beside the socket: the CNI plugin reads it while nobody answers.
@@ -302,27 +333,24 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
-    /// Looks at the hardware again, if a pool gives any away.
+    /// Looks at the hardware again, if a pool gives any away or the controller hears of it.
     pub async fn rescan(&self) {
         let pools = Arc::clone(&self.state.lock().await.pools);
-        if !pools.pools.iter().any(|pool| pool.config.needs_hardware()) {
+        let asked = |pool: &Pool| pool.config.needs_hardware();
+        if !self.settings.cluster && !pools.pools.iter().any(asked) {
             return;
         }
-        let host = Arc::clone(&self.host);
-        let looked = tokio::task::spawn_blocking(move || host.inventory()).await;
+        let looked = self.inventory().await;
         let mut state = self.state.lock().await;
-        match looked {
-            Ok(Ok(inventory)) => {
-                state.host_error = None;
-                let pools = Pools::build(&state.config, &inventory);
-                if *state.pools != pools {
-                    tracing::info!("the hardware of the node changed");
-                    state.pools = Arc::new(pools);
-                    self.publish(&mut state);
-                }
-            }
-            Ok(Err(error)) => state.host_error = Some(error),
-            Err(error) => state.host_error = Some(error.to_string()),
+        state.host_error = looked.as_ref().err().cloned();
+        let Ok(inventory) = looked else { return };
+        let (config, pools) = rendered(&state, &inventory);
+        state.inventory = Arc::new(inventory);
+        if *state.pools != pools {
+            tracing::info!("the hardware of the node changed");
+            state.config = config;
+            state.pools = Arc::new(pools);
+            self.publish(&mut state);
         }
     }
 
@@ -446,6 +474,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             Injection::Auto => self.settings.auto_cdi,
         }
     }
+}
+
+/// File and controller together, and the pools that they make.
+fn rendered(state: &State, inventory: &Inventory) -> (Config, Pools) {
+    let (config, problems) = render(&state.file, &state.standing.spec, inventory);
+    let mut pools = Pools::build(&config, inventory);
+    pools.problems.extend(problems);
+    (config, pools)
 }
 
 fn pool_of<'a>(pools: &'a Pools, name: &str) -> Result<&'a Pool, String> {

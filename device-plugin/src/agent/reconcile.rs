@@ -23,7 +23,7 @@ use crate::grant::{
     NIC_FILE, NIC_PREFIX, cdi_file, device_info, device_info_name, host_dir, nic_name,
 };
 use crate::kubelet::{Holding, Kubelet, KubeletError, Listing, PodKey};
-use crate::ledger::{Grant, Owner, Slot};
+use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
 /// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time that this must last.
@@ -55,6 +55,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.see_sessions(&mut state).await;
             self.restore(&mut state).await;
             self.follow_limits(&mut state).await;
+            self.leave_networks(&mut state).await;
             let gone = match &listing {
                 Ok(listing) => self.gone(&mut state, listing, started),
                 Err(_) => Vec::new(),
@@ -199,6 +200,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             addresses: nic.map(|nic| nic.addresses.clone()).unwrap_or_default(),
             used: true,
             owner: None,
+            cluster: pool.config.cluster.is_some().then(|| ClusterGrant::of(&pool.config)),
         }
     }
 

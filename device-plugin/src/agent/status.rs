@@ -44,6 +44,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     pub(super) fn note(&self, state: &State) {
         let snapshot = Arc::new(Self::look(state));
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        self.noted.notify_one();
     }
 
     fn look(state: &State) -> Snapshot {
@@ -62,7 +63,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
-fn status(state: &State) -> Status {
+pub(super) fn status(state: &State) -> Status {
     let mut problems = Vec::new();
     problems.extend(
         state

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use rdma_netlink::link::LinkKind;
+use rdma_netlink::link::{LinkKind, Links};
 use rdma_netlink::rdma::{Device, PortState, Rdma};
 use rdma_netlink::sriov::{self, Host as _};
 use vhost_rdma_agent_api::NetnsMode;
@@ -45,7 +45,20 @@ impl Host for NodeHost {
         let known: BTreeSet<String> =
             functions.iter().filter_map(|function| function.rdma.clone()).collect();
         functions.extend(verbs.others(&known));
+        add_addresses(&mut functions);
         Ok(Inventory { functions, netns_mode: verbs.netns_mode })
+    }
+}
+
+/// The IP addresses of each function's netdevs. In a network namespace that has none of them, none.
+fn add_addresses(functions: &mut [Function]) {
+    let Ok(mut links) = Links::open() else { return };
+    let (Ok(all), Ok(addresses)) = (links.list(), links.addresses(None)) else { return };
+    for function in functions {
+        let its = all.iter().filter(|link| function.netdevs.contains(&link.name));
+        let its: BTreeSet<u32> = its.map(|link| link.index).collect();
+        let of = addresses.iter().filter(|address| its.contains(&address.index));
+        function.addresses = of.map(|address| address.prefix.address).collect();
     }
 }
 
@@ -90,6 +103,7 @@ impl Verbs {
             device: format!("{:04x}", seen.device),
             driver: seen.driver.clone(),
             netdevs: seen.netdevs.iter().map(|netdev| netdev.name.clone()).collect(),
+            addresses: Vec::new(),
             rdma: rdma.map(|device| device.name.clone()),
             link: link(seen),
             numa: seen.numa_node,
@@ -127,6 +141,7 @@ impl Verbs {
                 device: id("device"),
                 driver: pci.as_ref().and_then(|pci| driver_of(pci)),
                 netdevs: ports.iter().filter_map(|port| port.netdev.clone()).collect(),
+                addresses: Vec::new(),
                 rdma: Some(device.name.clone()),
                 link: Some(link_layer(&device)),
                 numa: attribute("numa_node").and_then(|node| node.parse().ok()),

@@ -14,10 +14,9 @@ use crate::v1beta1;
 use crate::v1beta1::device_plugin_server::DevicePlugin;
 
 /// What is told at registration and when asked, which must be the same.
-pub(super) const OPTIONS: v1beta1::DevicePluginOptions = v1beta1::DevicePluginOptions {
-    pre_start_required: false,
-    get_preferred_allocation_available: true,
-};
+pub(super) const fn options(pre_start_required: bool) -> v1beta1::DevicePluginOptions {
+    v1beta1::DevicePluginOptions { pre_start_required, get_preferred_allocation_available: true }
+}
 
 /// One pool's service.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ impl<D: Daemon, K: Kubelet> DevicePlugin for Plugin<D, K> {
         &self,
         _: Request<v1beta1::Empty>,
     ) -> Result<Response<v1beta1::DevicePluginOptions>, Status> {
-        Ok(Response::new(OPTIONS))
+        Ok(Response::new(options(self.agent.is_led())))
     }
 
     type ListAndWatchStream = Lists;
@@ -117,8 +116,10 @@ impl<D: Daemon, K: Kubelet> DevicePlugin for Plugin<D, K> {
 
     async fn pre_start_container(
         &self,
-        _: Request<v1beta1::PreStartContainerRequest>,
+        request: Request<v1beta1::PreStartContainerRequest>,
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
+        let ids = request.into_inner().devices_ids;
+        self.agent.before_start(&ids).await.map_err(Status::permission_denied)?;
         Ok(Response::new(v1beta1::PreStartContainerResponse {}))
     }
 }

@@ -25,7 +25,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 
 use super::authority::{KubeletStream, Patch};
-use super::plugin::{OPTIONS, Plugin};
+use super::plugin::{Plugin, options};
 use super::podresources::Kubelet;
 use crate::agent::Agent;
 use crate::daemon::Daemon;
@@ -79,6 +79,7 @@ struct Served {
     socket: PathBuf,
     identity: Option<Identity>,
     streams: Arc<AtomicUsize>,
+    options: crate::v1beta1::DevicePluginOptions,
     /// Dropping it ends the server.
     _stop: oneshot::Sender<()>,
     /// The kubelet socket that it was registered at, and when.
@@ -215,6 +216,7 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
             socket,
             identity,
             streams,
+            options: options(self.agent.is_led()),
             _stop: stop,
             registered: None,
             failures: 0,
@@ -242,7 +244,13 @@ async fn register(
     if now < served.retry_at {
         return served.retry_at.duration_since(now);
     }
-    let told = tell(kubelet, &endpoint(pool), resource).await;
+    let request = RegisterRequest {
+        version: VERSION.to_owned(),
+        endpoint: endpoint(pool),
+        resource_name: resource,
+        options: Some(served.options),
+    };
+    let told = tell(kubelet, request).await;
     if let Err(error) = told {
         let pause = RETRY_MIN.saturating_mul(1 << served.failures.min(8)).min(RETRY_MAX);
         // A kubelet that is starting refuses for a moment.
@@ -269,7 +277,7 @@ fn known(served: &Served, identity: Identity, now: Instant) -> Option<Duration> 
     (waited < STREAM).then(|| STREAM.saturating_sub(waited).clamp(RETRY_MIN, RETRY_MAX / 10))
 }
 
-async fn tell(kubelet: &Path, endpoint: &str, resource_name: String) -> Result<(), String> {
+async fn tell(kubelet: &Path, request: RegisterRequest) -> Result<(), String> {
     let path = kubelet.to_owned();
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
@@ -280,12 +288,6 @@ async fn tell(kubelet: &Path, endpoint: &str, resource_name: String) -> Result<(
             .connect_with_connector(connector)
             .await
             .map_err(|error| error.to_string())?;
-        let request = RegisterRequest {
-            version: VERSION.to_owned(),
-            endpoint: endpoint.to_owned(),
-            resource_name,
-            options: Some(OPTIONS),
-        };
         RegistrationClient::new(channel)
             .register(request)
             .await

@@ -84,7 +84,12 @@ impl Daemon for FakeDaemon {
     async fn view(&self) -> Result<View, DaemonError> {
         let (view, late) = {
             let mut table = self.read()?;
-            (View { instance: table.runs.to_string(), nics: table.nics.clone() }, table.late.take())
+            let view = View {
+                instance: table.runs.to_string(),
+                version: "test".to_owned(),
+                nics: table.nics.clone(),
+            };
+            (view, table.late.take())
         };
         if let Some(late) = late {
             late.asked.notify_one();
@@ -95,6 +100,15 @@ impl Daemon for FakeDaemon {
 
     async fn ensure_network(&self, name: &str, _vni: Option<u32>) -> Result<(), DaemonError> {
         self.change()?.networks.push(name.to_owned());
+        Ok(())
+    }
+
+    async fn remove_network(&self, name: &str, _vni: u32) -> Result<(), DaemonError> {
+        let mut table = self.change()?;
+        if table.nics.values().any(|nic| nic.network == name) {
+            return Err(DaemonError::Refused(format!("{name} has NICs")));
+        }
+        table.networks.retain(|network| network != name);
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 
 mod allocation;
 mod attachment;
+mod cluster;
 mod crash;
 mod daemon;
 mod events;

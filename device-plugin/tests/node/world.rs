@@ -47,6 +47,7 @@ pub(crate) struct World {
     pub(crate) own_pod: Option<(String, String)>,
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) undo: Undo,
+    pub(crate) cluster: bool,
 }
 
 pub(crate) fn config(text: &str) -> Config {
@@ -76,6 +77,7 @@ impl World {
             own_pod: None,
             hardware: Arc::default(),
             undo: Undo::Here,
+            cluster: false,
         };
         world.start_agent(CONFIG).await;
         world
@@ -121,6 +123,7 @@ impl World {
             start: self.start,
             patience: self.patience,
             own_pod: self.own_pod.clone(),
+            cluster: self.cluster,
         };
         let parts = Parts {
             settings,

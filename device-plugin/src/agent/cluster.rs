@@ -1,0 +1,103 @@
+//! What the controller says of this node, taken up: on the disk first, then in force.
+//!
+//! Nothing that a pod has is taken away by it. Pools that are no longer said are offered to nobody;
+//! limits reach NICs that run in the next round, which begins at once; a network that is no longer
+//! said goes from the daemon when its last NIC has, and is reported until then, since the controller
+//! gives its VNI to nobody else before.
+
+use std::io;
+use std::sync::Arc;
+
+use kube::Client;
+use vhost_rdma_cluster_api::RdmaNode;
+
+use super::{Agent, State};
+use crate::cluster::{Snapshot, Standing};
+use crate::daemon::{Daemon, DaemonError};
+use crate::kubelet::Kubelet;
+
+impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// Takes what the controller says now. An object that is gone says nothing: what was said last
+    /// holds, as it does without a control plane.
+    ///
+    /// # Errors
+    /// It cannot be written down; nothing has changed.
+    pub async fn follow(&self, node: &RdmaNode) -> io::Result<()> {
+        let uid = node.metadata.uid.as_deref().unwrap_or_default();
+        let generation = node.metadata.generation.unwrap_or_default();
+        let mut state = self.state.lock().await;
+        let new = state.standing.taking(uid, generation, &node.spec);
+        if new == state.standing {
+            return Ok(());
+        }
+        self.keep(&new).await?;
+        let other = new.spec != state.standing.spec;
+        state.standing = new;
+        if other {
+            tracing::info!(generation, "the controller's word for this node is in force");
+            let inventory = Arc::clone(&state.inventory);
+            self.offer(&mut state, inventory);
+        }
+        self.note(&state);
+        drop(state);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Whether a controller says what the node offers: then the kubelet asks before a container starts.
+    #[must_use]
+    pub const fn is_led(&self) -> bool {
+        self.settings.cluster
+    }
+
+    /// There is an API server: namespaces can be asked for.
+    pub fn meet(&self, client: Client) {
+        // A second one is as good as the first.
+        let _ = self.client.set(client);
+    }
+
+    async fn keep(&self, standing: &Standing) -> io::Result<()> {
+        let (snapshot, standing) = (Snapshot::new(&self.state_dir), standing.clone());
+        tokio::task::spawn_blocking(move || snapshot.write(&standing))
+            .await
+            .map_err(io::Error::other)?
+    }
+
+    /// Removes networks from the daemon that the controller no longer names and no NIC is in.
+    pub(super) async fn leave_networks(&self, state: &mut State) {
+        if state.daemon.view.is_none() {
+            return;
+        }
+        let used = |uid: &str| {
+            let mut grants = state.ledger.iter().filter_map(|(_, slot)| slot.grant.as_ref());
+            grants.any(|grant| grant.cluster.as_ref().is_some_and(|of| of.network_uid == uid))
+        };
+        let leaving: Vec<(String, String, u32)> = state
+            .standing
+            .leaving()
+            .filter(|(uid, _)| !used(uid))
+            .map(|(uid, network)| (uid.clone(), network.name.clone(), network.vni))
+            .collect();
+        for (uid, name, vni) in leaving {
+            match self.daemon.remove_network(&name, vni).await {
+                Ok(()) => {}
+                // NICs that are not the agent's: it is tried again.
+                Err(DaemonError::Refused(why)) => {
+                    tracing::debug!(name, why, "the network stays");
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(name, %error, "cannot remove a network; it is tried again");
+                    continue;
+                }
+            }
+            let mut rid = state.standing.clone();
+            rid.hosted.remove(&uid);
+            match self.keep(&rid).await {
+                Ok(()) => state.standing = rid,
+                Err(error) => tracing::error!(%error, "cannot write down that a network is gone"),
+            }
+            state.networks.remove(&name);
+        }
+    }
+}

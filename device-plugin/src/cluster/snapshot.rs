@@ -1,0 +1,171 @@
+//! The last copy of the node's object on the disk, and what the agent owes for it.
+//!
+//! ```text
+//!   vhost-rdma-agent-node 1
+//!   7d0a36c1 {"uid":"…","generation":3,"spec":{…},"hosted":{…}}      CRC-32 of the rest of the line
+//! ```
+//!
+//! It is replaced as a whole (a new file, `fsync`, `rename`), before what it says is done: so a node
+//! that boots without a control plane offers what it offered, and a network whose VNI the controller
+//! may only give to others when this node is rid of it is never forgotten. A damaged one is not
+//! believed: the ledger knows what pods have, and the controller says the rest again.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vhost_rdma_cluster_api::RdmaNodeSpec;
+
+const HEADER: &str = "vhost-rdma-agent-node 1\n";
+/// Its name in the state directory.
+const FILE: &str = "node";
+/// A longer one was not written by us: an object of the API server has at most 1.5 MiB.
+const SIZE_MAX: u64 = 8 << 20;
+
+/// What the agent keeps of the controller.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Standing {
+    /// The object's UID.
+    pub uid: String,
+    /// The generation of its specification.
+    pub generation: i64,
+    /// What the node shall offer.
+    pub spec: RdmaNodeSpec,
+    /// Networks that the daemon may have for it, by UID: also those that the specification no longer
+    /// names, until they are gone from the daemon.
+    pub hosted: BTreeMap<String, Hosted>,
+}
+
+/// A network that the daemon may have.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Hosted {
+    /// Its name.
+    pub name: String,
+    /// Its virtual network identifier.
+    pub vni: u32,
+}
+
+impl Standing {
+    /// What holds when the controller says this: what is hosted already stays so.
+    #[must_use]
+    pub fn taking(&self, uid: &str, generation: i64, spec: &RdmaNodeSpec) -> Self {
+        let mut hosted = self.hosted.clone();
+        for network in &spec.networks {
+            let new = Hosted { name: network.name.clone(), vni: network.vni };
+            hosted.insert(network.uid.clone(), new);
+        }
+        Self { uid: uid.to_owned(), generation, spec: spec.clone(), hosted }
+    }
+
+    /// Networks that are only hosted because they are not gone yet: UID and what they are.
+    pub fn leaving(&self) -> impl Iterator<Item = (&String, &Hosted)> {
+        self.hosted.iter().filter(|(uid, _)| !self.spec.networks.iter().any(|n| n.uid == **uid))
+    }
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Snapshot {
+    dir: PathBuf,
+}
+
+impl Snapshot {
+    /// The snapshot in a state directory.
+    #[must_use]
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// What it says, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub fn read(&self) -> io::Result<Option<Standing>> {
+        let file = match File::open(self.dir.join(FILE)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut text = String::new();
+        file.take(SIZE_MAX).read_to_string(&mut text)?;
+        parse(&text).map(Some).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
+    }
+
+    /// Replaces it; when this returns it is on the disk.
+    ///
+    /// # Errors
+    /// The disk is full or broken; the old one stays.
+    pub fn write(&self, standing: &Standing) -> io::Result<()> {
+        let json = serde_json::to_string(standing)?;
+        let text = format!("{HEADER}{:08x} {json}\n", crc32fast::hash(json.as_bytes()));
+        std::fs::create_dir_all(&self.dir)?;
+        let new = self.dir.join("node.new");
+        let mut file = File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, self.dir.join(FILE))?;
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+fn parse(text: &str) -> Result<Standing, String> {
+    let body = text.strip_prefix(HEADER).ok_or("it does not begin as a snapshot does")?;
+    let body = body.strip_suffix('\n').ok_or("it ends too early")?;
+    let (sum, json) = body.split_once(' ').ok_or("it has no checksum")?;
+    let said = u32::from_str_radix(sum, 16).map_err(|_| "its checksum is no number")?;
+    if said != crc32fast::hash(json.as_bytes()) {
+        return Err("its checksum is wrong".to_owned());
+    }
+    serde_json::from_str(json).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{FILE, Snapshot, Standing};
+
+    fn standing(vni: u32) -> Standing {
+        let networks = json!([{"name": "blue", "uid": "u", "vni": vni}]);
+        let spec = serde_json::from_value(json!({ "networks": networks })).unwrap();
+        Standing::default().taking("node-uid", 3, &spec)
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_the_last_one_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = Snapshot::new(&dir.path().join("deep"));
+        assert_eq!(snapshot.read().unwrap(), None);
+        snapshot.write(&standing(7)).unwrap();
+        snapshot.write(&standing(8)).unwrap();
+        assert_eq!(snapshot.read().unwrap(), Some(standing(8)));
+        assert_eq!(std::fs::read_dir(dir.path().join("deep")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn no_byte_of_it_can_be_wrong_or_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = Snapshot::new(dir.path());
+        snapshot.write(&standing(7)).unwrap();
+        let good = std::fs::read(dir.path().join(FILE)).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(dir.path().join(FILE), &bad).unwrap();
+            assert!(snapshot.read().is_err(), "byte {at}");
+            std::fs::write(dir.path().join(FILE), &good[..at]).unwrap();
+            assert!(snapshot.read().is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn a_network_that_is_no_longer_named_is_owed_until_it_is_gone() {
+        let first = standing(7);
+        let then = first.taking("node-uid", 4, &vhost_rdma_cluster_api::RdmaNodeSpec::default());
+        assert_eq!(first.leaving().count(), 0);
+        let leaving: Vec<_> = then.leaving().map(|(uid, n)| (uid.as_str(), n.vni)).collect();
+        assert_eq!(leaving, [("u", 7)]);
+    }
+}
