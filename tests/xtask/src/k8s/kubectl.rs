@@ -39,8 +39,17 @@ impl<'a> Kubectl<'a> {
 
     /// Creates what the manifest says.
     pub(crate) fn create(&self, manifest: &Value) -> Result<()> {
+        self.send("create", manifest)
+    }
+
+    /// Creates or changes what the manifest says.
+    pub(crate) fn apply(&self, manifest: &Value) -> Result<()> {
+        self.send("apply", manifest)
+    }
+
+    fn send(&self, verb: &str, manifest: &Value) -> Result<()> {
         let mut cmd = self.node.command("kubectl");
-        cmd.args(["--kubeconfig=/lab/pki/admin.kubeconfig", "create", "-f", "-"]);
+        cmd.args(["--kubeconfig=/lab/pki/admin.kubeconfig", verb, "-f", "-"]);
         let mut child =
             cmd.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
@@ -48,7 +57,7 @@ impl<'a> Kubectl<'a> {
         }
         let out = child.wait_with_output()?;
         if !out.status.success() {
-            bail!("kubectl create: {}", String::from_utf8_lossy(&out.stderr).trim_end());
+            bail!("kubectl {verb}: {}", String::from_utf8_lossy(&out.stderr).trim_end());
         }
         Ok(())
     }

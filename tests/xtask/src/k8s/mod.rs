@@ -3,9 +3,10 @@
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `image` makes
 //! container images; `kubectl` asks and tells; `ours` is what is tested, `pods` who uses
-//! it, `test`, `restarts`, `attach`, `vms` and `manifests` the rows.
+//! it, `test`, `restarts`, `attach`, `cluster`, `vms` and `manifests` the rows.
 
 mod attach;
+mod cluster;
 mod huge;
 pub(crate) mod image;
 mod kubectl;

@@ -25,6 +25,7 @@ pub(crate) const GUEST_IMAGE: &str = "localhost/vguest:lab";
 pub(crate) const DAEMON: &str = "vhost-rdma";
 pub(crate) const AGENT: &str = "vhost-rdma-agent";
 const CNI: &str = "vhost-rdma-cni";
+pub(crate) const CONTROLLER: &str = "vhost-rdma-controller";
 /// Our part of the network configuration list.
 pub(crate) const CHAINED: &str = r#"{"type": "vhost-rdma-cni"}"#;
 const METRICS: &str = "127.0.0.1:9471";
@@ -70,7 +71,7 @@ impl Ours {
     pub(crate) fn build(cache: &Cache) -> Result<Self> {
         let mut cmd = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cmd.current_dir(workspace()).args(["build", "--locked", "--bins"]);
-        for package in [DAEMON, AGENT, CNI, "virtual-guest"] {
+        for package in [DAEMON, AGENT, CNI, CONTROLLER, "virtual-guest"] {
             cmd.args(["-p", package]);
         }
         run_logged(&mut cmd, "building the node's programs", &cache.log("k8s-build"), BUILD_WAIT)?;
@@ -86,7 +87,12 @@ impl Ours {
 
     /// Puts programs and images where they belong on a node.
     pub(crate) fn install(&self, node: &Node, root: &Path) -> Result<()> {
-        for (name, dir) in [(DAEMON, "/usr/bin"), (AGENT, "/usr/bin"), (CNI, "/opt/cni/bin")] {
+        for (name, dir) in [
+            (DAEMON, "/usr/bin"),
+            (AGENT, "/usr/bin"),
+            (CONTROLLER, "/usr/bin"),
+            (CNI, "/opt/cni/bin"),
+        ] {
             fs::copy(self.program(name), node.path(dir).join(name))
                 .with_context(|| format!("cannot copy {name}"))?;
         }
@@ -119,11 +125,16 @@ pub(crate) fn daemon(node: &Node, args: &[&str]) -> Result<Value> {
 
 /// Starts the agent and waits until it is ready.
 pub(crate) fn start_agent(node: &Node) -> Result<()> {
+    start_agent_with(node, &[])
+}
+
+/// The same with more options.
+pub(crate) fn start_agent_with(node: &Node, options: &[&str]) -> Result<()> {
     let variable = "KUBECONFIG=/lab/pki/agent.kubeconfig";
-    node.spawn(
-        AGENT,
-        &["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", "node1"],
-    )?;
+    let mut command =
+        vec!["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", "node1"];
+    command.extend_from_slice(options);
+    node.spawn(AGENT, &command)?;
     wait_for("the agent", WAIT, || {
         node.check_alive(AGENT)?;
         Ok(agent(node).ok().filter(|s| s.get("ready") == Some(&true.into())))

@@ -158,6 +158,16 @@ pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
     start(node, "kubelet", KUBELET_ARGS)
 }
 
+/// Starts the API server and waits until it answers.
+pub(crate) fn start_apiserver(node: &Node) -> Result<()> {
+    start(node, "kube-apiserver", APISERVER)?;
+    wait_for("the API server", WAIT, || {
+        node.check_alive("kube-apiserver")?;
+        Ok(Kubectl::new(node).run(&["get", "--raw", "/readyz"]).ok())
+    })
+    .map(drop)
+}
+
 /// An error if a server of the cluster is gone.
 pub(crate) fn healthy(node: &Node) -> Result<()> {
     SERVERS.iter().chain(&["containerd", "etcd"]).try_for_each(|name| node.check_alive(name))

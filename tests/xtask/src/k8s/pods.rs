@@ -69,7 +69,7 @@ impl<'a> Wanted<'a> {
         })
     }
 
-    fn manifest(&self) -> Value {
+    pub(crate) fn manifest(&self) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": self.name, "labels": {"app": self.name}},

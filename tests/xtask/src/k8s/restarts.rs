@@ -15,7 +15,7 @@ const BURST: u32 = 10;
 
 impl Bench<'_> {
     /// The pair has its first sessions still, and they work; a new pod gets an ID that nobody has.
-    fn undisturbed(&self) -> Result<()> {
+    pub(crate) fn undisturbed(&self) -> Result<()> {
         let (a, b) = self.pair()?;
         self.offered(POOL, COUNT)?;
         for pod in [a, b] {

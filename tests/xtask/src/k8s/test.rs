@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, huge, manifests, ours, plane, restarts, vms};
+use crate::k8s::{attach, cluster, huge, manifests, ours, plane, restarts, vms};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -78,6 +78,13 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "CNI 0.4.0: ADD and DEL", attach::cni_040),
     (Usual, "CNI 1.0.0: ADD and DEL", attach::cni_100),
     (Usual, "20 pods at once", |b| b.crowd()),
+    (Usual, "controller: installed, agent led", cluster::installed),
+    (Usual, "controller: pool, NICs, status", cluster::offered),
+    (Usual, "controller: a limit by kubectl on a running NIC", cluster::limit),
+    (Usual, "controller: another tenant's pod is refused", cluster::foreign),
+    (Usual, "controller: a pod too many for the quota", cluster::quota),
+    (Usual, "controller: no control plane, agent restarted", cluster::alone),
+    (Usual, "controller: network deleted, VNI given back", cluster::removed),
     (Full, "two pods on huge pages", huge::pods),
     (Full, "VMs in pods: daemon killed", vms::daemon_killed),
     (Full, "VMs in pods: ibv_rc_pingpong, rping", |b| vms::two_vms(b)),

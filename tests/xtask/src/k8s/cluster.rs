@@ -1,0 +1,329 @@
+//! The controller beside the API server: tenants, networks, classes and policies by `kubectl`, and what becomes of them on the node.
+//!
+//! Controller and agent have the accounts of `manifests/controller` and no other right: what they may not do would show here.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::exec::{wait_for, workspace};
+use crate::k8s::kubectl::Kubectl;
+use crate::k8s::ours;
+use crate::k8s::plane;
+use crate::k8s::pods::{Wanted, resource};
+use crate::k8s::test::Bench;
+
+/// Where the administrator has the files.
+const DIR: &str = "/lab/cluster";
+const NAMESPACE: &str = "vhost-rdma";
+const KUBECONFIG: &str = "/lab/pki/controller.kubeconfig";
+const WAIT: Duration = Duration::from_secs(60);
+/// How long a changed class may take to hold on a NIC that runs.
+const LIVE: Duration = Duration::from_secs(2);
+const POOL: &str = "cyan";
+const COUNT: usize = 4;
+/// Pods of the tenant that live through these steps.
+const USERS: [&str; 2] = ["c-one", "c-two"];
+
+fn copy(from: &str, bench: &Bench<'_>) -> Result<()> {
+    let to = bench.node.path(DIR).join(from);
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(workspace().join("manifests").join(from))? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+fn apply(kubectl: Kubectl<'_>, objects: &[Value]) -> Result<()> {
+    for object in objects {
+        kubectl.apply(object)?;
+    }
+    Ok(())
+}
+
+fn ours_is(kind: &str, name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "vhost-rdma.io/v1alpha1", "kind": kind,
+        "metadata": {"name": name}, "spec": spec,
+    })
+}
+
+fn class(qps: u32) -> Value {
+    let spec = json!({
+        "limits": {"maxQps": qps},
+        "socket": {"owner": 1000, "group": 1000, "mode": "0660"},
+    });
+    ours_is("RdmaNicClass", "lab", spec)
+}
+
+fn tenant(quota: Option<u32>) -> Value {
+    let mut spec = json!({
+        "namespaceSelector": {"matchLabels": {"team": "physics"}}, "networks": [POOL],
+    });
+    if let Some(nics) = quota {
+        spec["quota"] = json!({ "nics": nics });
+    }
+    ours_is("RdmaTenant", "physics", spec)
+}
+
+/// Definitions, accounts, the controller; the agent begins anew and follows it.
+pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    for dir in ["crds/no-cel", "controller"] {
+        copy(dir, bench)?;
+    }
+    // A namespace that is there already (from manifests) is as good.
+    kubectl.apply(
+        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+    )?;
+    kubectl.run(&["apply", "-k", &format!("{DIR}/crds/no-cel")])?;
+    for file in ["rbac", "agent-rbac"] {
+        kubectl.run(&["apply", "-f", &format!("{DIR}/controller/{file}.yaml")])?;
+    }
+    // The lab's agent is a user and no pod.
+    let (role, user) = ("--clusterrole=vhost-rdma-agent-cluster", "--user=vhost-rdma-agent");
+    kubectl.run(&["create", "clusterrolebinding", "lab-agent-cluster", role, user])?;
+    account(bench)?;
+    start_controller(bench)?;
+    bench.node.kill(ours::AGENT, "TERM")?;
+    ours::start_agent_with(bench.node, &["--cluster"])?;
+    bench.undisturbed()
+}
+
+/// A kubeconfig with the token of the controller's account.
+fn account(bench: &Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    let get = ["get", "serviceaccount", "vhost-rdma-controller", "-n", NAMESPACE, "-o"];
+    let secret = wait_for("the account's token", WAIT, || {
+        let mut args = get.to_vec();
+        args.push("jsonpath={.secrets[0].name}");
+        let name = kubectl.run(&args)?;
+        Ok((!name.trim().is_empty()).then(|| name.trim().to_owned()))
+    })?;
+    let script = format!(
+        "k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig -n {NAMESPACE}'
+token=$($k get secret {secret} -o 'jsonpath={{.data.token}}' | base64 -d)
+sed -n '1,3p' /lab/pki/admin.kubeconfig > {KUBECONFIG}
+cat >> {KUBECONFIG} <<END
+users: [{{name: controller, user: {{token: $token}}}}]
+contexts: [{{name: lab, context: {{cluster: lab, user: controller}}}}]
+current-context: lab
+END"
+    );
+    bench.node.sh(&script).map(drop)
+}
+
+fn start_controller(bench: &Bench<'_>) -> Result<()> {
+    let variable = format!("KUBECONFIG={KUBECONFIG}");
+    bench.node.spawn(
+        ours::CONTROLLER,
+        &["env", &variable, "/usr/bin/vhost-rdma-controller", "serve", "--identity", "lab"],
+    )?;
+    wait_for("the controller", WAIT, || {
+        bench.node.check_alive(ours::CONTROLLER)?;
+        std::thread::sleep(Duration::from_millis(200));
+        let get = "busybox wget -q -O - http://127.0.0.1:9747/readyz";
+        Ok(bench.node.sh(get).ok())
+    })
+    .map(drop)
+}
+
+/// A policy becomes a pool of the node, pods get NICs, RDMA works, and the node's object says so.
+pub(crate) fn offered(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    kubectl.run(&["label", "namespace", "default", "team=physics", "--overwrite"])?;
+    let pool = json!({"name": POOL, "network": POOL, "class": "lab", "count": COUNT});
+    apply(
+        kubectl,
+        &[
+            ours_is("RdmaNetwork", POOL, json!({"soft": {}})),
+            class(64),
+            tenant(None),
+            ours_is("RdmaNodePolicy", "lab", json!({"nodeSelector": {}, "pools": [pool]})),
+        ],
+    )?;
+    bench.offered(POOL, COUNT)?;
+    let users = [
+        bench.pods.start(&Wanted::new(USERS[0], POOL))?,
+        bench.pods.start(&Wanted::new(USERS[1], POOL))?,
+    ];
+    bench.counted(&users[0], &users[1])?;
+    let (pair, _) = bench.pair()?;
+    let across = bench.pods.transfer(&users[0], pair, 4096);
+    ensure!(across.is_err(), "a pod of one network reached another's");
+    let vni = kubectl.get(&["rdmanetwork", POOL])?;
+    let vni = vni.pointer("/status/vni").and_then(Value::as_u64).context("no VNI")?;
+    let nic = ours::nic(bench.node, &users[0].id)?;
+    ensure!(nic.get("vni").and_then(Value::as_u64) == Some(vni), "VNI {vni}, the NIC: {nic}");
+    reported(bench, &users.map(|pod| pod.name))
+}
+
+/// Waits until the node's object and the sums made of it name exactly these pods.
+fn reported(bench: &Bench<'_>, pods: &[String]) -> Result<()> {
+    let mut last = Value::Null;
+    let mut names: Vec<&str> = pods.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    let outcome = wait_for("the node's report", WAIT, || {
+        std::thread::sleep(Duration::from_millis(200));
+        last = bench.pods.kubectl.get(&["rdmanode", "node1"])?;
+        let nics = last.pointer("/status/nics").and_then(Value::as_array).cloned();
+        let nics = nics.unwrap_or_default();
+        let mut said: Vec<&str> =
+            nics.iter().filter_map(|nic| nic.get("pod").and_then(Value::as_str)).collect();
+        said.sort_unstable();
+        let tenant = bench.pods.kubectl.get(&["rdmatenant", "physics"])?;
+        let used = tenant.pointer("/status/used/nics").and_then(Value::as_u64);
+        Ok((said == names && used == Some(names.len() as u64)).then_some(()))
+    });
+    outcome.with_context(|| format!("it says {last:#}"))
+}
+
+/// The daemon's limit of a NIC that runs follows the class, and the guest keeps its session.
+pub(crate) fn limit(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    let pod = bench.pods.look(USERS[0], Some(POOL))?;
+    let session = bench.pods.session(&pod)?.context("no session")?;
+    for qps in [48_u64, 32, 64] {
+        let patch = json!({"spec": {"limits": {"maxQps": qps}}}).to_string();
+        kubectl.run(&["patch", "rdmanicclass", "lab", "--type=merge", "-p", &patch])?;
+        let begun = Instant::now();
+        wait_for(&format!("{qps} QPs to be the limit"), WAIT, || {
+            let nic = ours::nic(bench.node, &pod.id)?;
+            let now = nic.pointer("/limits/max_qps").and_then(Value::as_u64);
+            Ok((now == Some(qps)).then_some(()))
+        })?;
+        let took = begun.elapsed();
+        eprintln!("    {qps} QPs held after {:.2} s", took.as_secs_f64());
+        ensure!(took <= LIVE, "it took {took:?}");
+    }
+    let after = bench.pods.session(&pod)?.context("the session is gone")?;
+    ensure!(after.number == session.number, "the guest lost its session");
+    let other = bench.pods.look(USERS[1], Some(POOL))?;
+    bench.counted(&pod, &other)
+}
+
+/// A pod of a namespace that no tenant has the network for does not start, and an Event says why.
+pub(crate) fn foreign(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    kubectl.apply(&json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "rival", "labels": {"team": "chemistry"}},
+    }))?;
+    kubectl.run(&["create", "serviceaccount", "default", "-n", "rival"]).ok();
+    // Both ways by which a pod gets its NIC: with the CNI plugin in the chain, and without.
+    for (name, chained) in [("thief", None), ("thief-cni", Some(ours::CHAINED))] {
+        plane::write_network(bench.node, "0.4.0", chained)?;
+        let mut pod = Wanted::new(name, POOL).manifest();
+        pod["metadata"]["namespace"] = "rival".into();
+        kubectl.create(&pod)?;
+        let said = kubectl.wait_event("NicRefused", name)?;
+        ensure!(said.contains("rival") && said.contains(POOL), "the Event says: {said}");
+        let pod = kubectl.get(&["pod", name, "-n", "rival"])?;
+        let running = pod.pointer("/status/containerStatuses/0/state/running");
+        ensure!(running.is_none(), "{name} runs: {pod:#}");
+        kubectl.run(&["delete", "pod", name, "-n", "rival", "--wait=false"])?;
+        kubectl.wait_gone(&["pod", name, "-n", "rival"])?;
+    }
+    plane::write_network(bench.node, "0.4.0", None)?;
+    reported(bench, &USERS.map(str::to_owned))
+}
+
+/// The pod too many waits, and starts when another one goes.
+pub(crate) fn quota(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    kubectl.apply(&tenant(Some(2)))?;
+    let full = || -> Result<bool> {
+        let node = kubectl.get(&["rdmanode", "node1"])?;
+        Ok(node.pointer("/spec/networks/0/tenants/0/full") == Some(&true.into()))
+    };
+    wait_for("the node to hear that the tenant is full", WAIT, || Ok(full()?.then_some(())))?;
+    // The agent has it a moment after the object.
+    std::thread::sleep(Duration::from_secs(1));
+    kubectl.create(&Wanted::new("c-three", POOL).manifest())?;
+    let said = kubectl.wait_event("NicRefused", "c-three")?;
+    ensure!(said.contains("quota"), "the Event says: {said}");
+    kubectl.delete_pods(&[USERS[1]])?;
+    // The kubelet tries again after a pause that grows to ten seconds at first.
+    kubectl.wait_phase("c-three", "Running", Duration::from_secs(180))?;
+    kubectl.delete_pods(&["c-three"])?;
+    kubectl.apply(&tenant(None))?;
+    reported(bench, &[USERS[0].to_owned()])
+}
+
+/// Controller and API server are gone and the agent begins anew: it offers what it offered, and the pod has its NIC.
+pub(crate) fn alone(bench: &mut Bench<'_>) -> Result<()> {
+    let pod = bench.pods.look(USERS[0], Some(POOL))?;
+    let nic = ours::nic(bench.node, &pod.id)?;
+    for server in [ours::CONTROLLER, "kube-apiserver", ours::AGENT] {
+        bench.node.kill(server, "KILL")?;
+    }
+    let started = ours::start_agent_with(bench.node, &["--cluster"]).and_then(|()| {
+        let status = ours::agent(bench.node)?;
+        let pools = status.get("pools").and_then(Value::as_array).context("no pools")?;
+        let cyan = pools.iter().find(|pool| pool.get("name") == Some(&POOL.into()));
+        let cyan = cyan.context("the pool of the controller is not offered")?;
+        ensure!(cyan.get("total").and_then(Value::as_u64) == Some(COUNT as u64), "{cyan}");
+        ensure!(cyan.get("granted").and_then(Value::as_u64) == Some(1), "{cyan}");
+        bench.pods.session(&pod)?.context("the guest lost its session").map(drop)
+    });
+    plane::start_apiserver(bench.node)?;
+    start_controller(bench)?;
+    started?;
+    let after = ours::nic(bench.node, &pod.id)?;
+    for key in ["mac", "vni", "socket"] {
+        ensure!(nic.get(key) == after.get(key), "{key} changed: {nic} {after}");
+    }
+    bench.offered(POOL, COUNT)?;
+    reported(bench, &[USERS[0].to_owned()])
+}
+
+/// A network with users stays; without, it goes with its VNI, from the node too.
+pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    kubectl.run(&["delete", "rdmanetwork", POOL, "--wait=false"])?;
+    let named = wait_for("the users to be named", WAIT, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let network = kubectl.get(&["rdmanetwork", POOL])?;
+        let conditions = network.pointer("/status/conditions").and_then(Value::as_array).cloned();
+        let of = conditions.into_iter().flatten().find(|c| {
+            c.get("type") == Some(&"Deletable".into()) && c.get("status") == Some(&"False".into())
+        });
+        Ok(of.and_then(|c| c.get("message")?.as_str().map(str::to_owned)))
+    })?;
+    ensure!(named.contains(USERS[0]), "the condition does not name the pod: {named}");
+    kubectl.delete_pods(&[USERS[0]])?;
+    kubectl.wait_gone(&["rdmanetwork", POOL])?;
+    let networks = ours::daemon(bench.node, &["network", "list"])?;
+    if networks.to_string().contains(POOL) {
+        bail!("the daemon has the network still: {networks}");
+    }
+    let claims = ["lease", "-n", NAMESPACE, "-l", "vhost-rdma.io/claim=vni"];
+    kubectl.wait_gone(&claims)?;
+    for kind in ["rdmanodepolicy/lab", "rdmatenant/physics", "rdmanicclass/lab"] {
+        kubectl.run(&["delete", kind])?;
+    }
+    kubectl.wait_gone(&["rdmanodes"])?;
+    // As before, for the steps that follow.
+    bench.node.kill(ours::CONTROLLER, "TERM")?;
+    bench.node.kill(ours::AGENT, "TERM")?;
+    ours::start_agent(bench.node)?;
+    kubectl.run(&["delete", "namespace", NAMESPACE, "rival", "--wait=false"])?;
+    kubectl.wait_gone(&["namespace", NAMESPACE])?;
+    let roles = ["vhost-rdma-controller", "vhost-rdma-agent-cluster"];
+    for role in roles {
+        kubectl.run(&[
+            "delete",
+            &format!("clusterrole/{role}"),
+            &format!("clusterrolebinding/{role}"),
+        ])?;
+    }
+    kubectl.run(&["delete", "clusterrolebinding/lab-agent-cluster"])?;
+    kubectl.run(&["delete", "-k", &format!("{DIR}/crds/no-cel")])?;
+    ensure!(kubectl.allocatable(&resource(POOL))? != Some(COUNT.to_string()), "{POOL} is offered");
+    bench.undisturbed()
+}
