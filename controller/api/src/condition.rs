@@ -32,8 +32,8 @@ pub struct Condition {
     pub last_transition_time: Option<String>,
     /// Why, in one word for programs.
     pub reason: String,
-    /// Why, for people.
-    #[serde(default)]
+    /// Why, for people. (An empty default would become null on its way through older kubectls.)
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 

@@ -280,7 +280,7 @@ pub struct NicStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
     /// The pool's revision when it was made.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub revision: String,
     /// Limits that hold now.
     #[serde(default)]

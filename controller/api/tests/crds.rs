@@ -94,6 +94,17 @@ fn conditions_are_a_map_and_no_field_is_of_any_type() {
     }
 }
 
+/// `kubectl apply -k` of 1.20 makes null of an empty text, and the API server refuses that.
+#[test]
+fn no_default_is_an_empty_text() {
+    for crd in crd::all() {
+        let value = serde_json::to_value(&crd).unwrap();
+        let mut defaults = Vec::new();
+        find(&value, "default", &mut defaults);
+        assert!(defaults.iter().all(|value| value.as_str() != Some("")), "{:?}", crd.metadata.name);
+    }
+}
+
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
 }
