@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_secs(30);
 pub async fn run<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, node: String) {
     loop {
         match Client::try_default().await {
-            Ok(client) => return by_client(agent, node, client).await,
+            Ok(client) => return by_client(&agent, &node, client).await,
             Err(error) => {
                 tracing::debug!(%error, "no API server; what was said last holds");
                 tokio::time::sleep(RETRY).await;
@@ -45,16 +45,11 @@ pub async fn run<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, node: String) {
     }
 }
 
-/// The same with this client.
-pub async fn by_client<D: Daemon, K: Kubelet>(
-    agent: Arc<Agent<D, K>>,
-    node: String,
-    client: Client,
-) {
+async fn by_client<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, node: &str, client: Client) {
     agent.meet(client.clone());
     let api: Api<RdmaNode> = Api::all(client);
     let (newest, seen) = watch::channel(None);
-    tokio::join!(look(&api, &node, &newest), take(&agent, seen), tell(&agent, &api, &node));
+    tokio::join!(look(&api, node, &newest), take(agent, seen), tell(agent, &api, node));
 }
 
 async fn look(api: &Api<RdmaNode>, node: &str, newest: &watch::Sender<Option<RdmaNode>>) {

@@ -80,24 +80,23 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             .collect();
         for (uid, name, vni) in leaving {
             match self.daemon.remove_network(&name, vni).await {
-                Ok(()) => {}
+                Ok(()) => self.be_rid_of(state, &uid, &name).await,
                 // NICs that are not the agent's: it is tried again.
-                Err(DaemonError::Refused(why)) => {
-                    tracing::debug!(name, why, "the network stays");
-                    continue;
-                }
+                Err(DaemonError::Refused(why)) => tracing::debug!(name, why, "the network stays"),
                 Err(error) => {
                     tracing::warn!(name, %error, "cannot remove a network; it is tried again");
-                    continue;
                 }
             }
-            let mut rid = state.standing.clone();
-            rid.hosted.remove(&uid);
-            match self.keep(&rid).await {
-                Ok(()) => state.standing = rid,
-                Err(error) => tracing::error!(%error, "cannot write down that a network is gone"),
-            }
-            state.networks.remove(&name);
         }
+    }
+
+    async fn be_rid_of(&self, state: &mut State, uid: &str, name: &str) {
+        let mut rid = state.standing.clone();
+        rid.hosted.remove(uid);
+        match self.keep(&rid).await {
+            Ok(()) => state.standing = rid,
+            Err(error) => tracing::error!(%error, "cannot write down that a network is gone"),
+        }
+        state.networks.remove(name);
     }
 }

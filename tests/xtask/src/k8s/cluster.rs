@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::exec::{wait_for, workspace};
 use crate::k8s::kubectl::Kubectl;
+use crate::k8s::node::Life;
 use crate::k8s::ours;
 use crate::k8s::plane;
 use crate::k8s::pods::{Wanted, resource};
@@ -46,7 +47,7 @@ fn apply(kubectl: Kubectl<'_>, objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-fn ours_is(kind: &str, name: &str, spec: Value) -> Value {
+fn ours_is(kind: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "vhost-rdma.io/v1alpha1", "kind": kind,
         "metadata": {"name": name}, "spec": spec,
@@ -58,7 +59,7 @@ fn class(qps: u32) -> Value {
         "limits": {"maxQps": qps},
         "socket": {"owner": 1000, "group": 1000, "mode": "0660"},
     });
-    ours_is("RdmaNicClass", "lab", spec)
+    ours_is("RdmaNicClass", "lab", &spec)
 }
 
 fn tenant(quota: Option<u32>) -> Value {
@@ -68,7 +69,7 @@ fn tenant(quota: Option<u32>) -> Value {
     if let Some(nics) = quota {
         spec["quota"] = json!({ "nics": nics });
     }
-    ours_is("RdmaTenant", "physics", spec)
+    ours_is("RdmaTenant", "physics", &spec)
 }
 
 /// Definitions, accounts, the controller; the agent begins anew and follows it.
@@ -122,7 +123,16 @@ fn start_controller(bench: &Bench<'_>) -> Result<()> {
     let variable = format!("KUBECONFIG={KUBECONFIG}");
     bench.node.spawn(
         ours::CONTROLLER,
-        &["env", &variable, "/usr/bin/vhost-rdma-controller", "serve", "--identity", "lab"],
+        &[
+            "env",
+            &variable,
+            "/usr/bin/vhost-rdma-controller",
+            "serve",
+            "--identity",
+            "lab",
+            "--node-grace",
+            "5",
+        ],
     )?;
     wait_for("the controller", WAIT, || {
         bench.node.check_alive(ours::CONTROLLER)?;
@@ -141,10 +151,10 @@ pub(crate) fn offered(bench: &mut Bench<'_>) -> Result<()> {
     apply(
         kubectl,
         &[
-            ours_is("RdmaNetwork", POOL, json!({"soft": {}})),
+            ours_is("RdmaNetwork", POOL, &json!({"soft": {}})),
             class(64),
             tenant(None),
-            ours_is("RdmaNodePolicy", "lab", json!({"nodeSelector": {}, "pools": [pool]})),
+            ours_is("RdmaNodePolicy", "lab", &json!({"nodeSelector": {}, "pools": [pool]})),
         ],
     )?;
     bench.offered(POOL, COUNT)?;
@@ -255,6 +265,42 @@ pub(crate) fn quota(bench: &mut Bench<'_>) -> Result<()> {
     reported(bench, &[USERS[0].to_owned()])
 }
 
+/// A second node gets an object of its own and serves pods; the tenant's sum is over both. When it leaves, nothing of it stays.
+pub(crate) fn second(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    let name = format!("{}-2", std::process::id());
+    let second = super::start_second(bench.node, &name, bench.parts, Life::Ours)?;
+    second.kill(ours::AGENT, "TERM")?;
+    ours::start_agent_with(&second, &["--cluster"])?;
+    wait_for("the second node to offer the pool", WAIT, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let offered = kubectl.allocatable_on("node2", &resource(POOL))?;
+        Ok((offered == Some(COUNT.to_string())).then_some(()))
+    })?;
+    let mut there = Vec::new();
+    for name in ["s-one", "s-two"] {
+        let mut pod = Wanted::new(name, POOL).manifest();
+        pod["spec"]["nodeName"] = "node2".into();
+        kubectl.create(&pod)?;
+        kubectl.wait_phase(name, "Running", WAIT)?;
+        let pod = bench.pods.look(name, Some(POOL))?;
+        bench.pods.wait_session(&pod, 1)?;
+        there.push(pod);
+    }
+    let [a, b] = &there[..] else { bail!("two pods were wanted") };
+    bench.pods.transfer(a, b, 64 << 10)?;
+    wait_for("the tenant's sum over both nodes", WAIT, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let tenant = kubectl.get(&["rdmatenant", "physics"])?;
+        let used = tenant.pointer("/status/used/nics").and_then(Value::as_u64);
+        Ok((used == Some(3)).then_some(()))
+    })?;
+    kubectl.delete_pods(&["s-one", "s-two"])?;
+    reported(bench, &[USERS[0].to_owned()])?;
+    second.end()?;
+    kubectl.run(&["delete", "node", "node2"]).map(drop)
+}
+
 /// Controller and API server are gone and the agent begins anew: it offers what it offered, and the pod has its NIC.
 pub(crate) fn alone(bench: &mut Bench<'_>) -> Result<()> {
     let pod = bench.pods.look(USERS[0], Some(POOL))?;
@@ -298,10 +344,11 @@ pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
     ensure!(named.contains(USERS[0]), "the condition does not name the pod: {named}");
     kubectl.delete_pods(&[USERS[0]])?;
     kubectl.wait_gone(&["rdmanetwork", POOL])?;
-    let networks = ours::daemon(bench.node, &["network", "list"])?;
-    if networks.to_string().contains(POOL) {
-        bail!("the daemon has the network still: {networks}");
-    }
+    wait_for("the network to leave the daemon", WAIT, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let networks = ours::daemon(bench.node, &["network", "list"])?;
+        Ok((!networks.to_string().contains(POOL)).then_some(()))
+    })?;
     let claims = ["lease", "-n", NAMESPACE, "-l", "vhost-rdma.io/claim=vni"];
     kubectl.wait_gone(&claims)?;
     for kind in ["rdmanodepolicy/lab", "rdmatenant/physics", "rdmanicclass/lab"] {

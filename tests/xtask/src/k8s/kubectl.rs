@@ -143,9 +143,14 @@ impl<'a> Kubectl<'a> {
         })
     }
 
-    /// How much of an extended resource the node offers.
+    /// How much of an extended resource the first node offers.
     pub(crate) fn allocatable(&self, resource: &str) -> Result<Option<String>> {
-        let node = self.get(&["node", "node1"])?;
+        self.allocatable_on("node1", resource)
+    }
+
+    /// How much of an extended resource a node offers.
+    pub(crate) fn allocatable_on(&self, node: &str, resource: &str) -> Result<Option<String>> {
+        let node = self.get(&["node", node])?;
         Ok(node
             .pointer("/status/allocatable")
             .and_then(|a| a.get(resource))

@@ -82,7 +82,10 @@ fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> 
         "data": {"config.toml": pools(count)},
     });
     if chain && let Some(data) = config.get_mut("data").and_then(Value::as_object_mut) {
-        data.insert("cni.conflist".into(), plane::network("1.0.0", Some(ours::CHAINED)).into());
+        data.insert(
+            "cni.conflist".into(),
+            plane::network(node, "1.0.0", Some(ours::CHAINED)).into(),
+        );
     }
     copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
 }

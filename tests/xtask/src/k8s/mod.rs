@@ -1,7 +1,7 @@
-//! A real Kubernetes for tests: API server, scheduler, controller manager, kubelet, containerd and runc on one node in namespaces of its
-//! own, our daemon and agent on it as they would be on any node.
+//! A real Kubernetes for tests: API server, scheduler, controller manager, kubelet, containerd and runc on a node in namespaces of its
+//! own, a second node beside it, our daemon and agent on them as they would be on any node.
 //!
-//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `image` makes
+//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `join` adds a node; `image` makes
 //! container images; `kubectl` asks and tells; `ours` is what is tested, `pods` who uses
 //! it, `test`, `restarts`, `attach`, `cluster`, `vms` and `manifests` the rows.
 
@@ -9,6 +9,7 @@ mod attach;
 mod cluster;
 mod huge;
 pub(crate) mod image;
+mod join;
 mod kubectl;
 mod manifests;
 mod node;
@@ -31,8 +32,9 @@ use node::{Life, Node};
 use ours::Ours;
 use parts::Parts;
 
-/// The name of the cluster that `up` makes.
+/// The name of the cluster that `up` makes, and of its second node.
 const UP: &str = "up";
+const UP_SECOND: &str = "up-2";
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -77,6 +79,24 @@ fn start(cache: &Cache, name: &str, life: Life) -> Result<(Node, Parts)> {
     Ok((node, parts))
 }
 
+/// Starts a second node of the cluster, with all that the first has.
+fn start_second(first: &Node, name: &str, parts: &Parts, life: Life) -> Result<Node> {
+    let second = Node::start_as(name, 2, &parts.root, life)?;
+    let result = join::join(first, &second, parts).and_then(|()| {
+        ours::copy(first, &second)?;
+        ours::start_daemon(&second)?;
+        ours::start_agent(&second)
+    });
+    match result {
+        Ok(()) => Ok(second),
+        Err(e) => {
+            let shown = keep_logs(&second);
+            let _ = second.end();
+            Err(e.context(shown))
+        }
+    }
+}
+
 /// Copies a node's logs to where they survive it; where that is.
 fn keep_logs(node: &Node) -> String {
     let to = std::env::temp_dir().join("vhost-rdma-k8s-logs");
@@ -96,14 +116,15 @@ fn keep_logs(node: &Node) -> String {
 
 fn up(cache: &Cache) -> Result<bool> {
     let begun = Instant::now();
-    let (node, _) = start(cache, UP, Life::Detached)?;
+    let (node, parts) = start(cache, UP, Life::Detached)?;
+    start_second(&node, UP_SECOND, &parts, Life::Detached)?;
     for (name, program) in
         [("enter", "sh"), ("kubectl", "kubectl --kubeconfig=/lab/pki/admin.kubeconfig")]
     {
         node.write_entry(name, program)?;
     }
     let dir = node.dir().display();
-    println!("the cluster is up after {:.1} s", begun.elapsed().as_secs_f64());
+    println!("the cluster of two nodes is up after {:.1} s", begun.elapsed().as_secs_f64());
     println!("  {dir}/kubectl get pods -A");
     println!("  {dir}/enter -c 'ps ax'      a shell in the node, whose /lab is {dir}/lab");
     println!("  cargo xtask k8s down");
@@ -111,12 +132,14 @@ fn up(cache: &Cache) -> Result<bool> {
 }
 
 fn down() -> Result<bool> {
-    match Node::find(UP)? {
-        None => println!("no cluster is up"),
-        Some(node) => {
-            node.end().context("not everything of the cluster could be removed")?;
-            println!("the cluster is gone: no process, mount, namespace or cgroup of it is left");
-        }
+    let nodes = [Node::find(UP_SECOND)?, Node::find(UP)?];
+    if nodes.iter().all(Option::is_none) {
+        println!("no cluster is up");
+        return Ok(true);
     }
+    for node in nodes.into_iter().flatten() {
+        node.end().context("not everything of the cluster could be removed")?;
+    }
+    println!("the cluster is gone: no process, mount, namespace or cgroup of it is left");
     Ok(true)
 }

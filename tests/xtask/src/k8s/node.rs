@@ -27,17 +27,18 @@ const COMMAND_WAIT: Duration = Duration::from_secs(60);
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
 /// Holds the lock of the state directory and puts itself into the cgroups, then makes the namespaces.
-/// `$1` state directory, `$2` root file system.
+/// `$1` state directory, `$2` root file system, `$4` the node's number.
 const ENTER: &str = r#"
 while read -r dir; do echo $$ > "$dir/cgroup.procs"; done < "$1/cgroups"
 exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net --ipc --uts --cgroup \
-  sh -ec "$3" sh "$1" "$2"
+  sh -ec "$3" sh "$1" "$2" "$4"
 "#;
 
 /// The node's first process, up to the moment when it becomes `tini`. `/proc` is still the machine's here, so the first line writes the process id as the
 /// machine counts. `/dev/net/tun` is open to everybody, as udev makes it and not every container's `/dev` has it. Each cgroup hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
 const INIT: &str = r#"
 state=$1
+number=$3
 read -r pid rest < /proc/self/stat
 echo "$pid" > "$state/init.pid"
 cd "$state"
@@ -75,11 +76,11 @@ vm/overcommit_memory 1
 vm/panic_on_oom 0
 END
 echo nameserver 127.0.0.1 > etc/resolv.conf
-echo 127.0.0.1 localhost node1 > etc/hosts
-hostname node1
+echo 127.0.0.1 localhost node$number > etc/hosts
+hostname node$number
 ip link set lo up
 ip link add k8sbr0 type bridge
-ip addr add 10.222.0.1/24 dev k8sbr0
+ip addr add 10.222.$((number - 1)).1/24 dev k8sbr0
 ip link set k8sbr0 up
 echo 1 > proc/sys/net/ipv4/ip_forward
 pivot_root . .old
@@ -95,6 +96,7 @@ const NAMESPACES: &str = "--mount --pid --net --ipc --uts --cgroup";
 #[derive(Debug)]
 pub(crate) struct Node {
     dir: PathBuf,
+    number: u8,
     pid: u32,
     /// The process that keeps the namespaces, if this run ends with them.
     keeper: Option<Child>,
@@ -110,8 +112,13 @@ pub(crate) enum Life {
 }
 
 impl Node {
-    /// A new node called `name` on this root file system. What dead ones left is removed first.
+    /// A new node called `name` on this root file system, the first of its cluster. What dead ones left is removed first.
     pub(crate) fn start(name: &str, root: &Path, life: Life) -> Result<Self> {
+        Self::start_as(name, 1, root, life)
+    }
+
+    /// The same, of this number in its cluster: its name there and its addresses follow from it.
+    pub(crate) fn start_as(name: &str, number: u8, root: &Path, life: Life) -> Result<Self> {
         sweep();
         let dir = Path::new(BASE).join(format!("{PREFIX}{name}"));
         if dir.exists() {
@@ -135,9 +142,10 @@ impl Node {
             }
         };
         cmd.args(["--nonblock", "--no-fork"]).arg(dir.join("lock"));
-        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(&dir).arg(root).arg(INIT);
+        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(&dir).arg(root).arg(INIT).arg(number.to_string());
+        fs::write(dir.join("number"), number.to_string())?;
         let keeper = cmd.stdout(log.try_clone()?).stderr(log).spawn().context("flock")?;
-        let mut node = Self { dir, pid: 0, keeper: Some(keeper) };
+        let mut node = Self { dir, number, pid: 0, keeper: Some(keeper) };
         let up = node.dir.join("lab/up");
         exec::wait_for("the node's first process", START_WAIT, || {
             if let Some(keeper) = &mut node.keeper
@@ -163,11 +171,27 @@ impl Node {
         }
         let pid = fs::read_to_string(dir.join("init.pid"))
             .with_context(|| format!("the node in {} is not up yet", dir.display()))?;
-        Ok(Some(Self { dir, pid: pid.trim().parse()?, keeper: None }))
+        let number = fs::read_to_string(dir.join("number"))?.trim().parse()?;
+        Ok(Some(Self { dir, number, pid: pid.trim().parse()?, keeper: None }))
     }
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Its name in the cluster.
+    pub(crate) fn name(&self) -> String {
+        format!("node{}", self.number)
+    }
+
+    /// The third octet of its pods' addresses, `10.222.SUBNET.0/24`; the first is the node's own.
+    pub(crate) fn subnet(&self) -> u8 {
+        self.number - 1
+    }
+
+    /// Its first process, as the machine counts.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// A script beside the node's files that runs `program` in it, for people.

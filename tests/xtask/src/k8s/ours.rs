@@ -105,6 +105,28 @@ impl Ours {
     }
 }
 
+/// Gives a second node what [`Ours::install`] gave the first.
+pub(crate) fn copy(first: &Node, second: &Node) -> Result<()> {
+    for (name, dir) in [(DAEMON, "/usr/bin"), (AGENT, "/usr/bin"), (CNI, "/opt/cni/bin")] {
+        fs::copy(first.path(dir).join(name), second.path(dir).join(name))?;
+    }
+    fs::create_dir_all(second.path("/etc/vhost-rdma-agent"))?;
+    fs::write(second.path("/etc/vhost-rdma-agent/config.toml"), POOLS)?;
+    let file = "guest.tar";
+    first.run(&[
+        "ctr",
+        "-n",
+        "k8s.io",
+        "images",
+        "export",
+        &format!("/lab/{file}"),
+        GUEST_IMAGE,
+    ])?;
+    fs::rename(first.lab().join(file), second.lab().join(file))?;
+    second.run(&["ctr", "-n", "k8s.io", "images", "import", &format!("/lab/{file}")])?;
+    fs::remove_file(second.lab().join(file)).map_err(Into::into)
+}
+
 /// Starts the daemon on the node and waits until it answers.
 pub(crate) fn start_daemon(node: &Node) -> Result<()> {
     node.spawn(DAEMON, &["/usr/bin/vhost-rdma", "serve", "--metrics", METRICS])?;
@@ -131,8 +153,9 @@ pub(crate) fn start_agent(node: &Node) -> Result<()> {
 /// The same with more options.
 pub(crate) fn start_agent_with(node: &Node, options: &[&str]) -> Result<()> {
     let variable = "KUBECONFIG=/lab/pki/agent.kubeconfig";
+    let name = node.name();
     let mut command =
-        vec!["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", "node1"];
+        vec!["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", &name];
     command.extend_from_slice(options);
     node.spawn(AGENT, &command)?;
     wait_for("the agent", WAIT, || {

@@ -41,6 +41,7 @@ openssl ec -in sa.key -pubout -out sa.pub
 new apiserver /CN=kube-apiserver 'subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:10.222.0.1,DNS:localhost,DNS:kubernetes.default.svc'
 client admin /O=system:masters/CN=admin
 client node /O=system:nodes/CN=system:node:node1
+client node2 /O=system:nodes/CN=system:node:node2
 client kcm /CN=system:kube-controller-manager
 client scheduler /CN=system:kube-scheduler
 client agent /CN=vhost-rdma-agent
@@ -79,15 +80,15 @@ nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
 ";
 
-/// The pod network, the way most clusters have one; our plugin is chained behind it when it is there.
+/// The pod network, the way most clusters have one; our plugin is chained behind it when it is there. `SUBNET` is the node's.
 const BRIDGE: &str = r#"{
   "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.SUBNET.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
 }"#;
 
 const APISERVER: &[&str] = &[
     "--etcd-servers=http://127.0.0.1:2379",
-    "--bind-address=127.0.0.1",
+    "--bind-address=0.0.0.0",
     "--advertise-address=127.0.0.1",
     "--secure-port=6443",
     "--tls-cert-file=/lab/pki/apiserver.crt",
@@ -128,8 +129,6 @@ const SCHEDULER: &[&str] = &[
 const KUBELET_ARGS: &[&str] = &[
     "--config=/lab/kubelet.yaml",
     "--kubeconfig=/lab/pki/node.kubeconfig",
-    "--hostname-override=node1",
-    "--node-ip=10.222.0.1",
     "--container-runtime=remote",
     "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
     "--pod-infra-container-image=localhost/pause:lab",
@@ -155,7 +154,11 @@ fn start(node: &Node, name: &str, args: &[&str]) -> Result<()> {
 
 /// Starts kubelet; it comes back with what it has on disk.
 pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
-    start(node, "kubelet", KUBELET_ARGS)
+    let name = format!("--hostname-override={}", node.name());
+    let address = format!("--node-ip=10.222.{}.1", node.subnet());
+    let mut args = KUBELET_ARGS.to_vec();
+    args.extend([name.as_str(), address.as_str()]);
+    start(node, "kubelet", &args)
 }
 
 /// Starts the API server and waits until it answers.
@@ -173,15 +176,16 @@ pub(crate) fn healthy(node: &Node) -> Result<()> {
     SERVERS.iter().chain(&["containerd", "etcd"]).try_for_each(|name| node.check_alive(name))
 }
 
-/// The network configuration list: the bridge, and what is chained behind it.
-pub(crate) fn network(version: &str, chained: Option<&str>) -> String {
+/// The node's network configuration list: the bridge, and what is chained behind it.
+pub(crate) fn network(node: &Node, version: &str, chained: Option<&str>) -> String {
     let more = chained.map(|c| format!(", {c}")).unwrap_or_default();
-    format!("{{\"cniVersion\": \"{version}\", \"name\": \"lab\", \"plugins\": [{BRIDGE}{more}]}}\n")
+    let bridge = BRIDGE.replace("SUBNET", &node.subnet().to_string());
+    format!("{{\"cniVersion\": \"{version}\", \"name\": \"lab\", \"plugins\": [{bridge}{more}]}}\n")
 }
 
 /// Gives the node this list.
 pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -> Result<()> {
-    let list = network(version, chained);
+    let list = network(node, version, chained);
     // Under its final name at once: containerd watches the directory and reads whatever it sees.
     let dir = node.path("/etc/cni/net.d");
     fs::write(dir.join(".new"), list)?;
@@ -189,8 +193,8 @@ pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -
     Ok(())
 }
 
-/// The whole cluster on `node`; returns when it is Ready.
-pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
+/// What every node has: the servers' programs, the configuration of containerd, kubelet and the pod network.
+pub(crate) fn furnish(node: &Node, parts: &Parts) -> Result<()> {
     let bin = node.lab().join("bin");
     fs::create_dir_all(&bin)?;
     for server in SERVERS {
@@ -204,7 +208,27 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
     fs::write(node.path("/etc/containerd/config.toml"), CONTAINERD)?;
     fs::write(node.lab().join("kubelet.yaml"), KUBELET)?;
     write_network(node, "0.4.0", None)?;
-    node.sh("ln -s /usr/lib/cni/* /opt/cni/bin/")?;
+    node.sh("ln -s /usr/lib/cni/* /opt/cni/bin/").map(drop)
+}
+
+/// Waits until the cluster calls a node Ready.
+pub(crate) fn wait_ready(
+    first: &Node,
+    name: &str,
+    mut look: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+    wait_for(&format!("{name} to become Ready"), WAIT, || {
+        look()?;
+        let ready = Kubectl::new(first).run(&["get", "node", name, "-o", path]);
+        Ok(ready.is_ok_and(|r| r == "True").then_some(()))
+    })
+    .map(drop)
+}
+
+/// The whole cluster on `node`; returns when it is Ready.
+pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
+    furnish(node, parts)?;
     let mut progress = Progress::new("starting a cluster");
     node.spawn("containerd", &["containerd"])?;
     node.spawn("etcd", ETCD)?;
@@ -229,17 +253,9 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
         Ok(node.run(&["ctr", "version"]).ok())
     })?;
     start_kubelet(node)?;
-    wait_for("the node to become Ready", WAIT, || {
-        healthy(node)?;
+    wait_ready(node, "node1", || {
         progress.tick();
-        let ready = kubectl.run(&[
-            "get",
-            "node",
-            "node1",
-            "-o",
-            "jsonpath={.status.conditions[?(@.type=='Ready')].status}",
-        ]);
-        Ok(ready.is_ok_and(|r| r == "True").then_some(()))
+        healthy(node)
     })?;
     wait_for("the default service account", WAIT, || {
         progress.tick();
@@ -247,7 +263,9 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
     })?;
     // The `kubernetes` service, as kube-proxy would make it: what programs in pods know of the API server.
     node.sh("ip addr add 10.96.0.1/32 dev lo
-iptables -t nat -A OUTPUT -d 10.96.0.1 -p tcp --dport 443 -j REDIRECT --to-ports 6443")?;
+for chain in OUTPUT PREROUTING; do
+  iptables -t nat -A $chain -d 10.96.0.1 -p tcp --dport 443 -j REDIRECT --to-ports 6443
+done")?;
     // What the agent may do in the cluster; more would hide that it needs more.
     kubectl.run(&[
         "create",

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::cache::Cache;
 use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
+use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
 use crate::k8s::{attach, cluster, huge, manifests, ours, plane, restarts, vms};
 use crate::rows::{self, Row};
@@ -42,6 +43,7 @@ pub(crate) struct Args {
 /// What the steps share.
 pub(crate) struct Bench<'a> {
     pub(crate) node: &'a Node,
+    pub(crate) parts: &'a Parts,
     pub(crate) cache: &'a Cache,
     pub(crate) pods: Pods<'a>,
     /// Two pods of one network that live through all steps.
@@ -83,6 +85,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "controller: a limit by kubectl on a running NIC", cluster::limit),
     (Usual, "controller: another tenant's pod is refused", cluster::foreign),
     (Usual, "controller: a pod too many for the quota", cluster::quota),
+    (Usual, "controller: a second node joins and leaves", cluster::second),
     (Usual, "controller: no control plane, agent restarted", cluster::alone),
     (Usual, "controller: network deleted, VNI given back", cluster::removed),
     (Full, "two pods on huge pages", huge::pods),
@@ -98,9 +101,10 @@ const STEPS: &[(When, &str, Step)] = &[
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let begun = Instant::now();
-        let (node, _) = super::start(cache, &std::process::id().to_string(), Life::Ours)?;
+        let (node, parts) = super::start(cache, &std::process::id().to_string(), Life::Ours)?;
         let mut table = vec![row("cluster and node parts up", &Ok(()), begun.elapsed())];
-        let mut bench = Bench { node: &node, cache, pods: Pods::new(&node), pair: Vec::new() };
+        let pods = Pods::new(&node);
+        let mut bench = Bench { node: &node, parts: &parts, cache, pods, pair: Vec::new() };
         let wanted = |when: When, name: &str| {
             let named = self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
             let taken = match when {
