@@ -44,12 +44,13 @@ impl EventPort {
 
     /// Tells the VMM of queue `index`.
     fn tell(&self, index: usize, vring: &Vring) {
+        let queue = usize::from(vq::EVENT) + index;
         if !self.trust.is_given() {
-            return self.bell.ring(index);
+            return self.bell.ring(queue);
         }
         let (told, lost) = self.trust.watch(|| vring.try_signal());
         if !told {
-            self.bell.ring(index);
+            self.bell.ring(queue);
         }
         if lost {
             tracing::warn!(

@@ -4,7 +4,9 @@
 //! trusted with a worker's time (`trust`), the worker sets a bit, and wakes this thread if it sleeps; what the call costs is then the
 //! time of a thread that serves this connection alone.
 //!
-//! A burst of events is one wake-up: bits that come while the thread is busy are found when it looks again.
+//! A burst of events is one wake-up: bits that come while the thread is busy, or rests as it has to
+//! (`Trust::rest`), are found when it looks again. Whoever else would tell a VMM that is to be left
+//! alone for a while rings this bell as well.
 
 use std::io;
 use std::sync::Arc;
@@ -19,6 +21,17 @@ struct Shared {
     /// Bit n: the VMM is to be told of queue n.
     due: AtomicU64,
     ending: AtomicBool,
+}
+
+impl Shared {
+    /// Lets the VMM rest for as long as it has to, or until the connection ends.
+    fn rest(&self, trust: &Trust) {
+        while let Some(left) = trust.rest()
+            && !self.ending.load(Ordering::Acquire)
+        {
+            std::thread::park_timeout(left);
+        }
+    }
 }
 
 /// The end that a worker has.
@@ -74,6 +87,7 @@ fn run(shared: &Shared, vrings: &[Vring], trust: &Trust) {
             std::thread::park();
         }
         while due != 0 {
+            shared.rest(trust);
             if let Some(vring) = vrings.get(due.trailing_zeros() as usize) {
                 trust.watch(|| vring.signal());
             }
@@ -131,6 +145,28 @@ mod tests {
             awaits(&second.1);
         }
         assert!(!eventfd::take(first.1.as_fd()).unwrap(), "nobody rang for it");
+    }
+
+    #[test]
+    fn a_vmm_that_is_to_rest_is_told_later_and_does_not_hold_up_the_end() {
+        let slow = |rest: Duration| {
+            let trust = Arc::new(Trust::new());
+            trust.took(rest);
+            trust
+        };
+        let (vring, vmm) = told();
+        let trust = slow(Duration::from_millis(300));
+        let begin = Instant::now();
+        let notifier = Notifier::start(vec![vring], trust).unwrap();
+        notifier.bell().ring(0);
+        awaits(&vmm);
+        assert!(begin.elapsed() > Duration::from_millis(250), "{:?}", begin.elapsed());
+        drop(notifier);
+        let notifier = Notifier::start(vec![told().0], slow(Duration::from_secs(20))).unwrap();
+        notifier.bell().ring(0);
+        let begin = Instant::now();
+        drop(notifier);
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     }
 
     #[test]

@@ -146,9 +146,9 @@ impl Session {
 
     /// Gives the worker the event queues. They are not known before the first event.
     fn connect_events(&self, vrings: &[Vring]) -> Option<Notifier> {
-        let queues = vrings.get(usize::from(vq::EVENT)..usize::from(self.nic.layout.kick_base()));
-        let queues = queues.unwrap_or_default();
-        let notifier = Notifier::start(queues.to_vec(), self.nic.trust.clone())
+        let told = vrings.get(..usize::from(self.nic.layout.kick_base())).unwrap_or_default();
+        let queues = told.get(usize::from(vq::EVENT)..).unwrap_or_default();
+        let notifier = Notifier::start(told.to_vec(), self.nic.trust.clone())
             .inspect_err(|error| {
                 self.nic.failed(format!("the host has no thread for the guest's events: {error}"));
             })
@@ -196,9 +196,9 @@ impl Session {
                     if !self.gate.is_open() {
                         return;
                     }
-                    give_back(vring, &memory, chain.head, len);
+                    self.give_back(vring, &memory, (chain.head, len));
                 }
-                Taken::Malformed(head) => give_back(vring, &memory, head, 0),
+                Taken::Malformed(head) => self.give_back(vring, &memory, (head, 0)),
                 Taken::Empty => {
                     let more = vring.lock().queue().enable_notification(&*memory);
                     if !more.unwrap_or(false) {
@@ -215,6 +215,23 @@ impl Session {
                     return;
                 }
             }
+        }
+    }
+
+    /// Returns a chain of the control queue to the driver and notifies it if it wants that.
+    fn give_back(&self, vring: &Vring, memory: &AddressSpace, (head, len): (u16, u32)) {
+        let mut state = vring.lock();
+        let queue = state.queue();
+        // Refused is only a head that is not in the ring, which the driver cannot get back.
+        let wanted = queue.add_used(memory, head, len).is_ok()
+            && queue.needs_notification(memory).unwrap_or(true);
+        drop(state);
+        match self.notifier.get() {
+            _ if !wanted => {}
+            Some(Some(notifier)) if self.nic.trust.rest().is_some() => {
+                notifier.bell().ring(usize::from(vq::CONTROL));
+            }
+            _ => self.nic.trust.watch(|| vring.signal()).0,
         }
     }
 
@@ -330,19 +347,6 @@ impl Session {
             }
             if shard.follow_memory(id) { Progress::More } else { Progress::Done(()) }
         })
-    }
-}
-
-/// Returns a chain to the driver and notifies it if it wants that.
-fn give_back(vring: &Vring, memory: &AddressSpace, head: u16, len: u32) {
-    let mut state = vring.lock();
-    let queue = state.queue();
-    // Refused is only a head that is not in the ring, which the driver cannot get back.
-    let wanted = queue.add_used(memory, head, len).is_ok()
-        && queue.needs_notification(memory).unwrap_or(true);
-    drop(state);
-    if wanted {
-        vring.signal();
     }
 }
 

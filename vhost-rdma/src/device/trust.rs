@@ -9,6 +9,11 @@
 //! them. One that takes long ends that at once, for a second, then two, four, up to an hour: a VMM that behaves well in between takes a
 //! worker's time once in each such period, and one that does not never takes any. What counts is processor time of the calling
 //! thread: that it was made to wait for a processor is no fault of the VMM's.
+//!
+//! The connection's own thread is not free either: the kernel wakes all waiters in one go, with
+//! interrupts off (`eventfd_signal_mask` in fs/eventfd.c takes the queue's lock so), and whoever
+//! else runs on that processor stands still. So a VMM whose calls are long again and again is told
+//! seldom: behind each comes a rest, at first as long as the call, in the end 128 times as long.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +29,10 @@ const DOUBLINGS: u32 = 12;
 /// After as many times the last probation, without another fault, it is forgotten: on a machine whose hypervisor takes its processors
 /// away a call looks long once in a while.
 const FORGET: u32 = 100;
+/// Doublings of the rest behind a long call: less than a hundredth of a processor goes to such calls.
+const REST_DOUBLINGS: u32 = 7;
+/// The longest rest.
+const REST: Duration = Duration::from_secs(30);
 
 /// The time of one thread, which is not spent while it waits for a processor.
 pub(super) fn thread_time() -> Duration {
@@ -41,6 +50,8 @@ pub(super) struct Trust {
     /// faults at one moment one may be lost, which costs the VMM less than it deserves.
     faults: AtomicU32,
     last: AtomicU64,
+    /// The VMM is not told anything before, in nanoseconds after `origin`.
+    rests_until: AtomicU64,
 }
 
 /// How long the probation after that many faults is.
@@ -55,6 +66,7 @@ impl Trust {
             from: AtomicU64::new(u64::MAX),
             faults: AtomicU32::new(0),
             last: AtomicU64::new(0),
+            rests_until: AtomicU64::new(0),
         }
     }
 
@@ -84,13 +96,29 @@ impl Trust {
     pub(super) fn watch<R>(&self, call: impl FnOnce() -> R) -> (R, bool) {
         let before = thread_time();
         let result = call();
-        let long = thread_time().saturating_sub(before) > LONG;
-        let lost = long && self.fault_at(self.origin.elapsed());
+        let took = thread_time().saturating_sub(before);
+        let lost = took > LONG && self.fault_at(self.origin.elapsed(), took);
         (result, lost)
     }
 
-    /// True if it was trusted.
-    fn fault_at(&self, now: Duration) -> bool {
+    /// For how long the VMM is not to be told anything, by nobody.
+    pub(super) fn rest(&self) -> Option<Duration> {
+        self.rest_at(self.origin.elapsed())
+    }
+
+    fn rest_at(&self, now: Duration) -> Option<Duration> {
+        let until = Duration::from_nanos(self.rests_until.load(Ordering::Relaxed));
+        until.checked_sub(now).filter(|left| !left.is_zero())
+    }
+
+    /// As if a call had taken so long.
+    #[cfg(test)]
+    pub(super) fn took(&self, long: Duration) {
+        self.fault_at(self.origin.elapsed(), long);
+    }
+
+    /// A call took so long. True if the VMM was trusted.
+    fn fault_at(&self, now: Duration, took: Duration) -> bool {
         let trusted = self.is_given_at(now);
         let last = Duration::from_nanos(self.last.swap(nanos(now), Ordering::Relaxed));
         let known = self.faults.load(Ordering::Relaxed);
@@ -98,6 +126,8 @@ impl Trust {
         let count = kept.saturating_add(1);
         self.faults.store(count, Ordering::Relaxed);
         self.not_before(now + probation(count));
+        let rest = took * (1 << (count - 1).min(REST_DOUBLINGS));
+        self.rests_until.fetch_max(nanos(now + rest.min(REST)), Ordering::Relaxed);
         trusted
     }
 }
@@ -123,7 +153,7 @@ mod tests {
         assert!(!trust.is_given_at(Duration::from_millis(999)) && trust.is_given_at(secs(1)));
         let mut now = secs(1);
         for n in 0..20 {
-            assert!(trust.fault_at(now), "it was trusted");
+            assert!(trust.fault_at(now, LONG), "it was trusted");
             let lasts = secs(1 << n.min(12));
             assert!(!trust.is_given_at(now + lasts - Duration::from_millis(1)), "{n}");
             now += lasts;
@@ -131,9 +161,9 @@ mod tests {
         }
         // One that goes on being slow is not trusted for an hour after the last time.
         now += secs(1);
-        trust.fault_at(now);
+        trust.fault_at(now, LONG);
         for n in 1..100 {
-            assert!(!trust.fault_at(now + secs(n)), "by its own thread");
+            assert!(!trust.fault_at(now + secs(n), LONG), "by its own thread");
         }
         assert!(!trust.is_given_at(now + secs(99 + 4095)));
     }
@@ -144,9 +174,26 @@ mod tests {
         trust.not_before(secs(1));
         for n in 1..50 {
             let now = secs(1000 * n);
-            assert!(trust.fault_at(now));
+            assert!(trust.fault_at(now, LONG));
             assert!(trust.is_given_at(now + secs(1)));
         }
+    }
+
+    #[test]
+    fn behind_long_calls_comes_a_rest_that_grows() {
+        let trust = Trust::new();
+        trust.not_before(secs(1));
+        let (mut now, took) = (secs(1), Duration::from_millis(10));
+        assert_eq!(trust.rest_at(now), None);
+        for n in 0..12 {
+            trust.fault_at(now, took);
+            let rest = took * (1 << n.min(7));
+            assert_eq!(trust.rest_at(now), Some(rest), "{n}");
+            now += rest;
+            assert_eq!(trust.rest_at(now), None);
+        }
+        trust.fault_at(now, secs(1));
+        assert_eq!(trust.rest_at(now), Some(REST), "no longer");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 
 mod clock;
 mod handle;
+mod job_share;
 mod mailbox;
 mod placement;
 mod random;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::WorkerConfig;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
+use super::job_share::JobShare;
 use super::mailbox::{Found, Mailbox, mailbox};
 use super::turn_stats::{Counter, TurnStats};
 use super::waker::Waker;
@@ -44,6 +45,7 @@ pub(super) fn spawn(
         mailbox,
         peeked: Found::None,
         unfinished: VecDeque::new(),
+        job_share: JobShare::default(),
         waker: waker.clone(),
         uncounted: Vec::new(),
         clock,
@@ -93,6 +95,7 @@ struct Runner {
     peeked: Found<Message>,
     /// Jobs that go in steps, and have some left.
     unfinished: VecDeque<(Option<NicId>, Work)>,
+    job_share: JobShare,
     waker: Arc<Waker>,
     /// Kicks that woke the worker and are still to be counted.
     uncounted: Vec<u64>,
@@ -122,6 +125,9 @@ impl Runner {
                 self.guarded(None, Shard::memory_vanished);
             }
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
+            if !polled {
+                self.job_share.round_was_idle();
+            }
             // A round is no longer than this: time in which the host ran someone else was not spent on looking.
             let looked = now.saturating_sub(before).min(self.poll_for / ROUNDS_BEFORE_SLEEP);
             before = now;
@@ -141,15 +147,30 @@ impl Runner {
         }
     }
 
-    /// Does jobs for a while. Those that go in steps take one step each, in turn; one new job at
-    /// least is begun, so that they keep nobody out.
+    /// Does jobs for a while, unless it is the rounds' turn.
     fn drain(&mut self) -> Mail {
-        let mut found = Mail::None;
+        if self.job_share.is_spent(|| self.clock.now()) {
+            // There may be some: whoever finds nothing else to do looks again before it sleeps.
+            return Mail::Some;
+        }
         let mut jobs = None;
+        let mail = self.do_jobs(&mut jobs);
+        if let Some(Jobs { began, charged }) = jobs {
+            let now = self.clock.now();
+            let charged = self.shard.charged().wrapping_sub(charged);
+            self.job_share.spent(charged.max(now.saturating_sub(began)), now);
+        }
+        mail
+    }
+
+    /// Those that go in steps take one step each, in turn; one new job at least is begun, so that
+    /// they keep nobody out.
+    fn do_jobs(&mut self, jobs: &mut Option<Jobs>) -> Mail {
+        let mut found = Mail::None;
         for _ in 0..self.unfinished.len() {
             let Some((nic, work)) = self.unfinished.pop_front() else { break };
             found = Mail::Some;
-            if self.step(nic, work, &mut jobs) {
+            if self.step(nic, work, jobs) {
                 break;
             }
         }
@@ -157,7 +178,7 @@ impl Runner {
             match self.next_message() {
                 Found::One(Message::Job(nic, work)) => {
                     found = Mail::Some;
-                    if self.step(nic, work, &mut jobs) {
+                    if self.step(nic, work, jobs) {
                         return found;
                     }
                 }

@@ -11,8 +11,8 @@
 //! **What is shared and what is not.** The worker is what all networks of it share; everything else must not be what is measured:
 //!
 //! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond before it sleeps, so that a round
-//!   trip of the reference is not a wake-up. Between slices it sleeps for a while: the scheduler takes a core away from a real-time
-//!   thread that leaves nothing to the others for a second.
+//!   trip of the reference is not a wake-up. Between slices, and in long ones, it sleeps for a while: the scheduler takes a core away
+//!   from a real-time thread that leaves nothing to the others for a second.
 //! - The victim has the first core in the same way, and wants it for a round trip each 250 us. The villains'
 //!   threads, and the daemon's other threads, take what it leaves. A villain with more cores would post faster: the attacks are made
 //!   so that posting is next to nothing (rings are written once, a strike is a store and a kick).
@@ -36,7 +36,7 @@ use crate::vitals::Turns;
 use crate::world::World;
 
 pub use report::{Bounds, Row};
-use victim::Victim;
+use victim::{REST, Victim};
 
 /// How much to measure.
 #[derive(Debug, Clone, Copy)]
@@ -58,8 +58,6 @@ impl Effort {
 
 /// A row has no more time than this.
 const LIMIT: Duration = Duration::from_secs(150);
-/// What other threads of the worker's core have between slices.
-const REST: Duration = Duration::from_millis(60);
 /// A strike that takes longer than this is measured in parts.
 const STRIKE: Duration = Duration::from_secs(3);
 

@@ -20,6 +20,11 @@ const STILL: Duration = Duration::from_secs(60);
 const WINDOW: u64 = 4 << 20;
 const MESSAGE: u64 = 64 << 10;
 const DEPTH: u64 = 32;
+/// For so long a worker that polls may leave nothing of its core to others, and what they have then.
+/// The scheduler takes the core away from a real-time thread that takes all of a second
+/// (`sched_rt_runtime_us`, and the fair server since Linux 6.12, both in kernel/sched).
+const SPELL: Duration = Duration::from_millis(500);
+pub(super) const REST: Duration = Duration::from_millis(60);
 /// A round trip of a worker that has nothing else to do.
 const QUIET: Duration = Duration::from_micros(300);
 
@@ -78,8 +83,13 @@ impl Victim {
     /// Round trips for `slice`, and for as long as `unseen` says; the 99th percentile and the longest, in microseconds.
     pub(super) fn latency(&mut self, slice: Duration, unseen: impl Fn() -> bool) -> (f64, f64) {
         let (begin, mut next) = (Instant::now(), Instant::now());
+        let mut spell = begin;
         let mut times = Vec::with_capacity(1 << 14);
         while begin.elapsed() < slice || unseen() {
+            if spell.elapsed() > SPELL {
+                std::thread::sleep(REST);
+                (spell, next) = (Instant::now(), Instant::now());
+            }
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
             let took = self.round_trip();
             times.push(took);
