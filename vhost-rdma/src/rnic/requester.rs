@@ -241,7 +241,7 @@ impl Nic {
         self.complete_fault(cqn, qpn, status, &requests);
         if kind == Kind::Rc {
             self.enter_error(qpn);
-        } else if let Some(qp) = self.qps.get_mut(&qpn) {
+        } else if let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.state != State::Reset) {
             // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it: it was not asked.
             qp.state = State::Sqe;
             self.schedule(qpn);
