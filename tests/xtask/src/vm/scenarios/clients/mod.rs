@@ -8,7 +8,8 @@
 //!   own comparison of data where it has one (`-v`). Atomics are `ofi_rxm`'s, made of messages.
 //! - `qperf`: RC, RDMA, and atomics that it verifies.
 //!
-//! NVMe over RDMA is `cargo xtask vm nvme`; NFS, RDS, rsockets and `fi_pingpong` are `vm ulp`.
+//! NVMe over RDMA is `cargo xtask vm nvme`; NFS, iSER, SRP, RDS, SMC-R, rsockets and `fi_pingpong`
+//! are `vm ulp`.
 //! Nothing here knows how a client is run (see `client`).
 
 mod fabric;
