@@ -5,8 +5,8 @@
     smc-echo.py serve ADDRESS        # answers one connection, says "ready" first
     smc-echo.py ask PEER
 
-Both ends must be of one enterprise (RFC 7609, section 3 of version 2's addendum): its name is given to the kernel here. A connection
-that can not be SMC is TCP without a word; who looks at the NIC's counters sees that.
+Version 2 joins ends of one enterprise only, whose name (UEID, net/smc/smc_clc.c) is given to the kernel here. A connection that can not
+be SMC is TCP without a word; who looks at the NIC's counters sees that.
 """
 import errno
 import random

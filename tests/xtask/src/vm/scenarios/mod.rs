@@ -47,7 +47,7 @@ pub(crate) enum Scenario {
     Nvme(nvme::Args),
     /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing leaks, nobody else is harmed
     Life(life::Args),
-    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, NFS over RDMA, libfabric
+    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, SMC-R, NFS over RDMA, iSER, SRP, libfabric
     Ulp(ulp::Args),
     /// Real clients, unmodified, verified: UCX, Open MPI, libfabric's tests, qperf
     Clients(clients::Args),

@@ -6,11 +6,15 @@
 //! | rstream, riostream, rcopy (rsockets) | RDMA writes with immediate, inline, completion events under poll() |
 //! | cmtime | the connection manager under load: hundreds of datagrams of QP 1, QPs made and moved in number |
 //! | RDS | kernel verbs: long-lived RC connections with their own flow control, receives refilled from completions |
+//! | SMC-R version 2 | kernel verbs: RDMA writes into a ring of the peer's, with immediates as news, through sockets that think they are TCP's |
 //! | NFS over RDMA | kernel verbs: read and write chunks by fast registration, remote invalidation, a server that pulls and pushes |
+//! | iSER, SRP | kernel block storage, see `block` |
 //! | libfabric, msg and rdm end points | connection manager events; a shared receive queue and many small buffers under ofi_rxm |
 //!
-//! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS would else be free to go
-//! over TCP.
+//! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS and SMC would else be
+//! free to go over TCP.
+
+mod block;
 
 use anyhow::Result;
 
@@ -25,7 +29,11 @@ pub(crate) struct Args {
     options: Options,
 }
 
-const RDS: &str = include_str!("../../../../guest-programs/rds-echo.py");
+/// Programs that guests find in `/host`.
+const FILES: &[(&str, &str)] = &[
+    ("rds-echo.py", include_str!("../../../../guest-programs/rds-echo.py")),
+    ("smc-echo.py", include_str!("../../../../guest-programs/smc-echo.py")),
+];
 
 const CLIENTS: &[Client] = &[
     Client {
@@ -82,6 +90,13 @@ const CLIENTS: &[Client] = &[
         ready: Ready::Says("ready"),
         client: "modprobe -a rds rds_rdma; exec python3 /host/rds-echo.py ask 10.9.0.1 10.9.0.2 200",
         bytes: 200 / 8 * 100_000,
+    },
+    Client {
+        name: "SMC-R version 2",
+        server: "modprobe smc; exec python3 -u /host/smc-echo.py serve 10.9.0.2",
+        ready: Ready::Says("ready"),
+        client: "modprobe smc; exec python3 /host/smc-echo.py ask 10.9.0.2",
+        bytes: 2 * 3 * (1 << 20),
     },
     Client {
         name: "NFS over RDMA",
@@ -155,11 +170,13 @@ impl Args {
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         for guest in &fixture.lab.guests {
-            std::fs::write(guest.share().join("rds-echo.py"), RDS)?;
+            for (name, text) in FILES {
+                std::fs::write(guest.share().join(name), text)?;
+            }
         }
         let mut table = Vec::new();
         let chosen = |c: &&Client| self.options.chosen(c.name);
-        for client in CLIENTS.iter().filter(chosen) {
+        for client in CLIENTS.iter().chain(block::CLIENTS).filter(chosen) {
             table.push(drive(&mut fixture, client)?);
         }
         let clean = fixture.clean();
