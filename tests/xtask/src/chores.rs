@@ -52,6 +52,7 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
         logged(cache, "cargo-doc", &mut cmd)
     })?;
     steps.step("claims", || crate::claims::check(&workspace()))?;
+    steps.step("recorded results", || crate::results::check(&workspace()))?;
     steps.step("cargo-deny", || deny(cache))
 }
 

@@ -13,6 +13,7 @@
 //! cargo xtask soak --minutes 30                           # nothing grows
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
+//! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
 //! cargo xtask crds                                        # manifests/crds from controller/api
 //! ```
 //! For work on the guest side:
@@ -33,6 +34,7 @@ mod host;
 mod k8s;
 mod node_bench;
 mod products;
+mod results;
 mod roots;
 mod rows;
 mod steps;
@@ -111,6 +113,9 @@ enum Chore {
         #[arg(long)]
         dir: Option<PathBuf>,
     },
+    /// Recorded runs, docs/results
+    #[command(subcommand)]
+    Results(results::Results),
     /// The VM lab
     #[command(subcommand)]
     Vm(vm::scenarios::Scenario),
@@ -137,6 +142,7 @@ fn run(cli: &Cli) -> Result<bool> {
         }
         Chore::Crds => chores::crds(),
         Chore::Man { dir } => chores::man(dir.as_deref()),
+        Chore::Results(what) => what.run(),
         Chore::Vm(scenario) => scenario.run(&Cache::open()?),
         Chore::K8s(command) => command.run(&Cache::open()?),
     }
