@@ -165,6 +165,8 @@ pub struct PoolConfig {
 pub struct ClusterPool {
     /// The UID of its network: one that was deleted and made again is another.
     pub network_uid: String,
+    /// Its NICs have addresses of the node's blocks.
+    pub ipam: bool,
     /// Its class.
     pub class: Option<String>,
     /// Stands for all that is fixed when a NIC is made.

@@ -17,7 +17,9 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use vhost_rdma_cluster_api::{RdmaNode, RdmaNodeStatus, set_condition};
+use vhost_rdma_cluster_api::{
+    NodeBlock, RdmaIPBlock, RdmaNode, RdmaNodeStatus, block_name, set_condition,
+};
 
 use crate::agent::Agent;
 use crate::daemon::Daemon;
@@ -104,9 +106,50 @@ async fn tell<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, api: &Api<RdmaNode>, n
                 }
             }
         }
+        if let Some((_, status)) = &told {
+            own_blocks(agent, api, node, status).await;
+        }
         let _ = tokio::time::timeout(LOOK, agent.noted()).await;
         tokio::time::sleep(TOGETHER).await;
     }
+}
+
+/// Makes blocks the node's own that the written status names: only now is the block itself asked,
+/// which the controller changes before it looks at the status. One of the two sees the other.
+async fn own_blocks<D: Daemon, K: Kubelet>(
+    agent: &Agent<D, K>,
+    api: &Api<RdmaNode>,
+    node: &str,
+    status: &RdmaNodeStatus,
+) {
+    let blocks: Api<RdmaIPBlock> = Api::all(api.clone().into_client());
+    for block in agent.offered_blocks().await {
+        if !status.blocks.contains(&block.uid) {
+            continue;
+        }
+        let taken = match is_ours(&blocks, node, &block).await {
+            Ok(true) => agent.own(&block).await.map_err(|error| error.to_string()),
+            Ok(false) => Err("it is another's by now".to_owned()),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = taken {
+            tracing::info!(network = block.network, cidr = %block.cidr, why, "a block is not taken");
+        }
+    }
+}
+
+/// Is the block bound to this node, and not being taken back?
+async fn is_ours(blocks: &Api<RdmaIPBlock>, node: &str, block: &NodeBlock) -> Result<bool, String> {
+    let name = block_name(&block.network, &block.cidr);
+    let found = tokio::time::timeout(PATIENCE, blocks.get_opt(&name)).await;
+    let found = found.map_err(|_| "the API server does not answer")?;
+    let found = found.map_err(|error| error.to_string())?;
+    Ok(found.is_some_and(|found| {
+        found.metadata.uid.as_ref() == Some(&block.uid)
+            && found.metadata.deletion_timestamp.is_none()
+            && found.spec.node == node
+            && !found.spec.releasing
+    }))
 }
 
 /// The status with the times at which its conditions turned.

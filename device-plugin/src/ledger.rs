@@ -13,6 +13,7 @@
 //! first. Nothing here does I/O or reads a clock.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use vhost_rdma_agent_api::{Attachment, Kind, Pod, Record, State};
@@ -102,6 +103,11 @@ impl ClusterGrant {
 }
 
 impl Grant {
+    /// The addresses that the NIC was bound to.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().filter_map(|address| address.parse().ok())
+    }
+
     /// Was it granted as another resource than this?
     #[must_use]
     pub fn is_of_another(&self, resource: &str) -> bool {

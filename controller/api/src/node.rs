@@ -123,6 +123,9 @@ pub struct NodeNetwork {
     /// Ranges beyond the network that its NICs may reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<Cidr>,
+    /// NICs have addresses of the node's blocks, and no others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipam: bool,
     /// Who may use it. Nobody else may, whatever admission said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<NodeTenant>,

@@ -132,6 +132,7 @@ fn rendered(world: &World, name: &str) -> Option<NodeNetwork> {
         mtu: network.spec.mtu,
         companion: network.spec.companion.clone(),
         allow: network.spec.allow.clone(),
+        ipam: network.spec.ipam.is_some(),
         tenants: world
             .tenants_of_network(name)
             .map(|tenant| NodeTenant {

@@ -184,7 +184,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if *decision != Decision::Reuse && !changes.contains_key(&device.id) {
                 let mut slot = state.ledger.slot(&device.id, pool.name());
                 slot.pool = pool.name().to_owned();
-                slot.grant = Some(new_grant(pool));
+                let addresses = super::cluster::addresses(state, &pool.config, &changes);
+                let addresses = addresses.map_err(AllocateError)?;
+                slot.grant = Some(Grant { addresses, ..new_grant(pool) });
                 changes.insert(device.id.clone(), slot);
             }
         }

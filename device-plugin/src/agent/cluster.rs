@@ -5,16 +5,21 @@
 //! said goes from the daemon when its last NIC has, and is reported until then, since the controller
 //! gives its VNI to nobody else before.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::Client;
-use vhost_rdma_cluster_api::RdmaNode;
+use vhost_rdma_cluster_api::{NodeBlock, RdmaNode};
 
 use super::{Agent, State};
+use crate::cluster::addresses::free;
 use crate::cluster::{Snapshot, Standing};
+use crate::config::PoolConfig;
 use crate::daemon::{Daemon, DaemonError};
 use crate::kubelet::Kubelet;
+use crate::ledger::{Grant, Slot};
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Takes what the controller says now. An object that is gone says nothing: what was said last
@@ -99,4 +104,83 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
         state.networks.remove(name);
     }
+
+    /// Blocks that the controller names and that are not the node's own yet.
+    pub async fn offered_blocks(&self) -> Vec<NodeBlock> {
+        self.state.lock().await.standing.offered().cloned().collect()
+    }
+
+    /// A block is the node's own: the API server knew that the node holds it before it said so.
+    ///
+    /// # Errors
+    /// It cannot be written down; nothing has changed.
+    pub async fn own(&self, block: &NodeBlock) -> io::Result<()> {
+        let mut state = self.state.lock().await;
+        let mut new = state.standing.clone();
+        if new.held.contains(block) {
+            return Ok(());
+        }
+        new.held.push(block.clone());
+        self.keep(&new).await?;
+        tracing::info!(network = block.network, cidr = %block.cidr, "the node gives out these addresses");
+        state.standing = new;
+        self.publish(&mut state);
+        Ok(())
+    }
+
+    /// Blocks that the controller wants back and none of whose addresses a NIC has.
+    pub(super) async fn let_blocks_go(&self, state: &mut State) {
+        let taken = |block: &NodeBlock| {
+            let grants = state.ledger.iter().filter_map(|(_, slot)| slot.grant.as_ref());
+            let mut of = grants.filter(|g| g.cluster.is_some() && g.network == block.network);
+            of.any(|grant| grant.addresses().any(|address| block.cidr.contains(address)))
+        };
+        let named =
+            |block: &NodeBlock| state.standing.spec.blocks.iter().any(|b| b.uid == block.uid);
+        let held = &state.standing.held;
+        let kept: Vec<NodeBlock> =
+            held.iter().filter(|block| named(block) || taken(block)).cloned().collect();
+        if kept.len() == held.len() {
+            return;
+        }
+        let new = Standing { held: kept, ..state.standing.clone() };
+        match self.keep(&new).await {
+            Ok(()) => state.standing = new,
+            Err(error) => tracing::error!(%error, "cannot write down that a block is given back"),
+        }
+    }
+}
+
+/// Addresses for a NIC of this pool: one of each family that the node has blocks of.
+///
+/// # Errors
+/// There is none left, or none yet.
+pub(super) fn addresses(
+    state: &State,
+    pool: &PoolConfig,
+    promised: &BTreeMap<String, Slot>,
+) -> Result<Vec<String>, String> {
+    let Some(of) = pool.cluster.as_ref().filter(|of| of.ipam) else { return Ok(Vec::new()) };
+    let slots = state.ledger.iter().map(|(_, slot)| slot).chain(promised.values());
+    let taken: BTreeSet<IpAddr> = slots
+        .filter_map(|slot| slot.grant.as_ref())
+        .filter(|grant| grant.cluster.as_ref().is_some_and(|c| c.network_uid == of.network_uid))
+        .flat_map(Grant::addresses)
+        .collect();
+    let network = pool.network();
+    let mut given = Vec::new();
+    for v4 in [true, false] {
+        if !state.standing.givable(network).any(|block| block.first().is_ipv4() == v4) {
+            continue;
+        }
+        let address = free(state.standing.givable(network), &taken, v4);
+        let address = address.ok_or_else(|| {
+            format!("every address that this node has of the network {network:?} is given out")
+        })?;
+        given.push(address.to_string());
+    }
+    if given.is_empty() {
+        return Err(format!("this node has no addresses of the network {network:?} yet"));
+    }
+    Ok(given)
 }

@@ -41,6 +41,10 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     if granted.is_some_and(|grant| grant.is_of_another(&pool.resource)) {
         return Some("a pod has it from before the resource got another name".to_owned());
     }
+    let ipam = pool.config.cluster.as_ref().is_some_and(|of| of.ipam);
+    if ipam && granted.is_none() && state.standing.givable(pool.config.network()).next().is_none() {
+        return Some("the node has no addresses of its network yet".to_owned());
+    }
     if pool.config.kind != Kind::VhostUser {
         return None;
     }

@@ -56,6 +56,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.restore(&mut state).await;
             self.follow_limits(&mut state).await;
             self.leave_networks(&mut state).await;
+            self.let_blocks_go(&mut state).await;
             let gone = match &listing {
                 Ok(listing) => self.gone(&mut state, listing, started),
                 Err(_) => Vec::new(),

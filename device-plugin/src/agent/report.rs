@@ -1,5 +1,7 @@
 //! What the node's object says of the node: the agent's word, made from its tables.
 
+use std::collections::BTreeSet;
+
 use vhost_rdma_cluster_api::{
     Condition, DaemonStatus, Limits, NicStatus, NodeNetworkStatus, PortStatus, Quantity,
     RdmaNodeStatus, RnicStatus,
@@ -7,6 +9,7 @@ use vhost_rdma_cluster_api::{
 use vhost_rdma_proto::v1;
 
 use super::{Agent, State};
+use crate::cluster::addresses::withheld;
 use crate::cluster::render::{host_address, selects};
 use crate::daemon::Daemon;
 use crate::grant::nic_name;
@@ -65,6 +68,8 @@ fn status(state: &State) -> RdmaNodeStatus {
     let mut nics: Vec<NicStatus> =
         state.ledger.iter().filter_map(|(id, slot)| nic(state, id, slot)).collect();
     nics.sort_by(|a, b| a.id.cmp(&b.id));
+    let blocks: BTreeSet<String> =
+        standing.held.iter().chain(&standing.spec.blocks).map(|block| block.uid.clone()).collect();
     RdmaNodeStatus {
         observed_generation: Some(standing.generation),
         granted: u32::try_from(nics.len()).unwrap_or(u32::MAX),
@@ -80,13 +85,28 @@ fn status(state: &State) -> RdmaNodeStatus {
             .map(|(uid, network)| NodeNetworkStatus {
                 name: network.name.clone(),
                 uid: uid.clone(),
-                addresses: 0,
+                addresses: addresses(state, uid, &network.name),
             })
             .collect(),
-        blocks: Vec::new(),
+        // Before one of them is the node's own the API server must know that it may be.
+        blocks: blocks.into_iter().collect(),
         nics,
         conditions: vec![ready(state).of(Some(standing.generation))],
     }
+}
+
+/// How many addresses of a network cannot be given any more: those that NICs have, and those that
+/// nobody gets. When it is all of the blocks the controller adds one.
+fn addresses(state: &State, uid: &str, network: &str) -> u32 {
+    let grants = state.ledger.iter().filter_map(|(_, slot)| slot.grant.as_ref());
+    let of = grants.filter(|grant| grant.cluster.as_ref().is_some_and(|c| c.network_uid == uid));
+    let given = of.filter(|grant| !grant.addresses.is_empty()).count();
+    let withheld = [true, false].map(|v4| {
+        let blocks = state.standing.givable(network).filter(|b| b.first().is_ipv4() == v4);
+        blocks.map(withheld).fold(0, u32::saturating_add)
+    });
+    let most = withheld.into_iter().max().unwrap_or(0);
+    u32::try_from(given).unwrap_or(u32::MAX).saturating_add(most)
 }
 
 /// A NIC that a pod has and was admitted to; one that waits for that counts against no quota.

@@ -55,6 +55,8 @@ fn offered(
         numa: pool.numa.clone(),
         mtu: network.mtu,
         addresses: match nic.addresses {
+            // The agent gives them, not the pod network.
+            _ if network.ipam => AddressPolicy::Any,
             vhost_rdma_cluster_api::AddressPolicy::Any => AddressPolicy::Any,
             vhost_rdma_cluster_api::AddressPolicy::Ipam => AddressPolicy::Ipam,
         },
@@ -72,6 +74,7 @@ fn offered(
         exclude_topology: false,
         cluster: Some(ClusterPool {
             network_uid: network.uid.clone(),
+            ipam: network.ipam,
             class: pool.class.clone(),
             revision: pool.revision.clone(),
         }),

@@ -16,7 +16,7 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vhost_rdma_cluster_api::RdmaNodeSpec;
+use vhost_rdma_cluster_api::{Cidr, NodeBlock, RdmaNodeSpec};
 
 const HEADER: &str = "vhost-rdma-agent-node 1\n";
 /// Its name in the state directory.
@@ -36,6 +36,10 @@ pub struct Standing {
     /// Networks that the daemon may have for it, by UID: also those that the specification no longer
     /// names, until they are gone from the daemon.
     pub hosted: BTreeMap<String, Hosted>,
+    /// Blocks that this node has made its own (`RdmaNode`): also those that the specification no
+    /// longer names, until their last address has come back.
+    #[serde(default)]
+    pub held: Vec<NodeBlock>,
 }
 
 /// A network that the daemon may have.
@@ -56,7 +60,22 @@ impl Standing {
             let new = Hosted { name: network.name.clone(), vni: network.vni };
             hosted.insert(network.uid.clone(), new);
         }
-        Self { uid: uid.to_owned(), generation, spec: spec.clone(), hosted }
+        // Another object of the name: nobody knows any more that the node held anything.
+        let held = if self.uid == uid { self.held.clone() } else { Vec::new() };
+        Self { uid: uid.to_owned(), generation, spec: spec.clone(), hosted, held }
+    }
+
+    /// Ranges out of which addresses of a network may be given.
+    pub fn givable<'a>(&'a self, network: &'a str) -> impl Iterator<Item = &'a Cidr> {
+        let named = |uid: &String| self.spec.blocks.iter().any(|block| block.uid == *uid);
+        let held = self.held.iter().filter(move |block| block.network == network);
+        held.filter(move |block| named(&block.uid)).map(|block| &block.cidr)
+    }
+
+    /// Blocks that the controller names and the node has not made its own yet.
+    pub fn offered(&self) -> impl Iterator<Item = &NodeBlock> {
+        let held = |uid: &String| self.held.iter().any(|block| block.uid == *uid);
+        self.spec.blocks.iter().filter(move |block| !held(&block.uid))
     }
 
     /// Networks that are only hosted because they are not gone yet: UID and what they are.
@@ -158,6 +177,21 @@ mod tests {
             std::fs::write(dir.path().join(FILE), &good[..at]).unwrap();
             assert!(snapshot.read().is_err(), "{at} bytes");
         }
+    }
+
+    #[test]
+    fn blocks_are_held_by_the_word_of_one_object() {
+        let block = json!({"network": "blue", "cidr": "10.9.0.0/28", "uid": "b"});
+        let spec = serde_json::from_value(json!({ "blocks": [block] })).unwrap();
+        let mut first = Standing::default().taking("one", 1, &spec);
+        assert_eq!((first.offered().count(), first.givable("blue").count()), (1, 0));
+        first.held.clone_from(&first.spec.blocks);
+        assert_eq!((first.offered().count(), first.givable("blue").count()), (0, 1));
+        assert_eq!(first.givable("red").count(), 0);
+        assert_eq!(first.taking("one", 2, &spec).givable("blue").count(), 1);
+        // The object was deleted and made again: the API server is told and asked again.
+        let again = first.taking("two", 1, &spec);
+        assert_eq!((again.offered().count(), again.givable("blue").count()), (1, 0));
     }
 
     #[test]

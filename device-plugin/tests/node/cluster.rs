@@ -286,3 +286,46 @@ async fn the_kubelet_asks_before_a_container_starts() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn addresses_are_those_of_blocks_that_the_node_holds() {
+    let mut world = led().await;
+    let with_block = |spec: &mut Value| {
+        spec["networks"][0]["ipam"] = true.into();
+        spec["blocks"] = json!([{"network": "red", "cidr": "10.9.0.4/30", "uid": "b1"}]);
+    };
+    world.agent().follow(&object(2, with_block)).await.unwrap();
+    let asked = |id: &str| vec![vec![id.to_owned()]];
+    let refused = world.agent().allocate("red", &asked("red-0")).await.unwrap_err().to_string();
+    assert!(refused.contains("no addresses"), "{refused}");
+    // Told before it is held.
+    assert_eq!(report(&world).await.blocks, ["b1"]);
+    let offered = world.agent().offered_blocks().await;
+    world.agent().own(&offered[0]).await.unwrap();
+    given(&world, "p", "red-0").await;
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    world.settle().await;
+    world.agent().allocate("red", &asked("red-1")).await.unwrap();
+    let address = |id: &str| world.daemon.table().nics[&format!("k8s.{id}")].addresses.clone();
+    assert_eq!(
+        (address("red-0"), address("red-1")),
+        (vec!["10.9.0.4".into()], vec!["10.9.0.5".into()])
+    );
+    assert_eq!(report(&world).await.networks[0].addresses, 2);
+    // It is wanted back: nothing more is given out of it, and it goes with its last address.
+    let without = |spec: &mut Value| spec["networks"][0]["ipam"] = true.into();
+    world.agent().follow(&object(3, without)).await.unwrap();
+    world.agent().reconcile().await;
+    assert_eq!(report(&world).await.blocks, ["b1"]);
+    assert!(world.agent().allocate("red", &asked("red-2")).await.is_err());
+    world.kubelet.delete("p");
+    world.kubelet.note(&[]);
+    for _ in 0..50 {
+        world.settle().await;
+        if report(&world).await.blocks.is_empty() {
+            return;
+        }
+    }
+    panic!("the block is held still; NICs: {:?}", world.nics());
+}

@@ -25,6 +25,8 @@ const WAIT: Duration = Duration::from_secs(60);
 const LIVE: Duration = Duration::from_secs(2);
 const POOL: &str = "cyan";
 const COUNT: usize = 4;
+/// A pool of a network that has addresses.
+const ADDRESSED: &str = "plum";
 /// Pods of the tenant that live through these steps.
 const USERS: [&str; 2] = ["c-one", "c-two"];
 
@@ -64,7 +66,7 @@ fn class(qps: u32) -> Value {
 
 fn tenant(quota: Option<u32>) -> Value {
     let mut spec = json!({
-        "namespaceSelector": {"matchLabels": {"team": "physics"}}, "networks": [POOL],
+        "namespaceSelector": {"matchLabels": {"team": "physics"}}, "networks": [POOL, ADDRESSED],
     });
     if let Some(nics) = quota {
         spec["quota"] = json!({ "nics": nics });
@@ -148,13 +150,16 @@ pub(crate) fn offered(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     kubectl.run(&["label", "namespace", "default", "team=physics", "--overwrite"])?;
     let pool = json!({"name": POOL, "network": POOL, "class": "lab", "count": COUNT});
+    let other = json!({"name": ADDRESSED, "network": ADDRESSED, "class": "lab", "count": 1});
+    let ipam = json!({"cidrs": ["10.77.0.0/16"], "blockSize": 16});
     apply(
         kubectl,
         &[
             ours_is("RdmaNetwork", POOL, &json!({"soft": {}})),
+            ours_is("RdmaNetwork", ADDRESSED, &json!({"soft": {}, "ipam": ipam})),
             class(64),
             tenant(None),
-            ours_is("RdmaNodePolicy", "lab", &json!({"nodeSelector": {}, "pools": [pool]})),
+            ours_is("RdmaNodePolicy", "lab", &json!({"nodeSelector": {}, "pools": [pool, other]})),
         ],
     )?;
     bench.offered(POOL, COUNT)?;
@@ -170,7 +175,28 @@ pub(crate) fn offered(bench: &mut Bench<'_>) -> Result<()> {
     let vni = vni.pointer("/status/vni").and_then(Value::as_u64).context("no VNI")?;
     let nic = ours::nic(bench.node, &users[0].id)?;
     ensure!(nic.get("vni").and_then(Value::as_u64) == Some(vni), "VNI {vni}, the NIC: {nic}");
+    addressed(bench)?;
     reported(bench, &users.map(|pod| pod.name))
+}
+
+/// A NIC of a network with addresses has one of the node's block, which the API server calls bound.
+fn addressed(bench: &Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    bench.offered(ADDRESSED, 1)?;
+    let pod = bench.pods.start(&Wanted::new("c-addressed", ADDRESSED))?;
+    let nic = ours::nic(bench.node, &pod.id)?;
+    let address = nic.pointer("/addresses/0").and_then(Value::as_str).unwrap_or_default();
+    ensure!(address.starts_with("10.77."), "the NIC has the addresses {nic}");
+    let told = pod.variable(ADDRESSED, "ADDRESSES")?;
+    ensure!(told == address, "the pod was told {told}, the daemon says {address}");
+    let blocks = kubectl.get(&["rdmaipblocks"])?;
+    let block = blocks.pointer("/items/0").context("there is no block")?;
+    ensure!(block.pointer("/spec/node") == Some(&"node1".into()), "{block}");
+    wait_for("the block to be bound", WAIT, || {
+        let blocks = kubectl.get(&["rdmaipblocks"])?;
+        Ok((blocks.pointer("/items/0/status/bound") == Some(&true.into())).then_some(()))
+    })?;
+    kubectl.delete_pods(&["c-addressed"])
 }
 
 /// Waits until the node's object and the sums made of it name exactly these pods.
@@ -331,7 +357,7 @@ pub(crate) fn alone(bench: &mut Bench<'_>) -> Result<()> {
 /// A network with users stays; without, it goes with its VNI, from the node too.
 pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
-    kubectl.run(&["delete", "rdmanetwork", POOL, "--wait=false"])?;
+    kubectl.run(&["delete", "rdmanetwork", POOL, ADDRESSED, "--wait=false"])?;
     let named = wait_for("the users to be named", WAIT, || {
         std::thread::sleep(Duration::from_millis(200));
         let network = kubectl.get(&["rdmanetwork", POOL])?;
@@ -349,6 +375,7 @@ pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
         let networks = ours::daemon(bench.node, &["network", "list"])?;
         Ok((!networks.to_string().contains(POOL)).then_some(()))
     })?;
+    kubectl.wait_gone(&["rdmaipblocks"])?;
     let claims = ["lease", "-n", NAMESPACE, "-l", "vhost-rdma.io/claim=vni"];
     kubectl.wait_gone(&claims)?;
     for kind in ["rdmanodepolicy/lab", "rdmatenant/physics", "rdmanicclass/lab"] {
