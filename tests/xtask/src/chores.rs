@@ -140,9 +140,14 @@ pub(crate) fn tests(cache: &Cache, steps: &mut Steps) -> Result<()> {
     })
 }
 
-/// The seeded device bugs, each of which the whole-stack tests must catch.
-pub(crate) fn mutants(cache: &Cache, steps: &mut Steps) -> Result<()> {
-    steps.step("seeded device bugs", || {
+/// Parts of the seeded bugs, one of which a run that is not `--full` takes.
+const PARTS: u32 = 3;
+
+/// The seeded device bugs, each of which the whole-stack tests must catch: all of them, or the part
+/// whose turn it is by the commit, so that each is tried every few changes.
+pub(crate) fn mutants(cache: &Cache, steps: &mut Steps, all: bool) -> Result<()> {
+    let part = if all { "0/1".to_owned() } else { format!("{}/{PARTS}", turn(PARTS)) };
+    steps.step(&format!("seeded device bugs, part {part}"), || {
         let mut cmd = cargo();
         cmd.args([
             "run",
@@ -153,10 +158,20 @@ pub(crate) fn mutants(cache: &Cache, steps: &mut Steps) -> Result<()> {
             "--bin",
             "mutants",
             "--",
+            "--part",
+            &part,
             "--cache",
         ]);
         logged(cache, "mutants", cmd.arg(cache.dir().join("mutants")))
     })
+}
+
+/// A number below `parts` that the commit decides; 0 where there is none.
+fn turn(parts: u32) -> u32 {
+    let head = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(workspace()).output();
+    let text = head.map(|out| String::from_utf8_lossy(&out.stdout).into_owned());
+    let number = text.ok().and_then(|id| u32::from_str_radix(id.get(..8)?, 16).ok());
+    number.unwrap_or(0) % parts
 }
 
 /// A cargo command whose output the user wants to see.

@@ -33,7 +33,7 @@ impl Args {
         chores::tests(cache, &mut steps)?;
         if !self.fast {
             steps.step("clippy with host-rnic", || chores::lint_rnic(cache))?;
-            chores::mutants(cache, &mut steps)?;
+            chores::mutants(cache, &mut steps, self.full)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("attacks on a neighbour's time", chores::isolation)?;
             steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;

@@ -1,4 +1,4 @@
-//! `mutants [--list] [FILTER…]`: are the whole-stack tests able to fail?
+//! `mutants [--list] [--part K/N] [FILTER…]`: are the whole-stack tests able to fail?
 //!
 //! Each entry of `mutants.toml` is a bug seeded into a copy of the daemon's source: apply it, build the daemon, and at least one
 //! of the tests that the entry names must fail on it; all of them must pass on the source as it is. The copy and its build live in
@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::str::FromStr;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ struct Args {
     /// Show the table and check it against the source, without building
     #[arg(long)]
     list: bool,
+    /// Every Nth bug of those, from the Kth on: with all K from 0 to N-1 each is tried once
+    #[arg(long, value_name = "K/N", default_value = "0/1")]
+    part: Part,
     /// Where the copy of the source and its build are [default: $XDG_CACHE_HOME/vhost-rdma/mutants]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -37,6 +41,24 @@ struct Args {
     /// Write one row per bug to this file as a JSON array
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// Which of the bugs.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    first: usize,
+    step: usize,
+}
+
+impl FromStr for Part {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts =
+            text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+        let (first, step) = parts.ok_or("two numbers, such as 0/3")?;
+        if first < step { Ok(Self { first, step }) } else { Err("K is less than N") }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -245,6 +267,9 @@ fn main() -> Result<ExitCode> {
     for mutant in &chosen {
         mutant.seed(&source(mutant)?)?;
     }
+    let chosen: Vec<&Mutant> =
+        chosen.into_iter().skip(args.part.first).step_by(args.part.step).collect();
+    ensure!(!chosen.is_empty(), "there are fewer bugs than parts");
     if args.list {
         for mutant in &chosen {
             println!("{:<32} {:<24} {}", mutant.name, mutant.file.display(), mutant.why);
