@@ -77,7 +77,7 @@ fn tenant(quota: Option<u32>) -> Value {
 /// Definitions, accounts, the controller; the agent begins anew and follows it.
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
-    for dir in ["crds/no-cel", "controller"] {
+    for dir in ["crds/no-cel", "controller", "node", "cluster-no-cel"] {
         copy(dir, bench)?;
     }
     // A namespace that is there already (from manifests) is as good.
@@ -88,6 +88,7 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     for file in ["rbac", "agent-rbac"] {
         kubectl.run(&["apply", "-f", &format!("{DIR}/controller/{file}.yaml")])?;
     }
+    taken(kubectl)?;
     // The lab's agent is a user and no pod.
     let (role, user) = ("--clusterrole=vhost-rdma-agent-cluster", "--user=vhost-rdma-agent");
     kubectl.run(&["create", "clusterrolebinding", "lab-agent-cluster", role, user])?;
@@ -96,6 +97,29 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     bench.node.kill(ours::AGENT, "TERM")?;
     ours::start_agent_with(bench.node, &["--cluster"])?;
     bench.undisturbed()
+}
+
+/// The API server takes `manifests/cluster-no-cel` as it is, and its agents follow the controller.
+fn taken(kubectl: Kubectl<'_>) -> Result<()> {
+    let dir = format!("{DIR}/cluster-no-cel");
+    let said = kubectl.run(&["apply", "-k", &dir, "--dry-run=server"])?;
+    for object in [
+        "deployment.apps/vhost-rdma-controller",
+        "daemonset.apps/vhost-rdma-agent",
+        "daemonset.apps/vhost-rdma-daemon",
+        "networkpolicy.networking.k8s.io/vhost-rdma-controller",
+        "role.rbac.authorization.k8s.io/vhost-rdma-controller",
+        "customresourcedefinition.apiextensions.k8s.io/rdmatenants.vhost-rdma.io",
+    ] {
+        let told = |line: &str| line.starts_with(object) && line.ends_with("(server dry run)");
+        ensure!(said.lines().any(told), "nothing about {object}:\n{said}");
+    }
+    let text = kubectl.run(&["kustomize", &dir])?;
+    ensure!(text.contains("- --cluster\n"), "the agent does not follow the controller:\n{text}");
+    let images: Vec<&str> = text.lines().filter(|l| l.trim().starts_with("image:")).collect();
+    let one = images.iter().all(|line| line.contains("registry.example.org/vhost-rdma/node:"));
+    ensure!(one && images.len() >= 4, "the parts have not one image: {images:?}");
+    Ok(())
 }
 
 /// A kubeconfig with the token of the controller's account.
