@@ -1,7 +1,7 @@
 //! Ready-made scenes: a daemon with a network, guests on it, connected queue pairs.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Drop for Watchdog {
 pub struct World {
     /// The daemon.
     pub daemon: Daemon,
-    next: AtomicU8,
+    next: AtomicU16,
     _watchdog: Watchdog,
 }
 
@@ -136,7 +136,7 @@ impl World {
         let watchdog = Watchdog::new(limit * crate::daemon::patience());
         let daemon = Daemon::spawn(options);
         daemon.add_network("net", 100);
-        Self { daemon, next: AtomicU8::new(1), _watchdog: watchdog }
+        Self { daemon, next: AtomicU16::new(1), _watchdog: watchdog }
     }
 
     /// A new NIC on `net` with a guest whose driver is ready.
@@ -166,7 +166,8 @@ impl World {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let name = format!("nic{n}");
         let socket = self.daemon.add_nic(&name, network, options);
-        Vacancy { name, socket, gid: ipv4_gid(0, n) }
+        let [net, host] = n.to_be_bytes();
+        Vacancy { name, socket, gid: ipv4_gid(net, host) }
     }
 
     /// Two guests with a connected pair of RC queue pairs.

@@ -219,6 +219,8 @@ const LEAST: u32 = 512 * RING;
 #[derive(Debug)]
 pub(super) struct Stream {
     doorbell: Doorbell,
+    /// Of the ring.
+    entries: u32,
     posted: u32,
     done: u32,
     /// One of so many is signaled.
@@ -227,8 +229,13 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn new(end: &mut End, batch: u32) -> Self {
+        Self::of(end, RING, batch)
+    }
+
+    /// As [`Self::new`], for a ring of so many entries.
+    pub(super) fn of(end: &mut End, entries: u32, batch: u32) -> Self {
         let (_, _, doorbell) = end.qp.raw_sq(0);
-        Self { doorbell, posted: 0, done: 0, batch }
+        Self { doorbell, entries, posted: 0, done: 0, batch }
     }
 
     /// Keeps the ring full for a while; processor time of the worker for each work request, in seconds.
@@ -237,7 +244,7 @@ impl Stream {
         let first = self.done;
         let mut last_progress = start;
         loop {
-            let free = (RING - self.posted.wrapping_sub(self.done)) / BATCH * BATCH;
+            let free = (self.entries - self.posted.wrapping_sub(self.done)) / BATCH * BATCH;
             if free >= 4 * BATCH {
                 self.posted = self.posted.wrapping_add(free);
                 self.doorbell.ring(self.posted);

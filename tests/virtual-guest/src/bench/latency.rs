@@ -59,6 +59,19 @@ fn hand_off(slice: Duration) -> f64 {
     took
 }
 
+/// Posts a work request and polls until it is complete.
+pub(super) fn post_and_poll(end: &mut End, request: &SendWr) {
+    end.qp.post_send(request);
+    let start = Instant::now();
+    let cqe = loop {
+        if let Some(cqe) = end.scq.poll() {
+            break cqe;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "no completion");
+    };
+    assert_eq!(cqe.status, status::SUCCESS);
+}
+
 /// An 8-byte write from post to completion, both sides polling.
 pub(super) fn polled(name: &str, effort: Effort) -> Row {
     let world = super::world();
@@ -68,18 +81,7 @@ pub(super) fn polled(name: &str, effort: Effort) -> Row {
     let samples: Vec<_> = (0..effort.samples)
         .map(|_| {
             let reference = hand_off(effort.slice);
-            let value = median(effort.slice, || {
-                a.qp.post_send(&request);
-                let start = Instant::now();
-                let cqe = loop {
-                    if let Some(cqe) = a.scq.poll() {
-                        break cqe;
-                    }
-                    assert!(start.elapsed() < Duration::from_secs(10), "no completion");
-                };
-                assert_eq!(cqe.status, status::SUCCESS);
-            });
-            (value, reference)
+            (median(effort.slice, || post_and_poll(&mut a, &request)), reference)
         })
         .collect();
     Row::best(name, "us", Better::Less, Some(Target::Ratio(8.0)), &samples)

@@ -14,11 +14,14 @@ pub mod isolation;
 mod latency;
 mod null_rnic;
 mod report;
+mod scale;
 
 pub use echo::serve as serve_echo;
 pub use report::{Better, Row, Target};
 
 use std::time::Duration;
+
+use scale::Cost;
 
 use crate::world::World;
 
@@ -95,4 +98,14 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("control_mr_4k", latency::control_mr),
     Benchmark::new("control_qp_to_rts", latency::control_qp),
     Benchmark::new("idle_context_switches", latency::idle),
+    Benchmark::new("rtt_nics_100", |n, e| scale::beside_nics(n, (100, Cost::RoundTrip), e)),
+    Benchmark::new("rtt_nics_500", |n, e| scale::beside_nics(n, (500, Cost::RoundTrip), e)),
+    Benchmark::new("wr_nics_100", |n, e| scale::beside_nics(n, (100, Cost::Request), e)),
+    Benchmark::new("wr_nics_500", |n, e| scale::beside_nics(n, (500, Cost::Request), e)),
+    Benchmark::new("rtt_contexts_100", |n, e| scale::contexts(n, (100, Cost::RoundTrip), e)),
+    Benchmark::new("wr_contexts_100", |n, e| scale::contexts(n, (100, Cost::Request), e)),
+    Benchmark::new("wr_qps_100", |n, e| scale::queue_pairs(n, 100, e)),
+    Benchmark::new("wr_qps_1000", |n, e| scale::queue_pairs(n, 1000, e)),
+    Benchmark::new("wr_qps_10000", |n, e| scale::queue_pairs(n, 10_000, e)),
+    Benchmark::new("wr_mrs_100000", |n, e| scale::regions(n, 100_000, e)),
 ];

@@ -1,0 +1,260 @@
+//! What it costs to be among many: idle NICs, idle contexts, queue pairs, regions.
+//!
+//! Every row is the cost with many ÷ the cost with one, of pairs of guests in two networks of one
+//! daemon that take turns: the crowd is in one of the networks, and the other has its pair alone. A
+//! NIC of the crowd has a driver and a process with a doorbell page, and posts nothing. Queue pairs
+//! and regions are all in use, in turn, so that their rows also have what the processor's caches
+//! cost.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Effort;
+use super::data::{BATCH, RING, Stream};
+use super::latency::{median, post_and_poll};
+use super::report::{Better, Row, Target};
+use crate::control::{Ctx, Doorbell, Mr};
+use crate::daemon::DaemonOptions;
+use crate::guest::GuestConfig;
+use crate::pages::{Buf, PageList};
+use crate::qp::{Path, Qp, QpSpec, SendWr};
+use crate::rings::Cq;
+use crate::spec::{PAGE, access, qpt};
+use crate::world::{End, Node, World};
+
+/// The network of the pair that is alone.
+const ALONE: &str = "alone";
+/// The network of the crowd.
+const CROWD: &str = "net";
+/// What many may cost: 0.8 of the speed of one.
+const TARGET: Target = Target::Ratio(1.25);
+/// Bytes of each message.
+const SIZE: u32 = 8;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cost {
+    /// Microseconds from post to completion, both sides polling.
+    RoundTrip,
+    /// Processor time of the worker for each of many work requests.
+    Request,
+}
+
+/// A daemon with two networks.
+fn world() -> World {
+    let world = World::with(&DaemonOptions::default(), Duration::from_secs(600));
+    world.daemon.add_network(ALONE, 101);
+    super::cores::Cores::get().device_process(&world.daemon.pids());
+    world
+}
+
+fn node(world: &World, network: &str, ram_bytes: u64) -> Node {
+    let limits = ["--max-mrs", "200000", "--max-qps", "16384", "--max-kept-bytes", "4294967296"];
+    world.node_with(network, &limits, GuestConfig { ram_bytes, ..GuestConfig::default() })
+}
+
+fn connected(a: &Node, b: &Node, entries: u32) -> (End, End) {
+    let spec =
+        QpSpec { sq: entries, rq: 16, send_sge: 1, recv_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
+    let end = |node: &Node| node.end_with(&spec, node.cq(2 * entries), node.cq(16));
+    let (a, b) = (end(a), end(b));
+    a.connect(&b, &Path::default());
+    b.connect(&a, &Path::default());
+    (a, b)
+}
+
+/// Writes small writes to all entries of a send ring, once for all.
+fn fill(qp: &mut Qp, entries: u32, mut write: impl FnMut(u32) -> SendWr) {
+    for i in 0..entries {
+        let request = write(i);
+        let request = if i % BATCH == BATCH - 1 { request } else { request.unsignaled() };
+        let (ring, at, _) = qp.raw_sq(i);
+        request.encode(&ring, at);
+    }
+}
+
+/// Two guests with a queue pair for round trips and one for a stream.
+#[derive(Debug)]
+struct Pair {
+    single: End,
+    many: End,
+    peers: [End; 2],
+    stream: Stream,
+    request: SendWr,
+}
+
+impl Pair {
+    fn new(world: &World, network: &str) -> Self {
+        let (a, b) = (node(world, network, 64 << 20), node(world, network, 64 << 20));
+        let (from, to) = (a.mr(PAGE), b.mr(PAGE));
+        let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
+        let (single, first) = connected(&a, &b, 16);
+        let (mut many, second) = connected(&a, &b, RING);
+        fill(&mut many.qp, RING, |_| request.clone());
+        let stream = Stream::new(&mut many, BATCH);
+        Self { single, many, peers: [first, second], stream, request }
+    }
+
+    fn cost(&mut self, world: &World, cost: Cost, slice: Duration) -> f64 {
+        match cost {
+            Cost::RoundTrip => median(slice, || post_and_poll(&mut self.single, &self.request)),
+            Cost::Request => self.stream.run(&mut self.many, world, slice) * 1e9,
+        }
+    }
+}
+
+/// Many beside one, sample by sample.
+fn row(
+    name: &str,
+    cost: Cost,
+    effort: Effort,
+    mut sample: impl FnMut(Duration) -> (f64, f64),
+) -> Row {
+    sample(effort.slice / 4);
+    let samples: Vec<_> = (0..effort.samples).map(|_| sample(effort.slice)).collect();
+    let unit = if cost == Cost::RoundTrip { "us" } else { "ns/WR" };
+    Row::best(name, unit, Better::Less, Some(TARGET), &samples)
+}
+
+/// A pair among idle NICs.
+pub(super) fn beside_nics(name: &str, (count, cost): (u32, Cost), effort: Effort) -> Row {
+    let world = world();
+    let (mut alone, mut among) = (Pair::new(&world, ALONE), Pair::new(&world, CROWD));
+    let _idle: Vec<Node> = (0..count).map(|_| node(&world, CROWD, 4 << 20)).collect();
+    row(name, cost, effort, |slice| {
+        let reference = alone.cost(&world, cost, slice);
+        (among.cost(&world, cost, slice), reference)
+    })
+}
+
+/// A pair whose guests have more processes, which are idle.
+pub(super) fn contexts(name: &str, (count, cost): (u32, Cost), effort: Effort) -> Row {
+    let world = world();
+    let (mut alone, mut among) = (Pair::new(&world, ALONE), Pair::new(&world, CROWD));
+    let nodes = [&among.single.node, &among.peers[0].node];
+    let open = |node: &Node| node.guest.open().expect("CONTEXT_CREATE");
+    let _idle: Vec<Ctx> = nodes.iter().flat_map(|node| (1..count).map(|_| open(node))).collect();
+    row(name, cost, effort, |slice| {
+        let reference = alone.cost(&world, cost, slice);
+        (among.cost(&world, cost, slice), reference)
+    })
+}
+
+/// Bursts of queue pairs in turn, each with a ring of its own that is posted to once and goes round.
+#[derive(Debug)]
+struct Bursts {
+    scq: Cq,
+    doorbells: Vec<(Doorbell, u32)>,
+    next: usize,
+    under_way: u32,
+    _cqs: [Cq; 3],
+    _qps: Vec<[Qp; 2]>,
+}
+
+/// Bursts that are under way: what fits in one ring of the pair that is alone.
+const WINDOW: u32 = RING / BATCH;
+
+impl Bursts {
+    fn new(world: &World, count: u32) -> Self {
+        let (a, b) = (node(world, CROWD, 256 << 20), node(world, CROWD, 256 << 20));
+        let (scq, rcq, their_scq, their_rcq) = (a.cq(RING), a.cq(16), b.cq(16), b.cq(16));
+        let (from, to) = (a.mr(PAGE), b.mr(PAGE));
+        let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
+        let ours = QpSpec { sq: BATCH, rq: 0, send_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
+        let theirs = QpSpec { sq: 16, rq: 0, send_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
+        let (mut doorbells, mut keep) = (Vec::new(), Vec::new());
+        for n in 0..count {
+            if n % 400 == 399 {
+                // Refused where there is room left.
+                let _full = (a.ctx.add_doorbell_page(), b.ctx.add_doorbell_page());
+            }
+            let qp = Qp::create(&a.ctx, a.pdn, &scq, &rcq, &ours);
+            let peer = Qp::create(&b.ctx, b.pdn, &their_scq, &their_rcq, &theirs);
+            let (mut qp, peer) = (qp.expect("QP_CREATE"), peer.expect("QP_CREATE"));
+            qp.connect((b.gid, peer.qpn), &Path::default()).expect("RESET to RTS");
+            peer.connect((a.gid, qp.qpn), &Path::default()).expect("RESET to RTS");
+            fill(&mut qp, BATCH, |_| request.clone());
+            doorbells.push((qp.raw_sq(0).2, 0));
+            keep.push([qp, peer]);
+        }
+        let cqs = [rcq, their_scq, their_rcq];
+        Self { scq, doorbells, next: 0, under_way: 0, _cqs: cqs, _qps: keep }
+    }
+
+    /// Processor time of the worker for each work request, in nanoseconds.
+    fn run(&mut self, world: &World, slice: Duration) -> f64 {
+        let (start, cpu, mut done) = (Instant::now(), world.daemon.worker_cpu(), 0u32);
+        let mut last_progress = start;
+        loop {
+            let most = WINDOW.min(u32::try_from(self.doorbells.len()).unwrap_or(WINDOW));
+            while self.under_way < most {
+                let count = self.doorbells.len();
+                let (doorbell, posted) = &mut self.doorbells[self.next];
+                *posted = posted.wrapping_add(BATCH);
+                doorbell.ring(*posted);
+                self.next = (self.next + 1) % count;
+                self.under_way += 1;
+            }
+            let taken = self.scq.drain();
+            self.under_way -= taken;
+            done += taken * BATCH;
+            let now = Instant::now();
+            if taken > 0 {
+                last_progress = now;
+            }
+            assert!(now - last_progress < Duration::from_secs(10), "completions stopped");
+            if now - start >= slice && done >= 256 * RING {
+                return (world.daemon.worker_cpu() - cpu) / f64::from(done) * 1e9;
+            }
+        }
+    }
+}
+
+/// Many queue pairs of one guest, which all send.
+pub(super) fn queue_pairs(name: &str, count: u32, effort: Effort) -> Row {
+    let world = world();
+    let mut alone = Pair::new(&world, ALONE);
+    let mut among = Bursts::new(&world, count);
+    row(name, Cost::Request, effort, |slice| {
+        let reference = alone.cost(&world, Cost::Request, slice);
+        (among.run(&world, slice), reference)
+    })
+}
+
+/// Entries of the ring whose requests name regions.
+const WIDE: u32 = 16 << 10;
+
+/// A stream of writes between `count` regions of one page on either side.
+fn stream(world: &World, network: &str, count: u32) -> (Stream, End, End) {
+    let (a, b) = (node(world, network, 64 << 20), node(world, network, 64 << 20));
+    let (mut end, peer) = connected(&a, &b, WIDE);
+    let page = |node: &Node| Arc::new(Buf::contiguous(node.guest.ram(), PAGE));
+    let (from, to) = (page(&a), page(&b));
+    let register = |node: &Node, buf: &Arc<Buf>, n: u32| {
+        let iova = (1 << 40) + u64::from(n) * PAGE;
+        let list = PageList::of(node.guest.ram(), buf.pages(), 0);
+        let keys = node.ctx.mr_reg(node.pdn, access::ALL, (iova, PAGE), &list);
+        let (lkey, rkey) = keys.expect("MR_REG");
+        Mr { lkey, rkey, iova, buf: Arc::clone(buf) }
+    };
+    let regions: Vec<_> =
+        (0..count).map(|n| (register(&a, &from, n), register(&b, &to, n))).collect();
+    fill(&mut end.qp, WIDE, |i| {
+        // Neighbours in the ring are no neighbours in the table.
+        let at = u64::from(i) * 7919 % u64::from(count);
+        let (from, to) = &regions[at as usize];
+        SendWr::write(u64::from(i), &[from.sge(0, SIZE)], to.addr(0), to.rkey)
+    });
+    (Stream::of(&mut end, WIDE, BATCH), end, peer)
+}
+
+/// Requests that name another region each.
+pub(super) fn regions(name: &str, count: u32, effort: Effort) -> Row {
+    let world = world();
+    let (mut one, mut alone, _peer) = stream(&world, ALONE, 1);
+    let (mut many, mut among, _other) = stream(&world, CROWD, count);
+    row(name, Cost::Request, effort, |slice| {
+        let reference = one.run(&mut alone, &world, slice) * 1e9;
+        (many.run(&mut among, &world, slice) * 1e9, reference)
+    })
+}
