@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
-use virtual_guest::daemon::{Daemon, tries};
+use virtual_guest::daemon::{Daemon, backing, tries};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{self, err, qps, qpt, status};
@@ -437,6 +437,44 @@ fn posts_that_race_with_the_device_going_to_sleep_are_never_lost() {
         let cqe = a.scq.wait(Duration::from_secs(3)).expect("a post was lost");
         assert_eq!((cqe.wr_id, cqe.status), (i, status::SUCCESS));
     }
+}
+
+#[test]
+fn posts_that_race_with_a_nic_being_parked_are_never_lost() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let word = b.node.area(8);
+    // More than the device visits in any case.
+    let _idle: Vec<Node> = (0..6).map(|_| world.node()).collect();
+    let (mut c, d) = world.rc_pair();
+    let other = d.node.area(8);
+    let stop = AtomicBool::new(false);
+    let busy = SendWr::write(1, &[], other.addr(0), other.rkey()).inline(&[1; 8]);
+    let kicked = std::thread::scope(|scope| {
+        // These keep the worker awake, so that it is the NIC that rests.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                c.run_ok(&busy);
+            }
+        });
+        let done = (0..tries(10_000)).take_while(|i| {
+            // Around the 100 us that a NIC is visited after its last work.
+            let pause = Duration::from_nanos(i * 7919 % 300_000);
+            let start = Instant::now();
+            while start.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+            let request = SendWr::write(*i, &[], word.addr(0), word.rkey());
+            a.qp.post_send(&request.inline(&i.to_le_bytes()));
+            a.scq.wait(Duration::from_secs(3)).is_some_and(|cqe| cqe.status == status::SUCCESS)
+        });
+        let done = done.count() as u64;
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(done, tries(10_000), "a post was lost");
+        world.daemon.show_nic(&a.node.name)["counters"]["kicks"].as_u64().expect("a count")
+    });
+    // What comes from outside is an RNIC's own to look for: its NICs are not parked.
+    assert!(kicked > 0 || backing() != "soft", "the NIC was never parked");
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub(super) struct Nic {
     link: Mutex<Link>,
     /// Its VMM has made the worker's epoll set wait.
     slow_kicks: AtomicBool,
+    /// A kick that came by the connection's thread is on its way to the worker.
+    kicked: Arc<AtomicBool>,
     /// Whether a worker may signal its VMM's descriptors.
     pub(super) trust: Arc<Trust>,
 }
@@ -134,6 +136,7 @@ impl Nic {
             account: Account::new(config.limits.max_kept_bytes),
             link: Mutex::new(Link::default()),
             slow_kicks: AtomicBool::new(false),
+            kicked: Arc::default(),
             trust: Arc::new(Trust::new()),
         }
     }
@@ -210,7 +213,7 @@ impl Nic {
             return None;
         }
         let (fd, counter) = (kick.try_clone().ok()?, self.stats.kicks.clone());
-        let watched = self.timed(|| self.worker.watch(fd.into(), counter)).ok()?;
+        let watched = self.timed(|| self.worker.watch(Some(self.id), fd.into(), counter)).ok()?;
         Some(DirectKick { watched: Some(watched), nic: self.clone() })
     }
 
@@ -234,10 +237,17 @@ impl Nic {
         self.worker.beat().turns.iter().sum()
     }
 
-    /// Has the worker look at the doorbells.
+    /// Has the worker look at the doorbells. However often the guest kicks, one job of it waits.
     pub(super) fn kick(&self) {
         self.stats.kicks.fetch_add(1, Ordering::Relaxed);
-        self.worker.kick();
+        if !self.kicked.swap(true, Ordering::AcqRel) {
+            let kicked = self.kicked.clone();
+            self.post(move |shard, id, _| {
+                // A later kick makes another job; what an earlier one is for is seen from here on.
+                kicked.swap(false, Ordering::AcqRel);
+                shard.kicked(id);
+            });
+        }
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {

@@ -26,7 +26,7 @@ impl Carrier {
         };
         let mut host = rnic::open(&self.device)?;
         let fds = host.wake_fds().map_err(refused("duplicate its descriptors"))?;
-        let watch = |fd| self.worker.watch(fd, Arc::<AtomicU64>::default());
+        let watch = |fd| self.worker.watch(None, fd, Arc::<AtomicU64>::default());
         let watched: Result<Vec<_>, _> = fds.into_iter().map(watch).collect();
         let watched = watched.map_err(refused("wait for its events"))?;
         host.keep(Box::new(watched));

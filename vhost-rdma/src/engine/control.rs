@@ -6,6 +6,7 @@ use zerocopy::little_endian::U32;
 use super::mr::{Registration, Rereg};
 use super::network::link_local;
 use super::nic::{Ah, KERNEL, Nic, NicState};
+use super::on_shard::AnyNic;
 use super::quota;
 use super::window::WindowKind;
 use super::{DeferredDrop, Nanos, Shard, attributes};
@@ -30,7 +31,7 @@ impl Shard {
         command: Command,
         now: Nanos,
     ) -> Result<Reply, Status> {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(AnyNic::Provided(nic)) = self.slots.any_mut(id) {
             return nic.execute(ctx, command, now);
         }
         self.meter.charge(cost::COMMAND);

@@ -31,12 +31,14 @@ mod nic;
 mod numbers;
 mod on_shard;
 mod pace;
+mod parking;
 mod placement;
 pub(crate) mod qp;
 mod quota;
 mod requester;
 mod responder;
 mod rounds;
+mod slots;
 mod srq;
 mod steps;
 mod strain;
@@ -54,27 +56,28 @@ pub use crate::nic::{
 };
 pub use crate::ordering::Visible;
 pub use numbers::Random;
-pub(crate) use on_shard::OnShard;
+pub(crate) use on_shard::{OnShard, Provided};
 pub use rounds::Look;
 
 use self::network::Networks;
-use self::nic::{Nic, NicState, Soft};
+use self::nic::Nic;
 use self::numbers::Numbers;
+use self::on_shard::AnyNic;
+use self::parking::Parking;
 use self::qp::Waiter;
 use self::rounds::Rounds;
+use self::slots::Slots;
 use self::strain::Strains;
 use crate::memory::{AddressSpace, Segment};
 use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
-use crate::nic::provider::Provider as _;
 use crate::nic::roster::{Roster, Walk};
 use crate::transport::{Local, NicId};
 
 /// NICs that are served together, by one thread.
 pub struct Shard {
-    nics: Vec<Option<Box<Nic>>>,
-    /// NICs that bring their own verbs; where one is, `nics` has none.
-    provided: Vec<Option<Box<dyn OnShard>>>,
+    slots: Slots,
+    parking: Parking,
     networks: Networks,
     qpns: Numbers,
     random: Box<dyn Random>,
@@ -95,7 +98,7 @@ pub struct Shard {
 
 impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shard").field("nics", &self.nics).finish_non_exhaustive()
+        f.debug_struct("Shard").field("nics", &self.slots).finish_non_exhaustive()
     }
 }
 
@@ -104,8 +107,8 @@ impl Shard {
     #[must_use]
     pub fn new(random: Box<dyn Random>) -> Self {
         Self {
-            nics: Vec::new(),
-            provided: Vec::new(),
+            slots: Slots::default(),
+            parking: Parking::default(),
             networks: Networks::default(),
             qpns: Numbers::default(),
             random,
@@ -145,46 +148,38 @@ impl Shard {
     /// Deadlines of all NICs.
     #[cfg(test)]
     fn waits(&self) -> usize {
-        self.nics.iter().flatten().map(|nic| nic.timers.len()).sum()
+        self.slots.own().map(|nic| nic.timers.len()).sum()
     }
 
+    #[inline]
     fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
-        self.nics.get_mut(id.0 as usize)?.as_deref_mut()
+        self.slots.own_mut(id)
     }
 
     /// A NIC with what commands of it may change around it.
     fn parts(&mut self, id: NicId) -> Option<(&mut Nic, &mut Networks, &mut dyn Random)> {
-        let Self { nics, networks, random, .. } = self;
-        let nic = nics.get_mut(id.0 as usize)?.as_deref_mut()?;
-        Some((nic, networks, random.as_mut()))
+        let Self { slots, networks, random, .. } = self;
+        Some((slots.own_mut(id)?, networks, random.as_mut()))
     }
 
-    /// A number that no NIC has, and its slot.
-    fn free_slot(&mut self) -> (NicId, usize) {
-        let free = |index: &usize| self.nics[*index].is_none() && !self.is_provided(*index);
-        let index = (0..self.nics.len()).find(free).unwrap_or_else(|| {
-            self.nics.push(None);
-            self.nics.len() - 1
-        });
-        // Four thousand million NICs do not fit in memory.
-        (NicId(u32::try_from(index).unwrap_or(u32::MAX)), index)
+    /// A NIC, for what every NIC can.
+    fn on_shard(&mut self, id: NicId) -> Option<&mut dyn OnShard> {
+        self.slots.any_mut(id).map(AnyNic::on_shard)
     }
 
     /// Adds a NIC, which waits for INIT.
     pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
-        let (id, index) = self.free_slot();
-        let nic = Nic::new(id, settings, port, self.meter.clone());
-        self.nics[index] = Some(Box::new(nic));
-        self.strains.forget(index);
+        let meter = self.meter.clone();
+        let make = |id| AnyNic::Own(Box::new(Nic::new(id, settings, port, meter)));
+        let id = self.slots.insert(make);
+        self.strains.forget(id.0 as usize);
         id
     }
 
     /// Gives a NIC another way out for its events.
     pub fn set_port(&mut self, id: NicId, port: Box<dyn Port>) {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(nic) = self.on_shard(id) {
             nic.set_port(port);
-        } else if let Some(nic) = self.nic_mut(id) {
-            nic.outbox.set_port(port);
         }
     }
 
@@ -198,17 +193,16 @@ impl Shard {
     /// Removes a NIC and everything it has.
     pub fn remove_nic(&mut self, id: NicId) {
         self.reset(id);
-        if let Some(slot) = self.nics.get_mut(id.0 as usize) {
-            *slot = None;
-        }
-        if let Some(nic) = self.provided.get_mut(id.0 as usize).and_then(Option::take) {
-            self.deferred_drops.push(DeferredDrop::new(nic));
+        match self.slots.remove(id) {
+            Some(AnyNic::Provided(nic)) => self.deferred_drops.push(DeferredDrop::new(nic)),
+            // It was emptied by the reset.
+            Some(AnyNic::Own(_)) | None => {}
         }
     }
 
     /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
     pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(AnyNic::Provided(nic)) = self.slots.any_mut(id) {
             return nic.update(settings);
         }
         let Some((nic, networks, _)) = self.parts(id) else { return };
@@ -225,7 +219,7 @@ impl Shard {
 
     /// Destroys every object of a NIC and forgets every guest address; the next command must be INIT. Counters go on.
     pub fn reset(&mut self, id: NicId) {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(AnyNic::Provided(nic)) = self.slots.any_mut(id) {
             return nic.reset();
         }
         let Some((nic, networks, _)) = self.parts(id) else { return };
@@ -247,67 +241,40 @@ impl Shard {
     /// objects whose end blocks, so it should be dropped where nobody waits: not on the thread that runs the shard.
     pub fn take_deferred_drops(&mut self, id: NicId) -> Vec<DeferredDrop> {
         let mut dropped = std::mem::take(&mut self.deferred_drops);
-        if let Some(nic) = self.provided_mut(id) {
-            dropped.extend(nic.take_deferred_drops());
-        } else if let Some(nic) = self.nic_mut(id) {
-            dropped.append(&mut nic.deferred_drops);
-        }
+        dropped.extend(self.slots.quietly(id).and_then(|nic| nic.on_shard().take_deferred_drops()));
         dropped
     }
 
     /// Stops all access to a NIC's memory; its objects stay. True: it has not stopped yet, and this has to be called again.
     pub fn pause(&mut self, id: NicId) -> bool {
-        if let Some(nic) = self.provided_mut(id) {
-            return nic.pause();
-        }
-        if let Some(nic) = self.nic_mut(id)
-            && nic.life == NicState::Ready
-        {
-            nic.life = NicState::Paused;
-        }
-        false
+        self.on_shard(id).is_some_and(OnShard::pause)
     }
 
     /// Goes on after [`Self::pause`]. Waits begin anew.
     pub fn resume(&mut self, id: NicId) {
-        if let Some(nic) = self.provided_mut(id) {
-            return nic.resume();
+        if let Some(nic) = self.on_shard(id) {
+            nic.resume();
         }
-        let Some(nic) = self.nic_mut(id) else { return };
-        if nic.life != NicState::Paused {
-            return;
-        }
-        nic.life = NicState::Ready;
-        nic.outbox.wanted();
-        let all = nic.qp_numbers.walk();
-        nic.chores.resume(all);
     }
 
     /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
     ///
     /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is called until nothing is left to do.
     pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
-        if let Some(nic) = self.provided_mut(id) {
-            nic.memory_changed(space);
-        } else if let Some(nic) = self.nic_mut(id) {
+        if let Some(nic) = self.on_shard(id) {
             nic.memory_changed(space);
         }
     }
 
     /// Looks at some more objects after a change of memory; true if there are others.
     pub fn follow_memory(&mut self, id: NicId) -> bool {
-        if let Some(nic) = self.provided_mut(id) {
-            return nic.follow_memory();
-        }
-        self.nic_mut(id).is_some_and(Nic::follow_memory)
+        self.on_shard(id).is_some_and(OnShard::follow_memory)
     }
 
     /// Fails a NIC: DEVICE_FATAL to its guest, nothing to anybody else.
     pub fn fail(&mut self, id: NicId) {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(nic) = self.on_shard(id) {
             nic.fail();
-        } else if let Some(nic) = self.nic_mut(id) {
-            Soft::fail(nic);
         }
     }
 
@@ -318,20 +285,15 @@ impl Shard {
 
     /// There are new buffers on one of the NIC's event queues.
     pub fn events_wanted(&mut self, id: NicId) {
-        if let Some(nic) = self.provided_mut(id) {
+        if let Some(nic) = self.on_shard(id) {
             nic.events_wanted();
-        } else if let Some(nic) = self.nic_mut(id) {
-            nic.outbox.wanted();
         }
     }
 
     /// What is seen of a NIC.
     #[must_use]
     pub fn status(&self, id: NicId) -> Option<NicSnapshot> {
-        let provided = self.provided.get(id.0 as usize).and_then(Option::as_ref);
-        let own = self.nics.get(id.0 as usize).and_then(Option::as_ref);
-        let seen = provided.map(|nic| nic.status()).or_else(|| own.map(|nic| nic.snapshot()));
-        let mut snapshot = seen?;
+        let mut snapshot = self.slots.get(id)?.on_shard_ref().status();
         snapshot.counters.page_faults = self.strains.faults(id.0 as usize);
         Some(snapshot)
     }

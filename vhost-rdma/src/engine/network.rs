@@ -6,7 +6,9 @@
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::nic::{Nic, NicState};
+use super::nic::NicState;
+use super::on_shard::AnyNic;
+use super::slots::Slots;
 use crate::transport::{Fabric, Gid, NicId, Responder};
 
 /// The addresses of all networks of a shard, by VNI.
@@ -58,7 +60,7 @@ impl Networks {
 
 /// What a transport sees of a shard.
 pub(super) struct View<'a> {
-    pub(super) nics: &'a mut Vec<Option<Box<Nic>>>,
+    pub(super) slots: &'a mut Slots,
     pub(super) networks: &'a Networks,
 }
 
@@ -81,12 +83,15 @@ impl Fabric for View<'_> {
 
 impl View<'_> {
     fn vni(&self, nic: NicId) -> Option<u32> {
-        Some(self.nics.get(nic.0 as usize)?.as_ref()?.settings.vni)
+        match self.slots.get(nic)? {
+            AnyNic::Own(nic) => Some(nic.settings.vni),
+            AnyNic::Provided(_) => None,
+        }
     }
 
     fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {
-        let nic = self.nics.get_mut(nic.0 as usize)?.as_mut()?;
-        (nic.life == NicState::Ready).then_some(nic.as_mut())
+        let nic = self.slots.own_mut(nic)?;
+        (nic.life == NicState::Ready).then_some(nic)
     }
 }
 

@@ -223,11 +223,11 @@ impl Shard {
         nic.meter.charge(cost::bytes(len.into()));
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
-        let Self { nics, networks, local, .. } = self;
+        let Self { slots, networks, local, .. } = self;
         // Under an address that was withdrawn nothing leaves: its port is down, or was given
         // another.
         let outcome = match (flow.source_gid == NO_GID, turn.kind) {
-            (false, _) => local.submit(&mut super::network::View { nics, networks }, &request),
+            (false, _) => local.submit(&mut super::network::View { slots, networks }, &request),
             (true, Kind::Rc) => Outcome::NoAnswer,
             (true, _) => Outcome::Done,
         };

@@ -11,6 +11,8 @@
 //! the same round as soon as it has had least. Who is alone has one turn for each QP, so that what
 //! rings meanwhile is seen soon.
 //!
+//! Only NICs that are awake are visited ([`super::parking`]).
+//!
 //! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken,
 //! deadlines, work requests, and the telling of guests. What a round has no time for is found by
 //! the next one. Between rounds the worker looks at its jobs.
@@ -22,10 +24,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::nic::{Nic, NicState, Soft};
+use super::nic::NicState;
+use super::on_shard::AnyNic;
 use super::{DeferredDrop, Nanos, Shard};
 use crate::nic::budget::{Budget, cost};
-use crate::nic::provider::Provider as _;
 use crate::nic::timer::Waiting;
 use crate::ordering::{self, Cpu, Visible};
 use crate::transport::{NicId, Transport};
@@ -59,12 +61,12 @@ pub(super) struct Rounds {
     floor: Nanos,
     /// This round's queue, kept for its allocation.
     ready: BinaryHeap<Reverse<(Nanos, usize)>>,
-    /// The slot whose doorbells are looked at first.
+    /// The place, among those that are awake, whose doorbells are looked at first.
     scan_from: usize,
-    /// The slot whose guest is told first.
+    /// The place whose guest is told first.
     publish_from: usize,
-    /// The next slot of the last look before sleep.
-    look: usize,
+    /// The next place of the last look before sleep, while there is one.
+    look: Option<usize>,
     /// The next slot whose memory may have vanished.
     vanished: Option<usize>,
 }
@@ -87,7 +89,9 @@ impl Shard {
     /// anything to do.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut budget = self.meter.budget_at(now, ROUND);
+        self.slots.begin_round(now);
         let mut busy = self.check_vanished(&mut budget);
+        self.rouse_due(now, &mut budget);
         busy |= self.scan(&mut budget);
         busy |= self.wake_waiters(&mut budget);
         busy |= self.serve(now, &mut budget);
@@ -96,15 +100,17 @@ impl Shard {
             busy = true;
         }
         busy |= self.free_numbers(&mut budget);
-        busy | self.publish(now)
+        busy |= self.publish(now);
+        if self.rounds.look.is_none() {
+            self.park_quiet(now);
+        }
+        busy
     }
 
     /// When [`Self::poll`] must be called again though nothing was posted.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let provided = self.provided.iter().flatten().filter_map(|nic| nic.deadline());
-        let own = self.nics.iter().flatten().filter_map(|nic| nic.next_deadline());
-        provided.chain(own).min()
+        self.slots.next_deadline()
     }
 
     /// Counts work that was done for a NIC outside of a round.
@@ -116,103 +122,84 @@ impl Shard {
     pub fn prepare_sleep(&mut self) -> Look {
         self.strains.forget_round();
         let ask = |shard: &mut Self| {
-            shard.rounds.look = 0;
-            for nic in shard.nics.iter_mut().flatten() {
-                nic.tell_need_kick(true);
-                nic.contexts.begin_look();
-            }
-            for nic in shard.provided.iter_mut().flatten() {
-                nic.set_need_kick(true);
-                nic.begin_look();
-            }
+            shard.rounds.look = Some(0);
+            shard.slots.forget_parking();
+            shard.slots.forget_roused();
+            shard.slots.each_awake(|nic| {
+                nic.on_shard().set_need_kick(true);
+                nic.on_shard().begin_look();
+            });
         };
         ordering::last_look(&Cpu, self, ask, Self::look_on)
     }
 
-    /// Goes on with the last look.
+    /// Goes on with the last look. Those that are parked had theirs.
     pub fn look_on(&mut self) -> Look {
         let mut budget = self.meter.budget(ROUND);
-        while self.rounds.look < self.nics.len().max(self.provided.len()) {
-            let index = self.rounds.look;
-            let Self { nics, provided, posts, serving, .. } = self;
-            *serving = u32::try_from(index).ok().map(NicId);
-            let found = match (nics.get_mut(index), provided.get_mut(index)) {
-                (Some(Some(nic)), _) => nic.look_on(posts, &mut budget),
-                (_, Some(Some(nic))) => nic.look_on(posts, &mut budget),
-                _ => Some(false),
-            };
+        let mut place = self.rounds.look.unwrap_or(0);
+        while place < self.slots.awake() {
+            let Self { slots, posts, serving, .. } = self;
+            let found = slots.awake_at(place).map_or(Some(false), |(id, nic)| {
+                *serving = Some(id);
+                nic.on_shard().look_on(posts, &mut budget)
+            });
             match found {
                 Some(true) => return Look::Found,
-                Some(false) => self.rounds.look += 1,
+                Some(false) => place += 1,
                 None => return Look::More,
             }
+            self.rounds.look = Some(place);
             if budget.is_over(&self.meter) {
                 return Look::More;
             }
         }
-        let waits = |nic: &Nic| {
-            nic.has_news()
-                || !nic.backing.wakes.is_empty()
-                || (nic.life == NicState::Ready && !(nic.run.is_empty() && nic.chores.is_empty()))
-        };
-        let busy = !self.freed.is_empty()
+        let mut busy = !self.freed.is_empty()
             || !self.wakes.is_empty()
             || self.rounds.vanished.is_some()
-            || self.nics.iter().flatten().any(|nic| waits(nic))
-            || self.provided.iter_mut().flatten().any(|nic| nic.has_news() || nic.prepare_sleep());
+            // Its doorbells may have been passed by.
+            || self.slots.has_roused();
+        self.slots.each_awake(|nic| busy = busy || nic.on_shard().has_work(0));
         if busy { Look::Found } else { Look::Clear }
     }
 
-    /// Tells all guests that kicks are not needed.
+    /// Tells the guests of those that are visited that kicks are not needed.
     pub fn wake(&mut self) {
-        self.nics.iter().flatten().for_each(|nic| nic.tell_need_kick(false));
-        self.provided.iter().flatten().for_each(|nic| nic.set_need_kick(false));
+        self.rounds.look = None;
+        self.slots.each_awake(|nic| nic.on_shard().set_need_kick(false));
     }
 
     /// Fails NICs whose guest memory vanished.
     fn check_vanished(&mut self, budget: &mut Budget) -> bool {
         let Some(mut index) = self.rounds.vanished else { return false };
-        while index < self.nics.len().max(self.provided.len()) && !budget.is_over(&self.meter) {
-            let Self { nics, provided, serving, meter, .. } = self;
-            *serving = u32::try_from(index).ok().map(NicId);
-            meter.charge(cost::OBJECT);
-            match (nics.get_mut(index), provided.get_mut(index)) {
-                (Some(Some(nic)), _) if matches!(nic.life, NicState::Ready | NicState::Paused) => {
-                    meter.charge_each(cost::VISIT, nic.space.regions().len());
-                    if nic.space.vanished() {
-                        Soft::fail(nic);
-                    }
-                }
-                (_, Some(Some(nic))) => nic.memory_vanished(),
-                _ => {}
+        while index < self.slots.len() && !budget.is_over(&self.meter) {
+            let Ok(id) = u32::try_from(index).map(NicId) else { break };
+            self.serving = Some(id);
+            self.meter.charge(cost::OBJECT);
+            if let Some(nic) = self.on_shard(id) {
+                nic.memory_vanished();
             }
             index += 1;
         }
-        let done = index >= self.nics.len().max(self.provided.len());
+        let done = index >= self.slots.len();
         self.rounds.vanished = (!done).then_some(index);
         true
     }
 
     /// Looks at doorbells, of all NICs if there is time.
     pub(super) fn scan(&mut self, budget: &mut Budget) -> bool {
-        let slots = self.nics.len().max(self.provided.len());
-        let from = if self.rounds.scan_from < slots { self.rounds.scan_from } else { 0 };
+        let places = self.slots.awake();
+        let from = if self.rounds.scan_from < places { self.rounds.scan_from } else { 0 };
         let mut found = false;
-        for index in (from..slots).chain(0..from) {
-            let Self { nics, provided, posts, serving, .. } = self;
-            match (nics.get_mut(index), provided.get_mut(index)) {
-                (Some(Some(nic)), _) => {
-                    *serving = Some(nic.backing.id);
-                    found |= nic.scan(posts);
-                }
-                (_, Some(Some(nic))) => {
-                    *serving = u32::try_from(index).ok().map(NicId);
-                    found |= nic.scan(posts);
-                }
-                _ => continue,
+        for place in (from..places).chain(0..from) {
+            let Self { slots, posts, serving, .. } = self;
+            let Some((id, nic)) = slots.awake_at(place) else { continue };
+            *serving = Some(id);
+            if nic.scan(posts) {
+                found = true;
+                slots.note_busy(id);
             }
             if budget.is_over(&self.meter) {
-                self.rounds.scan_from = index + 1;
+                self.rounds.scan_from = place + 1;
                 break;
             }
         }
@@ -220,8 +207,10 @@ impl Shard {
     }
 
     fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
-        for nic in self.nics.iter_mut().flatten() {
-            if !nic.backing.wakes.is_empty() {
+        for place in 0..self.slots.awake() {
+            if let Some((_, AnyNic::Own(nic))) = self.slots.awake_at(place)
+                && !nic.backing.wakes.is_empty()
+            {
                 self.wakes.extend(nic.backing.wakes.drain(..));
             }
         }
@@ -242,19 +231,21 @@ impl Shard {
     fn serve(&mut self, now: Nanos, budget: &mut Budget) -> bool {
         let mut ready = std::mem::take(&mut self.rounds.ready);
         ready.clear();
-        let slots = self.nics.len().max(self.provided.len());
+        let slots = self.slots.len();
         if self.rounds.served.len() < slots {
             self.rounds.served.resize(slots, 0);
         }
         self.strains.begin(slots, now, &self.meter);
         let least = self.rounds.floor.saturating_sub(CREDIT);
-        for index in 0..slots {
+        for place in 0..self.slots.awake() {
+            let Some((id, nic)) = self.slots.awake_at(place) else { continue };
+            let index = id.0 as usize;
             if self.strains.rests(index, now) {
                 continue;
             }
-            let works = match self.nics.get_mut(index) {
-                Some(Some(nic)) => nic.begin_round(now),
-                _ => self.is_provided(index),
+            let works = match nic {
+                AnyNic::Own(nic) => nic.begin_round(now),
+                AnyNic::Provided(_) => true,
             };
             if works && let Some(served) = self.rounds.served.get_mut(index) {
                 *served = least.max(*served);
@@ -289,17 +280,20 @@ impl Shard {
     }
 
     fn takes_turn(&mut self, index: usize) -> bool {
-        self.nics.get_mut(index).and_then(Option::as_mut).is_some_and(|nic| nic.take_turn())
+        let id = u32::try_from(index).map(NicId);
+        id.ok().and_then(|id| self.nic_mut(id)).is_some_and(|nic| nic.take_turn())
     }
 
     /// Serves one NIC for a turn: whether it had any work, and whether it has more for this round.
     fn serve_nic(&mut self, index: usize, now: Nanos, budget: &mut Budget) -> (bool, bool) {
         let Ok(id) = u32::try_from(index).map(NicId) else { return (false, false) };
         self.serving = Some(id);
-        if let Some(nic) = self.provided_mut(id) {
-            return (nic.run(now), false);
-        }
-        let Some(nic) = self.nic_mut(id) else { return (false, false) };
+        self.slots.note_busy(id);
+        let nic = match self.slots.any_mut(id) {
+            Some(AnyNic::Own(nic)) => nic,
+            Some(AnyNic::Provided(nic)) => return (nic.run(now), false),
+            None => return (false, false),
+        };
         if nic.has_other_work(now) {
             // Before the timers: what was waited for when the NIC stood still is waited for anew.
             nic.do_chores(budget);
@@ -356,22 +350,21 @@ impl Shard {
 
     /// Looks at arm words and delivers events; true if there is more to tell.
     fn publish(&mut self, now: Nanos) -> bool {
-        let soft = |nic: &Nic| nic.has_news();
-        let news = self.nics.iter().flatten().any(|nic| soft(nic))
-            || self.provided.iter().flatten().any(|nic| nic.has_news());
+        let mut news = false;
+        self.slots.each_awake(|nic| news = news || nic.has_news());
         if !news {
             return false;
         }
         // One fence for the CQs of all NICs.
         let visible = ordering::entries_visible(&Cpu);
         let mut budget = self.meter.budget(PUBLISH);
-        let slots = self.nics.len().max(self.provided.len());
-        let from = if self.rounds.publish_from < slots { self.rounds.publish_from } else { 0 };
+        let places = self.slots.awake();
+        let from = if self.rounds.publish_from < places { self.rounds.publish_from } else { 0 };
         let mut more = false;
-        for index in (from..slots).chain(0..from) {
-            more |= self.publish_one(index, visible, (now, &mut budget));
+        for place in (from..places).chain(0..from) {
+            more |= self.publish_one(place, visible, (now, &mut budget));
             if budget.is_over(&self.meter) {
-                self.rounds.publish_from = index + 1;
+                self.rounds.publish_from = place + 1;
                 return true;
             }
         }
@@ -381,24 +374,17 @@ impl Shard {
     /// True: it has more to tell.
     fn publish_one(
         &mut self,
-        index: usize,
+        place: usize,
         visible: Visible,
         (now, budget): (Nanos, &mut Budget),
     ) -> bool {
-        let Self { nics, provided, serving, .. } = self;
-        match (nics.get_mut(index), provided.get_mut(index)) {
-            (Some(Some(nic)), _) if nic.has_news() => {
-                *serving = Some(nic.backing.id);
-                nic.fire_completions(visible, now, budget);
-                nic.deliver_events();
-                nic.has_news()
-            }
-            (_, Some(Some(nic))) if nic.has_news() => {
-                *serving = u32::try_from(index).ok().map(NicId);
-                nic.publish(visible, now, budget);
-                nic.has_news()
-            }
-            _ => false,
-        }
+        let Some((id, nic)) = self.slots.awake_at(place).filter(|(_, nic)| nic.has_news()) else {
+            return false;
+        };
+        self.serving = Some(id);
+        nic.on_shard().publish(visible, now, budget);
+        let more = nic.has_news();
+        self.slots.note_busy(id);
+        more
     }
 }

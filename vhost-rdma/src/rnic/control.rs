@@ -8,7 +8,7 @@ use super::mr::Made;
 use super::nic::Nic;
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
-use crate::engine::OnShard;
+use crate::engine::Provided;
 use crate::nic::nic::NicState;
 use crate::nic::{Command, DeferredDrop, Reply, Status};
 
@@ -50,7 +50,7 @@ impl Nic {
         match command {
             Command::Init { space, status_page } => self.init(space, status_page),
             Command::Shutdown => {
-                OnShard::reset(self);
+                Provided::reset(self);
                 Ok(Reply::Done)
             }
             Command::Keepalive => Ok(Reply::Done),

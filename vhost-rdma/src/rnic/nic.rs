@@ -19,7 +19,7 @@ use super::receiver::Receives;
 use super::requester::Sends;
 use super::srq::{Held, Srq};
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
-use crate::engine::OnShard;
+use crate::engine::{OnShard, Provided};
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, Meter};
 use crate::nic::doorbell::{Owner, Post};
@@ -333,18 +333,6 @@ impl OnShard for Nic {
         self.outbox.set_port(port);
     }
 
-    fn update(&mut self, settings: NicSettings) {
-        let vni = self.settings.vni;
-        self.settings = NicSettings { vni, ..settings };
-        self.withdraw_addresses();
-        self.check_peers();
-    }
-
-    fn reset(&mut self) {
-        self.backing.opening = false;
-        self.forget_all();
-    }
-
     fn pause(&mut self) -> bool {
         self.stand_still()
     }
@@ -365,10 +353,6 @@ impl OnShard for Nic {
         Self::follow_memory(self)
     }
 
-    fn set_meter(&mut self, meter: Meter) {
-        self.meter = meter;
-    }
-
     fn memory_vanished(&mut self) {
         if matches!(self.life, NicState::Ready | NicState::Paused) && self.space.vanished() {
             self.fail_now();
@@ -377,10 +361,6 @@ impl OnShard for Nic {
 
     fn fail(&mut self) {
         self.fail_now();
-    }
-
-    fn peers_changed(&mut self) {
-        self.check_peers();
     }
 
     fn events_wanted(&mut self) {
@@ -396,12 +376,6 @@ impl OnShard for Nic {
         (!dropped.is_empty()).then(|| DeferredDrop::new(dropped))
     }
 
-    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
-        self.now = now;
-        self.counters.commands += 1;
-        self.command(ctx, command)
-    }
-
     fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
         Self::scan(self, posts)
     }
@@ -412,6 +386,76 @@ impl OnShard for Nic {
 
     fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
         Self::look_on(self, posts, budget)
+    }
+
+    fn has_news(&self) -> bool {
+        Self::has_news(self)
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.next_deadline()
+    }
+
+    fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
+        self.fire_completions(visible, now, budget);
+        self.deliver_events();
+    }
+
+    fn set_need_kick(&self, need: bool) {
+        self.tell_need_kick(need);
+    }
+
+    fn has_work(&mut self, _now: Nanos) -> bool {
+        if Self::has_news(self) {
+            return true;
+        }
+        if !self.backing.stopping.is_over() {
+            return true;
+        }
+        if self.backing.host_gone {
+            return false;
+        }
+        self.backing.armed = true;
+        if self.backing.host.arm().is_err() {
+            return false;
+        }
+        // A completion between the last poll and the arm raises no event.
+        let waiting =
+            self.life == NicState::Ready && self.backing.services.has_work(&self.backing.inbox);
+        let rests = self.run.is_empty()
+            && self.backing.run_srqs.is_empty()
+            && self.chores.is_empty()
+            && self.backing.stopping.has_told_all()
+            && self.backing.peer_check.is_over();
+        waiting || !rests || self.peek_host()
+    }
+}
+
+impl Provided for Nic {
+    fn update(&mut self, settings: NicSettings) {
+        let vni = self.settings.vni;
+        self.settings = NicSettings { vni, ..settings };
+        self.withdraw_addresses();
+        self.check_peers();
+    }
+
+    fn reset(&mut self) {
+        self.backing.opening = false;
+        self.forget_all();
+    }
+
+    fn set_meter(&mut self, meter: Meter) {
+        self.meter = meter;
+    }
+
+    fn peers_changed(&mut self) {
+        self.check_peers();
+    }
+
+    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
+        self.now = now;
+        self.counters.commands += 1;
+        self.command(ctx, command)
     }
 
     fn run(&mut self, now: Nanos) -> bool {
@@ -440,44 +484,5 @@ impl OnShard for Nic {
         busy |= self.run_queues(&mut budget);
         busy |= self.run_gsi();
         busy
-    }
-
-    fn has_news(&self) -> bool {
-        Self::has_news(self)
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        self.next_deadline()
-    }
-
-    fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
-        self.fire_completions(visible, now, budget);
-        self.deliver_events();
-    }
-
-    fn set_need_kick(&self, need: bool) {
-        self.tell_need_kick(need);
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        if !self.backing.stopping.is_over() {
-            return true;
-        }
-        if self.backing.host_gone {
-            return false;
-        }
-        self.backing.armed = true;
-        if self.backing.host.arm().is_err() {
-            return false;
-        }
-        // A completion between the last poll and the arm raises no event.
-        let waiting =
-            self.life == NicState::Ready && self.backing.services.has_work(&self.backing.inbox);
-        let rests = self.run.is_empty()
-            && self.backing.run_srqs.is_empty()
-            && self.chores.is_empty()
-            && self.backing.stopping.has_told_all()
-            && self.backing.peer_check.is_over();
-        waiting || !rests || self.peek_host()
     }
 }

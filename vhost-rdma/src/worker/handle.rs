@@ -67,18 +67,24 @@ impl WorkerHandle {
         self.turn_stats.beat()
     }
 
-    /// Lets the worker look at its doorbells.
+    /// Wakes the worker for what no NIC has to be named for.
     #[inline]
     pub fn kick(&self) {
         self.waker.wake();
     }
 
-    /// Lets the kicks of a guest wake the worker directly, and counts those that did. `fd` is an eventfd of the VMM.
+    /// Has the worker hear the kicks of a NIC's guest directly, asleep or awake, and counts them. `fd` is an eventfd of the
+    /// VMM; or of something else that wakes the worker, if there is no NIC.
     ///
     /// # Errors
     /// The host refuses.
-    pub fn watch(&self, fd: OwnedFd, counter: Arc<AtomicU64>) -> io::Result<WatchedKick> {
-        self.waker.watch(fd, counter)
+    pub fn watch(
+        &self,
+        nic: Option<NicId>,
+        fd: OwnedFd,
+        counter: Arc<AtomicU64>,
+    ) -> io::Result<WatchedKick> {
+        self.waker.watch(nic, fd, counter)
     }
 
     /// Queues a job for `nic`. Jobs begin in the order in which one thread queued them. False if

@@ -12,7 +12,8 @@
 //!                          └── sleep <───┴─ idle for a while
 //! ```
 //!
-//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: `waker`.
+//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: `waker`. One that is awake
+//! asks for kicks every few microseconds as long as some of its NICs are parked (`engine/parking.rs`).
 //!
 //! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it was for, never the thread.
 

@@ -16,7 +16,7 @@ use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::job_share::JobShare;
 use super::mailbox::{Found, Mailbox, mailbox};
 use super::turn_stats::{Counter, TurnStats};
-use super::waker::Waker;
+use super::waker::{Heard, Waker};
 use crate::engine::{Look, Nanos, Shard};
 use crate::eventfd;
 use crate::memory;
@@ -29,6 +29,9 @@ const JOBS: Nanos = 50_000;
 /// Rounds without work that a worker makes at least before it sleeps.
 const ROUNDS_BEFORE_SLEEP: u64 = 16;
 
+/// How often kicks are heard while the worker is awake: a system call, and how late a NIC that is parked may be.
+const HEAR: Nanos = 20_000;
+
 /// Starts worker `index`.
 pub(super) fn spawn(
     index: u32,
@@ -38,7 +41,8 @@ pub(super) fn spawn(
     let (sender, mailbox) = mailbox();
     let waker = Arc::new(Waker::new()?);
     let clock = Clock::new();
-    let shard = shard.with_clock(Box::new(clock));
+    let poll_for = u64::from(config.poll_us) * 1000;
+    let shard = shard.with_clock(Box::new(clock)).with_patience(poll_for);
     let turn_stats = Arc::new(TurnStats::new(clock));
     let runner = Runner {
         shard,
@@ -47,9 +51,10 @@ pub(super) fn spawn(
         unfinished: VecDeque::new(),
         job_share: JobShare::default(),
         waker: waker.clone(),
-        uncounted: Vec::new(),
+        heard: Heard::default(),
+        heard_at: 0,
         clock,
-        poll_for: u64::from(config.poll_us) * 1000,
+        poll_for,
         vanished: memory::vanished(),
     };
     let (ready, sealed) = sync_channel(1);
@@ -97,8 +102,10 @@ struct Runner {
     unfinished: VecDeque<(Option<NicId>, Work)>,
     job_share: JobShare,
     waker: Arc<Waker>,
-    /// Kicks that woke the worker and are still to be counted.
-    uncounted: Vec<u64>,
+    /// Kicks of guests.
+    heard: Heard,
+    /// When they were last asked for.
+    heard_at: Nanos,
     clock: Clock,
     poll_for: Nanos,
     /// How much guest memory had vanished at the last look.
@@ -123,6 +130,11 @@ impl Runner {
             if self.vanished != memory::vanished() {
                 self.vanished = memory::vanished();
                 self.guarded(None, Shard::memory_vanished);
+            }
+            if self.shard.hears_kicks() && now.saturating_sub(self.heard_at) >= HEAR {
+                let more = self.waker.hear(&mut self.heard);
+                self.heard_at = if more { 0 } else { now };
+                self.take_kicks();
             }
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
             if !polled {
@@ -243,10 +255,18 @@ impl Runner {
             let deadline = self.shard.next_deadline();
             self.waker.sleep(
                 deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now()))),
-                &mut self.uncounted,
+                &mut self.heard,
             );
         }
+        self.take_kicks();
         self.guarded(None, Shard::wake);
+    }
+
+    /// Has NICs visited whose guests kicked.
+    fn take_kicks(&mut self) {
+        while let Some(nic) = self.heard.next() {
+            self.guarded(Some(nic), |shard| shard.kicked(nic));
+        }
     }
 
     /// Runs `work` so that a panic in it costs one NIC and not the thread.

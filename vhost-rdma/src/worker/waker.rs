@@ -9,7 +9,9 @@
 
 //!
 //! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the worker sleeps on
-//! ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read from them.
+//! ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read from them. What is to be heard stays with the
+//! epoll set until the worker asks for it: when it wakes ([`Waker::sleep`]), or now and then while it is awake ([`Waker::hear`]),
+//! since some of its NICs may be parked.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,6 +24,7 @@ use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
 use crate::ordering::{self, Cpu, Flag as _};
+use crate::transport::NicId;
 
 /// Descriptors that are looked at in one wake-up; more make it spurious once more.
 const EVENTS: usize = 16;
@@ -29,6 +32,8 @@ const EVENTS: usize = 16;
 const LATE: usize = 256;
 /// The token of the waker's own descriptor.
 const OWN: u64 = 0;
+/// The half of a token that tells of no NIC.
+const NOBODY: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Waker {
@@ -41,8 +46,48 @@ pub(super) struct Waker {
 /// The kick descriptors that are watched, by token, each with its counter.
 #[derive(Debug, Default)]
 struct Kicks {
-    last: u64,
+    last: u32,
     counters: BTreeMap<u64, Arc<AtomicU64>>,
+}
+
+impl Kicks {
+    /// A token that nobody has, for a NIC's descriptor.
+    fn token(&mut self, nic: Option<NicId>) -> u64 {
+        let whose = u64::from(nic.map_or(NOBODY, |nic| nic.0)) << 32;
+        loop {
+            self.last = self.last.wrapping_add(1);
+            let token = whose | u64::from(self.last);
+            if token != OWN && !self.counters.contains_key(&token) {
+                return token;
+            }
+        }
+    }
+}
+
+/// Kicks that the worker heard of.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    nics: Vec<NicId>,
+    /// Those that are still to be counted.
+    late: Vec<u64>,
+}
+
+impl Heard {
+    /// A NIC whose guest kicked, once for each kick.
+    pub(super) fn next(&mut self) -> Option<NicId> {
+        self.nics.pop()
+    }
+
+    fn note(&mut self, token: u64) {
+        if token == OWN {
+            return;
+        }
+        self.late.push(token);
+        let whose = u32::try_from(token >> 32).unwrap_or(NOBODY);
+        if whose != NOBODY {
+            self.nics.push(NicId(whose));
+        }
+    }
 }
 
 /// A kick descriptor that wakes a worker for as long as this lives.
@@ -61,16 +106,16 @@ impl Waker {
         Ok(Self { asleep: AtomicBool::new(false), fd, epoll, kicks: Mutex::default() })
     }
 
-    /// Lets a guest's kicks wake the worker, and counts those that did.
+    /// Lets a guest's kicks wake the worker and tell it whose they are, and counts them.
     pub(super) fn watch(
         self: &Arc<Self>,
+        nic: Option<NicId>,
         fd: OwnedFd,
         counter: Arc<AtomicU64>,
     ) -> io::Result<WatchedKick> {
         let token = {
             let mut kicks = self.kicks();
-            kicks.last += 1;
-            let token = kicks.last;
+            let token = kicks.token(nic);
             kicks.counters.insert(token, counter);
             token
         };
@@ -107,25 +152,39 @@ impl Waker {
         self.asleep.set(false);
     }
 
-    /// Sleeps until someone wakes us or `timeout` is over. `late` has the kicks that are still to be counted: whoever has the lock of
-    /// the counters may have lost its processor.
-    pub(super) fn sleep(&self, timeout: Option<Duration>, late: &mut Vec<u64>) {
-        let none = Event { flags: EventFlags::empty(), data: EventData::new_u64(OWN) };
-        let mut events = [none; EVENTS];
+    /// Sleeps until someone wakes us or `timeout` is over. Kicks that could not be counted are left in `heard`: whoever has the
+    /// lock of the counters may have lost its processor.
+    pub(super) fn sleep(&self, timeout: Option<Duration>, heard: &mut Heard) {
+        let mut events = none();
         // An interrupted wait is a wake-up like any other.
         let ready = self.wait(&mut events, timeout).unwrap_or(0);
         self.stay_awake();
-        for event in events.iter().take(ready) {
-            let token = event.data.u64();
-            if token != OWN {
-                late.push(token);
-            }
-        }
-        self.count(late);
+        self.take(&events, ready, heard);
+    }
+
+    /// Hears kicks without a wait; true: there may be more.
+    pub(super) fn hear(&self, heard: &mut Heard) -> bool {
+        let mut events = none();
+        let ready = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or(0);
+        self.take(&events, ready, heard);
+        ready == EVENTS
     }
 }
 
+fn none() -> [Event; EVENTS] {
+    [Event { flags: EventFlags::empty(), data: EventData::new_u64(OWN) }; EVENTS]
+}
+
 impl Waker {
+    fn take(&self, events: &[Event; EVENTS], ready: usize, heard: &mut Heard) {
+        for event in events.iter().take(ready) {
+            heard.note(event.data.u64());
+        }
+        if !heard.late.is_empty() {
+            self.count(&mut heard.late);
+        }
+    }
+
     fn count(&self, kicks: &mut Vec<u64>) {
         let Ok(known) = self.kicks.try_lock() else {
             return kicks.truncate(LATE);
@@ -193,7 +252,7 @@ mod tests {
                 waker.stay_awake();
                 continue;
             }
-            waker.sleep(Some(Duration::from_secs(5)), &mut Vec::new());
+            waker.sleep(Some(Duration::from_secs(5)), &mut Heard::default());
         }
         poster.join().expect("poster");
         assert!(begin.elapsed() < Duration::from_secs(5), "a lost wake-up costs the whole timeout");
@@ -205,7 +264,7 @@ mod tests {
         waker.wake();
         let begin = Instant::now();
         waker.announce();
-        waker.sleep(Some(Duration::from_millis(20)), &mut Vec::new());
+        waker.sleep(Some(Duration::from_millis(20)), &mut Heard::default());
         assert!(
             begin.elapsed() >= Duration::from_millis(20),
             "the eventfd was written though nobody slept"
@@ -220,13 +279,13 @@ mod tests {
         let vmm = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
         let counter = Arc::new(AtomicU64::new(0));
         let ours = vmm.try_clone().expect("dup");
-        let kick = waker.watch(ours, counter.clone()).expect("watched");
+        let kick = waker.watch(Some(NicId(0)), ours, counter.clone()).expect("watched");
         for round in 1..=3 {
             // Never read, and yet each new kick wakes.
             rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
             let begin = Instant::now();
             waker.announce();
-            waker.sleep(if round == 2 { None } else { long }, &mut Vec::new());
+            waker.sleep(if round == 2 { None } else { long }, &mut Heard::default());
             assert!(begin.elapsed() < Duration::from_secs(4));
             assert_eq!(counter.load(Ordering::Relaxed), round);
         }
@@ -234,9 +293,35 @@ mod tests {
         rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
         let begin = Instant::now();
         waker.announce();
-        waker.sleep(Some(Duration::from_millis(20)), &mut Vec::new());
+        waker.sleep(Some(Duration::from_millis(20)), &mut Heard::default());
         assert!(begin.elapsed() >= Duration::from_millis(20), "it was let go");
         assert_eq!(counter.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn who_is_awake_hears_whose_kick_it_was_once() {
+        let waker = Arc::new(Waker::new().expect("epoll"));
+        let vmms = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd"));
+        let counter = Arc::new(AtomicU64::new(0));
+        let nics = [Some(NicId(0)), Some(NicId(7)), None];
+        let _kicks: Vec<_> = (vmms.iter().zip(nics))
+            .map(|(vmm, nic)| waker.watch(nic, vmm.try_clone().expect("dup"), counter.clone()))
+            .collect();
+        let hear = || {
+            let mut heard = Heard::default();
+            assert!(!waker.hear(&mut heard));
+            let mut nics: Vec<_> = std::iter::from_fn(|| heard.next()).collect();
+            nics.sort();
+            nics
+        };
+        assert_eq!(hear(), []);
+        for vmm in &vmms {
+            rustix::io::write(vmm, &1u64.to_ne_bytes()).expect("room");
+        }
+        assert_eq!(hear(), [NicId(0), NicId(7)]);
+        assert_eq!((hear(), counter.load(Ordering::Relaxed)), (vec![], 3));
+        rustix::io::write(&vmms[1], &1u64.to_ne_bytes()).expect("room");
+        assert_eq!(hear(), [NicId(7)], "a kick more, though nobody read the first");
     }
 
     #[test]
@@ -245,18 +330,18 @@ mod tests {
         let vmm = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
         let counter = Arc::new(AtomicU64::new(0));
         let ours = vmm.try_clone().expect("dup");
-        let _kick = waker.watch(ours, counter.clone()).expect("watched");
-        let mut late = Vec::new();
-        let sleep = |late: &mut Vec<u64>| {
+        let _kick = waker.watch(Some(NicId(0)), ours, counter.clone()).expect("watched");
+        let mut heard = Heard::default();
+        let sleep = |heard: &mut Heard| {
             rustix::io::write(&vmm, &1u64.to_ne_bytes()).expect("room");
             waker.announce();
-            waker.sleep(Some(Duration::from_secs(5)), late);
+            waker.sleep(Some(Duration::from_secs(5)), heard);
         };
         let held = waker.kicks();
-        sleep(&mut late);
-        assert_eq!((late.len(), counter.load(Ordering::Relaxed)), (1, 0));
+        sleep(&mut heard);
+        assert_eq!((heard.late.len(), counter.load(Ordering::Relaxed)), (1, 0));
         drop(held);
-        sleep(&mut late);
-        assert_eq!((late.len(), counter.load(Ordering::Relaxed)), (0, 2));
+        sleep(&mut heard);
+        assert_eq!((heard.late.len(), counter.load(Ordering::Relaxed)), (0, 2));
     }
 }

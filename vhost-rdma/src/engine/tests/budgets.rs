@@ -31,7 +31,7 @@ fn many() -> Limits {
 }
 
 /// Lets a guest have as much as many do.
-fn generous(world: &mut World, guest: &Guest, host: u8) {
+pub(super) fn generous(world: &mut World, guest: &Guest, host: u8) {
     let settings = NicSettings {
         vni: 1,
         mac: [2, 0, 0, 0, 0, host],
@@ -159,7 +159,7 @@ fn requests_that_take_longer_than_they_are_charged_end_the_round() {
 
 fn guests_with(clock: impl Clock + 'static) -> (World, Guest, Guest) {
     let shard = Shard::new(Box::new(Lcg(7))).with_clock(Box::new(clock));
-    let mut world = World { shard, now: 1, ram: super::driver::RAM };
+    let mut world = World::of(shard);
     let (a, b) = (world.guest(1, 1), world.guest(1, 2));
     (world, a, b)
 }

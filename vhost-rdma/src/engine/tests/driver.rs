@@ -95,7 +95,11 @@ pub(crate) struct Guest {
     pub(crate) ctx: u32,
     pub(crate) pd: u32,
     pub(crate) key: u32,
+    kicks: Kicks,
 }
+
+/// NICs whose guests kicked, as the worker hears of them.
+type Kicks = Arc<Mutex<Vec<NicId>>>;
 
 /// Guests on one shard.
 pub(crate) struct World {
@@ -103,6 +107,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     /// Bytes of memory of the next guest.
     pub(crate) ram: usize,
+    kicks: Kicks,
 }
 
 /// A completion queue as its owner sees it.
@@ -152,7 +157,11 @@ pub(crate) fn limits() -> Limits {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self { shard: Shard::new(Box::new(Lcg(7))), now: 1, ram: RAM }
+        Self::of(Shard::new(Box::new(Lcg(7))))
+    }
+
+    pub(crate) fn of(shard: Shard) -> Self {
+        Self { shard, now: 1, ram: RAM, kicks: Kicks::default() }
     }
 
     /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one region over all its memory.
@@ -196,6 +205,7 @@ impl World {
             ctx: 0,
             pd: 0,
             key: 0,
+            kicks: Arc::clone(&self.kicks),
         };
         self.start(&mut guest, map);
         guest
@@ -259,9 +269,17 @@ impl World {
         self.execute(guest, ctx, command).unwrap()
     }
 
+    /// Hears the guests' kicks, as a worker does.
+    pub(crate) fn hear(&mut self) {
+        for nic in self.kicks.lock().unwrap().drain(..) {
+            self.shard.kicked(nic);
+        }
+    }
+
     /// Runs until nothing is left to do at the present time.
     pub(crate) fn settle(&mut self) {
         for _ in 0..100_000 {
+            self.hear();
             if !self.shard.poll(self.now) {
                 return;
             }
@@ -457,6 +475,7 @@ impl Guest {
             space: self.space.clone(),
             ram: Ring::new(Arc::clone(&self.whole)),
             whole: Arc::clone(&self.whole),
+            kicks: Arc::clone(&self.kicks),
             ..*self
         }
     }
@@ -517,6 +536,14 @@ impl Guest {
         let slot = u64::from(number & 0xffff);
         self.ram.store_u32(self.doorbells + abi::db::INDEX as u64 + 4 * slot, index);
         self.ram.store_u8(self.doorbells + slot / 64, 1);
+        if self.asked_to_kick() {
+            self.kicks.lock().unwrap().push(self.nic);
+        }
+    }
+
+    /// What NEED_KICK says.
+    pub(crate) fn asked_to_kick(&self) -> bool {
+        self.ram.load_u32(abi::status_page::NEED_KICK as u64) != 0
     }
 
     /// Posts a send with elements, or with inline bytes.

@@ -7,6 +7,7 @@ pub(crate) mod driver;
 mod failures;
 mod keys;
 mod lifecycle;
+mod parking;
 mod placement;
 mod reference;
 mod rules;

@@ -107,6 +107,70 @@ fn sleeper(without: Without) {
     poster.join().expect("poster");
 }
 
+/// A NIC of two doorbell pages is parked in two pieces by a worker that is awake and hears kicks between them: `Shard::park_quiet`,
+/// `Slots::kicked` and `Runner::run`, without their other work. Whether it heeds a kick that comes in the middle.
+fn parker(without: Without, heeds: bool) {
+    let guest = Guest::new(without, &[0], 1);
+    let other = Guest { status: guest.status.clone(), ..Guest::new(without, &[0], 1) };
+    let mut pages = [Scanner::new(&guest, 1), Scanner::new(&other, 1)];
+    let (status, cpu) = (guest.status.clone(), guest.page.clone());
+    let kick = Signal::new();
+    let kicked = kick.clone();
+    let poster = thread::spawn(move || {
+        if guest.ring(0, 1) {
+            kick.give();
+        }
+    });
+    loop {
+        // Of a NIC that is awake no kick is kept.
+        kicked.take();
+        let found = pages.each_mut().map(Scanner::scan);
+        if pages[0].posts() == 1 {
+            break;
+        }
+        if found.contains(&true) {
+            continue;
+        }
+        let [first, second] = &mut pages;
+        let ask = |_: &mut Scanner| ordering::need_kick(&status, true);
+        let found = ordering::last_look(&cpu, first, ask, Scanner::scan);
+        let kicks = kicked.take() && heeds;
+        if !(found || kicks || second.scan()) {
+            // Parked. The worker goes on with other work.
+            kicked.wait();
+        }
+        ordering::need_kick(&status, false);
+    }
+    poster.join().expect("poster");
+}
+
+fn parked(without: Without) {
+    parker(without, true);
+}
+
+fn forgetful(without: Without) {
+    parker(without, false);
+}
+
+#[test]
+#[ignore = "models run in a process of their own"]
+fn a_parked_nic_is_heard() {
+    holds_within_bound(parked);
+}
+
+#[test]
+#[ignore = "models run in a process of their own"]
+fn parking_heeds_a_kick_during_the_look() {
+    fails(forgetful, Without::Nothing, LOST_WAKE);
+}
+
+#[test]
+#[ignore = "models run in a process of their own"]
+fn parking_needs_its_fences() {
+    fails(parked, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
+    fails(parked, Without::GuestFence, LOST_WAKE);
+}
+
 #[test]
 #[ignore = "models run in a process of their own"]
 fn posts_are_found() {

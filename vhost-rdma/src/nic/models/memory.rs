@@ -138,6 +138,11 @@ impl Signal {
         self.0.1.notify_one();
     }
 
+    /// Takes it back if it was given; whether it was.
+    pub(crate) fn take(&self) -> bool {
+        std::mem::take(&mut *self.0.0.lock().expect("a lock of the model"))
+    }
+
     pub(crate) fn wait(&self) {
         let mut given = self.0.0.lock().expect("a lock of the model");
         while !*given {

@@ -1,6 +1,6 @@
 //! The engine against a small reference model ([`model`]), under random sequences of what two guests can do: create, destroy, connect and
 //! break QPs, register and withdraw regions and windows, fill shared queues, post every kind of request with right and wrong keys, let time
-//! pass, reset a NIC. After each step completions, events, states, statuses of commands and every byte of both guests' memory must be
+//! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do. After each step completions, events, states, statuses of commands and every byte of both guests' memory must be
 //! those of the model.
 //!
 //! `PROPTEST_CASES` says how many sequences are tried (512). A failure shrinks to a short sequence of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
@@ -26,9 +26,13 @@ proptest! {
     #[test]
     fn the_engine_does_what_the_model_does(
         begun in prop::bool::weighted(0.9),
+        parks in any::<bool>(),
         ops in prop::collection::vec(op(), 1..150),
     ) {
         let mut run = run::Run::new();
+        if parks {
+            run.world.shard.park_at_once();
+        }
         for op in furnished().iter().filter(|_| begun).chain(&ops) {
             run.apply(op);
         }
