@@ -24,10 +24,13 @@ pub(crate) const PAGE: usize = size_of::<Page>();
 pub(crate) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.
 const LOOKS: usize = 16;
+/// Of these, pages that are looked at before the lively ones are asked again: a post to one of those
+/// is not to wait for pages where nothing happens.
+const AT_ONCE: usize = 4;
 /// Pages that rang lately, at most; they are looked at in every round.
 const LIVELY: usize = 16;
 /// Looks in vain after which a page is not lively any more.
-const COOLS_AFTER: u32 = 256;
+const COOLS_AFTER: u32 = 1024;
 /// Posts that are taken in by one look; a page may bring a few more.
 const POSTS: usize = 256;
 /// The kernel's context.
@@ -180,6 +183,24 @@ impl Contexts {
     #[inline]
     pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> usize {
         let mut looked = 0;
+        let mut left = LOOKS.min(self.order.len());
+        loop {
+            looked += self.collect_lively(posts);
+            // Some of the others in any case, so that none is left out for ever; the rest only as
+            // long as the lively ones are silent.
+            let some = left.min(AT_ONCE);
+            left -= some;
+            looked += self.collect_others(some, posts);
+            if left == 0 || !posts.is_empty() {
+                return looked;
+            }
+        }
+    }
+
+    /// Looks at the lively pages; how many.
+    #[inline]
+    fn collect_lively(&mut self, posts: &mut Vec<Post>) -> usize {
+        let mut looked = 0;
         let mut index = 0;
         while let Some(&at) = self.lively.get(index) {
             if posts.len() >= POSTS {
@@ -190,7 +211,18 @@ impl Contexts {
                 index += 1;
             }
         }
-        for _ in 0..LOOKS.min(self.order.len()) {
+        // Which lively pages come first changes, so that none of them is left out for ever.
+        if posts.len() >= POSTS && index > 0 && index < self.lively.len() {
+            self.lively.rotate_left(index);
+        }
+        looked
+    }
+
+    /// Looks at so many of the others, in turn; how many were looked at.
+    #[inline]
+    fn collect_others(&mut self, count: usize, posts: &mut Vec<Post>) -> usize {
+        let mut looked = 0;
+        for _ in 0..count {
             if posts.len() >= POSTS {
                 break;
             }
@@ -204,10 +236,6 @@ impl Contexts {
                 looked += 1;
                 self.collect_page(at, posts);
             }
-        }
-        // Which lively pages come first changes, so that none of them is left out for ever.
-        if posts.len() >= POSTS && index > 0 && index < self.lively.len() {
-            self.lively.rotate_left(index);
         }
         looked
     }
