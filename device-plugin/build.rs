@@ -1,4 +1,5 @@
-//! Compiles the kubelet's interface definitions. `protox` parses them in Rust, so that a build needs no `protoc` on the machine.
+//! Compiles the kubelet's interface definitions. `protox` parses them in Rust, so that a build
+//! needs no `protoc` on the machine.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");

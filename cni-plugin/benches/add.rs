@@ -1,8 +1,11 @@
-//! CNI ADD, ours and that of the reference `ptp` plugin, in turns: the machine is the same for both at every moment.
+//! CNI ADD, ours and that of the reference `ptp` plugin, in turns: the machine is the same for both
+//! at every moment.
 //!
-//! Both ask host-local for an address and make interfaces in a fresh namespace; ours also talks with an agent that syncs a journal before
-//! each answer (`cni_add`), which is the disk's time, so that it is measured without as well. Medians. `REFERENCE` is the directory of the reference plugins, `PLUGIN` our program (default: as cargo built it), `ROWS` a
-//! file for the rows. Needs root.
+//! Both ask host-local for an address and make interfaces in a fresh namespace; ours also talks
+//! with an agent that syncs a journal before each answer (`cni_add`), which is the disk's time, so
+//! that it is measured without as well. Medians. `REFERENCE` is the directory of the reference
+//! plugins, `PLUGIN` our program (default: as cargo built it), `ROWS` a file for the rows. Needs
+//! root.
 
 // What goes wrong ends the benchmark.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

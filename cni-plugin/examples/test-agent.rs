@@ -1,5 +1,6 @@
-//! The node agent's side of the tests as a program, for a VM that has no kubelet and so no grants: `test-agent SOCKET NICS`, where NICS is
-//! a file with the JSON of the pod `web-0`'s NICs. It ends when it is killed.
+//! The node agent's side of the tests as a program, for a VM that has no kubelet and so no grants:
+//! `test-agent SOCKET NICS`, where NICS is a file with the JSON of the pod `web-0`'s NICs. It ends
+//! when it is killed.
 
 // The conversation is the tests' own; what goes wrong in it ends the test.
 #![allow(clippy::unwrap_used, dead_code)]

@@ -1,8 +1,9 @@
 //! ADD: the NICs of a pod, one after the other.
 //!
-//! For each NIC: find out whether it can be done, have the agent write down what will be done, do it. If anything fails, all that
-//! this call did is undone before the error goes out. Only then may the agent forget the attempt; and not even then if it knows of
-//! steps that an earlier call made, which are for DEL to undo.
+//! For each NIC: find out whether it can be done, have the agent write down what will be done, do
+//! it. If anything fails, all that this call did is undone before the error goes out. Only then may
+//! the agent forget the attempt; and not even then if it knows of steps that an earlier call made,
+//! which are for DEL to undo.
 
 use std::path::Path;
 
@@ -57,7 +58,8 @@ pub(crate) fn add(
         config: Some(Value::Object(config)),
     });
     let nics = match asked {
-        // The pods that have no NIC of ours, the agent's own among them, must start while it is replaced.
+        // The pods that have no NIC of ours, the agent's own among them, must start while it is
+        // replaced.
         Err(error)
             if error.code == Code::TRY_AGAIN && chained && !host.may_have_nic(uid.as_deref()) =>
         {
@@ -86,8 +88,9 @@ pub(crate) fn add(
     }
 }
 
-/// What the agent needs to have a DEL made that no runtime asks for: who it is, and what the IPAM plugin needs. It is kept for as long
-/// as the attachment is, in the agent's memory and in its ledger, so a tenant's configuration may not be as long as it likes.
+/// What the agent needs to have a DEL made that no runtime asks for: who it is, and what the IPAM
+/// plugin needs. It is kept for as long as the attachment is, in the agent's memory and in its
+/// ledger, so a tenant's configuration may not be as long as it likes.
 fn config_for_del(network: &Network) -> Result<Map<String, Value>, Error> {
     let mut config = network.config.document().clone();
     config.retain(|key, _| KEPT.contains(&key.as_str()));
@@ -114,8 +117,8 @@ fn pod(attachment: &Attachment) -> Option<api::Pod> {
     (!pod.name.is_empty()).then_some(pod)
 }
 
-/// A pod without a NIC: in a chain that is most pods. Alone, somebody attached this network to a pod that was granted nothing; it
-/// would start without the NIC that it was meant to have.
+/// A pod without a NIC: in a chain that is most pods. Alone, somebody attached this network to a
+/// pod that was granted nothing; it would start without the NIC that it was meant to have.
 fn none(network: &Network, why: &str) -> Result<Answer, Error> {
     Answer::passed_through(network).ok_or_else(|| {
         Error::new(Code::INVALID_CONFIG, format!("there is nothing to attach: {why}")).details(
@@ -150,7 +153,8 @@ impl Attempt<'_> {
         namespaces: &mut Namespaces,
         mut result: AddResult,
     ) -> Result<AddResult, Error> {
-        // In one order for every call, whatever order the interfaces have: two calls never wait for each other's lock.
+        // In one order for every call, whatever order the interfaces have: two calls never wait for
+        // each other's lock.
         let mut locks: Vec<&Nic> = nics.iter().collect();
         locks.sort_by(|a, b| a.id.cmp(&b.id));
         for nic in locks {
@@ -190,7 +194,8 @@ impl Attempt<'_> {
         Ok(result)
     }
 
-    /// The NIC with the MAC address that the runtime asked for: a VF takes any; the agent has given it to a VM's NIC.
+    /// The NIC with the MAC address that the runtime asked for: a VF takes any; the agent has given
+    /// it to a VM's NIC.
     fn nic_as_asked(&self, nic: &Nic) -> Result<Nic, Error> {
         let Some(mac) = &self.settings.mac else { return Ok(nic.clone()) };
         let mac = mac.to_string();
@@ -297,7 +302,8 @@ pub(crate) fn has_interface(nic: &Nic) -> bool {
     }
 }
 
-/// The NIC in the result. One without a netdev is in it too: where its socket or function is, and which addresses it has.
+/// The NIC in the result. One without a netdev is in it too: where its socket or function is, and
+/// which addresses it has.
 fn interface(nic: &Nic, netns: &str) -> Interface {
     let (socket_path, pci_id) = match &nic.personality {
         Personality::VhostUser { container_socket, .. } => (Some(container_socket.clone()), None),

@@ -9,7 +9,8 @@ use vhost_rdma_agent_api::{Checked, Nic, Record, Reply, Request, Step};
 
 use crate::answer;
 
-/// The agent syncs its journal and may ask kubelet and daemon before it answers; a runtime waits some minutes for a plugin.
+/// The agent syncs its journal and may ask kubelet and daemon before it answers; a runtime waits
+/// some minutes for a plugin.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The agent behind a socket. Every question is a connection of its own.

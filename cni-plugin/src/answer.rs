@@ -1,9 +1,11 @@
 //! What the agent answers, looked at before anything is done about it.
 //!
-//! The agent is trusted (only root can listen where it listens, see [`crate::host`]), but it is another process of perhaps another
-//! release, and this one is root in the host's network namespace. So an answer is held against the question and against what this
-//! plugin makes: it may name interfaces, functions and devices by well-formed names, a number of NICs that a pod can have, and of the
-//! host's own links only those whose names are derived from the NIC and the container that the call is about.
+//! The agent is trusted (only root can listen where it listens, see [`crate::host`]), but it is
+//! another process of perhaps another release, and this one is root in the host's network
+//! namespace. So an answer is held against the question and against what this plugin makes: it may
+//! name interfaces, functions and devices by well-formed names, a number of NICs that a pod can
+//! have, and of the host's own links only those whose names are derived from the NIC and the
+//! container that the call is about.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +14,8 @@ use vhost_rdma_agent_api::{Nic, Personality, Record, Step};
 
 use crate::companion;
 
-/// NICs of one pod. The kubelet's own bound is the node's capacity; nobody gives a pod more interfaces than this.
+/// NICs of one pod. The kubelet's own bound is the node's capacity; nobody gives a pod more
+/// interfaces than this.
 const NICS_MAX: usize = 256;
 /// Steps of one attachment: no kind makes more than six.
 const STEPS_MAX: usize = 64;

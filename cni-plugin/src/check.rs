@@ -1,7 +1,9 @@
-//! CHECK: what the agent wrote down and `prevResult` say, against what the host, the pod and the daemon are.
+//! CHECK: what the agent wrote down and `prevResult` say, against what the host, the pod and the
+//! daemon are.
 //!
-//! What is wrong may be on its way to being right (a link that comes up, a device that registers again), so it is looked for again for
-//! a while before it is told. All differences are told at once.
+//! What is wrong may be on its way to being right (a link that comes up, a device that registers
+//! again), so it is looked for again for a while before it is told. All differences are told at
+//! once.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -170,7 +172,8 @@ fn vf_problems(
             problems.push(format!("{} does not have the address {}", link.name, ip.address));
         }
     }
-    // Routes are not listed by interface; ours are those whose next hop is a gateway of ours. A later plugin may have added others.
+    // Routes are not listed by interface; ours are those whose next hop is a gateway of ours. A
+    // later plugin may have added others.
     let gateways: Vec<IpAddr> = ours.iter().filter_map(|ip| ip.gateway).collect();
     let routes = pod.routes().map_err(netlink)?;
     for route in &prev.routes {

@@ -1,16 +1,17 @@
 //! The netdev beside a VM's RDMA NIC.
 //!
-//! The vhost-user device carries RDMA and nothing else. ARP, and with it rdma_cm, needs an Ethernet interface with the NIC's MAC in
-//! the guest, on the network's L2. The VMM runs in the pod without any privilege, so what it can open is a tap that belongs to its
-//! user; and a tap can only be a port of a bridge in its own namespace:
+//! The vhost-user device carries RDMA and nothing else. ARP, and with it rdma_cm, needs an Ethernet
+//! interface with the NIC's MAC in the guest, on the network's L2. The VMM runs in the pod without
+//! any privilege, so what it can open is a tap that belongs to its user; and a tap can only be a
+//! port of a bridge in its own namespace:
 //!
 //! ```text
 //!   pod   VM ── tap ── bridge ── veth ═══ veth ── the network's bridge   host
 //! ```
 //!
-//! The interface that the *guest* sees has the NIC's MAC. The tap itself must not: a bridge takes frames for the address of one of
-//! its ports for itself, and the guest would never get one. Nothing in the pod has an IP address, not even a link-local one; the guest
-//! owns what IPAM gave.
+//! The interface that the *guest* sees has the NIC's MAC. The tap itself must not: a bridge takes
+//! frames for the address of one of its ports for itself, and the guest would never get one.
+//! Nothing in the pod has an IP address, not even a link-local one; the guest owns what IPAM gave.
 
 use std::io;
 
@@ -28,7 +29,8 @@ pub(crate) struct Parts {
     pub(crate) tap: String,
     /// The bridge in the pod.
     pub(crate) bridge: String,
-    /// The veth's end in the pod. It has the interface name that the runtime asked for, unless the tap has it.
+    /// The veth's end in the pod. It has the interface name that the runtime asked for, unless the
+    /// tap has it.
     pub(crate) inner: String,
     /// The veth's end on the host.
     pub(crate) outer: String,
@@ -146,8 +148,8 @@ fn join(
     links.set_up(index, true).map_err(netlink)
 }
 
-/// Keeps the kernel from giving bridge and ports IPv6 addresses: they would answer for the guest's network. A kernel without IPv6 has
-/// nothing to silence.
+/// Keeps the kernel from giving bridge and ports IPv6 addresses: they would answer for the guest's
+/// network. A kernel without IPv6 has nothing to silence.
 fn silence<const COUNT: usize>(netns: &Netns, names: [&String; COUNT]) -> Result<(), Error> {
     let written = netns.run(|| {
         Ok(names.map(|name| {

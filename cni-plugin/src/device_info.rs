@@ -1,6 +1,6 @@
-//! The device information file of the Network Plumbing Working Group (device-info-spec 1.1.0), which Multus copies into the pod's
-//! `network-status`. The agent writes one when a device is granted; this one, at the path that the runtime names, says what
-//! became of it.
+//! The device information file of the Network Plumbing Working Group (device-info-spec 1.1.0),
+//! which Multus copies into the pod's `network-status`. The agent writes one when a device is
+//! granted; this one, at the path that the runtime names, says what became of it.
 
 use cni_skel::{Code, Error};
 use serde_json::{Value, json};
@@ -19,7 +19,8 @@ pub(crate) fn write(host: &Host, name: &str, nic: &Nic) -> Result<(), Error> {
         .map_err(|error| Error::new(Code::IO, format!("CNIDeviceInfoFile {name}: {error}")))
 }
 
-/// In the specification's words; it has no type for an emulated RDMA NIC, so that is `vhost-user`, with the pod as the client.
+/// In the specification's words; it has no type for an emulated RDMA NIC, so that is `vhost-user`,
+/// with the pod as the client.
 fn document(nic: &Nic) -> Value {
     let pci = |pci: &str, rdma: Option<&str>| {
         let mut pci = json!({ "pci-address": pci });

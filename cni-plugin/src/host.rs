@@ -1,10 +1,12 @@
 //! Where things are on this host: said by the host alone, never by a network configuration.
 //!
-//! The plugin is root and does what the node agent answers. A NetworkAttachmentDefinition is written by a tenant, and so is
-//! everything in the network configuration that comes of it, `runtimeConfig` included (libcni leaves a literal one in place when
-//! the runtime has no capability arguments). So the agent's socket and the directory of device information files are constants.
-//! A host that has them elsewhere says so in the environment of its runtime, which only root sets: libcni adds the `CNI_`
-//! variables to its own environment and takes none from a configuration, and Multus' daemon takes only `CNI_` ones from its shim.
+//! The plugin is root and does what the node agent answers. A NetworkAttachmentDefinition is
+//! written by a tenant, and so is everything in the network configuration that comes of it,
+//! `runtimeConfig` included (libcni leaves a literal one in place when the runtime has no
+//! capability arguments). So the agent's socket and the directory of device information files are
+//! constants. A host that has them elsewhere says so in the environment of its runtime, which only
+//! root sets: libcni adds the `CNI_` variables to its own environment and takes none from a
+//! configuration, and Multus' daemon takes only `CNI_` ones from its shim.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -71,8 +73,9 @@ impl Host {
 
     /// May a pod have a NIC of ours, as far as can be told without the agent?
     ///
-    /// The kubelet's checkpoint is written before a pod's network is made and has each of its devices under its UID. What of it is
-    /// ours is in a file that the agent left; where there is none (the node has just started), any device may be.
+    /// The kubelet's checkpoint is written before a pod's network is made and has each of its
+    /// devices under its UID. What of it is ours is in a file that the agent left; where there is
+    /// none (the node has just started), any device may be.
     pub(crate) fn may_have_nic(&self, uid: Option<&str>) -> bool {
         let Some(uid) = uid else { return true };
         let devices = match std::fs::read(self.kubelet_plugins.join(CHECKPOINT)) {
@@ -80,7 +83,8 @@ impl Host {
                 Some(devices) => devices,
                 None => return true,
             },
-            // The kubelet writes it when the first plugin registers: until then nobody has a device.
+            // The kubelet writes it when the first plugin registers: until then nobody has a
+            // device.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return !self.kubelet_plugins.is_dir();
             }
@@ -94,10 +98,11 @@ impl Host {
         devices.iter().any(|((resource, _), holder)| holder == uid && is_ours(resource))
     }
 
-    /// Which file of the one directory a `CNIDeviceInfoFile` means; `None` if it means anything else.
+    /// Which file of the one directory a `CNIDeviceInfoFile` means; `None` if it means anything
+    /// else.
     ///
-    /// Multus' names hold the container's ID (`<network>-<container>_<interface>`), which nobody else can guess: a name without it
-    /// would be another pod's file.
+    /// Multus' names hold the container's ID (`<network>-<container>_<interface>`), which nobody
+    /// else can guess: a name without it would be another pod's file.
     pub(crate) fn device_info_name(&self, file: &Path, container: &str) -> Option<String> {
         let name = file.file_name()?.to_str()?;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
@@ -110,7 +115,8 @@ impl Host {
             };
             short(dir) == short(&self.device_info)
         };
-        // Compared byte by byte: `Path` would take `a/./b` and `a//b` for `a/b`, which is harmless and not Multus'.
+        // Compared byte by byte: `Path` would take `a/./b` and `a//b` for `a/b`, which is harmless
+        // and not Multus'.
         let whole = file.parent().filter(|dir| same(dir))?.join(name);
         (is_plain && name.contains(container) && whole.as_os_str() == file.as_os_str())
             .then(|| name.to_owned())
@@ -118,8 +124,9 @@ impl Host {
 
     /// Writes a device information file, all or nothing.
     ///
-    /// The directory must be root's alone. Inside it only one new name is opened (`O_EXCL`, no link is followed) and renamed, both
-    /// relative to the open directory, so nothing that happens to the path meanwhile leads elsewhere.
+    /// The directory must be root's alone. Inside it only one new name is opened (`O_EXCL`, no link
+    /// is followed) and renamed, both relative to the open directory, so nothing that happens to
+    /// the path meanwhile leads elsewhere.
     ///
     /// # Errors
     /// The directory is somebody's who is not root, or the file system says no.
@@ -143,7 +150,8 @@ impl Host {
     }
 }
 
-/// Opens a directory that belongs to root (or to whom this runs as) and that nobody else may write to.
+/// Opens a directory that belongs to root (or to whom this runs as) and that nobody else may write
+/// to.
 fn roots_own(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(path, flags, Mode::empty())?;

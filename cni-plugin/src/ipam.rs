@@ -1,7 +1,8 @@
 //! Addresses, by the IPAM plugin that the network configuration names.
 //!
-//! IPAM plugins file an address under container and interface. With Multus that interface is `CNI_IFNAME`; without, one call
-//! attaches several NICs, and each asks under the name of its own interface in the pod.
+//! IPAM plugins file an address under container and interface. With Multus that interface is
+//! `CNI_IFNAME`; without, one call attaches several NICs, and each asks under the name of its own
+//! interface in the pod.
 
 use cni_skel::{AddResult, Cidr, Code, Error, Ipam, Network, ValidAttachment};
 use serde_json::{Value, json};
@@ -10,8 +11,8 @@ use vhost_rdma_agent_api::{Checked, Kind, Nic, Step};
 use crate::add::has_interface;
 use crate::agent::{Agent, valid_id};
 
-/// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no interface to have them. (That of a
-/// function on vfio is made by the program that drives it.)
+/// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no
+/// interface to have them. (That of a function on vfio is made by the program that drives it.)
 pub(crate) fn step(network: &Network, nic: &Nic) -> Result<Option<Step>, Error> {
     let plugin = network.config.ipam_kind()?;
     let plugin = plugin.filter(|_| nic.addresses.is_empty() && can_have(nic));
@@ -22,7 +23,8 @@ fn can_have(nic: &Nic) -> bool {
     has_interface(nic) || nic.personality.kind() == Kind::VfVfio
 }
 
-/// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no addresses.
+/// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no
+/// addresses.
 pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
     let asked = &network.config.runtime.ips;
     if step(network, nic)?.is_none() {
@@ -47,7 +49,8 @@ pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
     Ok(given)
 }
 
-/// Addresses that the runtime asks for (`ips`) are given, or the call fails: an IPAM plugin that does not know them passes over them.
+/// Addresses that the runtime asks for (`ips`) are given, or the call fails: an IPAM plugin that
+/// does not know them passes over them.
 fn refuse_others(asked: &[Cidr], given: &[Value]) -> Result<(), Error> {
     let has = |wanted: &&Cidr| {
         let address = |text: &str| text.split_once('/').map_or(text, |(ip, _)| ip).parse().ok();
@@ -70,8 +73,8 @@ pub(crate) fn check(network: &Network, if_name: &str) -> Result<(), Error> {
     Ipam::of(network)?.map_or(Ok(()), |ipam| ipam.ifname(if_name).check())
 }
 
-/// DEL for which nothing is written down: if there is an address after all (a ledger was lost), it is given back. Nobody waits
-/// for this, so nothing fails by it.
+/// DEL for which nothing is written down: if there is an address after all (a ledger was lost), it
+/// is given back. Nobody waits for this, so nothing fails by it.
 pub(crate) fn release_unrecorded(network: &Network) {
     if let Ok(Some(ipam)) = Ipam::of(network)
         && let Err(error) = ipam.del()
@@ -80,7 +83,8 @@ pub(crate) fn release_unrecorded(network: &Network) {
     }
 }
 
-/// Passes GC on, with the interfaces under which addresses were asked for beside those that the runtime names.
+/// Passes GC on, with the interfaces under which addresses were asked for beside those that the
+/// runtime names.
 pub(crate) fn collect(
     network: &Network,
     agent: &Agent,
@@ -115,7 +119,8 @@ fn interfaces(checked: &Checked) -> impl Iterator<Item = String> {
     })
 }
 
-/// A plugin from before 1.1.0 does not know the command, and says that `CNI_COMMAND` is bad: that is no failure of the node.
+/// A plugin from before 1.1.0 does not know the command, and says that `CNI_COMMAND` is bad: that
+/// is no failure of the node.
 fn known(answer: Result<(), Error>) -> Result<(), Error> {
     answer
         .or_else(|error| if error.code == Code::INVALID_ENVIRONMENT { Ok(()) } else { Err(error) })

@@ -1,8 +1,9 @@
 //! The CNI plugin that gives pods their virtual RDMA NICs.
 //!
-//! It is a small program with no memory: the node agent knows which NICs a pod was granted, and writes down each change of the
-//! host before it is made; the plugin makes the changes, in the pod's network namespace, and undoes them from what the agent wrote
-//! down. So a plugin that is killed between any two system calls leaves nothing that DEL, GC or the next DEL would not find.
+//! It is a small program with no memory: the node agent knows which NICs a pod was granted, and
+//! writes down each change of the host before it is made; the plugin makes the changes, in the
+//! pod's network namespace, and undoes them from what the agent wrote down. So a plugin that is
+//! killed between any two system calls leaves nothing that DEL, GC or the next DEL would not find.
 //!
 //! ```text
 //!              ┌ companion  tap for a VM: tap ─ bridge ─ veth ═ host bridge
@@ -13,9 +14,10 @@
 //!  CHECK ─ check                what was written down against what is
 //! ```
 //!
-//! Called for every pod (chained, without Multus) it attaches all NICs of the pod, or hands `prevResult` through untouched. Called
-//! with a `deviceID` (Multus) it attaches that one. What comes from the runtime is read by [`cni_skel`]; netlink is
-//! [`rdma_netlink`]; the conversation with the agent is [`vhost_rdma_agent_api`].
+//! Called for every pod (chained, without Multus) it attaches all NICs of the pod, or hands
+//! `prevResult` through untouched. Called with a `deviceID` (Multus) it attaches that one. What
+//! comes from the runtime is read by [`cni_skel`]; netlink is [`rdma_netlink`]; the conversation
+//! with the agent is [`vhost_rdma_agent_api`].
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
 //! One plugin at a time for one NIC.
 //!
-//! Runtimes call plugins in parallel for different containers, and a device goes from one container to the next: the DEL of the
-//! old one may still run when the ADD of the new one begins. So the lock is the device's, not the container's. It is a file's
-//! (`flock`), which the kernel gives back when its holder is killed.
+//! Runtimes call plugins in parallel for different containers, and a device goes from one container
+//! to the next: the DEL of the old one may still run when the ADD of the new one begins. So the
+//! lock is the device's, not the container's. It is a file's (`flock`), which the kernel gives back
+//! when its holder is killed.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};

@@ -76,7 +76,8 @@ pub(crate) fn netlink(error: rdma_netlink::Error) -> Error {
     Error::new(code, error.to_string())
 }
 
-/// What an interface of ours is described with (`ip link` shows it): whose it is, and how DEL knows its own without the agent.
+/// What an interface of ours is described with (`ip link` shows it): whose it is, and how DEL knows
+/// its own without the agent.
 pub(crate) fn alias(nic: &str, container: &str) -> String {
     format!("{ALIAS}{nic} {container}")
 }
@@ -84,8 +85,9 @@ pub(crate) fn alias(nic: &str, container: &str) -> String {
 /// How [`alias`] begins.
 pub(crate) const ALIAS: &str = "vhost-rdma ";
 
-/// A name for something of a NIC in a container: the same whenever it is asked for, another for every other pair (FNV-1a; 48 bits
-/// are as much as a name holds, and a name that is taken is an error, not an accident).
+/// A name for something of a NIC in a container: the same whenever it is asked for, another for
+/// every other pair (FNV-1a; 48 bits are as much as a name holds, and a name that is taken is an
+/// error, not an accident).
 pub(crate) fn name(prefix: &str, nic: &str, container: &str) -> String {
     let bytes = nic.bytes().chain([0]).chain(container.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -1,7 +1,8 @@
 //! RDMA devices in namespaces.
 //!
-//! In exclusive mode a device is in one namespace, and moving it disconnects its users; in shared mode all see it and nothing moves. Names
-//! are unique on the whole host, so a device keeps its own wherever it goes.
+//! In exclusive mode a device is in one namespace, and moving it disconnects its users; in shared
+//! mode all see it and nothing moves. Names are unique on the whole host, so a device keeps its own
+//! wherever it goes.
 
 use cni_skel::{Code, Error};
 use rdma_netlink::Netns;
@@ -11,8 +12,8 @@ use vhost_rdma_agent_api::NetnsMode;
 use crate::pod::netlink;
 use crate::{CONFLICT, NOT_UNDONE};
 
-/// Sees that a device is on the host, and that the host's mode is the one that the agent counts on. A function without an RDMA
-/// device (an empty name) has nothing to see.
+/// Sees that a device is on the host, and that the host's mode is the one that the agent counts on.
+/// A function without an RDMA device (an empty name) has nothing to see.
 ///
 /// # Errors
 /// Code 100 if the device is elsewhere, 7 if the mode is another.
@@ -53,8 +54,9 @@ pub(crate) fn send(device: &str, pod: &Netns) -> Result<(), Error> {
 
 /// Takes a device back from a pod, if it is there.
 ///
-/// The kernel looks at the namespace of the calling *thread* and not only at the socket's when a device is moved (`rdma_dev_change_netns`
-/// is told `current`'s), so all of it happens on a thread inside.
+/// The kernel looks at the namespace of the calling *thread* and not only at the socket's when a
+/// device is moved (`rdma_dev_change_netns` is told `current`'s), so all of it happens on a thread
+/// inside.
 pub(crate) fn fetch(device: &str, pod: &Netns, host: &Netns) -> Result<(), Error> {
     let fetched = pod.run(|| {
         let mut rdma = match Rdma::open() {
@@ -63,7 +65,8 @@ pub(crate) fn fetch(device: &str, pod: &Netns, host: &Netns) -> Result<(), Error
             Err(error) if error.is_unsupported() => return Ok(()),
             Err(error) => return Err(error),
         };
-        // In shared mode the pod sees the host's own: there is nothing to fetch, and moving is refused.
+        // In shared mode the pod sees the host's own: there is nothing to fetch, and moving is
+        // refused.
         if rdma.system()?.netns_mode == Some(KernelMode::Shared) {
             return Ok(());
         }

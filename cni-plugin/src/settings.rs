@@ -1,4 +1,5 @@
-//! The plugin's own fields in the network configuration, and what the runtime says about one container.
+//! The plugin's own fields in the network configuration, and what the runtime says about one
+//! container.
 
 use cni_skel::{Attachment, Code, Error, Network};
 use rdma_netlink::HardwareAddress;
@@ -30,7 +31,8 @@ impl Settings {
     /// Reads and checks them.
     ///
     /// # Errors
-    /// Code 7 for values that make no sense; 2 for a capability that the runtime uses and nothing here enforces.
+    /// Code 7 for values that make no sense; 2 for a capability that the runtime uses and nothing
+    /// here enforces.
     pub(crate) fn of(network: &Network, host: &Host) -> Result<Self, Error> {
         let own: Own = network.config.own()?;
         let runtime = &network.config.runtime;
@@ -44,7 +46,8 @@ impl Settings {
             .map(str::parse::<HardwareAddress>)
             .transpose()
             .map_err(|error| invalid(format!("runtimeConfig.mac: {error}")))?;
-        // It was a field once; whoever still has it, with the usual value, means the agent that is asked anyhow.
+        // It was a field once; whoever still has it, with the usual value, means the agent that is
+        // asked anyhow.
         if let Some(socket) = own.agent_socket.filter(|socket| *host.agent != **socket) {
             let msg = format!(
                 "agentSocket={socket:?}: a network configuration does not choose the node agent"
@@ -60,7 +63,8 @@ impl Settings {
         })
     }
 
-    /// As much as can be read, for what removes: a container must not stay because of a field that its removal does not need.
+    /// As much as can be read, for what removes: a container must not stay because of a field that
+    /// its removal does not need.
     pub(crate) fn lenient(network: &Network, host: &Host) -> Self {
         let document = network.config.document();
         let text = |key| document.get(key).and_then(Value::as_str).map(str::to_owned);

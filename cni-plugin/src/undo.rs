@@ -1,7 +1,8 @@
 //! Undoing what was written down: newest first, each step whether or not it was made.
 //!
-//! The pod's namespace may be gone. Then the kernel has removed what was made in it and has given hardware back to the host, under the
-//! name that it had in the pod; what is left is to give it its own name and settings again.
+//! The pod's namespace may be gone. Then the kernel has removed what was made in it and has given
+//! hardware back to the host, under the name that it had in the pod; what is left is to give it its
+//! own name and settings again.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ use crate::lock::Lock;
 use crate::pod::{self, ALIAS, netlink};
 use crate::{NOT_UNDONE, ipam, vf};
 
-/// Undoes records and tells the agent, one by one, and goes on after a failure: what one pod holds must not keep another's.
+/// Undoes records and tells the agent, one by one, and goes on after a failure: what one pod holds
+/// must not keep another's.
 ///
 /// # Errors
 /// The first failure, with the number of others.
@@ -54,7 +56,8 @@ pub(crate) fn records(
 /// Undoes steps of one NIC. `netns` are the paths at which the pod's namespace may be.
 ///
 /// # Errors
-/// The first failure; the steps before it are undone all the same, since they do not stand on each other.
+/// The first failure; the steps before it are undone all the same, since they do not stand on each
+/// other.
 pub(crate) fn steps(
     network: &Network,
     nic: &Nic,
@@ -87,7 +90,8 @@ fn step_undone(network: &Network, nic: &Nic, step: &Step, netns: &[&Path]) -> Re
     }
 }
 
-/// The pod's namespace behind a path; `None` if it is gone, or if what is there now is the host's own.
+/// The pod's namespace behind a path; `None` if it is gone, or if what is there now is the host's
+/// own.
 fn open_pod(path: &Path) -> Result<Option<Netns>, Error> {
     if path.as_os_str().is_empty() {
         return Ok(None);
@@ -109,7 +113,8 @@ fn pods(paths: &[&Path]) -> Result<Vec<Netns>, Error> {
     Ok(pods)
 }
 
-/// Removes what we made. Its name was free when it was written down; what has it now and is hardware is not ours.
+/// Removes what we made. Its name was free when it was written down; what has it now and is
+/// hardware is not ours.
 fn remove(links: &mut Links, name: &str) -> Result<(), Error> {
     let Some(link) = pod::find(links, name)? else { return Ok(()) };
     if !matches!(link.driver_kind.as_deref(), Some("veth" | "bridge" | "tun")) {
@@ -124,7 +129,8 @@ fn remove(links: &mut Links, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Whether anything on this host says that the container has a NIC of ours: asked when the agent cannot be.
+/// Whether anything on this host says that the container has a NIC of ours: asked when the agent
+/// cannot be.
 pub(crate) fn has_ours(attachment: &Attachment) -> bool {
     let ours = |links: rdma_netlink::Result<Links>| {
         let mark = format!(" {}", attachment.container_id);

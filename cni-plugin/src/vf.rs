@@ -1,9 +1,10 @@
 //! A virtual function's netdev and RDMA device, into the pod and back.
 //!
-//! The netdev goes first, as its events are what gives the RDMA device its GIDs in the new namespace, and comes back last. How it was is
-//! written down before it is touched: name, MAC, MTU, whether it was up, its addresses and description. On the way back the device is
-//! looked for where it can be, in the pod or (if the kernel gave it back) on the host, by its description, PCI function or
-//! MAC, since a crash may have left it under either name.
+//! The netdev goes first, as its events are what gives the RDMA device its GIDs in the new
+//! namespace, and comes back last. How it was is written down before it is touched: name, MAC, MTU,
+//! whether it was up, its addresses and description. On the way back the device is looked for where
+//! it can be, in the pod or (if the kernel gave it back) on the host, by its description, PCI
+//! function or MAC, since a crash may have left it under either name.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -142,8 +143,8 @@ impl Plan {
         self.rdma_device.as_ref().map_or(Ok(()), |device| rdma::send(device, pod_netns))
     }
 
-    /// Gives the interface its addresses and routes. A route that is there already stays as it is: another network of the pod has
-    /// the default route.
+    /// Gives the interface its addresses and routes. A route that is there already stays as it is:
+    /// another network of the pod has the default route.
     pub(crate) fn configure(
         &self,
         nic: &Nic,
@@ -230,7 +231,8 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
         let listed = host.list().map_err(netlink)?;
         let by_mark =
             listed.iter().find(|link| is_it(link) || pci.is_some_and(|pci| is_of(link, pci)));
-        // A name alone is enough only where nothing better is known: another device may have it by now.
+        // A name alone is enough only where nothing better is known: another device may have it by
+        // now.
         let by_name = |link: &&Link| pci.is_none() && link.name == *host_name;
         if let Some(link) = by_mark.or_else(|| listed.iter().find(by_name)) {
             break link.clone();
@@ -255,7 +257,8 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
     host.set_up(link.index, *up).map_err(netlink)
 }
 
-/// Takes a netdev to the host under its name; if another has that name, under one of ours, so that the namespace can go.
+/// Takes a netdev to the host under its name; if another has that name, under one of ours, so that
+/// the namespace can go.
 fn bring(pod: &mut Links, link: &Link, host: &Netns, host_name: &str) -> Result<(), Error> {
     match pod.move_to(link.index, host, Some(host_name)) {
         Err(error) if error.is_exists() => {
@@ -326,7 +329,8 @@ pub(crate) fn other_back(name: &str, data: &Value) -> Result<(), Error> {
     host.set_alias(link.index, text("alias").unwrap_or_default()).map_err(netlink)
 }
 
-/// Whether an interface of the host belongs to a PCI function, directly or by a virtio device on it.
+/// Whether an interface of the host belongs to a PCI function, directly or by a virtio device on
+/// it.
 fn is_of(link: &Link, pci: &str) -> bool {
     link.parent.as_deref() == Some(pci)
         || Path::new("/sys/class/net")
@@ -336,7 +340,8 @@ fn is_of(link: &Link, pci: &str) -> bool {
             .is_ok_and(|path| path.components().any(|part| part.as_os_str() == pci))
 }
 
-/// Whether there is such a function with a driver: without, it has no device that could be anywhere.
+/// Whether there is such a function with a driver: without, it has no device that could be
+/// anywhere.
 fn is_driven(pci: &str) -> bool {
     !pci.contains('/') && Path::new("/sys/bus/pci/devices").join(pci).join("driver").exists()
 }

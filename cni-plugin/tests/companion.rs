@@ -1,6 +1,8 @@
-//! NICs of VMs against the kernel: the companion netdev is made, works, is checked, and goes without a trace, whatever happens on the way.
+//! NICs of VMs against the kernel: the companion netdev is made, works, is checked, and goes
+//! without a trace, whatever happens on the way.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;
@@ -64,7 +66,8 @@ fn a_tap_with_its_bridge_and_its_way_to_the_network() {
     }
 }
 
-/// The VMM's part, by its user: it opens the tap without any privilege, and what it sends arrives on the network's bridge, and back.
+/// The VMM's part, by its user: it opens the tap without any privilege, and what it sends arrives
+/// on the network's bridge, and back.
 #[test]
 fn the_pods_user_opens_the_tap_and_frames_pass_both_ways() {
     let (lab, pod) = (Lab::new(), Pod::new());
@@ -77,7 +80,8 @@ fn the_pods_user_opens_the_tap_and_frames_pass_both_ways() {
         Some("veth"),
         "the name that was asked for"
     );
-    // Another NIC of the same network, as far as the bridge can tell: a socket on a veth behind br0.
+    // Another NIC of the same network, as far as the bridge can tell: a socket on a veth behind
+    // br0.
     let mut host = Links::open_in(&lab.host).unwrap();
     let veth = rdma_netlink::link::Veth { name: "far", peer: "port", ..Default::default() };
     host.add_veth(&veth).unwrap();
@@ -88,8 +92,8 @@ fn the_pods_user_opens_the_tap_and_frames_pass_both_ways() {
     host.set_up(far, true).unwrap();
     let address = rdma_netlink::link::NewAddress::new("10.9.0.1/24".parse().unwrap());
     host.add_address(far, &address).unwrap();
-    // A guest of a few lines: it takes the tap as user 1000 and asks by ARP who has 10.9.0.1. (The device node is the container's own
-    // affair; its mode differs between machines.)
+    // A guest of a few lines: it takes the tap as user 1000 and asks by ARP who has 10.9.0.1. (The
+    // device node is the container's own affair; its mode differs between machines.)
     let script = r#"
 import fcntl, os, struct, sys, time, select
 f = os.open('/dev/net/tun', os.O_RDWR | os.O_NONBLOCK)

@@ -1,7 +1,9 @@
-//! What a tenant can write: a NetworkAttachmentDefinition, hence every field of the network configuration, and an agent or files of
-//! their own anywhere in a pod's file systems that the host sees.
+//! What a tenant can write: a NetworkAttachmentDefinition, hence every field of the network
+//! configuration, and an agent or files of their own anywhere in a pod's file systems that the host
+//! sees.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;

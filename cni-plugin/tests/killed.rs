@@ -1,6 +1,8 @@
-//! An ADD that fails, and a plugin that dies at any moment: what it made is undone, by itself, by DEL or by GC.
+//! An ADD that fails, and a plugin that dies at any moment: what it made is undone, by itself, by
+//! DEL or by GC.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;
@@ -100,7 +102,8 @@ fn killed_at_each_word_with_the_agent_then_del_or_gc() {
     }
 }
 
-/// At any moment, not only when it talks: dead after each of its system calls in turn that change something.
+/// At any moment, not only when it talks: dead after each of its system calls in turn that change
+/// something.
 #[test]
 fn killed_after_each_system_call_that_changes_the_host() {
     let (lab, pod) = (Lab::new(), Pod::new());

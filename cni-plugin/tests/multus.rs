@@ -1,7 +1,8 @@
-//! How Multus calls the plugin, replayed: recordings of what libcni does with what Multus hands it (`multus/README.md` says how they
-//! were made, and that the Multus program itself did not run).
+//! How Multus calls the plugin, replayed: recordings of what libcni does with what Multus hands it
+//! (`multus/README.md` says how they were made, and that the Multus program itself did not run).
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;
@@ -46,14 +47,16 @@ fn replay(recording: &str) {
         environment.values_mut().for_each(|value| *value = own(value));
         environment.insert("CNI_PATH".to_owned(), lab.dir.path().to_str().unwrap().to_owned());
         let mut stdin: Value = serde_json::from_str(&own(&call.stdin)).unwrap();
-        // The recording plugin answered with an interface that there was not; what libcni keeps is the answer of whom it called.
+        // The recording plugin answered with an interface that there was not; what libcni keeps is
+        // the answer of whom it called.
         if let Some(previous) = stdin.get_mut("prevResult") {
             *previous = result.clone();
         }
         let command = environment["CNI_COMMAND"].clone();
         let info = stdin["runtimeConfig"]["CNIDeviceInfoFile"].as_str().unwrap().to_owned();
         if command == "ADD" {
-            // CmdAdd copies the device plugin's file there before it calls (CopyDeviceInfoForCNIFromDP).
+            // CmdAdd copies the device plugin's file there before it calls
+            // (CopyDeviceInfoForCNIFromDP).
             std::fs::write(&info, r#"{"type":"vhost-user","version":"1.1.0"}"#).unwrap();
         }
         let variables: Vec<(&str, &str)> =

@@ -1,7 +1,9 @@
-//! Whatever comes on stdin and in the environment of the plugin: one document with a code, or success with what success prints; no panic, no
-//! change of the host. The agent's socket leads nowhere and the namespace is no pod's, so nothing here may succeed but removal.
+//! Whatever comes on stdin and in the environment of the plugin: one document with a code, or
+//! success with what success prints; no panic, no change of the host. The agent's socket leads
+//! nowhere and the namespace is no pod's, so nothing here may succeed but removal.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsString;

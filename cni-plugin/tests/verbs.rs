@@ -1,7 +1,9 @@
-//! The program, executed with every command, version, variable and bad configuration: the exact exit status, code and message. The
-//! skeleton's tests do the same within one process; here it is what a runtime sees, with an agent that knows a pod with one NIC.
+//! The program, executed with every command, version, variable and bad configuration: the exact
+//! exit status, code and message. The skeleton's tests do the same within one process; here it is
+//! what a runtime sees, with an agent that knows a pod with one NIC.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;

@@ -1,7 +1,8 @@
-//! Functions that go into pods and come back, against the kernel. A veth's end stands for the VF's netdev, as this needs no hardware;
-//! RDMA devices are moved in a VM (`cargo xtask vm cni-rdma`).
+//! Functions that go into pods and come back, against the kernel. A veth's end stands for the VF's
+//! netdev, as this needs no hardware; RDMA devices are moved in a VM (`cargo xtask vm cni-rdma`).
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lab;

@@ -237,11 +237,12 @@ impl Writer {
         })
     }
 
-    /// Evicts a pod if it is still this one. 429 is a disruption budget, which is asked again later.
+    /// Evicts a pod if it is still this one. 429 is a disruption budget, which is asked again
+    /// later.
     ///
     /// `Api::evict` writes the options under a name that servers do not know, so that the UID would
-    /// not count. The body has no version, since 1.20 and 1.25 have none in common: the server takes
-    /// the one that it has.
+    /// not count. The body has no version, since 1.20 and 1.25 have none in common: the server
+    /// takes the one that it has.
     async fn evict(&self, namespace: &str, pod: &str, uid: &str) -> Done {
         let body = serde_json::json!({
             "metadata": { "name": pod, "namespace": namespace },

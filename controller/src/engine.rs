@@ -1,9 +1,9 @@
 //! The engine: the copy of the cluster, the keys that changes have marked, and whose turn it is.
 //!
-//! One task owns all of it, so nothing is locked. A plan is made at the moment of its turn, from the
-//! copy as it then is; its writes are done by a task of their own, so many at once, and no two of one
-//! key. What failed is tried again after a while that doubles. Nothing is planned before every list
-//! is complete, since what is not yet in the copy would look as if it were gone.
+//! One task owns all of it, so nothing is locked. A plan is made at the moment of its turn, from
+//! the copy as it then is; its writes are done by a task of their own, so many at once, and no two
+//! of one key. What failed is tried again after a while that doubles. Nothing is planned before
+//! every list is complete, since what is not yet in the copy would look as if it were gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -336,8 +336,8 @@ struct Writes {
 }
 
 impl Writes {
-    /// Does them in their order; whether one failed. After a conflict the rest was decided on a copy
-    /// that is known to be old.
+    /// Does them in their order; whether one failed. After a conflict the rest was decided on a
+    /// copy that is known to be old.
     async fn all(&self, key: &Key, writes: Vec<Write>) -> bool {
         for write in writes {
             let name = apply::name(&write);
@@ -359,8 +359,8 @@ impl Writes {
 
 /// Whether a write was done; says what became of it.
 ///
-/// The watch may have brought the change already: after a conflict the key is looked at again rather
-/// than waited for.
+/// The watch may have brought the change already: after a conflict the key is looked at again
+/// rather than waited for.
 fn was_done<E: std::fmt::Display>(key: &Key, write: &str, result: Result<Outcome, E>) -> bool {
     match result {
         Ok(Outcome::Done) => {

@@ -1,7 +1,8 @@
 //! Health and metrics over HTTP.
 //!
-//! `/healthz` fails when the engine does not turn: a restart is then the cure. `/readyz` fails until
-//! the copy of the cluster is complete. A replica that does not lead is as healthy as one that does.
+//! `/healthz` fails when the engine does not turn: a restart is then the cure. `/readyz` fails
+//! until the copy of the cluster is complete. A replica that does not lead is as healthy as one
+//! that does.
 
 use std::sync::Arc;
 use std::time::Duration;

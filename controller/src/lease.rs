@@ -1,9 +1,9 @@
 //! Who may write: one replica, by a lease.
 //!
-//! The lease saves work and is not what keeps allocations right (see `core`), so it is held loosely:
-//! a holder that could not renew for a while stops by itself, before another one may take over. How
-//! old a lease is, is measured from when this process saw its version change, by a clock that does
-//! not jump; the time that is written into it is for people.
+//! The lease saves work and is not what keeps allocations right (see `core`), so it is held
+//! loosely: a holder that could not renew for a while stops by itself, before another one may take
+//! over. How old a lease is, is measured from when this process saw its version change, by a clock
+//! that does not jump; the time that is written into it is for people.
 
 use std::time::Duration;
 
@@ -209,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_holder_stops_before_another_may_begin() {
-        // What it holds by is looked at after each turn, and a turn that fails may take all its time.
+        // What it holds by is looked at after each turn, and a turn that fails may take all its
+        // time.
         assert!(RENEWED_WITHIN + PERIOD + PATIENCE < DURATION);
         assert!(PERIOD + PATIENCE < RENEWED_WITHIN);
     }

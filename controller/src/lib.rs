@@ -6,10 +6,10 @@
 //!       └────────── writes ── apply <────┘        lease: who may write
 //! ```
 //!
-//! [`core`] decides and is tested without a cluster. Everything else is this: [`watch`] brings changes,
-//! [`engine`] holds the copy of the cluster and asks for plans, [`apply`] does the writes, [`lease`]
-//! elects who may, [`http`] answers probes and shows metrics. Each replica watches and keeps its copy,
-//! so the next leader begins at once.
+//! [`core`] decides and is tested without a cluster. Everything else is this: [`watch`] brings
+//! changes, [`engine`] holds the copy of the cluster and asks for plans, [`apply`] does the writes,
+//! [`lease`] elects who may, [`http`] answers probes and shows metrics. Each replica watches and
+//! keeps its copy, so the next leader begins at once.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Watches: one for each kind, begun anew when it is lost, into one queue.
 //!
-//! A watch that begins anew lists everything first. What is in the copy and not in that list is gone,
-//! although nobody said so: the engine removes it when the list is complete.
+//! A watch that begins anew lists everything first. What is in the copy and not in that list is
+//! gone, although nobody said so: the engine removes it when the list is complete.
 
 use std::fmt::Debug;
 

@@ -1,8 +1,10 @@
-//! What an allocation costs beside the one `fdatasync` that it cannot do without, and what a start costs with many devices.
+//! What an allocation costs beside the one `fdatasync` that it cannot do without, and what a start
+//! costs with many devices.
 //!
-//! All are ratios of things measured in turn in one run. The daemon is a table at first, since its time is its own; then it is the real one
-//! (`DAEMON`, a program), with its state on tmpfs, where a node has it, and on the same disk as the ledger. The agent's other files are on tmpfs too. `ROWS` is a file for the rows.
-//! By `cargo xtask node-bench`.
+//! All are ratios of things measured in turn in one run. The daemon is a table at first, since its
+//! time is its own; then it is the real one (`DAEMON`, a program), with its state on tmpfs, where a
+//! node has it, and on the same disk as the ledger. The agent's other files are on tmpfs too.
+//! `ROWS` is a file for the rows. By `cargo xtask node-bench`.
 
 #![allow(
     clippy::unwrap_used,
@@ -155,19 +157,22 @@ fn row(
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // A disk: the ledger's cost on a memory file system would be none. A node has the rest in `/run`.
+    // A disk: the ledger's cost on a memory file system would be none. A node has the rest in
+    // `/run`.
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let at = |name: &str| dir.path().join(name);
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let run = memory.path();
     let mut rows = Vec::new();
-    // One record is synced before the answer; files that a reboot may take are not. Three is that one with a disk's bad luck.
+    // One record is synced before the answer; files that a reboot may take are not. Three is that
+    // one with a disk's bad luck.
     let table = FakeDaemon::new(&run.join("nics"));
     let times = runtime.block_on(allocate((&at("a"), run), table));
     rows.push(row("allocate-per-fsync", times, Some(3.0)));
     if let Ok(program) = std::env::var("DAEMON") {
-        // On a disk the daemon replaces its state file for each change: the file and its directory are synced, each with a commit of the file system's
-        // journal, and the rename waits for the first of these.
+        // On a disk the daemon replaces its state file for each change: the file and its directory
+        // are synced, each with a commit of the file system's journal, and the rename waits for the
+        // first of these.
         for (name, state, target) in [
             ("allocate-with-daemon-per-fsync", run.join("daemon"), Some(8.0)),
             ("allocate-with-daemon-on-disk-per-fsync", at("daemon"), None),
@@ -187,5 +192,6 @@ fn main() {
     if let Ok(file) = std::env::var("ROWS") {
         std::fs::write(file, serde_json::to_vec_pretty(&rows).unwrap()).unwrap();
     }
-    // A bound that is not kept is the caller's to judge, and shown: here only what goes wrong is an error.
+    // A bound that is not kept is the caller's to judge, and shown: here only what goes wrong is an
+    // error.
 }

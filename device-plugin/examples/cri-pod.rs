@@ -1,12 +1,13 @@
-//! A pod with a CDI device, without a kubelet: asks the agent for IDs as a kubelet does, and hands what it answers to a container runtime as a
-//! kubelet of version 1.29 or newer does.
+//! A pod with a CDI device, without a kubelet: asks the agent for IDs as a kubelet does, and hands
+//! what it answers to a container runtime as a kubelet of version 1.29 or newer does.
 //!
 //! ```text
 //! cri-pod --runtime SOCKET --plugin SOCKET --image IMAGE --id ID … -- COMMAND …
 //! ```
 //!
-//! The container runs to its end; its output, and before it the CDI names that the agent gave, go to standard output, its status is ours.
-//! For runtimes that know the CDI field of CRI, where no such kubelet is to be had.
+//! The container runs to its end; its output, and before it the CDI names that the agent gave, go
+//! to standard output, its status is ours. For runtimes that know the CDI field of CRI, where no
+//! such kubelet is to be had.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -78,7 +79,8 @@ async fn channel(socket: &Path) -> Result<Channel> {
     connected.with_context(|| format!("cannot connect to {}", socket.display()))
 }
 
-/// What the agent answers a kubelet for one container; with CDI that must be names, and no device beside them.
+/// What the agent answers a kubelet for one container; with CDI that must be names, and no device
+/// beside them.
 async fn allocate(cli: &Cli) -> Result<ContainerAllocateResponse> {
     let mut plugin = DevicePluginClient::new(channel(&cli.plugin).await?);
     let wanted = ContainerAllocateRequest { devices_ids: cli.ids.clone() };
@@ -150,7 +152,8 @@ async fn run(
     }
 }
 
-/// The lines of a log as runtimes write it: time, stream, tag, text (KEP "CRI container log format").
+/// The lines of a log as runtimes write it: time, stream, tag, text (KEP "CRI container log
+/// format").
 fn print_log() -> Result<()> {
     let path = Path::new(LOGS).join(LOG);
     let text = std::fs::read_to_string(&path)

@@ -13,7 +13,8 @@ use vhost_rdma_agent_api::{
 /// How long a command waits for the agent.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Kubernetes node agent of vhost-rdma: kubelet device plugin, allocation ledger, server of the CNI plugin
+/// Kubernetes node agent of vhost-rdma: kubelet device plugin, allocation ledger, server of the CNI
+/// plugin
 #[derive(Debug, Parser)]
 #[command(name = "vhost-rdma-agent", version, max_term_width = 100)]
 pub struct Cli {
@@ -33,7 +34,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the agent
     Serve(Box<ServeArgs>),
-    /// Have the CNI plugin undo what runtimes forgot, when an agent with `--undo by-helper` says what
+    /// Have the CNI plugin undo what runtimes forgot, when an agent with `--undo by-helper` says
+    /// what
     Undo {
         /// Where the CNI plugin is
         #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
@@ -94,8 +96,8 @@ pub struct ServeArgs {
     /// The kubelet's root directory
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
-    /// The kubelet's plugin directory [default: device-plugins in the kubelet's root directory; a kubelet before 1.21 uses
-    /// /var/lib/kubelet/device-plugins whatever its root directory is]
+    /// The kubelet's plugin directory [default: device-plugins in the kubelet's root directory; a
+    /// kubelet before 1.21 uses /var/lib/kubelet/device-plugins whatever its root directory is]
     #[arg(long, value_name = "DIR")]
     pub device_plugin_dir: Option<PathBuf>,
     /// Where CDI specifications go
@@ -119,13 +121,15 @@ pub struct ServeArgs {
     /// Offer what the cluster's controller says of this node (its RdmaNode), beside the file
     #[arg(long, requires = "node_name")]
     pub cluster: bool,
-    /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was started again
+    /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was
+    /// started again
     #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "pod_namespace")]
     pub pod_name: Option<String>,
     /// Its namespace
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", requires = "pod_name")]
     pub pod_namespace: Option<String>,
-    /// Seconds that a daemon may take to answer first, in which NICs that pods have count as healthy
+    /// Seconds that a daemon may take to answer first, in which NICs that pods have count as
+    /// healthy
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub start: u64,
     /// Seconds that an allocation may wait for a daemon; the kubelet admits no other pod meanwhile
@@ -137,7 +141,8 @@ pub struct ServeArgs {
     /// Seconds without a holder after which a NIC is taken back
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub reclaim: u64,
-    /// Seconds that a VMM may take to connect to a daemon that was started again, before its NIC counts as lost
+    /// Seconds that a VMM may take to connect to a daemon that was started again, before its NIC
+    /// counts as lost
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub reconnect: u64,
     /// Form of the log on standard error

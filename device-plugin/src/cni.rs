@@ -1,6 +1,8 @@
-//! The socket of the CNI binary and of the operator's commands: one request and one answer per connection.
+//! The socket of the CNI binary and of the operator's commands: one request and one answer per
+//! connection.
 //!
-//! Only root opens it (mode 0600): whoever can may take NICs from pods. So what limits it is time and size, not trust.
+//! Only root opens it (mode 0600): whoever can may take NICs from pods. So what limits it is time
+//! and size, not trust.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The configuration file: which pools a node offers.
 //!
-//! TOML, as the daemon's; in a cluster it is one key of a ConfigMap. What is not known is an error that names its line, and a file
-//! with an error changes nothing: the agent goes on with the last good one. The types know no TOML, so that a cluster API can
-//! write the same structure.
+//! TOML, as the daemon's; in a cluster it is one key of a ConfigMap. What is not known is an error
+//! that names its line, and a file with an error changes nothing: the agent goes on with the last
+//! good one. The types know no TOML, so that a cluster API can write the same structure.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,15 @@ pub use selector::{PfSelector, Selector};
 
 /// The domain of all resources, unless the file says otherwise.
 pub const DEFAULT_PREFIX: &str = "vhost-rdma.io";
-/// The most IDs in one pool: a list of them is sent to the kubelet at each change, and gRPC stops at 4 MiB.
+/// The most IDs in one pool: a list of them is sent to the kubelet at each change, and gRPC stops
+/// at 4 MiB.
 pub const COUNT_MAX: u32 = 8192;
 /// The kubelet refuses longer IDs (device plugin API, `Device.ID`).
 pub const ID_MAX: usize = 63;
 /// The longest name of a pool: an ID is made of it and a number or a device name.
 const POOL_NAME_MAX: usize = 40;
-/// IFNAMSIZ without the terminating zero (linux/if.h), less three digits for the number of the NIC in its pod.
+/// IFNAMSIZ without the terminating zero (linux/if.h), less three digits for the number of the NIC
+/// in its pod.
 const IF_PREFIX_MAX: usize = 12;
 
 /// Why a configuration cannot be used.
@@ -62,7 +64,8 @@ pub enum ConfigError {
 pub enum Injection {
     /// Mounts, devices and environment in the answer to `Allocate`; every kubelet knows it.
     Classic,
-    /// CDI names in the answer, and specifications on the host: kubelet ≥ 1.29, containerd ≥ 1.7, CRI-O ≥ 1.23.
+    /// CDI names in the answer, and specifications on the host: kubelet ≥ 1.29, containerd ≥ 1.7,
+    /// CRI-O ≥ 1.23.
     Cdi,
     /// CDI if the node object says that the kubelet knows it, else classic.
     #[default]
@@ -98,7 +101,8 @@ pub enum AddressPolicy {
     /// Any that no other NIC of the network holds.
     #[default]
     Any,
-    /// None but those that IPAM gave the companion netdev (and the link-local one): needs the CNI plugin.
+    /// None but those that IPAM gave the companion netdev (and the link-local one): needs the CNI
+    /// plugin.
     Ipam,
 }
 
@@ -110,7 +114,8 @@ pub struct PoolConfig {
     pub name: String,
     /// What it gives.
     pub kind: Kind,
-    /// `vhost-user`: how many NICs; `shared`: how many shares of each RDMA device. Not for VFs, which are counted.
+    /// `vhost-user`: how many NICs; `shared`: how many shares of each RDMA device. Not for VFs,
+    /// which are counted.
     #[serde(default)]
     pub count: Option<u32>,
     /// `vhost-user`: the daemon's network, made if it does not exist.
@@ -131,7 +136,8 @@ pub struct PoolConfig {
     /// `vhost-user`: completion vectors.
     #[serde(default)]
     pub comp_vectors: Option<u32>,
-    /// `vhost-user`: what carries the NICs' verbs, in the daemon's words: `soft`, `rnic:DEVICE` or `rnic:DEVICE@ADDRESS`; absent: `soft`.
+    /// `vhost-user`: what carries the NICs' verbs, in the daemon's words: `soft`, `rnic:DEVICE` or
+    /// `rnic:DEVICE@ADDRESS`; absent: `soft`.
     #[serde(default)]
     pub backing: Option<String>,
     /// `vhost-user`: the virtio device type.
@@ -210,7 +216,8 @@ pub struct Socket {
     pub mode: Option<u32>,
     /// Whom else it lets in: `u:NUMBER:rw`, `g:NUMBER:rw`.
     pub acl: Vec<AclEntry>,
-    /// An SELinux context for directory and socket, such as `system_u:object_r:container_file_t:s0`.
+    /// An SELinux context for directory and socket, such as
+    /// `system_u:object_r:container_file_t:s0`.
     pub selinux: Option<String>,
 }
 
@@ -218,7 +225,8 @@ pub struct Socket {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Companion {
-    /// The bridge of the host that is the network's L2. Absent: no companion is made, and rdma_cm finds nobody.
+    /// The bridge of the host that is the network's L2. Absent: no companion is made, and rdma_cm
+    /// finds nobody.
     pub bridge: Option<String>,
     /// The user that may open the tap; absent: the socket's owner.
     pub owner: Option<u32>,
@@ -361,7 +369,8 @@ impl PoolConfig {
                 "addresses = \"ipam\" needs companion.bridge: without a companion netdev nobody asks IPAM".to_owned(),
             );
         }
-        // Whether there is such a device is for the daemon to say; only what can never be one ends here.
+        // Whether there is such a device is for the daemon to say; only what can never be one ends
+        // here.
         if let Some(backing) = &self.backing
             && backing != "soft"
             && backing.strip_prefix("rnic:").is_none_or(str::is_empty)
@@ -429,7 +438,8 @@ impl PoolConfig {
     }
 }
 
-/// Where the agent and the kubelet meet; all of it follows the kubelet's root directory unless it is said otherwise.
+/// Where the agent and the kubelet meet; all of it follows the kubelet's root directory unless it
+/// is said otherwise.
 #[derive(Debug, Clone)]
 pub struct KubeletPaths {
     /// Sockets of device plugins and `kubelet.sock`.

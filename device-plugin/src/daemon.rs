@@ -12,7 +12,8 @@ use tonic::{Code, Status};
 use vhost_rdma_proto::v1;
 use vhost_rdma_proto::v1::admin_client::AdminClient;
 
-/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is instant.
+/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is
+/// instant.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a look may take, before the daemon counts as gone.
 const LOOK: Duration = Duration::from_secs(10);
@@ -37,7 +38,8 @@ pub enum DaemonError {
 impl From<Status> for DaemonError {
     fn from(status: Status) -> Self {
         let message = status.message().to_owned();
-        // A status that carries a source was made by the transport here; the daemon's own has a code and a message only.
+        // A status that carries a source was made by the transport here; the daemon's own has a
+        // code and a message only.
         if std::error::Error::source(&status).is_some() {
             return Self::Unreachable(message);
         }
@@ -87,7 +89,8 @@ pub trait Daemon: Send + Sync + 'static {
     fn remove_nic(&self, name: &str) -> impl Future<Output = Done<()>> + Send;
 }
 
-/// The admin API on its unix socket; the connection is made when it is needed, and again when it broke.
+/// The admin API on its unix socket; the connection is made when it is needed, and again when it
+/// broke.
 #[derive(Debug, Clone)]
 pub struct AdminApi {
     client: AdminClient<Channel>,

@@ -1,11 +1,13 @@
 //! Kubernetes events: what happened to the node and to pods, for whoever reads `kubectl describe`.
 //!
-//! Events are news, not state: they are sent by a task of their own, from a queue that is bounded, and lost when no API server takes
-//! them. Nothing waits for them, and without an API server the agent works the same.
+//! Events are news, not state: they are sent by a task of their own, from a queue that is bounded,
+//! and lost when no API server takes them. Nothing waits for them, and without an API server the
+//! agent works the same.
 //!
-//! What repeats within minutes becomes one event with a count (that is the recorder's doing, and the API server's wish). It tells events
-//! apart by what they are about, not by their text; so the NIC is named as the related object, lest a pod with two NICs hear of
-//! one, and a refused configuration is always an event of its own, since its text is the news.
+//! What repeats within minutes becomes one event with a count (that is the recorder's doing, and
+//! the API server's wish). It tells events apart by what they are about, not by their text; so the
+//! NIC is named as the related object, lest a pod with two NICs hear of one, and a refused
+//! configuration is always an event of its own, since its text is the news.
 
 use std::time::Duration;
 
@@ -20,7 +22,8 @@ use crate::ledger::Owner;
 const QUEUE: usize = 1024;
 /// Between two tries to reach the API server.
 const RETRY: Duration = Duration::from_secs(30);
-/// How long the API server may take for one event: a queue behind one that hangs would only grow old.
+/// How long the API server may take for one event: a queue behind one that hangs would only grow
+/// old.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The API server takes notes of at most 1 KiB.
 const NOTE_MAX: usize = 1000;
@@ -87,8 +90,8 @@ impl Events {
         }
     }
 
-    /// Sends events to the API server that kubeconfig or the pod's service account name, for this node. Must be called inside a
-    /// runtime.
+    /// Sends events to the API server that kubeconfig or the pod's service account name, for this
+    /// node. Must be called inside a runtime.
     #[must_use]
     pub fn to_api_server(node: String) -> Self {
         let (queue, news) = mpsc::channel(QUEUE);
@@ -173,8 +176,9 @@ impl Reporting {
         let fresh = Recorder::new(self.client.clone(), reporter(&self.node));
         let recorder = if news.single { &fresh } else { &self.recorder };
         match recorder.publish(&event, &reference).await {
-            // An API server before 1.22 wants to be told which namespace an event about a node is in. Newer ones fill it in, and then
-            // `kubectl describe node` finds the event, which looks for those without.
+            // An API server before 1.22 wants to be told which namespace an event about a node is
+            // in. Newer ones fill it in, and then `kubectl describe node` finds the event, which
+            // looks for those without.
             Err(kube::Error::Api(status))
                 if status.code == UNPROCESSABLE && reference.namespace.is_none() =>
             {
@@ -191,7 +195,8 @@ impl Reporting {
             kind: Some("Node".to_owned()),
             api_version: Some("v1".to_owned()),
             name: Some(self.node.clone()),
-            // `kubectl describe node` finds events by the UID that the kubelet uses: the node's name.
+            // `kubectl describe node` finds events by the UID that the kubelet uses: the node's
+            // name.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         }
@@ -213,8 +218,8 @@ fn pod_reference(owner: &Owner) -> ObjectReference {
     }
 }
 
-/// Does the kubelet of this node know CDI? The field came with 1.28 and is on by default since 1.29 (KEP-4009). `false` if that
-/// cannot be told: classic injection works everywhere.
+/// Does the kubelet of this node know CDI? The field came with 1.28 and is on by default since 1.29
+/// (KEP-4009). `false` if that cannot be told: classic injection works everywhere.
 pub async fn kubelet_knows_cdi(node: &str) -> bool {
     let asked = async {
         let client = Client::try_default().await.ok()?;

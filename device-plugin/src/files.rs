@@ -1,5 +1,6 @@
-//! Files that others read: a NIC's description for its pod, device information for network plugins, CDI specifications for the
-//! runtime. Each is replaced as a whole, so that no reader sees half of one.
+//! Files that others read: a NIC's description for its pod, device information for network plugins,
+//! CDI specifications for the runtime. Each is replaced as a whole, so that no reader sees half of
+//! one.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -27,7 +28,8 @@ impl Default for Dirs {
     }
 }
 
-/// Opens a directory without following a link at its end: what is put there must not land elsewhere.
+/// Opens a directory without following a link at its end: what is put there must not land
+/// elsewhere.
 ///
 /// # Errors
 /// It does not exist, or is not a directory.
@@ -80,7 +82,8 @@ pub fn publish_text(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     write_bytes(open_dir(dir)?.as_fd(), name, text.as_bytes())
 }
 
-/// Removes a document; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.
+/// Removes a document; one that is gone already is no fault, and any other fault is only logged,
+/// since nothing can be done.
 pub fn remove(dir: &Path, name: &str) {
     match std::fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

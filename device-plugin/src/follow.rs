@@ -1,10 +1,10 @@
 //! The API server's side of a node that the controller leads: watches the node's object and writes
 //! its status.
 //!
-//! What is watched is handed to the agent as soon as the agent could write it down, the newest only.
-//! What the agent reports is written when it changed, at most a few times a second, the first time
-//! whatever it says: what a forerunner left there counts no more. Nothing waits for the API server;
-//! while it is away the agent goes on with what it knows.
+//! What is watched is handed to the agent as soon as the agent could write it down, the newest
+//! only. What the agent reports is written when it changed, at most a few times a second, the first
+//! time whatever it says: what a forerunner left there counts no more. Nothing waits for the API
+//! server; while it is away the agent goes on with what it knows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,8 @@ const TOGETHER: Duration = Duration::from_millis(200);
 /// The longest time without a look at what there is to report.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// Follows this node's object for ever, by the API server that kubeconfig or the pod's account name.
+/// Follows this node's object for ever, by the API server that kubeconfig or the pod's account
+/// name.
 pub async fn run<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, node: String) {
     loop {
         match Client::try_default().await {

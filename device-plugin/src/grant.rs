@@ -1,7 +1,8 @@
-//! What a container gets for an ID: environment, mounts, devices; and the documents that describe a NIC to others.
+//! What a container gets for an ID: environment, mounts, devices; and the documents that describe a
+//! NIC to others.
 //!
-//! All of it is made here from plain data, so that the answer to `Allocate`, the CDI specification and the NIC's own JSON file
-//! cannot say different things.
+//! All of it is made here from plain data, so that the answer to `Allocate`, the CDI specification
+//! and the NIC's own JSON file cannot say different things.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,8 @@ use crate::v1beta1;
 
 /// Where containers find the directory of a NIC: `<this>/<ID>`.
 pub const CONTAINER_DIR: &str = "/run/vhost-rdma";
-/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero (unix(7)).
+/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero
+/// (unix(7)).
 pub const SOCKET_PATH_MAX: usize = 107;
 /// The NIC's description in its directory.
 pub const NIC_FILE: &str = "nic.json";
@@ -22,7 +24,8 @@ pub const NIC_FILE: &str = "nic.json";
 pub const CDI_CLASS: &str = "nic";
 /// The version of the CDI specification that has all we use; old runtimes refuse newer ones.
 const CDI_VERSION: &str = "0.3.0";
-/// The first that lets a device's name begin with a digit, as a PCI address does; under an older version the whole file is invalid.
+/// The first that lets a device's name begin with a digit, as a PCI address does; under an older
+/// version the whole file is invalid.
 const CDI_VERSION_DIGIT: &str = "0.5.0";
 /// Stands for the VM's memory size in option templates.
 const SIZE: &str = "{size}";
@@ -45,7 +48,8 @@ pub struct Gift {
 #[error("{0}")]
 pub struct BadGift(String);
 
-/// The name of a NIC in the daemon. The agent owns all names that begin so: what it does not know there is a leftover.
+/// The name of a NIC in the daemon. The agent owns all names that begin so: what it does not know
+/// there is a leftover.
 #[must_use]
 pub fn nic_name(id: &str) -> String {
     format!("{NIC_PREFIX}{id}")
@@ -232,8 +236,9 @@ pub fn nic_document(pool: &Pool, id: &str, nic: &v1::Nic, tap: &str) -> Result<V
     }))
 }
 
-/// The device information of an ID (device-info-spec 1.1.0 §3). There is no type for an emulated RDMA device; `vhost-user` in mode
-/// `client` says what matters: the host makes the socket and the container connects.
+/// The device information of an ID (device-info-spec 1.1.0 §3). There is no type for an emulated
+/// RDMA device; `vhost-user` in mode `client` says what matters: the host makes the socket and the
+/// container connects.
 #[must_use]
 pub fn device_info(pool: &Pool, device: &Device) -> Option<Value> {
     match pool.config.kind {
@@ -304,8 +309,8 @@ pub fn cdi_spec(prefix: &str, gift: &Gift) -> Value {
     })
 }
 
-/// The answer for one container. Environment is always told to the kubelet: the number of a NIC in its container is not a
-/// property of the NIC, so CDI cannot say it.
+/// The answer for one container. Environment is always told to the kubelet: the number of a NIC in
+/// its container is not a property of the NIC, so CDI cannot say it.
 #[must_use]
 pub fn answer(
     pool: &Pool,
@@ -331,7 +336,8 @@ pub fn answer(
             read_only: true,
         }));
         for path in &gift.devices {
-            // Two NICs of one container share rdma_cm or tun: a path that is named twice is an error to some runtimes.
+            // Two NICs of one container share rdma_cm or tun: a path that is named twice is an
+            // error to some runtimes.
             if !response.devices.iter().any(|device| device.host_path == *path) {
                 response.devices.push(v1beta1::DeviceSpec {
                     container_path: path.clone(),
@@ -344,8 +350,8 @@ pub fn answer(
     response
 }
 
-/// `VHOST_RDMA_<POOL>` lists the IDs, `VHOST_RDMA_<POOL>_<n>_<WHAT>` describes the n-th; `PCIDEVICE_<RESOURCE>` is what programs
-/// written for the SR-IOV device plugin look at.
+/// `VHOST_RDMA_<POOL>` lists the IDs, `VHOST_RDMA_<POOL>_<n>_<WHAT>` describes the n-th;
+/// `PCIDEVICE_<RESOURCE>` is what programs written for the SR-IOV device plugin look at.
 fn environment(pool: &Pool, gifts: &[Gift]) -> HashMap<String, String> {
     let upper = |text: &str| {
         text.chars()

@@ -1,7 +1,8 @@
 //! The hardware of the node: functions with RDMA devices, as pools select them.
 //!
-//! Looking is an edge behind [`Host`]; what is found is plain data. The look is taken at start, at each reload and from time to
-//! time, since VFs come and go and a driver that is loaded late brings its RDMA device with it.
+//! Looking is an edge behind [`Host`]; what is found is plain data. The look is taken at start, at
+//! each reload and from time to time, since VFs come and go and a driver that is loaded late brings
+//! its RDMA device with it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,9 +1,10 @@
 //! Health and metrics over HTTP.
 //!
-//! `/healthz` says that the agent's tasks have their turns, `/readyz` that it can attach NICs, `/metrics` everything else, as it was at the
-//! last change: none of them waits for a call of the daemon, which may take a minute. Labels
-//! are pool, ID, and the namespace and name of the pod that holds the ID: so there are never more series than IDs, whatever pods
-//! are called and however many there were.
+//! `/healthz` says that the agent's tasks have their turns, `/readyz` that it can attach NICs,
+//! `/metrics` everything else, as it was at the last change: none of them waits for a call of the
+//! daemon, which may take a minute. Labels are pool, ID, and the namespace and name of the pod that
+//! holds the ID: so there are never more series than IDs, whatever pods are called and however many
+//! there were.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,14 +1,15 @@
-//! The ledger on the disk: a file of lines, each the whole new state of one ID, so that replaying any number of them twice does no
-//! harm.
+//! The ledger on the disk: a file of lines, each the whole new state of one ID, so that replaying
+//! any number of them twice does no harm.
 //!
 //! ```text
 //!   vhost-rdma-agent-journal 1
 //!   7d0a36c1 {"id":"blue-0","slot":{…}}        CRC-32 of the rest of the line, in hexadecimal
 //! ```
 //!
-//! A crash may leave the last line torn: it was never acknowledged, so it is cut off. A bad line before the last is damage and
-//! stops the agent, since what follows may rest on it. When the file has grown to several times what it says, a new one is written
-//! beside it and renamed over it. The directory must be on a disk that survives what pods survive (`/var/lib`, not `/run`).
+//! A crash may leave the last line torn: it was never acknowledged, so it is cut off. A bad line
+//! before the last is damage and stops the agent, since what follows may rest on it. When the file
+//! has grown to several times what it says, a new one is written beside it and renamed over it. The
+//! directory must be on a disk that survives what pods survive (`/var/lib`, not `/run`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -136,7 +137,8 @@ impl Journal {
         Ok((Self { path, file, length, base: length, _lock: lock }, slots))
     }
 
-    /// Adds the new states of some IDs with one write, and with one `fdatasync` if `durable`. If it fails, nothing was added.
+    /// Adds the new states of some IDs with one write, and with one `fdatasync` if `durable`. If it
+    /// fails, nothing was added.
     ///
     /// # Errors
     /// The disk is full or broken.
@@ -249,7 +251,8 @@ fn replay(bytes: &[u8], path: &Path) -> Result<(BTreeMap<String, Slot>, usize), 
                     slots.insert(line.id, line.slot);
                 }
             }
-            // A torn write may leave a whole line without its end, or blocks of zeros with newlines nowhere.
+            // A torn write may leave a whole line without its end, or blocks of zeros with newlines
+            // nowhere.
             _ if next.is_empty() => return Ok((slots, good)),
             Ok(_) => return Ok((slots, good)),
             Err(why) => return Err(damaged(number, why)),

@@ -8,9 +8,9 @@
 //!    └───────────────────────┘
 //! ```
 //!
-//! A slot is what is known of one ID. An ID without a slot is free and was never used. Changes are made on a copy
-//! ([`Ledger::slot`]), journaled, and then put in place ([`Ledger::put`]): the caller decides when a change must be on the disk
-//! first. Nothing here does I/O or reads a clock.
+//! A slot is what is known of one ID. An ID without a slot is free and was never used. Changes are
+//! made on a copy ([`Ledger::slot`]), journaled, and then put in place ([`Ledger::put`]): the
+//! caller decides when a change must be on the disk first. Nothing here does I/O or reads a clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,7 +41,8 @@ impl Owner {
         Pod { namespace: self.namespace.clone(), name: self.pod.clone(), uid: self.uid.clone() }
     }
 
-    /// Is it this pod? UIDs differ when a pod of the same name was made again, but only if both are known.
+    /// Is it this pod? UIDs differ when a pod of the same name was made again, but only if both are
+    /// known.
     #[must_use]
     pub fn is_pod(&self, pod: &Pod) -> bool {
         self.namespace == pod.namespace
@@ -57,7 +58,8 @@ pub struct Grant {
     pub since: u64,
     /// What was granted: a pool may change its kind while the pod lives.
     pub kind: Kind,
-    /// What the pod asked for: the file may get another prefix while it lives. Absent in a ledger from before this was kept.
+    /// What the pod asked for: the file may get another prefix while it lives. Absent in a ledger
+    /// from before this was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
     /// The daemon's network.
@@ -240,8 +242,8 @@ impl Ledger {
             .collect()
     }
 
-    /// What `Allocate` is to do with this ID of `resource`. It must be asked again if `evidence` was not gathered and the answer would need it:
-    /// see [`Self::needs_evidence`].
+    /// What `Allocate` is to do with this ID of `resource`. It must be asked again if `evidence`
+    /// was not gathered and the answer would need it: see [`Self::needs_evidence`].
     #[must_use]
     pub fn decide(&self, id: &str, resource: &str, evidence: &Evidence) -> Decision {
         let Some(slot) = self.get(id) else { return Decision::Grant };
@@ -264,8 +266,9 @@ impl Ledger {
             ));
         }
         if let Some(holder) = &evidence.holder {
-            // The kubelet lists a holder before the container that asks now has its answer. So it is this pod (an init container's
-            // device is reused, or its Allocate is repeated), unless we know of another.
+            // The kubelet lists a holder before the container that asks now has its answer. So it
+            // is this pod (an init container's device is reused, or its Allocate is repeated),
+            // unless we know of another.
             return match &grant.owner {
                 _ if renamed => {
                     Decision::Refuse(in_use(id, holder, "the resource had another name then"))

@@ -1,4 +1,5 @@
-//! The node agent of vhost-rdma: what stands between a kubelet, the daemon, the CNI binary and the hardware of one node.
+//! The node agent of vhost-rdma: what stands between a kubelet, the daemon, the CNI binary and the
+//! hardware of one node.
 //!
 //! ```text
 //!   kubelet ──────── kubelet/   device plugin servers, registration, pod-resources client
@@ -15,9 +16,10 @@
 //!   API server ───── events     optional
 //! ```
 //!
-//! One rule holds the whole: **the ledger is written before the world is changed**, so that after any crash the agent knows at
-//! least as much as it did. The kubelet has no call for "this pod is gone"; the agent learns it from the pod-resources API and
-//! takes nothing away from a pod that may still live.
+//! One rule holds the whole: **the ledger is written before the world is changed**, so that after
+//! any crash the agent knows at least as much as it did. The kubelet has no call for "this pod is
+//! gone"; the agent learns it from the pod-resources API and takes nothing away from a pod that may
+//! still live.
 
 #![forbid(unsafe_code)]
 

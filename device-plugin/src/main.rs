@@ -1,5 +1,5 @@
-//! The vhost-rdma node agent and its command line: puts the parts together, and turns every failure into a message and an exit
-//! status.
+//! The vhost-rdma node agent and its command line: puts the parts together, and turns every failure
+//! into a message and an exit status.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
 //! Pools: the IDs that a configuration and the hardware of a node make together.
 //!
-//! IDs are stable: they come from the pool's name and a number, or from the PCI address or name of the hardware, never from an
-//! order of discovery. They have no `/`, because they become parts of file names (device-info-spec 1.1.0 §4.1).
+//! IDs are stable: they come from the pool's name and a number, or from the PCI address or name of
+//! the hardware, never from an order of discovery. They have no `/`, because they become parts of
+//! file names (device-info-spec 1.1.0 §4.1).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -133,7 +134,8 @@ impl Pools {
     }
 }
 
-/// NICs of the daemon. Those that an RNIC carries are as well as it is, and as near: a node without it must not attract pods.
+/// NICs of the daemon. Those that an RNIC carries are as well as it is, and as near: a node without
+/// it must not attract pods.
 fn numbered(pool: &PoolConfig, inventory: &Inventory) -> Vec<Device> {
     let rnic = pool.rnic().map(|name| {
         let found =
@@ -192,7 +194,8 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
         }
         Kind::Shared => {
             let name = function.rdma.clone().unwrap_or_default();
-            // `rdma system`: in exclusive mode a pod sees only what was moved into it, and a share cannot be moved.
+            // `rdma system`: in exclusive mode a pod sees only what was moved into it, and a share
+            // cannot be moved.
             let defect = (mode == NetnsMode::Exclusive).then(|| {
                 "the host is in RDMA exclusive mode, pods would not see it; set ib_core netns_mode=1".to_owned()
             });

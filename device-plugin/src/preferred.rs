@@ -1,7 +1,8 @@
 //! `GetPreferredAllocation`: which of the free IDs are best given together.
 //!
-//! NICs of one container should be near each other: first on one NUMA node, then on one PF. Within that the choice fills the group that has the
-//! least free IDs which still suffice, so that large groups stay whole for those who need many. The kubelet may do otherwise.
+//! NICs of one container should be near each other: first on one NUMA node, then on one PF. Within
+//! that the choice fills the group that has the least free IDs which still suffice, so that large
+//! groups stay whole for those who need many. The kubelet may do otherwise.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub fn preferred(pool: &Pool, available: &[String], must: &[String], size: usize
     chosen
 }
 
-/// The next ID: of the same NUMA node and group as what is chosen, else of the group that fits best.
+/// The next ID: of the same NUMA node and group as what is chosen, else of the group that fits
+/// best.
 fn best<'a>(
     pool: &Pool,
     free: &[&'a String],

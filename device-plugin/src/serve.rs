@@ -72,7 +72,8 @@ async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
     let paths = KubeletPaths::new(&args.kubelet_root, args.device_plugin_dir.clone());
     let agent = Agent::new(parts(&args, &config, &paths, &socket).await, &args.state_dir)?;
     let cni = CniSocket::bind(&socket).map_err(io(format!("listen on {}", socket.display())))?;
-    // The inventory is there before the kubelet hears of us: a pod that is admitted finds its IDs, unhealthy until the daemon answers.
+    // The inventory is there before the kubelet hears of us: a pod that is admitted finds its IDs,
+    // unhealthy until the daemon answers.
     agent.configure(config).await;
     agent.reconcile().await;
     let mut tasks = vec![
@@ -196,7 +197,8 @@ async fn keep<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, interval: Duration
     }
 }
 
-/// Tells one state of a file from another. A ConfigMap changes by a symlink in the middle of its path, so the file itself is asked.
+/// Tells one state of a file from another. A ConfigMap changes by a symlink in the middle of its
+/// path, so the file itself is asked.
 fn fingerprint(path: &Path) -> Option<(u64, u64, SystemTime)> {
     use std::os::unix::fs::MetadataExt as _;
     let metadata = path.metadata().ok()?;

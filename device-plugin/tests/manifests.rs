@@ -1,5 +1,6 @@
-//! What `manifests/node` promises, without a cluster: what a file can say wrongly and no server would refuse. How the parts run in one is
-//! tested by `cargo xtask k8s test --full --only manifests`.
+//! What `manifests/node` promises, without a cluster: what a file can say wrongly and no server
+//! would refuse. How the parts run in one is tested by
+//! `cargo xtask k8s test --full --only manifests`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -33,7 +34,8 @@ fn mebibytes(quantity: &str) -> u64 {
     number("Mi").or_else(|| number("Gi").map(|gibibytes| gibibytes << 10)).unwrap()
 }
 
-/// The containers of a file, each as its lines. A container begins with `- name:` at the depth of containers.
+/// The containers of a file, each as its lines. A container begins with `- name:` at the depth of
+/// containers.
 fn containers(name: &str) -> Vec<String> {
     let file = text(name);
     let mut found: Vec<String> = Vec::new();

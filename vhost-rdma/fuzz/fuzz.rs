@@ -1,4 +1,5 @@
-//! libFuzzer's way into the fuzz targets: one program for all, `VHOST_RDMA_FUZZ_TARGET` names the one.
+//! libFuzzer's way into the fuzz targets: one program for all, `VHOST_RDMA_FUZZ_TARGET` names the
+//! one.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Compiles the API definition. `protox` parses it in Rust, so that a build needs no `protoc` on the machine.
+//! Compiles the API definition. `protox` parses it in Rust, so that a build needs no `protoc` on
+//! the machine.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const FILE: &str = "proto/vhost_rdma/v1/admin.proto";

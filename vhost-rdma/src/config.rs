@@ -1,7 +1,8 @@
-//! Where the daemon's settings come from: built-in defaults, then the configuration file, then the command line.
+//! Where the daemon's settings come from: built-in defaults, then the configuration file, then the
+//! command line.
 //!
-//! Nothing needs to be configured. The runtime directory is the only thing that daemon and command line must agree on, so its
-//! default is found here for both.
+//! Nothing needs to be configured. The runtime directory is the only thing that daemon and command
+//! line must agree on, so its default is found here for both.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -176,7 +177,8 @@ impl File {
     }
 }
 
-/// Where this user's daemon has its sockets: `/run/vhost-rdma` for root, `$XDG_RUNTIME_DIR/vhost-rdma` for others.
+/// Where this user's daemon has its sockets: `/run/vhost-rdma` for root,
+/// `$XDG_RUNTIME_DIR/vhost-rdma` for others.
 ///
 /// # Errors
 /// [`ConfigError::NoRuntimeDir`].
@@ -200,7 +202,8 @@ pub fn default_admin_socket() -> PathBuf {
     }
 }
 
-/// Worker threads when nothing says how many: a quarter of the machine, since the rest belongs to the guests.
+/// Worker threads when nothing says how many: a quarter of the machine, since the rest belongs to
+/// the guests.
 #[must_use]
 pub fn default_workers() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -1,14 +1,17 @@
 //! Signals an eventfd that belongs to somebody hostile, and never waits.
 //!
-//! The descriptors on which a VMM is told of used buffers come from the VMM. Writing to an eventfd whose counter is full waits until
-//! someone reads, unless `O_NONBLOCK` is set; but that flag is not the descriptor's, it is the open file's, which the VMM shares: it
-//! can clear the flag a moment after we set it, fill the counter, and hold the thread that serves all guests for ever. There is no
-//! write that does not wait for this kind of file (`RWF_NOWAIT` is refused), and no way to an open file of our own.
+//! The descriptors on which a VMM is told of used buffers come from the VMM. Writing to an eventfd
+//! whose counter is full waits until someone reads, unless `O_NONBLOCK` is set; but that flag is
+//! not the descriptor's, it is the open file's, which the VMM shares: it can clear the flag a
+//! moment after we set it, fill the counter, and hold the thread that serves all guests for ever.
+//! There is no write that does not wait for this kind of file (`RWF_NOWAIT` is refused), and no way
+//! to an open file of our own.
 //!
-//! But the kernel signals eventfds itself, at the completion of an asynchronous request (`IOCB_FLAG_RESFD`, io_submit(2)), and that never
-//! waits: a full counter stays full. So each signal is a read of nothing from `/dev/null` whose completion signals the eventfd, in one
-//! system call like the write that it stands for. Where the host has no asynchronous I/O (a sandbox), the flag is looked at before
-//! every write: better than nothing, and said in the log.
+//! But the kernel signals eventfds itself, at the completion of an asynchronous request
+//! (`IOCB_FLAG_RESFD`, io_submit(2)), and that never waits: a full counter stays full. So each
+//! signal is a read of nothing from `/dev/null` whose completion signals the eventfd, in one system
+//! call like the write that it stands for. Where the host has no asynchronous I/O (a sandbox), the
+//! flag is looked at before every write: better than nothing, and said in the log.
 
 use std::cell::OnceCell;
 use std::ffi::c_long;
@@ -63,7 +66,8 @@ struct Aio {
 static AIO: OnceLock<Option<Aio>> = OnceLock::new();
 
 thread_local! {
-    /// That of a thread that serves many: it must not wait for a lock that another holds while it does not run.
+    /// That of a thread that serves many: it must not wait for a lock that another holds while it
+    /// does not run.
     static OWN: OnceCell<Option<Aio>> = const { OnceCell::new() };
 }
 
@@ -79,8 +83,8 @@ pub(crate) fn prepare() {
     AIO.get_or_init(Aio::new);
 }
 
-/// Adds 1 to the counter of an eventfd; a full one stays as it is. It never waits, but takes as long as it takes to wake everyone who
-/// waits for the eventfd.
+/// Adds 1 to the counter of an eventfd; a full one stays as it is. It never waits, but takes as
+/// long as it takes to wake everyone who waits for the eventfd.
 pub(crate) fn signal(eventfd: BorrowedFd<'_>) {
     let by = |aio: &Option<Aio>| match aio {
         Some(aio) => aio.signal(eventfd.as_raw_fd()),
@@ -153,8 +157,8 @@ impl Aio {
             ..Iocb::default()
         };
         let list = [&raw mut request];
-        // SAFETY: one request that the list points to; both live until the call returns, after which the kernel uses neither. The
-        // request reads nothing, so it has no buffer.
+        // SAFETY: one request that the list points to; both live until the call returns, after
+        // which the kernel uses neither. The request reads nothing, so it has no buffer.
         let done =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1 as c_long, list.as_ptr()) };
         if done == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -165,7 +169,8 @@ impl Aio {
         let mut completions = [Completion::default(); SWEEP as usize];
         let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
-            // SAFETY: the array has room for as many completions as are asked for; the timeout lives.
+            // SAFETY: the array has room for as many completions as are asked for; the timeout
+            // lives.
             let got = unsafe {
                 libc::syscall(
                     libc::SYS_io_getevents,
@@ -185,12 +190,14 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and no request of it is under way: each ends before `submit` returns.
+        // SAFETY: the context is ours, and no request of it is under way: each ends before `submit`
+        // returns.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
 
-/// Takes what is in an eventfd's counter and never waits, whatever the VMM did to its flags; false if there was nothing.
+/// Takes what is in an eventfd's counter and never waits, whatever the VMM did to its flags; false
+/// if there was nothing.
 pub(crate) fn take(eventfd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut counter = [0; 8];
     let buffers = &mut [io::IoSliceMut::new(&mut counter)];

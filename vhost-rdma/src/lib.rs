@@ -1,8 +1,10 @@
 //! vhost-rdma: virtual RDMA NICs for virtual machines.
 //!
-//! Data flows one way: `device` (vhost-user, virtqueues) to `engine` (verbs) to `transport` (how a request reaches its peer), each over `memory`, the only module
-//! that touches a guest's memory. `worker` gives the engine its threads and clock. Beside them stands the operator's side: `node` holds
-//! the rules of networks and NICs, `admin` serves them, `cli` asks. docs/ARCHITECTURE.md says why.
+//! Data flows one way: `device` (vhost-user, virtqueues) to `engine` (verbs) to `transport` (how a
+//! request reaches its peer), each over `memory`, the only module that touches a guest's memory.
+//! `worker` gives the engine its threads and clock. Beside them stands the operator's side: `node`
+//! holds the rules of networks and NICs, `admin` serves them, `cli` asks. docs/ARCHITECTURE.md says
+//! why.
 
 pub mod admin;
 pub mod channel;

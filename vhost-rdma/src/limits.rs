@@ -1,8 +1,8 @@
 //! What the host lets this process have.
 //!
-//! Each VMM that is connected costs some thirty descriptors, and one for each region of its memory. The soft limit that a service
-//! manager or a shell hands out (1024, for programs that call select(2)) would end at a few dozen guests; the hard limit is what
-//! the operator means.
+//! Each VMM that is connected costs some thirty descriptors, and one for each region of its memory.
+//! The soft limit that a service manager or a shell hands out (1024, for programs that call
+//! select(2)) would end at a few dozen guests; the hard limit is what the operator means.
 
 use std::sync::OnceLock;
 
@@ -22,7 +22,8 @@ pub fn raise_descriptors() {
     }
 }
 
-/// Descriptors that whoever started this process left open are not for the processes that it starts.
+/// Descriptors that whoever started this process left open are not for the processes that it
+/// starts.
 pub fn keep_descriptors() {
     let flags = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
     // SAFETY: it closes none, and touches no memory.

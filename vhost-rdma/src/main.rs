@@ -1,4 +1,5 @@
-//! The vhost-rdma daemon and its command line: puts the parts together, and turns every failure into a message and an exit status.
+//! The vhost-rdma daemon and its command line: puts the parts together, and turns every failure
+//! into a message and an exit status.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -1,8 +1,9 @@
 //! A file beside a NIC's socket as long as a VMM is connected.
 //!
-//! A VMM that cannot connect again (QEMU's generic vhost-user device) is of no use to its guest once the daemon ended, and to the next daemon
-//! its NIC looks like one that nobody used yet. The file outlives a daemon, however it ends, so the next one knows whose VMM it must see again.
-//! It lies in the runtime directory: a reboot, which ends every VMM, takes it along.
+//! A VMM that cannot connect again (QEMU's generic vhost-user device) is of no use to its guest
+//! once the daemon ended, and to the next daemon its NIC looks like one that nobody used yet. The
+//! file outlives a daemon, however it ends, so the next one knows whose VMM it must see again. It
+//! lies in the runtime directory: a reboot, which ends every VMM, takes it along.
 
 use std::fs::File;
 use std::io;

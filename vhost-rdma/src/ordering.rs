@@ -1,12 +1,16 @@
-//! Who sees what: the words of the lock-free protocols between threads, and between guest and device, as the shipped code uses them.
+//! Who sees what: the words of the lock-free protocols between threads, and between guest and
+//! device, as the shipped code uses them.
 //!
-//! A guest's driver and a worker share words of memory and no lock (docs/virtio-rdma.md §6.4, §7.3, §7.4), and so do a worker and those who wake it.
-//! Each of these protocols stands on a few orderings, and a missing one loses a wake-up once in a million times, in someone's production. So the
-//! code of the protocols is written over [`Words`] and [`Fences`]: what runs in the daemon are plain atomics ([`Cpu`], and
-//! [`Ring`](crate::memory::Ring) for guest memory), and the models of `nic::models` run the *same* code on loom's, where every
-//! interleaving and every stale value is tried, with and without each of the fences.
+//! A guest's driver and a worker share words of memory and no lock (docs/virtio-rdma.md §6.4, §7.3,
+//! §7.4), and so do a worker and those who wake it. Each of these protocols stands on a few
+//! orderings, and a missing one loses a wake-up once in a million times, in someone's production.
+//! So the code of the protocols is written over [`Words`] and [`Fences`]: what runs in the daemon
+//! are plain atomics ([`Cpu`], and [`Ring`](crate::memory::Ring) for guest memory), and the models
+//! of `nic::models` run the *same* code on loom's, where every interleaving and every stale value
+//! is tried, with and without each of the fences.
 //!
-//! A fence has a name, so that a model can leave that one out. Nothing here knows what the words mean to verbs.
+//! A fence has a name, so that a model can leave that one out. Nothing here knows what the words
+//! mean to verbs.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -33,8 +37,8 @@ pub(crate) trait Fences {
     fn full(&self, fence: Fence);
 }
 
-/// Memory that a guest and the device access word by word. Words are little-endian; an offset outside reads as zero and
-/// drops what is stored.
+/// Memory that a guest and the device access word by word. Words are little-endian; an offset
+/// outside reads as zero and drops what is stored.
 pub(crate) trait Words: Fences {
     /// Copies bytes out, in no order.
     fn read(&self, at: u64, out: &mut [u8]);
@@ -105,7 +109,8 @@ pub(crate) fn last_look<S, R>(
     look(state)
 }
 
-/// That the completions written so far are visible to the guests. Whoever reads an arm word must hold it.
+/// That the completions written so far are visible to the guests. Whoever reads an arm word must
+/// hold it.
 #[derive(Clone, Copy, Debug)]
 pub struct Visible(());
 

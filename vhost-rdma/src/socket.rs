@@ -1,9 +1,12 @@
-//! Listening unix sockets: made with the right owner and mode, never taken from someone who still listens, removed at the end.
+//! Listening unix sockets: made with the right owner and mode, never taken from someone who still
+//! listens, removed at the end.
 //!
-//! A socket file outlives a process that was killed, so `bind` alone would fail for ever after; but removing it unseen would cut
-//! off a daemon that is alive. The difference is what `connect` says: a socket without a listener refuses. Owner and mode are set
-//! between `bind` and `listen`, so that no one can connect before they hold. The admin socket and the NICs' sockets are both made
-//! here; the caller holds the runtime directory's lock, so no second daemon can be between its own `bind` and `listen`.
+//! A socket file outlives a process that was killed, so `bind` alone would fail for ever after; but
+//! removing it unseen would cut off a daemon that is alive. The difference is what `connect` says:
+//! a socket without a listener refuses. Owner and mode are set between `bind` and `listen`, so that
+//! no one can connect before they hold. The admin socket and the NICs' sockets are both made here;
+//! the caller holds the runtime directory's lock, so no second daemon can be between its own `bind`
+//! and `listen`.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
@@ -47,14 +50,16 @@ pub fn clear(path: &Path) -> Result<(), AttachError> {
     }
 }
 
-/// Tries to connect, and never waits: a listener whose backlog is full would hold a blocking `connect` up for ever.
+/// Tries to connect, and never waits: a listener whose backlog is full would hold a blocking
+/// `connect` up for ever.
 fn knock(path: &Path) -> rustix::io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
-/// A listening socket at `path` that only those named in `access` can open; a stale one is replaced.
+/// A listening socket at `path` that only those named in `access` can open; a stale one is
+/// replaced.
 ///
 /// # Errors
 /// The path is in use, too long or forbidden, or the access cannot be given.
@@ -110,8 +115,8 @@ pub fn check_in(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     Err(io::Error::other("its directory was replaced while it was made"))
 }
 
-/// Gives an existing socket its owner, group, mode and access control list. The list comes last: a mode that is set beside one would
-/// change its mask.
+/// Gives an existing socket its owner, group, mode and access control list. The list comes last: a
+/// mode that is set beside one would change its mask.
 ///
 /// # Errors
 /// The operating system forbids it.
@@ -158,8 +163,8 @@ pub struct Credentials {
 pub fn credentials(stream: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or_default();
-    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into a structure of that size, all of whose bit
-    // patterns are valid.
+    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into a structure
+    // of that size, all of whose bit patterns are valid.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -175,15 +180,17 @@ pub fn credentials(stream: BorrowedFd<'_>) -> io::Result<Credentials> {
     }
 }
 
-/// The process that connected, as a descriptor that no later process can be taken for: `SO_PEERPIDFD`, from Linux 6.5 on. `None`
-/// where the kernel does not tell, or the process is gone and reaped.
+/// The process that connected, as a descriptor that no later process can be taken for:
+/// `SO_PEERPIDFD`, from Linux 6.5 on. `None` where the kernel does not tell, or the process is gone
+/// and reaped.
 #[must_use]
 pub fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     /// <asm-generic/socket.h>; the ports that number socket options otherwise are none of ours.
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut found: libc::c_int = -1;
     let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).ok()?;
-    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into an integer of that size.
+    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into an integer
+    // of that size.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -193,7 +200,8 @@ pub fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
             &raw mut length,
         )
     };
-    // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and nobody else knows
+    // it.
     (result == 0 && found >= 0).then(|| unsafe { OwnedFd::from_raw_fd(found) })
 }
 
@@ -208,8 +216,8 @@ pub fn replace(number: RawFd, with: BorrowedFd<'_>) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The open descriptor `number`, which whoever started this process left to it; no program that this
-/// one starts gets it. To be called once for each, before anything else is opened.
+/// The open descriptor `number`, which whoever started this process left to it; no program that
+/// this one starts gets it. To be called once for each, before anything else is opened.
 ///
 /// # Errors
 /// It is not open.
@@ -230,7 +238,8 @@ pub fn close_strangers() {
     let _ = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, 0) };
 }
 
-/// Removes a socket; one that is gone already is no fault, and any other fault is only logged, since nothing can be done.
+/// Removes a socket; one that is gone already is no fault, and any other fault is only logged,
+/// since nothing can be done.
 pub fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound

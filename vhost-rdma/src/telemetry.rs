@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The variable that filters logs, such as `debug` or `vhost_rdma::admin=trace,info`. It wins over the configuration file.
+/// The variable that filters logs, such as `debug` or `vhost_rdma::admin=trace,info`. It wins over
+/// the configuration file.
 pub const FILTER_ENV: &str = "VHOST_RDMA_LOG";
 /// What is logged where nothing says what.
 const DEFAULT: &str = "info";

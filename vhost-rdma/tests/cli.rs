@@ -1,9 +1,11 @@
-//! The command line against a real daemon: every command, every mistake, and what survives a restart.
+//! The command line against a real daemon: every command, every mistake, and what survives a
+//! restart.
 //!
-//! Each test runs the shipped binary with a runtime directory of its own, so tests do not disturb each other or a daemon of the
-//! machine.
+//! Each test runs the shipped binary with a runtime directory of its own, so tests do not disturb
+//! each other or a daemon of the machine.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "cli/daemon.rs"]

@@ -1,14 +1,15 @@
 //! A plugin that attaches nothing and writes down how it was called.
 //!
-//! Put it where a runtime looks for plugins and name a file in its configuration; each call becomes one line of JSON in it, the `CNI_`
-//! variables and standard input as they came:
+//! Put it where a runtime looks for plugins and name a file in its configuration; each call becomes
+//! one line of JSON in it, the `CNI_` variables and standard input as they came:
 //!
 //! ```json
 //! { "cniVersion": "1.0.0", "name": "probe", "type": "record", "record": "/tmp/calls.jsonl" }
 //! ```
 //!
-//! In a chain it hands `prevResult` through; alone it answers with the interface that it was asked for, which does not exist. So it shows
-//! what a runtime, or a plugin that delegates such as Multus, really says, and its files can be replayed against a real plugin.
+//! In a chain it hands `prevResult` through; alone it answers with the interface that it was asked
+//! for, which does not exist. So it shows what a runtime, or a plugin that delegates such as
+//! Multus, really says, and its files can be replayed against a real plugin.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

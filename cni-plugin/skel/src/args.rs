@@ -12,9 +12,11 @@ pub struct Args(BTreeMap<String, String>);
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
 impl Args {
-    /// Reads the pairs. An empty one (a trailing `;`) is skipped; only the first `=` divides, so that a value may hold others. Of a key
-    /// that comes twice the last value holds, as in the reference reader (containernetworking/cni, pkg/types/args.go, `LoadArgs`):
-    /// Multus puts the runtime's pairs behind its own, so that `IgnoreUnknown=true` and `IgnoreUnknown=1` come together.
+    /// Reads the pairs. An empty one (a trailing `;`) is skipped; only the first `=` divides, so
+    /// that a value may hold others. Of a key that comes twice the last value holds, as in the
+    /// reference reader (containernetworking/cni, pkg/types/args.go, `LoadArgs`): Multus puts the
+    /// runtime's pairs behind its own, so that `IgnoreUnknown=true` and `IgnoreUnknown=1` come
+    /// together.
     ///
     /// # Errors
     /// Code 4 if a part is no pair.
@@ -30,7 +32,8 @@ impl Args {
         Ok(Self(pairs))
     }
 
-    /// What can be read; DEL uses it, since a container must not stay because of a part that its removal does not need.
+    /// What can be read; DEL uses it, since a container must not stay because of a part that its
+    /// removal does not need.
     #[must_use]
     pub fn parse_lossy(text: &str) -> Self {
         let pairs = text.split(';').filter_map(|part| part.split_once('='));
@@ -55,7 +58,8 @@ impl Args {
         self.get("K8S_POD_NAME")
     }
 
-    /// The pod's UID. Runtimes send it since 2021 or so; it is the only one that tells a pod from its successor of the same name.
+    /// The pod's UID. Runtimes send it since 2021 or so; it is the only one that tells a pod from
+    /// its successor of the same name.
     #[must_use]
     pub fn pod_uid(&self) -> Option<&str> {
         self.get("K8S_POD_UID")
@@ -67,7 +71,8 @@ impl Args {
         self.get("K8S_POD_INFRA_CONTAINER_ID")
     }
 
-    /// Refuses keys that are none of `known` or Kubernetes' own, unless the caller set `IgnoreUnknown`.
+    /// Refuses keys that are none of `known` or Kubernetes' own, unless the caller set
+    /// `IgnoreUnknown`.
     ///
     /// # Errors
     /// Code 4.

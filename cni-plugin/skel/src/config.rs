@@ -1,7 +1,7 @@
 //! The network configuration on stdin.
 //!
-//! What the specification names is typed here; everything else is kept as it came, for the plugin's own fields live beside
-//! the known ones, and a delegate gets the whole document.
+//! What the specification names is typed here; everything else is kept as it came, for the plugin's
+//! own fields live beside the known ones, and a delegate gets the whole document.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ use crate::environment::check_container_id;
 use crate::result::{AddResult, Cidr, Dns};
 use crate::{Code, Error, Version};
 
-/// A network configuration as a plugin gets it: one entry of the list, with `cniVersion` and `name` filled in by the runtime.
+/// A network configuration as a plugin gets it: one entry of the list, with `cniVersion` and `name`
+/// filled in by the runtime.
 #[derive(Debug, Clone, Default)]
 pub struct NetworkConfig {
     /// `name`: the network.
@@ -22,7 +23,8 @@ pub struct NetworkConfig {
     pub kind: String,
     /// `args`: of the administrator, by convention under `cni`.
     pub args: Map<String, Value>,
-    /// `runtimeConfig`: what the runtime says about this container, for the capabilities that the configuration declares.
+    /// `runtimeConfig`: what the runtime says about this container, for the capabilities that the
+    /// configuration declares.
     pub runtime: RuntimeConfig,
     /// `ipam`: whom to ask for addresses.
     pub ipam: Option<Map<String, Value>>,
@@ -30,7 +32,8 @@ pub struct NetworkConfig {
     pub dns: Option<Dns>,
     /// `prevResult`, as it came. [`NetworkConfig::prev_result`] reads it.
     pub raw_prev_result: Option<Value>,
-    /// `cni.dev/valid-attachments`: what GC must leave alone. `None` if the key is absent; libcni writes `null` for an empty list.
+    /// `cni.dev/valid-attachments`: what GC must leave alone. `None` if the key is absent; libcni
+    /// writes `null` for an empty list.
     pub valid_attachments: Option<Vec<ValidAttachment>>,
     document: Map<String, Value>,
 }
@@ -45,7 +48,8 @@ pub struct ValidAttachment {
     pub ifname: String,
 }
 
-/// `runtimeConfig`: the capabilities by convention of CNI and of the Network Plumbing Working Group.
+/// `runtimeConfig`: the capabilities by convention of CNI and of the Network Plumbing Working
+/// Group.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct RuntimeConfig {

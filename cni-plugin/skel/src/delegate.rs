@@ -1,9 +1,10 @@
 //! Delegation: one plugin runs another, for addresses above all.
 //!
-//! The delegate gets the configuration as it came and the same variables, with the command and, where the caller gives its
-//! interfaces names of its own, the interface replaced: IPAM plugins file what they give under container and interface. Its
-//! stdout is read and never mixed with ours; what it says on stderr is passed on. If an ADD fails half way the delegate's
-//! DEL runs before the error is returned, as the specification asks.
+//! The delegate gets the configuration as it came and the same variables, with the command and,
+//! where the caller gives its interfaces names of its own, the interface replaced: IPAM plugins
+//! file what they give under container and interface. Its stdout is read and never mixed with ours;
+//! what it says on stderr is passed on. If an ADD fails half way the delegate's DEL runs before the
+//! error is returned, as the specification asks.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -64,7 +65,8 @@ impl<'a> Delegate<'a> {
         self
     }
 
-    /// Sees that the plugin is there: a caller that makes other things first finds out before it makes them.
+    /// Sees that the plugin is there: a caller that makes other things first finds out before it
+    /// makes them.
     ///
     /// # Errors
     /// Code 4 or 7.
@@ -75,8 +77,8 @@ impl<'a> Delegate<'a> {
     /// Runs the command and returns what the plugin printed.
     ///
     /// # Errors
-    /// The plugin's own error with its code; 4 or 7 if it cannot be found, 5 if it cannot be run, 11 if it takes too long,
-    /// 999 if it fails without saying why.
+    /// The plugin's own error with its code; 4 or 7 if it cannot be found, 5 if it cannot be run,
+    /// 11 if it takes too long, 999 if it fails without saying why.
     pub fn run(&self, command: Command) -> Result<Vec<u8>, Error> {
         let what = format!("{} {}", self.kind, command.as_str());
         let path = self.search_path();
@@ -237,7 +239,8 @@ struct Output {
     stderr: Vec<u8>,
 }
 
-/// Feeds, reads and awaits a process, within the bound. The threads are not joined: a grandchild may hold the pipes open.
+/// Feeds, reads and awaits a process, within the bound. The threads are not joined: a grandchild
+/// may hold the pipes open.
 fn converse(mut process: Process, input: Vec<u8>, timeout: Duration) -> io::Result<Output> {
     let until = Instant::now() + timeout;
     let mut child =

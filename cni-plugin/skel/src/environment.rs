@@ -1,8 +1,8 @@
 //! The variables of a call.
 //!
-//! Which one a command needs is the table of the specification, section 2: more than that is never demanded, for a runtime
-//! that follows the specification may leave it out. A variable that is set to nothing counts as left out; runtimes do that
-//! with `CNI_NETNS` when the namespace is gone.
+//! Which one a command needs is the table of the specification, section 2: more than that is never
+//! demanded, for a runtime that follows the specification may leave it out. A variable that is set
+//! to nothing counts as left out; runtimes do that with `CNI_NETNS` when the namespace is gone.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -151,7 +151,8 @@ impl<N: Into<OsString>, V: Into<OsString>, const COUNT: usize> From<[(N, V); COU
 pub struct Attachment {
     /// The container; never empty, `[A-Za-z0-9][A-Za-z0-9_.-]*`.
     pub container_id: String,
-    /// Path of its network namespace; always there for ADD and CHECK, for DEL only if the runtime still has it.
+    /// Path of its network namespace; always there for ADD and CHECK, for DEL only if the runtime
+    /// still has it.
     pub netns: Option<PathBuf>,
     /// The interface that the runtime wants; a valid name.
     pub ifname: String,
@@ -169,7 +170,8 @@ impl Attachment {
     }
 }
 
-/// Which names Linux gives an interface (`dev_valid_name`), as the specification repeats it; a colon is ifconfig's alias.
+/// Which names Linux gives an interface (`dev_valid_name`), as the specification repeats it; a
+/// colon is ifconfig's alias.
 pub(crate) fn check_ifname(name: &str) -> Result<(), &'static str> {
     if name.len() > 15 {
         return Err("it is longer than 15 bytes");

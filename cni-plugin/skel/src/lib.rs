@@ -1,19 +1,22 @@
 //! A skeleton for CNI plugins.
 //!
-//! A CNI plugin is a program that a container runtime executes: the command comes in the environment, the network
-//! configuration on stdin, the answer goes to stdout as JSON, and so does every error. This crate is everything around
-//! the plugin's own work. It reads a call (all that the specification allows, see [`Environment`]), picks the version,
-//! dispatches to a [`Plugin`], delegates to IPAM plugins and undoes that on failure ([`Delegate`]), and writes exactly
-//! one JSON document or nothing to stdout. Whatever the caller sends, also a panic of the plugin, ends in the specified
-//! error JSON and a code.
+//! A CNI plugin is a program that a container runtime executes: the command comes in the
+//! environment, the network configuration on stdin, the answer goes to stdout as JSON, and so does
+//! every error. This crate is everything around the plugin's own work. It reads a call (all that
+//! the specification allows, see [`Environment`]), picks the version, dispatches to a [`Plugin`],
+//! delegates to IPAM plugins and undoes that on failure ([`Delegate`]), and writes exactly one JSON
+//! document or nothing to stdout. Whatever the caller sends, also a panic of the plugin, ends in
+//! the specified error JSON and a code.
 //!
-//! The rules are those of the CNI specification 1.1.0 with what 0.3.0 to 1.0.0 do otherwise; where the specification is
-//! silent, libcni's Go skeleton is followed, since that is what runtimes are tested against. Three lenient readings are on
-//! purpose, because the strict ones leave deleted pods behind: DEL needs no `CNI_NETNS`, does not look at `CNI_ARGS` that
-//! it cannot read, and no verb demands `CNI_PATH` before something is delegated.
+//! The rules are those of the CNI specification 1.1.0 with what 0.3.0 to 1.0.0 do otherwise; where
+//! the specification is silent, libcni's Go skeleton is followed, since that is what runtimes are
+//! tested against. Three lenient readings are on purpose, because the strict ones leave deleted
+//! pods behind: DEL needs no `CNI_NETNS`, does not look at `CNI_ARGS` that it cannot read, and no
+//! verb demands `CNI_PATH` before something is delegated.
 //!
-//! There is no runtime, no thread but those that feed a delegate, no `unsafe`, and no global: environment, stdin and
-//! stdout are arguments of [`run_with`], so a plugin is tested and fuzzed as a function.
+//! There is no runtime, no thread but those that feed a delegate, no `unsafe`, and no global:
+//! environment, stdin and stdout are arguments of [`run_with`], so a plugin is tested and fuzzed as
+//! a function.
 //!
 //! ```
 //! use cni_skel::{AddResult, Answer, Attachment, Environment, Error, Network, Plugin, run_with};

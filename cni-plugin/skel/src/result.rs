@@ -1,8 +1,8 @@
 //! Results of ADD, in one shape for all versions.
 //!
-//! [`AddResult`] is the newest version's; reading and writing convert. Whoever stands in a chain changes a few entries and
-//! must not lose what others wrote, so fields that are not known are kept in every structure. Writing an older version drops
-//! what that version does not have.
+//! [`AddResult`] is the newest version's; reading and writing convert. Whoever stands in a chain
+//! changes a few entries and must not lose what others wrote, so fields that are not known are kept
+//! in every structure. Writing an older version drops what that version does not have.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -168,7 +168,8 @@ impl AddResult {
             }
         }
         result.extra.insert("cniVersion".to_owned(), Value::from(version.as_str()));
-        // Plain structures with string keys: this can not fail, and an empty object would still be valid JSON.
+        // Plain structures with string keys: this can not fail, and an empty object would still be
+        // valid JSON.
         let mut document = serde_json::to_value(&result).unwrap_or_default();
         if let Some(map) = document.as_object_mut() {
             for key in ["interfaces", "ips", "routes"] {
@@ -190,7 +191,8 @@ impl AddResult {
         }
     }
 
-    /// Adds an interface, and the addresses, routes and (if there are none yet) names that `ipam` gave for it.
+    /// Adds an interface, and the addresses, routes and (if there are none yet) names that `ipam`
+    /// gave for it.
     pub fn attach(&mut self, interface: Interface, ipam: Self) {
         let index = self.interfaces.len();
         self.interfaces.push(interface);

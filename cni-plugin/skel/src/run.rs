@@ -14,10 +14,12 @@ use crate::result::AddResult;
 use crate::version::Version;
 use crate::{Code, Error};
 
-/// The most that is read of a configuration. A list of valid attachments of a node with thousands of pods is far below.
+/// The most that is read of a configuration. A list of valid attachments of a node with thousands
+/// of pods is far below.
 const MOST_INPUT: u64 = 16 << 20;
 
-/// What a plugin does. Every method gets input that is checked as far as the specification says what is right.
+/// What a plugin does. Every method gets input that is checked as far as the specification says
+/// what is right.
 pub trait Plugin {
     /// Adds the container to the network.
     ///
@@ -25,7 +27,8 @@ pub trait Plugin {
     /// What the call answers; nothing of the attempt may remain.
     fn add(&self, network: &Network, attachment: &Attachment) -> Result<Answer, Error>;
 
-    /// Removes it. What is already gone is no error; the namespace may be gone, and the call may come again.
+    /// Removes it. What is already gone is no error; the namespace may be gone, and the call may
+    /// come again.
     ///
     /// # Errors
     /// What the call answers; the runtime tries again.
@@ -94,7 +97,8 @@ impl Answer {
     fn into_json(self, version: Version) -> Result<Value, Error> {
         match self {
             Self::Result(result) => Ok(result.to_json(version)),
-            // Runtimes convert between the plugins of a chain; one that did not gets its own version.
+            // Runtimes convert between the plugins of a chain; one that did not gets its own
+            // version.
             Self::Untouched(value) => match value.get("cniVersion").and_then(Value::as_str) {
                 Some(said) if said == version.as_str() => Ok(value),
                 _ => Ok(AddResult::from_json(&value, version)
@@ -126,7 +130,8 @@ pub fn run_with(
     stdin: &mut dyn Read,
     stdout: &mut dyn Write,
 ) -> u8 {
-    // Someone who tries the program in a shell has no input for it: nothing is read before it is clear that it is a call.
+    // Someone who tries the program in a shell has no input for it: nothing is read before it is
+    // clear that it is a call.
     let input = environment.command().map(|command| (command, read(stdin)));
     let said = input.as_ref().ok().and_then(|(_, input)| said_version(input.as_ref().ok()?));
     let served = catch_unwind(AssertUnwindSafe(|| {
@@ -197,7 +202,8 @@ fn serve(
             plugin.add(&network, &attachment)?.into_json(version).map(Some)
         }
         (Command::Del, Some(mut attachment)) => {
-            // A path by process number can come to name our own namespace; then the container's is gone.
+            // A path by process number can come to name our own namespace; then the container's is
+            // gone.
             attachment.netns =
                 attachment.netns.filter(|netns| refuse_own_netns(environment, netns).is_ok());
             plugin.del(&network, &attachment).map(|()| None)
@@ -250,8 +256,8 @@ fn speak(plugin: &impl Plugin, command: Command, said: Option<&Value>) -> Result
     Ok(version)
 }
 
-/// A container is not where its plugins run: such a path is a mistake that would reconfigure the host. libcni's skeleton refuses
-/// it likewise, with the same way out.
+/// A container is not where its plugins run: such a path is a mistake that would reconfigure the
+/// host. libcni's skeleton refuses it likewise, with the same way out.
 fn refuse_own_netns(environment: &Environment, netns: &Path) -> Result<(), Error> {
     let allowed = environment
         .get("CNI_NETNS_OVERRIDE")

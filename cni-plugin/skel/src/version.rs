@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 /// A released version of the CNI specification that this crate speaks.
 ///
-/// 0.1.0 and 0.2.0 are left out: their result (`ip4`, `ip6`) can carry neither interfaces nor a chain.
+/// 0.1.0 and 0.2.0 are left out: their result (`ip4`, `ip6`) can carry neither interfaces nor a
+/// chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// 0.3.0: results with interfaces, chains.

@@ -1,7 +1,9 @@
-//! Every command, with every variable there, missing, empty or bad, and with configurations of every kind of wrongness: the
-//! exact code, and the names in the message that the specification wants there.
+//! Every command, with every variable there, missing, empty or bad, and with configurations of
+//! every kind of wrongness: the exact code, and the names in the message that the specification
+//! wants there.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used)]
 
 use cni_skel::{

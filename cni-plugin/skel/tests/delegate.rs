@@ -1,6 +1,8 @@
-//! Delegation to real processes: shell scripts in the place of IPAM plugins, since only those misbehave on demand.
+//! Delegation to real processes: shell scripts in the place of IPAM plugins, since only those
+//! misbehave on demand.
 
-// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests too.
+// clippy.toml allows these in tests, but does not see that helpers of an integration test are tests
+// too.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Whatever comes on stdin and in the environment: no panic, and an exit status with exactly the document that it promises.
+//! Whatever comes on stdin and in the environment: no panic, and an exit status with exactly the
+//! document that it promises.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;

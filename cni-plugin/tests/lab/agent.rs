@@ -1,7 +1,8 @@
-//! The node agent's side: a ledger in memory behind a real socket, by the rules of the interface's documentation.
+//! The node agent's side: a ledger in memory behind a real socket, by the rules of the interface's
+//! documentation.
 //!
-//! It can also kill the plugin that talks to it, with -9, before or after it heard a request: that is a crash at each point of an
-//! attachment that the plugin cannot choose.
+//! It can also kill the plugin that talks to it, with -9, before or after it heard a request: that
+//! is a crash at each point of an attachment that the plugin cannot choose.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -85,7 +86,8 @@ impl FakeAgent {
 
 fn serve(mut stream: UnixStream, ledger: &Mutex<Ledger>) {
     let Ok(bytes) = read_message(&stream) else { return };
-    // One that is killed between its connect and its words said nothing; nonsense gets no answer, which no caller takes for one.
+    // One that is killed between its connect and its words said nothing; nonsense gets no answer,
+    // which no caller takes for one.
     let Ok(request) = decode::<Request>(&bytes) else { return };
     let mut ledger = ledger.lock().unwrap();
     let number = ledger.asked;

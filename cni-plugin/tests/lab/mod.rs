@@ -1,5 +1,5 @@
-//! What the tests stand on: a host, pods and bridges in network namespaces of their own, the plugin as a program, and the node agent's
-//! side of the conversation.
+//! What the tests stand on: a host, pods and bridges in network namespaces of their own, the plugin
+//! as a program, and the node agent's side of the conversation.
 //!
 //! Needs root: without it the tests fail, they do not skip.
 
@@ -71,7 +71,8 @@ impl Lab {
         Self { dir: tempfile::tempdir().unwrap(), host }
     }
 
-    /// A script in the place of an IPAM plugin: it files what it gave, one file for each container and interface.
+    /// A script in the place of an IPAM plugin: it files what it gave, one file for each container
+    /// and interface.
     pub(crate) fn ipam(&self) -> PathBuf {
         let files = self.dir.path().join("given");
         std::fs::create_dir_all(&files).unwrap();

@@ -1,9 +1,9 @@
 //! The objects of a vhost-rdma cluster, group `vhost-rdma.io/v1alpha1`.
 //!
-//! Administrators write tenants, networks, classes and node policies. The controller makes from them
-//! one [`RdmaNode`] for each node, which holds all that the node's agent needs, so that an agent
-//! follows one object and can start from its last copy without a control plane. Agents write what is
-//! true on the node into that object's status. Nothing is made for a pod.
+//! Administrators write tenants, networks, classes and node policies. The controller makes from
+//! them one [`RdmaNode`] for each node, which holds all that the node's agent needs, so that an
+//! agent follows one object and can start from its last copy without a control plane. Agents write
+//! what is true on the node into that object's status. Nothing is made for a pod.
 //!
 //! | kind | written by | says |
 //! |---|---|---|

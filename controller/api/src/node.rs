@@ -4,13 +4,15 @@
 //! together for this node. The status is the agent's alone. An address block moves between nodes by
 //! a protocol of both, so that no address is ever given out twice:
 //!
-//! 1. The controller binds a block by creating the [`RdmaIPBlock`](crate::RdmaIPBlock) and lists it in
-//!    `spec.blocks`.
+//! 1. The controller binds a block by creating the [`RdmaIPBlock`](crate::RdmaIPBlock) and lists it
+//!    in `spec.blocks`.
 //! 2. The agent adds the block's UID to `status.blocks`, and *then* reads the block itself. Only if
-//!    that is still bound to the node, with this UID and not `releasing`, may addresses be given out.
-//! 3. To take it back the controller sets the block's `releasing`, and *then* reads the node itself.
-//!    Only if `status.blocks` does not have the UID is the block deleted. The agent that sees
-//!    `releasing` gives out nothing more and removes the UID when the last address has come back.
+//!    that is still bound to the node, with this UID and not `releasing`, may addresses be given
+//!    out.
+//! 3. To take it back the controller sets the block's `releasing`, and *then* reads the node
+//!    itself. Only if `status.blocks` does not have the UID is the block deleted. The agent that
+//!    sees `releasing` gives out nothing more and removes the UID when the last address has come
+//!    back.
 //!
 //! An agent that starts begins by writing its status, whatever it says, so that what its forerunner
 //! left there counts no more.

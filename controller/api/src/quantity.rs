@@ -1,4 +1,5 @@
-//! A number of bytes, or of bits per second, as Kubernetes writes numbers: `1073741824`, `1Gi`, `100G`.
+//! A number of bytes, or of bits per second, as Kubernetes writes numbers: `1073741824`, `1Gi`,
+//! `100G`.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! The definitions in `manifests/crds` are those of the source, and their rules say what they should.
+//! The definitions in `manifests/crds` are those of the source, and their rules say what they
+//! should.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

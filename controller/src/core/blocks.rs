@@ -9,7 +9,8 @@ use vhost_rdma_cluster_api::{
 use super::write::{Guard, Plan, Write};
 use super::{World, digest};
 
-/// The blocks that `node` needs of `network` and does not have: at most one of each family at a time.
+/// The blocks that `node` needs of `network` and does not have: at most one of each family at a
+/// time.
 pub(super) fn lacking(world: &World, node: &str, name: &str, network: &RdmaNetwork) -> Vec<Write> {
     let Some(ipam) = &network.spec.ipam else { return Vec::new() };
     let uid = network.metadata.uid.clone().unwrap_or_default();

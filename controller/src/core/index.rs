@@ -118,7 +118,8 @@ impl Report {
                 .change(Sum::of(nic.usage()), true);
             *report.by_network.entry(nic.network.clone()).or_default() += 1;
             if is_outdated(&node.spec, nic) {
-                // A pool that is gone concerns every policy of the node; the empty name stands for that.
+                // A pool that is gone concerns every policy of the node; the empty name stands for
+                // that.
                 let pool = node.spec.pools.iter().find(|pool| pool.name == nic.pool);
                 report.outdated.insert(pool.map(|p| p.policy.clone()).unwrap_or_default());
             }

@@ -1,10 +1,10 @@
 //! What the cluster should look like, worked out without a cluster.
 //!
-//! [`World`] is a copy of the objects with the indexes that make the cost of a change depend on what
-//! it touches and not on the size of the cluster. A change marks [`Key`]s; [`plan`] looks at one of
-//! them and answers with the [`Write`]s that bring the API server nearer to what should be. Nothing
-//! here opens a socket, waits or reads a clock: time is an argument, and counts from the start of the
-//! process, so that no step of the machine's clock can shorten a deadline.
+//! [`World`] is a copy of the objects with the indexes that make the cost of a change depend on
+//! what it touches and not on the size of the cluster. A change marks [`Key`]s; [`plan`] looks at
+//! one of them and answers with the [`Write`]s that bring the API server nearer to what should be.
+//! Nothing here opens a socket, waits or reads a clock: time is an argument, and counts from the
+//! start of the process, so that no step of the machine's clock can shorten a deadline.
 //!
 //! A copy is always old. So nothing is decided by it that must not be decided twice:
 //!

@@ -1,8 +1,8 @@
 //! Policies and classes: where they count, and how far a rollout has come.
 //!
 //! A rollout moves pods whose NICs are not what the policy says now, on at most so many nodes at a
-//! time. Which nodes these are is in the policy's status: it is replaced by its version, so that two
-//! controllers together do not begin with more nodes than one.
+//! time. Which nodes these are is in the policy's status: it is replaced by its version, so that
+//! two controllers together do not begin with more nodes than one.
 
 use std::collections::BTreeSet;
 

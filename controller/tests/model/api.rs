@@ -110,7 +110,8 @@ impl Api {
         Outcome::Done
     }
 
-    /// Replaces what a user may replace; `status` or all but that. The version must be the present one.
+    /// Replaces what a user may replace; `status` or all but that. The version must be the present
+    /// one.
     pub(crate) fn replace(&mut self, mut new: Object, status: bool) -> Outcome {
         let Some(old) = self.get(new.kind(), &new.name()).cloned() else { return Outcome::Refused };
         let mut old_copy = old.clone();

@@ -328,7 +328,8 @@ impl Cluster {
         }
     }
 
-    /// Everybody hears everything and does all that there is to do, until nobody has anything to do.
+    /// Everybody hears everything and does all that there is to do, until nobody has anything to
+    /// do.
     #[allow(clippy::cognitive_complexity, reason = "whose turn it is, in one place")]
     fn settle(&mut self) -> Result<(), String> {
         for node in NODES {

@@ -119,7 +119,8 @@ pub(crate) fn at_rest(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(),
         let said = network.status.as_ref().map_or(0, |status| status.nics as usize);
         must(nics == said, format!("{:?} has {nics} NICs, says {said}", network.metadata.name))?;
     }
-    // The claim of a network that is gone stays as long as a node says that it still has NICs of it.
+    // The claim of a network that is gone stays as long as a node says that it still has NICs of
+    // it.
     let held: BTreeSet<&String> = api
         .list(Kind::RdmaNode)
         .filter_map(|object| match object {

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Fault, FaultKind, Reply, Request, VERSION};
 
-/// The longest message, without its newline. A record has some 2 KiB; a garbage collection of a full node names 250 pods.
+/// The longest message, without its newline. A record has some 2 KiB; a garbage collection of a
+/// full node names 250 pods.
 pub const MESSAGE_MAX: usize = 4 << 20;
 
 /// Why there is no answer.
@@ -51,7 +52,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// The CNI error code: a missing agent may be one that is being replaced, so the runtime should try again.
+    /// The CNI error code: a missing agent may be one that is being replaced, so the runtime should
+    /// try again.
     #[must_use]
     pub const fn cni_code(&self) -> u32 {
         match self {
@@ -90,7 +92,8 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
 /// Understands one message.
 ///
 /// # Errors
-/// A [`Fault`] that says what is wrong with it; a version that is not spoken is told apart from a malformed message.
+/// A [`Fault`] that says what is wrong with it; a version that is not spoken is told apart from a
+/// malformed message.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let bad = |message: String| Fault { kind: FaultKind::BadRequest, message };
     let VersionOnly { version } = serde_json::from_slice(bytes)
@@ -137,7 +140,8 @@ pub fn call(socket: &Path, request: &Request, patience: Duration) -> Result<Repl
         .map_err(|source| CallError::Unreachable { path: path(), source })?;
     let peer = rustix::net::sockopt::socket_peercred(&stream)
         .map_err(|error| CallError::Broken { path: path(), source: error.into() })?;
-    // What is answered is done as root, so only root's answer will do; a test's agent runs as the test does.
+    // What is answered is done as root, so only root's answer will do; a test's agent runs as the
+    // test does.
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Err(CallError::Stranger { path: path(), uid: peer.uid.as_raw() });
     }
@@ -161,7 +165,8 @@ fn exchange(mut stream: &UnixStream, request: &Request, patience: Duration) -> i
     Ok(bytes)
 }
 
-/// A stream whose reads together end at one moment: a timeout on each read alone would let a trickle go on for ever.
+/// A stream whose reads together end at one moment: a timeout on each read alone would let a
+/// trickle go on for ever.
 struct Patient<'a> {
     stream: &'a UnixStream,
     end: Instant,

@@ -1,8 +1,9 @@
 //! The kubelet's checkpoint, as far as it says who has what.
 //!
-//! The kubelet writes the file before it answers anybody with what `Allocate` gave, and reads it when it starts. It names pods by UID,
-//! and ordinary init containers' devices are in it, which no kubelet lists. Its format is the kubelet's own: whatever does not fit
-//! says nothing, and nothing may be concluded from that.
+//! The kubelet writes the file before it answers anybody with what `Allocate` gave, and reads it
+//! when it starts. It names pods by UID, and ordinary init containers' devices are in it, which no
+//! kubelet lists. Its format is the kubelet's own: whatever does not fit says nothing, and nothing
+//! may be concluded from that.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,10 @@
 //! What the CNI binary and the node agent say to each other.
 //!
-//! The CNI binary has no state: a runtime may kill it between any two of its system calls and calls it again with nothing but
-//! names. So the agent keeps the memory: what a pod was given, what the binary is *about to do* to the host ([`Step`]s, written
-//! down before they are done), and what it did. The binary does all netlink work, in the pod's network namespace, and the agent
-//! never enters one.
+//! The CNI binary has no state: a runtime may kill it between any two of its system calls and calls
+//! it again with nothing but names. So the agent keeps the memory: what a pod was given, what the
+//! binary is *about to do* to the host ([`Step`]s, written down before they are done), and what it
+//! did. The binary does all netlink work, in the pod's network namespace, and the agent never
+//! enters one.
 //!
 //! ```text
 //!  ADD    attach ──> NICs of this pod    intend ──> (journal, fsync)    … netlink …    attached
@@ -13,11 +14,13 @@
 //!  STATUS status
 //! ```
 //!
-//! Every call is safe to repeat. One connection carries one request and one answer, each a JSON object on one line of at most
-//! [`MESSAGE_MAX`] bytes; the sender may also shut its direction down instead of ending the line. Unknown fields are ignored and
-//! absent ones have defaults, so either side may be newer; [`VERSION`] grows only when that is not enough.
+//! Every call is safe to repeat. One connection carries one request and one answer, each a JSON
+//! object on one line of at most [`MESSAGE_MAX`] bytes; the sender may also shut its direction down
+//! instead of ending the line. Unknown fields are ignored and absent ones have defaults, so either
+//! side may be newer; [`VERSION`] grows only when that is not enough.
 //!
-//! There is no asynchronous runtime here: the binary must stay small, and [`call`] is three blocking system calls.
+//! There is no asynchronous runtime here: the binary must stay small, and [`call`] is three
+//! blocking system calls.
 
 mod call;
 mod checkpoint;
@@ -37,12 +40,13 @@ pub use record::{Checked, DeviceStatus, Live, PoolStatus, Record, State, Status,
 /// The version of the conversation that this crate speaks.
 pub const VERSION: u32 = 1;
 
-/// Where the agent listens unless its `--socket` says otherwise. Only root can open it: whoever can may take NICs from pods.
+/// Where the agent listens unless its `--socket` says otherwise. Only root can open it: whoever can
+/// may take NICs from pods.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-rdma-agent/agent.sock";
 
 /// A file beside the socket: the resources of this node that are the agent's, one a line.
 pub const RESOURCES: &str = "resources";
 
-/// The variable that says where else it listens, to the agent's commands and to the CNI plugin. It is the host's word: nothing that a
-/// tenant writes becomes a variable of a runtime.
+/// The variable that says where else it listens, to the agent's commands and to the CNI plugin. It
+/// is the host's word: nothing that a tenant writes becomes a variable of a runtime.
 pub const SOCKET_ENV: &str = "VHOST_RDMA_AGENT_SOCKET";

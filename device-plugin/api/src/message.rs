@@ -27,8 +27,8 @@ pub struct Attachment {
 
 /// Asks for the NICs that one `ADD` has to attach, and writes down that this was asked.
 ///
-/// With `device_id` (Multus, one call for each network) it is that NIC; without, all NICs of the pod that no other attachment
-/// has. A pod without any gets an empty list.
+/// With `device_id` (Multus, one call for each network) it is that NIC; without, all NICs of the
+/// pod that no other attachment has. A pod without any gets an empty list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     /// Whose NICs.
@@ -46,12 +46,14 @@ pub struct Attach {
     /// The MAC address that the runtime wants the one NIC to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// What of the network configuration a `DEL` needs: with it the agent can have a `DEL` made that nobody else will ask for (IPAM included).
+    /// What of the network configuration a `DEL` needs: with it the agent can have a `DEL` made
+    /// that nobody else will ask for (IPAM included).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<serde_json::Value>,
 }
 
-/// Writes down what is about to be done for one NIC; answered when it is on the disk. Steps add up over several calls.
+/// Writes down what is about to be done for one NIC; answered when it is on the disk. Steps add up
+/// over several calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intend {
     /// Which attachment.
@@ -74,7 +76,8 @@ pub struct AttachedNic {
     /// The interface's MAC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Addresses from IPAM in CIDR form. A pool with `addresses: ipam` lets the NIC use these and no others.
+    /// Addresses from IPAM in CIDR form. A pool with `addresses: ipam` lets the NIC use these and
+    /// no others.
     #[serde(default)]
     pub addresses: Vec<String>,
     /// The RDMA device in the pod.
@@ -92,7 +95,8 @@ pub struct Attached {
     pub nics: Vec<AttachedNic>,
 }
 
-/// Asks for what there is to undo: of one attachment, or, without `if_name`, of a whole sandbox. Unknown ones give an empty list.
+/// Asks for what there is to undo: of one attachment, or, without `if_name`, of a whole sandbox.
+/// Unknown ones give an empty list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detach {
     /// `CNI_CONTAINERID`.
@@ -156,7 +160,8 @@ pub enum Request {
     Cordon(Target),
     /// Takes a cordon back. → [`Reply::Done`]
     Uncordon(Target),
-    /// Attachments that no runtime will undo: whoever asks has the CNI plugin's `DEL` made for each. → [`Reply::Records`]
+    /// Attachments that no runtime will undo: whoever asks has the CNI plugin's `DEL` made for
+    /// each. → [`Reply::Records`]
     Forgotten,
 }
 

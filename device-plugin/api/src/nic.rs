@@ -47,7 +47,8 @@ pub enum NetnsMode {
     Shared,
 }
 
-/// The netdev beside a VM's NIC: it carries ARP and everything that is not RDMA, and the guest driver finds it by its MAC.
+/// The netdev beside a VM's NIC: it carries ARP and everything that is not RDMA, and the guest
+/// driver finds it by its MAC.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Companion {
     /// The bridge of the host that is the network's L2; absent: no companion is made.
@@ -133,7 +134,8 @@ pub struct Nic {
     /// The pool's network in the daemon; empty for kinds that have none.
     #[serde(default)]
     pub network: String,
-    /// What the interface in the pod is to be called: `CNI_IFNAME` if Multus asked for this one NIC, else a name from the pool.
+    /// What the interface in the pod is to be called: `CNI_IFNAME` if Multus asked for this one
+    /// NIC, else a name from the pool.
     pub if_name: String,
     /// The MAC address that the interface must have; absent: the one that it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

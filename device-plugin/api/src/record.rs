@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AttachedNic, Attachment, Kind, Nic, Pod};
 
-/// One change of the host, written down before it is made, with all that undoing it needs. Undoing one that was never made must
-/// do nothing: a crash may come between the two.
+/// One change of the host, written down before it is made, with all that undoing it needs. Undoing
+/// one that was never made must do nothing: a crash may come between the two.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "kebab-case")]
 pub enum Step {
@@ -17,7 +17,8 @@ pub enum Step {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         netns: Option<String>,
     },
-    /// A netdev goes from the host into the pod; undone by taking it back with its old name, MAC, MTU and state.
+    /// A netdev goes from the host into the pod; undone by taking it back with its old name, MAC,
+    /// MTU and state.
     MoveNetdev {
         /// Its name on the host.
         host_name: String,
@@ -116,7 +117,8 @@ pub struct Live {
     /// vhost-user: the limits that the daemon enforces now, by name.
     #[serde(default)]
     pub limits: std::collections::BTreeMap<String, u64>,
-    /// vhost-user: limits and addresses that are not what the pool and this attachment say, in words; empty is good.
+    /// vhost-user: limits and addresses that are not what the pool and this attachment say, in
+    /// words; empty is good.
     #[serde(default)]
     pub differs: Vec<String>,
 }

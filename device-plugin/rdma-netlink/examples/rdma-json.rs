@@ -1,4 +1,5 @@
-//! What the `rdma` tool does, in a hundred lines, with JSON: to be laid beside `rdma -j` and `ip -j`.
+//! What the `rdma` tool does, in a hundred lines, with JSON: to be laid beside `rdma -j` and
+//! `ip -j`.
 //!
 //! ```text
 //! rdma-json [show [NETNS]]            devices, ports, objects, counters and interfaces; NETNS is a path such as /run/netns/blue

@@ -43,7 +43,8 @@ pub enum Error {
     /// An argument makes no sense; nothing was done.
     #[error("{0}")]
     Invalid(String),
-    /// Something stands in the way that can be removed: a user, a reservation, a driver that is not loaded. Nothing was done.
+    /// Something stands in the way that can be removed: a user, a reservation, a driver that is not
+    /// loaded. Nothing was done.
     #[error("{0}")]
     Conflict(String),
 }

@@ -1,7 +1,8 @@
 //! Network namespaces as handles.
 //!
-//! The namespace of a thread decides where a socket lives for ever, and a thread that fails to return to its own is a trap for
-//! all code after it. So nothing here moves the caller: work in another namespace runs on a thread of its own, which then ends.
+//! The namespace of a thread decides where a socket lives for ever, and a thread that fails to
+//! return to its own is a trap for all code after it. So nothing here moves the caller: work in
+//! another namespace runs on a thread of its own, which then ends.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -61,7 +62,8 @@ impl Netns {
     /// The file is something else.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         let look = |source: rustix::io::Errno| Error::io("look at a network namespace", source);
-        // A plain file at that path (a namespace that was unmounted, or never one) is found out here and not at the first setns.
+        // A plain file at that path (a namespace that was unmounted, or never one) is found out
+        // here and not at the first setns.
         let kind = rustix::fs::fstatfs(&fd).map_err(look)?.f_type;
         if kind != NSFS_MAGIC || namespace_type(&fd).map_err(look)? != UnshareFlags::NEWNET.bits() {
             return Err(Error::Invalid("the file is no network namespace".to_owned()));
@@ -70,13 +72,15 @@ impl Netns {
         Ok(Self { fd, id: (stat.st_dev, stat.st_ino) })
     }
 
-    /// A new, empty namespace; it lives as long as the handle or what was moved into it is held by others.
+    /// A new, empty namespace; it lives as long as the handle or what was moved into it is held by
+    /// others.
     ///
     /// # Errors
     /// The caller lacks `CAP_SYS_ADMIN`.
     pub fn create() -> Result<Self> {
         on_a_thread(|| {
-            // SAFETY: only the network namespace of this new thread changes; no file table is unshared.
+            // SAFETY: only the network namespace of this new thread changes; no file table is
+            // unshared.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
                 .map_err(|source| Error::io("make a network namespace", source))?;
             Self::current()

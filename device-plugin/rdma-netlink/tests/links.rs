@@ -1,4 +1,5 @@
-//! The rtnetlink client against the kernel, in namespaces of its own. Needs root: without it the tests fail, they do not skip.
+//! The rtnetlink client against the kernel, in namespaces of its own. Needs root: without it the
+//! tests fail, they do not skip.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test fails where it stands.
 

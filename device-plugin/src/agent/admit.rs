@@ -2,8 +2,8 @@
 //!
 //! The kubelet gives a NIC to whoever asks for the resource, and tells the agent only its ID. Whose
 //! pod it is becomes known when the CNI plugin attaches it, or just before the container starts
-//! (`PreStartContainer`); whichever comes first asks here. Once a grant was admitted it stays so for
-//! pods of that namespace: a tenant that lost a network, or is full, keeps what runs.
+//! (`PreStartContainer`); whichever comes first asks here. Once a grant was admitted it stays so
+//! for pods of that namespace: a tenant that lost a network, or is full, keeps what runs.
 //!
 //! Labels of namespaces are the API server's to tell. While it does not answer no *new* NIC is
 //! admitted: a new pod comes from it anyway.

@@ -57,7 +57,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             Ok(_) => state.counters.allocations += 1,
             Err(_) => state.counters.refusals += 1,
         }
-        // What failed may be a device that just died: the kubelet must hear of it (device plugin API, "Failure Handling").
+        // What failed may be a device that just died: the kubelet must hear of it (device plugin
+        // API, "Failure Handling").
         self.publish(&mut state);
         drop(state);
         self.wake.notify_one();
@@ -99,7 +100,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Err(AllocateError("leftovers of earlier pods cannot be undone; see the log".to_owned()))
     }
 
-    /// A node starts its parts side by side, and a pod that is refused now does not come again: waits for the daemon, for a while.
+    /// A node starts its parts side by side, and a pod that is refused now does not come again:
+    /// waits for the daemon, for a while.
     async fn await_daemon(&self, pool: &str) {
         let end = Instant::now() + self.settings.patience;
         loop {
@@ -159,7 +161,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if let Decision::Refuse(why) = decision {
                 return Err(AllocateError(why));
             }
-            // What is wrong with the NIC of a pod that is gone ends with that NIC; a new one is looked at when it is made.
+            // What is wrong with the NIC of a pod that is gone ends with that NIC; a new one is
+            // looked at when it is made.
             let sick = defect(state, pool, device).filter(|_| decision != Decision::TearDown);
             if let Some(defect) = sick {
                 return Err(AllocateError(format!("{id} cannot be used: {defect}")));
@@ -220,7 +223,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Ok(gifts)
     }
 
-    /// What was promised in this call and could not be kept. What cannot be taken back now is found by reconciliation.
+    /// What was promised in this call and could not be kept. What cannot be taken back now is found
+    /// by reconciliation.
     async fn take_back(&self, state: &mut State, pool: &Pool, before: Vec<(String, Slot)>) {
         for (id, _) in &before {
             if let Err(error) = self.erase(state, pool, id).await {
@@ -387,7 +391,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let cdi = self.uses_cdi(state);
         let mut responses = Vec::new();
         for ids in containers {
-            // The kubelet sends a set in no order; the container's numbering should not depend on it.
+            // The kubelet sends a set in no order; the container's numbering should not depend on
+            // it.
             let mut mine: Vec<Gift> = ids.iter().filter_map(|id| gifts.get(id).cloned()).collect();
             mine.sort_by(|a, b| a.id.cmp(&b.id));
             if mine.len() != ids.len() {
@@ -405,7 +410,8 @@ pub(super) fn granted_as(state: &State, pool: &Pool, id: &str) -> String {
     grant.and_then(|grant| grant.resource.clone()).unwrap_or_else(|| pool.resource.clone())
 }
 
-/// The pool under the name that this ID was granted under: its files are found by that name until its pod is gone.
+/// The pool under the name that this ID was granted under: its files are found by that name until
+/// its pod is gone.
 pub(super) fn pool_as_granted<'a>(state: &State, pool: &'a Pool, id: &str) -> Cow<'a, Pool> {
     let resource = granted_as(state, pool, id);
     if resource == pool.resource {
@@ -433,7 +439,8 @@ fn new_grant(pool: &Pool) -> Grant {
     }
 }
 
-/// A locally administered unicast address: bit 1 of the first octet set, bit 0 clear (IEEE 802-2014 §8.2).
+/// A locally administered unicast address: bit 1 of the first octet set, bit 0 clear (IEEE 802-2014
+/// §8.2).
 fn local_mac() -> String {
     let mut octets = [0_u8; 6];
     if let Err(error) = getrandom::fill(&mut octets) {

@@ -21,7 +21,8 @@ use crate::kubelet::Kubelet;
 use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
-/// The longest that a network configuration may be: it is kept with the attachment, in memory and in the ledger, and a tenant wrote it.
+/// The longest that a network configuration may be: it is kept with the attachment, in memory and
+/// in the ledger, and a tenant wrote it.
 const CONFIG_MAX: usize = 64 << 10;
 /// The longest that any other word of an attachment may be (a path).
 const WORD_MAX: usize = 4096;
@@ -90,7 +91,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             ownership::wanted(&state, &state.pools, &asked, &witness)?
         };
         self.admit(&asked.pod, &meant).await?;
-        // Twice: what an earlier sandbox left is undone without the lock, then everything is looked at again.
+        // Twice: what an earlier sandbox left is undone without the lock, then everything is looked
+        // at again.
         for last in [false, true] {
             let mut state = self.state.lock().await;
             let pools = Arc::clone(&state.pools);
@@ -135,7 +137,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let socket = seen.map(|nic| nic.socket.clone()).unwrap_or_default();
             let mut slot = state.ledger.slot(id, pool.name());
             if slot.grant.is_none() {
-                // The kubelet says that the pod has it; the ledger was lost, or this agent never saw the Allocate.
+                // The kubelet says that the pod has it; the ledger was lost, or this agent never
+                // saw the Allocate.
                 slot.grant = Some(adopted(pool, seen.map(|nic| nic.mac.clone())));
             }
             if let Some(grant) = &mut slot.grant {
@@ -181,8 +184,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Ok(nics)
     }
 
-    /// Gives a VM's NIC the MAC address that the runtime asked for. It is the NIC's identity to its guest, so it changes only before a VMM
-    /// has seen it: a sandbox is made before its containers are. (A VF's is the plugin's affair.)
+    /// Gives a VM's NIC the MAC address that the runtime asked for. It is the NIC's identity to its
+    /// guest, so it changes only before a VMM has seen it: a sandbox is made before its containers
+    /// are. (A VF's is the plugin's affair.)
     async fn with_mac(
         &self,
         state: &mut State,
@@ -479,7 +483,8 @@ fn unattached(id: &str) -> api::Fault {
     fault(FaultKind::NotFound, format!("NIC {id:?} has no such attachment; attach comes first"))
 }
 
-/// Multus names the interface of its one NIC; a VM's tap has the name that its options have; others are numbered.
+/// Multus names the interface of its one NIC; a VM's tap has the name that its options have; others
+/// are numbered.
 fn if_name(asked: &Attach, pool: &Pool, id: &str, n: usize) -> String {
     match (&asked.device_id, pool.config.kind) {
         (Some(_), _) => asked.attachment.if_name.clone(),

@@ -2,8 +2,8 @@
 //!
 //! Nothing that a pod has is taken away by it. Pools that are no longer said are offered to nobody;
 //! limits reach NICs that run in the next round, which begins at once; a network that is no longer
-//! said goes from the daemon when its last NIC has, and is reported until then, since the controller
-//! gives its VNI to nobody else before.
+//! said goes from the daemon when its last NIC has, and is reported until then, since the
+//! controller gives its VNI to nobody else before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -49,7 +49,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Ok(())
     }
 
-    /// Whether a controller says what the node offers: then the kubelet asks before a container starts.
+    /// Whether a controller says what the node offers: then the kubelet asks before a container
+    /// starts.
     #[must_use]
     pub const fn is_led(&self) -> bool {
         self.settings.cluster

@@ -55,7 +55,8 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
         return Some(format!("the daemon refused another of its pool: {why}"));
     }
     let Some(view) = &state.daemon.view else {
-        // A kubelet from 1.22 on rejects a pod whose ID is unhealthy at the moment when it comes back, and never asks again.
+        // A kubelet from 1.22 on rejects a pod whose ID is unhealthy at the moment when it comes
+        // back, and never asks again.
         if granted.is_some() && state.is_starting() {
             return None;
         }
@@ -74,7 +75,8 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     })
 }
 
-/// How long a pool's free IDs count as useless after the daemon refused to make one: nobody else would try them.
+/// How long a pool's free IDs count as useless after the daemon refused to make one: nobody else
+/// would try them.
 const REFUSED: Duration = Duration::from_secs(60);
 
 fn told(id: &str, numa: &[u32], healthy: bool) -> v1beta1::Device {
@@ -100,7 +102,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 list.push(told(&device.id, &device.numa, defect.is_none()));
                 defects.extend(defect.map(|defect| (device.id.clone(), defect)));
             }
-            // An ID that the configuration no longer has, but a pod: the kubelet must go on knowing it.
+            // An ID that the configuration no longer has, but a pod: the kubelet must go on knowing
+            // it.
             for (id, slot) in state.ledger.iter() {
                 if slot.pool == pool.name()
                     && slot.grant.is_some()

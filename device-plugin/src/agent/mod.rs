@@ -1,8 +1,9 @@
 //! The agent: ledger, pools, daemon, kubelet and files, kept in step.
 //!
-//! All decisions are made under one lock, in this order: decide on what the tables say, write the ledger, change the world, tell the
-//! kubelet. What fails after the ledger was written is taken back, and if the agent dies in between, [`reconcile`](Agent::reconcile)
-//! finds the same state again: a grant that nobody holds is taken back, one that somebody holds is made good.
+//! All decisions are made under one lock, in this order: decide on what the tables say, write the
+//! ledger, change the world, tell the kubelet. What fails after the ledger was written is taken
+//! back, and if the agent dies in between, [`reconcile`](Agent::reconcile) finds the same state
+//! again: a grant that nobody holds is taken back, one that somebody holds is made good.
 
 mod admit;
 mod allocate;
@@ -59,7 +60,8 @@ pub struct Settings {
     pub reconnect: Duration,
     /// What [`Injection::Auto`] means here.
     pub auto_cdi: bool,
-    /// How long after the agent's start a daemon that has not answered yet counts as one that is starting.
+    /// How long after the agent's start a daemon that has not answered yet counts as one that is
+    /// starting.
     pub start: Duration,
     /// How long `Allocate` may wait for such a daemon: meanwhile the kubelet admits no other pod.
     pub patience: Duration,
@@ -184,7 +186,8 @@ pub struct Counters {
 struct DaemonState {
     /// Absent: it does not answer.
     view: Option<View>,
-    /// NICs that this agent made or removed: a view that was asked for before one of them is out of date.
+    /// NICs that this agent made or removed: a view that was asked for before one of them is out of
+    /// date.
     changes: u64,
     error: String,
     /// The run that was seen last.
@@ -231,7 +234,8 @@ impl<D, K> std::fmt::Debug for Parts<D, K> {
 }
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
-    /// Takes the ledger up and looks at the hardware. The daemon is not asked yet: until it answered, its NICs are unhealthy.
+    /// Takes the ledger up and looks at the hardware. The daemon is not asked yet: until it
+    /// answered, its NICs are unhealthy.
     ///
     /// # Errors
     /// The ledger cannot be read.
@@ -288,8 +292,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Ok(agent)
     }
 
-    /// Puts another configuration in force. Nothing that was granted is taken away: an ID that the new one does not have is offered
-    /// to nobody, and goes when its pod goes.
+    /// Puts another configuration in force. Nothing that was granted is taken away: an ID that the
+    /// new one does not have is offered to nobody, and goes when its pod goes.
     pub async fn configure(&self, config: Config) {
         let looked = self.inventory().await;
         let mut state = self.state.lock().await;
@@ -320,7 +324,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.publish(state);
     }
 
-    /// Leaves a list of what is ours beside the socket: the CNI plugin reads it while nobody answers.
+    /// Leaves a list of what is ours beside the socket: the CNI plugin reads it while nobody
+    /// answers.
     fn name_resources(&self, state: &State) {
         let granted =
             state.ledger.iter().filter_map(|(_, slot)| slot.grant.as_ref()?.resource.clone());

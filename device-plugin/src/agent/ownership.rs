@@ -1,9 +1,11 @@
 //! Whose an ID is: the kubelet's word and nobody else's.
 //!
-//! A CNI call names a pod and may name an ID. The pod's names come from the runtime, which is trusted; the ID (`deviceID`) comes from a
-//! network configuration, which a tenant writes. So an ID is attached only if the kubelet gave it to that pod. It says so twice:
-//! pod-resources by namespace and name, for all containers but ordinary init containers; its checkpoint, written before `Allocate` is
-//! over, by UID and for all. Where both UIDs are known they decide, since a name can be used again.
+//! A CNI call names a pod and may name an ID. The pod's names come from the runtime, which is
+//! trusted; the ID (`deviceID`) comes from a network configuration, which a tenant writes. So an ID
+//! is attached only if the kubelet gave it to that pod. It says so twice: pod-resources by
+//! namespace and name, for all containers but ordinary init containers; its checkpoint, written
+//! before `Allocate` is over, by UID and for all. Where both UIDs are known they decide, since a
+//! name can be used again.
 
 use std::collections::BTreeSet;
 

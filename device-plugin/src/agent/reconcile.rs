@@ -26,7 +26,8 @@ use crate::kubelet::{Holding, Kubelet, KubeletError, Listing, PodKey};
 use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
-/// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time that this must last.
+/// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time
+/// that this must last.
 const MISSES: u32 = 3;
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
@@ -37,7 +38,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let (view, listing) = tokio::join!(self.daemon.view(), self.kubelet.list());
         let gone = {
             let mut state = self.state.lock().await;
-            // What was allocated while the daemon answered is not in its answer, and must not look as if it were missing.
+            // What was allocated while the daemon answered is not in its answer, and must not look
+            // as if it were missing.
             let view =
                 if state.daemon.changes == changes { view } else { self.daemon.view().await };
             self.see_daemon(&mut state, view);
@@ -112,7 +114,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     async fn see_sessions(&self, state: &mut State) {
         let Some(view) = &state.daemon.view else { return };
         let mut connected = BTreeSet::new();
-        // What the daemon remembers: also VMMs that came and lost it between two looks of ours, or while no agent was there.
+        // What the daemon remembers: also VMMs that came and lost it between two looks of ours, or
+        // while no agent was there.
         let mut interrupted = Vec::new();
         let mut used = Vec::new();
         for (id, slot) in state.ledger.iter() {
@@ -136,7 +139,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             state.daemon.lost.entry(id).or_insert_with(Instant::now);
         }
         state.daemon.lost.retain(|id, _| !connected.contains(id));
-        // A VMM that went away while the daemon ran is a container that ends or starts again: nothing is wrong with that.
+        // A VMM that went away while the daemon ran is a container that ends or starts again:
+        // nothing is wrong with that.
         state.daemon.connected = connected;
         if let Err(error) = self.commit(state, used, true).await {
             tracing::error!(%error, "cannot write down which NICs are used; it is tried again");
@@ -205,7 +209,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
-    /// NICs and files that the ledger promises and that are not there: after a reboot, a daemon without its state, somebody's `rm`.
+    /// NICs and files that the ledger promises and that are not there: after a reboot, a daemon
+    /// without its state, somebody's `rm`.
     async fn restore(&self, state: &mut State) {
         let pools = Arc::clone(&state.pools);
         let granted: Vec<(String, Kind)> = state
@@ -228,7 +233,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
-    /// Is all there that a grant promises? As long as the daemon does not answer, its part is not asked for.
+    /// Is all there that a grant promises? As long as the daemon does not answer, its part is not
+    /// asked for.
     fn is_whole(&self, state: &State, pool: &Pool, device: &Device) -> bool {
         let id = &device.id;
         if pool.config.kind == Kind::VhostUser {
@@ -387,7 +393,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Ok(())
     }
 
-    /// NICs under our names that nobody was promised: a crash between two steps, or a ledger that was lost.
+    /// NICs under our names that nobody was promised: a crash between two steps, or a ledger that
+    /// was lost.
     async fn remove_strangers(&self, state: &mut State, holdings: &[Holding]) {
         let Some(view) = &state.daemon.view else { return };
         let strangers: BTreeMap<String, _> = view
@@ -427,7 +434,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 struct Witness<'a> {
     listing: &'a Listing,
     checkpoint: Option<&'a Checkpoint>,
-    /// The kubelet has heard of all its pods: it lists the agent's own, which comes from the API server as they do.
+    /// The kubelet has heard of all its pods: it lists the agent's own, which comes from the API
+    /// server as they do.
     complete: bool,
 }
 
@@ -449,9 +457,11 @@ fn see_pods(state: &mut State, listing: &Listing) {
 
 /// May the pod of an ID live, although the kubelet does not list the ID?
 ///
-/// The kubelet gave the ID to nobody: no. It gave it to a pod that it lists (a NIC of an init container, or one that the API server
-/// has deleted and whose containers still end): yes. Not listed at all: only a kubelet that has heard of its pods says something by
-/// that. One that has just started, perhaps with no control plane in reach, lists none or the static ones, while all run on.
+/// The kubelet gave the ID to nobody: no. It gave it to a pod that it lists (a NIC of an init
+/// container, or one that the API server has deleted and whose containers still end): yes. Not
+/// listed at all: only a kubelet that has heard of its pods says something by that. One that has
+/// just started, perhaps with no control plane in reach, lists none or the static ones, while all
+/// run on.
 fn may_live(
     state: &State,
     pools: &Pools,

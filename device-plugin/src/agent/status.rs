@@ -34,8 +34,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         status(&state)
     }
 
-    /// Everything that monitoring wants, as it was at the last change. It waits for nothing: a call of the daemon may take a minute, and a
-    /// probe that waited for it would have the agent killed for that.
+    /// Everything that monitoring wants, as it was at the last change. It waits for nothing: a call
+    /// of the daemon may take a minute, and a probe that waited for it would have the agent killed
+    /// for that.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,6 +1,7 @@
-//! A `DEL` that nobody else will ask for: the runtime forgot the sandbox, or Multus sends garbage collection to its first delegate
-//! only. The CNI plugin knows how to undo what it did; it is called as a runtime would call it. That takes the right to enter
-//! namespaces and to move devices, which the agent in a pod does not have: there a helper, a process of its own that listens
+//! A `DEL` that nobody else will ask for: the runtime forgot the sandbox, or Multus sends garbage
+//! collection to its first delegate only. The CNI plugin knows how to undo what it did; it is
+//! called as a runtime would call it. That takes the right to enter namespaces and to move devices,
+//! which the agent in a pod does not have: there a helper, a process of its own that listens
 //! nowhere, asks the agent what was forgotten and makes the calls.
 
 use std::io::{self, Read as _, Write as _};
@@ -26,7 +27,8 @@ const HELP: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
-    /// Has everything undone that attachments of this ID did. The state must not be locked: the plugin asks this agent.
+    /// Has everything undone that attachments of this ID did. The state must not be locked: the
+    /// plugin asks this agent.
     pub(super) async fn undo(&self, id: &str) -> Result<(), String> {
         if self.settings.undo == Undo::ByHelper {
             return self.await_helper(id).await;
@@ -79,7 +81,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
-/// Serves as the agent's helper until it is told to end: has undone what the agent says, by the plugins in `cni_dir`.
+/// Serves as the agent's helper until it is told to end: has undone what the agent says, by the
+/// plugins in `cni_dir`.
 pub(crate) fn help(socket: &Path, cni_dir: &Path, stop: &AtomicBool) {
     let mut silent = false;
     while !stop.load(Ordering::Relaxed) {

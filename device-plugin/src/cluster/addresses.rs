@@ -1,8 +1,8 @@
 //! Addresses out of the blocks that a node holds.
 //!
-//! A NIC gets the lowest free address of each family. What old hosts take for a network or for all of
-//! its hosts is given to nobody (IPv4 addresses that end in 0 or 255), nor is an IPv6 address whose
-//! last group is zero (the subnet's routers, RFC 4291 §2.6.1).
+//! A NIC gets the lowest free address of each family. What old hosts take for a network or for all
+//! of its hosts is given to nobody (IPv4 addresses that end in 0 or 255), nor is an IPv6 address
+//! whose last group is zero (the subnet's routers, RFC 4291 §2.6.1).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! What the cluster's controller says of this node, as plain data.
 //!
-//! The controller writes one object for each node, an `RdmaNode` (crate vhost-rdma-cluster-api). Its
-//! specification is all that the agent needs: so the agent follows one object, and its last copy on
-//! the disk is enough to begin with when there is no control plane.
+//! The controller writes one object for each node, an `RdmaNode` (crate vhost-rdma-cluster-api).
+//! Its specification is all that the agent needs: so the agent follows one object, and its last
+//! copy on the disk is enough to begin with when there is no control plane.
 //!
 //! - [`render`]: pools of that object beside those of the configuration file;
 //! - [`addresses`]: out of the blocks that the node holds;

@@ -5,10 +5,10 @@
 //!   7d0a36c1 {"uid":"…","generation":3,"spec":{…},"hosted":{…}}      CRC-32 of the rest of the line
 //! ```
 //!
-//! It is replaced as a whole (a new file, `fsync`, `rename`), before what it says is done: so a node
-//! that boots without a control plane offers what it offered, and a network whose VNI the controller
-//! may only give to others when this node is rid of it is never forgotten. A damaged one is not
-//! believed: the ledger knows what pods have, and the controller says the rest again.
+//! It is replaced as a whole (a new file, `fsync`, `rename`), before what it says is done: so a
+//! node that boots without a control plane offers what it offered, and a network whose VNI the
+//! controller may only give to others when this node is rid of it is never forgotten. A damaged one
+//! is not believed: the ledger knows what pods have, and the controller says the rest again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,8 +33,8 @@ pub struct Standing {
     pub generation: i64,
     /// What the node shall offer.
     pub spec: RdmaNodeSpec,
-    /// Networks that the daemon may have for it, by UID: also those that the specification no longer
-    /// names, until they are gone from the daemon.
+    /// Networks that the daemon may have for it, by UID: also those that the specification no
+    /// longer names, until they are gone from the daemon.
     pub hosted: BTreeMap<String, Hosted>,
     /// Blocks that this node has made its own (`RdmaNode`): also those that the specification no
     /// longer names, until their last address has come back.

@@ -1,7 +1,7 @@
 //! Whose namespaces may have a NIC of a network.
 //!
-//! Admission may be off, older than the tenant or somebody else's; the node is where a NIC is given,
-//! so the node looks itself. A network that no tenant may use is nobody's.
+//! Admission may be off, older than the tenant or somebody else's; the node is where a NIC is
+//! given, so the node looks itself. A network that no tenant may use is nobody's.
 
 use std::collections::BTreeMap;
 

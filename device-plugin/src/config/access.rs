@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-/// An entry of an access control list, `u:NUMBER:rw` or `g:NUMBER:rw`; the daemon understands it, here it is only made sure that it will.
+/// An entry of an access control list, `u:NUMBER:rw` or `g:NUMBER:rw`; the daemon understands it,
+/// here it is only made sure that it will.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct AclEntry(String);

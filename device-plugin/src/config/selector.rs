@@ -1,5 +1,5 @@
-//! Selectors: which functions of the host belong to a pool. Within one field any value may match; of all fields given, each
-//! must.
+//! Selectors: which functions of the host belong to a pool. Within one field any value may match;
+//! of all fields given, each must.
 
 use std::str::FromStr;
 

@@ -1,7 +1,7 @@
 //! The node that this process runs on: netlink and sysfs.
 //!
-//! Functions with SR-IOV come from the inventory of crate rdma-netlink; RDMA devices that are none of theirs (software devices, NICs
-//! without SR-IOV) are added from the list of RDMA devices.
+//! Functions with SR-IOV come from the inventory of crate rdma-netlink; RDMA devices that are none
+//! of theirs (software devices, NICs without SR-IOV) are added from the list of RDMA devices.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -161,7 +161,8 @@ impl Verbs {
             rdma.char_device("umad", Some(index), Some(1)),
             rdma.char_device("rdma_cm", None, None),
         ];
-        // A device without MADs has no umad, and rdma_ucm may not be loaded: what there is is given.
+        // A device without MADs has no umad, and rdma_ucm may not be loaded: what there is is
+        // given.
         found
             .into_iter()
             .flatten()

@@ -1,11 +1,13 @@
-//! Old kubelets (before 1.26, kubernetes#112597) put the plugin's socket path into the HTTP/2 `:authority`, where RFC 3986 allows
-//! no `/`, and the HTTP/2 library here refuses such requests (hyperium/h2#487). This stream sits below it and, in what the kubelet sends,
-//! puts a `-` for each `/` of that one known path.
+//! Old kubelets (before 1.26, kubernetes#112597) put the plugin's socket path into the HTTP/2
+//! `:authority`, where RFC 3986 allows no `/`, and the HTTP/2 library here refuses such requests
+//! (hyperium/h2#487). This stream sits below it and, in what the kubelet sends, puts a `-` for each
+//! `/` of that one known path.
 //!
-//! The replacement has the same length: plain trivially, and Huffman-coded because RFC 7541 gives both characters codes of six
-//! bits. So no frame length changes, and the header compression of both sides stays in step: the decoder keeps the replaced text in
-//! its table wherever the encoder keeps the path. Only the first HEADERS frame of a connection is looked into, since later ones refer to
-//! the table.
+//! The replacement has the same length: plain trivially, and Huffman-coded because RFC 7541 gives
+//! both characters codes of six bits. So no frame length changes, and the header compression of
+//! both sides stays in step: the decoder keeps the replaced text in its table wherever the encoder
+//! keeps the path. Only the first HEADERS frame of a connection is looked into, since later ones
+//! refer to the table.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +26,8 @@ const HEADERS: u8 = 1;
 /// The largest frame before anybody allowed more (RFC 9113 §4.2).
 const FRAME_MAX: usize = 16_384;
 
-/// Characters by the length of their Huffman code (RFC 7541 Appendix B); the code is canonical, so this is all of it for paths.
+/// Characters by the length of their Huffman code (RFC 7541 Appendix B); the code is canonical, so
+/// this is all of it for paths.
 const CODES: [(u32, &[u8]); 4] = [
     (5, b"012aceiost"),
     (6, b" %-./3456789=A_bdfghlmnpru"),

@@ -1,5 +1,5 @@
-//! The kubelet: the device plugin servers that it calls, the registration that makes it call them, and the pod-resources API that
-//! tells who has what.
+//! The kubelet: the device plugin servers that it calls, the registration that makes it call them,
+//! and the pod-resources API that tells who has what.
 
 mod authority;
 mod plugin;

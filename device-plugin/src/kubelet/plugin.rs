@@ -49,7 +49,8 @@ impl<D: Daemon, K: Kubelet> DevicePlugin for Plugin<D, K> {
 
     type ListAndWatchStream = Lists;
 
-    /// The whole list now and at each change. Several streams may be open while a kubelet is replaced.
+    /// The whole list now and at each change. Several streams may be open while a kubelet is
+    /// replaced.
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Lists>, Status> {
         let lists = self.agent.subscribe(&self.pool).ok_or_else(|| {
             Status::not_found(format!("pool {:?} is no longer configured", self.pool))
@@ -97,7 +98,8 @@ impl<D: Daemon, K: Kubelet> DevicePlugin for Plugin<D, K> {
             request.into_inner().container_requests.into_iter().map(|c| c.devices_ids).collect();
         let agent = Arc::clone(&self.agent);
         let pool = self.pool.clone();
-        // A kubelet that goes away in the middle must not leave half an allocation: the work runs to its end.
+        // A kubelet that goes away in the middle must not leave half an allocation: the work runs
+        // to its end.
         let work = tokio::spawn(async move { agent.allocate(&pool, &containers).await });
         match work.await {
             Ok(Ok(container_responses)) => {

@@ -1,10 +1,11 @@
 //! Who has which device: the pod-resources API, and what the kubelet keeps on its disk.
 //!
-//! The API is the authority on who *has* a device, and, since it lists pods without devices too, on which pods there are. It is silent
-//! when nothing should be concluded from silence: a kubelet that has just started lists no pods, and none lists the devices of
-//! ordinary init containers. So a second witness is asked: the kubelet's checkpoint, which it writes before `Allocate` is answered
-//! to anybody and reads when it starts. It names the pod by its UID, the one name of a pod that is never used twice. Nothing else of
-//! the kubelet's is looked at, its pods' folders least of all.
+//! The API is the authority on who *has* a device, and, since it lists pods without devices too, on
+//! which pods there are. It is silent when nothing should be concluded from silence: a kubelet that
+//! has just started lists no pods, and none lists the devices of ordinary init containers. So a
+//! second witness is asked: the kubelet's checkpoint, which it writes before `Allocate` is answered
+//! to anybody and reads when it starts. It names the pod by its UID, the one name of a pod that is
+//! never used twice. Nothing else of the kubelet's is looked at, its pods' folders least of all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;

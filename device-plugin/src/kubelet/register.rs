@@ -1,11 +1,13 @@
 //! Keeps every pool registered, whatever the kubelet does.
 //!
-//! A kubelet that starts empties its plugin directory and makes a new `kubelet.sock`; it never looks for plugins. So the directory
-//! is watched, the sockets' inodes are compared at every event and every few seconds besides, and whatever is not as it should be is
-//! done again: first listen, then register. A registration counts only while the kubelet keeps a stream of device lists open.
+//! A kubelet that starts empties its plugin directory and makes a new `kubelet.sock`; it never
+//! looks for plugins. So the directory is watched, the sockets' inodes are compared at every event
+//! and every few seconds besides, and whatever is not as it should be is done again: first listen,
+//! then register. A registration counts only while the kubelet keeps a stream of device lists open.
 //!
-//! The kubelet's plugin registry (a directory in which it finds sockets by itself, pluginregistration.v1) is no part of the device plugin
-//! API and is left alone: an endpoint that it found and one that registered would take each other's place.
+//! The kubelet's plugin registry (a directory in which it finds sockets by itself,
+//! pluginregistration.v1) is no part of the device plugin API and is left alone: an endpoint that
+//! it found and one that registered would take each other's place.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -296,7 +298,8 @@ async fn tell(kubelet: &Path, request: RegisterRequest) -> Result<(), String> {
     registered.await.map_err(|_| "no answer".to_owned())?.map(|_| ())
 }
 
-/// Tells that something in the directory changed. The waiting is done by a thread of its own, which ends when nobody listens any more.
+/// Tells that something in the directory changed. The waiting is done by a thread of its own, which
+/// ends when nobody listens any more.
 fn watch_dir(dir: &Path) -> io::Result<mpsc::Receiver<()>> {
     let fd = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
     let events = inotify::WatchFlags::CREATE

@@ -140,7 +140,8 @@ async fn a_vmm_that_came_and_lost_the_daemon_unseen_makes_its_id_unhealthy() {
         world.kubelet.give("p", BLUE, id);
     }
     world.settle().await;
-    // No look fell between its connection and the daemon's end, and then the agent ended too: only the daemon knows.
+    // No look fell between its connection and the daemon's end, and then the agent ended too: only
+    // the daemon knows.
     world.kill_agent().await;
     world.daemon.restart();
     world.daemon.table().nics.get_mut("k8s.blue-0").unwrap().interrupted = true;

@@ -1,7 +1,7 @@
 //! A node that a controller leads: what its object says is offered, kept, obeyed and reported.
 //!
-//! The API server is played as far as the agent asks it about namespaces; with a real one the same is
-//! shown by `cargo xtask k8s test`.
+//! The API server is played as far as the agent asks it about namespaces; with a real one the same
+//! is shown by `cargo xtask k8s test`.
 
 use std::sync::{Arc, Mutex};
 

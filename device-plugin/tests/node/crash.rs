@@ -1,8 +1,10 @@
-//! An agent that dies at any step, and a daemon that fails at any call: nothing is lost, nothing is given twice.
+//! An agent that dies at any step, and a daemon that fails at any call: nothing is lost, nothing is
+//! given twice.
 
 use crate::world::{BLUE, CONFIG, World};
 
-/// The daemon fails from its n-th change on, in the middle of an allocation; then the agent is killed, and all comes back.
+/// The daemon fails from its n-th change on, in the middle of an allocation; then the agent is
+/// killed, and all comes back.
 #[tokio::test]
 async fn whatever_fails_in_an_allocation_leaves_nothing_behind() {
     for fuse in 0..6 {

@@ -172,7 +172,8 @@ impl Daemon for FakeDaemon {
         let mut table = self.change()?;
         if let Some(nic) = table.nics.remove(name) {
             std::fs::remove_file(&nic.socket).unwrap();
-            // As the daemon: only an empty directory goes, so what the agent leaves in it stays for ever.
+            // As the daemon: only an empty directory goes, so what the agent leaves in it stays for
+            // ever.
             std::fs::remove_dir(self.dir.join(name)).unwrap();
         }
         Ok(())

@@ -90,7 +90,8 @@ async fn what_is_remembered_of_an_attachment_has_a_bound() {
     assert_eq!(world.state_of("blue-0").await, "granted");
 }
 
-/// The kubelet was started again with no control plane in reach: it lists nobody, or static pods, and everything runs.
+/// The kubelet was started again with no control plane in reach: it lists nobody, or static pods,
+/// and everything runs.
 #[tokio::test]
 async fn a_kubelet_that_has_not_heard_of_its_pods_takes_nothing_from_them() {
     let mut world = World::new().await;

@@ -74,7 +74,8 @@ async fn a_kubelet_that_starts_again_finds_the_plugin_again() {
 async fn a_kubelet_that_does_not_watch_is_told_again() {
     let world = World::new().await;
     world.kubelet.plugin(BLUE).await;
-    // Registered, but no stream is ever opened: a kubelet that lost the plugin without a new socket.
+    // Registered, but no stream is ever opened: a kubelet that lost the plugin without a new
+    // socket.
     eventually("a second registration", || (world.kubelet.registrations() > 1).then_some(())).await;
 }
 
@@ -117,7 +118,8 @@ async fn an_old_kubelet_puts_a_path_into_the_authority() {
     let path = world.kubelet.plugins().join("vhost-rdma-blue.sock");
     let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
     let path = path.to_str().unwrap();
-    // What grpc-go 1.27 sends: POST, http, the method's path, the socket as authority; HPACK literals without Huffman.
+    // What grpc-go 1.27 sends: POST, http, the method's path, the socket as authority; HPACK
+    // literals without Huffman.
     let literal = |index: u8, value: &str| {
         let mut field = vec![0x40 | index, u8::try_from(value.len()).unwrap()];
         field.extend(value.as_bytes());

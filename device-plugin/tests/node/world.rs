@@ -1,4 +1,5 @@
-//! A node: temporary directories, a daemon, a kubelet, and an agent that can be killed and started again.
+//! A node: temporary directories, a daemon, a kubelet, and an agent that can be killed and started
+//! again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

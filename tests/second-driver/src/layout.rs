@@ -77,7 +77,8 @@ pub(crate) const QP_TO_RTR: u32 = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 <<
 /// STATE, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, SQ_PSN.
 pub(crate) const QP_TO_RTS: u32 = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 
-/// For each type what writes it and what reads it, in the terms of the tables: u8, le16, le32, le64.
+/// For each type what writes it and what reads it, in the terms of the tables: u8, le16, le32,
+/// le64.
 macro_rules! integers {
     ($($put:ident $get:ident),*) => {$(
         pub(crate) fn $put(self, offset: usize, value: $put) -> Self {

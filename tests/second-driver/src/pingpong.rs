@@ -108,7 +108,8 @@ impl<'a> Talk<'a> {
         let buffers = region_bytes(self.options.size);
         let mut device = Device::start(&self.options.socket, buffers, self.timeout)?;
         let played = self.play(&mut device, &mut peer);
-        // SHUTDOWN destroys what a failure left (5.3). One that fails too tells less than its cause.
+        // SHUTDOWN destroys what a failure left (5.3). One that fails too tells less than its
+        // cause.
         let ended = device.shutdown();
         played.and(ended)
     }

@@ -120,7 +120,8 @@ impl CompletionQueue {
     /// Asks for an event at the next entry (7.4). The caller looks once more afterwards.
     pub(crate) fn arm(&self) -> Result<()> {
         let fired: u32 = self.memory.load(self.control(CTRL_FIRED), Ordering::Acquire)?;
-        // Where it is armed already this is the same word: this driver never arms for less than ANY.
+        // Where it is armed already this is the same word: this driver never arms for less than
+        // ANY.
         let seq = u32::from_le(fired).wrapping_add(1);
         self.memory.store((seq << ARM_SEQ_SHIFT | ARM_ANY).to_le(), self.control(CTRL_ARM))?;
         fence(Ordering::SeqCst);

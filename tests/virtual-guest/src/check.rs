@@ -1,7 +1,9 @@
-//! `vrdma-check` (tests/guest-programs) as a virtual guest speaks it: the same exchange over TCP, the same patterns, every byte looked at.
+//! `vrdma-check` (tests/guest-programs) as a virtual guest speaks it: the same exchange over TCP,
+//! the same patterns, every byte looked at.
 //!
-//! The C program on plain rxe is a third-party host; two virtual guests can speak it with each other as well. Structures on the wire are those of
-//! `vrdma-check.c`, in the byte order of the machine. Of its operations we know WRITE, READ and SEND, as client and as server.
+//! The C program on plain rxe is a third-party host; two virtual guests can speak it with each
+//! other as well. Structures on the wire are those of `vrdma-check.c`, in the byte order of the
+//! machine. Of its operations we know WRITE, READ and SEND, as client and as server.
 
 mod image;
 
@@ -139,7 +141,8 @@ impl Step {
         }
     }
 
-    /// Where the server's memory takes or gives the message: one piece for RDMA, scattered for receives.
+    /// Where the server's memory takes or gives the message: one piece for RDMA, scattered for
+    /// receives.
     fn there(&self, pieces: u32) -> Layout {
         let shape = if self.op == Op::Send as u32 { (self.shape + 1) % SHAPES } else { 0 };
         layout(self.len, shape, self.seed.wrapping_add(7), pieces)
@@ -334,7 +337,8 @@ impl Talk {
     }
 }
 
-/// `count` writes of `size` bytes, a burst of them under way at a time as perftest has them; the time that they took. The server is passive.
+/// `count` writes of `size` bytes, a burst of them under way at a time as perftest has them; the
+/// time that they took. The server is passive.
 pub fn stream(server: &str, node: &Node, terms: Terms, (size, count): (u32, u32)) -> Duration {
     let mut talk = call(server, node, terms, &[Op::Write]);
     let mut link = talk.connect();

@@ -163,7 +163,8 @@ fn next_iova(len: u64) -> u64 {
 }
 
 impl Guest {
-    /// Sends a chain cut as the caller says; the number of bytes that the device wrote and the writable bytes.
+    /// Sends a chain cut as the caller says; the number of bytes that the device wrote and the
+    /// writable bytes.
     pub fn raw_control(
         &self,
         readable: &[&[u8]],

@@ -1,9 +1,10 @@
 //! The real daemon as a child process, driven through its own command line.
 //!
-//! `VHOST_RDMA_BIN` names the binary to be tested; without it the workspace's own is built first, with the profile of the
-//! program that runs this code. The daemon keeps everything in a temporary directory, so any number of them run at one time. It
-//! is started with a parent-death signal: a test that dies takes its daemon with it. A daemon that ended early, that panicked,
-//! or that does not end when it is asked to fails the test that used it.
+//! `VHOST_RDMA_BIN` names the binary to be tested; without it the workspace's own is built first,
+//! with the profile of the program that runs this code. The daemon keeps everything in a temporary
+//! directory, so any number of them run at one time. It is started with a parent-death signal: a
+//! test that dies takes its daemon with it. A daemon that ended early, that panicked, or that does
+//! not end when it is asked to fails the test that used it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -75,19 +76,22 @@ pub fn carry_by(device: &'static str) {
     assert_eq!(*chosen, device, "a program has one backing");
 }
 
-/// What shall carry the NICs under test: what this program chose, `$VHOST_RDMA_BACKING`, or the daemon's own engine.
+/// What shall carry the NICs under test: what this program chose, `$VHOST_RDMA_BACKING`, or the
+/// daemon's own engine.
 pub fn backing() -> String {
     let chosen = BACKING.get().map(|device| (*device).to_owned());
     chosen.or_else(|| std::env::var("VHOST_RDMA_BACKING").ok()).unwrap_or_else(|| "soft".to_owned())
 }
 
-/// How many times longer than usual things may take, where a machine is emulated: `$VHOST_RDMA_PATIENCE`, or 1.
+/// How many times longer than usual things may take, where a machine is emulated:
+/// `$VHOST_RDMA_PATIENCE`, or 1.
 pub fn patience() -> u32 {
     let told = std::env::var("VHOST_RDMA_PATIENCE").ok();
     told.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// How often a race is tried: `usual` times, or less where a machine is emulated and each try takes longer by as much.
+/// How often a race is tried: `usual` times, or less where a machine is emulated and each try takes
+/// longer by as much.
 pub fn tries(usual: u64) -> u64 {
     usual / u64::from(patience().max(1))
 }
@@ -318,8 +322,8 @@ impl Daemon {
 
     /// Processor time of the engine's workers, in seconds.
     ///
-    /// The scheduler's own count (`/proc/PID/task/TID/schedstat`): exact, but as of the last tick while the thread runs, so that it
-    /// should be read some hundred milliseconds apart.
+    /// The scheduler's own count (`/proc/PID/task/TID/schedstat`): exact, but as of the last tick
+    /// while the thread runs, so that it should be read some hundred milliseconds apart.
     pub fn worker_cpu(&self) -> f64 {
         let mut nanos = 0;
         for task in self.entries("task") {

@@ -57,7 +57,8 @@ impl EventQueue {
     /// Adds `n` buffers; the caller kicks.
     pub fn add_buffers(&mut self, n: usize) {
         for _ in 0..n {
-            // Descriptors are taken one at a time and every one has its own buffer, found by its number.
+            // Descriptors are taken one at a time and every one has its own buffer, found by its
+            // number.
             let Some(head) = self.vq.next_free() else { return };
             let gpa = self.buffers.gpa(u64::from(head) * u64::from(self.size));
             if self.vq.add(&[], &[(gpa, self.size)]) == Some(head) {
@@ -108,7 +109,8 @@ impl Guest {
         Ok(event)
     }
 
-    /// Waits for an event of `kind` for `object`, ignoring others; all that were seen if it does not come.
+    /// Waits for an event of `kind` for `object`, ignoring others; all that were seen if it does
+    /// not come.
     pub fn await_async(
         &self,
         kind: u32,

@@ -1,7 +1,9 @@
-//! The conversation that the pingpong examples of rdma-core have over TCP before they use a queue pair.
+//! The conversation that the pingpong examples of rdma-core have over TCP before they use a queue
+//! pair.
 //!
-//! `ibv_rc_pingpong` on any RDMA device is a third-party host: it shares neither code nor host with the NIC under test. Both ends tell each other a line of
-//! fixed length, `lid:qpn:psn:gid` in hexadecimal with its final zero; the client speaks first, and says when it is ready.
+//! `ibv_rc_pingpong` on any RDMA device is a third-party host: it shares neither code nor host with
+//! the NIC under test. Both ends tell each other a line of fixed length, `lid:qpn:psn:gid` in
+//! hexadecimal with its final zero; the client speaks first, and says when it is ready.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -115,7 +117,8 @@ fn meet(end: &End, side: &Side, mtu: u8) -> TcpStream {
     }
 }
 
-/// Plays a game and returns the time that it took. The example checks what we send (`-c`): the first byte of each of its pages is zero.
+/// Plays a game and returns the time that it took. The example checks what we send (`-c`): the
+/// first byte of each of its pages is zero.
 pub fn rc_pingpong(end: &mut End, side: &Side, game: Game) -> Duration {
     const DEPTH: u32 = 32;
     let receive: Mr = end.node.mr(u64::from(game.size));

@@ -1,7 +1,9 @@
-//! The conversation that rdma_cm programs have by the connection manager (IBTA 12.6, annex A11) before they use a queue pair, and what rdma-core's
-//! `ucmatose` plays then: the server sends its messages, the client answers with as many, the server hangs up.
+//! The conversation that rdma_cm programs have by the connection manager (IBTA 12.6, annex A11)
+//! before they use a queue pair, and what rdma-core's `ucmatose` plays then: the server sends its
+//! messages, the client answers with as many, the server hangs up.
 //!
-//! The datagrams are written and read here by the tables of IBTA 12.6 and not by the code under test.
+//! The datagrams are written and read here by the tables of IBTA 12.6 and not by the code under
+//! test.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -90,7 +92,8 @@ impl Manager {
         self.gsi.run_ok(&SendWr::datagram(1, &[sge], self.ah, 1, GSI_QKEY));
     }
 
-    /// The next message of one of these kinds; others are told and forgotten. While there is none, `again` is said once more.
+    /// The next message of one of these kinds; others are told and forgotten. While there is none,
+    /// `again` is said once more.
     fn hear(&mut self, kinds: &[u8], again: Option<&[u8]>) -> Vec<u8> {
         for _ in 0..30 {
             let Some(cqe) = self.gsi.rcq.wait(PATIENCE / 30) else {
@@ -153,7 +156,8 @@ fn request(end: &End, peer: Ipv4Addr, port: u16) -> Vec<u8> {
     req
 }
 
-/// Plays `ucmatose` with `count` messages of `size` bytes each way, as many as the receive queue takes at most.
+/// Plays `ucmatose` with `count` messages of `size` bytes each way, as many as the receive queue
+/// takes at most.
 pub fn cmatose(end: &mut End, side: CmSide, count: u32, size: u32) {
     let receive = end.node.mr(u64::from(size));
     end.qp.to_init(&Path::default()).expect("INIT");

@@ -1,8 +1,9 @@
 //! A guest: the connection to a NIC's vhost-user socket, its memory and its virtqueues.
 //!
-//! The order of messages is the one that QEMU's generic vhost-user device was seen to use: features, protocol features, queue
-//! count and configuration space at connection; memory and rings when the driver sets DRIVER_OK. Every message asks for an
-//! acknowledgement, so that a refusal is an error at the call that caused it.
+//! The order of messages is the one that QEMU's generic vhost-user device was seen to use:
+//! features, protocol features, queue count and configuration space at connection; memory and rings
+//! when the driver sets DRIVER_OK. Every message asks for an acknowledgement, so that a refusal is
+//! an error at the call that caused it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -203,7 +204,8 @@ fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
 }
 
 impl Guest {
-    /// Connects to the socket at `path` and starts all virtqueues; the driver has not sent INIT yet.
+    /// Connects to the socket at `path` and starts all virtqueues; the driver has not sent INIT
+    /// yet.
     pub fn connect(path: &Path, config: GuestConfig) -> Result<Self> {
         let stream = UnixStream::connect(path)?;
         Self::attach(stream, config)
@@ -274,8 +276,8 @@ impl Guest {
         &self.0.status_view
     }
 
-    /// Keeps memory that was given to the device until [`Self::release`] or the end of this life, even if a test drops its object:
-    /// the device goes on writing to it.
+    /// Keeps memory that was given to the device until [`Self::release`] or the end of this life,
+    /// even if a test drops its object: the device goes on writing to it.
     pub(crate) fn hold(&self, ctx: u32, memory: &Arc<Buf>) {
         lock(&self.0.held).push((ctx, Arc::clone(memory)));
     }
@@ -413,7 +415,8 @@ impl Guest {
         Ok(())
     }
 
-    /// What a virtual machine monitor does with a paused machine: everything stops, nothing is lost.
+    /// What a virtual machine monitor does with a paused machine: everything stops, nothing is
+    /// lost.
     pub fn pause_and_continue(&self) -> Result<()> {
         let bases = self.stop_rings()?;
         for (index, base) in bases.into_iter().enumerate() {

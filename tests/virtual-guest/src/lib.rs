@@ -1,4 +1,5 @@
-//! A guest without a VM: a virtio RDMA driver that speaks to the real daemon over its real vhost-user socket.
+//! A guest without a VM: a virtio RDMA driver that speaks to the real daemon over its real
+//! vhost-user socket.
 //!
 //! ```text
 //!  tests, bench, soak, attack ── World ── Daemon (the real binary, its CLI) daemon.rs vitals.rs
@@ -10,9 +11,10 @@
 //!             └─ memfd RAM                                         ram.rs
 //! ```
 //!
-//! It exists so that the whole stack runs in milliseconds, and so that somebody who only read `docs/virtio-rdma.md` checks
-//! the daemon: nothing of the daemon is imported, not even its ABI crate ([`spec`] says why). It can also misbehave: every
-//! ring, doorbell, page list and descriptor is open to raw writes.
+//! It exists so that the whole stack runs in milliseconds, and so that somebody who only read
+//! `docs/virtio-rdma.md` checks the daemon: nothing of the daemon is imported, not even its ABI
+//! crate ([`spec`] says why). It can also misbehave: every ring, doorbell, page list and descriptor
+//! is open to raw writes.
 
 #![allow(
     clippy::panic,

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use crate::ram::{Pages, Ram, View};
 use crate::spec::{LIST_ENTRIES, PAGE, Put};
 
-/// A page list as a command carries it, with the list pages that it points to. The device reads them while it executes the
-/// command, so this must live until the answer and no longer.
+/// A page list as a command carries it, with the list pages that it points to. The device reads
+/// them while it executes the command, so this must live until the answer and no longer.
 #[derive(Debug)]
 pub struct PageList {
     /// The first data page, or the root list page.

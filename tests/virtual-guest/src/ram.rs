@@ -1,8 +1,10 @@
-//! Guest memory: shared memfd regions, a page allocator over them, and views for reading and writing.
+//! Guest memory: shared memfd regions, a page allocator over them, and views for reading and
+//! writing.
 //!
-//! The daemon maps the same pages and writes to them at any time, as another CPU would. So nothing here ever makes a Rust
-//! reference to guest bytes: every access is an atomic load or store through a pointer that a bounds check produced. This is the
-//! only module of the crate that may use `unsafe`.
+//! The daemon maps the same pages and writes to them at any time, as another CPU would. So nothing
+//! here ever makes a Rust reference to guest bytes: every access is an atomic load or store through
+//! a pointer that a bounds check produced. This is the only module of the crate that may use
+//! `unsafe`.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -17,7 +19,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::spec::PAGE;
 
-/// What every freshly allocated page is filled with: a ring that relies on zeroes which nobody wrote shows itself.
+/// What every freshly allocated page is filled with: a ring that relies on zeroes which nobody
+/// wrote shows itself.
 pub const POISON: u8 = 0xa5;
 
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,7 +63,8 @@ impl Region {
 
     fn over(fd: OwnedFd, gpa: u64, size: u64) -> std::io::Result<Self> {
         let len = usize::try_from(size).map_err(std::io::Error::other)?;
-        // SAFETY: a new shared mapping at an address that the kernel chooses aliases no Rust object.
+        // SAFETY: a new shared mapping at an address that the kernel chooses aliases no Rust
+        // object.
         let host = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -115,7 +119,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this address and length, and views keep the region alive.
+        // SAFETY: the mapping was made with this address and length, and views keep the region
+        // alive.
         let unmapped =
             unsafe { rustix::mm::munmap(self.host.as_ptr().cast::<c_void>(), self.size as usize) };
         debug_assert!(unmapped.is_ok());
@@ -180,7 +185,8 @@ impl Ram {
         found.unwrap_or_else(|| panic!("{gpa:#x} is not guest memory"))
     }
 
-    /// Allocates `n` contiguous pages whose first address is a multiple of `align` bytes, in the region at `gpa` if given.
+    /// Allocates `n` contiguous pages whose first address is a multiple of `align` bytes, in the
+    /// region at `gpa` if given.
     pub fn alloc_in(self: &Arc<Self>, gpa: Option<u64>, n: usize, align: u64) -> Pages {
         for region in self.regions() {
             if gpa.is_some_and(|g| g != region.gpa) {
@@ -212,7 +218,8 @@ impl Ram {
         self.alloc_in(None, n, PAGE)
     }
 
-    /// Allocates `n` pages no two of which are neighbours in ascending order, so that contiguity can not be relied on.
+    /// Allocates `n` pages no two of which are neighbours in ascending order, so that contiguity
+    /// can not be relied on.
     pub fn alloc_scattered(self: &Arc<Self>, n: usize) -> Pages {
         let region = &self.regions()[0];
         let mut used = lock(&region.used);
@@ -324,7 +331,8 @@ impl Drop for Pages {
     }
 }
 
-/// A window on guest memory whose bytes are contiguous for the reader, though their pages may be scattered.
+/// A window on guest memory whose bytes are contiguous for the reader, though their pages may be
+/// scattered.
 #[derive(Clone)]
 pub struct View {
     pieces: Vec<NonNull<u8>>,
@@ -334,7 +342,8 @@ pub struct View {
     _keep: Vec<Arc<Region>>,
 }
 
-// SAFETY: the pointers lead into regions that the view keeps alive, and are used with atomic operations only.
+// SAFETY: the pointers lead into regions that the view keeps alive, and are used with atomic
+// operations only.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -353,7 +362,8 @@ macro_rules! word {
         pub fn $load(&self, at: u64, order: Ordering) -> $int {
             let p = self.ptr(at, size_of::<$int>()).cast::<$int>();
             assert!(p.is_aligned(), "misaligned access to guest memory");
-            // SAFETY: `ptr` checked the range, the line above the alignment, and the view keeps the mapping alive.
+            // SAFETY: `ptr` checked the range, the line above the alignment, and the view keeps the
+            // mapping alive.
             <$int>::from_le(unsafe { <$atomic>::from_ptr(p.as_ptr()) }.load(order))
         }
 
@@ -395,7 +405,8 @@ impl View {
         let mask = (1u64 << self.shift) - 1;
         assert!((at & mask) + size as u64 <= mask + 1, "access crosses a page");
         let piece = self.pieces[(at >> self.shift) as usize];
-        // SAFETY: a piece has 1 << shift bytes, or all bytes of the view when there is only one; both were checked.
+        // SAFETY: a piece has 1 << shift bytes, or all bytes of the view when there is only one;
+        // both were checked.
         unsafe { piece.add((at & mask) as usize) }
     }
 
@@ -480,11 +491,13 @@ impl View {
         }
     }
 
-    /// Copies `len` bytes of `from` as one `memcpy` would, for a benchmark's reference. Both views must be contiguous.
+    /// Copies `len` bytes of `from` as one `memcpy` would, for a benchmark's reference. Both views
+    /// must be contiguous.
     #[inline]
     pub fn copy_from(&self, at: u64, from: &Self, from_at: u64, len: usize) {
         let (to, from) = (self.ptr(at, len), from.ptr(from_at, len));
-        // SAFETY: both ranges were checked; they may overlap, and a benchmark calls this while no device works on them.
+        // SAFETY: both ranges were checked; they may overlap, and a benchmark calls this while no
+        // device works on them.
         unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), len) };
     }
 }

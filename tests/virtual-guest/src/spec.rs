@@ -1,9 +1,10 @@
 //! The numbers and layouts of the device, written once more.
 //!
-//! Everything here was taken by hand from `docs/virtio-rdma.md` and from the C header that it names, and from no Rust crate of
-//! the project: a layout that the daemon has wrong must not be wrong here in the same way for the same reason. For the same
-//! reason structures are written field by field into bytes ([`Put`]) and read from bytes at offsets ([`Take`]), not by casting
-//! a `repr(C)` type.
+//! Everything here was taken by hand from `docs/virtio-rdma.md` and from the C header that it
+//! names, and from no Rust crate of the project: a layout that the daemon has wrong must not be
+//! wrong here in the same way for the same reason. For the same reason structures are written field
+//! by field into bytes ([`Put`]) and read from bytes at offsets ([`Take`]), not by casting a
+//! `repr(C)` type.
 
 /// A table of numbers, each also by its name.
 macro_rules! table {

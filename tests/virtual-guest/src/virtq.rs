@@ -113,7 +113,8 @@ impl Virtq {
         self.avail_idx
     }
 
-    /// Makes a chain available: readable parts first, then writable ones, each (address, length). Returns its head.
+    /// Makes a chain available: readable parts first, then writable ones, each (address, length).
+    /// Returns its head.
     pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Option<u16> {
         let total = readable.len() + writable.len();
         if total == 0 || self.free.len() < total {
@@ -202,7 +203,8 @@ impl Virtq {
                 other => other?,
             };
             if left.is_zero() || signalled == 0 {
-                // A used entry that came without a call is not looked for: a driver that sleeps would not find it either.
+                // A used entry that came without a call is not looked for: a driver that sleeps
+                // would not find it either.
                 return Ok(None);
             }
             // Another thread may have taken it; the eventfd does not block.

@@ -29,7 +29,8 @@ pub struct Turns {
     pub longest: f64,
     /// How many were longer than a millisecond.
     pub long: f64,
-    /// The most that a turn of any worker was charged by the engine's cost model, in seconds: no machine's load changes it.
+    /// The most that a turn of any worker was charged by the engine's cost model, in seconds: no
+    /// machine's load changes it.
     pub charged: f64,
     /// For how long a worker has been in its present turn, in seconds.
     pub stalled: f64,

@@ -1,7 +1,8 @@
 //! What this driver saw a device do, for a run that must know whether everything was asked of it.
 //!
-//! A test that passes says nothing about a verb that the device did not offer it. So the driver writes down, in the file that `$VHOST_RDMA_WITNESS` names,
-//! each thing that happened while a test ran, once: `TEST<tab>FACT`. Without the variable nothing is written.
+//! A test that passes says nothing about a verb that the device did not offer it. So the driver
+//! writes down, in the file that `$VHOST_RDMA_WITNESS` names, each thing that happened while a test
+//! ran, once: `TEST<tab>FACT`. Without the variable nothing is written.
 //!
 //! | fact | when |
 //! |---|---|

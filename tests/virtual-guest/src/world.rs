@@ -292,7 +292,8 @@ impl End {
 pub const GUARD: u64 = 192;
 const GUARD_BYTE: u8 = 0x5a;
 
-/// A part of a region with guard bytes around it, all inside the region: a copy that is off by one byte shows.
+/// A part of a region with guard bytes around it, all inside the region: a copy that is off by one
+/// byte shows.
 #[derive(Debug, Clone)]
 pub struct Area {
     /// The region.

@@ -1,4 +1,5 @@
-//! Atomics: results, alignment, and that they are atomic against a CPU of the guest that owns the memory.
+//! Atomics: results, alignment, and that they are atomic against a CPU of the guest that owns the
+//! memory.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,6 +1,8 @@
-//! rdma_cm between daemons: datagrams of QP 1 reach guests behind another daemon, and only from whom the operator said.
+//! rdma_cm between daemons: datagrams of QP 1 reach guests behind another daemon, and only from
+//! whom the operator said.
 //!
-//! Two daemons on addresses of their own of the loopback interface, their NICs on null host verbs: what is carried here never touches an RNIC.
+//! Two daemons on addresses of their own of the loopback interface, their NICs on null host verbs:
+//! what is carried here never touches an RNIC.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
 
@@ -212,7 +214,8 @@ fn another_network_is_refused() {
     stays_away(&mut on_a, &mut on_b);
 }
 
-/// A network that is removed takes its peers along: one that comes after it, with its VNI or its name, has none of them.
+/// A network that is removed takes its peers along: one that comes after it, with its VNI or its
+/// name, has none of them.
 #[test]
 fn a_network_that_comes_after_another_inherits_no_peer() {
     let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());

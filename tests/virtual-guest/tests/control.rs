@@ -1,4 +1,5 @@
-//! Control commands: framing, life, ownership, limits, and the whole state table of queue pairs (5, 8.2).
+//! Control commands: framing, life, ownership, limits, and the whole state table of queue pairs (5,
+//! 8.2).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -69,7 +70,8 @@ fn init_settles_the_version_and_checks_its_arguments() {
     guest.query_device().unwrap();
 }
 
-/// The virtual guest sends INIT as it was first; a driver that knows capabilities is told which are in effect.
+/// The virtual guest sends INIT as it was first; a driver that knows capabilities is told which are
+/// in effect.
 #[test]
 fn capabilities_are_agreed_in_init() {
     let world = World::new();
@@ -322,7 +324,8 @@ fn sizes_beyond_the_limits_are_refused_not_clamped() {
     let node = world.node();
     let limits = node.guest.query_device().unwrap();
     let (scq, rcq) = (node.cq(16), node.cq(16));
-    // The rings are not as large as they claim to be needed; the size must be refused first or the list as too small.
+    // The rings are not as large as they claim to be needed; the size must be refused first or the
+    // list as too small.
     let buf = Buf::contiguous(node.guest.ram(), 1 << 20);
     let list = PageList::of(node.guest.ram(), buf.pages(), 0);
     let create = |sq: u32, rq: u32, wr: [u32; 2], sge: [u16; 2], inline: u16, strides: [u8; 2]| {

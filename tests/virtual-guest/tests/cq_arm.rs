@@ -1,4 +1,5 @@
-//! Arming a completion queue through memory (7.4): one event per arm, solicited, no event lost, overrun, discard.
+//! Arming a completion queue through memory (7.4): one event per arm, solicited, no event lost,
+//! overrun, discard.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -150,7 +151,8 @@ fn moderated_events_wait_for_the_count_or_the_period() {
 #[test]
 fn an_error_is_not_kept_waiting() {
     let world = World::new();
-    // What waits for the period never comes before it; on a busy machine, what does not wait may come late, but not each time.
+    // What waits for the period never comes before it; on a busy machine, what does not wait may
+    // come late, but not each time.
     let soon = (0..20).any(|_| {
         let (mut a, _b) = world.rc_pair();
         let inbox = a.node.area(8);
@@ -187,7 +189,8 @@ fn vectors_have_queues_of_their_own() {
     assert_eq!(refused.status(), Some(spec::err::INVAL));
 }
 
-/// The consumer sleeps whenever it found nothing, as `ibv_get_cq_event` programs do; a lost event is a hang.
+/// The consumer sleeps whenever it found nothing, as `ibv_get_cq_event` programs do; a lost event
+/// is a hang.
 fn sleep_when_empty(rounds: u64, what: u32, solicited: bool) {
     let world = World::new();
     let (mut a, mut b) = world.rc_pair();

@@ -1,4 +1,5 @@
-//! One test per cause of an error (8.3): the status at the requester, what the responder sees, and that no byte moved.
+//! One test per cause of an error (8.3): the status at the requester, what the responder sees, and
+//! that no byte moved.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! Asynchronous events: delivery, waiting without buffers, and none for objects that are gone (7.5).
+//! Asynchronous events: delivery, waiting without buffers, and none for objects that are gone
+//! (7.5).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -19,7 +20,8 @@ use virtual_guest::world::{End, World};
 
 const SHORT: Duration = Duration::from_millis(150);
 
-/// Breaks `b` by a write with a key that does not exist, where that raises an event; else by a doorbell that cannot be true. Which event it raises.
+/// Breaks `b` by a write with a key that does not exist, where that raises an event; else by a
+/// doorbell that cannot be true. Which event it raises.
 fn break_responder(a: &mut End, b: &mut End) -> u32 {
     if rules().responder_events {
         a.run(&SendWr::write(1, &[], 0x1000, 0x7777_7777).inline(&[1; 8]));
@@ -196,7 +198,8 @@ fn an_address_that_is_taken_back_is_an_event() {
     node.guest.await_async(event::GID_CHANGE, 1, Duration::from_secs(5)).expect("GID_CHANGE");
 }
 
-/// The netdev of the RNIC under test; none with the daemon's own engine, whose port has no link that could go.
+/// The netdev of the RNIC under test; none with the daemon's own engine, whose port has no link
+/// that could go.
 fn netdev() -> Option<String> {
     let backing = backing();
     let device = backing.strip_prefix("rnic:")?;

@@ -1,7 +1,9 @@
-//! What a NIC on an RNIC does when its host is short of something, or takes the RNIC away (docs/RNIC.md, 5).
+//! What a NIC on an RNIC does when its host is short of something, or takes the RNIC away
+//! (docs/RNIC.md, 5).
 //!
-//! These tests change the host that they run on, so `cargo xtask vm rnic` runs them, in a VM: `rxe0` on `eth0` has the addresses 10.0.0.1 and on,
-//! `rxe1` on `dummy0` has 10.0.1.1 and on, and 64 huge pages are set aside.
+//! These tests change the host that they run on, so `cargo xtask vm rnic` runs them, in a VM:
+//! `rxe0` on `eth0` has the addresses 10.0.0.1 and on, `rxe1` on `dummy0` has 10.0.1.1 and on, and
+//! 64 huge pages are set aside.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -29,7 +31,8 @@ fn soon() -> Duration {
     Duration::from_secs(10) * patience()
 }
 
-/// Runs a command of the host, which must end well, and in time: a removal that waits for somebody never ends.
+/// Runs a command of the host, which must end well, and in time: a removal that waits for somebody
+/// never ends.
 fn host(script: &str) {
     let mut child = Command::new("sh").args(["-exc", script]).stdin(Stdio::null()).spawn().unwrap();
     let late = Instant::now() + soon();
@@ -48,7 +51,8 @@ fn host_awaits(condition: &str) {
     host(&format!("until {condition}; do sleep 0.1; done"));
 }
 
-/// The objects of the host's RDMA devices: `pd 1 cq 1 …` of each. The number before a name changes when the device is made anew.
+/// The objects of the host's RDMA devices: `pd 1 cq 1 …` of each. The number before a name changes
+/// when the device is made anew.
 fn resources() -> Vec<String> {
     let output = Command::new("rdma").args(["resource", "show"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

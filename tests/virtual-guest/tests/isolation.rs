@@ -1,4 +1,5 @@
-//! Who may reach whom: networks, addresses, contexts, and that a hostile guest harms only itself (5.1, 9, 11).
+//! Who may reach whom: networks, addresses, contexts, and that a hostile guest harms only itself
+//! (5.1, 9, 11).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -161,7 +162,8 @@ fn a_guest_that_misbehaves_harms_only_itself() {
     };
     let deadline = Instant::now() + Duration::from_secs(4);
     let mut served = 0;
-    // On a machine that is busy it takes longer until the neighbour was served so often; that it is, is the test.
+    // On a machine that is busy it takes longer until the neighbour was served so often; that it
+    // is, is the test.
     while Instant::now() < deadline || served <= 100 {
         for end in &mut ends {
             let (ring, at, doorbell) = end.qp.raw_sq(next() as u32 % 64);

@@ -1,4 +1,5 @@
-//! Keys that work requests make and unmake: memory windows, fast registration, remote invalidation (6.2, 7.1).
+//! Keys that work requests make and unmake: memory windows, fast registration, remote invalidation
+//! (6.2, 7.1).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -34,7 +35,8 @@ fn window(node: &Node, kind: u32) -> u32 {
     node.ctx.command(cmd::MW_ALLOC, &body, 8).expect("MW_ALLOC").u32_at(0)
 }
 
-/// BIND_MW of `len` bytes of `mr` from `at` on; the new key keeps the number and has `low` as its low byte.
+/// BIND_MW of `len` bytes of `mr` from `at` on; the new key keeps the number and has `low` as its
+/// low byte.
 fn bind(key: u32, low: u8, mr: &Mr, (at, len): (u64, u64), rights: u32) -> (SendWr, u32) {
     let new = key & !0xff | u32::from(low);
     let mut request = SendWr::new(90, wr::BIND_MW, &[]);

@@ -1,4 +1,5 @@
-//! Reset, pause, disconnection and reconnection in any state, without leak or harm to others (5.3, 5.4, 5.6).
+//! Reset, pause, disconnection and reconnection in any state, without leak or harm to others (5.3,
+//! 5.4, 5.6).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -173,7 +174,8 @@ fn a_stopped_guest_is_not_touched_and_its_traffic_goes_on_afterwards() {
     let (from, to) = (a.node.area_of(&pattern(3, 1 << 20)), b.node.area(1 << 20));
     let (done, end) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        // Writes without a pause: were the stop no stop, one of them would land in the stopped guest.
+        // Writes without a pause: were the stop no stop, one of them would land in the stopped
+        // guest.
         let stream = scope.spawn(|| {
             while !end.load(Ordering::SeqCst) {
                 for i in 0..16 {
@@ -390,14 +392,15 @@ fn a_monitor_that_truncates_its_memory_harms_nobody_else() {
     let (mut c, d) = world.pair(&QpSpec::new(qpt::RC), &Path::hasty());
     let (target, other) = (b.node.area(8), d.node.area(8));
     for region in b.node.guest.ram().regions() {
-        // Another descriptor of the same memfd, as a monitor may have any number of. From here on this process must not touch
-        // the memory either.
+        // Another descriptor of the same memfd, as a monitor may have any number of. From here on
+        // this process must not touch the memory either.
         let path = format!("/proc/self/fd/{}", region.raw_fd());
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         file.set_len(0).unwrap();
     }
     let write = |at: u64, rkey| SendWr::write(1, &[], at, rkey).inline(&[5; 8]);
-    // The access that finds out may succeed, in memory that nobody sees; afterwards the NIC is gone for its peers.
+    // The access that finds out may succeed, in memory that nobody sees; afterwards the NIC is gone
+    // for its peers.
     let _found_out = a.run(&write(target.addr(0), target.rkey()));
     let failed = |daemon: &Daemon| daemon.show_nic(&b.node.name)["session"] == "failed";
     eventually("the NIC does not fail", || failed(&world.daemon));

@@ -272,7 +272,8 @@ fn rereg_changes_what_the_key_opens() {
     assert_eq!(failed.status, status::REM_ACCESS_ERR);
 }
 
-/// Scattered memory is mapped run by run for an RNIC, and a NIC has only so many mappings (docs/RNIC.md, 1); the engine needs none.
+/// Scattered memory is mapped run by run for an RNIC, and a NIC has only so many mappings
+/// (docs/RNIC.md, 1); the engine needs none.
 #[test]
 fn scattered_regions_come_to_an_end_where_they_are_mapped_and_the_daemon_lives() {
     const PAGES: u64 = 6000;

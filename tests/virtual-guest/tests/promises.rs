@@ -1,5 +1,5 @@
-//! What verbs promise, where no other file of tests has it: memory, keys, work requests, completions,
-//! arming, states and addresses (docs/virtio-rdma.md 6 to 9).
+//! What verbs promise, where no other file of tests has it: memory, keys, work requests,
+//! completions, arming, states and addresses (docs/virtio-rdma.md 6 to 9).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -412,7 +412,8 @@ fn what_a_queue_pair_in_reset_shows_is_not_looked_at() {
     doorbell.ring(9);
     a.scq.silent(MOMENT);
     assert!(a.node.guest.async_event(MOMENT).unwrap().is_none(), "no QP_FATAL");
-    // The next life begins at index 0, and finds nothing of it. By hand: another RESET would hide it.
+    // The next life begins at index 0, and finds nothing of it. By hand: another RESET would hide
+    // it.
     doorbell.store(0);
     a.connect(&b, &Path::default());
     b.connect(&a, &Path::default());
@@ -532,8 +533,8 @@ fn addresses_are_set_again_replaced_and_removed() {
     a.run_ok(&write);
 }
 
-/// IBTA's responder class A (8.3) for every opcode that takes a receive; a write with immediate puts
-/// its bytes elsewhere, and any receive will do.
+/// IBTA's responder class A (8.3) for every opcode that takes a receive; a write with immediate
+/// puts its bytes elsewhere, and any receive will do.
 #[test]
 fn a_receives_own_fault_counts_where_its_elements_do() {
     let world = World::new();

@@ -1,7 +1,9 @@
-//! What a guest's memory is protected from: keys of others, keys that are dead, ranges and rights that were never given (6.1, 8.3).
+//! What a guest's memory is protected from: keys of others, keys that are dead, ranges and rights
+//! that were never given (6.1, 8.3).
 //!
-//! Each case asks for WRITE, READ and both atomics where it makes sense. Each must end with an error at the one who asked, who learns nothing; every byte of
-//! the victim's memory is as it was, and the victim's own traffic goes on.
+//! Each case asks for WRITE, READ and both atomics where it makes sense. Each must end with an
+//! error at the one who asked, who learns nothing; every byte of the victim's memory is as it was,
+//! and the victim's own traffic goes on.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -40,7 +42,8 @@ impl Victim {
         Self { node, region, before, traffic, rounds: 0 }
     }
 
-    /// Nothing of its memory changed, guard bytes included, and it sends, writes and reads as before.
+    /// Nothing of its memory changed, guard bytes included, and it sends, writes and reads as
+    /// before.
     #[track_caller]
     fn is_unharmed(&mut self, after: &str) {
         let view = self.region.mr.view();

@@ -1,4 +1,5 @@
-//! Reliable connections: every verb with its data, guard bytes on both sides, element lists, ordering and ring wrap.
+//! Reliable connections: every verb with its data, guard bytes on both sides, element lists,
+//! ordering and ring wrap.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -15,7 +16,8 @@ use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{cqe, event, qpt, send, status, wc};
 use virtual_guest::world::{End, Node, World, pattern};
 
-/// Sizes around every boundary that a copy can get wrong: words, cache lines, pages, the copy's pieces.
+/// Sizes around every boundary that a copy can get wrong: words, cache lines, pages, the copy's
+/// pieces.
 const SIZES: [u64; 17] =
     [0, 1, 7, 8, 9, 63, 64, 65, 4095, 4096, 4097, 12_345, 65_535, 65_536, 65_537, 262_145, 1 << 20];
 

@@ -1,6 +1,8 @@
-//! Real timing: RNR waits and retry counts, ACK timeouts towards nobody, early wake when the reason is gone (8.3).
+//! Real timing: RNR waits and retry counts, ACK timeouts towards nobody, early wake when the reason
+//! is gone (8.3).
 //!
-//! Lower bounds are strict: a wait that is cut short is a bug. Upper bounds are wide, since the machine may be busy.
+//! Lower bounds are strict: a wait that is cut short is a bug. Upper bounds are wide, since the
+//! machine may be busy.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -18,8 +20,8 @@ use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{qps, qpt, status};
 use virtual_guest::world::{End, World};
 
-/// What a busy machine may add to a wait: a bound on waits that do not end. How exact timers are is tested where a test turns the
-/// clock, in the engine.
+/// What a busy machine may add to a wait: a bound on waits that do not end. How exact timers are is
+/// tested where a test turns the clock, in the engine.
 fn slack() -> Duration {
     Duration::from_secs(10) * patience()
 }
@@ -207,7 +209,8 @@ fn a_peer_whose_guest_vanishes_times_out() {
     let path = Path { timeout: 14, retry_cnt: 1, ..Path::default() };
     let (mut a, b) = world.pair(&QpSpec::new(qpt::RC), &path);
     b.node.guest.disconnect();
-    // The socket closes at once, the daemon lets go of the QP a moment later; until then it would be the peer's key that is wrong.
+    // The socket closes at once, the daemon lets go of the QP a moment later; until then it would
+    // be the peer's key that is wrong.
     let deadline = Instant::now() + Duration::from_secs(5);
     while world.daemon.show_nic(&b.node.name)["session"] != "absent" {
         assert!(Instant::now() < deadline, "the daemon does not see that the guest is gone");

@@ -1,4 +1,5 @@
-//! Unreliable connections: what arrives, what is dropped, and that the sender never hears of it (8.3).
+//! Unreliable connections: what arrives, what is dropped, and that the sender never hears of it
+//! (8.3).
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,8 +1,10 @@
 //! What was made once and may be used again, outside the tree.
 //!
-//! An artefact is a directory named after the hash of everything that went into it. It is built under a temporary name and published
-//! by one `rename`, so a reader sees all of it or nothing; a lock per name keeps two runs from building the same thing at the same time.
-//! Nothing in a published artefact is written to again: QEMU opens images with `snapshot=on`, and run-time files live elsewhere.
+//! An artefact is a directory named after the hash of everything that went into it. It is built
+//! under a temporary name and published by one `rename`, so a reader sees all of it or nothing; a
+//! lock per name keeps two runs from building the same thing at the same time. Nothing in a
+//! published artefact is written to again: QEMU opens images with `snapshot=on`, and run-time files
+//! live elsewhere.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,8 @@ use sha2::{Digest, Sha256};
 
 use crate::exec;
 
-/// Artefacts of one name that nobody used for so long are removed when a new one of that name is published.
+/// Artefacts of one name that nobody used for so long are removed when a new one of that name is
+/// published.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 const BUILD_WAIT: Duration = Duration::from_secs(1200);
 
@@ -76,7 +79,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// The artefact `name` for these inputs, built by `build` in an empty directory if it is not there yet.
+    /// The artefact `name` for these inputs, built by `build` in an empty directory if it is not
+    /// there yet.
     pub(crate) fn artefact(
         &self,
         name: &str,

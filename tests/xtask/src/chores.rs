@@ -1,4 +1,5 @@
-//! Cargo's part of the work: formatting, lints, documentation, licences, tests, benchmarks, the manual page.
+//! Cargo's part of the work: formatting, lints, documentation, licences, tests, benchmarks, the
+//! manual page.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,7 +57,8 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps.step("cargo-deny", || deny(cache))
 }
 
-/// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain build needs none of them.
+/// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain
+/// build needs none of them.
 pub(crate) const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
 
 /// clippy over the daemon with the feature `host-rnic`, which no build of the workspace has on.
@@ -80,7 +82,8 @@ fn deny(cache: &Cache) -> Result<bool> {
     let all = logged(cache, "cargo-deny", &mut cmd);
     let Err(error) = all else { return Ok(true) };
     check_interrupt()?;
-    // The advisories live in a repository of their own. Not to reach it says nothing about us, but it must be said.
+    // The advisories live in a repository of their own. Not to reach it says nothing about us, but
+    // it must be said.
     let text = std::fs::read_to_string(cache.log("cargo-deny")).unwrap_or_default();
     if !text.contains("failed to fetch advisory database") {
         return Err(error);
@@ -100,7 +103,8 @@ fn deny(cache: &Cache) -> Result<bool> {
     logged(cache, "cargo-deny", &mut cmd)
 }
 
-/// cargo-deny of the machine, or one of our own. A debug build: it runs for a second and compiles in a third of the time.
+/// cargo-deny of the machine, or one of our own. A debug build: it runs for a second and compiles
+/// in a third of the time.
 fn deny_tool(cache: &Cache) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let own = cache.dir().join("tools/bin").join(DENY);
@@ -131,8 +135,9 @@ fn deny_tool(cache: &Cache) -> Result<PathBuf> {
 /// Unit and whole-stack tests.
 pub(crate) fn tests(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps.step("cargo test", || {
-        // The daemon that this very command builds for its own tests. Without the name the virtual guest would have it built
-        // for itself, with other features of its libraries, each of which is then compiled a second time.
+        // The daemon that this very command builds for its own tests. Without the name the virtual
+        // guest would have it built for itself, with other features of its libraries, each of which
+        // is then compiled a second time.
         let daemon = std::path::absolute(target().join("debug/vhost-rdma"))?;
         let mut cmd = cargo();
         cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
@@ -190,8 +195,9 @@ fn target() -> PathBuf {
     set.unwrap_or_else(|| workspace().join("target"))
 }
 
-/// A program of the virtual guest, optimised, with the optimised daemon. One command builds both: apart, each would be built with other
-/// features of the libraries that they share, again and again.
+/// A program of the virtual guest, optimised, with the optimised daemon. One command builds both:
+/// apart, each would be built with other features of the libraries that they share, again and
+/// again.
 fn guest_program(name: &str, json: Option<&Path>) -> Result<Option<Command>> {
     let both =
         ["build", "--release", "--locked", "-p", "vhost-rdma", "-p", "virtual-guest", "--bins"];
@@ -236,8 +242,8 @@ pub(crate) fn bench(
     shown(cmd.args(rest))
 }
 
-/// The isolation benchmark as CI runs it: every attack runs, and nowhere does the worker stand still. A machine that has other things to do
-/// fails no target; those are for a report.
+/// The isolation benchmark as CI runs it: every attack runs, and nowhere does the worker stand
+/// still. A machine that has other things to do fails no target; those are for a report.
 pub(crate) fn isolation() -> Result<bool> {
     bench(Bench::Isolation, true, None, &["--loose".to_owned()])
 }
@@ -268,11 +274,13 @@ pub(crate) fn crds() -> Result<bool> {
     shown(cmd.arg("--").arg(workspace().join("manifests/crds")))
 }
 
-/// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of which needs a nightly compiler.
+/// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of
+/// which needs a nightly compiler.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1";
 
-/// A fuzz target, guided by coverage. What it finds new is kept in the cache; the repository's corpus is read.
+/// A fuzz target, guided by coverage. What it finds new is kept in the cache; the repository's
+/// corpus is read.
 pub(crate) fn fuzz(cache: &Cache, target: &str, seconds: u64) -> Result<bool> {
     let fuzz = workspace().join("vhost-rdma/fuzz");
     let (build, found) = (cache.dir().join("fuzz/build"), cache.dir().join("fuzz").join(target));

@@ -1,8 +1,8 @@
 //! The threat model held against the tests: each of its claims names tests that show it, and each
 //! test that it names is there.
 //!
-//! A name is `file::test`. The file is one below [`ROOTS`], without `.rs`; a claim is a paragraph or list item, and the sections of [`SECTIONS`] are
-//! made of claims that say what shows them.
+//! A name is `file::test`. The file is one below [`ROOTS`], without `.rs`; a claim is a paragraph
+//! or list item, and the sections of [`SECTIONS`] are made of claims that say what shows them.
 
 use std::collections::BTreeSet;
 use std::fs;

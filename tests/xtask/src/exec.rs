@@ -1,10 +1,12 @@
 //! Running other programs: with a log, a deadline, progress and certain death.
 //!
-//! Every child is put into a process group of its own and tied to this process with `PR_SET_PDEATHSIG` (through util-linux'
-//! `setpriv`, so that no `unsafe` pre-exec hook is needed): a killed harness leaves no QEMU behind. SIGINT and SIGTERM only set a flag;
-//! every wait looks at it and returns an error, so that destructors run on the way out and do the tidying in one place.
+//! Every child is put into a process group of its own and tied to this process with
+//! `PR_SET_PDEATHSIG` (through util-linux' `setpriv`, so that no `unsafe` pre-exec hook is needed):
+//! a killed harness leaves no QEMU behind. SIGINT and SIGTERM only set a flag; every wait looks at
+//! it and returns an error, so that destructors run on the way out and do the tidying in one place.
 //!
-//! `PDEATHSIG` follows the *thread* that spawned the child, so children that outlive a call must be started from the main thread.
+//! `PDEATHSIG` follows the *thread* that spawned the child, so children that outlive a call must be
+//! started from the main thread.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
@@ -24,12 +26,14 @@ static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(Atomic
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a flag that every wait observes; a second one of them ends the process at once.
+/// Turns SIGINT, SIGTERM and SIGHUP into a flag that every wait observes; a second one of them ends
+/// the process at once.
 pub(crate) fn catch_signals() -> Result<()> {
     for signal in
         [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
     {
-        // Order matters: the conditional shutdown is armed only by the flag that the next line sets.
+        // Order matters: the conditional shutdown is armed only by the flag that the next line
+        // sets.
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&INTERRUPTED))?;
         signal_hook::flag::register(signal, Arc::clone(&INTERRUPTED))?;
     }
@@ -51,7 +55,8 @@ pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     cmd
 }
 
-/// A command in a mount namespace of its own, so that whatever it mounts is gone when it ends, however it ends.
+/// A command in a mount namespace of its own, so that whatever it mounts is gone when it ends,
+/// however it ends.
 pub(crate) fn tied_private_mounts(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut cmd = tied("unshare");
     cmd.args(["--mount", "--propagation", "private", "--"]).arg(program);
@@ -119,7 +124,8 @@ impl Progress {
     }
 }
 
-/// Runs `cmd` with its output appended to `log`; an error carries the tail of the log and says where the whole is.
+/// Runs `cmd` with its output appended to `log`; an error carries the tail of the log and says
+/// where the whole is.
 pub(crate) fn run_logged(
     cmd: &mut Command,
     what: &str,
@@ -167,7 +173,8 @@ pub(crate) fn capture(cmd: &mut Command, timeout: Duration) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {:?}", cmd.get_program()))?;
-    // Both pipes are drained beside the wait, or a chatty child would block on a full pipe until the deadline.
+    // Both pipes are drained beside the wait, or a chatty child would block on a full pipe until
+    // the deadline.
     let (out, err) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = wait(&mut child, timeout, || {});
     let out = out.join().unwrap_or_default();
@@ -180,7 +187,8 @@ pub(crate) fn capture(cmd: &mut Command, timeout: Duration) -> Result<String> {
     Ok(out)
 }
 
-/// A command line for a message: the words of [`tied`] and of apt's many options say nothing to the reader.
+/// A command line for a message: the words of [`tied`] and of apt's many options say nothing to the
+/// reader.
 fn brief(cmd: &Command) -> String {
     let words: Vec<String> = std::iter::once(cmd.get_program())
         .chain(cmd.get_args())
@@ -210,7 +218,8 @@ fn drain(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<St
     })
 }
 
-/// Waits for `child` with a deadline; a child that overstays, or that is alive when the user interrupts, is ended.
+/// Waits for `child` with a deadline; a child that overstays, or that is alive when the user
+/// interrupts, is ended.
 pub(crate) fn wait(
     child: &mut Child,
     timeout: Duration,

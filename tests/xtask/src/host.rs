@@ -1,8 +1,9 @@
-//! The machine we run on: which tools it lacks, where it gets its packages from, and what a set of packages resolves to.
+//! The machine we run on: which tools it lacks, where it gets its packages from, and what a set of
+//! packages resolves to.
 //!
-//! The mirror is the one that the machine's own apt sources name; no host is written down here. Package sets are resolved
-//! by the host's apt against a private state directory with an empty dpkg status, so the answer is what a fresh root would get and
-//! nothing on the machine changes.
+//! The mirror is the one that the machine's own apt sources name; no host is written down here.
+//! Package sets are resolved by the host's apt against a private state directory with an empty dpkg
+//! status, so the answer is what a fresh root would get and nothing on the machine changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,8 @@ const TOOLS: &[(&str, &str)] = &[
     ("cc", "gcc"),
 ];
 
-/// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need it.
+/// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need
+/// it.
 pub(crate) fn require_root() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!(
@@ -116,7 +118,8 @@ pub(crate) fn mirror() -> Result<String> {
         .context("no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: add a line such as `deb <mirror> bookworm main`")
 }
 
-/// Suites whose archive is the main Debian archive; security and third-party archives carry other names.
+/// Suites whose archive is the main Debian archive; security and third-party archives carry other
+/// names.
 fn debian_suite(suite: &str) -> bool {
     ["bookworm", "trixie", "forky", "sid", "stable", "testing", "unstable", "oldstable"]
         .contains(&suite)
@@ -194,8 +197,9 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Reads the lists again before something is made from them, unless that was just done: what is fetched comes from the archive as it is
-    /// now, and must be what the lists say. True if they were read, so that the caller resolves anew.
+    /// Reads the lists again before something is made from them, unless that was just done: what is
+    /// fetched comes from the archive as it is now, and must be what the lists say. True if they
+    /// were read, so that the caller resolves anew.
     pub(crate) fn renew(&self, cache: &Cache) -> Result<bool> {
         let name = self.dir.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
         let _lock = cache.lock(&format!("apt-{name}"))?;
@@ -231,7 +235,8 @@ impl Archive {
             APT_WAIT,
         ) {
             Ok(()) => fs::write(stamp, "").map(|()| true).map_err(Into::into),
-            // Stale lists still resolve to something that the cache may hold: a mirror that is away must not stop a warm run.
+            // Stale lists still resolve to something that the cache may hold: a mirror that is away
+            // must not stop a warm run.
             Err(e) if stamp.exists() => {
                 eprintln!("    warning: {e:#}\n    going on with the lists of an earlier run");
                 Ok(false)
@@ -313,8 +318,8 @@ impl Archive {
         run_logged(&mut cmd, &format!("fetching {}", packages.join(" ")), log, APT_WAIT)
     }
 
-    /// The tarballs of a source package as apt's index names them. The `.dsc` is left out: some mirrors do not carry it, and the checksums
-    /// of the tarballs are in the signed index.
+    /// The tarballs of a source package as apt's index names them. The `.dsc` is left out: some
+    /// mirrors do not carry it, and the checksums of the tarballs are in the signed index.
     pub(crate) fn source_files(&self, package: &str) -> Result<Vec<SourceFile>> {
         let mut cmd = self.apt("apt-get");
         cmd.args(["-q", "--print-uris", "source", package]);

@@ -1,8 +1,9 @@
 //! Every chore of the project behind one command: `cargo xtask`.
 //!
-//! Three layers. `exec`, `cache` and `host` know nothing of RDMA: children that cannot outlive us, artefacts that are made once, the
-//! machine's package mirror. `roots` and `products` make what a lab needs: a QEMU, guest images, builders, and from them the kernel module
-//! and the provider. `vm` boots guests and runs programs in them; each use of it is one file in `vm/scenarios`.
+//! Three layers. `exec`, `cache` and `host` know nothing of RDMA: children that cannot outlive us,
+//! artefacts that are made once, the machine's package mirror. `roots` and `products` make what a
+//! lab needs: a QEMU, guest images, builders, and from them the kernel module and the provider.
+//! `vm` boots guests and runs programs in them; each use of it is one file in `vm/scenarios`.
 //!
 //! ```sh
 //! cargo xtask demo                                        # the README's table
@@ -61,7 +62,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Set up everything, boot two VMs, run unmodified RDMA programs on our device and on rxe, print a table
+    /// Set up everything, boot two VMs, run unmodified RDMA programs on our device and on rxe,
+    /// print a table
     Demo(vm::scenarios::pair::Args),
     /// Everything that must hold before a change goes in
     Test(test::Args),
@@ -80,7 +82,8 @@ enum Chore {
         #[arg(last = true)]
         rest: Vec<String>,
     },
-    /// Allocations beside fdatasync, a start with many devices beside few, CNI ADD beside the reference ptp plugin
+    /// Allocations beside fdatasync, a start with many devices beside few, CNI ADD beside the
+    /// reference ptp plugin
     NodeBench(node_bench::Args),
     /// Churn, errors and traffic in virtual guests for a long time: the daemon must not grow
     Soak {
@@ -94,7 +97,8 @@ enum Chore {
         #[arg(last = true)]
         rest: Vec<String>,
     },
-    /// Fuzz what guests write, guided by coverage (libFuzzer; needs a C++ compiler). `cargo test` runs the same targets for a bounded time
+    /// Fuzz what guests write, guided by coverage (libFuzzer; needs a C++ compiler). `cargo test`
+    /// runs the same targets for a bounded time
     Fuzz {
         /// What to fuzz
         #[arg(value_parser = ["chains", "commands", "rings"])]

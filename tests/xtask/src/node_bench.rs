@@ -1,5 +1,5 @@
-//! What the node's programs cost, as ratios of things measured in turn in one run: the agent beside the bare disk and beside itself with few devices,
-//! the CNI plugin beside Debian's `ptp`.
+//! What the node's programs cost, as ratios of things measured in turn in one run: the agent beside
+//! the bare disk and beside itself with few devices, the CNI plugin beside Debian's `ptp`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,10 @@
-//! What of ours goes into a guest: the kernel module, the rdma-core provider, and the programs of `tests/guest-programs`.
+//! What of ours goes into a guest: the kernel module, the rdma-core provider, and the programs of
+//! `tests/guest-programs`.
 //!
-//! Each is keyed by its sources, the ABI header and the builder it is made in. They are brought into a running guest through its share, so
-//! a changed line costs seconds of compiling and no new image. Builds run on a copy in the artefact's own directory, bound into the builder as
-//! `/work`: neither the source tree nor the builder is written to.
+//! Each is keyed by its sources, the ABI header and the builder it is made in. They are brought
+//! into a running guest through its share, so a changed line costs seconds of compiling and no new
+//! image. Builds run on a copy in the artefact's own directory, bound into the builder as `/work`:
+//! neither the source tree nor the builder is written to.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,8 +88,8 @@ pub(crate) fn programs(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Programs of this workspace as they are shipped to nodes: static (there is no musl target where only Debian's own toolchain is),
-/// release. `programs` are paths below the target's directory.
+/// Programs of this workspace as they are shipped to nodes: static (there is no musl target where
+/// only Debian's own toolchain is), release. `programs` are paths below the target's directory.
 pub(crate) fn static_programs(
     cache: &Cache,
     packages: &[&str],

@@ -1,7 +1,8 @@
-//! The file systems of the lab, made from Debian packages: a QEMU to run, guests to boot, and builders for what goes into the guests.
+//! The file systems of the lab, made from Debian packages: a QEMU to run, guests to boot, and
+//! builders for what goes into the guests.
 //!
-//! Each is keyed by the versions that its packages resolve to and by the text of its recipe. The recipe texts are constants here,
-//! so a change of a script below makes a new artefact by itself.
+//! Each is keyed by the versions that its packages resolve to and by the text of its recipe. The
+//! recipe texts are constants here, so a change of a script below makes a new artefact by itself.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +58,8 @@ impl Debian {
     }
 }
 
-/// What the guests run. Nothing of ours is in it: module, provider and programs come through the share.
+/// What the guests run. Nothing of ours is in it: module, provider and programs come through the
+/// share.
 const GUEST_PACKAGES: &[&str] = &[
     "busybox-static",
     "e2fsprogs",
@@ -126,9 +128,9 @@ $b mount -o move /dev /root/dev
 exec $b switch_root /root /lab/init
 ";
 
-/// The guest's first process. Commands are files in the share; the second serial port only carries `run N`, `kill N` and the answers, so
-/// output of any size and several commands at once do not disturb each other. `/usr/bin/kill`, since
-/// dash's own takes `--` for a number.
+/// The guest's first process. Commands are files in the share; the second serial port only carries
+/// `run N`, `kill N` and the answers, so output of any size and several commands at once do not
+/// disturb each other. `/usr/bin/kill`, since dash's own takes `--` for a number.
 const GUEST_INIT: &str = r#"#!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C.UTF-8
 mount -t proc proc /proc
@@ -197,7 +199,8 @@ pub(crate) fn owned(packages: &[&str]) -> Vec<String> {
     packages.iter().map(|p| (*p).to_owned()).collect()
 }
 
-/// A root with QEMU of trixie-backports: stock Debian 12 and 13 are too old for the generic vhost-user device.
+/// A root with QEMU of trixie-backports: stock Debian 12 and 13 are too old for the generic
+/// vhost-user device.
 pub(crate) fn qemu(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &["trixie", "trixie-backports"])?;
     let inputs = format!("1\n{}", archive.resolve(&["qemu-system-x86"])?.join("\n"));
@@ -306,8 +309,9 @@ pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
     Ok(GuestImage { dir, abi })
 }
 
-/// Puts the modules into the root and the kernel beside it. The packages are unpacked elsewhere first: `dpkg-deb -x` of a package that ships
-/// `/lib` as a directory onto a merged-/usr root would replace the symlink; and installing them would make an initrd that nobody boots.
+/// Puts the modules into the root and the kernel beside it. The packages are unpacked elsewhere
+/// first: `dpkg-deb -x` of a package that ships `/lib` as a directory onto a merged-/usr root would
+/// replace the symlink; and installing them would make an initrd that nobody boots.
 fn unpack_kernel(
     archive: &Archive,
     kernels: &[String],
@@ -356,7 +360,8 @@ fn write_script(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// A busybox, the modules of the root disk in load order, and ten lines of script: 1 MB, a second to unpack under TCG.
+/// A busybox, the modules of the root disk in load order, and ten lines of script: 1 MB, a second
+/// to unpack under TCG.
 fn initramfs(root: &Path, abi: &str, tmp: &Path, log: &Path) -> Result<()> {
     let tree = tmp.join("initramfs");
     for dir in ["bin", "dev", "root", "m"] {
@@ -400,7 +405,8 @@ fn initramfs(root: &Path, abi: &str, tmp: &Path, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A root with compilers, kernel headers and, where a provider is built, the distribution's rdma-core source.
+/// A root with compilers, kernel headers and, where a provider is built, the distribution's
+/// rdma-core source.
 #[derive(Debug, Clone)]
 pub(crate) struct Builder {
     pub(crate) root: PathBuf,
@@ -411,7 +417,8 @@ pub(crate) struct Builder {
 /// Where the rdma-core source is in a builder that has one.
 pub(crate) const RDMA_CORE: &str = "/src/rdma-core";
 
-/// The builder of a release. Trixie's own and its backports' headers live in one root each, so that neither resolution can move the other.
+/// The builder of a release. Trixie's own and its backports' headers live in one root each, so that
+/// neither resolution can move the other.
 pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
     let archive = debian.archive(cache)?;
     let kernels = archive.resolve(&["linux-headers-amd64"])?;
@@ -426,7 +433,8 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
     packages.push("linux-headers-amd64".into());
     let names: Vec<&str> = packages.iter().map(String::as_str).collect();
     let mut inputs = format!("4\n{}\n{UNPACK_RDMA_CORE}\n", archive.resolve(&names)?.join("\n"));
-    // One provider serves Debian 12 and 13 (both have private ABI 34), so only Debian 13's source is needed.
+    // One provider serves Debian 12 and 13 (both have private ABI 34), so only Debian 13's source
+    // is needed.
     let source =
         if debian == Debian::Trixie { archive.source_files("rdma-core")? } else { Vec::new() };
     for file in &source {

@@ -23,7 +23,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether the ratio keeps the bound; `None` where there is no bound or nothing to hold against it.
+    /// Whether the ratio keeps the bound; `None` where there is no bound or nothing to hold against
+    /// it.
     pub(crate) fn met(&self) -> Option<bool> {
         let bound = |s: &str| self.target.strip_prefix(s).and_then(|v| v.parse::<f64>().ok());
         match (self.ratio, bound(">="), bound("<=")) {

@@ -1,4 +1,5 @@
-//! Steps in order, each with its time, and a table at the end. A step that fails does not stop the others: one run tells all that is wrong.
+//! Steps in order, each with its time, and a table at the end. A step that fails does not stop the
+//! others: one run tells all that is wrong.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 //!
 //! `vhost-rdma/guest/upstream/make-series.sh` makes the patch series. Here they are made against a
 //! kernel of Debian and the rdma-core of the builder, applied to a fresh copy, looked at with the
-//! kernel's own `checkpatch.pl --strict`, and the driver as the series leaves it is compiled for the
-//! newest kernel. The driver as it stands in this tree is looked at with sparse.
+//! kernel's own `checkpatch.pl --strict`, and the driver as the series leaves it is compiled for
+//! the newest kernel. The driver as it stands in this tree is looked at with sparse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ use crate::roots::{self, Debian, RDMA_CORE};
 const WAIT: Duration = Duration::from_secs(600);
 const GUEST: &str = "vhost-rdma/guest";
 
-/// What of a kernel's source is needed: the files that the series changes, and the script that judges it.
+/// What of a kernel's source is needed: the files that the series changes, and the script that
+/// judges it.
 const KERNEL_FILES: &[&str] = &[
     "MAINTAINERS",
     "drivers/infiniband/Kconfig",
@@ -59,7 +60,8 @@ for patch in "$3"/000[1-9]*.patch; do
 done
 "#;
 
-/// The first patch is left out: its header is the specification's table in C, with its line ends and shifts.
+/// The first patch is left out: its header is the specification's table in C, with its line ends
+/// and shifts.
 const CHECKPATCH: &str = r#"
 perl "$1/scripts/checkpatch.pl" --no-tree --strict --terse --show-types --max-line-length=100 \
   --ignore FILE_PATH_CHANGES "$2"/000[2-9]*.patch

@@ -1,5 +1,5 @@
-//! Control commands: headers, opcodes and statuses, and the commands for the NIC, its port and its contexts (sections 5
-//! and 9).
+//! Control commands: headers, opcodes and statuses, and the commands for the NIC, its port and its
+//! contexts (sections 5 and 9).
 
 use crate::table::{abi_consts, abi_struct};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -345,7 +345,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Answer to QUERY_COUNTERS, which has no body. Counters begin at 0 with INIT and never go back.
+    /// Answer to QUERY_COUNTERS, which has no body. Counters begin at 0 with INIT and never go
+    /// back.
     pub struct QueryCountersResp = "query_counters_resp", 128 {
         /// Payload bytes sent.
         pub tx_bytes: U64,
@@ -419,8 +420,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// PD_DESTROY, MR_DEREG, MW_DEALLOC, CQ_DESTROY, SRQ_DESTROY, SRQ_QUERY, QP_DESTROY, QP_QUERY, AH_DESTROY.
-    /// (CONTEXT_DESTROY names the context in the header and has no body.)
+    /// PD_DESTROY, MR_DEREG, MW_DEALLOC, CQ_DESTROY, SRQ_DESTROY, SRQ_QUERY, QP_DESTROY, QP_QUERY,
+    /// AH_DESTROY. (CONTEXT_DESTROY names the context in the header and has no body.)
     pub struct ObjectReq = "object_req", 8 {
         /// PDN, lkey (MR), rkey (MW), CQN, SRQN, QPN or AH number.
         pub object: U32,

@@ -24,7 +24,8 @@ abi_struct! {
         pub status: u8,
         /// Bits of [`cqe_flags`].
         pub flags: U16,
-        /// Receives: bytes received (UD, GSI: with the 40 bytes of the GRH area); reads and atomics: bytes read.
+        /// Receives: bytes received (UD, GSI: with the 40 bytes of the GRH area); reads and
+        /// atomics: bytes read.
         pub byte_len: U32,
         /// With `CQE_IMM` the immediate, with `CQE_INV` the key that was invalidated.
         pub imm: U32,

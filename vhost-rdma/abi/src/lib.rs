@@ -1,18 +1,22 @@
 //! The virtio RDMA device ABI, version 1, as `docs/virtio-rdma.md` specifies it.
 //!
-//! The Rust half of one definition that stands three times: here, in `include/virtio_rdma_abi.h` and in section 12 of the
-//! document. The test `tests/agreement.rs` proves that every name, size, offset and number is the same in all three.
+//! The Rust half of one definition that stands three times: here, in `include/virtio_rdma_abi.h`
+//! and in section 12 of the document. The test `tests/agreement.rs` proves that every name, size,
+//! offset and number is the same in all three.
 //!
-//! All structs are plain old data in little-endian byte order with alignment 1, so they can be read from and written to
-//! any byte slice with [`zerocopy`]. `Default` is all zeroes, which is also what reserved fields must hold. Names are those
-//! of the C header without `VIRTIO_RDMA_` and the prefix of their group: `VIRTIO_RDMA_CMD_QP_CREATE` is
-//! [`cmd::QP_CREATE`], `struct virtio_rdma_sq_wqe` is [`SqWqe`]. A field named `type` in C is `r#type`.
+//! All structs are plain old data in little-endian byte order with alignment 1, so they can be read
+//! from and written to any byte slice with [`zerocopy`]. `Default` is all zeroes, which is also
+//! what reserved fields must hold. Names are those of the C header without `VIRTIO_RDMA_` and the
+//! prefix of their group: `VIRTIO_RDMA_CMD_QP_CREATE` is [`cmd::QP_CREATE`],
+//! `struct virtio_rdma_sq_wqe` is [`SqWqe`]. A field named `type` in C is `r#type`.
 //!
-//! This crate holds layouts and numbers only: no behaviour, no dependence on the device or on a driver.
+//! This crate holds layouts and numbers only: no behaviour, no dependence on the device or on a
+//! driver.
 
 #![no_std]
 #![forbid(unsafe_code)]
-// Every ABI struct derives Debug; what the lint sees are helper types that zerocopy's derives make for its own use.
+// Every ABI struct derives Debug; what the lint sees are helper types that zerocopy's derives make
+// for its own use.
 #![allow(missing_debug_implementations)]
 
 mod commands;

@@ -1,10 +1,11 @@
-//! Control blocks of completion queues and shared receive queues, and how a CQ is armed (sections 7, 7.2, 7.3 and 7.4).
+//! Control blocks of completion queues and shared receive queues, and how a CQ is armed (sections
+//! 7, 7.2, 7.3 and 7.4).
 
 use crate::table::abi_consts;
 
 abi_consts! {
-    /// The control block of a CQ or an SRQ, `SIZE` bytes at `align_up(entries << log2_stride, ALIGN)` in the ring: its
-    /// alignment, byte offsets and size.
+    /// The control block of a CQ or an SRQ, `SIZE` bytes at
+    /// `align_up(entries << log2_stride, ALIGN)` in the ring: its alignment, byte offsets and size.
     pub mod ctrl = "VIRTIO_RDMA_CTRL_" {
         /// Alignment of the control block in the ring.
         ALIGN: usize = 128 => "VIRTIO_RDMA_RING_CTRL_ALIGN";

@@ -1,8 +1,9 @@
 //! How the ABI is written down, and the list of everything in it.
 //!
-//! Each constant and struct is declared once, through one of the two macros here. They define the Rust item *and*
-//! register it under the name that it has in `include/virtio_rdma_abi.h`, so that the agreement test can walk the whole
-//! ABI: an item which is defined but not compared can not be written.
+//! Each constant and struct is declared once, through one of the two macros here. They define the
+//! Rust item *and* register it under the name that it has in `include/virtio_rdma_abi.h`, so that
+//! the agreement test can walk the whole ABI: an item which is defined but not compared can not be
+//! written.
 
 /// A field of an ABI struct, as the C header names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -74,7 +74,8 @@ abi_consts! {
 }
 
 abi_consts! {
-    /// Strides of work queues and where the data of an entry start. Re-exported at the root of the crate.
+    /// Strides of work queues and where the data of an entry start. Re-exported at the root of the
+    /// crate.
     pub mod wqe_shape = "VIRTIO_RDMA_" {
         /// Least log2 stride of a send queue.
         SQ_WQE_MIN_LOG2_STRIDE: u8 = 6;
@@ -100,8 +101,8 @@ abi_struct! {
         pub flags: u8,
         /// Number of elements; with `SEND_INLINE` the number of inline bytes.
         pub num_sge: U16,
-        /// Immediate as opaque bytes; SEND_WITH_INV, LOCAL_INV: the key; BIND_MW: the window's present rkey; REG_MR:
-        /// access flags.
+        /// Immediate as opaque bytes; SEND_WITH_INV, LOCAL_INV: the key; BIND_MW: the window's
+        /// present rkey; REG_MR: access flags.
         pub imm: U32,
         /// RDMA and atomics: remote address; BIND_MW: first address; REG_MR: iova.
         pub remote_addr: U64,
@@ -111,7 +112,8 @@ abi_struct! {
         pub aux: U32,
         /// Atomics: compare or add; UD, GSI: AH number; BIND_MW, REG_MR: length.
         pub arg0: U64,
-        /// Atomics: swap; BIND_MW: lkey of the region; REG_MR: address of the page array | page_shift << 56.
+        /// Atomics: swap; BIND_MW: lkey of the region; REG_MR: address of the page array |
+        /// page_shift << 56.
         pub arg1: U64,
     }
 }

@@ -1,11 +1,13 @@
-//! The ABI stands three times: in this crate, in the C header and in section 12 of the document. This test proves that the
-//! three are one: the same constants with the same numbers, the same structs with the same sizes, the same fields in the same
-//! order with the same types, offsets and sizes, and nothing that only one of them knows.
+//! The ABI stands three times: in this crate, in the C header and in section 12 of the document.
+//! This test proves that the three are one: the same constants with the same numbers, the same
+//! structs with the same sizes, the same fields in the same order with the same types, offsets and
+//! sizes, and nothing that only one of them knows.
 //!
-//! Each definition is read by its own means, so that no reader can hide a mistake of another: Rust registers its items while it
-//! defines them, the C compiler answers for the header (a generated program prints what `sizeof`, `offsetof` and the
-//! preprocessor say), the document is parsed from its tables. The second half of the file changes one thing at a time and
-//! demands that the comparison notices.
+//! Each definition is read by its own means, so that no reader can hide a mistake of another: Rust
+//! registers its items while it defines them, the C compiler answers for the header (a generated
+//! program prints what `sizeof`, `offsetof` and the preprocessor say), the document is parsed from
+//! its tables. The second half of the file changes one thing at a time and demands that the
+//! comparison notices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -425,7 +427,8 @@ fn structs_are_padded_nowhere() {
     }
 }
 
-/// Every name in capitals that the prose puts in backticks must exist, alone or behind the prefix of its group.
+/// Every name in capitals that the prose puts in backticks must exist, alone or behind the prefix
+/// of its group.
 #[test]
 fn the_prose_names_only_what_exists() {
     let text = document().unwrap();
@@ -450,7 +453,8 @@ fn the_prose_names_only_what_exists() {
     assert!(unknown.is_empty(), "the prose names what section 12 does not define: {unknown:?}");
 }
 
-/// Section 5.7 has one row for each command, and its bodies are the structs that are named for commands.
+/// Section 5.7 has one row for each command, and its bodies are the structs that are named for
+/// commands.
 #[test]
 fn the_table_of_commands_is_complete() {
     let text = document().unwrap();

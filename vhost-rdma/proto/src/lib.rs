@@ -1,7 +1,9 @@
-//! The admin API of the vhost-rdma daemon: messages, server and client, generated from `admin.proto` at build time.
+//! The admin API of the vhost-rdma daemon: messages, server and client, generated from
+//! `admin.proto` at build time.
 //!
-//! The definition is the contract: the daemon, its command line and every agent that manages NICs share it, and nothing else
-//! passes between them. This crate has no code of its own, so that it stays what the definition says.
+//! The definition is the contract: the daemon, its command line and every agent that manages NICs
+//! share it, and nothing else passes between them. This crate has no code of its own, so that it
+//! stays what the definition says.
 
 /// Version 1 of the API.
 #[allow(

@@ -58,8 +58,9 @@ pub struct NicView {
 
 /// The networks and NICs that this process serves.
 ///
-/// A change works on a copy of the registry and puts it in place at the end; so whoever only looks never waits for a NIC that takes its
-/// time to stop, and sees the state before a change or after it.
+/// A change works on a copy of the registry and puts it in place at the end; so whoever only looks
+/// never waits for a NIC that takes its time to stop, and sees the state before a change or after
+/// it.
 #[derive(Debug)]
 pub struct Daemon<B> {
     backend: Arc<B>,
@@ -79,8 +80,8 @@ struct Known {
 }
 
 impl<B: Backend> Daemon<B> {
-    /// Takes up the saved state and the configuration file and serves every NIC of them. A NIC that cannot be served is reported as
-    /// failed and does not stop the others.
+    /// Takes up the saved state and the configuration file and serves every NIC of them. A NIC that
+    /// cannot be served is reported as failed and does not stop the others.
     ///
     /// # Errors
     /// State or configuration break a rule, or the state cannot be read or written.
@@ -114,8 +115,9 @@ impl<B: Backend> Daemon<B> {
         Ok(daemon)
     }
 
-    // A poisoned lock means that one request panicked. Nothing is put in place half-way, and the owners of all other NICs must still be
-    // able to see and manage theirs, so the locks are used on.
+    // A poisoned lock means that one request panicked. Nothing is put in place half-way, and the
+    // owners of all other NICs must still be able to see and manage theirs, so the locks are used
+    // on.
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -368,8 +370,9 @@ impl<B: Backend> Daemon<B> {
         NicView { config, status }
     }
 
-    /// Ends every NIC and removes its socket; the saved state stays, and so do the directories of NICs that come back: they may be
-    /// mounted into containers, which would go on looking at one that was removed.
+    /// Ends every NIC and removes its socket; the saved state stays, and so do the directories of
+    /// NICs that come back: they may be mounted into containers, which would go on looking at one
+    /// that was removed.
     pub fn stop(&self) {
         let (_alone, registry) = self.change();
         let broken = self.known().broken.clone();
@@ -402,7 +405,8 @@ fn random() -> [u8; 6] {
     octets
 }
 
-/// The user and group numbers and the mode that a configured access means; an absent mode is `mode`.
+/// The user and group numbers and the mode that a configured access means; an absent mode is
+/// `mode`.
 pub(super) fn resolve(access: &config::Access, mode: u32) -> Result<SocketAccess, UserError> {
     Ok(SocketAccess {
         uid: access.owner.as_deref().map(user_id).transpose()?,
@@ -412,8 +416,9 @@ pub(super) fn resolve(access: &config::Access, mode: u32) -> Result<SocketAccess
     })
 }
 
-/// What the configuration file names wins; what it leaves open (a VNI, a MAC address) is as it was saved, because guests have seen
-/// it; what it does not name at all was added over the API and comes back as saved.
+/// What the configuration file names wins; what it leaves open (a VNI, a MAC address) is as it was
+/// saved, because guests have seen it; what it does not name at all was added over the API and
+/// comes back as saved.
 fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(), Error> {
     let configured = |what, name: &str, source: Error| Error::Configured {
         what,

@@ -1,7 +1,8 @@
-//! Metrics for Prometheus: read from the counters of NICs and workers at each scrape, nothing is counted twice or kept.
+//! Metrics for Prometheus: read from the counters of NICs and workers at each scrape, nothing is
+//! counted twice or kept.
 //!
-//! Labels are NIC, network and the number of a worker only, so there are as many series as the operator made NICs; nothing that a guest chooses (QPN, GID,
-//! process) ever becomes a label.
+//! Labels are NIC, network and the number of a worker only, so there are as many series as the
+//! operator made NICs; nothing that a guest chooses (QPN, GID, process) ever becomes a label.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -91,7 +91,8 @@ impl std::fmt::Debug for Reloading {
 }
 
 impl Reloading {
-    /// Reads everything, checks everything, and only then changes anything. What happened is in the log, too.
+    /// Reads everything, checks everything, and only then changes anything. What happened is in the
+    /// log, too.
     pub(super) fn run<B: Backend>(&self, daemon: &Daemon<B>) -> Result<Reloaded, String> {
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
         let done = self.apply(daemon, &mut admin);
@@ -219,7 +220,8 @@ pub fn run<B: Backend, E>(
     backend: impl FnOnce() -> Result<B, E>,
     reload: Reload,
 ) -> Result<(), RunError<E>> {
-    // First of all, since its default action is the end: one that comes while the daemon starts is served once it has.
+    // First of all, since its default action is the end: one that comes while the daemon starts is
+    // served once it has.
     let runtime = runtime()?;
     let hangup = runtime
         .block_on(async { signal(SignalKind::hangup()) })
@@ -375,8 +377,8 @@ fn adopt(listener: std::os::unix::net::UnixListener) -> Result<UnixListener, Ser
     UnixListener::from_std(listener).map_err(fault)
 }
 
-/// Connections of the admin API. The server takes the next one at once when one could not be accepted; out of descriptors, that
-/// would burn a core without a word.
+/// Connections of the admin API. The server takes the next one at once when one could not be
+/// accepted; out of descriptors, that would burn a core without a word.
 struct Incoming {
     listener: UnixListener,
     pause: Option<Pin<Box<Sleep>>>,

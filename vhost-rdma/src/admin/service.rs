@@ -205,7 +205,8 @@ impl<B: Backend> Admin for Service<B> {
         let request = request.into_inner();
         self.call(move |daemon| {
             let name = request.name.clone();
-            // The name first: a wrong one is the likelier mistake, and its message is the more useful.
+            // The name first: a wrong one is the likelier mistake, and its message is the more
+            // useful.
             daemon.nic(&name)?;
             Ok(convert::nic(daemon.update_nic(&name, convert::patch(request)?)?))
         })

@@ -1,8 +1,9 @@
 //! State that outlives the daemon: one JSON file, replaced as a whole.
 //!
-//! Written to a new file, synced, renamed over the old one, directory synced: after a crash at any point the file is the old state
-//! or the new one, never a part. The runtime directory is usually on tmpfs, so the state lives as long as the host is up; an
-//! operator who wants more names networks and NICs in the configuration file.
+//! Written to a new file, synced, renamed over the old one, directory synced: after a crash at any
+//! point the file is the old state or the new one, never a part. The runtime directory is usually
+//! on tmpfs, so the state lives as long as the host is up; an operator who wants more names
+//! networks and NICs in the configuration file.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -59,7 +59,8 @@ pub fn group_id(text: &str) -> Result<u32, UserError> {
 /// An access control list.
 ///
 /// # Errors
-/// An entry is not of the form `u:USER:rw` or `g:GROUP:rw`, names nobody that the host knows, or somebody twice.
+/// An entry is not of the form `u:USER:rw` or `g:GROUP:rw`, names nobody that the host knows, or
+/// somebody twice.
 pub(super) fn acl(texts: &[String]) -> Result<Vec<AclEntry>, UserError> {
     if texts.len() > ACL_MAX {
         return Err(UserError::LongAcl(texts.len()));

@@ -1,4 +1,5 @@
-//! What daemons say to each other: one kind of message, a management datagram of a network. Bytes in, messages out; no I/O.
+//! What daemons say to each other: one kind of message, a management datagram of a network. Bytes
+//! in, messages out; no I/O.
 //!
 //! ```text
 //!  2 bytes  length of what follows
@@ -9,7 +10,8 @@
 //!  1, 1     traffic class, service level
 //!  256      the datagram
 //! ```
-//! Numbers are big-endian. The version of the protocol is agreed on by TLS (ALPN), so there is none here.
+//! Numbers are big-endian. The version of the protocol is agreed on by TLS (ALPN), so there is none
+//! here.
 
 use crate::rnic::{MAD_LEN, Mad};
 
@@ -56,7 +58,8 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Takes what has arrived. The caller takes all messages before it brings more, so less than one message is ever kept.
+    /// Takes what has arrived. The caller takes all messages before it brings more, so less than
+    /// one message is ever kept.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }

@@ -1,17 +1,21 @@
 //! The way in: daemons that connect, and what they may say.
 //!
-//! A connection that has not shown a certificate of the authority yet is a stranger's. Strangers have 32 places of their own and five seconds,
-//! daemons have 64, and whoever comes always finds one (`places`): when there are too many, the oldest connection of whoever has the most
-//! is closed. Strangers are told apart by their address, of IPv6 by the 64 bits of its network; daemons by their certificate. That is:
+//! A connection that has not shown a certificate of the authority yet is a stranger's. Strangers
+//! have 32 places of their own and five seconds, daemons have 64, and whoever comes always finds
+//! one (`places`): when there are too many, the oldest connection of whoever has the most is
+//! closed. Strangers are told apart by their address, of IPv6 by the 64 bits of its network;
+//! daemons by their certificate. That is:
 //!
 //! - Nothing that strangers do ends the connection of a daemon, or takes its place.
-//! - Strangers at fewer than 32 addresses keep no daemon at one of its own from its handshake, however many connections they open.
-//! - A daemon that opens many connections loses its own. Where more than 64 daemons are connected the oldest connection goes, and comes back
-//!   when it has something to say.
+//! - Strangers at fewer than 32 addresses keep no daemon at one of its own from its handshake,
+//!   however many connections they open.
+//! - A daemon that opens many connections loses its own. Where more than 64 daemons are connected
+//!   the oldest connection goes, and comes back when it has something to say.
 //!
-//! Not guaranteed is the handshake of a daemon at an address that strangers have as well (behind one NAT, say), or while strangers come from
-//! more addresses: then 32 newer connections in the time of its handshake close it, and it tries again. And every connection and
-//! handshake costs time of the channel's thread, on which no guest is served.
+//! Not guaranteed is the handshake of a daemon at an address that strangers have as well (behind
+//! one NAT, say), or while strangers come from more addresses: then 32 newer connections in the
+//! time of its handshake close it, and it tries again. And every connection and handshake costs
+//! time of the channel's thread, on which no guest is served.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -37,7 +41,8 @@ pub(super) const STRANGERS: usize = 32;
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Connections of daemons.
 pub(super) const DAEMONS: usize = 64;
-/// How long one may say nothing: longer than the other side keeps a connection that carries nothing.
+/// How long one may say nothing: longer than the other side keeps a connection that carries
+/// nothing.
 const IDLE: Duration = Duration::from_secs(120);
 
 type Certificate = CertificateDer<'static>;
@@ -74,12 +79,14 @@ pub(super) async fn listen(
                 tracing::warn!(%from, %error, "another daemon's connection ended");
             }
         });
-        // The connection whose place was taken closes before the next is accepted, so there are never more than there are places.
+        // The connection whose place was taken closes before the next is accepted, so there are
+        // never more than there are places.
         tokio::task::yield_now().await;
     }
 }
 
-/// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it likes.
+/// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it
+/// likes.
 fn origin(from: SocketAddr) -> IpAddr {
     match from.ip().to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),

@@ -1,8 +1,10 @@
-//! The way out: one connection for each daemon that there is something to say to, made when there is.
+//! The way out: one connection for each daemon that there is something to say to, made when there
+//! is.
 //!
-//! What finds its NIC's share of the queue taken, or the other daemon away, is dropped: the connection manager sends again, and a daemon
-//! that hangs costs a share of each NIC that speaks to it and nobody's time. The share is of this queue alone, so a NIC that waits for one
-//! daemon still speaks to the others.
+//! What finds its NIC's share of the queue taken, or the other daemon away, is dropped: the
+//! connection manager sends again, and a daemon that hangs costs a share of each NIC that speaks to
+//! it and nobody's time. The share is of this queue alone, so a NIC that waits for one daemon still
+//! speaks to the others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -137,14 +139,16 @@ impl Link {
                 timeout(STEP, write.flush()).await??;
             }
             tokio::select! {
-                // It never says anything; this tells that it is gone, or has refused our certificate.
+                // It never says anything; this tells that it is gone, or has refused our
+                // certificate.
                 ended = read.read(&mut byte) => {
                     return match ended? {
                         0 => Err(io::ErrorKind::UnexpectedEof.into()),
                         _ => Err(io::ErrorKind::InvalidData.into()),
                     };
                 }
-                // Who we are, or whom we believe, has changed: the next message goes over a new connection.
+                // Who we are, or whom we believe, has changed: the next message goes over a new
+                // connection.
                 _ = self.identity.changed() => return timeout(STEP, write.shutdown()).await?,
                 frame = timeout(IDLE, self.queue.recv()) => match frame {
                     Ok(Some(waiting)) => next = Some(waiting),

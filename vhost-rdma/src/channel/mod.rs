@@ -1,17 +1,21 @@
-//! The channel between daemons: it carries the connection managers' datagrams of guests on RNICs to guests behind other daemons.
+//! The channel between daemons: it carries the connection managers' datagrams of guests on RNICs to
+//! guests behind other daemons.
 //!
-//! libibverbs gives QP 1 to nobody, so these datagrams cannot take the RNICs' way; what they set up does. A daemon connects to another
-//! when one of its guests has something to say to an address whose peer entry names that daemon, and sends only: answers come over
-//! the other's own connection. Both sides show a certificate of one authority. A datagram is taken in only if a peer entry of its
-//! network names its source, and the daemon of that entry is who the sender's certificate says: so no daemon speaks for another's
-//! guests, and an entry that is removed ends what it allowed.
+//! libibverbs gives QP 1 to nobody, so these datagrams cannot take the RNICs' way; what they set up
+//! does. A daemon connects to another when one of its guests has something to say to an address
+//! whose peer entry names that daemon, and sends only: answers come over the other's own
+//! connection. Both sides show a certificate of one authority. A datagram is taken in only if a
+//! peer entry of its network names its source, and the daemon of that entry is who the sender's
+//! certificate says: so no daemon speaks for another's guests, and an entry that is removed ends
+//! what it allowed.
 //!
 //! ```text
 //!  worker ──Carrier──> queue ──> queue of a link ──> TLS ──> another daemon     a share for each NIC, never waits: the excess is lost
 //!  another daemon ──> TLS ──inbound──> Directory ──> Inbox of a NIC
 //! ```
 //!
-//! It has a thread of its own: nothing that a peer does or leaves undone is felt by a worker or by the admin API.
+//! It has a thread of its own: nothing that a peer does or leaves undone is felt by a worker or by
+//! the admin API.
 
 mod frame;
 mod inbound;
@@ -106,7 +110,8 @@ impl Renewal {
 }
 
 impl Renewed {
-    /// Every connection is made anew by them: who is no longer let in is out. False if they are those that were in use.
+    /// Every connection is made anew by them: who is no longer let in is out. False if they are
+    /// those that were in use.
     pub fn take_effect(self) -> bool {
         let new = self.identity;
         self.to.send_if_modified(|identity| {
@@ -132,7 +137,8 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// The end that workers have of it. What waits in the queue has a place of its NIC's share there, which is what bounds it.
+/// The end that workers have of it. What waits in the queue has a place of its NIC's share there,
+/// which is what bounds it.
 struct Out {
     queue: UnboundedSender<Outgoing>,
 }

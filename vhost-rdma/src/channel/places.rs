@@ -1,7 +1,8 @@
 //! Places for connections: few, and nobody's for long where others come too.
 //!
-//! Who comes always finds a place. When there are more connections than places, one is closed: the oldest of whoever has the most. So whoever
-//! opens many loses their own, and what somebody with fewer connections has, a flood from elsewhere cannot take.
+//! Who comes always finds a place. When there are more connections than places, one is closed: the
+//! oldest of whoever has the most. So whoever opens many loses their own, and what somebody with
+//! fewer connections has, a flood from elsewhere cannot take.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

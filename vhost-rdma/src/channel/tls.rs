@@ -1,4 +1,5 @@
-//! Who a daemon is: TLS 1.3 in both directions, with certificates of one authority that the operator has for this alone.
+//! Who a daemon is: TLS 1.3 in both directions, with certificates of one authority that the
+//! operator has for this alone.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -14,12 +14,14 @@ use crate::telemetry::LogFormat;
 
 /// Virtual RDMA NICs for VMs.
 ///
-/// `vhost-rdma serve` runs the daemon; the other commands speak to it. Exit status: 0 success, 1 fault of the host, 2 wrong
-/// argument, 3 daemon not reachable, 4 no such thing, 5 conflict (name taken, network not empty, socket in use), 6 no permission.
+/// `vhost-rdma serve` runs the daemon; the other commands speak to it. Exit status: 0 success, 1
+/// fault of the host, 2 wrong argument, 3 daemon not reachable, 4 no such thing, 5 conflict (name
+/// taken, network not empty, socket in use), 6 no permission.
 #[derive(Debug, Parser)]
 #[command(name = "vhost-rdma", version, propagate_version = true)]
 pub struct Cli {
-    /// The daemon's admin socket [default: admin.sock in $XDG_RUNTIME_DIR/vhost-rdma or /run/vhost-rdma]
+    /// The daemon's admin socket [default: admin.sock in $XDG_RUNTIME_DIR/vhost-rdma or
+    /// /run/vhost-rdma]
     #[arg(
         long,
         global = true,
@@ -49,8 +51,9 @@ pub enum Command {
     },
     /// Run the daemon as a child, keep its sessions when it dies, and start it again
     ///
-    /// For where no service manager does that, such as a container: `vhost-rdma keep -- serve …`. It speaks the protocol of
-    /// systemd's descriptor store. SIGTERM and SIGINT end the daemon, and SIGHUP reaches it too.
+    /// For where no service manager does that, such as a container: `vhost-rdma keep -- serve …`.
+    /// It speaks the protocol of systemd's descriptor store. SIGTERM and SIGINT end the daemon, and
+    /// SIGHUP reaches it too.
     Keep {
         /// The daemon's command and options
         #[arg(required = true, last = true, value_name = "serve …")]
@@ -71,8 +74,9 @@ pub enum Command {
     Nic(NicCommand),
     /// Virtual functions (SR-IOV) of the host's NICs; needs no daemon
     ///
-    /// A physical function is named by its PCI address, its network interface or its RDMA device; a virtual one likewise, or as
-    /// PF/NUMBER, such as ens3f0/2. Changes are journaled: what a crash interrupts is completed or undone.
+    /// A physical function is named by its PCI address, its network interface or its RDMA device; a
+    /// virtual one likewise, or as PF/NUMBER, such as ens3f0/2. Changes are journaled: what a crash
+    /// interrupts is completed or undone.
     Vf(VfArgs),
     /// Addresses outside of this host that NICs on an RNIC may reach
     #[command(subcommand)]
@@ -99,7 +103,8 @@ pub enum Command {
 /// How the daemon runs.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Where sockets and state are [default: /run/vhost-rdma for root, else $XDG_RUNTIME_DIR/vhost-rdma]
+    /// Where sockets and state are [default: /run/vhost-rdma for root, else
+    /// $XDG_RUNTIME_DIR/vhost-rdma]
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
     /// Configuration file (TOML); options given here win over it
@@ -129,7 +134,8 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics at IP:PORT or unix:PATH, path /metrics
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<MetricsAddress>,
-    /// Take rdma_cm of guests on RNICs from other daemons here; needs a certificate, its key and an authority
+    /// Take rdma_cm of guests on RNICs from other daemons here; needs a certificate, its key and an
+    /// authority
     #[arg(long, value_name = "IP:PORT", requires_all = ["cm_cert", "cm_key", "cm_ca"])]
     pub cm_listen: Option<SocketAddr>,
     /// This daemon's certificate (PEM), for the host name or address that others' peer entries have
@@ -141,7 +147,8 @@ pub struct ServeArgs {
     /// The authority that all daemons have their certificates of (PEM)
     #[arg(long, value_name = "FILE", requires = "cm_listen")]
     pub cm_ca: Option<PathBuf>,
-    /// A port at which third-party hosts reach guests on RNICs by rdma_cm, on all addresses of this host; may be given again
+    /// A port at which third-party hosts reach guests on RNICs by rdma_cm, on all addresses of this
+    /// host; may be given again
     #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub cm_ports: Vec<u16>,
     /// Form of the log on standard error; $VHOST_RDMA_LOG filters it
@@ -182,7 +189,8 @@ pub enum PeerCommand {
         /// The address of the host that has it, where that is another [default: the same]
         #[arg(long, value_name = "IP")]
         through: Option<String>,
-        /// The daemon that serves it, where one of ours does: rdma_cm goes by it (see `serve --cm-listen`)
+        /// The daemon that serves it, where one of ours does: rdma_cm goes by it (see
+        /// `serve --cm-listen`)
         #[arg(long, value_name = "HOST:PORT")]
         daemon: Option<String>,
     },
@@ -228,9 +236,10 @@ pub enum NicCommand {
     },
     /// Print the QEMU options that give a VM this NIC
     ///
-    /// QEMU 10.2 or newer. A stock QEMU has no name for virtio id 42 (RDMA) in its table and aborts when a device with it is made;
-    /// so the options use the lab id 21, which the guest driver binds only if the device's configuration space says that it is
-    /// ours. With a QEMU that knows 42, use --virtio-id 42.
+    /// QEMU 10.2 or newer. A stock QEMU has no name for virtio id 42 (RDMA) in its table and aborts
+    /// when a device with it is made; so the options use the lab id 21, which the guest driver
+    /// binds only if the device's configuration space says that it is ours. With a QEMU that knows
+    /// 42, use --virtio-id 42.
     QemuArgs(QemuArgs),
     /// Print the cloud-hypervisor options that give a VM this NIC
     ///
@@ -257,10 +266,12 @@ pub struct LimitArgs {
     /// Most registered bytes; K, M, G and T are powers of 1024
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub max_mr_bytes: Option<u64>,
-    /// Most bytes of its own memory that the daemon keeps for the guest; K, M, G and T are powers of 1024
+    /// Most bytes of its own memory that the daemon keeps for the guest; K, M, G and T are powers
+    /// of 1024
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub max_kept_bytes: Option<u64>,
-    /// Most bytes of memory that the VMM may share with the daemon; K, M, G and T are powers of 1024
+    /// Most bytes of memory that the VMM may share with the daemon; K, M, G and T are powers of
+    /// 1024
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub max_guest_bytes: Option<u64>,
     /// Most protection domains
@@ -300,10 +311,12 @@ pub struct NicAdd {
     /// Its network
     #[arg(long, default_value = "default")]
     pub network: String,
-    /// MAC address, the same as of the companion netdev in the guest [default: a random locally administered one]
+    /// MAC address, the same as of the companion netdev in the guest [default: a random locally
+    /// administered one]
     #[arg(long)]
     pub mac: Option<String>,
-    /// An address that the NIC may use; may be given several times [default: any that no other NIC of the network holds]
+    /// An address that the NIC may use; may be given several times [default: any that no other NIC
+    /// of the network holds]
     #[arg(long = "address", value_name = "IP", value_delimiter = ',')]
     pub addresses: Vec<String>,
     /// Virtio device type told to the VMM [default: 42, for QEMU the lab id 21]
@@ -312,8 +325,8 @@ pub struct NicAdd {
     /// Completion vectors [default: 4]
     #[arg(long, value_name = "N")]
     pub vectors: Option<u32>,
-    /// What carries the verbs: soft, or rnic:DEVICE for an RNIC of this host, or rnic:DEVICE@ADDRESS with an address of the host that
-    /// stands for the guest's
+    /// What carries the verbs: soft, or rnic:DEVICE for an RNIC of this host, or
+    /// rnic:DEVICE@ADDRESS with an address of the host that stands for the guest's
     #[arg(long, default_value = "soft", value_name = "BACKING")]
     pub backing: String,
     #[command(flatten)]
@@ -327,7 +340,8 @@ pub struct NicAdd {
 pub struct NicSet {
     /// Which one
     pub name: String,
-    /// The addresses that the NIC may use from now on, instead of the present ones; may be given several times
+    /// The addresses that the NIC may use from now on, instead of the present ones; may be given
+    /// several times
     #[arg(
         long = "address",
         value_name = "IP",
@@ -355,20 +369,22 @@ pub struct QemuArgs {
     /// Virtio device type [default: that of the NIC, or the lab id 21]
     #[arg(long, value_name = "ID")]
     pub virtio_id: Option<u32>,
-    /// The companion netdev: tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE (each HOST:PORT or a socket's path) or none
-    /// [default: a tap named after the NIC]
+    /// The companion netdev: tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE (each HOST:PORT or a
+    /// socket's path) or none [default: a tap named after the NIC]
     #[arg(long, value_name = "KIND")]
     pub netdev: Option<String>,
     /// Memory of the VM, shared with the daemon
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: String,
-    /// Leave the memory and machine options away: for a second NIC of one VM, or a command line that has them
+    /// Leave the memory and machine options away: for a second NIC of one VM, or a command line
+    /// that has them
     #[arg(long)]
     pub no_memory: bool,
     /// Number of this NIC in its VM: makes the ids in the options unique
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub index: u32,
-    /// Check that the NIC has this number of completion vectors; it is chosen with `nic add --vectors`
+    /// Check that the NIC has this number of completion vectors; it is chosen with
+    /// `nic add --vectors`
     #[arg(long, value_name = "N")]
     pub vectors: Option<u32>,
 }

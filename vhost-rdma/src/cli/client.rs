@@ -1,4 +1,5 @@
-//! Reaching the daemon: every way that fails says which of them it is, because each has another cure.
+//! Reaching the daemon: every way that fails says which of them it is, because each has another
+//! cure.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use vhost_rdma_proto::v1::admin_client::AdminClient;
 use super::Failure;
 use crate::node::SOCKET_PATH_MAX;
 
-/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is instant.
+/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is
+/// instant.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client of the daemon behind `path`.

@@ -37,7 +37,8 @@ pub enum Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        // A status that carries a source was made by the transport here; the daemon's own has a code and a message only.
+        // A status that carries a source was made by the transport here; the daemon's own has a
+        // code and a message only.
         let local = std::error::Error::source(&status).is_some();
         if local || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown) {
             return Self::silent(status.message());

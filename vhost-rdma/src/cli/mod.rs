@@ -1,8 +1,10 @@
 //! The command line: what a person or a script says to the daemon.
 //!
-//! Everything but `serve`, `vf`, `man` and `completions` is one call of the admin API; `vf` works on the host itself, with or without a daemon. Output is for people, or with `--json` for
-//! programs: field names are stable, one document on standard output. Mistakes go to standard error, as a sentence that says what
-//! to do next or with `--json` as `{"error":{"code","message"}}`, and the exit status tells the kinds apart.
+//! Everything but `serve`, `vf`, `man` and `completions` is one call of the admin API; `vf` works
+//! on the host itself, with or without a daemon. Output is for people, or with `--json` for
+//! programs: field names are stable, one document on standard output. Mistakes go to standard
+//! error, as a sentence that says what to do next or with `--json` as
+//! `{"error":{"code","message"}}`, and the exit status tells the kinds apart.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
 //! Descriptor chains, walked with suspicion.
 //!
-//! The queue library ends a chain early where a descriptor cannot be read, loops or nests, and does not say so; and it does
-//! not mind writable parts before readable ones. A control request must be whole, so the walk here refuses what is not. What
-//! is readable is copied once, and nothing is read from the guest again while the request is served.
+//! The queue library ends a chain early where a descriptor cannot be read, loops or nests, and does
+//! not say so; and it does not mind writable parts before readable ones. A control request must be
+//! whole, so the walk here refuses what is not. What is readable is copied once, and nothing is
+//! read from the guest again while the request is served.
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
@@ -16,7 +17,8 @@ use crate::memory::AddressSpace;
 pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of a response that there may be.
 pub(super) const RESPONSE_MAX: usize = 256;
-/// Descriptors in one chain: no ring is longer, and an indirect table must not be longer than the ring.
+/// Descriptors in one chain: no ring is longer, and an indirect table must not be longer than the
+/// ring.
 pub(super) const DESCRIPTORS_MAX: usize = 1024;
 
 /// A chain that was taken from the available ring.
@@ -41,7 +43,8 @@ pub(super) enum Taken {
     Malformed(u16),
     /// Nothing.
     Empty,
-    /// The ring itself makes no sense or is not in guest memory; there is no way on before the queue is set up anew.
+    /// The ring itself makes no sense or is not in guest memory; there is no way on before the
+    /// queue is set up anew.
     Broken,
 }
 
@@ -120,7 +123,8 @@ impl Chain {
         self.room
     }
 
-    /// Writes a response, which must fit, and returns the length for the used ring. 0 if the guest's memory went away meanwhile.
+    /// Writes a response, which must fit, and returns the length for the used ring. 0 if the
+    /// guest's memory went away meanwhile.
     pub(super) fn respond(&self, memory: &AddressSpace, response: &[u8]) -> u32 {
         let mut rest = response;
         for &(addr, len) in &self.writable {

@@ -19,7 +19,8 @@ impl CmBridge {
         self.ports = ports;
     }
 
-    /// There is a NIC on an RNIC. A host without librdmacm, or where a port is taken, serves everything else.
+    /// There is a NIC on an RNIC. A host without librdmacm, or where a port is taken, serves
+    /// everything else.
     #[cfg(feature = "host-rnic")]
     pub(super) fn wanted(&self, directory: &Arc<Directory>) {
         self.started.get_or_init(|| {

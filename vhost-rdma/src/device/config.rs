@@ -17,8 +17,9 @@ pub(super) fn space(mac: [u8; 6], layout: QueueLayout) -> Config {
     }
 }
 
-/// Exactly `size` bytes from `offset` on: the framework answers anything else with an error, which is fatal to some VMMs.
-/// Beyond the end there are zeroes. The framework bounds `size` by what fits in one message.
+/// Exactly `size` bytes from `offset` on: the framework answers anything else with an error, which
+/// is fatal to some VMMs. Beyond the end there are zeroes. The framework bounds `size` by what fits
+/// in one message.
 pub(super) fn read(config: &Config, offset: u32, size: u32) -> Vec<u8> {
     let bytes = config.as_bytes();
     let start = (offset as usize).min(bytes.len());

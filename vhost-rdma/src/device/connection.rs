@@ -155,7 +155,8 @@ impl Drop for Connection {
         self.queues.hear_nothing();
         self.session.end();
         self.queues.end();
-        // Here and not by whoever lets go of the queues last: closing takes as long as the VMM has waiters.
+        // Here and not by whoever lets go of the queues last: closing takes as long as the VMM has
+        // waiters.
         for vring in self.vrings.iter() {
             vring.set_kick(None);
             vring.set_call(None);

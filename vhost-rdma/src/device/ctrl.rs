@@ -1,8 +1,10 @@
-//! Control requests: from bytes to an engine command, and from its reply to bytes (docs/virtio-rdma.md §5).
+//! Control requests: from bytes to an engine command, and from its reply to bytes
+//! (docs/virtio-rdma.md §5).
 //!
-//! Sans-I/O and without threads: the caller hands in the bytes and an [`Executor`], and gets the bytes of the response.
-//! Checks come in this order: the header, the sizes of the request and of the room for the response, the fields, the guest's
-//! memory, and only then the engine sees the command. So a refused request has had no effect.
+//! Sans-I/O and without threads: the caller hands in the bytes and an [`Executor`], and gets the
+//! bytes of the response. Checks come in this order: the header, the sizes of the request and of
+//! the room for the response, the fields, the guest's memory, and only then the engine sees the
+//! command. So a refused request has had no effect.
 
 mod lengths;
 mod parse;
@@ -36,7 +38,8 @@ pub(super) trait Executor {
     /// The guest's memory, and its generation.
     fn space(&self) -> (AddressSpace, u64);
 
-    /// Executes a command that was resolved with memory of that generation; the rest of one ([`Command::Finish`]) whatever has changed since.
+    /// Executes a command that was resolved with memory of that generation; the rest of one
+    /// ([`Command::Finish`]) whatever has changed since.
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome;
 
     /// The life that stood still goes on, for its driver; or ends.
@@ -90,8 +93,8 @@ impl Controller {
         self.suspended = self.nonce.is_some();
     }
 
-    /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the NIC's present limit.
-    /// `None` if not even the response's header fits.
+    /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the
+    /// NIC's present limit. `None` if not even the response's header fits.
     pub(super) fn serve(
         &mut self,
         executor: &impl Executor,
@@ -160,7 +163,8 @@ impl Controller {
         max_mr_bytes: u64,
     ) -> Result<Reply, Status> {
         if self.nonce.is_none() && opcode != cmd::INIT {
-            // Not even parsed: to resolve a page list may take a while, and there is nothing that it could be for.
+            // Not even parsed: to resolve a page list may take a while, and there is nothing that
+            // it could be for.
             let (_, generation) = executor.space();
             return Err(Self::refuse(executor, generation, opcode, Status::STATE));
         }
@@ -217,7 +221,8 @@ impl Controller {
         parser.command(opcode, body)
     }
 
-    /// Before INIT and after a failure the answer to everything is that, also to what would have been refused for another reason.
+    /// Before INIT and after a failure the answer to everything is that, also to what would have
+    /// been refused for another reason.
     fn refuse(executor: &impl Executor, generation: u64, opcode: u16, status: Status) -> Status {
         match executor.execute(generation, 0, Command::Keepalive) {
             Outcome::Done(Err(Status::FATAL)) => Status::FATAL,

@@ -1,8 +1,10 @@
-//! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md §7.5).
+//! The engine's way out: events as used buffers of the guest's event queues (docs/virtio-rdma.md
+//! §7.5).
 //!
-//! All of this runs on a worker and must not wait for a guest or a VMM: a queue that another thread has at that moment is for later, a
-//! VMM that makes the system call that tells it a long one is told by another thread (`trust`), and only a few buffers that are too
-//! short or too long are looked at.
+//! All of this runs on a worker and must not wait for a guest or a VMM: a queue that another thread
+//! has at that moment is for later, a VMM that makes the system call that tells it a long one is
+//! told by another thread (`trust`), and only a few buffers that are too short or too long are
+//! looked at.
 
 use std::sync::Arc;
 
@@ -18,7 +20,8 @@ use super::vring::{Memory, State, Vring};
 use crate::engine::Port;
 use crate::memory::AddressSpace;
 
-/// Buffers that are looked at for one event. A driver's first fits; who fills the ring with others waits for its next kick.
+/// Buffers that are looked at for one event. A driver's first fits; who fills the ring with others
+/// waits for its next kick.
 const BUFFERS: usize = 16;
 /// Descriptors of one buffer.
 const PIECES: usize = 16;
@@ -84,7 +87,8 @@ fn put(state: &mut State, memory: &AddressSpace, event: &[u8]) -> bool {
             }
             Taken::Chain(chain) => (chain.head, 0),
             Taken::Malformed(head) => (head, 0),
-            // Ask for a kick when there are buffers again, and look once more for those that came before the guest saw that.
+            // Ask for a kick when there are buffers again, and look once more for those that came
+            // before the guest saw that.
             Taken::Empty => match queue.enable_notification(memory) {
                 Ok(true) => continue,
                 _ => return false,

@@ -1,11 +1,12 @@
 //! The vhost-user messages of one connection.
 //!
-//! `vhost` parses them; what they mean is decided here. The crate above it, which would do that as well, maps every file that a VMM
-//! sends before it asks anybody, and loses track of mappings that it cannot unmap; so it is used for its queues only. Here a file is
-//! examined, then mapped (`memory`), then the engine has taken it over, and only then is the message answered.
+//! `vhost` parses them; what they mean is decided here. The crate above it, which would do that as
+//! well, maps every file that a VMM sends before it asks anybody, and loses track of mappings that
+//! it cannot unmap; so it is used for its queues only. Here a file is examined, then mapped
+//! (`memory`), then the engine has taken it over, and only then is the message answered.
 //!
-//! What is refused ends the connection: the VMM has broken the protocol or has asked for what cannot be had, and no VMM goes on after
-//! a refusal. Nothing but that connection notices.
+//! What is refused ends the connection: the VMM has broken the protocol or has asked for what
+//! cannot be had, and no VMM goes on after a refusal. Nothing but that connection notices.
 
 use std::fs::File;
 use std::io;
@@ -173,7 +174,8 @@ impl VhostUserBackendReqHandlerMut for Frontend {
         Ok(Session::FEATURES)
     }
 
-    /// Without protocol features there is no message that enables queues: they are enabled at once (vhost-user, "Ring states").
+    /// Without protocol features there is no message that enables queues: they are enabled at once
+    /// (vhost-user, "Ring states").
     fn set_features(&mut self, features: u64) -> Result<()> {
         if features & !Session::FEATURES != 0 {
             return Err(Error::InvalidParam);

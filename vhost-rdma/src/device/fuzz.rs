@@ -1,10 +1,12 @@
 //! Fuzz targets: descriptor chains, control commands and work queue rings, from bytes.
 //!
-//! Each target takes a string of bytes as a guest's doing, step by step, and drives the code that ships: `chain`, `ctrl` with a real shard,
-//! the engine on rings in memory. There is nothing to compare with: what must not happen is a panic (indices, arithmetic, in a build that
-//! checks them), an endless loop, or a chain that is written beyond its room. The targets run for a bounded time in `cargo test`, with
-//! strings that are made at random and those of `corpus/`; `cargo xtask fuzz` runs them for as long as one likes, and
-//! libFuzzer takes them by `vhost-rdma/fuzz`, guided by coverage.
+//! Each target takes a string of bytes as a guest's doing, step by step, and drives the code that
+//! ships: `chain`, `ctrl` with a real shard, the engine on rings in memory. There is nothing to
+//! compare with: what must not happen is a panic (indices, arithmetic, in a build that checks
+//! them), an endless loop, or a chain that is written beyond its room. The targets run for a
+//! bounded time in `cargo test`, with strings that are made at random and those of `corpus/`;
+//! `cargo xtask fuzz` runs them for as long as one likes, and libFuzzer takes them by
+//! `vhost-rdma/fuzz`, guided by coverage.
 
 use std::cell::RefCell;
 
@@ -259,7 +261,8 @@ impl Machine {
 const GID: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const DOORBELLS: u64 = 0x1000;
 
-/// Requests of all opcodes, whose fields are small numbers, pages, what was answered before, or anything.
+/// Requests of all opcodes, whose fields are small numbers, pages, what was answered before, or
+/// anything.
 pub fn commands(doing: &[u8]) {
     let mut doing = Doing(doing);
     let Some(mut machine) = Machine::new() else { return };
@@ -293,7 +296,8 @@ pub fn commands(doing: &[u8]) {
     }
 }
 
-/// Queue pairs of all kinds that are connected with themselves, and a guest that writes to their rings, doorbells and control blocks.
+/// Queue pairs of all kinds that are connected with themselves, and a guest that writes to their
+/// rings, doorbells and control blocks.
 pub fn rings(doing: &[u8]) {
     const RINGS: u64 = 0x10000;
     let mut doing = Doing(doing);
@@ -394,7 +398,8 @@ fn start(machine: &mut Machine, qpn: u32, kind: u32) {
     modify(machine, qpn, attr);
 }
 
-/// Two QPs of each kind with rings of 16 entries, one CQ, and two regions whose keys have been said.
+/// Two QPs of each kind with rings of 16 entries, one CQ, and two regions whose keys have been
+/// said.
 fn connect(machine: &mut Machine, rings: u64) -> Option<Vec<u32>> {
     let list = |addr: u64, npages: u32| abi::PageList {
         addr: U64::new(addr),

@@ -1,11 +1,12 @@
 //! When the control queue may be served.
 //!
-//! A VMM stops the control queue to reset, pause or migrate the guest, and afterwards the device may touch none of its
-//! memory. The queue's own thread serves requests and the connection's thread stops the queue; the gate lies between them:
-//! each request passes it, and closing it waits until the request that is under way is done.
+//! A VMM stops the control queue to reset, pause or migrate the guest, and afterwards the device
+//! may touch none of its memory. The queue's own thread serves requests and the connection's thread
+//! stops the queue; the gate lies between them: each request passes it, and closing it waits until
+//! the request that is under way is done.
 //!
-//! The framework marks a queue not ready *before* it asks us to stop it, and requests look at that mark inside the gate, so a
-//! late kick cannot open a gate that was closed for good reason.
+//! The framework marks a queue not ready *before* it asks us to stop it, and requests look at that
+//! mark inside the gate, so a late kick cannot open a gate that was closed for good reason.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,14 +1,16 @@
 //! What a VMM gives us as guest memory.
 //!
-//! The descriptors are not trusted: a file on a slow or remote file system would block whoever touches it. So only shared memory
-//! (tmpfs, which memfds are on) and huge pages are taken, in whole pages of the file. All of that is decided *before* the file is
-//! mapped, and what becomes of the memory after it is the mapping's own affair (`memory::Mapping`).
+//! The descriptors are not trusted: a file on a slow or remote file system would block whoever
+//! touches it. So only shared memory (tmpfs, which memfds are on) and huge pages are taken, in
+//! whole pages of the file. All of that is decided *before* the file is mapped, and what becomes of
+//! the memory after it is the mapping's own affair (`memory::Mapping`).
 //!
-//! A VMM without memory slots sends its whole table again. A region that is the same piece of the same file keeps its old mapping
-//! here, so that objects over it live on.
+//! A VMM without memory slots sends its whole table again. A region that is the same piece of the
+//! same file keeps its old mapping here, so that objects over it live on.
 //!
-//! What is kept for a table is bounded by [`SLOTS`] and, where the bytes do not matter but the addresses do, by [`most_bytes`]: files are
-//! sparse, and a file of a hundred terabytes costs its owner nothing.
+//! What is kept for a table is bounded by [`SLOTS`] and, where the bytes do not matter but the
+//! addresses do, by [`most_bytes`]: files are sparse, and a file of a hundred terabytes costs its
+//! owner nothing.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +25,8 @@ use crate::memory::{AddressSpace, Mapping, MappingError, Region, SpaceError};
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Memory regions of one guest: as many as vhost in the kernel takes by default, which VMMs count on.
+/// Memory regions of one guest: as many as vhost in the kernel takes by default, which VMMs count
+/// on.
 pub(super) const SLOTS: usize = 509;
 
 /// Why memory was refused.
@@ -60,7 +63,8 @@ pub(super) struct Offer {
     pub(super) offset: u64,
 }
 
-/// How much memory any guest may have: far more than any does, and far less than the daemon has addresses for.
+/// How much memory any guest may have: far more than any does, and far less than the daemon has
+/// addresses for.
 fn most_bytes() -> u64 {
     crate::limits::host_memory().saturating_mul(16).clamp(1 << 40, 1 << 44)
 }

@@ -9,16 +9,18 @@
 //!                                            └─ event queues <── EventPort <───────── worker
 //! ```
 //!
-//! The whole byte layout of control requests (`ctrl`) and of virtqueues (`chain`, `events`) lives here and the engine
-//! sees none of it. Page lists are resolved here too, on the connection's own thread, so that a huge registration costs
-//! other NICs nothing.
+//! The whole byte layout of control requests (`ctrl`) and of virtqueues (`chain`, `events`) lives
+//! here and the engine sees none of it. Page lists are resolved here too, on the connection's own
+//! thread, so that a huge registration costs other NICs nothing.
 //!
-//! What a guest does wrong is a status in its response. What a VMM does wrong ends its own connection. Neither ends a thread that
-//! serves others, and no thread that serves others ever waits for either: a worker only ever tries a lock that is held for
-//! nanoseconds, and its file descriptors never block.
+//! What a guest does wrong is a status in its response. What a VMM does wrong ends its own
+//! connection. Neither ends a thread that serves others, and no thread that serves others ever
+//! waits for either: a worker only ever tries a lock that is held for nanoseconds, and its file
+//! descriptors never block.
 //!
-//! What vhost-user hides and how we live with it: a virtio reset is not visible (a control queue that starts again at index 0 is
-//! one, `gate`), and a kick may come before any buffer and stand for many.
+//! What vhost-user hides and how we live with it: a virtio reset is not visible (a control queue
+//! that starts again at index 0 is one, `gate`), and a kick may come before any buffer and stand
+//! for many.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! One configured NIC, whether or not a VMM is connected: its place on a worker and what is known of its connection.
+//! One configured NIC, whether or not a VMM is connected: its place on a worker and what is known
+//! of its connection.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -17,9 +18,10 @@ use crate::node::{self, NicConfig, NicLimits, NicStatus, Session as SessionState
 use crate::transport::NicId;
 use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle};
 
-/// How long a worker may be in one and the same turn before whoever waits for a job of it gives up, and a guest is told that its device is
-/// gone. Drivers give up after 5 seconds by themselves, but that is for them to decide: a worker that is late may still come, and a
-/// command that it has not seen must not be answered for it.
+/// How long a worker may be in one and the same turn before whoever waits for a job of it gives up,
+/// and a guest is told that its device is gone. Drivers give up after 5 seconds by themselves, but
+/// that is for them to decide: a worker that is late may still come, and a command that it has not
+/// seen must not be answered for it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a status request may be late before the answer is given without the engine's part.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
@@ -60,15 +62,17 @@ pub(super) struct Nic {
     pub(super) trust: Arc<Trust>,
 }
 
-/// Processor time of this thread that a change of an epoll set takes at most (some microseconds), but for one reason: somebody
-/// signals the eventfd all the time and has made that take long, by a great many waiters. Others' time does not count here.
+/// Processor time of this thread that a change of an epoll set takes at most (some microseconds),
+/// but for one reason: somebody signals the eventfd all the time and has made that take long, by a
+/// great many waiters. Others' time does not count here.
 const SLOW_CHANGE: Duration = Duration::from_millis(2);
 
 /// A kick descriptor that wakes the worker for as long as this lives.
 ///
-/// To add it to the worker's epoll set, or take it out, waits for the lock of the eventfd's waiters while it holds the set's own, which
-/// the worker needs when it wakes. The VMM decides how long that takes. So each change is timed, and a NIC whose change was slow is
-/// not heard by the worker directly again: its kicks come by its connection's own thread.
+/// To add it to the worker's epoll set, or take it out, waits for the lock of the eventfd's waiters
+/// while it holds the set's own, which the worker needs when it wakes. The VMM decides how long
+/// that takes. So each change is timed, and a NIC whose change was slow is not heard by the worker
+/// directly again: its kicks come by its connection's own thread.
 #[derive(Debug)]
 pub(super) struct DirectKick {
     watched: Option<WatchedKick>,
@@ -207,7 +211,8 @@ impl Nic {
         self.worker.post(Some(id), move |shard, now| job(shard, id, now));
     }
 
-    /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's thread.
+    /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's
+    /// thread.
     pub(super) fn watch_kick(self: &Arc<Self>, kick: &File) -> Option<DirectKick> {
         if self.slow_kicks.load(Ordering::Relaxed) {
             return None;

@@ -1,8 +1,9 @@
 //! The thread that tells one VMM of the guest's events, in the workers' place.
 //!
-//! The system call that signals an eventfd wakes everyone who waits for it, and the VMM chooses who that is. While a VMM is not
-//! trusted with a worker's time (`trust`), the worker sets a bit, and wakes this thread if it sleeps; what the call costs is then the
-//! time of a thread that serves this connection alone.
+//! The system call that signals an eventfd wakes everyone who waits for it, and the VMM chooses who
+//! that is. While a VMM is not trusted with a worker's time (`trust`), the worker sets a bit, and
+//! wakes this thread if it sleeps; what the call costs is then the time of a thread that serves
+//! this connection alone.
 //!
 //! A burst of events is one wake-up: bits that come while the thread is busy, or rests as it has to
 //! (`Trust::rest`), are found when it looks again. Whoever else would tell a VMM that is to be left
@@ -42,7 +43,8 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Has the VMM told that queue `index` has used buffers. What they hold must have been written before.
+    /// Has the VMM told that queue `index` has used buffers. What they hold must have been written
+    /// before.
     #[inline]
     pub(super) fn ring(&self, index: usize) {
         // Whoever set a bit before wakes the thread, which then sees this one as well.

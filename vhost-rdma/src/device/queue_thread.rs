@@ -1,10 +1,12 @@
 //! The thread that waits for one connection's kicks and serves its queues.
 //!
-//! Queues come and go while it waits: their descriptors are in an epoll set, which the connection's thread changes. A queue that was
-//! just added is looked at once even if nobody kicks it, since what was kicked before would be lost. The set is edge-triggered: a
-//! descriptor whose counter cannot be set back, for whatever its VMM did to it, does not keep the thread busy.
+//! Queues come and go while it waits: their descriptors are in an epoll set, which the connection's
+//! thread changes. A queue that was just added is looked at once even if nobody kicks it, since
+//! what was kicked before would be lost. The set is edge-triggered: a descriptor whose counter
+//! cannot be set back, for whatever its VMM did to it, does not keep the thread busy.
 //!
-//! Kicks of kick queues wake the worker directly, which saves each the way through here (`Nic::watch`).
+//! Kicks of kick queues wake the worker directly, which saves each the way through here
+//! (`Nic::watch`).
 
 use std::fs::File;
 use std::io;
@@ -84,7 +86,8 @@ impl QueueThread {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hears the kicks of queue `index` by `kick` from now on, and by nothing else. `direct` makes the worker hear them, if it can.
+    /// Hears the kicks of queue `index` by `kick` from now on, and by nothing else. `direct` makes
+    /// the worker hear them, if it can.
     pub(super) fn listen(
         &self,
         index: u32,
@@ -101,7 +104,8 @@ impl QueueThread {
         if same {
             return Ok(());
         }
-        // Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of the set.
+        // Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of
+        // the set.
         if let Some(Heard::Here(old)) = slot.take() {
             self.added.fetch_and(!bit(index), Ordering::AcqRel);
             let _ = epoll::delete(&self.epoll, &old);
@@ -147,7 +151,8 @@ impl QueueThread {
 
     fn run(&self, mut serve: impl FnMut(News)) {
         let mut events = Vec::with_capacity(self.heard().len() + 1);
-        // Looked at before each wait: the poke that says so may have been taken with one that said something else.
+        // Looked at before each wait: the poke that says so may have been taken with one that said
+        // something else.
         while !self.ending.load(Ordering::Acquire) {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {

@@ -22,7 +22,8 @@ pub(super) enum QueueKind {
 }
 
 impl QueueLayout {
-    /// A layout with at least one queue of each kind and no more than can be served; `None` if that is not so.
+    /// A layout with at least one queue of each kind and no more than can be served; `None` if that
+    /// is not so.
     #[must_use]
     pub(super) fn new(comp_vectors: u16, kick_queues: u16) -> Option<Self> {
         let total = u32::from(vq::COMP_BASE) + u32::from(comp_vectors) + u32::from(kick_queues);

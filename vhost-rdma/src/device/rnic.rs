@@ -1,6 +1,7 @@
 //! Opening RNICs for NICs that are backed by one.
 //!
-//! An RNIC's descriptors, for completions and for events, join those that the NIC's worker sleeps on, for as long as the device is open.
+//! An RNIC's descriptors, for completions and for events, join those that the NIC's worker sleeps
+//! on, for as long as the device is open.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -1,12 +1,14 @@
 //! One connection of a VMM: the vhost-user side of a NIC.
 //!
-//! Three threads meet here. The *connection's* thread handles vhost-user messages, and the VMM's main loop waits for some of
-//! the answers. The *queue* thread serves kicks: it parses control requests, resolves page lists, and waits for the worker.
-//! The *worker* owns the objects and puts events. The first waits for the second and third for a bounded time; the third
-//! never waits for anyone.
+//! Three threads meet here. The *connection's* thread handles vhost-user messages, and the VMM's
+//! main loop waits for some of the answers. The *queue* thread serves kicks: it parses control
+//! requests, resolves page lists, and waits for the worker. The *worker* owns the objects and puts
+//! events. The first waits for the second and third for a bounded time; the third never waits for
+//! anyone.
 //!
-//! Memory that comes and goes while a command is resolved: each memory table has a generation, and a command that was
-//! resolved with an older one is resolved again instead of executed ([`Outcome::Stale`]).
+//! Memory that comes and goes while a command is resolved: each memory table has a generation, and
+//! a command that was resolved with an older one is resolved again instead of executed
+//! ([`Outcome::Stale`]).
 
 use std::fmt;
 use std::fs::File;
@@ -95,7 +97,8 @@ impl Session {
         self.space().clone()
     }
 
-    /// Ends everything that this connection made: no request is served any more, and the NIC's objects are gone.
+    /// Ends everything that this connection made: no request is served any more, and the NIC's
+    /// objects are gone.
     pub(super) fn end(&self) {
         self.gate.seal();
         if !self.settle() {
@@ -119,8 +122,9 @@ impl Session {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what touches the guest's memory on a thread of the connection, and has the worker look if some of it vanished meanwhile: it
-    /// does so in its next round, which it may be asleep before.
+    /// Does what touches the guest's memory on a thread of the connection, and has the worker look
+    /// if some of it vanished meanwhile: it does so in its next round, which it may be asleep
+    /// before.
     pub(super) fn touching<R>(&self, work: impl FnOnce() -> R) -> R {
         let vanished = crate::memory::vanished();
         let result = work();
@@ -167,7 +171,8 @@ impl Session {
         Some(notifier)
     }
 
-    /// Tells the engine of new event buffers; however many kicks there are, one job at a time is on its way.
+    /// Tells the engine of new event buffers; however many kicks there are, one job at a time is on
+    /// its way.
     fn offer_buffers(&self) {
         if self.offering.swap(true, Ordering::AcqRel) {
             return;
@@ -179,8 +184,8 @@ impl Session {
         });
     }
 
-    /// Serves what the control queue holds. Without the final look after `enable_notification` the driver's second kick
-    /// would never come.
+    /// Serves what the control queue holds. Without the final look after `enable_notification` the
+    /// driver's second kick would never come.
     fn serve_control(&self, vring: &Vring) {
         while let Some(pass) = self.gate.enter(|| vring.runs()) {
             if pass.first {
@@ -282,7 +287,8 @@ impl Session {
         }
     }
 
-    /// Waits until no request is under way; false if one still is and neither it nor the worker goes on.
+    /// Waits until no request is under way; false if one still is and neither it nor the worker
+    /// goes on.
     fn settle(&self) -> bool {
         loop {
             let turns = self.nic.turns();
@@ -317,7 +323,8 @@ impl Session {
         self.nic.max_guest_bytes()
     }
 
-    /// Takes the memory over that follows the present one, in the queues and in the engine. What is refused changes nothing.
+    /// Takes the memory over that follows the present one, in the queues and in the engine. What is
+    /// refused changes nothing.
     pub(super) fn change_memory(
         &self,
         follow: impl FnOnce(&AddressSpace) -> Result<AddressSpace, MemoryError>,
@@ -326,9 +333,11 @@ impl Session {
         let next = follow(&present).inspect_err(|error| self.nic.failed(error.to_string()))?;
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         memory.replace(next.clone());
-        // It ends with the last translation that uses it, and not here, where nobody else gets at the memory meanwhile.
+        // It ends with the last translation that uses it, and not here, where nobody else gets at
+        // the memory meanwhile.
         let old = std::mem::replace(&mut *present, next.clone());
-        // Before the engine hears of it: a command resolved with the old table that comes later is stale.
+        // Before the engine hears of it: a command resolved with the old table that comes later is
+        // stale.
         self.generation.fetch_add(1, Ordering::AcqRel);
         drop(present);
         drop(old);
@@ -370,7 +379,8 @@ impl Executor for Session {
         let patience = if asks { KEEPALIVE_WAIT } else { PATIENCE };
         let mut begins = Some(command);
         let outcome = self.nic.call_in_steps(patience, move |shard, id, now| {
-            // Also what has begun ends when the queue is stopped: it may move what lies in guest memory.
+            // Also what has begun ends when the queue is stopped: it may move what lies in guest
+            // memory.
             if !rest && !open.load(Ordering::Acquire) {
                 return Progress::Done(Outcome::Done(Err(Status::STATE)));
             }
@@ -384,7 +394,8 @@ impl Executor for Session {
         });
         match outcome {
             Ok(outcome) => outcome,
-            // Is the device there? It is, only late, and that is none of this guest's doing. Had the NIC failed, an event says so.
+            // Is the device there? It is, only late, and that is none of this guest's doing. Had
+            // the NIC failed, an event says so.
             Err(CallError::Timeout) if asks && self.nic.worker_stalled() < PATIENCE => {
                 Outcome::Done(Ok(Reply::Done))
             }
@@ -415,7 +426,8 @@ impl Session {
             .union(VhostUserProtocolFeatures::REPLY_ACK)
             .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-    /// Has the worker hear the kicks of a kick queue; `None` for other queues, or where they come better by the queue thread.
+    /// Has the worker hear the kicks of a kick queue; `None` for other queues, or where they come
+    /// better by the queue thread.
     pub(super) fn watch_kick(&self, index: u32, kick: &File) -> Option<DirectKick> {
         let kind = u16::try_from(index).ok().and_then(|index| self.nic.layout.kind(index));
         if kind == Some(QueueKind::Kick) { self.nic.watch_kick(kick) } else { None }
@@ -440,8 +452,9 @@ impl Session {
         if queue_index != u32::from(vq::CONTROL) {
             return Ok(());
         }
-        // The answer says that the guest's memory is not touched any more. So it waits for as long as the worker goes on; the VMM's
-        // main loop stands still meanwhile, which costs its guest less than a NIC.
+        // The answer says that the guest's memory is not touched any more. So it waits for as long
+        // as the worker goes on; the VMM's main loop stands still meanwhile, which costs its guest
+        // less than a NIC.
         self.gate.close();
         self.continued.store(false, Ordering::Release);
         if !self.settle() {
@@ -449,7 +462,8 @@ impl Session {
             self.nic.failed(format!("the device could not be stopped: {why}"));
             return Err(io::Error::other(why));
         }
-        // However many others the worker has to serve first: a VMM that was told of an error would give the guest up.
+        // However many others the worker has to serve first: a VMM that was told of an error would
+        // give the guest up.
         self.stand_still().map_err(|error| {
             self.nic.failed(format!("the device could not be stopped: {error}"));
             io::Error::other(error)

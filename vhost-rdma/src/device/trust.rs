@@ -1,13 +1,16 @@
-//! Whether a worker may make a system call on a descriptor of a VMM's, whose length the VMM decides.
+//! Whether a worker may make a system call on a descriptor of a VMM's, whose length the VMM
+//! decides.
 //!
-//! Signalling an eventfd takes a microsecond, unless its VMM has a million epoll sets wait for it: then it takes a quarter of a second.
-//! Nothing tells beforehand. A thread of the connection's own can make the call in a worker's place (`notifier`), but on cores that
-//! guests and workers share an event then waits for one more thread to be scheduled: a round trip of two sleeping guests, 30 µs,
-//! became 130 µs to milliseconds on two busy cores.
+//! Signalling an eventfd takes a microsecond, unless its VMM has a million epoll sets wait for it:
+//! then it takes a quarter of a second. Nothing tells beforehand. A thread of the connection's own
+//! can make the call in a worker's place (`notifier`), but on cores that guests and workers share
+//! an event then waits for one more thread to be scheduled: a round trip of two sleeping guests, 30
+//! µs, became 130 µs to milliseconds on two busy cores.
 //!
-//! So a new connection is not trusted, and its thread makes the calls. Where all of them were short for a second, the worker makes
-//! them. One that takes long ends that at once, for a second, then two, four, up to an hour: a VMM that behaves well in between takes a
-//! worker's time once in each such period, and one that does not never takes any. What counts is processor time of the calling
+//! So a new connection is not trusted, and its thread makes the calls. Where all of them were short
+//! for a second, the worker makes them. One that takes long ends that at once, for a second, then
+//! two, four, up to an hour: a VMM that behaves well in between takes a worker's time once in each
+//! such period, and one that does not never takes any. What counts is processor time of the calling
 //! thread: that it was made to wait for a processor is no fault of the VMM's.
 //!
 //! The connection's own thread is not free either: the kernel wakes all waiters in one go, with
@@ -26,10 +29,11 @@ const LONG: Duration = Duration::from_micros(200);
 const PROBATION: Duration = Duration::from_secs(1);
 /// Doublings: an hour and eight minutes.
 const DOUBLINGS: u32 = 12;
-/// After as many times the last probation, without another fault, it is forgotten: on a machine whose hypervisor takes its processors
-/// away a call looks long once in a while.
+/// After as many times the last probation, without another fault, it is forgotten: on a machine
+/// whose hypervisor takes its processors away a call looks long once in a while.
 const FORGET: u32 = 100;
-/// Doublings of the rest behind a long call: less than a hundredth of a processor goes to such calls.
+/// Doublings of the rest behind a long call: less than a hundredth of a processor goes to such
+/// calls.
 const REST_DOUBLINGS: u32 = 7;
 /// The longest rest.
 const REST: Duration = Duration::from_secs(30);

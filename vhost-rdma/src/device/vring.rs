@@ -1,12 +1,14 @@
 //! One virtqueue of a connection, and the descriptors that the VMM gave for it.
 //!
-//! They must be eventfds, on which nothing blocks but a full counter, and they are used without the queue's lock and by calls that
-//! do not wait, whatever the VMM does to their flags meanwhile (`signal`). That is not all that a VMM can do with an eventfd of its
-//! own: signalling one takes as long as there are waiters, and so does closing it. So whether a worker signals one is a matter of trust
-//! (`trust`), and none is closed under a lock.
+//! They must be eventfds, on which nothing blocks but a full counter, and they are used without the
+//! queue's lock and by calls that do not wait, whatever the VMM does to their flags meanwhile
+//! (`signal`). That is not all that a VMM can do with an eventfd of its own: signalling one takes
+//! as long as there are waiters, and so does closing it. So whether a worker signals one is a
+//! matter of trust (`trust`), and none is closed under a lock.
 //!
-//! The worker wants the queue's lock for each event, and comes again where somebody has it. So nothing is done under it that touches the guest's memory on behalf of
-//! the connection: a page of it may take as long to come as the VMM likes.
+//! The worker wants the queue's lock for each event, and comes again where somebody has it. So
+//! nothing is done under it that touches the guest's memory on behalf of the connection: a page of
+//! it may take as long to come as the VMM likes.
 
 use std::fs::File;
 use std::io;
@@ -80,7 +82,8 @@ fn held(slot: &Slot) -> Option<Arc<File>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The old descriptor is closed once the lock is free: closing, too, takes as long as there are waiters.
+/// The old descriptor is closed once the lock is free: closing, too, takes as long as there are
+/// waiters.
 fn replace(slot: &Slot, file: Option<File>) {
     let mut file = file.map(Arc::new);
     std::mem::swap(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), &mut file);
@@ -172,7 +175,8 @@ fn tame(file: File) -> Option<File> {
 }
 
 fn check_eventfd(file: &File) -> io::Result<()> {
-    // The kernel's own name for it, which no file of a file system can have: theirs begin with a slash.
+    // The kernel's own name for it, which no file of a file system can have: theirs begin with a
+    // slash.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_err(|error| io::Error::other(format!("what it is cannot be told: {error}")))?;
     if target.as_os_str() != "anon_inode:[eventfd]" {

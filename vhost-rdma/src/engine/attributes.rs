@@ -59,7 +59,8 @@ pub(super) fn port() -> abi::QueryPortResp {
         max_msg_sz: U32::new(limits::MAX_MSG),
         gid_tbl_len: U32::new(u32::from(limits::GID_TABLE_LEN)),
         pkey_tbl_len: U32::new(1),
-        // IB_PORT_ACTIVE, IB_PORT_PHYS_STATE_LINK_UP, IB_SPEED_EDR, IB_WIDTH_4X: what a 100 Gb/s port reports.
+        // IB_PORT_ACTIVE, IB_PORT_PHYS_STATE_LINK_UP, IB_SPEED_EDR, IB_WIDTH_4X: what a 100 Gb/s
+        // port reports.
         state: 4,
         phys_state: 5,
         max_mtu: limits::MTU_ENUM,

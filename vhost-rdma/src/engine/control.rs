@@ -264,7 +264,8 @@ impl Nic {
         }
     }
 
-    /// Whether the operator lets this NIC use an address. The link-local address of its own MAC is always its own.
+    /// Whether the operator lets this NIC use an address. The link-local address of its own MAC is
+    /// always its own.
     pub(super) fn may_use(&self, gid: &Gid) -> bool {
         self.settings.gids.is_empty()
             || self.settings.gids.contains(gid)

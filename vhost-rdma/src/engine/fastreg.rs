@@ -1,5 +1,5 @@
-//! Fast registration (IBTA 10.6.5, base memory management extensions): regions of the guest's kernel that work requests make
-//! valid and invalid again.
+//! Fast registration (IBTA 10.6.5, base memory management extensions): regions of the guest's
+//! kernel that work requests make valid and invalid again.
 
 use std::sync::Arc;
 

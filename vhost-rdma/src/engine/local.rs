@@ -1,6 +1,7 @@
 //! Work requests that concern this NIC's own keys: invalidate, bind a window, register fast.
 //!
-//! They execute in their turn of the send queue, after everything before them and before everything behind, which is stronger than IBTA 10.8.3.3 asks.
+//! They execute in their turn of the send queue, after everything before them and before everything
+//! behind, which is stronger than IBTA 10.8.3.3 asks.
 
 use virtio_rdma_abi::{SqWqe, opcode, wc_opcode, wc_status};
 

@@ -1,6 +1,7 @@
 //! Multicast groups of UD queue pairs (IBTA 10.5.2; RoCE v2 maps IP groups to GIDs).
 //!
-//! A datagram to a group goes to every attached QP of the network, those of the sender's own NIC included: IBTA loops multicast back.
+//! A datagram to a group goes to every attached QP of the network, those of the sender's own NIC
+//! included: IBTA loops multicast back.
 
 use rustc_hash::FxHashMap;
 
@@ -55,7 +56,8 @@ impl Nic {
         Ok(leaves)
     }
 
-    /// Takes QPs that go away out of all groups. Those that it leaves empty wait in `left` for the shard to leave them too.
+    /// Takes QPs that go away out of all groups. Those that it leaves empty wait in `left` for the
+    /// shard to leave them too.
     pub(super) fn leave_all(&mut self, goes: impl Fn(u32) -> bool) {
         let Soft { groups, left, .. } = &mut self.backing;
         groups.retain(|mgid, members| {
@@ -69,7 +71,8 @@ impl Nic {
 }
 
 impl Shard {
-    /// Leaves the groups that the end of QPs left empty: else a guest could make the network remember groups without bound.
+    /// Leaves the groups that the end of QPs left empty: else a guest could make the network
+    /// remember groups without bound.
     pub(super) fn leave_empty_groups(&mut self, id: NicId) {
         let Some((nic, networks, _)) = self.parts(id) else { return };
         for mgid in std::mem::take(&mut nic.backing.left) {

@@ -1,9 +1,11 @@
 //! The verbs engine: what an RDMA NIC does, without a device, a socket, a thread or a clock.
 //!
-//! A [`Shard`] owns whole NICs and is the only one who touches their objects, so there is no lock in here. It is driven from
-//! outside, like quinn-proto's connections: [`Shard::execute`] takes control commands, [`Shard::poll`] looks at doorbells and moves work
-//! requests, timers and completions forward by one bounded round, [`Shard::next_deadline`] says when to call again at the latest. Time is an
-//! argument, randomness comes from a [`Random`], events leave through a [`Port`], and guest memory is reached through `crate::memory`, already resolved.
+//! A [`Shard`] owns whole NICs and is the only one who touches their objects, so there is no lock
+//! in here. It is driven from outside, like quinn-proto's connections: [`Shard::execute`] takes
+//! control commands, [`Shard::poll`] looks at doorbells and moves work requests, timers and
+//! completions forward by one bounded round, [`Shard::next_deadline`] says when to call again at
+//! the latest. Time is an argument, randomness comes from a [`Random`], events leave through a
+//! [`Port`], and guest memory is reached through `crate::memory`, already resolved.
 //!
 //! ```text
 //!  command ──> control ──> nic {context, pd, mr, cq, srq, qp, ah}
@@ -12,9 +14,9 @@
 //! ```
 //!
 //! What a guest does wrong is a [`Status`], a completion status or an event; it is never an `Err`
-//! that ends anything here. All loops are bounded by time (`nic::budget`), not by numbers that a guest
-//! writes: a round serves the NICs in the order of `rounds`, what is many goes in `steps`, and the
-//! rest waits for the next round.
+//! that ends anything here. All loops are bounded by time (`nic::budget`), not by numbers that a
+//! guest writes: a round serves the NICs in the order of `rounds`, what is many goes in `steps`,
+//! and the rest waits for the next round.
 
 #![forbid(unsafe_code)]
 
@@ -200,7 +202,8 @@ impl Shard {
         }
     }
 
-    /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer given is withdrawn.
+    /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer
+    /// given is withdrawn.
     pub fn update_nic(&mut self, id: NicId, settings: NicSettings) {
         if let Some(AnyNic::Provided(nic)) = self.slots.any_mut(id) {
             return nic.update(settings);
@@ -217,7 +220,8 @@ impl Shard {
         }
     }
 
-    /// Destroys every object of a NIC and forgets every guest address; the next command must be INIT. Counters go on.
+    /// Destroys every object of a NIC and forgets every guest address; the next command must be
+    /// INIT. Counters go on.
     pub fn reset(&mut self, id: NicId) {
         if let Some(AnyNic::Provided(nic)) = self.slots.any_mut(id) {
             return nic.reset();
@@ -237,15 +241,17 @@ impl Shard {
         self.deferred_drops.push(DeferredDrop::new(old));
     }
 
-    /// What is left of NICs that were reset since the last call, and of objects of the NIC `id`. There may be a hundred thousand in it, and host
-    /// objects whose end blocks, so it should be dropped where nobody waits: not on the thread that runs the shard.
+    /// What is left of NICs that were reset since the last call, and of objects of the NIC `id`.
+    /// There may be a hundred thousand in it, and host objects whose end blocks, so it should be
+    /// dropped where nobody waits: not on the thread that runs the shard.
     pub fn take_deferred_drops(&mut self, id: NicId) -> Vec<DeferredDrop> {
         let mut dropped = std::mem::take(&mut self.deferred_drops);
         dropped.extend(self.slots.quietly(id).and_then(|nic| nic.on_shard().take_deferred_drops()));
         dropped
     }
 
-    /// Stops all access to a NIC's memory; its objects stay. True: it has not stopped yet, and this has to be called again.
+    /// Stops all access to a NIC's memory; its objects stay. True: it has not stopped yet, and this
+    /// has to be called again.
     pub fn pause(&mut self, id: NicId) -> bool {
         self.on_shard(id).is_some_and(OnShard::pause)
     }
@@ -257,9 +263,11 @@ impl Shard {
         }
     }
 
-    /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each object in its own way.
+    /// Follows a change of a guest's memory map: what lies in memory that is gone fails, each
+    /// object in its own way.
     ///
-    /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is called until nothing is left to do.
+    /// There may be a hundred thousand objects, so this only begins; [`Self::follow_memory`] is
+    /// called until nothing is left to do.
     pub fn memory_changed(&mut self, id: NicId, space: AddressSpace) {
         if let Some(nic) = self.on_shard(id) {
             nic.memory_changed(space);

@@ -1,8 +1,9 @@
 //! Memory regions, memory windows, and the keys that name both.
 //!
-//! Every access of every work request passes [`MrTable::segment`]: key, state, protection domain, rights and range, in that
-//! order, the range by subtraction so that nothing wraps (docs/virtio-rdma.md §6.2). Fast registration and windows, which
-//! change keys from work requests, are in `fastreg` and `window`.
+//! Every access of every work request passes [`MrTable::segment`]: key, state, protection domain,
+//! rights and range, in that order, the range by subtraction so that nothing wraps
+//! (docs/virtio-rdma.md §6.2). Fast registration and windows, which change keys from work requests,
+//! are in `fastreg` and `window`.
 
 use std::sync::Arc;
 
@@ -49,7 +50,8 @@ pub(super) struct Mr {
 }
 
 impl Mr {
-    /// Bytes that count against the NIC's limit: what the guest chose to register, not the whole guest of a DMA key.
+    /// Bytes that count against the NIC's limit: what the guest chose to register, not the whole
+    /// guest of a DMA key.
     fn charged(&self) -> u64 {
         let free = self.fast_pages > 0 || self.map.as_ref().is_some_and(|map| map.is_identity());
         if free { 0 } else { self.len }
@@ -84,7 +86,8 @@ pub(super) struct Registration {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) pdn: u32,
-    /// The QP on which a peer's request arrived; 0 for the NIC's own work requests, which no window admits.
+    /// The QP on which a peer's request arrived; 0 for the NIC's own work requests, which no window
+    /// admits.
     pub(super) qpn: u32,
     pub(super) key: u32,
     pub(super) addr: u64,
@@ -258,8 +261,9 @@ impl MrTable {
         }
     }
 
-    /// The present key of the region or window whose key once was `key`. Binds and fast registrations change the low 8 bits as they
-    /// execute; who frees the object knows at most what it asked for, not what was flushed.
+    /// The present key of the region or window whose key once was `key`. Binds and fast
+    /// registrations change the low 8 bits as they execute; who frees the object knows at most what
+    /// it asked for, not what was flushed.
     pub(super) fn present_key(&self, key: u32) -> Option<u32> {
         self.by_number.get(&(key >> 8)).map(|keyed| match keyed {
             Keyed::Region(mr) => mr.key,
@@ -315,8 +319,8 @@ impl MrTable {
         self.users.contains_key(&pdn)
     }
 
-    /// Follows a change of the guest's memory: a region whose memory is gone opens nothing any more. How many mappings were looked at, and the
-    /// translation that is left.
+    /// Follows a change of the guest's memory: a region whose memory is gone opens nothing any
+    /// more. How many mappings were looked at, and the translation that is left.
     pub(super) fn follow(
         &mut self,
         number: u32,
@@ -336,7 +340,8 @@ impl MrTable {
         (mappings, mr.map.take())
     }
 
-    /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses are never checked.
+    /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses
+    /// are never checked.
     #[inline]
     pub(super) fn segment(&self, access: &Access) -> Result<Borrowed<'_>, Denied> {
         match self.by_number.get(&(access.key >> 8)) {

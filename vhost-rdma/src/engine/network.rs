@@ -1,7 +1,8 @@
 //! Who can find whom: the addresses of each network.
 //!
-//! A GID belongs to one NIC of a network at a time. A lookup begins at the asking NIC's own network and there is no other, so NICs of
-//! different networks cannot meet, whatever numbers they know of each other.
+//! A GID belongs to one NIC of a network at a time. A lookup begins at the asking NIC's own network
+//! and there is no other, so NICs of different networks cannot meet, whatever numbers they know of
+//! each other.
 
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
@@ -95,7 +96,8 @@ impl View<'_> {
     }
 }
 
-/// The link-local address that a network interface with this MAC address gives itself (RFC 4291, appendix A).
+/// The link-local address that a network interface with this MAC address gives itself (RFC 4291,
+/// appendix A).
 pub(super) fn link_local(mac: [u8; 6]) -> Gid {
     let [a, b, c, d, e, f] = mac;
     [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]

@@ -1,7 +1,8 @@
 //! Numbers that must not be guessable or come back soon: QPNs and keys.
 //!
-//! 24 bits from the shard's random source, unique while in use, and kept out of use for a while after they are freed, so that a
-//! late request with an old number finds nothing (ReDMArk, USENIX Security 2021, shows what predictable numbers allow).
+//! 24 bits from the shard's random source, unique while in use, and kept out of use for a while
+//! after they are freed, so that a late request with an old number finds nothing (ReDMArk, USENIX
+//! Security 2021, shows what predictable numbers allow).
 
 use std::collections::VecDeque;
 use std::fmt;

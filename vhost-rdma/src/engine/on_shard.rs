@@ -43,8 +43,8 @@ pub(crate) trait OnShard: Send + fmt::Debug {
     /// Goes on with it: whether anything was posted, or `None` if there are doorbells left.
     fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool>;
 
-    /// Whether there is something to do, as far as is known without a look at the guest's memory. It
-    /// arranges to be woken by what comes from outside, if there is not.
+    /// Whether there is something to do, as far as is known without a look at the guest's memory.
+    /// It arranges to be woken by what comes from outside, if there is not.
     fn has_work(&mut self, now: Nanos) -> bool;
 
     /// Whether there are completions or events that the guest has not been told of.

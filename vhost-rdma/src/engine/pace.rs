@@ -1,11 +1,11 @@
 //! How much of a message a NIC moves in one piece.
 //!
 //! A piece is what cannot be interrupted, so its length is what a neighbour waits for at least.
-//! Memory that is there is copied at the same speed always, and a piece of [`PIECE`] bytes is short.
-//! But a page that is touched for the first time is allocated and cleared meanwhile, which takes
-//! fifty times as long as copying it, and the guest chooses what it leaves untouched: 32 pages for
-//! 128 KiB, or for 32 elements of a byte. So a NIC whose pieces last longer than they are worth
-//! moves smaller ones, half as large each time, and larger ones again when they come in time.
+//! Memory that is there is copied at the same speed always, and a piece of [`PIECE`] bytes is
+//! short. But a page that is touched for the first time is allocated and cleared meanwhile, which
+//! takes fifty times as long as copying it, and the guest chooses what it leaves untouched: 32
+//! pages for 128 KiB, or for 32 elements of a byte. So a NIC whose pieces last longer than they are
+//! worth moves smaller ones, half as large each time, and larger ones again when they come in time.
 
 use super::Nanos;
 use crate::nic::budget::Looked;

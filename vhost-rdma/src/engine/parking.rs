@@ -8,12 +8,12 @@
 //! deadline, an event that finds a buffer.
 //!
 //! A kick also counts while the last look is under way: its post may lie on a page that was looked
-//! at already, and the kick comes only once. The worker hears kicks while it is awake, and looks for
-//! them every few microseconds as long as a NIC is parked (`worker/shard_thread.rs`).
+//! at already, and the kick comes only once. The worker hears kicks while it is awake, and looks
+//! for them every few microseconds as long as a NIC is parked (`worker/shard_thread.rs`).
 //!
-//! Some NICs stay awake though they are quiet: a few cost next to nothing, and their guests need not
-//! kick. NICs that bring their own verbs are not parked, since what comes from outside is theirs to
-//! look for.
+//! Some NICs stay awake though they are quiet: a few cost next to nothing, and their guests need
+//! not kick. NICs that bring their own verbs are not parked, since what comes from outside is
+//! theirs to look for.
 
 use super::{Nanos, Shard};
 use crate::nic::budget::{Budget, cost};

@@ -1,8 +1,9 @@
 //! Atomics, and ATOMIC_WRITE and FLUSH (IBTA annex A19), executed for a peer.
 //!
-//! Writes are copied into guest memory by this host's CPUs, where everyone who has the memory sees them in the order of the copies; what a
-//! FLUSH adds is that later readers cannot have looked before, which one fence gives. Memory that survives a loss of power is
-//! unknown here, so nobody gets the right to ask for that.
+//! Writes are copied into guest memory by this host's CPUs, where everyone who has the memory sees
+//! them in the order of the copies; what a FLUSH adds is that later readers cannot have looked
+//! before, which one fence gives. Memory that survives a loss of power is unknown here, so nobody
+//! gets the right to ask for that.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -30,7 +31,8 @@ impl Nic {
         } else {
             memory::compare_swap(&target, first, second)
         };
-        // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be operated on atomically.
+        // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be
+        // operated on atomically.
         let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
         if memory::write(result, 0, &before.to_le_bytes()).is_err() {
             return Outcome::LocalFault;
@@ -55,7 +57,8 @@ impl Nic {
             Payload::Memory(source) if memory::read(source, 0, &mut word).is_ok() => {}
             _ => return Outcome::LocalFault,
         }
-        // As with atomics, a region whose host memory is not aligned like its addresses cannot be written at once.
+        // As with atomics, a region whose host memory is not aligned like its addresses cannot be
+        // written at once.
         if memory::store(&target, u64::from_ne_bytes(word)).is_err() {
             return self.refuse(qpn, request, Nak::InvalidRequest);
         }
@@ -91,7 +94,8 @@ impl Nic {
 }
 
 impl MrTable {
-    /// Whether a key of a domain gives `rights` to a range, or to the whole region. No window gives them.
+    /// Whether a key of a domain gives `rights` to a range, or to the whole region. No window gives
+    /// them.
     fn admits_flush(&self, (pdn, key): (u32, u32), rights: u32, range: Option<(u64, u64)>) -> bool {
         self.get(key).is_some_and(|mr| {
             mr.pdn == pdn

@@ -1,10 +1,11 @@
-//! The sending side: takes work requests out of send queues, checks them against this NIC's own objects, hands them to the
-//! transport piece by piece, and turns outcomes into completions, waits and errors.
+//! The sending side: takes work requests out of send queues, checks them against this NIC's own
+//! objects, hands them to the transport piece by piece, and turns outcomes into completions, waits
+//! and errors.
 //!
-//! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a large
-//! message nor a long queue keeps others waiting. The turn's end is the round's budget of time,
-//! which is asked after each work request or piece of one; the counts below only share a NIC's
-//! time among its own QPs.
+//! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a
+//! large message nor a long queue keeps others waiting. The turn's end is the round's budget of
+//! time, which is asked after each work request or piece of one; the counts below only share a
+//! NIC's time among its own QPs.
 
 use virtio_rdma_abi::{SqWqe, access, event, opcode, send_flags, wc_status};
 
@@ -449,7 +450,8 @@ impl Nic {
         }
     }
 
-    /// Checks a work request's form and learns its length. Elements and inline bytes are copied once.
+    /// Checks a work request's form and learns its length. Elements and inline bytes are copied
+    /// once.
     fn plan(&self, turn: &Turn, send: &mut SendQueue, wqe: &SqWqe) -> Result<Planned, u8> {
         let operation = operation(turn.kind, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
         let inline = wqe.flags & send_flags::INLINE != 0;

@@ -1,7 +1,8 @@
-//! The receiving side: executes what peers ask, after every check that this NIC's QP and memory demand.
+//! The receiving side: executes what peers ask, after every check that this NIC's QP and memory
+//! demand.
 //!
-//! Nothing of a peer's request is trusted but its payload's bytes. Refusals follow IBTA 9.7.4 and 9.9.2; statuses per cause are
-//! in docs/virtio-rdma.md §8.3.
+//! Nothing of a peer's request is trusted but its payload's bytes. Refusals follow IBTA 9.7.4 and
+//! 9.9.2; statuses per cause are in docs/virtio-rdma.md §8.3.
 //!
 //! Who is at fault decides who pays (IBTA 9.9.3). What the receiver posted wrongly ends the
 //! receiver's QP, on every service (class A). What an unreliable peer sent wrongly is dropped and
@@ -249,7 +250,8 @@ impl Nic {
         Outcome::Done
     }
 
-    /// Invalidates the key that a SEND_WITH_INV names, after its data is placed and before its receive completes.
+    /// Invalidates the key that a SEND_WITH_INV names, after its data is placed and before its
+    /// receive completes.
     ///
     /// A key that cannot be invalidated is an error of the responder alone (IBTA 9.9.3, class J).
     fn invalidate_for(&mut self, qpn: u32, request: &Request<'_>) -> bool {
@@ -265,7 +267,8 @@ impl Nic {
         done
     }
 
-    /// Whether this piece follows what has arrived; a QP that was reset meanwhile knows nothing of it.
+    /// Whether this piece follows what has arrived; a QP that was reset meanwhile knows nothing of
+    /// it.
     fn continues(&self, qpn: u32, request: &Request<'_>) -> bool {
         self.qps.get(&qpn).is_some_and(|qp| qp.own.open_taken && qp.own.arrived == request.offset)
     }
@@ -459,7 +462,8 @@ impl Nic {
     pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
-            // The peer of an unreliable connection is never told and could guess keys as fast as it can post: not for ever.
+            // The peer of an unreliable connection is never told and could guess keys as fast as it
+            // can post: not for ever.
             let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Done };
             qp.own.refused += 1;
             if qp.own.refused == UNRELIABLE_REFUSALS {

@@ -1,11 +1,11 @@
 //! Rounds: whose turn it is.
 //!
 //! A shard serves its NICs in the order of the service that they have had, least first, for as long
-//! as a round lasts. Service is the time that went by while a NIC was served, or what it was charged
-//! where that is too short for the clock; one that was idle begins a little behind the least of the
-//! others, so that whoever wants little is served at once and gains nothing by having waited. So a
-//! guest that moves large messages costs its neighbours the rest of a round and not one of its turns
-//! each time.
+//! as a round lasts. Service is the time that went by while a NIC was served, or what it was
+//! charged where that is too short for the clock; one that was idle begins a little behind the
+//! least of the others, so that whoever wants little is served at once and gains nothing by having
+//! waited. So a guest that moves large messages costs its neighbours the rest of a round and not
+//! one of its turns each time.
 //!
 //! A NIC with one QP gets as much as one with many: while others have work too, it comes again in
 //! the same round as soon as it has had least. Who is alone has one turn for each QP, so that what

@@ -1,9 +1,10 @@
 //! The NICs of a shard by number, and which of them its rounds visit.
 //!
 //! A round costs what its NICs have to do, and not how many there are: a NIC that had nothing to do
-//! for a while is *parked* ([`super::parking`]), and rounds pass it by. Whoever changes a NIC reaches
-//! it by its number, and that alone makes it *awake* again ([`Slots::own_mut`]): nobody who gives a
-//! NIC work has to think of it. Only looks from outside ([`Slots::get`]) leave it where it is.
+//! for a while is *parked* ([`super::parking`]), and rounds pass it by. Whoever changes a NIC
+//! reaches it by its number, and that alone makes it *awake* again ([`Slots::own_mut`]): nobody who
+//! gives a NIC work has to think of it. Only looks from outside ([`Slots::get`]) leave it where it
+//! is.
 //!
 //! Nothing here knows what a NIC's work is.
 

@@ -28,7 +28,8 @@ use super::Nanos;
 use crate::memory::Usage;
 use crate::nic::budget::Meter;
 
-/// What a turn may last beyond what it was charged: more than any number of small pages that it can touch.
+/// What a turn may last beyond what it was charged: more than any number of small pages that it can
+/// touch.
 const SLACK: Nanos = 500_000;
 /// How many times its charge, beyond that: the unoptimised build is slow as well.
 const FACTOR: Nanos = 32;

@@ -1,7 +1,9 @@
-//! Memory windows (IBTA 10.6.7): keys that open a part of a region to peers, bound and unbound by work requests.
+//! Memory windows (IBTA 10.6.7): keys that open a part of a region to peers, bound and unbound by
+//! work requests.
 //!
-//! Type 1 windows belong to a protection domain, type 2 windows (2B: also to its domain) to the QP on which they were bound. A region with
-//! bound windows cannot be deregistered, so a window never outlives what it shows.
+//! Type 1 windows belong to a protection domain, type 2 windows (2B: also to its domain) to the QP
+//! on which they were bound. A region with bound windows cannot be deregistered, so a window never
+//! outlives what it shows.
 
 use virtio_rdma_abi::access;
 
@@ -115,7 +117,8 @@ impl MrTable {
         let window =
             self.window(bind.present).filter(|window| window.pdn == bind.pdn).ok_or(Denied)?;
         let bound = window.binding.is_some();
-        // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with length 0.
+        // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with
+        // length 0.
         if window.kind == WindowKind::Two && (bound || bind.len == 0) {
             return Err(Denied);
         }
@@ -154,7 +157,8 @@ impl MrTable {
         }
     }
 
-    /// Frees a type 2 window for a work request of `qpn`, or for a peer that sent with invalidate to it.
+    /// Frees a type 2 window for a work request of `qpn`, or for a peer that sent with invalidate
+    /// to it.
     pub(super) fn invalidate_window(&mut self, key: u32, qpn: u32) -> Result<(), Denied> {
         let window = self.window(key).ok_or(Denied)?;
         let its_own = window.binding.is_some_and(|binding| binding.qpn == qpn);

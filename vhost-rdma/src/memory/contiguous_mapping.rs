@@ -1,12 +1,15 @@
-//! Windows: memory of a guest at *contiguous* addresses of the daemon, for hardware that wants a region in one piece.
+//! Windows: memory of a guest at *contiguous* addresses of the daemon, for hardware that wants a
+//! region in one piece.
 //!
-//! A region whose pages lie side by side in guest memory is in one piece already. Any other is mapped a second time, run after run of
-//! neighbouring pages, into a range reserved for it. Each run is a mapping of its own, and a process may have only so many
-//! (`vm.max_map_count`): so runs are counted, for the NIC by the caller and for the daemon here, and a region that would take too many
-//! is refused while nothing is mapped yet. Pages of hugetlbfs cannot be mapped in parts: a run must begin and end with its huge pages,
-//! except where the region itself begins and ends.
+//! A region whose pages lie side by side in guest memory is in one piece already. Any other is
+//! mapped a second time, run after run of neighbouring pages, into a range reserved for it. Each
+//! run is a mapping of its own, and a process may have only so many (`vm.max_map_count`): so runs
+//! are counted, for the NIC by the caller and for the daemon here, and a region that would take too
+//! many is refused while nothing is mapped yet. Pages of hugetlbfs cannot be mapped in parts: a run
+//! must begin and end with its huge pages, except where the region itself begins and ends.
 //!
-//! The second mapping is never touched by a processor, so what vanishes under it raises no signal; what the hardware has pinned stays what it was.
+//! The second mapping is never touched by a processor, so what vanishes under it raises no signal;
+//! what the hardware has pinned stays what it was.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -52,14 +55,16 @@ struct Reservation {
     _maps: Maps,
 }
 
-// SAFETY: the range belongs to the value alone, and nothing here reads or writes what is mapped in it.
+// SAFETY: the range belongs to the value alone, and nothing here reads or writes what is mapped in
+// it.
 unsafe impl Send for Reservation {}
 // SAFETY: as above; it has no interior state.
 unsafe impl Sync for Reservation {}
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the range was reserved by us and nobody else maps anything into it; whoever used its addresses held the mapping.
+        // SAFETY: the range was reserved by us and nobody else maps anything into it; whoever used
+        // its addresses held the mapping.
         let _ = unsafe { munmap(self.start, self.len) };
     }
 }
@@ -169,7 +174,8 @@ fn map_runs(
         let len = (before + run.len).next_multiple_of(page);
         let target = start.wrapping_byte_add(host(at - before - start.addr() as u64));
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the range lies in the reservation, which is ours alone and not used by anyone yet.
+        // SAFETY: the range lies in the reservation, which is ours alone and not used by anyone
+        // yet.
         unsafe {
             mmap(
                 target,
@@ -187,7 +193,8 @@ fn map_runs(
 }
 
 impl Translation {
-    /// The runs of neighbouring pages that make up the region, by file; `None` if some have no file.
+    /// The runs of neighbouring pages that make up the region, by file; `None` if some have no
+    /// file.
     fn file_runs(&self) -> Option<Vec<Run<'_>>> {
         let mut runs: Vec<Run<'_>> = Vec::new();
         let mut offset = 0;

@@ -1,6 +1,7 @@
 //! The one copy: from segments to segments, and the atomic operations on guest memory.
 //!
-//! Source and destination may be the same bytes (a guest that writes to itself), so runs are moved as `memmove` does.
+//! Source and destination may be the same bytes (a guest that writes to itself), so runs are moved
+//! as `memmove` does.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,8 +54,8 @@ impl<'a, M: Held> Cursor<'a, M> {
 /// Moves `len` bytes: from `src`, `src_skip` bytes in, to `dst`, `dst_skip` bytes in.
 ///
 /// # Errors
-/// [`Fault::Shape`] if a list is shorter than that, [`Fault::Address`] if a kernel DMA segment left guest memory. Bytes
-/// before the fault have been moved.
+/// [`Fault::Shape`] if a list is shorter than that, [`Fault::Address`] if a kernel DMA segment left
+/// guest memory. Bytes before the fault have been moved.
 #[inline]
 pub fn copy(
     dst: &[Segment<impl Held>],
@@ -69,8 +70,9 @@ pub fn copy(
     while left > 0 {
         let (source, run) = from.run(left)?;
         let (target, run) = to.run(run as u64)?;
-        // SAFETY: both runs are mapped for `run` bytes and kept alive by their translations, which the segments hold.
-        // `ptr::copy` allows them to overlap; concurrent changes by the guest only change which bytes are moved.
+        // SAFETY: both runs are mapped for `run` bytes and kept alive by their translations, which
+        // the segments hold. `ptr::copy` allows them to overlap; concurrent changes by the guest
+        // only change which bytes are moved.
         unsafe { ptr::copy(source.0, target.0, run) };
         from.advance(run);
         to.advance(run);
@@ -89,7 +91,8 @@ pub fn write(dst: &[Segment<impl Held>], skip: u64, bytes: &[u8]) -> Result<(), 
     let mut done = 0;
     while done < bytes.len() {
         let (target, run) = to.run((bytes.len() - done) as u64)?;
-        // SAFETY: `target` is mapped for `run` bytes and kept alive by its translation; `bytes` is ours.
+        // SAFETY: `target` is mapped for `run` bytes and kept alive by its translation; `bytes` is
+        // ours.
         unsafe { ptr::copy_nonoverlapping(bytes[done..].as_ptr(), target.0, run) };
         to.advance(run);
         done += run;
@@ -107,7 +110,8 @@ pub fn read(src: &[Segment<impl Held>], skip: u64, out: &mut [u8]) -> Result<(),
     let mut done = 0;
     while done < out.len() {
         let (source, run) = from.run((out.len() - done) as u64)?;
-        // SAFETY: `source` is mapped for `run` bytes and kept alive by its translation; `out` is ours.
+        // SAFETY: `source` is mapped for `run` bytes and kept alive by its translation; `out` is
+        // ours.
         unsafe { ptr::copy_nonoverlapping(source.0, out[done..].as_mut_ptr(), run) };
         from.advance(run);
         done += run;
@@ -121,8 +125,8 @@ fn word<M: Held>(segment: &Segment<M>) -> Result<&AtomicU64, Fault> {
     if run < 8 || !host.addr().is_multiple_of(8) {
         return Err(Fault::Shape);
     }
-    // SAFETY: eight mapped, aligned bytes that live as long as the segment's translation, to which the borrow is tied.
-    // The guest's CPUs access the same word with their own atomic instructions.
+    // SAFETY: eight mapped, aligned bytes that live as long as the segment's translation, to which
+    // the borrow is tied. The guest's CPUs access the same word with their own atomic instructions.
     Ok(unsafe { AtomicU64::from_ptr(host.0.cast()) })
 }
 

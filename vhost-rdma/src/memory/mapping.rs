@@ -1,15 +1,18 @@
 //! One mapping of guest memory, with all that must live exactly as long.
 //!
-//! A [`Mapping`] is made here and nowhere else, and owns what makes it safe to touch: the addresses, its place in the SIGBUS handler's
-//! table (`sigbus`), and its share of what the process can map (`maps`). Whoever can reach the bytes holds the mapping, so there is no
-//! way to hold one without the other.
+//! A [`Mapping`] is made here and nowhere else, and owns what makes it safe to touch: the
+//! addresses, its place in the SIGBUS handler's table (`sigbus`), and its share of what the process
+//! can map (`maps`). Whoever can reach the bytes holds the mapping, so there is no way to hold one
+//! without the other.
 //!
-//! What is mapped is always whole pages *of the file*. A mapping of hugetlbfs that is shorter than its page is rounded up by the
-//! kernel, and can then be neither replaced nor unmapped at the length that was asked for (mm/hugetlb.c, `hugetlb_vm_op_split`); so
-//! such a mapping is refused before it is made.
+//! What is mapped is always whole pages *of the file*. A mapping of hugetlbfs that is shorter than
+//! its page is rounded up by the kernel, and can then be neither replaced nor unmapped at the
+//! length that was asked for (mm/hugetlb.c, `hugetlb_vm_op_split`); so such a mapping is refused
+//! before it is made.
 //!
-//! The last holder of a mapping unmaps it, which takes time in proportion to what was touched, and frees the file's pages where the
-//! VMM has let go of them. On a thread that serves several guests ([`super::unmap_elsewhere`]) `reaper` does it instead.
+//! The last holder of a mapping unmaps it, which takes time in proportion to what was touched, and
+//! frees the file's pages where the VMM has let go of them. On a thread that serves several guests
+//! ([`super::unmap_elsewhere`]) `reaper` does it instead.
 
 use std::fmt;
 use std::fs::File;
@@ -85,7 +88,8 @@ impl Drop for Parts {
     fn drop(&mut self) {
         // Whoever maps something at these addresses next must not find them listed.
         self.watch = None;
-        // SAFETY: the range is one whole mapping that `Mapping::new` made; nobody can reach its bytes any more.
+        // SAFETY: the range is one whole mapping that `Mapping::new` made; nobody can reach its
+        // bytes any more.
         let unmapped = unsafe { munmap(self.start.0.cast(), self.len) };
         if let Err(error) = unmapped {
             tracing::error!(%error, len = self.len, "guest memory cannot be unmapped");
@@ -184,17 +188,19 @@ impl Mapping {
         self.parts.as_ref().and_then(|parts| parts.watch.as_ref()).is_some_and(Watch::gone)
     }
 
-    /// How much of the file comes with the first touch of a byte: more than [`PAGE_SIZE`] if it is on huge pages.
+    /// How much of the file comes with the first touch of a byte: more than [`PAGE_SIZE`] if it is
+    /// on huge pages.
     pub(super) const fn grain(&self) -> u64 {
         self.grain
     }
 
-    /// Has the page around an address of this mapping come, as a store to it would; the address that follows it. Takes as long as the
-    /// host takes to find and clear the page.
+    /// Has the page around an address of this mapping come, as a store to it would; the address
+    /// that follows it. Takes as long as the host takes to find and clear the page.
     pub(super) fn populate(&self, at: usize) -> Result<usize, Errno> {
         let grain = host(self.grain);
         let within = at - self.start.addr();
-        // Grains begin where the file's do, which for a file that is mapped from the middle is not the mapping's begin.
+        // Grains begin where the file's do, which for a file that is mapped from the middle is not
+        // the mapping's begin.
         let skew = self.file().map_or(0, |(_, offset)| host(offset % self.grain));
         let first = ((within + skew) / grain * grain).saturating_sub(skew);
         let end = ((within + skew) / grain * grain + grain - skew).min(host(self.len));
@@ -311,7 +317,8 @@ mod tests {
         let start = map.start().addr();
         assert_eq!(map.populate(start + 0x1234), Ok(start + 0x2000));
         assert_eq!(blocks(), 1);
-        // As if its pages were of 64 KiB: the first begins eleven pages before the mapping's sixteenth.
+        // As if its pages were of 64 KiB: the first begins eleven pages before the mapping's
+        // sixteenth.
         map.grain = 1 << 16;
         assert_eq!(map.populate(start + 0x3000), Ok(start + (11 << 12)));
         assert_eq!(blocks(), 11);

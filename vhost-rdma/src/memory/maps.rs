@@ -1,9 +1,11 @@
 //! What the process can still map, and who may have it.
 //!
-//! Mappings, addresses and descriptors are the process's own: a VMM that used them up would leave none for its neighbours' memory, for
-//! a thread's stack or for the allocator, and an allocator that gets none ends the process. So everything that a guest can have mapped
-//! is counted before it is mapped. What is left over is also what the SIGBUS handler lives on: `mmap` in the place of a mapping fails
-//! once there are more than `vm.max_map_count` of them (mm/mmap.c, `do_mmap`), so there never may be.
+//! Mappings, addresses and descriptors are the process's own: a VMM that used them up would leave
+//! none for its neighbours' memory, for a thread's stack or for the allocator, and an allocator
+//! that gets none ends the process. So everything that a guest can have mapped is counted before it
+//! is mapped. What is left over is also what the SIGBUS handler lives on: `mmap` in the place of a
+//! mapping fails once there are more than `vm.max_map_count` of them (mm/mmap.c, `do_mmap`), so
+//! there never may be.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +28,8 @@ pub(super) struct Maps(usize);
 pub(super) enum Use {
     /// The memory itself, of which there are a few for each guest.
     Memory,
-    /// Second mappings for an RNIC, of which a guest would like any number: they leave a quarter to the first kind.
+    /// Second mappings for an RNIC, of which a guest would like any number: they leave a quarter to
+    /// the first kind.
     Windows,
 }
 

@@ -1,9 +1,10 @@
 //! Guest memory: the only module that touches it, and the only one with raw pointers.
 //!
-//! Everything a guest gives the device by address (rings, doorbell pages, memory regions) is resolved *once*, when the
-//! control command that names it executes, into a [`Translation`]: an immutable table from offsets to host addresses that
-//! keeps the mapping behind it alive. From then on the engine and the transports hold translations and never a guest
-//! address, so a guest that changes its page tables, or a VMM that unplugs memory, can make them read stale bytes but can
+//! Everything a guest gives the device by address (rings, doorbell pages, memory regions) is
+//! resolved *once*, when the control command that names it executes, into a [`Translation`]: an
+//! immutable table from offsets to host addresses that keeps the mapping behind it alive. From then
+//! on the engine and the transports hold translations and never a guest address, so a guest that
+//! changes its page tables, or a VMM that unplugs memory, can make them read stale bytes but can
 //! never make them read foreign ones.
 //!
 //! ```text
@@ -11,12 +12,13 @@
 //!  (regions)                (Arc'ed)      └─ Segment  (translation, offset, length): what a copy moves between
 //! ```
 //!
-//! Guest memory changes under our feet at any time: no reference (`&[u8]`) to it is ever made, bytes are copied out before
-//! they are looked at, and a value is read once. All writes to guest memory pass [`copy`] and `ring`; that is where dirty
-//! pages will be logged for live migration.
+//! Guest memory changes under our feet at any time: no reference (`&[u8]`) to it is ever made,
+//! bytes are copied out before they are looked at, and a value is read once. All writes to guest
+//! memory pass [`copy`] and `ring`; that is where dirty pages will be logged for live migration.
 //!
-//! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any set of mappings, so
-//! tests use anonymous memory and a front end for container processes can use theirs.
+//! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any
+//! set of mappings, so tests use anonymous memory and a front end for container processes can use
+//! theirs.
 
 mod account;
 mod contiguous_mapping;
@@ -63,8 +65,8 @@ const fn host(value: u64) -> usize {
 #[derive(Clone, Copy, Debug)]
 struct HostPtr(*mut u8);
 
-// SAFETY: a `HostPtr` is a number; it is dereferenced only in this module, where the holder keeps the mapping alive, and
-// always as memory that other threads and the guest change at the same time.
+// SAFETY: a `HostPtr` is a number; it is dereferenced only in this module, where the holder keeps
+// the mapping alive, and always as memory that other threads and the guest change at the same time.
 unsafe impl Send for HostPtr {}
 // SAFETY: as above; it has no interior state.
 unsafe impl Sync for HostPtr {}

@@ -1,7 +1,7 @@
 //! Page lists (docs/virtio-rdma.md §6.1): how a guest describes rings and memory regions.
 //!
-//! The walk is bounded by the number of pages that the list claims, which the caller has bounded by what the object needs;
-//! list pages are copied out entry by entry and each is read once.
+//! The walk is bounded by the number of pages that the list claims, which the caller has bounded by
+//! what the object needs; list pages are copied out entry by entry and each is read once.
 
 use std::sync::Arc;
 
@@ -105,7 +105,8 @@ impl PageList {
     }
 }
 
-/// A plain array of page addresses in guest memory, as a fast registration names it (docs/virtio-rdma.md §7.1, REG_MR).
+/// A plain array of page addresses in guest memory, as a fast registration names it
+/// (docs/virtio-rdma.md §7.1, REG_MR).
 #[derive(Clone, Copy, Debug)]
 pub struct PageArray {
     /// Address of the first entry, a multiple of 8.
@@ -169,7 +170,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Reads the list page at `addr`, `level` levels above the data pages, until `needed` data pages are known.
+    /// Reads the list page at `addr`, `level` levels above the data pages, until `needed` data
+    /// pages are known.
     fn walk(&mut self, addr: u64, level: u8, needed: u64) -> Result<(), Fault> {
         let list = list_page(self.space, addr)?;
         let per_entry = ENTRIES.pow(u32::from(level) - 1);

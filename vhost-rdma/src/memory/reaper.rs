@@ -1,12 +1,12 @@
 //! The thread that unmaps guest memory in the place of threads that serve several guests.
 //!
 //! Unmapping takes time in proportion to what was touched (see `mapping`). A worker gives the parts
-//! of a mapping away instead, and must wait for nobody while it does so: not for the reaper, and not
-//! for another worker that lost its processor in the middle of the same. Channels have such waits,
-//! as locks or as loops. So there are many [`Reaper::piles`], each with a lock that whoever gives
-//! only tries: a thread is at one of them at a time, so the next is free, and with more threads than
-//! piles at it at one moment the worker unmaps by itself. `Thread::unpark` takes no lock (a futex,
-//! library/std/src/sys/sync/thread_parking/futex.rs).
+//! of a mapping away instead, and must wait for nobody while it does so: not for the reaper, and
+//! not for another worker that lost its processor in the middle of the same. Channels have such
+//! waits, as locks or as loops. So there are many [`Reaper::piles`], each with a lock that whoever
+//! gives only tries: a thread is at one of them at a time, so the next is free, and with more
+//! threads than piles at it at one moment the worker unmaps by itself. `Thread::unpark` takes no
+//! lock (a futex, library/std/src/sys/sync/thread_parking/futex.rs).
 //!
 //! It may touch nothing but what it is given.
 

@@ -1,7 +1,9 @@
-//! Rings, control blocks, status and doorbell pages: memory that both sides read and write word by word.
+//! Rings, control blocks, status and doorbell pages: memory that both sides read and write word by
+//! word.
 //!
-//! Offsets come from the engine, which masks every index that a guest chose; an offset outside the ring reads as zero and a
-//! store there is dropped, so that a mistake of ours cannot become an access to foreign memory.
+//! Offsets come from the engine, which masks every index that a guest chose; an offset outside the
+//! ring reads as zero and a store there is dropped, so that a mistake of ours cannot become an
+//! access to foreign memory.
 
 use std::ptr;
 use std::sync::Arc;
@@ -66,8 +68,9 @@ impl Ring {
                 out[done..].fill(0);
                 return;
             };
-            // SAFETY: `run` bytes at `host` are mapped and kept alive by the translation; `out` has room for them; guest
-            // memory and our buffer cannot overlap. The guest may change the bytes meanwhile: any mixture is a valid u8.
+            // SAFETY: `run` bytes at `host` are mapped and kept alive by the translation; `out` has
+            // room for them; guest memory and our buffer cannot overlap. The guest may change the
+            // bytes meanwhile: any mixture is a valid u8.
             unsafe { ptr::copy_nonoverlapping(host.0, out[done..].as_mut_ptr(), run) };
             done += run;
         }

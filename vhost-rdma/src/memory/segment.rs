@@ -28,7 +28,8 @@ impl Held for &Arc<Translation> {
     }
 }
 
-/// `len` bytes at `offset` of a translation. The maker has checked that the translation covers them.
+/// `len` bytes at `offset` of a translation. The maker has checked that the translation covers
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<M = Arc<Translation>> {
     /// Where the bytes are.

@@ -1,21 +1,27 @@
 //! Guest memory that vanishes under its mapping.
 //!
-//! A VMM can truncate the file that it gave us or give huge pages that the host does not have, and the host can lose a page to a memory
-//! error: the next access raises SIGBUS, whose default would end the daemon and with it the NICs of every guest. So all guest mappings
-//! are listed in a fixed table, and the handler replaces the *whole* mapping that the fault lies in by zeroes, marks it gone, and lets
-//! the access go on. Whoever owns the memory learns it from [`Watch::gone`], after [`vanished`] has changed, and fails its NIC.
+//! A VMM can truncate the file that it gave us or give huge pages that the host does not have, and
+//! the host can lose a page to a memory error: the next access raises SIGBUS, whose default would
+//! end the daemon and with it the NICs of every guest. So all guest mappings are listed in a fixed
+//! table, and the handler replaces the *whole* mapping that the fault lies in by zeroes, marks it
+//! gone, and lets the access go on. Whoever owns the memory learns it from [`Watch::gone`], after
+//! [`vanished`] has changed, and fails its NIC.
 //!
-//! **The replacement must not be refused**, since there is no other way out: the access can neither be finished nor given up. `mmap`
-//! over a whole mapping takes nothing that may be used up. It splits no mapping and there are never too many (`maps`); and it commits
-//! no memory, which under `vm.overcommit_memory=2` a private writable mapping does, whatever its flags (mm/vma.c,
-//! `accountable_mapping`). So what takes the place of guest memory is a shared mapping of one sparse file of ours, the grave, which is
-//! made before the first guest's memory is mapped. Each address has its own offset there: what one guest's neighbours still write into
-//! memory that is gone is read by no other guest, and is freed with the mapping. Only a page that is touched after that takes memory.
-//! Where the host has none, not even for that page, the thread waits for it as any would: the access faults again.
+//! **The replacement must not be refused**, since there is no other way out: the access can neither
+//! be finished nor given up. `mmap` over a whole mapping takes nothing that may be used up. It
+//! splits no mapping and there are never too many (`maps`); and it commits no memory, which under
+//! `vm.overcommit_memory=2` a private writable mapping does, whatever its flags (mm/vma.c,
+//! `accountable_mapping`). So what takes the place of guest memory is a shared mapping of one
+//! sparse file of ours, the grave, which is made before the first guest's memory is mapped. Each
+//! address has its own offset there: what one guest's neighbours still write into memory that is
+//! gone is read by no other guest, and is freed with the mapping. Only a page that is touched after
+//! that takes memory. Where the host has none, not even for that page, the thread waits for it as
+//! any would: the access faults again.
 //!
-//! What a signal handler may do is little: it reads atomics and calls `mmap`. Entries of the table come and go meanwhile, in other
-//! threads, so each has a sequence number, odd while it changes; the entry of the mapping that faults cannot change, since the
-//! thread that faults holds the mapping. A fault anywhere else goes to the handler that was there before us.
+//! What a signal handler may do is little: it reads atomics and calls `mmap`. Entries of the table
+//! come and go meanwhile, in other threads, so each has a sequence number, odd while it changes;
+//! the entry of the mapping that faults cannot change, since the thread that faults holds the
+//! mapping. A fault anywhere else goes to the handler that was there before us.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -28,7 +34,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 
 use super::HostPtr;
 
-/// Mappings of all guests together that can be watched: more than the host lets one process have (`vm.max_map_count`, 65530 by default).
+/// Mappings of all guests together that can be watched: more than the host lets one process have
+/// (`vm.max_map_count`, 65530 by default).
 const SLOTS: usize = 1 << 16;
 /// The file's name in `/proc/self/maps`.
 pub(super) const GRAVE: &str = "vanished-guest-memory";
@@ -65,7 +72,8 @@ impl Slot {
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range, if it holds `addr`; an entry that changes right now holds nothing that can fault here.
+    /// The range, if it holds `addr`; an entry that changes right now holds nothing that can fault
+    /// here.
     fn range_with(&self, addr: usize) -> Option<(usize, usize)> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let (start, len) = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
@@ -91,7 +99,8 @@ struct Guard {
     previous: libc::sigaction,
 }
 
-/// How many mappings have vanished since the process began. It changes before the access that found out returns.
+/// How many mappings have vanished since the process began. It changes before the access that found
+/// out returns.
 #[inline]
 #[must_use]
 pub fn vanished() -> u64 {
@@ -105,8 +114,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches `len` bytes at `start`, which are one whole mapping. `None` without a free slot, or where no handler can be installed:
-    /// then the memory must not be used.
+    /// Watches `len` bytes at `start`, which are one whole mapping. `None` without a free slot, or
+    /// where no handler can be installed: then the memory must not be used.
     pub(super) fn new(start: HostPtr, len: usize) -> Option<Self> {
         GUARD.get_or_init(Guard::install).as_ref()?;
         if (start.addr() as u64).checked_add(len as u64)? > GRAVE_SIZE {
@@ -169,9 +178,11 @@ impl Guard {
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
         action.sa_sigaction = handler as libc::sighandler_t;
-        // Not on the stack of the thread that faults, which has one for signals from the standard library.
+        // Not on the stack of the thread that faults, which has one for signals from the standard
+        // library.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: both point to structures of the right type; the handler does only what a handler may.
+        // SAFETY: both point to structures of the right type; the handler does only what a handler
+        // may.
         let set =
             unsafe { libc::sigaction(libc::SIGBUS, &raw const action, previous.as_mut_ptr()) };
         if set != 0 {
@@ -183,7 +194,8 @@ impl Guard {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands a valid `siginfo_t` to a SA_SIGINFO handler, for the time of the call.
+    // SAFETY: the kernel hands a valid `siginfo_t` to a SA_SIGINFO handler, for the time of the
+    // call.
     let fault = unsafe { &*info };
     // SAFETY: for SIGBUS it has an address.
     let addr = unsafe { fault.si_addr() }.addr();
@@ -199,7 +211,8 @@ fn replace(addr: usize) -> bool {
     let found = TABLE[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
     let Some((slot, (start, len))) = found else { return false };
     let again = slot.gone.load(Ordering::Acquire);
-    // SAFETY: the address of the calling thread's own number, which the interrupted code may be about to read.
+    // SAFETY: the address of the calling thread's own number, which the interrupted code may be
+    // about to read.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: nobody but this thread reads or writes it.
     let before = unsafe { errno.read() };
@@ -231,9 +244,10 @@ fn bury(start: usize, len: usize, guard: &Guard) -> bool {
     // Below `GRAVE_SIZE`, so no sign is lost.
     #[allow(clippy::cast_possible_wrap)]
     let offset = start as libc::off_t;
-    // SAFETY: the range is exactly one mapping of guest memory, alive because this very thread is accessing it. It is only
-    // ever accessed as raw bytes that may change at any time, so other contents are nothing new to anyone. `mmap` may
-    // be called in a signal handler on Linux: it is a bare system call.
+    // SAFETY: the range is exactly one mapping of guest memory, alive because this very thread is
+    // accessing it. It is only ever accessed as raw bytes that may change at any time, so other
+    // contents are nothing new to anyone. `mmap` may be called in a signal handler on Linux: it is
+    // a bare system call.
     let mapped = unsafe {
         let at = ptr::without_provenance_mut(start);
         libc::mmap(at, len, rights, flags, guard.grave.as_raw_fd(), offset)
@@ -260,7 +274,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
             handler(signal, info, context);
         }
         _ => {
-            // SAFETY: setting the default action is allowed anywhere; the access faults again and ends the process.
+            // SAFETY: setting the default action is allowed anywhere; the access faults again and
+            // ends the process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }

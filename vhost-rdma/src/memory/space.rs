@@ -1,7 +1,8 @@
 //! The memory of one guest: a sorted set of regions, each a host mapping at a guest address.
 //!
-//! A space is a snapshot. When memory is plugged or unplugged the front end makes a new one; translations made from the old
-//! one keep the mappings that they use alive until the engine has let go of them.
+//! A space is a snapshot. When memory is plugged or unplugged the front end makes a new one;
+//! translations made from the old one keep the mappings that they use alive until the engine has
+//! let go of them.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -60,7 +61,8 @@ impl Region {
         self.mapping.len()
     }
 
-    /// Whether both are the same host mapping (a region that was unplugged and plugged again is another).
+    /// Whether both are the same host mapping (a region that was unplugged and plugged again is
+    /// another).
     #[must_use]
     pub fn same_mapping(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.mapping, &other.mapping)
@@ -124,8 +126,8 @@ impl GuestMemoryRegion for Region {
         if !inside {
             return Err(GuestMemoryError::InvalidBackendAddress);
         }
-        // SAFETY: `count` mapped bytes, kept alive by the mapping, to which the borrow is tied. A slice is accessed as memory that
-        // others change.
+        // SAFETY: `count` mapped bytes, kept alive by the mapping, to which the borrow is tied. A
+        // slice is accessed as memory that others change.
         Ok(unsafe { VolatileSlice::new(start.0, count) })
     }
 }
@@ -246,7 +248,8 @@ impl AddressSpace {
         &self.regions
     }
 
-    /// Whether some of the memory is gone for good, such as by truncation of its file (see [`super::vanished`]).
+    /// Whether some of the memory is gone for good, such as by truncation of its file (see
+    /// [`super::vanished`]).
     #[must_use]
     pub fn vanished(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.gone())

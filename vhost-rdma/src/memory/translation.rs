@@ -142,9 +142,10 @@ impl Translation {
 
     /// Has the pages come that lie in memory of huge pages, for as long as `go_on` says so.
     ///
-    /// The first touch of a page of 2 MiB takes a hundred times as long as that of a small one: as long as it takes to clear it. A
-    /// worker that touched many of them would make all its guests wait. So they come here, on a thread that serves this guest only, when a
-    /// command names them. Small pages come when they are touched.
+    /// The first touch of a page of 2 MiB takes a hundred times as long as that of a small one: as
+    /// long as it takes to clear it. A worker that touched many of them would make all its guests
+    /// wait. So they come here, on a thread that serves this guest only, when a command names them.
+    /// Small pages come when they are touched.
     ///
     /// # Errors
     /// [`Fault::Room`] if the host has no page.
@@ -176,7 +177,8 @@ impl Translation {
         Ok(())
     }
 
-    /// The host address of `offset` and the number of bytes that follow contiguously, at most `max` (≥ 1).
+    /// The host address of `offset` and the number of bytes that follow contiguously, at most `max`
+    /// (≥ 1).
     #[inline]
     pub(super) fn run(&self, offset: u64, max: u64) -> Option<(HostPtr, usize)> {
         let (start, run) = match &self.pages {

@@ -1,4 +1,5 @@
-//! What the calling thread has had of the host: how often a page was missing, and how often it was made to wait for its processor.
+//! What the calling thread has had of the host: how often a page was missing, and how often it was
+//! made to wait for its processor.
 
 use std::mem::MaybeUninit;
 

@@ -1,4 +1,5 @@
-//! A socket pair that keeps messages apart and carries descriptors (`SOCK_SEQPACKET`, `SCM_RIGHTS`).
+//! A socket pair that keeps messages apart and carries descriptors (`SOCK_SEQPACKET`,
+//! `SCM_RIGHTS`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,8 +1,9 @@
-//! Control commands as the engine takes them: parsed, sized, and with every guest address already resolved.
+//! Control commands as the engine takes them: parsed, sized, and with every guest address already
+//! resolved.
 //!
-//! The front end (virtio today, others later) owns the byte layout of commands and the resolving of page lists; it does both
-//! on its own thread, so that a huge registration costs the shard nothing. Requests whose fields need no resolving are the ABI's
-//! own structures.
+//! The front end (virtio today, others later) owns the byte layout of commands and the resolving of
+//! page lists; it does both on its own thread, so that a huge registration costs the shard nothing.
+//! Requests whose fields need no resolving are the ABI's own structures.
 
 use std::any::Any;
 use std::fmt;
@@ -151,7 +152,8 @@ pub enum Command {
     Finish(Box<dyn Any + Send>),
 }
 
-/// The part of a command that may block, for the thread that gave the command: a shard waits for nobody.
+/// The part of a command that may block, for the thread that gave the command: a shard waits for
+/// nobody.
 pub struct BlockingJob(Box<dyn FnOnce() -> Command + Send>);
 
 impl BlockingJob {
@@ -160,7 +162,8 @@ impl BlockingJob {
         Self(Box::new(move || Command::Finish(Box::new(work()))))
     }
 
-    /// Carries it out; the command that is returned has to be given to the same NIC, whatever became of that meanwhile.
+    /// Carries it out; the command that is returned has to be given to the same NIC, whatever
+    /// became of that meanwhile.
     #[must_use]
     pub fn run(self) -> Command {
         (self.0)()

@@ -24,8 +24,8 @@ pub(crate) const PAGE: usize = size_of::<Page>();
 pub(crate) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.
 const LOOKS: usize = 16;
-/// Of these, pages that are looked at before the lively ones are asked again: a post to one of those
-/// is not to wait for pages where nothing happens.
+/// Of these, pages that are looked at before the lively ones are asked again: a post to one of
+/// those is not to wait for pages where nothing happens.
 const AT_ONCE: usize = 4;
 /// Pages that rang lately, at most; they are looked at in every round.
 const LIVELY: usize = 16;
@@ -296,7 +296,8 @@ impl Contexts {
         })
     }
 
-    /// Gives doorbells to the rings (to send from, to receive into) that a QP has; `db::NONE` for one that it has not.
+    /// Gives doorbells to the rings (to send from, to receive into) that a QP has; `db::NONE` for
+    /// one that it has not.
     pub(crate) fn take_doorbells(
         &mut self,
         ctx: u32,
@@ -333,8 +334,9 @@ impl Contexts {
         }
     }
 
-    /// The queue begins again at index 0. Also for whatever is seen while its QP is in RESET: the driver zeroes the index only when the
-    /// command has returned, and a leftover that counted as seen would hide the next life's posts up to the same index.
+    /// The queue begins again at index 0. Also for whatever is seen while its QP is in RESET: the
+    /// driver zeroes the index only when the command has returned, and a leftover that counted as
+    /// seen would hide the next life's posts up to the same index.
     pub(crate) fn reset_doorbell(&mut self, ctx: u32, number: u32) {
         if let Some((page, slot)) = self.doorbell(ctx, number) {
             page.reset(slot);

@@ -1,4 +1,5 @@
-//! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3, §7.4), made of any [`Words`] so that models can try them.
+//! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3,
+//! §7.4), made of any [`Words`] so that models can try them.
 
 use virtio_rdma_abi::{Cqe, arm, ctrl, wc_status};
 use zerocopy::IntoBytes;
@@ -27,7 +28,8 @@ pub(crate) enum Fire {
     No,
     /// An event is due, which answers this arm; the CQ is disarmed.
     Event(u32),
-    /// The event waits for more entries; `Some`: it begins to, and is to be looked at again at this time.
+    /// The event waits for more entries; `Some`: it begins to, and is to be looked at again at this
+    /// time.
     Later(Option<Nanos>),
 }
 
@@ -158,7 +160,8 @@ impl<W: Words> Cq<W> {
             self.moderation.forget();
             return Fire::No;
         }
-        // A solicited entry that found the CQ unarmed is over; one that finds it armed for solicited has fired, or its event waits.
+        // A solicited entry that found the CQ unarmed is over; one that finds it armed for
+        // solicited has fired, or its event waits.
         let due = word & arm::ANY != 0 || (word & arm::SOLICITED != 0 && solicited);
         if !due && !self.moderation.is_waiting() {
             return Fire::No;
@@ -171,9 +174,11 @@ impl<W: Words> Cq<W> {
         Fire::Event(seq)
     }
 
-    /// Begins to move to another ring, to which [`carry`](Self::carry) brings what the guest has not consumed; indices go on.
+    /// Begins to move to another ring, to which [`carry`](Self::carry) brings what the guest has
+    /// not consumed; indices go on.
     ///
-    /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA 11.2.8.3).
+    /// `requested` is what the application asked for: fewer than are waiting is refused (IBTA
+    /// 11.2.8.3).
     pub(crate) fn succeed(
         &mut self,
         entries: u32,
@@ -202,7 +207,8 @@ impl<W: Words> Cq<W> {
         true
     }
 
-    /// Moves, once everything was carried over; the ring that was left. More may have come than the other ring takes.
+    /// Moves, once everything was carried over; the ring that was left. More may have come than the
+    /// other ring takes.
     pub(crate) fn take_over(&mut self, to: Succession<W>) -> Result<W, super::Status> {
         let waiting = self.unconsumed().filter(|&waiting| waiting <= to.most);
         let waiting = waiting.ok_or(super::Status::INVAL)?;

@@ -1,6 +1,8 @@
-//! The 40 bytes in front of a datagram (IBTA 11.4.1.2; for RoCE v2, annex A17): the network header that a wire would have carried.
+//! The 40 bytes in front of a datagram (IBTA 11.4.1.2; for RoCE v2, annex A17): the network header
+//! that a wire would have carried.
 //!
-//! libibverbs tells IPv4 from IPv6 by these bytes alone and checks the IPv4 header's checksum (ibv_init_ah_from_wc), so they must be right.
+//! libibverbs tells IPv4 from IPv6 by these bytes alone and checks the IPv4 header's checksum
+//! (ibv_init_ah_from_wc), so they must be right.
 
 use crate::transport::{Flow, GRH_LEN, Gid};
 

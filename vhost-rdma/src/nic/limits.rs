@@ -58,7 +58,8 @@ pub const CAPS: u64 = abi::cap::ATOMIC
     | abi::cap::FLUSH
     | abi::cap::ATOMIC_WRITE;
 
-/// Numbers of objects that one NIC may have. They are reported to the guest, honoured, and may change while the NIC lives.
+/// Numbers of objects that one NIC may have. They are reported to the guest, honoured, and may
+/// change while the NIC lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Limits {
@@ -110,7 +111,8 @@ pub struct Objects {
 pub struct Counters {
     /// Payload bytes that left: sends, writes, atomics' operands, and what peers read.
     pub tx_bytes: u64,
-    /// Payload bytes that arrived: receives, peers' writes and atomics, and what was read from peers.
+    /// Payload bytes that arrived: receives, peers' writes and atomics, and what was read from
+    /// peers.
     pub rx_bytes: u64,
     /// Messages whose request left this NIC.
     pub tx_messages: u64,

@@ -1,8 +1,11 @@
-//! Event moderation of a completion queue (docs/virtio-rdma.md §7.4): an event waits for company, but not for long.
+//! Event moderation of a completion queue (docs/virtio-rdma.md §7.4): an event waits for company,
+//! but not for long.
 //!
-//! A guest that is woken for every completion spends its time in interrupts. With moderation the event that an arm asked for waits until `count` entries are
-//! there, or until `period` has gone by since the first of them; an error ends the wait, because who waits for a reply that has failed should not wait more. Nothing
-//! here touches the ring: the arm stays in force while the event waits, so a wait that is forgotten costs an event too many and never one too few.
+//! A guest that is woken for every completion spends its time in interrupts. With moderation the
+//! event that an arm asked for waits until `count` entries are there, or until `period` has gone by
+//! since the first of them; an error ends the wait, because who waits for a reply that has failed
+//! should not wait more. Nothing here touches the ring: the arm stays in force while the event
+//! waits, so a wait that is forgotten costs an event too many and never one too few.
 
 use super::Nanos;
 
@@ -37,7 +40,8 @@ pub(crate) enum Verdict {
 }
 
 impl Moderation {
-    /// Sets count and period; either 0 ends moderation. An event that waits under the old setting goes at the next look.
+    /// Sets count and period; either 0 ends moderation. An event that waits under the old setting
+    /// goes at the next look.
     pub(crate) fn set(&mut self, count: u16, period_us: u16) {
         let (count, period) = (u32::from(count), u64::from(period_us) * 1000);
         self.setting = (count != 0 && period != 0).then_some(Setting { count, period });
@@ -60,7 +64,8 @@ impl Moderation {
         self.wait.is_some_and(|wait| now >= wait.until)
     }
 
-    /// An event is due, after `fresh` entries since the last question; `hurry` if one of them was an error.
+    /// An event is due, after `fresh` entries since the last question; `hurry` if one of them was
+    /// an error.
     pub(crate) fn ask(&mut self, fresh: u32, hurry: bool, now: Nanos) -> Verdict {
         let begins = self.wait.is_none();
         let wait = match (self.wait, self.setting) {

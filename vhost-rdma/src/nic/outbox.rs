@@ -1,4 +1,5 @@
-//! Events on their way to the guest: at most one waits per CQ, and one of a type per object, for as long as the guest has no buffer.
+//! Events on their way to the guest: at most one waits per CQ, and one of a type per object, for as
+//! long as the guest has no buffer.
 //!
 //! So nothing is lost and memory is bounded by the number of objects, whatever a guest does with
 //! its event queues. As many as wait may be offered, a few in each round, since each costs a look

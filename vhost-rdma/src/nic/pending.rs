@@ -1,4 +1,5 @@
-//! What waits until the guest has a buffer for it: in order, each thing once, and gone at once when its object goes.
+//! What waits until the guest has a buffer for it: in order, each thing once, and gone at once when
+//! its object goes.
 //!
 //! Guests choose how many things wait and how often their objects come and go, so nothing here
 //! searches or sweeps: what waits is a linked list, and each thing in it is found by its key.

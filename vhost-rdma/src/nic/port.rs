@@ -4,9 +4,10 @@ use virtio_rdma_abi as abi;
 
 /// The event queues of one NIC, implemented by its front end.
 ///
-/// Calls are made on the shard's thread, after the completions that they announce are visible in guest memory. They must not
-/// block. A call that returns `false` found no buffer; the engine keeps the event (at most one per CQ, one per object and cause)
-/// and offers it again after [`crate::engine::Shard::events_wanted`].
+/// Calls are made on the shard's thread, after the completions that they announce are visible in
+/// guest memory. They must not block. A call that returns `false` found no buffer; the engine keeps
+/// the event (at most one per CQ, one per object and cause) and offers it again after
+/// [`crate::engine::Shard::events_wanted`].
 pub trait Port: Send {
     /// Puts a completion event on the queue of completion vector `vector`.
     fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool;

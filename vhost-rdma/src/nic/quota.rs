@@ -1,6 +1,6 @@
 //! What the daemon keeps for one NIC because its guest asked for it: all of it is charged to the
-//! NIC's account ([`Account`], `max_kept_bytes`), and a command that would make the daemon keep more
-//! is refused with NOMEM. Nothing grows by what a guest writes, posts or sends.
+//! NIC's account ([`Account`], `max_kept_bytes`), and a command that would make the daemon keep
+//! more is refused with NOMEM. Nothing grows by what a guest writes, posts or sends.
 //!
 //! | kept | grows with | bound |
 //! |---|---|---|

@@ -99,7 +99,8 @@ impl ReceiveRing {
         (self.producer, self.taken) = (index, index);
     }
 
-    /// Begins to move to another ring, to which [`carry`](Self::carry) brings the receives that wait, at their indices.
+    /// Begins to move to another ring, to which [`carry`](Self::carry) brings the receives that
+    /// wait, at their indices.
     pub(crate) fn succeed(&self, entries: u32, max_wr: u32, ring: Ring) -> Result<Moving, Status> {
         let control = control_offset(u64::from(entries) << self.log2_stride);
         let fits = ring.len() >= control + ctrl::SIZE as u64;
@@ -128,7 +129,8 @@ impl ReceiveRing {
         Some(to.entry.len() as u64)
     }
 
-    /// Moves, once everything was carried over: the offset of the new control block, and the ring that was left.
+    /// Moves, once everything was carried over: the offset of the new control block, and the ring
+    /// that was left.
     pub(crate) fn take_over(&mut self, to: Moving) -> Result<(u64, Ring), Status> {
         if self.waiting() > to.most {
             return Err(Status::INVAL);
@@ -181,7 +183,8 @@ impl ReceiveRing {
     }
 }
 
-/// Copies `count` elements at `at`; the caller has bounded `count` by the queue's limit, hence by the stride.
+/// Copies `count` elements at `at`; the caller has bounded `count` by the queue's limit, hence by
+/// the stride.
 pub(crate) fn read_sges(ring: &Ring, at: u64, count: u32, into: &mut SgeList) {
     into.clear();
     for n in 0..count.min(MAX_SGE) {

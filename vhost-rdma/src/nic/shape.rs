@@ -1,7 +1,8 @@
-//! What the numbers of a new queue must be, each by itself and all together (docs/virtio-rdma.md §5.6 to §5.8).
+//! What the numbers of a new queue must be, each by itself and all together (docs/virtio-rdma.md
+//! §5.6 to §5.8).
 //!
-//! A driver asks for what fits its own rings; a hostile one for anything. The rules are the same whoever executes the verbs, and only the bounds
-//! are the backing's.
+//! A driver asks for what fits its own rings; a hostile one for anything. The rules are the same
+//! whoever executes the verbs, and only the bounds are the backing's.
 
 use virtio_rdma_abi::{self as abi, Cqe, SqWqe, cqe_flags, qp_flags, send_flags};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -58,7 +59,8 @@ impl Bounds {
         if fits { Ok(()) } else { Err(Status::INVAL) }
     }
 
-    /// The numbers of a new QP, and whether it brings rings (to send from, to receive into) for them.
+    /// The numbers of a new QP, and whether it brings rings (to send from, to receive into) for
+    /// them.
     pub(crate) fn check_qp(
         self,
         req: &abi::QpCreateReq,
@@ -86,7 +88,8 @@ pub(crate) const fn check_cq(entries: u32, vector: u32, vectors: u32) -> Result<
     if fits { Ok(()) } else { Err(Status::INVAL) }
 }
 
-/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its ring.
+/// docs/virtio-rdma.md §5.8: a queue that exists takes at least one request, and no more than its
+/// ring.
 const fn requests_ok(max_wr: u32, entries: u32) -> bool {
     max_wr <= entries && (max_wr == 0) == (entries == 0)
 }
@@ -101,8 +104,8 @@ pub(crate) fn sends(req: &abi::QpCreateReq) -> SendShape {
     }
 }
 
-/// The completion of a send work request, known by its `wr_id` and index, that failed; whoever waits for solicited events hears of it (IBTA
-/// 11.4.2.2).
+/// The completion of a send work request, known by its `wr_id` and index, that failed; whoever
+/// waits for solicited events hears of it (IBTA 11.4.2.2).
 pub(crate) fn failed_send(qpn: u32, (wr_id, index): (u64, u32), status: u8) -> Cqe {
     Cqe {
         wr_id: U64::new(wr_id),

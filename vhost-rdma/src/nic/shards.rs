@@ -1,8 +1,8 @@
 //! Objects by number, in a table that never grows in one go.
 //!
 //! A hash table that is full moves everything it has to a larger one: milliseconds for the hundred
-//! thousand keys that a guest may have, in the middle of a turn. So this is many small ones. Numbers
-//! are the device's own random choice, or an RNIC's, whose lowest bits may all be the same.
+//! thousand keys that a guest may have, in the middle of a turn. So this is many small ones.
+//! Numbers are the device's own random choice, or an RNIC's, whose lowest bits may all be the same.
 
 use rustc_hash::FxHashMap;
 

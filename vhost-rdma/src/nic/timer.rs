@@ -1,8 +1,11 @@
-//! Waits of send queues (receiver-not-ready delays, acknowledgement timeouts) and of completion events under moderation.
+//! Waits of send queues (receiver-not-ready delays, acknowledgement timeouts) and of completion
+//! events under moderation.
 //!
-//! One deadline for each QP and CQ, in order. A wait that ends early leaves its deadline behind, so that waking costs nothing: when it comes, its owner
-//! does not wait for it any more and nothing happens. The next wait of the owner replaces it and the end of a QP removes it; a guest that
-//! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory than it has QPs and CQs.
+//! One deadline for each QP and CQ, in order. A wait that ends early leaves its deadline behind, so
+//! that waking costs nothing: when it comes, its owner does not wait for it any more and nothing
+//! happens. The next wait of the owner replaces it and the end of a QP removes it; a guest that
+//! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory
+//! than it has QPs and CQs.
 
 use std::collections::BTreeSet;
 

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The most entries of one list: far more than a socket of one VM needs, and far below what file systems keep.
+/// The most entries of one list: far more than a socket of one VM needs, and far below what file
+/// systems keep.
 pub const ACL_MAX: usize = 32;
 
 /// Whom an entry is about; numbers, since names are the host's.
@@ -27,7 +28,8 @@ pub struct AclEntry {
 }
 
 impl AclEntry {
-    /// Parts of `u:USER:rw` or `g:GROUP:rw`, as setfacl(1) has them: is it a group, who, permission bits.
+    /// Parts of `u:USER:rw` or `g:GROUP:rw`, as setfacl(1) has them: is it a group, who, permission
+    /// bits.
     #[must_use]
     pub fn split(text: &str) -> Option<(bool, &str, u16)> {
         let mut parts = text.split(':');

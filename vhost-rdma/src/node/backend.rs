@@ -57,16 +57,19 @@ impl AttachError {
 
 /// The device layer, as the admin side sees it.
 ///
-/// Calls may block for a bounded time and come one at a time for each NIC. The directory of the NIC's socket exists before
-/// [`attach`](Backend::attach) and goes after [`detach`](Backend::detach); the socket itself belongs to the backend.
+/// Calls may block for a bounded time and come one at a time for each NIC. The directory of the
+/// NIC's socket exists before [`attach`](Backend::attach) and goes after
+/// [`detach`](Backend::detach); the socket itself belongs to the backend.
 pub trait Backend: Send + Sync + 'static {
-    /// Creates the NIC's socket with the access asked for, listens on it, and serves whoever connects from then on.
+    /// Creates the NIC's socket with the access asked for, listens on it, and serves whoever
+    /// connects from then on.
     ///
     /// # Errors
     /// An [`AttachError`], and then nothing is left behind.
     fn attach(&self, nic: &NicConfig) -> Result<(), AttachError>;
 
-    /// Ends the NIC: its VMM is cut off, its objects are gone, its socket is removed. Does nothing for an unknown name.
+    /// Ends the NIC: its VMM is cut off, its objects are gone, its socket is removed. Does nothing
+    /// for an unknown name.
     fn detach(&self, name: &str);
 
     /// Takes over changed limits and addresses of a live NIC.
@@ -75,11 +78,12 @@ pub trait Backend: Send + Sync + 'static {
     /// An [`AttachError`], and then the old ones still hold.
     fn update(&self, nic: &NicConfig) -> Result<(), AttachError>;
 
-    /// Replaces the peers of a network; connections to one that is not named any more end. A backend that never leaves the host has none.
+    /// Replaces the peers of a network; connections to one that is not named any more end. A
+    /// backend that never leaves the host has none.
     fn set_peers(&self, _vni: u32, _peers: &[Peer]) {}
 
-    /// Lets go of everything of a network whose NICs are gone: its peers, its addresses, whatever is kept by its VNI. Afterwards a
-    /// network with the same VNI or name is another one.
+    /// Lets go of everything of a network whose NICs are gone: its peers, its addresses, whatever
+    /// is kept by its VNI. Afterwards a network with the same VNI or name is another one.
     ///
     /// # Errors
     /// An [`AttachError`]: something of it may still be there.

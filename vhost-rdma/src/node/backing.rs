@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What carries a NIC's verbs; fixed at creation, since it decides capabilities and who chooses keys and QPNs.
+/// What carries a NIC's verbs; fixed at creation, since it decides capabilities and who chooses
+/// keys and QPNs.
 ///
 /// Written `soft`, `rnic:DEVICE`, or `rnic:DEVICE@ADDRESS`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -19,7 +20,8 @@ pub enum Backing {
     Rnic {
         /// The name of its RDMA device.
         device: String,
-        /// The host's address that stands for all of the guest's; none if the guest's addresses are the host's own.
+        /// The host's address that stands for all of the guest's; none if the guest's addresses are
+        /// the host's own.
         through: Option<IpAddr>,
     },
 }

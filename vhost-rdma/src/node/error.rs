@@ -1,4 +1,5 @@
-//! What can be wrong with a request, each with what to do next. The command line prints these messages as they are.
+//! What can be wrong with a request, each with what to do next. The command line prints these
+//! messages as they are.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

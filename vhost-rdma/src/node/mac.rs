@@ -19,7 +19,8 @@ impl MacAddr {
         self.0
     }
 
-    /// A locally administered unicast address from six random octets: bit 1 of the first octet set, bit 0 clear (IEEE 802-2014 §8.2).
+    /// A locally administered unicast address from six random octets: bit 1 of the first octet set,
+    /// bit 0 clear (IEEE 802-2014 §8.2).
     #[must_use]
     pub const fn local(mut random: [u8; 6]) -> Self {
         random[0] = (random[0] & 0xfc) | 0x02;

@@ -6,12 +6,14 @@
 //!        └───────> Backend (trait)  the device layer: serves a NIC's socket, applies limits, reports status
 //! ```
 //!
-//! The registry is sans-I/O: it opens no socket and no file, starts no thread and reads no clock; randomness (for MAC addresses)
-//! is an argument. It knows nothing of gRPC, vhost or virtio, so that every rule is tested without a daemon, and the device layer
-//! sees nothing of the API. The device layer implements [`Backend`] and takes its whole configuration from a [`NicConfig`].
+//! The registry is sans-I/O: it opens no socket and no file, starts no thread and reads no clock;
+//! randomness (for MAC addresses) is an argument. It knows nothing of gRPC, vhost or virtio, so
+//! that every rule is tested without a daemon, and the device layer sees nothing of the API. The
+//! device layer implements [`Backend`] and takes its whole configuration from a [`NicConfig`].
 //!
-//! A change is made on a copy of the registry; once the backend has taken it over, the copy takes the original's place. So the registry
-//! never has a NIC that was turned down, and the backend never sees a NIC that breaks a rule.
+//! A change is made on a copy of the registry; once the backend has taken it over, the copy takes
+//! the original's place. So the registry never has a NIC that was turned down, and the backend
+//! never sees a NIC that breaks a rule.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Names of networks and NICs: they become directory names, metric labels and VMM options, so their alphabet is small.
+//! Names of networks and NICs: they become directory names, metric labels and VMM options, so their
+//! alphabet is small.
 
 use super::Error;
 
@@ -32,7 +33,8 @@ pub fn near<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Vec<String
     let mut scored: Vec<(f64, &str)> = known
         .map(|name| {
             let score = strsim::jaro_winkler(wrong, name);
-            // A part of the name ("web" for "web-1") is a common short cut that edit distance ranks low.
+            // A part of the name ("web" for "web-1") is a common short cut that edit distance ranks
+            // low.
             let part = !wrong.is_empty() && (name.contains(wrong) || wrong.contains(name));
             (if part { score.max(0.9) } else { score }, name)
         })

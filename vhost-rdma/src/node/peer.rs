@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Error, Registry};
 
-/// Addresses that NICs of a network on an RNIC may connect to. NICs on the daemon's own engine never leave the host.
+/// Addresses that NICs of a network on an RNIC may connect to. NICs on the daemon's own engine
+/// never leave the host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Peer {
     /// The network's name.

@@ -1,4 +1,5 @@
-//! The registry: the one place that knows which networks and NICs exist, and that keeps every rule about them.
+//! The registry: the one place that knows which networks and NICs exist, and that keeps every rule
+//! about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +14,8 @@ use super::types::{
 };
 use super::{AclEntry, Backing, Error, MacAddr, Peer};
 
-/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero (unix(7)).
+/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero
+/// (unix(7)).
 pub const SOCKET_PATH_MAX: usize = 107;
 
 /// What a new NIC is asked to be.
@@ -85,7 +87,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A registry with the default network, whose NICs have their sockets at `nics_dir/NAME/vhost.sock`.
+    /// A registry with the default network, whose NICs have their sockets at
+    /// `nics_dir/NAME/vhost.sock`.
     #[must_use]
     pub fn new(nics_dir: PathBuf) -> Self {
         let default =
@@ -176,8 +179,8 @@ impl Registry {
         }
     }
 
-    /// Goes round, so that a VNI rests before it comes back: who still knows the old network by it, a log or a packet on its way,
-    /// does not take the new one for it.
+    /// Goes round, so that a VNI rests before it comes back: who still knows the old network by it,
+    /// a log or a packet on its way, does not take the new one for it.
     fn free_vni(&self) -> Result<u32, Error> {
         let taken: BTreeSet<u32> = self.networks.values().map(|network| network.vni).collect();
         let (after, before) = (self.last_vni.saturating_add(1)..=VNI_MAX, 1..=self.last_vni);
@@ -246,7 +249,8 @@ impl Registry {
     }
 
     fn free_mac(&self, network: &str, mut random: impl FnMut() -> [u8; 6]) -> MacAddr {
-        // 46 random bits: a second try is already unlikely, and only a broken source could repeat itself for ever.
+        // 46 random bits: a second try is already unlikely, and only a broken source could repeat
+        // itself for ever.
         let mut mac = MacAddr::local(random());
         for _ in 0..64 {
             if !self.nics.values().any(|nic| nic.network == network && nic.mac == mac) {
@@ -257,7 +261,8 @@ impl Registry {
         mac
     }
 
-    /// Every rule about one NIC beside those it is compared with; a NIC of the same name is the one that it replaces.
+    /// Every rule about one NIC beside those it is compared with; a NIC of the same name is the one
+    /// that it replaces.
     fn check_nic(&self, nic: &NicConfig) -> Result<(), Error> {
         let path = nic.socket.display().to_string();
         let length = nic.socket.as_os_str().len();
@@ -355,7 +360,8 @@ impl Registry {
         }
     }
 
-    /// Takes over saved state beside what is already there, by the rules that hold today: sockets move with the directory, VNIs come from the networks.
+    /// Takes over saved state beside what is already there, by the rules that hold today: sockets
+    /// move with the directory, VNIs come from the networks.
     ///
     /// # Errors
     /// The first thing in it that breaks a rule.
@@ -387,7 +393,8 @@ fn comp_vectors(asked: Option<u32>) -> Result<u16, Error> {
     }
 }
 
-/// No shared receive queues or address handles is a device that RC programs can use; none of anything else is no device.
+/// No shared receive queues or address handles is a device that RC programs can use; none of
+/// anything else is no device.
 fn check_limits(limits: &NicLimits) -> Result<(), Error> {
     let fields = [
         ("max_contexts", u64::from(limits.max_contexts)),

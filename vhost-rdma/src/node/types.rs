@@ -1,7 +1,7 @@
 //! The plain types of a node: networks, NICs, limits, status.
 //!
-//! They are shared by the registry, the admin API, the saved state and the device layer; so they carry no behaviour beyond their
-//! defaults, and field names are the ones that users see in JSON.
+//! They are shared by the registry, the admin API, the saved state and the device layer; so they
+//! carry no behaviour beyond their defaults, and field names are the ones that users see in JSON.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,7 +19,8 @@ pub const VNI_MAX: u32 = (1 << 24) - 1;
 
 /// Completion vectors of a NIC that names no number.
 pub const DEFAULT_COMP_VECTORS: u16 = 4;
-/// The most of them: a vhost-user backend stops at 64 queues, and control, events and kicks need some.
+/// The most of them: a vhost-user backend stops at 64 queues, and control, events and kicks need
+/// some.
 pub const COMP_VECTORS_MAX: u16 = 32;
 /// Kick queues of every NIC.
 pub const KICK_QUEUES: u16 = 2;
@@ -36,8 +37,8 @@ pub struct NetworkConfig {
     pub configured: bool,
 }
 
-/// The most that a guest may hold at one time. All of them can change on a live NIC: one that is lowered below the present use
-/// keeps what exists and refuses more.
+/// The most that a guest may hold at one time. All of them can change on a live NIC: one that is
+/// lowered below the present use keeps what exists and refuses more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NicLimits {
@@ -162,12 +163,13 @@ pub struct NicConfig {
     pub vni: u32,
     /// Unique in the network; the companion netdev in the guest has the same.
     pub mac: MacAddr,
-    /// The addresses (GIDs) that the NIC may use; empty is any address that no other NIC of the network holds.
+    /// The addresses (GIDs) that the NIC may use; empty is any address that no other NIC of the
+    /// network holds.
     pub addresses: Vec<IpAddr>,
     /// The virtio device type told to the VMM, if the user chose one.
     pub virtio_id: Option<u32>,
-    /// Completion vectors, 1 to [`COMP_VECTORS_MAX`]: one completion-event virtqueue each, fixed at creation because the
-    /// VMM's options name the number of queues.
+    /// Completion vectors, 1 to [`COMP_VECTORS_MAX`]: one completion-event virtqueue each, fixed at
+    /// creation because the VMM's options name the number of queues.
     #[serde(default = "default_comp_vectors")]
     pub comp_vectors: u16,
     /// What the guest may hold.
@@ -188,7 +190,8 @@ const fn default_comp_vectors() -> u16 {
 }
 
 impl NicConfig {
-    /// Virtqueues of the device: control, asynchronous events, one for each completion vector, kicks.
+    /// Virtqueues of the device: control, asynchronous events, one for each completion vector,
+    /// kicks.
     #[must_use]
     pub const fn num_queues(&self) -> u16 {
         self.comp_vectors.saturating_add(2 + KICK_QUEUES)
@@ -315,13 +318,14 @@ pub struct ProcessStatus {
     pub failing: bool,
 }
 
-/// What the device layer reports of one of its worker threads. A turn is what one guest can make another wait; its length is the worker's
-/// own time, without what it waited for a processor.
+/// What the device layer reports of one of its worker threads. A turn is what one guest can make
+/// another wait; its length is the worker's own time, without what it waited for a processor.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WorkerStatus {
     /// The network whose process it is in; empty: the daemon's own process.
     pub network: String,
-    /// Turns by length: the upper bound of each class in seconds, infinite for the last, and how many there were.
+    /// Turns by length: the upper bound of each class in seconds, infinite for the last, and how
+    /// many there were.
     pub turns: Vec<(f64, u64)>,
     /// All turns together, in seconds.
     pub busy: f64,

@@ -1,9 +1,11 @@
 //! Addresses: which of the host's GIDs stands for which of a guest's, and who may be reached.
 //!
-//! *Flat*: a guest's address is one of the host port's own. *Mapped*: one host address stands for all addresses of a NIC, and peers are found in
-//! a table. In both, a connection is checked where it is made (INIT→RTR, AH creation): the destination must be an address of a NIC of
-//! the same network on this RNIC, or be named by a peer entry of the network. The hardware looks at QPNs only, so the QPN that a guest wants to
-//! connect to is checked as well, as far as it is one of this host's.
+//! *Flat*: a guest's address is one of the host port's own. *Mapped*: one host address stands for
+//! all addresses of a NIC, and peers are found in a table. In both, a connection is checked where
+//! it is made (INIT→RTR, AH creation): the destination must be an address of a NIC of the same
+//! network on this RNIC, or be named by a peer entry of the network. The hardware looks at QPNs
+//! only, so the QPN that a guest wants to connect to is checked as well, as far as it is one of
+//! this host's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -93,7 +95,8 @@ impl Known {
 /// Entries that are forgotten with the lock held.
 const STEP: usize = 64;
 
-/// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands and management datagrams only.
+/// All NICs on RNICs of this host, and the peers of their networks. Looked at by control commands
+/// and management datagrams only.
 #[derive(Debug, Default)]
 pub struct Directory {
     known: Mutex<Known>,
@@ -176,8 +179,8 @@ impl Directory {
         self.known().qps.get(&(device.to_owned(), qpn)).copied()
     }
 
-    /// Gives an address to a NIC; false if another has it. A host address that a guest has for its own (`flat`) is one guest's only,
-    /// in whatever network.
+    /// Gives an address to a NIC; false if another has it. A host address that a guest has for its
+    /// own (`flat`) is one guest's only, in whatever network.
     fn claim(&self, device: &str, vni: u32, gid: Gid, holder: Holder) -> bool {
         let mut known = self.known();
         let key = (vni, gid, device.to_owned());
@@ -234,7 +237,8 @@ impl Directory {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostAddress {
     pub(super) guest: Gid,
-    /// The host's index and address; none if the host has no such address (a link-local one, say), and nothing can be sent from it.
+    /// The host's index and address; none if the host has no such address (a link-local one, say),
+    /// and nothing can be sent from it.
     host: Option<(u16, Gid)>,
 }
 
@@ -243,7 +247,8 @@ impl Nic {
         self.gids.get(usize::from(index)).is_some_and(Option::is_some)
     }
 
-    /// Whether datagrams that arrive have an IPv4 header: all of a port's peers speak the version that its own address has.
+    /// Whether datagrams that arrive have an IPv4 header: all of a port's peers speak the version
+    /// that its own address has.
     pub(super) fn is_ipv4(&self) -> bool {
         let host = self.gids.iter().flatten().find_map(|entry| entry.host);
         host.is_some_and(|(_, gid)| gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff])
@@ -366,7 +371,8 @@ impl Nic {
         self.backing.place.directory.find(&self.backing.place.device, self.settings.vni, gid)
     }
 
-    /// A QP of this host must be one of the same network; whether `dgid` is of this host is asked of the port's table.
+    /// A QP of this host must be one of the same network; whether `dgid` is of this host is asked
+    /// of the port's table.
     pub(super) fn check_peer_qp(&mut self, dgid: &Gid, qpn: u32, mask: u32) -> Result<(), Status> {
         let here =
             self.backing.host.gids().unwrap_or_default().iter().any(|entry| entry.gid == *dgid);

@@ -101,7 +101,8 @@ impl Nic {
             Command::CqDestroy(cqn) => self.destroy_cq(ctx, cqn),
             Command::CqResize { cqn, entries, requested, ring } => {
                 self.owned_cq(ctx, cqn)?;
-                // Whoever shrinks a CQ means the completions of what is done to count (IBTA 11.2.8.3).
+                // Whoever shrinks a CQ means the completions of what is done to count (IBTA
+                // 11.2.8.3).
                 self.poll_host();
                 let cq = self.cqs.get_mut(cqn as usize).ok_or(Status::NOENT)?;
                 let to = cq.succeed(entries, requested, ring)?;

@@ -1,7 +1,8 @@
 //! From completions of the host's one CQ to the guest's CQs.
 //!
-//! A host `wr_id` says all that is needed: which queue (by a serial, so that completions of a QP that was reset or is gone are told
-//! from those of its successor) and which work request of it. Every entry of a guest CQ is written here, on the worker's thread.
+//! A host `wr_id` says all that is needed: which queue (by a serial, so that completions of a QP
+//! that was reset or is gone are told from those of its successor) and which work request of it.
+//! Every entry of a guest CQ is written here, on the worker's thread.
 
 use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -176,8 +177,8 @@ impl Nic {
         }
     }
 
-    /// A receive's entry. Whether the message was solicited is not passed on by libibverbs, so each one counts as that: an event too many
-    /// costs a look, one too few costs a program its life.
+    /// A receive's entry. Whether the message was solicited is not passed on by libibverbs, so each
+    /// one counts as that: an event too many costs a look, one too few costs a program its life.
     fn received(&mut self, cqn: u32, qpn: u32, receive: (u64, u32, u16), wc: &HostWc) {
         let (wr_id, index, mut flags) = receive;
         flags |= cqe_flags::RECV | cqe_flags::SOLICITED;

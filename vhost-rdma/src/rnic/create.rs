@@ -1,7 +1,8 @@
 //! Creation of CQs, SRQs and QPs.
 //!
-//! A guest's CQ is a ring of the guest only; SRQs and QPs have a host object each. All of them complete to one host CQ, which must
-//! never overrun: each QP and SRQ takes as many of its entries as it may have work requests, and one that finds too few left is refused.
+//! A guest's CQ is a ring of the guest only; SRQs and QPs have a host object each. All of them
+//! complete to one host CQ, which must never overrun: each QP and SRQ takes as many of its entries
+//! as it may have work requests, and one that finds too few left is refused.
 
 use virtio_rdma_abi::{self as abi, qp_flags};
 use zerocopy::little_endian::U32;

@@ -1,8 +1,11 @@
-//! The end of things, which takes a real RNIC its time: each QP that is stopped or destroyed is a command to its firmware, or a system call at least.
+//! The end of things, which takes a real RNIC its time: each QP that is stopped or destroyed is a
+//! command to its firmware, or a system call at least.
 //!
-//! The worker has other guests to serve, so it does a few of these in a turn. QPs that go to ERR wait in a queue for the hardware to be told; a guest's
-//! command to destroy a context is carried out piece by piece; and a NIC that is reset gives its whole device context away, to be closed
-//! by the thread that serves this NIC alone, before the guest gets its answer. The next INIT opens another, on the same thread.
+//! The worker has other guests to serve, so it does a few of these in a turn. QPs that go to ERR
+//! wait in a queue for the hardware to be told; a guest's command to destroy a context is carried
+//! out piece by piece; and a NIC that is reset gives its whole device context away, to be closed by
+//! the thread that serves this NIC alone, before the guest gets its answer. The next INIT opens
+//! another, on the same thread.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -35,7 +38,8 @@ const AT_ONCE: usize = 8;
 /// What the end of a host object counts: a few to a step, since it is a command to firmware.
 const END: Nanos = 8 * HOST_CALL;
 
-/// QPs that are in ERR as far as the guest is concerned, and that the hardware has still to be told about.
+/// QPs that are in ERR as far as the guest is concerned, and that the hardware has still to be told
+/// about.
 #[derive(Debug, Default)]
 pub(super) struct Stopping {
     /// QPNs and serials.
@@ -98,8 +102,9 @@ impl Nic {
                 qp_state: qps::ERR,
                 ..virtio_rdma_abi::QpAttr::default()
             };
-            // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in ERR only when it is told again
-            // (rxe_qp.c, rxe_qp_error), since a post of receives is no system call.
+            // Also where it is there already: rdma_rxe flushes receives that were posted to a QP in
+            // ERR only when it is told again (rxe_qp.c, rxe_qp_error), since a post of receives is
+            // no system call.
             self.meter.charge(HOST_CALL);
             self.forgo(|nic| nic.backing.host.modify_qp(host, &to_error));
             self.schedule(qpn);
@@ -131,8 +136,8 @@ impl Nic {
         }
     }
 
-    /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and its guest finds it in ERR. True: not all have
-    /// ended yet.
+    /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and
+    /// its guest finds it in ERR. True: not all have ended yet.
     pub(super) fn stand_still(&mut self) -> bool {
         if self.life == NicState::Ready {
             self.life = NicState::Paused;
@@ -184,7 +189,8 @@ impl Nic {
         self.outbox.deliver(&mut self.cqs, &mut self.counters);
     }
 
-    /// The device context is of no use any more: the guest is told, and an INIT opens the device anew.
+    /// The device context is of no use any more: the guest is told, and an INIT opens the device
+    /// anew.
     pub(super) fn lost(&mut self) {
         if mem::replace(&mut self.backing.host_gone, true) {
             return;
@@ -206,8 +212,8 @@ impl Nic {
         super::events::end_aside((context, mem::take(&mut self.deferred_drops)));
     }
 
-    /// Forgets every object and every guest address. From here on nothing is written to the guest's memory by this thread; the hardware stops
-    /// when the remains are dropped.
+    /// Forgets every object and every guest address. From here on nothing is written to the guest's
+    /// memory by this thread; the hardware stops when the remains are dropped.
     pub(super) fn forget_all(&mut self) {
         let used = self.life != NicState::Idle;
         self.life = NicState::Idle;

@@ -12,7 +12,8 @@ use crate::nic::nic::NicState;
 
 /// Events taken in one turn.
 const TURN: usize = 64;
-/// How often a worker that never sleeps asks for events, in nanoseconds: each look is a system call.
+/// How often a worker that never sleeps asks for events, in nanoseconds: each look is a system
+/// call.
 const INTERVAL: Nanos = 1_000_000;
 
 /// Ends what may block, while the worker goes on.
@@ -68,7 +69,8 @@ impl Nic {
                     self.srq_failed(srqn);
                 }
             }
-            // It has room for whatever was admitted: the hardware is at fault, and nobody's completions can be trusted.
+            // It has room for whatever was admitted: the hardware is at fault, and nobody's
+            // completions can be trusted.
             HostEvent::Cq => self.fail_now(),
             HostEvent::Port { active } => {
                 let kind = if active { event::PORT_ACTIVE } else { event::PORT_ERR };

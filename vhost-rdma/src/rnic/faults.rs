@@ -51,7 +51,8 @@ impl Faults {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has what may take its time (registrations, address handles, opening and closing the device) begin and not end, until that is taken back.
+    /// Has what may take its time (registrations, address handles, opening and closing the device)
+    /// begin and not end, until that is taken back.
     pub fn hold(&self, hold: bool) {
         self.script().holding = hold;
         self.0.1.notify_all();

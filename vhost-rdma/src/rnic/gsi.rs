@@ -1,11 +1,14 @@
-//! QP 1 of a NIC on an RNIC: it lives in the daemon, since libibverbs gives the hardware's to nobody.
+//! QP 1 of a NIC on an RNIC: it lives in the daemon, since libibverbs gives the hardware's to
+//! nobody.
 //!
-//! The guest's connection manager is the only one who uses it, for a few datagrams per connection, so nothing here is fast. Each
-//! datagram is copied out of guest memory, looked up like any destination, and carried by the daemon (`mad`); those that come in
-//! are copied into the receives that the guest has posted.
+//! The guest's connection manager is the only one who uses it, for a few datagrams per connection,
+//! so nothing here is fast. Each datagram is copied out of guest memory, looked up like any
+//! destination, and carried by the daemon (`mad`); those that come in are copied into the receives
+//! that the guest has posted.
 //!
-//! The guest's kernel names the buffers of these datagrams by a key for all of its memory. Such a key is the daemon's and opens
-//! guest memory to *this* queue pair only: the hardware has never heard of it, so on any other it fails as an unknown key does.
+//! The guest's kernel names the buffers of these datagrams by a key for all of its memory. Such a
+//! key is the daemon's and opens guest memory to *this* queue pair only: the hardware has never
+//! heard of it, so on any other it fails as an unknown key does.
 
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, Cqe, access, cqe_flags, event, opcode, send_flags};
@@ -352,7 +355,8 @@ impl Nic {
         let to = ah.filter(|ah| Some(ah.pdn) == pdn && !ah.own.revoked).map(|ah| ah.av);
         let status = match (read, to) {
             (Ok(bytes), Some(av)) => {
-                // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which every other QP 1 has as well.
+                // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which every other QP 1 has
+                // as well.
                 let qkey_ok = wqe.aux.get() == GSI_QKEY || wqe.aux.get() >> 31 == 1;
                 if wqe.rkey.get() == GSI_QPN && qkey_ok {
                     self.carry(&av, bytes);

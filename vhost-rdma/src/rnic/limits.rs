@@ -1,8 +1,11 @@
-//! What a NIC on an RNIC reports of itself: the hardware's numbers, where the NIC's own limits are not lower.
+//! What a NIC on an RNIC reports of itself: the hardware's numbers, where the NIC's own limits are
+//! not lower.
 //!
-//! Keys for all of memory are the daemon's and good for QP 1 only, which the daemon plays (`gsi`): with them the guest's kernel has a
-//! connection manager. Not offered, because libibverbs passes none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through the extended post of a few providers);
-//! and zero-based regions, because the kernel wants an address of a region to lie in its page as the memory does (uverbs_cmd.c, ib_uverbs_reg_mr).
+//! Keys for all of memory are the daemon's and good for QP 1 only, which the daemon plays (`gsi`):
+//! with them the guest's kernel has a connection manager. Not offered, because libibverbs passes
+//! none of it on: fast registration (so no kernel consumers), FLUSH and ATOMIC_WRITE (only through
+//! the extended post of a few providers); and zero-based regions, because the kernel wants an
+//! address of a region to lie in its page as the memory does (uverbs_cmd.c, ib_uverbs_reg_mr).
 
 use virtio_rdma_abi::{self as abi, cap};
 use zerocopy::little_endian::{U32, U64};
@@ -28,7 +31,8 @@ const CAPS: u64 = cap::SRQ
 
 impl Nic {
     pub(super) fn max_wr(&self) -> u32 {
-        // Rings are powers of two, and so is what is reported: what fits the report fits the hardware.
+        // Rings are powers of two, and so is what is reported: what fits the report fits the
+        // hardware.
         let host = self.backing.host.limits().max_qp_wr.min(self.backing.host.cq_entries()).max(1);
         MAX_WR.min(1 << host.ilog2())
     }

@@ -1,8 +1,9 @@
-//! Management datagrams on their way between QPs 1: what is carried, and where each NIC takes in its own.
+//! Management datagrams on their way between QPs 1: what is carried, and where each NIC takes in
+//! its own.
 //!
-//! libibverbs gives QP 1 to nobody, so the daemon carries these datagrams itself: to a NIC of its own by putting them into that
-//! NIC's [`Inbox`], from wherever they come. An inbox is bounded and what finds it full is dropped, as on a wire: the
-//! connection manager sends again (IBTA 12.9.8).
+//! libibverbs gives QP 1 to nobody, so the daemon carries these datagrams itself: to a NIC of its
+//! own by putting them into that NIC's [`Inbox`], from wherever they come. An inbox is bounded and
+//! what finds it full is dropped, as on a wire: the connection manager sends again (IBTA 12.9.8).
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

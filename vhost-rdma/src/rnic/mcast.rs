@@ -1,7 +1,8 @@
 //! Multicast groups of UD queue pairs (IBTA 10.5.2), where the RNIC has them.
 //!
-//! On the wire a group is one for all networks, so nothing separates them but what the operator says: a network's NICs send to and
-//! receive from the groups that one of its peer entries names, and no others. Two networks with the same group share it.
+//! On the wire a group is one for all networks, so nothing separates them but what the operator
+//! says: a network's NICs send to and receive from the groups that one of its peer entries names,
+//! and no others. Two networks with the same group share it.
 
 use rustc_hash::FxHashMap;
 use virtio_rdma_abi as abi;
@@ -20,7 +21,8 @@ pub(super) struct Members(Vec<u32>);
 /// The groups of one NIC.
 pub(super) type Groups = FxHashMap<Gid, Members>;
 
-/// A group as it is on the wire: IPv4 groups have two forms (`ff0e::ffff:a.b.c.d` and the mapped address), of which RoCE v2 knows the second.
+/// A group as it is on the wire: IPv4 groups have two forms (`ff0e::ffff:a.b.c.d` and the mapped
+/// address), of which RoCE v2 knows the second.
 fn on_the_wire(mgid: &Gid) -> Gid {
     let mut mapped = [0; 16];
     mapped[10..].copy_from_slice(&mgid[10..]);

@@ -1,10 +1,12 @@
 //! The backing `rnic`: guests share an RNIC of this host, with memory protection in hardware.
 //!
-//! A guest's objects are host objects one to one: a host PD per guest PD, host QPs, SRQs and AHs, and host registrations of the
-//! guest's own pages at the guest's own addresses. The guest sees the hardware's keys and QPNs, so whatever a peer sends is checked and
-//! placed by the RNIC alone: no software is on the inbound path, and no byte is copied. What remains here is the daemon's share of the
-//! sending side: work requests are copied from the guest's ring and posted in bursts, completions are polled from one host CQ, told
-//! apart by their `wr_id`, and written to the guest's CQs.
+//! A guest's objects are host objects one to one: a host PD per guest PD, host QPs, SRQs and AHs,
+//! and host registrations of the guest's own pages at the guest's own addresses. The guest sees the
+//! hardware's keys and QPNs, so whatever a peer sends is checked and placed by the RNIC alone: no
+//! software is on the inbound path, and no byte is copied. What remains here is the daemon's share
+//! of the sending side: work requests are copied from the guest's ring and posted in bursts,
+//! completions are polled from one host CQ, told apart by their `wr_id`, and written to the guest's
+//! CQs.
 //!
 //! ```text
 //!  shard ──OnShard──> nic ─┬─ control, create, modify       commands, one host object each
@@ -19,8 +21,9 @@
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
 //! ```
 //!
-//! Guest-side machinery is the engine's: contexts and doorbells, rings, CQs, the outbox of events, the QP state machine. What the
-//! hardware does that the engine does otherwise is listed in docs/RNIC.md.
+//! Guest-side machinery is the engine's: contexts and doorbells, rings, CQs, the outbox of events,
+//! the QP state machine. What the hardware does that the engine does otherwise is listed in
+//! docs/RNIC.md.
 
 mod addresses;
 #[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]

@@ -1,7 +1,8 @@
 //! Changes of QPs, and their end.
 //!
-//! A change is checked by the engine's own rules first, which are those of every verbs provider (IBTA 10.3), then made by the hardware; the guest's
-//! view of it is kept beside, because addresses and GID indices differ between guest and host.
+//! A change is checked by the engine's own rules first, which are those of every verbs provider
+//! (IBTA 10.3), then made by the hardware; the guest's view of it is kept beside, because addresses
+//! and GID indices differ between guest and host.
 
 use virtio_rdma_abi::{self as abi, attr_mask, qps};
 use zerocopy::little_endian::U32;
@@ -60,7 +61,8 @@ impl Nic {
         if attr.mask.get() & attr_mask::AV != 0 {
             asked.ah = self.resolve(&attr.ah)?;
             self.check_peer_qp(&asked.ah.dgid, attr.dest_qpn.get(), attr.mask.get())?;
-            // A third-party host was told another PSN and MTU than the guest's, if it came by rdma_cm (`cm`).
+            // A third-party host was told another PSN and MTU than the guest's, if it came by
+            // rdma_cm (`cm`).
             let place = &self.backing.place;
             let end = (asked.ah.dgid, attr.dest_qpn.get());
             if let Some(agreed) = place.directory.agreed(&place.device, end) {
@@ -71,7 +73,8 @@ impl Nic {
         let qp = self.qps.get(&qpn).ok_or(Status::NOENT)?;
         let (host, kind) = (qp.own.host, qp.kind);
         if from == State::Reset && to == State::Err {
-            // Linux knows no way from RESET to ERR (drivers/infiniband/core/verbs.c, qp_state_table).
+            // Linux knows no way from RESET to ERR (drivers/infiniband/core/verbs.c,
+            // qp_state_table).
             let step = to_init(kind);
             self.backing.host.modify_qp(host, &step).map_err(|error| self.refused(error))?;
         }

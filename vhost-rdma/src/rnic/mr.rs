@@ -1,12 +1,16 @@
-//! Memory regions: a contiguous mapping of the guest's pages, registered with the host at the guest's own address.
+//! Memory regions: a contiguous mapping of the guest's pages, registered with the host at the
+//! guest's own address.
 //!
-//! Pages are pinned by the registration, region by region and never the whole guest; the registered bytes are bounded by the NIC's limit and
-//! by the daemon's RLIMIT_MEMLOCK, and these by a budget of mappings. Each of these ends in NOMEM.
+//! Pages are pinned by the registration, region by region and never the whole guest; the registered
+//! bytes are bounded by the NIC's limit and by the daemon's RLIMIT_MEMLOCK, and these by a budget
+//! of mappings. Each of these ends in NOMEM.
 //!
-//! Mapping and pinning take milliseconds for large regions, and so does the end of it; the worker, which serves other guests, does neither. A
-//! registration is checked here, made on the thread that carries the NIC's commands out, and taken in here ([`BlockingJob`]). What ends goes to the
-//! NIC's remains, which that thread drops before the guest gets its answer. A guest's commands come one after the other, so their order is kept; what
-//! was under way while the NIC was reset finds another life, and ends as well.
+//! Mapping and pinning take milliseconds for large regions, and so does the end of it; the worker,
+//! which serves other guests, does neither. A registration is checked here, made on the thread that
+//! carries the NIC's commands out, and taken in here ([`BlockingJob`]). What ends goes to the NIC's
+//! remains, which that thread drops before the guest gets its answer. A guest's commands come one
+//! after the other, so their order is kept; what was under way while the NIC was reset finds
+//! another life, and ends as well.
 
 use std::sync::Arc;
 
@@ -26,7 +30,8 @@ const MAPPINGS: usize = 16 << 10;
 
 /// Rights of capabilities that this backing does not offer (docs/virtio-rdma.md §5.5).
 const NOT_OFFERED: u32 = access::ZERO_BASED | access::FLUSH_GLOBAL;
-/// Flags of a region that an RNIC is asked for. Optional ones are hints that may be ignored (IBTA has none; verbs.h, IBV_ACCESS_OPTIONAL_RANGE).
+/// Flags of a region that an RNIC is asked for. Optional ones are hints that may be ignored (IBTA
+/// has none; verbs.h, IBV_ACCESS_OPTIONAL_RANGE).
 const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_WRITE
     | access::REMOTE_READ
@@ -57,7 +62,8 @@ pub(super) struct Mr {
 }
 
 impl Mr {
-    /// The memory of a range, for the daemon's own accesses, if this region opens it to `pdn` with `rights`.
+    /// The memory of a range, for the daemon's own accesses, if this region opens it to `pdn` with
+    /// `rights`.
     pub(super) fn segment(&self, pdn: u32, rights: u32, range: (u64, u32)) -> Option<Segment> {
         let (addr, len) = range;
         let granted =
@@ -82,7 +88,8 @@ impl Mr {
         if self.lost { self.host.take() } else { None }
     }
 
-    /// The host's region, if a window may show `range` of it with these rights (IBTA C10-73, C10-74, C10-75).
+    /// The host's region, if a window may show `range` of it with these rights (IBTA C10-73,
+    /// C10-74, C10-75).
     pub(super) fn bindable(&self, (addr, len): (u64, u64), rights: u32) -> Option<HostMr> {
         let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
         let rights_ok = rights & !WINDOW_RIGHTS == 0
@@ -144,8 +151,9 @@ impl Nic {
         self.begin_registration(owner, access, (iova, map), None)
     }
 
-    /// Changes a region: another is registered in its place, and it ends when that is there. So a refusal leaves it as it was, and the keys
-    /// are new ones; libibverbs could change rights and domain of one, but gives memory no address of the guest's (ibv_rereg_mr(3)).
+    /// Changes a region: another is registered in its place, and it ends when that is there. So a
+    /// refusal leaves it as it was, and the keys are new ones; libibverbs could change rights and
+    /// domain of one, but gives memory no address of the guest's (ibv_rereg_mr(3)).
     pub(super) fn reregister(
         &mut self,
         ctx: u32,
@@ -210,7 +218,8 @@ impl Nic {
         Ok(Reply::Blocking(BlockingJob::new(move || request.carry_out(domain.as_ref()))))
     }
 
-    /// Whether there may be another region. One that is replaced gives its number, but its memory is pinned until the other's is.
+    /// Whether there may be another region. One that is replaced gives its number, but its memory
+    /// is pinned until the other's is.
     fn room_for(&self, bytes: u64, replaces: Option<u32>) -> Result<(), Status> {
         let limits = &self.settings.limits;
         let others = self.backing.mrs.len() - usize::from(replaces.is_some());

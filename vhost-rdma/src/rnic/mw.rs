@@ -1,16 +1,21 @@
-//! Memory windows (IBTA 10.6.7): a host window each, bound and unbound by work requests of the guest.
+//! Memory windows (IBTA 10.6.7): a host window each, bound and unbound by work requests of the
+//! guest.
 //!
-//! Whose key it is, which domain it belongs to and what a bind may show is decided here, before the hardware is asked: providers take the
-//! keys of a bind as they come, and rdma_rxe compares no domain of the region (rxe_mw.c, rxe_check_bind_mw). So a guest can bind its own
-//! regions to its own windows only.
+//! Whose key it is, which domain it belongs to and what a bind may show is decided here, before the
+//! hardware is asked: providers take the keys of a bind as they come, and rdma_rxe compares no
+//! domain of the region (rxe_mw.c, rxe_check_bind_mw). So a guest can bind its own regions to its
+//! own windows only.
 //!
-//! Work requests execute later than they are posted, and may be flushed. A window's state here is what it will be when all that was
-//! posted has been executed; each change under way keeps the state before it, for the case that it fails. A region stays while any of
-//! these states shows it. While changes are under way on one QP no other QP changes the window: in which order they would be executed nobody
-//! knows, and what the hardware lets a window show must never be more than what is known here.
+//! Work requests execute later than they are posted, and may be flushed. A window's state here is
+//! what it will be when all that was posted has been executed; each change under way keeps the
+//! state before it, for the case that it fails. A region stays while any of these states shows it.
+//! While changes are under way on one QP no other QP changes the window: in which order they would
+//! be executed nobody knows, and what the hardware lets a window show must never be more than what
+//! is known here.
 //!
-//! A window whose state cannot be known any more (the QP of its bind was destroyed or reset before the answer), or that would hold up the
-//! end of a QP or of memory that is gone, is taken from the hardware at once: its keys open nothing, and its number waits for MW_DEALLOC.
+//! A window whose state cannot be known any more (the QP of its bind was destroyed or reset before
+//! the answer), or that would hold up the end of a QP or of memory that is gone, is taken from the
+//! hardware at once: its keys open nothing, and its number waits for MW_DEALLOC.
 
 use std::collections::VecDeque;
 
@@ -124,7 +129,8 @@ impl Window {
         let host = self.host.filter(|_| its_own && self.is_open_to(poster)).ok_or(Denied)?;
         // IBTA o10-36.2.2: a type 1 window has addresses.
         let based = self.kind == mw_type::TYPE2 || wqe.aux.get() & access::ZERO_BASED == 0;
-        // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with length 0.
+        // IBTA o10-37.2.34: a type 2 window is bound from the free state only, and never with
+        // length 0.
         let is_free = self.kind == mw_type::TYPE1 || (self.binding.is_none() && len != 0);
         if !is_free || !based {
             return Err(Denied);
@@ -299,7 +305,8 @@ impl Windows {
         self.alter(number, kill).flatten()
     }
 
-    /// Binds or unbinds a window, as a work request of `poster` asks; what the hardware is to be asked about.
+    /// Binds or unbinds a window, as a work request of `poster` asks; what the hardware is to be
+    /// asked about.
     pub(super) fn bind(
         &mut self,
         poster: Poster,

@@ -49,7 +49,8 @@ pub type Opener = Arc<dyn Fn() -> Result<Box<dyn HostVerbs>, HostError> + Send +
 pub struct Place {
     /// The name of the RNIC's RDMA device.
     pub device: String,
-    /// The host's address that stands for all of the guest's (`mapped`), or none if the guest's are the host's own (`flat`).
+    /// The host's address that stands for all of the guest's (`mapped`), or none if the guest's are
+    /// the host's own (`flat`).
     pub through: Option<Gid>,
     /// Who else is on this host's RNICs, and who may be reached.
     pub directory: Arc<Directory>,
@@ -123,7 +124,8 @@ pub(crate) struct Rnic {
     pub(super) wcs: Vec<HostWc>,
     pub(super) sends: SendBurst,
     pub(super) receives: RecvBurst,
-    /// The host may have something to say: its descriptors became readable, or nobody has looked yet.
+    /// The host may have something to say: its descriptors became readable, or nobody has looked
+    /// yet.
     pub(super) ask_host: bool,
     /// When it was last asked.
     pub(super) asked_at: Nanos,

@@ -1,21 +1,25 @@
-//! Places in queues that all NICs of a daemon share, counted for each NIC: those of management datagrams towards other daemons and towards
-//! the host's connection manager.
+//! Places in queues that all NICs of a daemon share, counted for each NIC: those of management
+//! datagrams towards other daemons and towards the host's connection manager.
 //!
-//! Such a queue has no bound that NICs could take from each other, but one for each of them: a NIC that has [`PER_NIC`] datagrams waiting in
-//! it loses the next, and every other finds the same room as if it were alone, however many flood. So the memory of all queues is bounded
-//! by the number of NICs and of the daemons that peer entries name, both the operator's.
+//! Such a queue has no bound that NICs could take from each other, but one for each of them: a NIC
+//! that has [`PER_NIC`] datagrams waiting in it loses the next, and every other finds the same room
+//! as if it were alone, however many flood. So the memory of all queues is bounded by the number of
+//! NICs and of the daemons that peer entries name, both the operator's.
 //!
-//! Who takes datagrams out does so in the order in which they came. So one waits for at most a share of each NIC that has something to say
-//! to the same place: for the time of 64 datagrams, milliseconds, for a neighbour that floods a daemon that takes them, where the connection
-//! manager sends again after seconds. It is longer the more NICs flood.
+//! Who takes datagrams out does so in the order in which they came. So one waits for at most a
+//! share of each NIC that has something to say to the same place: for the time of 64 datagrams,
+//! milliseconds, for a neighbour that floods a daemon that takes them, where the connection manager
+//! sends again after seconds. It is longer the more NICs flood.
 //!
-//! A place is a count up and down without a lock: workers take places, other threads give them back.
+//! A place is a count up and down without a lock: workers take places, other threads give them
+//! back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Datagrams of one NIC that may wait in one queue: as many connections as a guest may well open at once to hosts that have yet to be
-/// reached, for a datagram that is lost holds its connection up for seconds.
+/// Datagrams of one NIC that may wait in one queue: as many connections as a guest may well open at
+/// once to hosts that have yet to be reached, for a datagram that is lost holds its connection up
+/// for seconds.
 pub(crate) const PER_NIC: usize = 64;
 
 /// What one NIC has waiting in one queue.
@@ -61,7 +65,8 @@ pub(crate) struct ForwardQuota {
 impl ForwardQuota {
     /// A place here for the NIC that has `permit` there, unless all of its places are taken.
     pub(crate) fn take(&mut self, permit: &QuotaPermit) -> Option<QuotaPermit> {
-        // Those who have nothing here are forgotten, so this is never longer than NICs have something waiting.
+        // Those who have nothing here are forgotten, so this is never longer than NICs have
+        // something waiting.
         self.quotas.retain(|(_, here)| here.0.load(Ordering::Relaxed) > 0);
         let theirs = |(there, _): &&(NicQuota, NicQuota)| Arc::ptr_eq(&there.0, &permit.0.0);
         if let Some((_, here)) = self.quotas.iter().find(theirs) {
@@ -94,7 +99,8 @@ mod tests {
         let (one, other) = (NicQuota::default(), NicQuota::default());
         let mut onward = ForwardQuota::default();
         let mut held = Vec::new();
-        // As the thread between the two queues does it: the place in the first is given back, that in the second is kept.
+        // As the thread between the two queues does it: the place in the first is given back, that
+        // in the second is kept.
         while let Some(place) = one.take().and_then(|permit| onward.take(&permit)) {
             held.push(place);
             assert!(held.len() <= PER_NIC);

@@ -1,8 +1,9 @@
 //! Host verbs without hardware: every work request is copied, and completes.
 //!
-//! No byte of guest memory is touched. A SEND to a QP of the same context uses up its oldest receive, so that both directions of the
-//! path from guest ring to guest CQ are there: for benchmarks, which compare this with a bare loop, and for tests, which inject through
-//! [`Faults`] what a real RNIC cannot be made to do at will. The device that is named `null` is one of these.
+//! No byte of guest memory is touched. A SEND to a QP of the same context uses up its oldest
+//! receive, so that both directions of the path from guest ring to guest CQ are there: for
+//! benchmarks, which compare this with a bare loop, and for tests, which inject through [`Faults`]
+//! what a real RNIC cannot be made to do at will. The device that is named `null` is one of these.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};

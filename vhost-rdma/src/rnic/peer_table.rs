@@ -1,4 +1,5 @@
-//! Whom NICs of a network may reach beyond this host's own NICs, and by which address of which host.
+//! Whom NICs of a network may reach beyond this host's own NICs, and by which address of which
+//! host.
 //!
 //! The entry with the longest prefix decides. Entries are found by prefix: one look for each length
 //! that occurs, so that a connection costs the same in a table of ten entries as in one of ten

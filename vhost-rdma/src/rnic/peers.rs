@@ -1,4 +1,5 @@
-//! Where management datagrams go: to a NIC of this daemon, or to the daemon that a peer entry names; and which are let in from there.
+//! Where management datagrams go: to a NIC of this daemon, or to the daemon that a peer entry
+//! names; and which are let in from there.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ pub struct Remote {
 
 /// Brings datagrams to other daemons.
 pub trait Carrier: Send + Sync {
-    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `quota`; false if it is lost.
+    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `quota`; false
+    /// if it is lost.
     fn carry(&self, quota: &NicQuota, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
 }
 
@@ -35,7 +37,8 @@ impl fmt::Debug for dyn Carrier {
 /// Why a datagram of another daemon is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No peer entry of that network names its source, with a daemon that the sender's certificate is for.
+    /// No peer entry of that network names its source, with a daemon that the sender's certificate
+    /// is for.
     #[error("no peer entry of this network names its source and the daemon that sent it")]
     NotAPeer,
     /// Its source is an address of a NIC of this daemon.
@@ -54,8 +57,9 @@ impl Directory {
         }
     }
 
-    /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or behind another daemon. What finds
-    /// nobody, or has no place left in a queue for those of `quotas`, is lost.
+    /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or
+    /// behind another daemon. What finds nobody, or has no place left in a queue for those of
+    /// `quotas`, is lost.
     pub(super) fn carry(&self, device: &str, vni: u32, quotas: &NicQuotas, mad: Mad) {
         let inbox_of = |gid| {
             let held = (vni, gid, device.to_owned());
@@ -90,7 +94,8 @@ impl Directory {
         }
     }
 
-    /// Takes in a datagram of another daemon. `may_be` tells whether that daemon's certificate is for a host.
+    /// Takes in a datagram of another daemon. `may_be` tells whether that daemon's certificate is
+    /// for a host.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -153,7 +158,8 @@ pub(super) struct Sent {
 
 /// Speaks to third-party hosts, for guests.
 pub(super) trait HostCm: Send + Sync {
-    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `quota`; false if it is lost.
+    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `quota`; false if it
+    /// is lost.
     fn carry(&self, quota: &NicQuota, sent: Sent) -> bool;
 }
 
@@ -177,7 +183,8 @@ impl Directory {
         }
     }
 
-    /// The guest that a third-party host means by an address of the host, if it is told by that alone and may be reached by the peer.
+    /// The guest that a third-party host means by an address of the host, if it is told by that
+    /// alone and may be reached by the peer.
     pub(super) fn station(&self, host: &Gid, peer: &Gid) -> Option<Station> {
         let station = self.station_of(host)?;
         let peers = self.peers();

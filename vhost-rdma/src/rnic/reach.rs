@@ -1,9 +1,11 @@
 //! Who has to be found on the network first: peers of address handles and of connections.
 //!
-//! RoCE puts a MAC address before each packet, so the host asks the network for that of the peer (ARP, neighbour discovery) when an
-//! address handle is made and when a QP goes to RTR, and waits for the answer up to a second (Linux drivers/infiniband/core/addr.c,
-//! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it: an address handle is made on the thread that carries
-//! the NIC's commands out ([`BlockingJob`]), and before a QP is connected one is made there and dropped, after which the host knows the peer.
+//! RoCE puts a MAC address before each packet, so the host asks the network for that of the peer
+//! (ARP, neighbour discovery) when an address handle is made and when a QP goes to RTR, and waits
+//! for the answer up to a second (Linux drivers/infiniband/core/addr.c,
+//! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it:
+//! an address handle is made on the thread that carries the NIC's commands out ([`BlockingJob`]),
+//! and before a QP is connected one is made there and dropped, after which the host knows the peer.
 
 use virtio_rdma_abi::{Av, QpAttr};
 

@@ -1,4 +1,5 @@
-//! The receiving side: copies receives from guest rings into bursts and posts them to the QP that owns them.
+//! The receiving side: copies receives from guest rings into bursts and posts them to the QP that
+//! owns them.
 
 use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -51,7 +52,8 @@ impl Receives {
         self.posted != self.ring.taken() || self.ring.waiting() > 0
     }
 
-    /// The receive at `index` is done; a receive queue completes in order. `None` if it is not with the hardware.
+    /// The receive at `index` is done; a receive queue completes in order. `None` if it is not with
+    /// the hardware.
     pub(super) fn complete(&mut self, index: u32) -> Option<u64> {
         if index.wrapping_sub(self.done) >= self.in_flight() {
             return None;
@@ -77,7 +79,8 @@ impl ReceiveSide for Receives {
     }
 }
 
-/// Appends a receive to a burst; one that names too many elements goes with one that no key opens, and fails as the hardware fails that.
+/// Appends a receive to a burst; one that names too many elements goes with one that no key opens,
+/// and fails as the hardware fails that.
 pub(super) fn push(burst: &mut RecvBurst, receive: &Receive, wr_id: u64) {
     let first = u32::try_from(burst.sges.len()).unwrap_or(u32::MAX);
     if receive.malformed {
@@ -137,7 +140,8 @@ impl Nic {
         more
     }
 
-    /// Flushes receives that the hardware never saw, once it has flushed what it had; true if there are more.
+    /// Flushes receives that the hardware never saw, once it has flushed what it had; true if there
+    /// are more.
     pub(super) fn flush_receives(&mut self, qpn: u32, budget: &mut u32) -> bool {
         let mut taken = Receive::default();
         loop {

@@ -1,8 +1,10 @@
 //! The sending side: copies work requests from guest rings into bursts and posts them.
 //!
-//! Each work request is copied once, checked for what the hardware would not be asked (form, opcode, whose address handle), and posted with the
-//! guest's own addresses and keys. The last of every burst is signaled to *us* whatever the guest wants, so that it is known how many
-//! are under way: a QP is never given more than it has room for, and what is flushed in software comes after what the hardware flushes.
+//! Each work request is copied once, checked for what the hardware would not be asked (form,
+//! opcode, whose address handle), and posted with the guest's own addresses and keys. The last of
+//! every burst is signaled to *us* whatever the guest wants, so that it is known how many are under
+//! way: a QP is never given more than it has room for, and what is flushed in software comes after
+//! what the hardware flushes.
 
 use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_status};
 
@@ -79,8 +81,8 @@ pub(crate) struct Sends {
     posted: u32,
     /// Index behind the last known to be done.
     done: u32,
-    /// The work request at this index cannot be posted: it fails with this status when all before it are done. Those behind it that were
-    /// taken from the ring together with it are flushed.
+    /// The work request at this index cannot be posted: it fails with this status when all before
+    /// it are done. Those behind it that were taken from the ring together with it are flushed.
     pub(super) fault: Option<(u8, u32)>,
 }
 
@@ -94,7 +96,8 @@ impl Sends {
         self.posted.wrapping_sub(self.done)
     }
 
-    /// The work request that could not be posted, first, and all that were taken with it; they are over.
+    /// The work request that could not be posted, first, and all that were taken with it; they are
+    /// over.
     fn take_fault(&mut self) -> Option<(u8, Vec<(Sent, u32)>)> {
         let (status, first) = self.fault.take()?;
         let end = self.queue.current_index().wrapping_add(1);
@@ -111,7 +114,8 @@ impl Sends {
         self.sent.get_mut(slot)
     }
 
-    /// The work request at `index` is over, and all before it are done; what those moved. `None` if it is not under way.
+    /// The work request at `index` is over, and all before it are done; what those moved. `None` if
+    /// it is not under way.
     pub(super) fn complete(&mut self, index: u32) -> Option<(Sent, Moved)> {
         if index.wrapping_sub(self.done) >= self.in_flight() {
             return None;
@@ -214,8 +218,9 @@ impl Nic {
             self.meter.charge(HOST_CALL);
             if let Err(refused) = self.backing.host.post_send(own.host, &self.backing.sends) {
                 tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
-                // What was not taken will not complete. If the last that was taken is unsignaled, nobody tells when it is done, and the rest
-                // waits for the end of the QP: only a host that breaks its own promises comes here.
+                // What was not taken will not complete. If the last that was taken is unsignaled,
+                // nobody tells when it is done, and the rest waits for the end of the QP: only a
+                // host that breaks its own promises comes here.
                 let taken = u32::try_from(refused.posted).unwrap_or(u32::MAX);
                 send.posted = first.wrapping_add(taken);
                 send.fault = Some((wc_status::LOC_QP_OP_ERR, send.posted));
@@ -232,7 +237,8 @@ impl Nic {
         }
     }
 
-    /// The work request that could not be posted is the oldest now: it completes with its error, and the QP stops sending.
+    /// The work request that could not be posted is the oldest now: it completes with its error,
+    /// and the QP stops sending.
     fn fail_send(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let (cqn, kind) = (qp.send_cqn, qp.kind);
@@ -242,7 +248,8 @@ impl Nic {
         if kind == Kind::Rc {
             self.enter_error(qpn);
         } else if let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.state != State::Reset) {
-            // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it: it was not asked.
+            // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it:
+            // it was not asked.
             qp.state = State::Sqe;
             self.schedule(qpn);
         }
@@ -300,7 +307,8 @@ impl Nic {
     }
 }
 
-/// A work request as the host takes it, and what to remember of it; or the status that it fails with.
+/// A work request as the host takes it, and what to remember of it; or the status that it fails
+/// with.
 fn build(
     poster: &mut Poster<'_>,
     queue: &mut SendQueue,
@@ -348,14 +356,16 @@ fn build(
     if atomic && count != 1 {
         return Err(wc_status::LOC_QP_OP_ERR);
     }
-    // The responder would say so (IBTA 9.7.5.1.2); libibverbs does not let it come to that (rxe.c, validate_send_wr).
+    // The responder would say so (IBTA 9.7.5.1.2); libibverbs does not let it come to that (rxe.c,
+    // validate_send_wr).
     if atomic && !wqe.remote_addr.get().is_multiple_of(ATOMIC_LEN) {
         return Err(wc_status::REM_INV_REQ_ERR);
     }
     let len =
         u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;
     let subject = match poster.kind {
-        // QPs 0 and 1 of hosts are none of a guest's business; its own QP 1 goes by the daemon (`gsi`).
+        // QPs 0 and 1 of hosts are none of a guest's business; its own QP 1 goes by the daemon
+        // (`gsi`).
         Kind::Ud | Kind::Gsi if wqe.rkey.get() <= GSI_QPN => return Err(wc_status::LOC_QP_OP_ERR),
         Kind::Ud | Kind::Gsi => Subject::Ah(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
         Kind::Rc | Kind::Uc => Subject::Peer,
@@ -414,7 +424,8 @@ fn remembered(wqe: &SqWqe, wr: &SendWr) -> Sent {
     Sent { wr_id: wqe.wr_id.get(), signaled, ..Sent::default() }
 }
 
-/// The host's handle of a datagram's destination, if it is of the QP's domain and may still be reached.
+/// The host's handle of a datagram's destination, if it is of the QP's domain and may still be
+/// reached.
 fn address(poster: &Poster<'_>, wqe: &SqWqe) -> Option<HostAh> {
     let number = usize::try_from(wqe.arg0.get()).ok()?;
     let ah = poster.ahs.get(number).filter(|ah| ah.pdn == poster.pdn && !ah.own.revoked)?;
@@ -425,7 +436,8 @@ fn len32(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
-/// The completion opcode of a work request, if QPs of this kind may do it and the RNIC passes it on (docs/virtio-rdma.md §7.1).
+/// The completion opcode of a work request, if QPs of this kind may do it and the RNIC passes it on
+/// (docs/virtio-rdma.md §7.1).
 fn allowed(poster: &Poster<'_>, code: u8) -> Option<u8> {
     match (code, poster.kind) {
         (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(wc_opcode::SEND),

@@ -1,10 +1,12 @@
 //! Shared receive queues: a host SRQ each, fed from the guest's ring.
 //!
-//! The hardware takes receives for any of its QPs, so they complete in any order. The guest is told by count how many are
-//! used up (docs/virtio-rdma.md §7.2); the slots of its ring are free earlier than that, since each was copied when it was posted.
+//! The hardware takes receives for any of its QPs, so they complete in any order. The guest is told
+//! by count how many are used up (docs/virtio-rdma.md §7.2); the slots of its ring are free earlier
+//! than that, since each was copied when it was posted.
 //!
-//! A resize is the guest's ring's alone, since many RNICs cannot resize an SRQ (mlx5: srq.c, mlx5_ib_modify_srq). The hardware goes on getting as
-//! many receives at a time as the SRQ was made for; in a larger queue the rest waits in guest memory. The limit of such a queue is watched
+//! A resize is the guest's ring's alone, since many RNICs cannot resize an SRQ (mlx5: srq.c,
+//! mlx5_ib_modify_srq). The hardware goes on getting as many receives at a time as the SRQ was made
+//! for; in a larger queue the rest waits in guest memory. The limit of such a queue is watched
 //! here, because the hardware sees only its own part.
 
 use slab::Slab;
@@ -51,7 +53,8 @@ impl Srq {
         self.ring.waiting().saturating_add(held)
     }
 
-    /// A receive was used up: the guest's `wr_id` and index of it. `None` if the hardware does not have it.
+    /// A receive was used up: the guest's `wr_id` and index of it. `None` if the hardware does not
+    /// have it.
     pub(super) fn complete(&mut self, slot: u32) -> Option<(u64, u32)> {
         let held = self.own.held.try_remove(slot as usize)?;
         self.own.used = self.own.used.wrapping_add(1);
@@ -145,7 +148,8 @@ impl Nic {
         Ok(())
     }
 
-    /// A receive of an SRQ was used up: whether that crossed a limit which the hardware does not watch.
+    /// A receive of an SRQ was used up: whether that crossed a limit which the hardware does not
+    /// watch.
     pub(super) fn look_at_limit(&mut self, srqn: u32) {
         let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
         if srq.own.watched && srq.posted_in_all() < srq.limit {
@@ -168,7 +172,8 @@ impl Nic {
         if !shape_ok {
             return Err(Status::INVAL);
         }
-        // What was posted moves with the ring, also what no round has seen yet; what is used up does not count.
+        // What was posted moves with the ring, also what no round has seen yet; what is used up
+        // does not count.
         let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
         if let Some(post) = self.contexts.look_at(srq.ctx, srq.doorbell) {
             self.posted(post);

@@ -1,4 +1,5 @@
-//! The backing over null host verbs, through the shard: what becomes of work requests, of faults of the host, and of host objects.
+//! The backing over null host verbs, through the shard: what becomes of work requests, of faults of
+//! the host, and of host objects.
 
 mod ending;
 mod groups;
@@ -110,7 +111,8 @@ fn a_receive_is_with_the_hardware_before_a_send_that_was_rung_for_later() {
     let mut bench = Bench::new();
     let (mut guest, _) = bench.guest(1, 1);
     let (mut a, mut b) = bench.pair(&mut guest);
-    // Both are seen in one look at the doorbells, the send queue first; null host verbs drop what finds no receive.
+    // Both are seen in one look at the doorbells, the send queue first; null host verbs drop what
+    // finds no receive.
     guest.post_receive(&mut b, 1, &[guest.sge(0, 64)]);
     send(&guest, &mut a, SIGNALED, 2);
     bench.world.settle();

@@ -1,11 +1,13 @@
 //! What a backing needs of an RNIC of this host, and nothing more: [`HostVerbs`].
 //!
-//! One implementation is one opened device context, for one NIC of a guest; it owns every host object of that guest and names each
-//! by a number of its own, so no pointer of libibverbs leaves it. All calls are safe: memory comes as a [`ContiguousMapping`], which the
-//! registration keeps alive, and everything else is checked by the hardware against keys and states.
+//! One implementation is one opened device context, for one NIC of a guest; it owns every host
+//! object of that guest and names each by a number of its own, so no pointer of libibverbs leaves
+//! it. All calls are safe: memory comes as a [`ContiguousMapping`], which the registration keeps
+//! alive, and everything else is checked by the hardware against keys and states.
 //!
-//! Attributes travel in the guest ABI's own structures with guest numbers already replaced by the host's; numbers of access flags,
-//! opcodes, statuses, states and attribute masks are the same in the ABI and in `infiniband/verbs.h` (the implementation on libibverbs tests that).
+//! Attributes travel in the guest ABI's own structures with guest numbers already replaced by the
+//! host's; numbers of access flags, opcodes, statuses, states and attribute masks are the same in
+//! the ABI and in `infiniband/verbs.h` (the implementation on libibverbs tests that).
 
 use std::any::Any;
 use std::fmt;
@@ -109,7 +111,8 @@ pub struct HostGid {
     pub gid: Gid,
 }
 
-/// A registration. It ends when this is dropped, which may block for as long as the making of it; its domain and its context outlive it.
+/// A registration. It ends when this is dropped, which may block for as long as the making of it;
+/// its domain and its context outlive it.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Registered {
@@ -136,8 +139,9 @@ pub trait HostDomain: Send + fmt::Debug {
         iova: u64,
         access: u32,
     ) -> Result<Registered>;
-    /// Makes an address handle; the host asks the network for the neighbour's MAC address and waits for the answer, up to a second
-    /// (Linux drivers/infiniband/core/addr.c, rdma_addr_find_l2_eth_by_grh).
+    /// Makes an address handle; the host asks the network for the neighbour's MAC address and waits
+    /// for the answer, up to a second (Linux drivers/infiniband/core/addr.c,
+    /// rdma_addr_find_l2_eth_by_grh).
     fn create_ah(&self, av: &abi::Av) -> Result<MadeAh>;
 }
 
@@ -196,7 +200,8 @@ pub struct SendWr {
     /// Of `virtio_rdma_abi::send_flags`; INLINE is told by `data`.
     pub flags: u8,
     pub data: Data,
-    /// Immediate as opaque bytes; the key to invalidate, or the present one of a window, little-endian.
+    /// Immediate as opaque bytes; the key to invalidate, or the present one of a window,
+    /// little-endian.
     pub imm: [u8; 4],
     pub remote_addr: u64,
     pub rkey: u32,
@@ -352,7 +357,8 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn modify_qp(&mut self, qp: HostQp, attr: &abi::QpAttr) -> Result<()>;
     /// The state that the hardware has it in (`virtio_rdma_abi::qps`), and whether it still drains.
     fn query_qp(&mut self, qp: HostQp) -> Result<(u8, bool)>;
-    /// Has a QP for datagrams receive those of a group, on the interface that has the address `own`.
+    /// Has a QP for datagrams receive those of a group, on the interface that has the address
+    /// `own`.
     fn attach_mcast(&mut self, qp: HostQp, group: &Gid, own: &Gid) -> Result<()>;
     /// Ends that; a QP is in no group when it is destroyed.
     fn detach_mcast(&mut self, qp: HostQp, group: &Gid) -> Result<()>;
@@ -373,9 +379,11 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn arm(&mut self) -> Result<()>;
     /// The next asynchronous event, if there is one. Also empties the channel of completion events.
     fn next_event(&mut self) -> Option<HostEvent>;
-    /// Descriptors that become readable (edge) with completions after [`arm`](Self::arm) and with asynchronous events.
+    /// Descriptors that become readable (edge) with completions after [`arm`](Self::arm) and with
+    /// asynchronous events.
     fn wake_fds(&self) -> io::Result<Vec<OwnedFd>>;
-    /// Whoever waits for these, for as long as this context is open: their copies keep it open as well.
+    /// Whoever waits for these, for as long as this context is open: their copies keep it open as
+    /// well.
     fn keep(&mut self, watch: Box<dyn Any + Send>);
     /// What exists.
     fn objects(&self) -> HostObjects;

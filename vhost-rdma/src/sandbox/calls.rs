@@ -101,7 +101,8 @@ const OLD: &[i64] =
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[i64] = &[];
 
-/// Allows a call whose arguments are as said: of each its index, the bits that count, and their value.
+/// Allows a call whose arguments are as said: of each its index, the bits that count, and their
+/// value.
 fn where_bits(
     rules: &mut Rules,
     call: i64,
@@ -146,7 +147,8 @@ fn program(
     SeccompFilter::new(rules, otherwise, matched, arch)?.try_into()
 }
 
-/// `clone3` hides its flags in memory, where no filter looks. Told that there is none, the C library uses `clone`.
+/// `clone3` hides its flags in memory, where no filter looks. Told that there is none, the C
+/// library uses `clone`.
 fn not_there(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
     let rules = Rules::from([(libc::SYS_clone3, Vec::new())]);
     program(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32), arch)
@@ -157,7 +159,8 @@ fn listed(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
     program(rules()?, refused, SeccompAction::Allow, arch)
 }
 
-/// Leaves the calling thread the calls on the list; false where the kernel or the machine has no such filters.
+/// Leaves the calling thread the calls on the list; false where the kernel or the machine has no
+/// such filters.
 pub(super) fn only_ours() -> io::Result<bool> {
     let Ok(arch) = TargetArch::try_from(std::env::consts::ARCH) else { return Ok(false) };
     // Of two filters that refuse, the later one's answer holds; so this one comes first.

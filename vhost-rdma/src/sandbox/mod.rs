@@ -112,7 +112,8 @@ pub fn seal() -> io::Result<Sealed> {
     Ok(Sealed { landlock, seccomp })
 }
 
-/// No file, directory, TCP port or abstract socket can be named any more, and no process outside be signalled.
+/// No file, directory, TCP port or abstract socket can be named any more, and no process outside be
+/// signalled.
 fn no_names() -> io::Result<Landlock> {
     let made = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))

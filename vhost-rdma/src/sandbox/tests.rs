@@ -1,4 +1,5 @@
-//! Each class of what a sandbox denies is tried from within. Every case is a process of its own: what was given away does not come back.
+//! Each class of what a sandbox denies is tried from within. Every case is a process of its own:
+//! what was given away does not come back.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,10 @@
-//! The kernel's form of a POSIX access control list: the value of the extended attribute `system.posix_acl_access`
-//! (include/uapi/linux/posix_acl_xattr.h, posix_acl.h).
+//! The kernel's form of a POSIX access control list: the value of the extended attribute
+//! `system.posix_acl_access` (include/uapi/linux/posix_acl_xattr.h, posix_acl.h).
 //!
-//! A header with the version, then entries of tag, permissions and number, little-endian, in the order of their tags: owner, named users,
-//! owning group, named groups, mask, others (acl(5)). The mask is the most that anyone but owner and others gets; `chmod` and `stat`
-//! show it in the place of the group's bits, so here it is all that somebody is given.
+//! A header with the version, then entries of tag, permissions and number, little-endian, in the
+//! order of their tags: owner, named users, owning group, named groups, mask, others (acl(5)). The
+//! mask is the most that anyone but owner and others gets; `chmod` and `stat` show it in the place
+//! of the group's bits, so here it is all that somebody is given.
 
 use std::io;
 use std::path::Path;

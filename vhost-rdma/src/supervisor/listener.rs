@@ -1,10 +1,12 @@
 //! The thread of one NIC that waits for VMMs, one connection after the other.
 //!
-//! A second VMM that connects while one is there is refused: its connection is closed at once, for whoever has a NIC must not be kept
-//! waiting behind a stranger, nor a stranger wait for the NIC. One that comes when the first has just gone (a container that starts
-//! again) waits in the backlog until the old session is undone, and finds a device without old objects.
+//! A second VMM that connects while one is there is refused: its connection is closed at once, for
+//! whoever has a NIC must not be kept waiting behind a stranger, nor a stranger wait for the NIC.
+//! One that comes when the first has just gone (a container that starts again) waits in the backlog
+//! until the old session is undone, and finds a device without old objects.
 //!
-//! Where the host has no descriptor left, a VMM is turned away rather than left to wait for an answer: one descriptor is kept for that.
+//! Where the host has no descriptor left, a VMM is turned away rather than left to wait for an
+//! answer: one descriptor is kept for that.
 
 use std::cell::Cell;
 use std::io;
@@ -41,8 +43,8 @@ impl NicSocket {
     pub(super) fn open(config: &NicConfig) -> Result<Self, AttachError> {
         let making =
             |error| AttachError::io(format!("make the socket {}", config.socket.display()), error);
-        // Its directory is mounted into containers. A link in its place, or one that comes while the socket is made, must not put
-        // the socket (and its owner) elsewhere.
+        // Its directory is mounted into containers. A link in its place, or one that comes while
+        // the socket is made, must not put the socket (and its owner) elsewhere.
         let dir = socket::own_dir(&config.socket).map_err(making)?;
         let opened = Self {
             listener: socket::bind(&config.socket, &config.access)?,
@@ -119,8 +121,8 @@ impl Drop for ListenerThread {
     }
 }
 
-/// Works, and lets go of what it worked with (a socket's file) before the other end of `finished` hears of the end: whoever waits
-/// there removes the file's directory next.
+/// Works, and lets go of what it worked with (a socket's file) before the other end of `finished`
+/// hears of the end: whoever waits there removes the file's directory next.
 fn finish<T>(own: T, work: impl FnOnce(&T), finished: SyncSender<()>) {
     work(&own);
     drop(own);
@@ -172,7 +174,8 @@ impl Thread {
         !self.shared.stopping.load(Ordering::SeqCst)
     }
 
-    /// Accepts a connection. It cannot block: a unix connection stays in the backlog even if its client is gone.
+    /// Accepts a connection. It cannot block: a unix connection stays in the backlog even if its
+    /// client is gone.
     fn accept(&self) -> io::Result<UnixStream> {
         // It may have been given up before; there may be room again.
         self.spare.set(self.spare.take().or_else(|| self.wake.try_clone().ok()));
@@ -279,7 +282,8 @@ impl Thread {
             if polled.is_err() || fds[2].revents().is_empty() {
                 continue;
             }
-            // The kernel looked at the connection first: a VMM that ended after that look may have its successor there already.
+            // The kernel looked at the connection first: a VMM that ended after that look may have
+            // its successor there already.
             if peer.has_hung_up() || !self.refuse(peer) {
                 return;
             }
@@ -299,7 +303,8 @@ impl Thread {
             ended = peer.has_ended(),
             "a second VMM connected while one is there: refused"
         );
-        // Where not even that was possible the connection still waits, and would be found again at once.
+        // Where not even that was possible the connection still waits, and would be found again at
+        // once.
         refused.is_ok() || self.pause()
     }
 }

@@ -1,8 +1,9 @@
 //! The VMM at the other end of a NIC's connection: who it is, and whether it is still there.
 //!
-//! What is known of it comes from the accepted stream itself: the kernel noted user, group and process at `connect` (`SO_PEERCRED`),
-//! and since Linux 6.5 hands out a descriptor of that process (`SO_PEERPIDFD`), which no later process can be taken for. Never from a
-//! name: a socket that another process binds in a mount namespace of its own can have any path.
+//! What is known of it comes from the accepted stream itself: the kernel noted user, group and
+//! process at `connect` (`SO_PEERCRED`), and since Linux 6.5 hands out a descriptor of that process
+//! (`SO_PEERPIDFD`), which no later process can be taken for. Never from a name: a socket that
+//! another process binds in a mount namespace of its own can have any path.
 
 use std::io;
 use std::net::Shutdown;
@@ -33,11 +34,12 @@ impl Peer {
         Ok(Self { stream: stream.try_clone()?, credentials, process })
     }
 
-    /// Do owner, group and mode of the socket let it in? The kernel asked that at `connect`; between that and now the connection
-    /// may have waited, and the access been changed.
+    /// Do owner, group and mode of the socket let it in? The kernel asked that at `connect`;
+    /// between that and now the connection may have waited, and the access been changed.
     ///
-    /// Supplementary groups are not known here, so a group that may write lets everyone in whom the kernel let in; so does an access
-    /// control list, whose mask stands in the place of the group's bits.
+    /// Supplementary groups are not known here, so a group that may write lets everyone in whom the
+    /// kernel let in; so does an access control list, whose mask stands in the place of the group's
+    /// bits.
     pub(super) fn may_enter(&self, socket: &Path) -> bool {
         let Ok(metadata) = socket.symlink_metadata() else { return false };
         let uid = self.credentials.uid;
@@ -61,8 +63,8 @@ impl Peer {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
     }
 
-    /// Whether the process that connected has ended. If the connection has not, somebody else has it: whom it was left to (a child), or
-    /// given to (by a launcher).
+    /// Whether the process that connected has ended. If the connection has not, somebody else has
+    /// it: whom it was left to (a child), or given to (by a launcher).
     pub(super) fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return false };
         let mut fds = [PollFd::new(process, PollFlags::IN)];

@@ -1,8 +1,9 @@
 //! The transport between NICs of one daemon: no packets, no acknowledgements, one copy.
 //!
-//! The responder runs on the requester's thread, which is sound without locks because a network lives on one shard
-//! (docs/ARCHITECTURE.md): both ends of every possible flow belong to the caller. Delivery is in order and never loses
-//! anything, so what is left of the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
+//! The responder runs on the requester's thread, which is sound without locks because a network
+//! lives on one shard (docs/ARCHITECTURE.md): both ends of every possible flow belong to the
+//! caller. Delivery is in order and never loses anything, so what is left of the protocol is what
+//! verbs programs can see: receiver not ready, refusal, and silence.
 
 use super::{
     Completed, DELIVERIES, Fabric, Fanout, Flow, Outcome, Request, Service, Transport, is_multicast,
@@ -22,7 +23,8 @@ impl Transport for Local {
             .responder(request.flow.source, &request.flow.dest_gid)
             .map_or(Outcome::NoAnswer, |responder| responder.receive(request));
         match (request.service, outcome) {
-            // Nobody tells the sender of an unreliable message what became of it; its own memory is its own matter.
+            // Nobody tells the sender of an unreliable message what became of it; its own memory is
+            // its own matter.
             (Service::Unreliable | Service::Datagram, outcome)
                 if outcome != Outcome::LocalFault =>
             {

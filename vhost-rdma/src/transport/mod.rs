@@ -1,11 +1,13 @@
 //! Transports: how a work request reaches the QP that it names.
 //!
-//! A requester hands its transport one [`Request`] at a time, a piece of a message of at most [`PIECE`] bytes whose local
-//! memory is already resolved; the transport brings it to the [`Responder`] of the peer's NIC and answers an [`Outcome`].
-//! A transport never sees an address that a guest wrote in a ring, never writes a completion, and owns no verbs state: what it
-//! may know is in this file. `local` is the transport between NICs of one daemon: the responder is called at once and moves
-//! the bytes with one copy. A transport over a wire answers [`Outcome::Pending`] and later reports the outcome by
-//! [`Completed`]; inbound packets call the same responder.
+//! A requester hands its transport one [`Request`] at a time, a piece of a message of at most
+//! [`PIECE`] bytes whose local memory is already resolved; the transport brings it to the
+//! [`Responder`] of the peer's NIC and answers an [`Outcome`]. A transport never sees an address
+//! that a guest wrote in a ring, never writes a completion, and owns no verbs state: what it may
+//! know is in this file. `local` is the transport between NICs of one daemon: the responder is
+//! called at once and moves the bytes with one copy. A transport over a wire answers
+//! [`Outcome::Pending`] and later reports the outcome by [`Completed`]; inbound packets call the
+//! same responder.
 //!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
 
@@ -15,7 +17,8 @@ use crate::memory::Segment;
 
 pub use local::Local;
 
-/// The largest piece of a message that is moved in one go, in bytes: what one guest can make another wait for.
+/// The largest piece of a message that is moved in one go, in bytes: what one guest can make
+/// another wait for.
 pub const PIECE: u32 = 128 << 10;
 
 /// Queue pairs of a group that get a datagram in one go: each is a copy and a completion.
@@ -207,7 +210,8 @@ pub struct Completed {
 
 /// The receiving side of one NIC.
 pub trait Responder {
-    /// Executes an inbound request on the QP that it names, after every check that the QP and its memory demand.
+    /// Executes an inbound request on the QP that it names, after every check that the QP and its
+    /// memory demand.
     fn receive(&mut self, request: &Request<'_>) -> Outcome;
 
     /// Gives a datagram to those of its group here from number `first` on, to `most` at the most:
@@ -221,8 +225,8 @@ pub trait Fabric {
     /// The NIC that holds `gid` in the network of NIC `from`.
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder>;
 
-    /// The member number `index` of a multicast group in the network of NIC `from`: `None` behind the last, `Some(None)` for
-    /// one that does not listen now.
+    /// The member number `index` of a multicast group in the network of NIC `from`: `None` behind
+    /// the last, `Some(None)` for one that does not listen now.
     fn member(
         &mut self,
         from: NicId,

@@ -73,8 +73,9 @@ impl WorkerHandle {
         self.waker.wake();
     }
 
-    /// Has the worker hear the kicks of a NIC's guest directly, asleep or awake, and counts them. `fd` is an eventfd of the
-    /// VMM; or of something else that wakes the worker, if there is no NIC.
+    /// Has the worker hear the kicks of a NIC's guest directly, asleep or awake, and counts them.
+    /// `fd` is an eventfd of the VMM; or of something else that wakes the worker, if there is no
+    /// NIC.
     ///
     /// # Errors
     /// The host refuses.

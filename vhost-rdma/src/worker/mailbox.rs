@@ -3,8 +3,8 @@
 //! Whoever puts one in may lose its processor at any moment, also while it holds the lock, and a
 //! worker that waited for it would make all its guests wait as long as the scheduler likes; queues
 //! without locks only hide the same wait in a loop. So the worker only tries the lock: if somebody
-//! has it, there is nothing to take *yet*, and the worker goes on with its round. All it must not do
-//! then is sleep, which [`Found::Later`] tells it.
+//! has it, there is nothing to take *yet*, and the worker goes on with its round. All it must not
+//! do then is sleep, which [`Found::Later`] tells it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

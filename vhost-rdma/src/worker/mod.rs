@@ -1,9 +1,10 @@
 //! The threads that run the engine.
 //!
-//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that ever touches the objects
-//! of the NICs on it, so the data path has no locks. Everyone else sends it jobs, closures that run between two rounds of
-//! polling, and may wait for what they return. There are as many workers as configured, however many NICs there are; all
-//! NICs of a network live on one of them (`placement`), because a local copy touches both ends of a connection.
+//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that
+//! ever touches the objects of the NICs on it, so the data path has no locks. Everyone else sends
+//! it jobs, closures that run between two rounds of polling, and may wait for what they return.
+//! There are as many workers as configured, however many NICs there are; all NICs of a network live
+//! on one of them (`placement`), because a local copy touches both ends of a connection.
 //!
 //! ```text
 //!   jobs ──> mailbox ─┐
@@ -12,10 +13,12 @@
 //!                          └── sleep <───┴─ idle for a while
 //! ```
 //!
-//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none is lost: `waker`. One that is awake
-//! asks for kicks every few microseconds as long as some of its NICs are parked (`engine/parking.rs`).
+//! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none
+//! is lost: `waker`. One that is awake asks for kicks every few microseconds as long as some of its
+//! NICs are parked (`engine/parking.rs`).
 //!
-//! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it was for, never the thread.
+//! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it
+//! was for, never the thread.
 
 mod clock;
 mod handle;
@@ -44,7 +47,8 @@ use crate::engine::Shard;
 pub struct WorkerConfig {
     /// Threads; at least one is started.
     pub workers: u32,
-    /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency with CPU time.
+    /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency
+    /// with CPU time.
     pub poll_us: u32,
     /// What each worker's thread does once it has all that it needs of the host.
     pub seal: Option<Seal>,

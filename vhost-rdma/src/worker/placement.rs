@@ -1,7 +1,7 @@
 //! Which worker a network lives on.
 //!
-//! All NICs of a network share a worker for as long as the network has any; a new network goes to the worker with the fewest
-//! NICs.
+//! All NICs of a network share a worker for as long as the network has any; a new network goes to
+//! the worker with the fewest NICs.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The engine's randomness: keys and queue pair numbers must not be guessable by another tenant, so a CSPRNG.
+//! The engine's randomness: keys and queue pair numbers must not be guessable by another tenant, so
+//! a CSPRNG.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! The answer to one call: a worker gives it, another thread waits for it, and the worker never does.
+//! The answer to one call: a worker gives it, another thread waits for it, and the worker never
+//! does.
 //!
 //! A channel's sender takes a lock that the waiting thread holds for moments, and whoever lost its
 //! processor in such a moment keeps the worker. Here the waiting thread touches the lock only once

@@ -29,7 +29,8 @@ const JOBS: Nanos = 50_000;
 /// Rounds without work that a worker makes at least before it sleeps.
 const ROUNDS_BEFORE_SLEEP: u64 = 16;
 
-/// How often kicks are heard while the worker is awake: a system call, and how late a NIC that is parked may be.
+/// How often kicks are heard while the worker is awake: a system call, and how late a NIC that is
+/// parked may be.
 const HEAR: Nanos = 20_000;
 
 /// Starts worker `index`.
@@ -122,9 +123,11 @@ impl Runner {
             if mail == Mail::Stop {
                 return;
             }
-            // Read last thing before the doorbells are: a timer counted from a time that is past would run out too early.
+            // Read last thing before the doorbells are: a timer counted from a time that is past
+            // would run out too early.
             let now = self.clock.now();
-            // A turn is a round of polling with the jobs after it, so that it costs no look at the clock of its own.
+            // A turn is a round of polling with the jobs after it, so that it costs no look at the
+            // clock of its own.
             counter.end(now, self.shard.charged());
             counter.begin(now);
             if self.vanished != memory::vanished() {
@@ -140,7 +143,8 @@ impl Runner {
             if !polled {
                 self.job_share.round_was_idle();
             }
-            // A round is no longer than this: time in which the host ran someone else was not spent on looking.
+            // A round is no longer than this: time in which the host ran someone else was not spent
+            // on looking.
             let looked = now.saturating_sub(before).min(self.poll_for / ROUNDS_BEFORE_SLEEP);
             before = now;
             if polled || mail == Mail::Some {

@@ -1,13 +1,16 @@
 //! The turn_stats of a worker: that it goes on, and how long its turns are.
 //!
-//! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what one guest can make another wait.
-//! What counts is the time that is *ours*: a turn during which the host ran somebody else is long on the wall clock, and no guest's doing.
-//! The scheduler tells the two apart: `/proc/thread-self/schedstat` has the time that the thread stood in a run queue, and what is left of
-//! the wall clock was spent on the processor or blocked in a system call, a page fault or a lock, all of which are ours.
+//! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what
+//! one guest can make another wait. What counts is the time that is *ours*: a turn during which the
+//! host ran somebody else is long on the wall clock, and no guest's doing. The scheduler tells the
+//! two apart: `/proc/thread-self/schedstat` has the time that the thread stood in a run queue, and
+//! what is left of the wall clock was spent on the processor or blocked in a system call, a page
+//! fault or a lock, all of which are ours.
 //!
-//! Reading it costs a microsecond, so it is read only for turns that are long at all, and once a millisecond as the value to compare
-//! with: time in a run queue before the turn but after that reading is taken off too, a millisecond at most, and a turn is never made longer by it.
-//! A worker that is stuck inside a turn is seen from outside by [`TurnStats::stalled`].
+//! Reading it costs a microsecond, so it is read only for turns that are long at all, and once a
+//! millisecond as the value to compare with: time in a run queue before the turn but after that
+//! reading is taken off too, a millisecond at most, and a turn is never made longer by it. A worker
+//! that is stuck inside a turn is seen from outside by [`TurnStats::stalled`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -156,7 +159,8 @@ impl Counter {
         self.turn_stats.count(own);
     }
 
-    /// Nanoseconds that the thread has stood in run queues: the second number (Documentation/scheduler/sched-stats.rst).
+    /// Nanoseconds that the thread has stood in run queues: the second number
+    /// (Documentation/scheduler/sched-stats.rst).
     fn read(&self) -> Option<Nanos> {
         let mut bytes = [0; 96];
         let len = self.schedstat.as_ref()?.read_at(&mut bytes, 0).ok()?;

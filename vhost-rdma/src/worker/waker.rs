@@ -1,17 +1,19 @@
 //! Waking a worker that may or may not be asleep, with a system call only if it is.
 //!
-//! Dekker's pattern twice, once for jobs and once for doorbells. The worker, before it sleeps: *stores* `asleep`, full
-//! fence, *looks* (at the mailbox, and through `prepare_sleep` at the doorbells). The other side: *stores* what is to be
-//! found, full fence, *reads* `asleep`. At least one of the two sees the other. For a doorbell the other side's store is the
-//! guest's producer index, and what the guest reads is `NEED_KICK`, which the worker sets *after* `asleep` and before its
-//! look: so a kick that follows from `NEED_KICK` finds `asleep` set, and any other kick is for a doorbell that the worker's
-//! look will see.
+//! Dekker's pattern twice, once for jobs and once for doorbells. The worker, before it sleeps: *stores*
+//! `asleep`, full fence, *looks* (at the mailbox, and through `prepare_sleep` at the doorbells).
+//! The other side: *stores* what is to be found, full fence, *reads* `asleep`. At least one of the
+//! two sees the other. For a doorbell the other side's store is the guest's producer index, and
+//! what the guest reads is `NEED_KICK`, which the worker sets *after* `asleep` and before its look:
+//! so a kick that follows from `NEED_KICK` finds `asleep` set, and any other kick is for a doorbell
+//! that the worker's look will see.
 
 //!
-//! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the worker sleeps on
-//! ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read from them. What is to be heard stays with the
-//! epoll set until the worker asks for it: when it wakes ([`Waker::sleep`]), or now and then while it is awake ([`Waker::hear`]),
-//! since some of its NICs may be parked.
+//! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the
+//! worker sleeps on ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read
+//! from them. What is to be heard stays with the epoll set until the worker asks for it: when it
+//! wakes ([`Waker::sleep`]), or now and then while it is awake ([`Waker::hear`]), since some of its
+//! NICs may be parked.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -119,7 +121,8 @@ impl Waker {
             kicks.counters.insert(token, counter);
             token
         };
-        // Not under the lock, which the worker takes: how long it takes is up to whose descriptor it is.
+        // Not under the lock, which the worker takes: how long it takes is up to whose descriptor
+        // it is.
         let data = EventData::new_u64(token);
         let added = epoll::add(&self.epoll, &fd, data, EventFlags::IN | EventFlags::ET);
         if let Err(error) = added {
@@ -133,16 +136,19 @@ impl Waker {
         self.kicks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the worker look again, if it sleeps or is about to. What it shall find must have been stored before.
+    /// Makes the worker look again, if it sleeps or is about to. What it shall find must have been
+    /// stored before.
     #[inline]
     pub(super) fn wake(&self) {
         if ordering::must_wake(&self.asleep, &Cpu) {
-            // A full counter (EAGAIN) wakes as well; nothing else can go wrong with an eventfd of our own.
+            // A full counter (EAGAIN) wakes as well; nothing else can go wrong with an eventfd of
+            // our own.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Announces the sleep; the worker must look at everything once more before it calls [`sleep`](Self::sleep).
+    /// Announces the sleep; the worker must look at everything once more before it calls
+    /// [`sleep`](Self::sleep).
     pub(super) fn announce(&self) {
         ordering::announce_sleep(&self.asleep, &Cpu);
     }
@@ -152,8 +158,8 @@ impl Waker {
         self.asleep.set(false);
     }
 
-    /// Sleeps until someone wakes us or `timeout` is over. Kicks that could not be counted are left in `heard`: whoever has the
-    /// lock of the counters may have lost its processor.
+    /// Sleeps until someone wakes us or `timeout` is over. Kicks that could not be counted are left
+    /// in `heard`: whoever has the lock of the counters may have lost its processor.
     pub(super) fn sleep(&self, timeout: Option<Duration>, heard: &mut Heard) {
         let mut events = none();
         // An interrupted wait is a wake-up like any other.
@@ -196,8 +202,8 @@ impl Waker {
         }
     }
 
-    /// `epoll_wait` has milliseconds and its successor may not be there, so a timeout is waited for with `ppoll`, on the
-    /// epoll set.
+    /// `epoll_wait` has milliseconds and its successor may not be there, so a timeout is waited for
+    /// with `ppoll`, on the epoll set.
     fn wait(&self, events: &mut [Event; EVENTS], timeout: Option<Duration>) -> io::Result<usize> {
         let Some(timeout) = timeout.and_then(|time| Timespec::try_from(time).ok()) else {
             return Ok(epoll::wait(&self.epoll, events, None)?);
@@ -211,7 +217,8 @@ impl Waker {
 }
 
 impl Drop for WatchedKick {
-    /// Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of the epoll set.
+    /// Explicitly: the VMM has the same eventfd open, so closing ours would not take it out of the
+    /// epoll set.
     fn drop(&mut self) {
         if let Err(error) = epoll::delete(&self.waker.epoll, &self.fd) {
             tracing::warn!(%error, "a kick descriptor stays watched");

@@ -54,7 +54,8 @@ impl Said {
         serde_json::from_str(&self.ok()).unwrap()
     }
 
-    /// A command that must have failed with this status, all of these words in its message and nothing on standard output.
+    /// A command that must have failed with this status, all of these words in its message and
+    /// nothing on standard output.
     #[track_caller]
     pub(crate) fn fails(&self, status: i32, words: &[&str]) {
         assert_eq!(self.status, status, "{self:?}");
@@ -102,7 +103,8 @@ impl Daemon {
                 .try_for_each(|line| sender.send(line))
         });
         let mut message = [0; 64];
-        // A receive with a time limit is not begun again after a signal (signal(7)), here the end of some other test's child.
+        // A receive with a time limit is not begun again after a signal (signal(7)), here the end
+        // of some other test's child.
         let ready = loop {
             match socket.recv(&mut message) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

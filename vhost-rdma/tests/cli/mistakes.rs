@@ -208,8 +208,9 @@ fn as_nobody(command: &mut Command) -> &mut Command {
 fn public_binary(dir: &TempDir) -> Command {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("vhost-rdma");
-    // By another process: a descriptor open for writing here could leak into a child that some other test starts at this moment,
-    // and the kernel executes no file that is open for writing (ETXTBSY).
+    // By another process: a descriptor open for writing here could leak into a child that some
+    // other test starts at this moment, and the kernel executes no file that is open for writing
+    // (ETXTBSY).
     assert!(
         Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_vhost-rdma"))

@@ -255,7 +255,8 @@ fn a_client_that_stays_connected_does_not_keep_the_daemon() {
     daemon.stop();
 }
 
-/// Asks over the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) how many queues the device has, as a VMM does.
+/// Asks over the vhost-user protocol (QEMU's docs/interop/vhost-user.rst) how many queues the
+/// device has, as a VMM does.
 fn queues_of(socket: &Path) -> u64 {
     const GET_FEATURES: u32 = 1;
     const SET_FEATURES: u32 = 2;

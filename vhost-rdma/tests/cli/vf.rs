@@ -1,4 +1,5 @@
-//! `vf` without a NIC that has SR-IOV, as on most machines that run this; with one it is the lab's `vm sriov`.
+//! `vf` without a NIC that has SR-IOV, as on most machines that run this; with one it is the lab's
+//! `vm sriov`.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! The exact options that give a VM a NIC and its companion netdev.
 //!
-//! The companion is an ordinary virtio-net device with the NIC's MAC address: the guest driver finds it by that address and takes
-//! IP addresses, routes and neighbours from it. Guest memory must be shared with the daemon in both VMMs, because the device
-//! reads and writes it directly. The command line prints these options, the Kubernetes node agent hands them to pods.
+//! The companion is an ordinary virtio-net device with the NIC's MAC address: the guest driver
+//! finds it by that address and takes IP addresses, routes and neighbours from it. Guest memory
+//! must be shared with the daemon in both VMMs, because the device reads and writes it directly.
+//! The command line prints these options, the Kubernetes node agent hands them to pods.
 
 mod passthrough;
 
@@ -149,7 +150,8 @@ fn check_id(id: u32) -> Result<u32, BadOption> {
 fn memory_size(text: &str) -> Result<String, BadOption> {
     let digits = text.strip_suffix(['K', 'M', 'G', 'T']).unwrap_or(text);
     if digits.parse::<u64>().is_ok_and(|n| n > 0) && digits.bytes().all(|b| b.is_ascii_digit()) {
-        // A bare number means bytes to cloud-hypervisor and MiB to QEMU's -m: it is never passed on as it is.
+        // A bare number means bytes to cloud-hypervisor and MiB to QEMU's -m: it is never passed on
+        // as it is.
         if digits.len() < text.len() {
             return Ok(text.to_owned());
         }
@@ -231,8 +233,9 @@ fn ch_escape(text: &str) -> String {
 
 /// One line for a shell.
 ///
-/// Words without special characters stay bare, commas and equals signs included, so that `qemu-system-x86_64 $(… qemu-args NIC)`
-/// works: a shell does not look for quotes in what a command printed.
+/// Words without special characters stay bare, commas and equals signs included, so that
+/// `qemu-system-x86_64 $(… qemu-args NIC)` works: a shell does not look for quotes in what a
+/// command printed.
 ///
 /// # Errors
 /// An option has a zero byte.

@@ -103,7 +103,8 @@ fn message(index: u32, prefix: IpPrefix) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header =
         AddressHeader { family, prefix_len: prefix.length, index, ..AddressHeader::default() };
-    // On a broadcast link both are the same; the kernel takes IPv4 addresses from the one and IPv6 from the other.
+    // On a broadcast link both are the same; the kernel takes IPv4 addresses from the one and IPv6
+    // from the other.
     message.attributes =
         vec![AddressAttribute::Local(prefix.address), AddressAttribute::Address(prefix.address)];
     message

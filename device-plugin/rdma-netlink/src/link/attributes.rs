@@ -1,7 +1,7 @@
 //! An interface as the kernel describes it. No I/O.
 //!
-//! Attributes are decoded one by one by `netlink-packet-route`, and only those that are wanted: one that a newer kernel has
-//! changed must not hide the interface.
+//! Attributes are decoded one by one by `netlink-packet-route`, and only those that are wanted: one
+//! that a newer kernel has changed must not hide the interface.
 
 use netlink_packet_core::{NLA_TYPE_MASK, Nla as _, ParseableParametrized as _};
 use netlink_packet_route::AddressFamily;
@@ -85,7 +85,8 @@ impl From<LinkLayerType> for LinkKind {
 
 /// `IFLA_VFINFO_LIST`, which is decoded here: its parser in the library fails on an empty list.
 const IFLA_VFINFO_LIST: u16 = 22;
-/// What is not decoded: statistics and per-protocol settings, which are large and change between kernels.
+/// What is not decoded: statistics and per-protocol settings, which are large and change between
+/// kernels.
 const SKIPPED: [u16; 5] = [7, 12, 23, 24, 26];
 
 impl Link {

@@ -108,13 +108,15 @@ impl Links {
         self.change(header(index), vec![LinkAttribute::IfName(name.to_owned())], &what)
     }
 
-    /// Moves it to another namespace, and names it there if `name` is given; it is down then and has no addresses. Its index may change.
+    /// Moves it to another namespace, and names it there if `name` is given; it is down then and
+    /// has no addresses. Its index may change.
     ///
-    /// The kernel moves first and renames then (`do_setlink`): a name that is taken is found before the move, unless somebody takes it in
-    /// that moment.
+    /// The kernel moves first and renames then (`do_setlink`): a name that is taken is found before
+    /// the move, unless somebody takes it in that moment.
     ///
     /// # Errors
-    /// [`Error::is_exists`] if the name is taken there. If the interface has moved nevertheless, the message says so.
+    /// [`Error::is_exists`] if the name is taken there. If the interface has moved nevertheless,
+    /// the message says so.
     pub fn move_to(&mut self, index: u32, netns: &Netns, name: Option<&str>) -> Result<()> {
         let what = format!("move network interface {index} to another namespace");
         let mut attributes = vec![LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())];
@@ -162,7 +164,8 @@ impl Links {
     /// The kernel refuses it.
     pub fn set_alias(&mut self, index: u32, text: &str) -> Result<()> {
         let what = format!("describe network interface {index}");
-        // Without the terminating zero: the kernel would keep it, and an empty text removes the alias.
+        // Without the terminating zero: the kernel would keep it, and an empty text removes the
+        // alias.
         let raw = netlink_packet_core::DefaultNla::new(IFLA_IFALIAS, text.as_bytes().to_vec());
         self.change(header(index), vec![LinkAttribute::Other(raw)], &what)
     }
@@ -182,7 +185,8 @@ impl Links {
     /// Changes settings of a virtual function of this physical one, one request for each field.
     ///
     /// # Errors
-    /// The driver refuses a field; the fields before it are changed. [`VfChange::inverse`] says how to put them back.
+    /// The driver refuses a field; the fields before it are changed. [`VfChange::inverse`] says how
+    /// to put them back.
     pub fn set_vf(&mut self, index: u32, vf: u32, change: &VfChange) -> Result<()> {
         let before = if change.is_empty() { return Ok(()) } else { self.vf(index, vf)? };
         for (what, info) in change.requests(vf, &before) {

@@ -28,7 +28,8 @@ impl Links {
     /// Makes a pair of interfaces, both down.
     ///
     /// # Errors
-    /// [`Error::is_exists`](crate::Error::is_exists) if one of the names is taken; neither end exists then.
+    /// [`Error::is_exists`](crate::Error::is_exists) if one of the names is taken; neither end
+    /// exists then.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> Result<()> {
         check_name(veth.name)?;
         check_name(veth.peer)?;

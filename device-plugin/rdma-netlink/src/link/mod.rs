@@ -22,8 +22,10 @@
 //! # }
 //! ```
 //!
-//! Interfaces are named by index where they are changed: an index does not change when a name does. A request that fails has changed nothing, except that
-//! [`Links::move_to`] may have moved and not renamed, and that [`Links::set_vf`] sends one request for each field (drivers refuse them one by one, and the error then says which).
+//! Interfaces are named by index where they are changed: an index does not change when a name does.
+//! A request that fails has changed nothing, except that [`Links::move_to`] may have moved and not
+//! renamed, and that [`Links::set_vf`] sends one request for each field (drivers refuse them one by
+//! one, and the error then says which).
 
 mod address;
 mod attributes;

@@ -65,7 +65,8 @@ impl Links {
     /// Adds a route.
     ///
     /// # Errors
-    /// [`Error::is_exists`] if there is such a route; the interface must be up and the gateway reachable.
+    /// [`Error::is_exists`] if there is such a route; the interface must be up and the gateway
+    /// reachable.
     pub fn add_route(&mut self, new: &NewRoute) -> Result<()> {
         let what = format!("add a route to {}", new.destination);
         let message = message(new)?;

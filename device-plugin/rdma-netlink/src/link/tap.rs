@@ -1,6 +1,7 @@
 //! Taps: an interface whose other end is a file. Rtnetlink cannot make them; `/dev/net/tun` does.
 //!
-//! A persistent tap belongs to a user, who may open it later without any capability: that is how a VMM that runs as nobody gets its network.
+//! A persistent tap belongs to a user, who may open it later without any capability: that is how a
+//! VMM that runs as nobody gets its network.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -53,7 +54,8 @@ impl Tap<'_> {
     /// Makes the tap; it is down and stays until it is removed.
     ///
     /// # Errors
-    /// [`Error::errno`] is `EBUSY` if the name is taken; `/dev/net/tun` is missing or closed to us (`CAP_NET_ADMIN`).
+    /// [`Error::errno`] is `EBUSY` if the name is taken; `/dev/net/tun` is missing or closed to us
+    /// (`CAP_NET_ADMIN`).
     pub fn create(&self) -> Result<()> {
         check_name(self.name)?;
         match self.netns {
@@ -78,7 +80,8 @@ impl Tap<'_> {
     }
 }
 
-/// Removes a tap of the calling thread's namespace, as [`Links::delete`](super::Links::delete) does by index.
+/// Removes a tap of the calling thread's namespace, as [`Links::delete`](super::Links::delete) does
+/// by index.
 ///
 /// # Errors
 /// It is in use, or of another kind.

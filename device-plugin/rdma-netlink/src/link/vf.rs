@@ -137,7 +137,8 @@ impl VfChange {
         }
     }
 
-    /// The attributes to send, each with what it does, in an order that drivers accept: an address before what depends on it.
+    /// The attributes to send, each with what it does, in an order that drivers accept: an address
+    /// before what depends on it.
     pub(super) fn requests(&self, vf: u32, before: &VfSettings) -> Vec<(String, VfInfo)> {
         let mut list = Vec::new();
         let mut push = |what: String, info: VfInfo| list.push((what, info));
@@ -234,7 +235,8 @@ impl VfSettings {
         match info {
             VfInfo::Mac(info) => {
                 self.index = info.vf_id;
-                // The attribute always has room for the longest address: 20 bytes are used on InfiniBand, 6 elsewhere.
+                // The attribute always has room for the longest address: 20 bytes are used on
+                // InfiniBand, 6 elsewhere.
                 let longer = info.mac.iter().skip(6).any(|byte| *byte != 0);
                 self.mac =
                     info.mac.get(..if longer { 20 } else { 6 }).and_then(HardwareAddress::new);

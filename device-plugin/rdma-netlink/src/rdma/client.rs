@@ -95,17 +95,20 @@ impl Rdma {
         self.set(command::SET, &payload, &format!("rename RDMA device {index} to {name}"))
     }
 
-    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`]. Its users are disconnected, its GIDs follow the
-    /// addresses of its interface there.
+    /// Moves a device to another namespace; needs [`NetnsMode::Exclusive`]. Its users are
+    /// disconnected, its GIDs follow the addresses of its interface there.
     ///
-    /// The kernel demands not only the socket but also the calling *thread* in the device's namespace (`rdma_dev_change_netns` is told `current`'s); a
-    /// client of [`open_in`](Self::open_in) sees to that itself.
+    /// The kernel demands not only the socket but also the calling *thread* in the device's
+    /// namespace (`rdma_dev_change_netns` is told `current`'s); a client of
+    /// [`open_in`](Self::open_in) sees to that itself.
     ///
-    /// With `name` it is renamed in the same step on kernels that can; older ones take the name as a request to rename and nothing more,
-    /// so the move follows, and if that fails the old name comes back.
+    /// With `name` it is renamed in the same step on kernels that can; older ones take the name as
+    /// a request to rename and nothing more, so the move follows, and if that fails the old name
+    /// comes back.
     ///
     /// # Errors
-    /// [`Error::is_unsupported`] in shared mode or if the driver cannot; [`Error::is_exists`] if the name is taken.
+    /// [`Error::is_unsupported`] in shared mode or if the driver cannot; [`Error::is_exists`] if
+    /// the name is taken.
     pub fn move_to(&mut self, index: u32, netns: &Netns, name: Option<&str>) -> Result<()> {
         let what = format!("move RDMA device {index} to another namespace");
         let fd = u32::try_from(netns.as_fd().as_raw_fd())
@@ -132,7 +135,8 @@ impl Rdma {
     /// Makes a software device (`rxe` or `siw`) on a network interface.
     ///
     /// # Errors
-    /// [`Error::is_exists`] if the name is taken or the interface has one; the driver's module is not loaded.
+    /// [`Error::is_exists`] if the name is taken or the interface has one; the driver's module is
+    /// not loaded.
     pub fn add_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
         let mut payload = Vec::new();
         codec::put(&mut payload, attribute::DEV_NAME, &check_name(name)?);
@@ -167,7 +171,8 @@ impl Rdma {
         self.set(command::SYS_SET, &payload, &format!("set the RDMA namespace mode to {mode}"))
     }
 
-    /// The character device of a kind (`uverbs`, `umad`, `issm`, `rdma_cm`) for a device, or for all.
+    /// The character device of a kind (`uverbs`, `umad`, `issm`, `rdma_cm`) for a device, or for
+    /// all.
     ///
     /// # Errors
     /// [`Error::is_not_found`] if there is none; the module may not be loaded.

@@ -1,7 +1,8 @@
 //! Messages as lists of attributes, both ways. No I/O.
 //!
-//! A message is declared once ([`messages!`]): which field is which attribute, and whether it must be there. The decoder skips what
-//! it does not know, takes an attribute of a wrong length as absent, and refuses a message only if a required one is missing.
+//! A message is declared once ([`messages!`]): which field is which attribute, and whether it must
+//! be there. The decoder skips what it does not know, takes an attribute of a wrong length as
+//! absent, and refuses a message only if a required one is missing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -228,7 +229,8 @@ mod tests {
     use crate::rdma::{CharDevice, Counter, Device, Event, Port, System};
     use crate::transport::attr;
 
-    /// Attributes that a message may well have: most numbers are of the protocol, most lengths are of a number.
+    /// Attributes that a message may well have: most numbers are of the protocol, most lengths are
+    /// of a number.
     fn soup() -> impl Strategy<Value = Vec<u8>> {
         let length = prop::sample::select(vec![0_usize, 1, 1, 4, 4, 4, 8, 8, 8, 3, 28, 128]);
         let value = length.prop_flat_map(|length| prop::collection::vec(any::<u8>(), length));

@@ -15,11 +15,13 @@
 //! # }
 //! ```
 //!
-//! In *shared* mode every namespace sees every device, and its network decides which GIDs it may use; in *exclusive* mode a device
-//! belongs to one namespace. A device in another namespace, or none that the kernel knows, is simply not listed.
+//! In *shared* mode every namespace sees every device, and its network decides which GIDs it may
+//! use; in *exclusive* mode a device belongs to one namespace. A device in another namespace, or
+//! none that the kernel knows, is simply not listed.
 //!
-//! The messages ([`Device`], [`Port`], [`QueuePair`], …) convert both ways ([`Message`]), so that a test can stand for the kernel.
-//! Interface definition: `include/uapi/rdma/rdma_netlink.h` of Linux.
+//! The messages ([`Device`], [`Port`], [`QueuePair`], …) convert both ways ([`Message`]), so that a
+//! test can stand for the kernel. Interface definition: `include/uapi/rdma/rdma_netlink.h` of
+//! Linux.
 
 mod client;
 mod code;

@@ -1,4 +1,5 @@
-//! Announcements of devices that come, go and change (Linux 6.12 and later; see [`System::monitor`](super::System::monitor)).
+//! Announcements of devices that come, go and change (Linux 6.12 and later; see
+//! [`System::monitor`](super::System::monitor)).
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -56,7 +57,8 @@ impl Monitor {
         netns.run(Self::open)
     }
 
-    /// Waits for the next announcements. Use [`as_fd`](Self::as_fd) to wait for other things as well.
+    /// Waits for the next announcements. Use [`as_fd`](Self::as_fd) to wait for other things as
+    /// well.
     ///
     /// # Errors
     /// `ENOBUFS` if announcements were lost: list the devices again.

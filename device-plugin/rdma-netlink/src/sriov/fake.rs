@@ -1,4 +1,5 @@
-//! A simulated kernel that dies or refuses at a chosen effect, and the proof that nothing is lost then.
+//! A simulated kernel that dies or refuses at a chosen effect, and the proof that nothing is lost
+//! then.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -269,7 +270,8 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 proptest! {
-    /// Whatever was done, and wherever the next operation dies or fails, and even if its recovery dies: the end is the state after or before.
+    /// Whatever was done, and wherever the next operation dies or fails, and even if its recovery
+    /// dies: the end is the state after or before.
     #[test]
     fn a_crash_leaks_nothing(history in prop::collection::vec(act(), 0..6), last in act(), at in 1..6_u32, fate in fate(), again in 1..6_u32) {
         let dir = tempfile::tempdir().unwrap();
@@ -298,7 +300,8 @@ proptest! {
         manager.recover().unwrap();
         assert_eq!(manager.pending().unwrap(), []);
         let now = kernel.borrow().clone();
-        // A number of functions cannot be restored with their settings: only removal is undone by new ones.
+        // A number of functions cannot be restored with their settings: only removal is undone by
+        // new ones.
         let remade = matches!(last, Act::Create(_)) && now.vfs.len() == old.vfs.len();
         assert!(now == new || now == old || remade, "{now:?} is neither {old:?} nor {new:?}");
         // Nobody is without a driver, and each can go back to its own.

@@ -11,7 +11,8 @@ use crate::link::{Links, VfChange};
 use crate::rdma::Rdma;
 use crate::{Error, Result};
 
-/// The effects of the operations, each of which is atomic in the kernel. Tests put a simulated kernel here.
+/// The effects of the operations, each of which is atomic in the kernel. Tests put a simulated
+/// kernel here.
 pub trait Host {
     /// What there is now.
     ///
@@ -78,7 +79,8 @@ impl Default for System {
     }
 }
 
-/// After `sriov_numvfs` is written the functions are there; their drivers may still be at work (asynchronous probing, auxiliary buses).
+/// After `sriov_numvfs` is written the functions are there; their drivers may still be at work
+/// (asynchronous probing, auxiliary buses).
 const SETTLE: Duration = Duration::from_secs(10);
 
 impl System {

@@ -161,7 +161,8 @@ impl Inventory {
         })
     }
 
-    /// The virtual function that is called so: by address, interface, RDMA device, or as `PF/NUMBER`.
+    /// The virtual function that is called so: by address, interface, RDMA device, or as
+    /// `PF/NUMBER`.
     ///
     /// # Errors
     /// [`Error::NotFound`].

@@ -1,8 +1,10 @@
 //! What was promised about a physical function, on disk: one file and one lock for each.
 //!
-//! The file says what is being done (`pending`) and what must be known to undo what was done. It is replaced as a whole: written beside, flushed, renamed, and the directory
-//! flushed. So a reader sees the state before or the state after, and an operation has begun if and only if the file says so. The lock
-//! is `flock` on another file: the system frees it when its holder dies, and it serialises processes (command line, node agent) as well as threads.
+//! The file says what is being done (`pending`) and what must be known to undo what was done. It is
+//! replaced as a whole: written beside, flushed, renamed, and the directory flushed. So a reader
+//! sees the state before or the state after, and an operation has begun if and only if the file
+//! says so. The lock is `flock` on another file: the system frees it when its holder dies, and it
+//! serialises processes (command line, node agent) as well as threads.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,7 +19,8 @@ use super::PciAddress;
 use super::operation::{Binding, Operation};
 use crate::{Error, Result};
 
-/// Where the state is on a host. Survives a reboot, but what is in it does not count then: virtual functions do not survive one.
+/// Where the state is on a host. Survives a reboot, but what is in it does not count then: virtual
+/// functions do not survive one.
 pub const STATE_DIR: &str = "/var/lib/vhost-rdma/sriov";
 
 const VERSION: u32 = 1;

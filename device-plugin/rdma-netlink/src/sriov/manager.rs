@@ -43,7 +43,8 @@ pub enum Outcome {
 }
 
 impl<H: Host> Manager<H> {
-    /// With its state in `dir`, usually [`STATE_DIR`](super::STATE_DIR), which is made when something is changed.
+    /// With its state in `dir`, usually [`STATE_DIR`](super::STATE_DIR), which is made when
+    /// something is changed.
     pub fn new(host: H, dir: impl Into<std::path::PathBuf>) -> Self {
         Self { host, store: Store::new(dir), owner: None }
     }
@@ -108,11 +109,13 @@ impl<H: Host> Manager<H> {
 
     /// Gives a physical function this number of virtual ones; 0 removes them.
     ///
-    /// The kernel knows no other way from one number to another than through none, so functions in use stand in the way of more as well as
-    /// of fewer; `force` ignores that. New functions have their default settings.
+    /// The kernel knows no other way from one number to another than through none, so functions in
+    /// use stand in the way of more as well as of fewer; `force` ignores that. New functions have
+    /// their default settings.
     ///
     /// # Errors
-    /// One is in use, the NIC cannot have so many, the driver refuses. There are as many as before then.
+    /// One is in use, the NIC cannot have so many, the driver refuses. There are as many as before
+    /// then.
     pub fn create(&mut self, pf: &str, count: u32, force: bool) -> Result<()> {
         let pf = self.host.inventory()?.pf(pf)?.address;
         self.change(pf, |manager, inventory, state| {
@@ -167,7 +170,8 @@ impl<H: Host> Manager<H> {
         })
     }
 
-    /// Gives a virtual function back to the driver that it had before [`bind`](Self::bind), or to its own if that is not known.
+    /// Gives a virtual function back to the driver that it had before [`bind`](Self::bind), or to
+    /// its own if that is not known.
     ///
     /// # Errors
     /// It is in use (unless `force`).
@@ -266,7 +270,8 @@ impl<H: Host> Manager<H> {
         }
     }
 
-    /// Plans an operation under the lock, writes it down, does it, writes that it is done; undoes it if it fails.
+    /// Plans an operation under the lock, writes it down, does it, writes that it is done; undoes
+    /// it if it fails.
     fn change(
         &mut self,
         pf: PciAddress,

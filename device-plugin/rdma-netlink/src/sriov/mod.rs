@@ -13,11 +13,13 @@
 //! # }
 //! ```
 //!
-//! The inventory is a function of three sources: sysfs under a root that is a parameter, the interfaces and the RDMA devices of netlink. It
-//! keeps no state. Whatever changes a function goes through [`Manager`]: it locks the physical function (between processes too), writes
-//! what it is about to do into a file, does it, and writes that it is done. Every operation is a drive towards a described state, not a
-//! list of steps: it can be started again wherever it was interrupted, or driven back. So after a crash at any moment
-//! [`Manager::recover`] ends with the state after or the state before, and never with a function that nobody drives.
+//! The inventory is a function of three sources: sysfs under a root that is a parameter, the
+//! interfaces and the RDMA devices of netlink. It keeps no state. Whatever changes a function goes
+//! through [`Manager`]: it locks the physical function (between processes too), writes what it is
+//! about to do into a file, does it, and writes that it is done. Every operation is a drive towards
+//! a described state, not a list of steps: it can be started again wherever it was interrupted, or
+//! driven back. So after a crash at any moment [`Manager::recover`] ends with the state after or
+//! the state before, and never with a function that nobody drives.
 
 mod address;
 mod host;

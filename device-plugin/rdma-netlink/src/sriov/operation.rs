@@ -1,6 +1,7 @@
 //! Operations as states to reach, in both directions.
 //!
-//! Each looks at the function first and does only what is missing: that is what makes it safe to start again after a crash at any point.
+//! Each looks at the function first and does only what is missing: that is what makes it safe to
+//! start again after a crash at any point.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! PCI functions as sysfs shows them.
 //!
-//! The root is a parameter: tests read a tree of their own. Files come and go while they are read, so what is missing is absent, never an
-//! error; only writes fail.
+//! The root is a parameter: tests read a tree of their own. Files come and go while they are read,
+//! so what is missing is absent, never an error; only writes fail.
 
 use std::fs;
 use std::io::Write as _;

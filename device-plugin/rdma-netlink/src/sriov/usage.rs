@@ -90,7 +90,8 @@ impl Sources<'_> {
         let mut users = self.processes(&self.device_nodes(vf));
         let class = self.sysfs.number(vf.address, "class").unwrap_or(0) >> 16;
         let driver = vf.driver.as_deref();
-        // `net` is there as soon as the driver has registered an interface; the names in it are those of our namespace.
+        // `net` is there as soon as the driver has registered an interface; the names in it are
+        // those of our namespace.
         let has_netdev = self.sysfs.path(vf.address).join("net").is_dir();
         if class == NETWORK
             && driver.is_some()

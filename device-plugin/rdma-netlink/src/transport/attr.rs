@@ -13,7 +13,8 @@ pub(crate) fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
 
 /// Appends one attribute, whose value `fill` appends.
 ///
-/// The length field has 16 bits; what does not fit is no request of ours, so it is cut where the kernel would refuse it anyway.
+/// The length field has 16 bits; what does not fit is no request of ours, so it is cut where the
+/// kernel would refuse it anyway.
 pub(crate) fn put_nested(to: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = to.len();
     to.extend_from_slice(&[0; NLA_HEADER_SIZE]);
@@ -33,7 +34,8 @@ fn close(to: &mut Vec<u8>, start: usize, kind: u16) {
     to.resize(to.len().next_multiple_of(4), 0);
 }
 
-/// The attributes in `bytes`, each as (type without flags, value). Ends at the first that is malformed.
+/// The attributes in `bytes`, each as (type without flags, value). Ends at the first that is
+/// malformed.
 pub(crate) fn each(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     raw(bytes).map(|nla| (nla.kind() & NLA_TYPE_MASK, value(&nla)))
 }

@@ -68,7 +68,8 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// Lets the kernel check dump requests, so that a filter which it does not know is refused instead of ignored.
+    /// Lets the kernel check dump requests, so that a filter which it does not know is refused
+    /// instead of ignored.
     pub(crate) fn strict(&mut self) {
         let _ = self.socket.set_netlink_get_strict_chk(true);
     }
@@ -133,8 +134,8 @@ impl Channel {
         }
     }
 
-    /// Reads until the end of the answer; false if it is inconsistent. An error of `take` is kept until then, so that the next exchange
-    /// begins with an empty socket.
+    /// Reads until the end of the answer; false if it is inconsistent. An error of `take` is kept
+    /// until then, so that the next exchange begins with an empty socket.
     fn collect(
         &mut self,
         what: &str,

@@ -72,7 +72,8 @@ fn taken(ground: &Ground<'_>) -> Box<dyn Strike> {
         (0..16).map(|_| datagrams(&node, (node.cq(16), node.cq(16)), 64, 4)).collect();
     let (mut posted, mut due) = (0u32, 0u32);
     Box::new(move || {
-        // Every ring of receives is used up before it is announced anew: what is in it was written once.
+        // Every ring of receives is used up before it is announced anew: what is in it was written
+        // once.
         if due == 0 {
             due = RECEIVES * MEMBERS as u32;
             posted = posted.wrapping_add(RECEIVES);

@@ -1,7 +1,8 @@
 //! Memory whose first touch takes long: holes of 4 KiB and of 2 MiB, and holes that are being made.
 //!
-//! A hole costs its toucher the allocation and the clearing of a page, and a wait for whoever changes the file at that moment. The
-//! toucher here is the daemon: each request has elements of a byte, each in another page.
+//! A hole costs its toucher the allocation and the clearing of a page, and a wait for whoever
+//! changes the file at that moment. The toucher here is the daemon: each request has elements of a
+//! byte, each in another page.
 
 use std::fs::File;
 use std::io::Read;
@@ -126,7 +127,8 @@ fn memfd(size: u64) -> OwnedFd {
     fd
 }
 
-/// A file on a tmpfs of its own, whose pages are as large as can be. The mount is in a namespace that ends at once; the file goes on.
+/// A file on a tmpfs of its own, whose pages are as large as can be. The mount is in a namespace
+/// that ends at once; the file goes on.
 fn huge_file(size: u64) -> OwnedFd {
     const MADE: &str = "mount -t tmpfs -o huge=always villain /mnt && : > /mnt/memory && echo made \
                         && read end";

@@ -30,7 +30,8 @@ fn waiters(ground: &Ground<'_>) -> Box<dyn Strike> {
     let [epolls, copies] = ground.sized([200, 500], [20, 100]);
     let node = ground.villain(GuestConfig { event_buffers: 60, ..with_ram(16) });
     let call = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
-    // An epoll instance takes one entry of a descriptor, so there are copies of it, and many instances.
+    // An epoll instance takes one entry of a descriptor, so there are copies of it, and many
+    // instances.
     let copies: Vec<EventFd> =
         (0..copies).map(|_| call.try_clone().expect("a descriptor")).collect();
     let waiting: Vec<Epoll> = (0..epolls)

@@ -1,12 +1,15 @@
-//! Attacks on the time of others: what a guest, or its monitor, can do so that its worker has no time for anybody else.
+//! Attacks on the time of others: what a guest, or its monitor, can do so that its worker has no
+//! time for anybody else.
 //!
-//! An [`Attack`] is a name, and a way to set it up on NICs of a network of their own. What comes of that is a [`Strike`], which is
-//! carried out again and again until somebody has seen enough: the benchmark (`bench/isolation`) measures a victim in another
-//! network on the same worker meanwhile, the hostile guest suite asks what the daemon answered, kept and charged. Everything in here
-//! is what any tenant can do with one socket: nothing needs a right on the host that a VMM does not have, but for two that give a
-//! VMM memory of another kind (`machine`).
+//! An [`Attack`] is a name, and a way to set it up on NICs of a network of their own. What comes of
+//! that is a [`Strike`], which is carried out again and again until somebody has seen enough: the
+//! benchmark (`bench/isolation`) measures a victim in another network on the same worker meanwhile,
+//! the hostile guest suite asks what the daemon answered, kept and charged. Everything in here is
+//! what any tenant can do with one socket: nothing needs a right on the host that a VMM does not
+//! have, but for two that give a VMM memory of another kind (`machine`).
 //!
-//! One file for each family. A strike never depends on how the device answers: a mended device refuses or slows what it must.
+//! One file for each family. A strike never depends on how the device answers: a mended device
+//! refuses or slows what it must.
 
 mod connections;
 mod datagrams;
@@ -81,8 +84,8 @@ pub struct Attack {
     pub villains: usize,
     /// Megabytes of its own that the daemon may need for the villains together, in a test.
     pub budget: u64,
-    /// The kernel can make a single access to its memory last, which nobody can cut short: turns are as long as that
-    /// (docs/THREAT_MODEL.md, "Pages that are slow to come").
+    /// The kernel can make a single access to its memory last, which nobody can cut short: turns
+    /// are as long as that (docs/THREAT_MODEL.md, "Pages that are slow to come").
     pub blocks: bool,
     set_up: SetUp,
 }
@@ -237,7 +240,8 @@ fn breathe() {
     std::thread::sleep(Duration::from_micros(50));
 }
 
-/// A send queue that is kept full of work requests that were written once: posting costs the villain a store.
+/// A send queue that is kept full of work requests that were written once: posting costs the
+/// villain a store.
 struct Pump {
     end: End,
     entries: u32,

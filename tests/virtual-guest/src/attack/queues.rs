@@ -29,7 +29,8 @@ struct Receives {
 
 impl Receives {
     fn new(node: &Node, entries: u32) -> Self {
-        // A modification may name no page more than the largest ring has bytes: it begins so that it ends with its last page.
+        // A modification may name no page more than the largest ring has bytes: it begins so that
+        // it ends with its last page.
         let offset = (spec::PAGE - spec::CTRL_SIZE) as u32;
         let bytes = u64::from(offset) + ring_with_control(entries, LOG2_STRIDE).0;
         let pages = node.guest.ram().alloc(bytes.div_ceil(spec::PAGE) as usize);
@@ -101,7 +102,8 @@ fn resize(ground: &Ground<'_>) -> Box<dyn Strike> {
     let bytes = ring_with_control(entries, 6).0;
     let rings = [0; 2].map(|_| {
         let ring = Buf::contiguous(node.guest.ram(), bytes);
-        // The consumer index of its control block is the guest's to write, and nothing was consumed.
+        // The consumer index of its control block is the guest's to write, and nothing was
+        // consumed.
         ring.view().fill(0, bytes, 0);
         ring
     });

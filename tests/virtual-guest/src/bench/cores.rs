@@ -1,8 +1,8 @@
 //! Who runs where: the guest's threads on the first core, the device's on the last.
 //!
-//! A scheduler that puts a polling worker and the thread that it serves on one core measures its own time slice; and a placement that
-//! changes from sample to sample measures chance. So both the device and its reference get the same places. On a machine with one
-//! core nothing is moved.
+//! A scheduler that puts a polling worker and the thread that it serves on one core measures its
+//! own time slice; and a placement that changes from sample to sample measures chance. So both the
+//! device and its reference get the same places. On a machine with one core nothing is moved.
 
 use std::process::{Command, Stdio};
 
@@ -48,7 +48,8 @@ impl Cores {
         }
     }
 
-    /// Gives the workers of a daemon the last core and its other threads the first, and the workers theirs before all others.
+    /// Gives the workers of a daemon the last core and its other threads the first, and the workers
+    /// theirs before all others.
     pub(super) fn worker_alone(self, pids: &[u32]) {
         let Some((first, last)) = self.0 else { return };
         for task in tasks(pids) {
@@ -63,7 +64,8 @@ impl Cores {
         }
     }
 
-    /// As [`Self::worker_alone`], where a process of `pids` has the worker, and the workers of all others are like any thread.
+    /// As [`Self::worker_alone`], where a process of `pids` has the worker, and the workers of all
+    /// others are like any thread.
     pub(super) fn worker_of(self, worker: u32, pids: &[u32]) {
         let Some((first, _)) = self.0 else { return };
         let others: Vec<u32> = pids.iter().copied().filter(|pid| *pid != worker).collect();

@@ -1,8 +1,9 @@
 //! Bandwidth and message rate.
 //!
-//! Bandwidth: both sides walk the same 4 MiB windows of the two guests' memory in the same order, once with `memcpy` in this
-//! process and once through the device; it is the same memory, with the same pages. Message rate: the work requests are written
-//! once, so that what is timed is the engine and not this program; the reference copies the same work requests, payloads and
+//! Bandwidth: both sides walk the same 4 MiB windows of the two guests' memory in the same order,
+//! once with `memcpy` in this process and once through the device; it is the same memory, with the
+//! same pages. Message rate: the work requests are written once, so that what is timed is the
+//! engine and not this program; the reference copies the same work requests, payloads and
 //! completions in a bare loop on one core.
 
 use std::sync::Arc;
@@ -238,7 +239,8 @@ impl Stream {
         Self { doorbell, entries, posted: 0, done: 0, batch }
     }
 
-    /// Keeps the ring full for a while; processor time of the worker for each work request, in seconds.
+    /// Keeps the ring full for a while; processor time of the worker for each work request, in
+    /// seconds.
     pub(super) fn run(&mut self, end: &mut End, world: &World, slice: Duration) -> f64 {
         let (start, cpu) = (Instant::now(), world.daemon.worker_cpu());
         let first = self.done;

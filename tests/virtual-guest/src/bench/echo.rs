@@ -1,7 +1,8 @@
 //! The null device: a vhost-user device whose one queue gives every chain back at once.
 //!
-//! It is what a control command or an event costs when the device does nothing: kick, wake-up of a worker in another process,
-//! used entry, call, wake-up of the driver. It runs as a process of its own (this program, started again), as the daemon does.
+//! It is what a control command or an event costs when the device does nothing: kick, wake-up of a
+//! worker in another process, used entry, call, wake-up of the driver. It runs as a process of its
+//! own (this program, started again), as the daemon does.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

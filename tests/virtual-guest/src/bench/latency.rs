@@ -12,7 +12,8 @@ use crate::qp::{Path, Qp, QpSpec, SendWr};
 use crate::spec::{ARM_ANY, qpt, status};
 use crate::world::{End, Node};
 
-/// The median time of a call, in microseconds: a mean would be that of the few during which a neighbour had the core.
+/// The median time of a call, in microseconds: a mean would be that of the few during which a
+/// neighbour had the core.
 pub(super) fn median(slice: Duration, mut f: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut times = Vec::with_capacity(1 << 16);
@@ -191,7 +192,8 @@ pub(super) fn idle(name: &str, effort: Effort) -> Row {
     let (mut a, b) = world.rc_pair();
     let word = b.node.mr(8);
     a.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey).inline(&[1; 8]));
-    // Longer than the daemon's runtime keeps a helper thread of its start-up (10 s), so that its end is no wake-up of an idle daemon.
+    // Longer than the daemon's runtime keeps a helper thread of its start-up (10 s), so that its
+    // end is no wake-up of an idle daemon.
     std::thread::sleep(Duration::from_secs(12));
     let before = world.daemon.context_switches().expect("/proc");
     std::thread::sleep(effort.idle);

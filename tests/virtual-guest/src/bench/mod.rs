@@ -1,11 +1,13 @@
 //! Benchmarks of the whole stack without a VM.
 //!
-//! A figure is worth something only beside a reference that ran in the same minute on the same cores, so every row is a *ratio*
-//! of two measurements that alternate within one run: RDMA and memcpy, RDMA and a spin hand-off, a control command and an empty
-//! vhost-user round trip. Many short samples are taken; the best of each half is the row, since on a shared machine the others
-//! measure the neighbours, and the spread tells how much to believe it. Throughput is counted per second of *processor time*, of the
-//! engine's worker or of the thread that copies: on a quiet machine that is the time on the wall, and elsewhere it is what a
-//! core of one's own would do (the worker's spinning counts against it).
+//! A figure is worth something only beside a reference that ran in the same minute on the same
+//! cores, so every row is a *ratio* of two measurements that alternate within one run: RDMA and
+//! memcpy, RDMA and a spin hand-off, a control command and an empty vhost-user round trip. Many
+//! short samples are taken; the best of each half is the row, since on a shared machine the others
+//! measure the neighbours, and the spread tells how much to believe it. Throughput is counted per
+//! second of *processor time*, of the engine's worker or of the thread that copies: on a quiet
+//! machine that is the time on the wall, and elsewhere it is what a core of one's own would do (the
+//! worker's spinning counts against it).
 
 mod cores;
 mod data;
@@ -65,7 +67,8 @@ impl Benchmark {
         Self { name, run }
     }
 
-    /// Measures. A panic in a scene (a completion that does not come, a daemon that ends) is a row that says so.
+    /// Measures. A panic in a scene (a completion that does not come, a daemon that ends) is a row
+    /// that says so.
     pub fn run(&self, effort: Effort) -> Row {
         let (name, run) = (self.name, self.run);
         cores::Cores::get().guest();

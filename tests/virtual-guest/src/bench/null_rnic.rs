@@ -1,8 +1,10 @@
-//! What the daemon does for a work request of a NIC on an RNIC, apart from what the RNIC and its provider do.
+//! What the daemon does for a work request of a NIC on an RNIC, apart from what the RNIC and its
+//! provider do.
 //!
-//! The NIC is backed by `rnic:null` (vhost-rdma/src/rnic/null.rs): host verbs that copy each work request and complete it. The reference
-//! reads the same work requests from the same ring and writes the same completions to a ring of that size, and does nothing else.
-//! Work requests are written once and go round, so that the daemon always finds bursts of 32.
+//! The NIC is backed by `rnic:null` (vhost-rdma/src/rnic/null.rs): host verbs that copy each work
+//! request and complete it. The reference reads the same work requests from the same ring and
+//! writes the same completions to a ring of that size, and does nothing else. Work requests are
+//! written once and go round, so that the daemon always finds bursts of 32.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,7 +24,8 @@ const ADDRESS: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 
 /// Work of the daemon ÷ work of the bare loop.
 const TARGET: f64 = 6.0;
 
-/// A guest whose queue pair is connected to itself: nobody else can be reached through the null device, and writes need nobody.
+/// A guest whose queue pair is connected to itself: nobody else can be reached through the null
+/// device, and writes need nobody.
 fn end(world: &World) -> End {
     let socket = world.daemon.add_nic("null", "net", &["--backing", "rnic:null"]);
     let guest = Guest::connect(&socket, GuestConfig::default())
@@ -35,7 +38,8 @@ fn end(world: &World) -> End {
     end
 }
 
-/// Copies the work requests of the ring and a completion for one of `batch`; seconds of processor time for each.
+/// Copies the work requests of the ring and a completion for one of `batch`; seconds of processor
+/// time for each.
 fn bare_loop(end: &mut End, batch: u32, slice: Duration) -> f64 {
     let (ring, _, _) = end.qp.raw_sq(0);
     let (_, stride, _) = end.qp.raw_sq(1);

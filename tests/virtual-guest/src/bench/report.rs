@@ -61,8 +61,8 @@ pub(super) fn panic_text(cause: &(dyn Any + Send)) -> String {
 }
 
 impl Row {
-    /// A row from (value, reference) samples: the best value beside the best reference, since what disturbs a sample on a shared
-    /// machine disturbs either half of it.
+    /// A row from (value, reference) samples: the best value beside the best reference, since what
+    /// disturbs a sample on a shared machine disturbs either half of it.
     pub fn best(
         name: &str,
         unit: &str,

@@ -140,7 +140,8 @@ pub(super) fn contexts(name: &str, (count, cost): (u32, Cost), effort: Effort) -
     })
 }
 
-/// Bursts of queue pairs in turn, each with a ring of its own that is posted to once and goes round.
+/// Bursts of queue pairs in turn, each with a ring of its own that is posted to once and goes
+/// round.
 #[derive(Debug)]
 struct Bursts {
     scq: Cq,

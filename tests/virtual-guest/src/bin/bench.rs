@@ -1,7 +1,7 @@
 //! `bench [--json FILE] [--quick] [FILTER…]`: the whole stack's benchmarks, one ratio a row.
 //!
-//! A row that did not run fails the program; a target that was missed is shown and no failure, since it tells of the machine as
-//! much as of the code.
+//! A row that did not run fails the program; a target that was missed is shown and no failure,
+//! since it tells of the machine as much as of the code.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! `check --address IP [--connect HOST:PORT]`: a virtual guest that moves data with `vrdma-check`, or with another of its kind, and looks at every byte.
+//! `check --address IP [--connect HOST:PORT]`: a virtual guest that moves data with `vrdma-check`,
+//! or with another of its kind, and looks at every byte.
 
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;

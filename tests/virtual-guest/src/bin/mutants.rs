@@ -1,8 +1,9 @@
 //! `mutants [--list] [--part K/N] [FILTER…]`: are the whole-stack tests able to fail?
 //!
-//! Each entry of `mutants.toml` is a bug seeded into a copy of the daemon's source: apply it, build the daemon, and at least one
-//! of the tests that the entry names must fail on it; all of them must pass on the source as it is. The copy and its build live in
-//! a cache outside the source, so that a run costs one incremental build per bug. The tests themselves are built once, from here.
+//! Each entry of `mutants.toml` is a bug seeded into a copy of the daemon's source: apply it, build
+//! the daemon, and at least one of the tests that the entry names must fail on it; all of them must
+//! pass on the source as it is. The copy and its build live in a cache outside the source, so that
+//! a run costs one incremental build per bug. The tests themselves are built once, from here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -102,7 +103,8 @@ fn workspace() -> Result<PathBuf> {
     Ok(here.parent().and_then(Path::parent).context("the package is two levels down")?.to_owned())
 }
 
-/// Copies what differs, so that unchanged files keep their times and cargo builds little; removes what is gone.
+/// Copies what differs, so that unchanged files keep their times and cargo builds little; removes
+/// what is gone.
 fn mirror(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     let mut wanted = Vec::new();
@@ -184,7 +186,8 @@ fn cargo() -> Command {
 fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let output = cargo()
         .current_dir(workspace)
-        // As `cargo test` of the whole workspace, whose libraries have the same features and are there already.
+        // As `cargo test` of the whole workspace, whose libraries have the same features and are
+        // there already.
         .args(["test", "--workspace", "--no-run", "--message-format=json"])
         .stderr(Stdio::inherit())
         .output()?;

@@ -1,7 +1,9 @@
-//! `neighbour SOCKET SOCKET`: two virtual guests on NICs of a running daemon that write to each other until standard input ends.
+//! `neighbour SOCKET SOCKET`: two virtual guests on NICs of a running daemon that write to each
+//! other until standard input ends.
 //!
-//! It says `ready` when traffic flows, and at the end, as JSON, how many requests there were, how many of them failed, and
-//! what a round trip took: for scenarios in which something happens to somebody else.
+//! It says `ready` when traffic flows, and at the end, as JSON, how many requests there were, how
+//! many of them failed, and what a round trip took: for scenarios in which something happens to
+//! somebody else.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path as FilePath, PathBuf};

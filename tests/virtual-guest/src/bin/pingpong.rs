@@ -1,4 +1,5 @@
-//! `pingpong --address IP [--connect HOST:PORT]`: a virtual guest that plays `ibv_rc_pingpong` with whoever speaks it.
+//! `pingpong --address IP [--connect HOST:PORT]`: a virtual guest that plays `ibv_rc_pingpong` with
+//! whoever speaks it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

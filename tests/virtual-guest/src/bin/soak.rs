@@ -1,4 +1,5 @@
-//! `soak [--minutes N] [--json FILE] [--seed N]`: churn, errors and traffic for a long time, and nothing grows.
+//! `soak [--minutes N] [--json FILE] [--seed N]`: churn, errors and traffic for a long time, and
+//! nothing grows.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

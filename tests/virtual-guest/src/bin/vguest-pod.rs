@@ -1,7 +1,9 @@
-//! `vguest-pod`: the virtual guest as the program of a container, in the place of a virtual machine.
+//! `vguest-pod`: the virtual guest as the program of a container, in the place of a virtual
+//! machine.
 //!
-//! It connects to the vhost-user socket that the node agent mounted for it, as a VMM would, connects again whenever the daemon comes back,
-//! and does RDMA with the same program in another pod when it is told to. Requests are lines of JSON over TCP, answers likewise:
+//! It connects to the vhost-user socket that the node agent mounted for it, as a VMM would,
+//! connects again whenever the daemon comes back, and does RDMA with the same program in another
+//! pod when it is told to. Requests are lines of JSON over TCP, answers likewise:
 //!
 //! | request | answer |
 //! |---|---|
@@ -9,7 +11,8 @@
 //! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways |
 //! | `{"do":"peer",…}` | from another of its kind: the passive side of a transfer |
 //!
-//! Queue pair numbers and addresses are exchanged over that TCP connection, so the pods' own network is used as by real programs.
+//! Queue pair numbers and addresses are exchanged over that TCP connection, so the pods' own
+//! network is used as by real programs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -39,7 +42,8 @@ const RAM: u64 = 16 << 20;
 #[derive(Debug, Parser)]
 #[command(about = "A virtual guest in a container: RDMA between pods without a VM")]
 struct Args {
-    /// The NIC's socket; without it, the file or directory that the agent's environment variables name
+    /// The NIC's socket; without it, the file or directory that the agent's environment variables
+    /// name
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Where requests come in
@@ -115,7 +119,8 @@ fn quietly<T>(f: impl FnOnce() -> T) -> Result<T> {
     })
 }
 
-/// One side of a transfer: a connected queue pair, a region that the peer writes and reads, one that receives.
+/// One side of a transfer: a connected queue pair, a region that the peer writes and reads, one
+/// that receives.
 struct Side {
     end: End,
     /// First half: what the peer writes. Second half: what it reads.
@@ -230,7 +235,8 @@ impl Talk {
     }
 }
 
-/// Runs `f` in a process of its own, as the device sees it: what it leaves when it fails goes with its context.
+/// Runs `f` in a process of its own, as the device sees it: what it leaves when it fails goes with
+/// its context.
 fn in_context(node: &Node, f: impl FnOnce(&Node) -> Result<Value>) -> Result<Value> {
     let ctx = node.guest.open()?;
     let pdn = ctx.create_pd()?;

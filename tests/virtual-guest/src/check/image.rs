@@ -1,5 +1,6 @@
-//! Memory images of `vrdma-check`: patterns of a seed and a position, and layouts of a message in pieces. Both sides of a talk must agree on every
-//! byte, so this follows `tests/guest-programs/vrdma-check-image.h`, and a test holds it against that file's numbers.
+//! Memory images of `vrdma-check`: patterns of a seed and a position, and layouts of a message in
+//! pieces. Both sides of a talk must agree on every byte, so this follows
+//! `tests/guest-programs/vrdma-check-image.h`, and a test holds it against that file's numbers.
 
 /// Bytes before and behind a message that nobody may touch.
 const GUARD: u32 = 4096;
@@ -9,7 +10,8 @@ const MOST_GAP: u32 = 40;
 /// Shapes of a message.
 pub(super) const SHAPES: u32 = 4;
 
-/// A message in memory: (place, length) in the order of the message, and the bytes that all of it spans with its guards.
+/// A message in memory: (place, length) in the order of the message, and the bytes that all of it
+/// spans with its guards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) pieces: Vec<(u32, u32)>,
@@ -44,7 +46,8 @@ pub(super) fn background(out: &mut [u8], seed: u64) {
     pattern(out, !seed, 0);
 }
 
-/// Shape 0: one piece. 1: two. 2: five, the second of them empty. 3: many, the last first in memory. Odd gaps between.
+/// Shape 0: one piece. 1: two. 2: five, the second of them empty. 3: many, the last first in
+/// memory. Odd gaps between.
 pub(super) fn layout(len: u32, shape: u32, seed: u64, most_pieces: u32) -> Layout {
     let count = match shape {
         0 => 1,

@@ -1,4 +1,5 @@
-//! Objects that are made, used and destroyed, in every allowed order and with every error that is a guest's own.
+//! Objects that are made, used and destroyed, in every allowed order and with every error that is a
+//! guest's own.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A VM that comes and goes: connections that end in every way, memory that is plugged and unplugged, drivers that begin anew.
+//! A VM that comes and goes: connections that end in every way, memory that is plugged and
+//! unplugged, drivers that begin anew.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

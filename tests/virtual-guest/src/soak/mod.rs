@@ -1,10 +1,11 @@
 //! The soak: hours of what guests do in a day, and nothing grows.
 //!
-//! Two guests share objects of all kinds that are made, used and destroyed without end, in every order that is allowed and with every error
-//! that is not (`churn`), a third one comes and goes as VMs do (`lives`), and a connection of long standing moves verified data all
-//! the while (`traffic`). The daemon is sampled once a second. After a warm-up, in which allocators and tables reach their size, its
-//! memory, descriptors, threads and mappings must not grow; at the end it must know of no object, and no worker may have kept
-//! others waiting.
+//! Two guests share objects of all kinds that are made, used and destroyed without end, in every
+//! order that is allowed and with every error that is not (`churn`), a third one comes and goes as
+//! VMs do (`lives`), and a connection of long standing moves verified data all the while
+//! (`traffic`). The daemon is sampled once a second. After a warm-up, in which allocators and
+//! tables reach their size, its memory, descriptors, threads and mappings must not grow; at the end
+//! it must know of no object, and no worker may have kept others waiting.
 
 mod churn;
 mod lives;
@@ -29,7 +30,8 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// The part of the time that is warm-up, and the least that it is.
 const WARM_UP: (u32, Duration) = (10, Duration::from_secs(20));
 
-/// What each thread waits between rounds: a soak of half an hour is no load test, and its machine has others to serve.
+/// What each thread waits between rounds: a soak of half an hour is no load test, and its machine
+/// has others to serve.
 const PAUSE: Duration = Duration::from_millis(4);
 /// How long a command may take on a machine that is busy with others.
 const PATIENCE: Duration = Duration::from_secs(60);

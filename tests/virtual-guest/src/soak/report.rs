@@ -11,10 +11,12 @@ use crate::vitals::{Turns, Vitals};
 
 /// Growth of memory that is none: fragments, and a sample that fell into a round.
 const MEMORY_SLACK: f64 = 1.5 * 1024.0 * 1024.0;
-/// Descriptors, threads and mappings come and go with connections: this many more or less mean nothing.
+/// Descriptors, threads and mappings come and go with connections: this many more or less mean
+/// nothing.
 const COUNT_SLACK: f64 = 8.0;
-/// No worker may keep others waiting for longer, in seconds of its own time: half an hour on a machine that others use has moments in which a
-/// lock's holder does not run, so this is a bound on being stuck. The hostile guest suite has the bound on turns.
+/// No worker may keep others waiting for longer, in seconds of its own time: half an hour on a
+/// machine that others use has moments in which a lock's holder does not run, so this is a bound on
+/// being stuck. The hostile guest suite has the bound on turns.
 const LONGEST_TURN: f64 = 1.0;
 
 /// A row of the report.
@@ -140,7 +142,8 @@ impl Growth {
         }
     }
 
-    /// Growth is what both measures call so: one quarter above another may be chance, and a line may be bent by a single sample.
+    /// Growth is what both measures call so: one quarter above another may be chance, and a line
+    /// may be bent by a single sample.
     fn row(&self, name: &str, unit: &str, slack: f64) -> Row {
         let grown = (self.last - self.first).min(self.slope);
         // Nothing measured is no proof.

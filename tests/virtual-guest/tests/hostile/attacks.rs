@@ -1,5 +1,6 @@
-//! Every attack of the library (`src/attack`) beside bystanders in another network on the same worker: nobody is harmed, nothing
-//! grows, no turn is charged more than it may be. What it costs in time is the isolation benchmark's to say.
+//! Every attack of the library (`src/attack`) beside bystanders in another network on the same
+//! worker: nobody is harmed, nothing grows, no turn is charged more than it may be. What it costs
+//! in time is the isolation benchmark's to say.
 
 use std::time::{Duration, Instant};
 

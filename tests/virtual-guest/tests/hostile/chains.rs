@@ -41,7 +41,8 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Makes `head` available with this table; the length that the device gives it back with, `None` if it does not.
+    /// Makes `head` available with this table; the length that the device gives it back with,
+    /// `None` if it does not.
     fn offer(&self, table: &[Desc], head: u16, wait: Duration) -> Option<u32> {
         let used_at = self.guest.with_queue(spec::VQ_CONTROL, |q| {
             let (view, _, used) = q.raw();
@@ -182,7 +183,8 @@ fn rings_with_wild_indices_stop_until_they_are_set_up_again() {
     });
 }
 
-/// A ring full of chains that are as long as they can be and take nothing, offered to the worker itself.
+/// A ring full of chains that are as long as they can be and take nothing, offered to the worker
+/// itself.
 #[test]
 fn event_buffers_that_take_nothing_hold_nobody_up() {
     case(|scene| {
@@ -246,7 +248,8 @@ fn virtqueues_at_the_end_of_memory_and_outside_are_refused_or_left_alone() {
                     used_ring_addr: at,
                     log_addr: None,
                 };
-                // Refused, or found to be nonsense when it is used; a refusal may end the connection, which is this guest's own.
+                // Refused, or found to be nonsense when it is used; a refusal may end the
+                // connection, which is this guest's own.
                 let _refused = node.guest.front(|f| f.set_vring_addr(queue, &data));
                 let kick = node.guest.kick_fd(queue).expect("an eventfd");
                 kick.write(1).expect("a kick");

@@ -1,4 +1,5 @@
-//! Descriptors that a VMM sends, sockets that look like its own, and memory that it takes away: what each message leaves in the daemon.
+//! Descriptors that a VMM sends, sockets that look like its own, and memory that it takes away:
+//! what each message leaves in the daemon.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -47,7 +48,8 @@ fn shaken(scene: &Scene) -> UnixStream {
     stream
 }
 
-/// Every request that may carry descriptors, and every one that may not: none stays in the daemon but eventfds that it signals.
+/// Every request that may carry descriptors, and every one that may not: none stays in the daemon
+/// but eventfds that it signals.
 #[test]
 fn a_descriptor_that_is_no_eventfd_is_closed_whatever_it_comes_with() {
     case(|scene| {
@@ -65,7 +67,8 @@ fn a_descriptor_that_is_no_eventfd_is_closed_whatever_it_comes_with() {
                     matches!(heard, Ok(0)),
                     "request {request} keeps {count} descriptors: {heard:?}"
                 );
-                // The daemon never signals an error: it says that it has understood, and keeps nothing.
+                // The daemon never signals an error: it says that it has understood, and keeps
+                // nothing.
                 if (request, count) == (SET_VRING_ERR, 1) {
                     assert_eq!(ask(&mut stream, 1) & FEATURES, FEATURES);
                 }
@@ -91,8 +94,8 @@ fn features_that_were_not_offered_end_the_connection() {
     });
 }
 
-/// A socket with the path of the victim's, in the hands of somebody else: made while the real one is elsewhere for a moment, as in a
-/// mount namespace of one's own.
+/// A socket with the path of the victim's, in the hands of somebody else: made while the real one
+/// is elsewhere for a moment, as in a mount namespace of one's own.
 #[test]
 fn a_socket_of_the_victims_path_keeps_the_victim_from_nothing() {
     case(|scene| {
@@ -146,7 +149,8 @@ fn a_session_holds_no_more_descriptors_than_its_queues_have_places() {
     });
 }
 
-/// No descriptor is left for a new connection: it is refused at once and the log says why; who is connected goes on.
+/// No descriptor is left for a new connection: it is refused at once and the log says why; who is
+/// connected goes on.
 #[test]
 fn a_daemon_without_descriptors_refuses_and_says_so() {
     case(|scene| {

@@ -133,7 +133,8 @@ fn datagrams_to_as_many_receivers_as_can_be() {
                     qp.reset(&[&scq, &rcq]).expect("to RESET");
                     qp.start_datagrams(5).expect("to RTS");
                 }
-                // One that is full dies, and takes the queue pairs along in the midst of their changes.
+                // One that is full dies, and takes the queue pairs along in the midst of their
+                // changes.
                 rcq.drain();
             }
         });
@@ -196,7 +197,8 @@ fn fast_registrations_without_end() {
     });
 }
 
-/// Makes `n` queue pairs on one pair of CQs, and raises an event on each for which there is no buffer.
+/// Makes `n` queue pairs on one pair of CQs, and raises an event on each for which there is no
+/// buffer.
 fn crowd(node: &Node, n: u32) {
     let spec = QpSpec { sq: 2, rq: 2, send_sge: 1, recv_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
     let (scq, rcq) = (node.cq(64), node.cq(64));
@@ -232,7 +234,8 @@ fn thousands_of_objects_with_events_that_wait_go_at_once() {
     });
 }
 
-/// Every doorbell page is looked at in every round, and costs the guest nothing: it may be the same page again and again.
+/// Every doorbell page is looked at in every round, and costs the guest nothing: it may be the same
+/// page again and again.
 #[test]
 fn doorbell_pages_come_to_an_end() {
     case(|scene| {

@@ -28,7 +28,8 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
                 b.qp.reset(&[&b.scq, &b.rcq]).expect("to RESET");
                 a.connect(&b, &hasty());
                 b.connect(&a, &hasty());
-                // Right but for the key: the number with another low byte, a neighbour, or anything.
+                // Right but for the key: the number with another low byte, a neighbour, or
+                // anything.
                 let key = match guesses % 3 {
                     0 => secret.rkey() ^ (1 + noise.next() as u32 % 255),
                     1 => secret.rkey().wrapping_add(0x100),
@@ -53,7 +54,8 @@ fn guessing_keys_costs_a_connection_each_and_opens_nothing() {
     });
 }
 
-/// Who guesses on an unreliable connection is never told that a key was wrong, so the other side ends it after some.
+/// Who guesses on an unreliable connection is never told that a key was wrong, so the other side
+/// ends it after some.
 #[test]
 fn an_unreliable_connection_ends_after_some_wrong_keys() {
     case(|scene| {

@@ -1,10 +1,12 @@
-//! A guest and a VMM that try everything, over the real socket, beside a pair of guests that must not notice.
+//! A guest and a VMM that try everything, over the real socket, beside a pair of guests that must
+//! not notice.
 //!
-//! Each case has a villain and two bystanders on the same network, hence on the same worker, whose connection moves data all the
-//! while and compares it. A case asserts what its villain is answered; the scene (`scene`) asserts what all cases have in common: the
-//! bystanders' traffic went on, no turn of a worker was charged more than a bound, none is stuck, the daemon's memory stayed in its
-//! budget, and when the villain is gone nothing is left of it. No time is asserted: this build is not the one that serves guests,
-//! and this machine has other things to do.
+//! Each case has a villain and two bystanders on the same network, hence on the same worker, whose
+//! connection moves data all the while and compares it. A case asserts what its villain is
+//! answered; the scene (`scene`) asserts what all cases have in common: the bystanders' traffic
+//! went on, no turn of a worker was charged more than a bound, none is stuck, the daemon's memory
+//! stayed in its budget, and when the villain is gone nothing is left of it. No time is asserted:
+//! this build is not the one that serves guests, and this machine has other things to do.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! Memory that a VMM gives, takes and pulls away: descriptors, sizes, slots, holes, and the moments between.
+//! Memory that a VMM gives, takes and pulls away: descriptors, sizes, slots, holes, and the moments
+//! between.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -118,7 +119,8 @@ fn huge_pages_that_the_host_does_not_have_are_that_guests_affair() {
     });
 }
 
-/// What a command names in huge pages comes when it is named, or the command fails and nothing else.
+/// What a command names in huge pages comes when it is named, or the command fails and nothing
+/// else.
 #[test]
 fn huge_pages_that_do_not_come_are_refused_where_they_are_named() {
     case(|scene| {
@@ -206,8 +208,8 @@ fn every_slot_can_be_plugged_and_no_more() {
     });
 }
 
-/// The answer to a command goes to the memory that the command came from, whatever has become of it. Nobody else holds that memory: there
-/// was no INIT.
+/// The answer to a command goes to the memory that the command came from, whatever has become of
+/// it. Nobody else holds that memory: there was no INIT.
 #[test]
 fn memory_that_is_replaced_and_cut_off_under_a_command() {
     const BEYOND: u64 = 0x10_0000_0000;
@@ -216,8 +218,8 @@ fn memory_that_is_replaced_and_cut_off_under_a_command() {
             // Of which it has touched next to nothing.
             let config = GuestConfig { ram_bytes: 8 << 30, ..GuestConfig::default() };
             let guest = Guest::connect(&scene.place.socket, config).expect("a connection");
-            // Every entry is the list page itself; to resolve it takes a while. It is not in the memory that is cut off, which
-            // nothing but the queue is in.
+            // Every entry is the list page itself; to resolve it takes a while. It is not in the
+            // memory that is cut off, which nothing but the queue is in.
             guest.add_memory(BEYOND, 1 << 20).expect("ADD_MEM_REG");
             let root = guest.ram().alloc_in(Some(BEYOND), 1, PAGE);
             let entry = root.gpa(0);

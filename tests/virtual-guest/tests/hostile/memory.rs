@@ -65,7 +65,8 @@ fn page_lists_that_lie_are_refused() {
         for (what, iova, length, list, expected) in cases {
             assert_eq!(scene.during(|| reg(iova, length, &list)), Err(expected), "{what}");
         }
-        // A list that is its own list page: the same page over and over, which is a guest's own affair. All levels, and the whole guest.
+        // A list that is its own list page: the same page over and over, which is a guest's own
+        // affair. All levels, and the whole guest.
         let size = if rules().regions_are_mapped { 8 << 20 } else { size };
         for levels in 1..=4 {
             let pages = 512u64.pow(levels.into()).min(u32::MAX.into());

@@ -1,4 +1,5 @@
-//! Memory of the daemon's own that a guest can make it keep. Everything is kept for somebody, and has an end that somebody chose.
+//! Memory of the daemon's own that a guest can make it keep. Everything is kept for somebody, and
+//! has an end that somebody chose.
 
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::PageList;
@@ -143,7 +144,8 @@ fn lower(scene: &Scene) {
     scene.world.daemon.run(&args);
 }
 
-/// An eighth of everything that a NIC may have by default: what is kept for each object is small and of one size.
+/// An eighth of everything that a NIC may have by default: what is kept for each object is small
+/// and of one size.
 #[test]
 fn objects_to_their_limits_stay_within_the_budget() {
     case_within(24 << 20, |scene| {

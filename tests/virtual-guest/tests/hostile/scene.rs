@@ -14,10 +14,12 @@ use virtual_guest::spec::qpt;
 use virtual_guest::vitals::Vitals;
 use virtual_guest::world::{Node, Vacancy, World, pattern};
 
-/// The most that a turn may be charged, in seconds: by the daemon's own count of the work in it, which does not know how fast this
-/// machine is or who else runs on it. How long turns *last* is a benchmark of the optimized build: `cargo xtask bench isolation`.
+/// The most that a turn may be charged, in seconds: by the daemon's own count of the work in it,
+/// which does not know how fast this machine is or who else runs on it. How long turns *last* is a
+/// benchmark of the optimized build: `cargo xtask bench isolation`.
 const CHARGED: f64 = 0.001;
-/// An attack that lasts longer than this must have left its bystanders some time; scheduling alone can take that of a shorter one.
+/// An attack that lasts longer than this must have left its bystanders some time; scheduling alone
+/// can take that of a shorter one.
 const LONG: Duration = Duration::from_secs(10);
 
 /// What the daemon may take for a villain, if its case says nothing else.
@@ -66,7 +68,8 @@ impl Scene {
         let world = World::with(&options, Duration::from_secs(240));
         let (a, b) = bystanders(&world);
         let place = world.vacancy();
-        // What a connection takes for the first time (threads, their allocators) is no villain's doing.
+        // What a connection takes for the first time (threads, their allocators) is no villain's
+        // doing.
         Guest::connect(&place.socket, GuestConfig::default()).expect("a first connection");
         let (messages, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&messages), Arc::clone(&stop));
@@ -127,7 +130,8 @@ impl Scene {
         }
     }
 
-    /// Runs `attack` and checks that the bystanders move data: meanwhile, if it takes long, and after it in any case.
+    /// Runs `attack` and checks that the bystanders move data: meanwhile, if it takes long, and
+    /// after it in any case.
     #[track_caller]
     pub(crate) fn during<R>(&self, attack: impl FnOnce() -> R) -> R {
         let (from, begin) = (self.messages(), Instant::now());
@@ -219,7 +223,8 @@ impl Drop for Scene {
     }
 }
 
-/// Two guests of the villain's network; of another one where the villain's NIC moves nothing, and nobody could tell what it did to them.
+/// Two guests of the villain's network; of another one where the villain's NIC moves nothing, and
+/// nobody could tell what it did to them.
 fn bystanders(world: &World) -> (Node, Node) {
     if rules().moves_data {
         return (world.node(), world.node());

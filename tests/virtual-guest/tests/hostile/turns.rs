@@ -106,7 +106,8 @@ fn datagrams_of_one_byte_to_large_groups() {
                     qp.reset(&[&scq, &rcq]).expect("to RESET");
                     qp.start_datagrams(5).expect("to RTS");
                 }
-                // One that is full dies, and takes the queue pairs along in the midst of their changes.
+                // One that is full dies, and takes the queue pairs along in the midst of their
+                // changes.
                 rcq.drain();
             }
         });

@@ -30,7 +30,8 @@ fn block(fd: BorrowedFd<'_>) {
     rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK).expect("flags");
 }
 
-/// The eventfds that tell of used buffers are full and block: made so after the daemon looked at them, and again and again.
+/// The eventfds that tell of used buffers are full and block: made so after the daemon looked at
+/// them, and again and again.
 #[test]
 fn notification_descriptors_that_block_hold_nobody_up() {
     case(|scene| {
@@ -85,7 +86,8 @@ fn kick_descriptors_that_are_emptied_hold_nobody_up() {
             while begin.elapsed() < Duration::from_secs(2) {
                 for kick in &kicks {
                     kick.write(1).expect("room");
-                    // Emptied at once; where the daemon was faster this would wait, so it is made to fail instead.
+                    // Emptied at once; where the daemon was faster this would wait, so it is made
+                    // to fail instead.
                     rustix::fs::fcntl_setfl(fd_of(kick), OFlags::RDWR | OFlags::NONBLOCK)
                         .expect("it");
                     let _taken = kick.read();

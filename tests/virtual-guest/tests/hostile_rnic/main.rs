@@ -1,8 +1,10 @@
-//! The cases of the hostile guest suite once more, the villain's NIC on an RNIC: the device `rnic:null`, whose host verbs are everything
-//! of that backing but hardware. The bystanders are on the daemon's own engine, on the same worker.
+//! The cases of the hostile guest suite once more, the villain's NIC on an RNIC: the device
+//! `rnic:null`, whose host verbs are everything of that backing but hardware. The bystanders are on
+//! the daemon's own engine, on the same worker.
 //!
-//! What a case asserts about bytes it does not assert here: the null device completes requests and moves nothing. What only concerns
-//! the engine (guessed keys, which the hardware looks up) is left to `hostile`.
+//! What a case asserts about bytes it does not assert here: the null device completes requests and
+//! moves nothing. What only concerns the engine (guessed keys, which the hardware looks up) is left
+//! to `hostile`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -31,5 +33,6 @@ mod scene;
 #[path = "../hostile/vmm.rs"]
 mod vmm;
 
-/// What carries the villain's NIC: any address of the guest's, behind the null device's only one (RFC 5737).
+/// What carries the villain's NIC: any address of the guest's, behind the null device's only one
+/// (RFC 5737).
 pub(crate) const BACKING: Option<&str> = Some("rnic:null@192.0.2.1");

@@ -1,6 +1,8 @@
-//! The controller beside the API server: tenants, networks, classes and policies by `kubectl`, and what becomes of them on the node.
+//! The controller beside the API server: tenants, networks, classes and policies by `kubectl`, and
+//! what becomes of them on the node.
 //!
-//! Controller and agent have the accounts of `manifests/controller` and no other right: what they may not do would show here.
+//! Controller and agent have the accounts of `manifests/controller` and no other right: what they
+//! may not do would show here.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -315,7 +317,8 @@ pub(crate) fn quota(bench: &mut Bench<'_>) -> Result<()> {
     reported(bench, &[USERS[0].to_owned()])
 }
 
-/// A second node gets an object of its own and serves pods; the tenant's sum is over both. When it leaves, nothing of it stays.
+/// A second node gets an object of its own and serves pods; the tenant's sum is over both. When it
+/// leaves, nothing of it stays.
 pub(crate) fn second(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     let name = format!("{}-2", std::process::id());
@@ -351,7 +354,8 @@ pub(crate) fn second(bench: &mut Bench<'_>) -> Result<()> {
     kubectl.run(&["delete", "node", "node2"]).map(drop)
 }
 
-/// Controller and API server are gone and the agent begins anew: it offers what it offered, and the pod has its NIC.
+/// Controller and API server are gone and the agent begins anew: it offers what it offered, and the
+/// pod has its NIC.
 pub(crate) fn alone(bench: &mut Bench<'_>) -> Result<()> {
     let pod = bench.pods.look(USERS[0], Some(POOL))?;
     let nic = ours::nic(bench.node, &pod.id)?;

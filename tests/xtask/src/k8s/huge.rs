@@ -1,7 +1,9 @@
-//! Pods whose guest's memory is huge pages of the node (`hugepages-2Mi`), as VMs that want speed have it.
+//! Pods whose guest's memory is huge pages of the node (`hugepages-2Mi`), as VMs that want speed
+//! have it.
 //!
-//! Huge pages belong to the machine and not to the node's namespaces: the step takes as many as its pods need and gives them back however it
-//! ends. A kubelet counts them when it starts, so it is started again, before and after.
+//! Huge pages belong to the machine and not to the node's namespaces: the step takes as many as its
+//! pods need and gives them back however it ends. A kubelet counts them when it starts, so it is
+//! started again, before and after.
 
 use std::fs;
 use std::time::Duration;

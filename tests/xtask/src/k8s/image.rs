@@ -1,4 +1,5 @@
-//! Container images without a registry or a builder: one layer of the files that are named, as an OCI layout in a tar file.
+//! Container images without a registry or a builder: one layer of the files that are named, as an
+//! OCI layout in a tar file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -237,7 +238,8 @@ fn append(
     tar.append_data(&mut header, path, bytes).with_context(|| format!("tar: {path}"))
 }
 
-/// The shared libraries of a program and its loader, by their absolute paths; none for a static one.
+/// The shared libraries of a program and its loader, by their absolute paths; none for a static
+/// one.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let Ok(text) = capture(Command::new("ldd").arg(program), LDD_WAIT) else {
         return Ok(Vec::new());

@@ -1,6 +1,8 @@
-//! A second node of a cluster: machine, network and accounts of its own; the API server is the first one's.
+//! A second node of a cluster: machine, network and accounts of its own; the API server is the
+//! first one's.
 //!
-//! The two nodes are linked by a pair of interfaces and route each other's pods, as two machines of one rack would.
+//! The two nodes are linked by a pair of interfaces and route each other's pods, as two machines of
+//! one rack would.
 
 use std::fs;
 use std::time::Duration;
@@ -57,7 +59,8 @@ done")
         .map(drop)
 }
 
-/// The second node's certificates, and configurations that name the API server where it is from there.
+/// The second node's certificates, and configurations that name the API server where it is from
+/// there.
 fn accounts(first: &Node, second: &Node) -> Result<()> {
     let (from, to) = (first.lab().join("pki"), second.lab().join("pki"));
     fs::create_dir_all(&to)?;

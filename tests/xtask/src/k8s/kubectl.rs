@@ -71,7 +71,8 @@ impl<'a> Kubectl<'a> {
         Ok(Some(serde_json::from_str(&text)?))
     }
 
-    /// Waits until a pod is in `phase`; the pod. One that fails instead is an error with what is known of it.
+    /// Waits until a pod is in `phase`; the pod. One that fails instead is an error with what is
+    /// known of it.
     pub(crate) fn wait_phase(&self, name: &str, phase: &str, timeout: Duration) -> Result<Value> {
         let outcome = wait_for(&format!("pod {name} to be {phase}"), timeout, || {
             let Some(pod) = self.pod(name)? else { return Ok(None) };
@@ -122,7 +123,8 @@ impl<'a> Kubectl<'a> {
         })
     }
 
-    /// Deletes pods and waits until they are gone: this kubelet reports the end of a pod up to ten seconds late.
+    /// Deletes pods and waits until they are gone: this kubelet reports the end of a pod up to ten
+    /// seconds late.
     pub(crate) fn delete_pods(&self, names: &[&str]) -> Result<()> {
         let mut args = vec!["delete", "pod", "--wait=false", "--ignore-not-found"];
         args.extend_from_slice(names);

@@ -1,7 +1,9 @@
-//! `manifests/node` in the cluster: an image after `Containerfile`, the DaemonSets, an upgrade, and the way back, as docs/KUBERNETES.md tells an
-//! administrator. The daemon and the agent that the node began with are gone by then: whatever pods get, they get from containers.
+//! `manifests/node` in the cluster: an image after `Containerfile`, the DaemonSets, an upgrade, and
+//! the way back, as docs/KUBERNETES.md tells an administrator. The daemon and the agent that the
+//! node began with are gone by then: whatever pods get, they get from containers.
 //!
-//! The files are used as they are, with the image, the pools and the CNI chain of this cluster in the places where an administrator writes them.
+//! The files are used as they are, with the image, the pools and the CNI chain of this cluster in
+//! the places where an administrator writes them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -90,7 +92,8 @@ fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> 
     copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
 }
 
-/// The programs of a release: those that the node began with, and the plugin as it is shipped. A later one differs by what no loader reads.
+/// The programs of a release: those that the node began with, and the plugin as it is shipped. A
+/// later one differs by what no loader reads.
 fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static str)>> {
     let plugin = static_programs(bench.cache, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
     let plugin = plugin.into_iter().next().context("one program was asked for")?;
@@ -275,7 +278,8 @@ fn reloads(bench: &Bench<'_>) -> Result<()> {
     bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
 }
 
-/// The daemon's process is killed. Its container starts again, as process 1 like the one before, and the guests come back.
+/// The daemon's process is killed. Its container starts again, as process 1 like the one before,
+/// and the guests come back.
 fn dies(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
     let before: Vec<_> =
         users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
@@ -291,7 +295,8 @@ fn dies(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
     works(bench, users)
 }
 
-/// The account may do what the agent does, which is in the log and the Events above, and nothing else.
+/// The account may do what the agent does, which is in the log and the Events above, and nothing
+/// else.
 fn rights(bench: &Bench<'_>, pod: &str) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     let log = kubectl.run(&["logs", "-n", NAMESPACE, pod, "-c", "agent"])?;
@@ -329,7 +334,8 @@ fn refused(bench: &Bench<'_>) -> Result<Vec<String>> {
         .collect())
 }
 
-/// What each part runs with, as its kernel sees it: capabilities, seccomp, and the network namespace of the node or not.
+/// What each part runs with, as its kernel sees it: capabilities, seccomp, and the network
+/// namespace of the node or not.
 fn least(bench: &Bench<'_>) -> Result<()> {
     // linux/capability.h: CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, NET_ADMIN 12, SYS_ADMIN 21.
     let parts = [
@@ -357,8 +363,8 @@ fn least(bench: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A new release: agent and CNI plugin are replaced by themselves and no NIC notices; the daemon when the operator deletes its pod, and
-/// pods keep their NICs.
+/// A new release: agent and CNI plugin are replaced by themselves and no NIC notices; the daemon
+/// when the operator deletes its pod, and pods keep their NICs.
 pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     let users = USERS.map(|name| bench.pods.look(name, Some(MINE)));
     let [a, b] = users;
@@ -406,7 +412,8 @@ pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     kubectl.delete_pods(&["m-new"])
 }
 
-/// As docs/KUBERNETES.md §5 has it; then nothing of ours is on the node or in the cluster, and pods start as before.
+/// As docs/KUBERNETES.md §5 has it; then nothing of ours is on the node or in the cluster, and pods
+/// start as before.
 pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     kubectl.delete_pods(&USERS)?;
@@ -426,8 +433,8 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     let left = kubectl.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?;
     ensure!(!left.contains("vhost-rdma"), "left in the cluster: {left}");
     bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
-    // The administrator's programs of this test, containerd's copies of images and what kubelet keeps of a pod's output for a while are not the
-    // DaemonSet's.
+    // The administrator's programs of this test, containerd's copies of images and what kubelet
+    // keeps of a pod's output for a while are not the DaemonSet's.
     let left = bench.node.sh(
         "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
          -name '*vhost*rdma*' -print 2>/dev/null | grep -v '^/usr/bin/' || true

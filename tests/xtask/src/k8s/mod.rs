@@ -1,9 +1,11 @@
-//! A real Kubernetes for tests: API server, scheduler, controller manager, kubelet, containerd and runc on a node in namespaces of its
-//! own, a second node beside it, our daemon and agent on them as they would be on any node.
+//! A real Kubernetes for tests: API server, scheduler, controller manager, kubelet, containerd and
+//! runc on a node in namespaces of its own, a second node beside it, our daemon and agent on them
+//! as they would be on any node.
 //!
-//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the servers; `join` adds a node; `image` makes
-//! container images; `kubectl` asks and tells; `ours` is what is tested, `pods` who uses
-//! it, `test`, `restarts`, `attach`, `cluster`, `vms` and `manifests` the rows.
+//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
+//! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
+//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `vms` and
+//! `manifests` the rows.
 
 mod attach;
 mod cluster;

@@ -1,13 +1,17 @@
-//! A node: a root file system of its own in mount, PID, network, cgroup, IPC and UTS namespaces of its own.
+//! A node: a root file system of its own in mount, PID, network, cgroup, IPC and UTS namespaces of
+//! its own.
 //!
-//! kubelet, containerd and our agent have paths that no option moves (`/var/lib/kubelet/device-plugins`, `/run/netns`), write sysctls and
-//! make cgroups at the top. Here they have a machine to themselves: the paths are those of production, any number of nodes live side by side, and
-//! the end of one is the end of its first process, which takes every process, mount and network of it along, however the run ended. What
-//! the kernel does not take back by itself is cgroups; they lie below one directory per hierarchy, and the next run removes what a
-//! killed one left. The sysctls that kubelet insists on are covered with files that hold the values that it wants, so that the machine's own are never
-//! written.
+//! kubelet, containerd and our agent have paths that no option moves
+//! (`/var/lib/kubelet/device-plugins`, `/run/netns`), write sysctls and make cgroups at the top.
+//! Here they have a machine to themselves: the paths are those of production, any number of nodes
+//! live side by side, and the end of one is the end of its first process, which takes every
+//! process, mount and network of it along, however the run ended. What the kernel does not take
+//! back by itself is cgroups; they lie below one directory per hierarchy, and the next run removes
+//! what a killed one left. The sysctls that kubelet insists on are covered with files that hold the
+//! values that it wants, so that the machine's own are never written.
 //!
-//! Commands enter with `nsenter`. One that detaches itself becomes a child of the node's first process (`tini`, which reaps it).
+//! Commands enter with `nsenter`. One that detaches itself becomes a child of the node's first
+//! process (`tini`, which reaps it).
 
 use std::fs;
 use std::io::Write;
@@ -26,16 +30,18 @@ const START_WAIT: Duration = Duration::from_secs(60);
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
-/// Holds the lock of the state directory and puts itself into the cgroups, then makes the namespaces.
-/// `$1` state directory, `$2` root file system, `$4` the node's number.
+/// Holds the lock of the state directory and puts itself into the cgroups, then makes the
+/// namespaces. `$1` state directory, `$2` root file system, `$4` the node's number.
 const ENTER: &str = r#"
 while read -r dir; do echo $$ > "$dir/cgroup.procs"; done < "$1/cgroups"
 exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net --ipc --uts --cgroup \
   sh -ec "$3" sh "$1" "$2" "$4"
 "#;
 
-/// The node's first process, up to the moment when it becomes `tini`. `/proc` is still the machine's here, so the first line writes the process id as the
-/// machine counts. `/dev/net/tun` is open to everybody, as udev makes it and not every container's `/dev` has it. Each cgroup hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
+/// The node's first process, up to the moment when it becomes `tini`. `/proc` is still the
+/// machine's here, so the first line writes the process id as the machine counts. `/dev/net/tun` is
+/// open to everybody, as udev makes it and not every container's `/dev` has it. Each cgroup
+/// hierarchy is mounted as this cgroup namespace shows it: our directory is its top.
 const INIT: &str = r#"
 state=$1
 number=$3
@@ -112,7 +118,8 @@ pub(crate) enum Life {
 }
 
 impl Node {
-    /// A new node called `name` on this root file system, the first of its cluster. What dead ones left is removed first.
+    /// A new node called `name` on this root file system, the first of its cluster. What dead ones
+    /// left is removed first.
     pub(crate) fn start(name: &str, root: &Path, life: Life) -> Result<Self> {
         Self::start_as(name, 1, root, life)
     }
@@ -241,7 +248,8 @@ impl Node {
         self.run(&["sh", "-ec", script])
     }
 
-    /// Starts a server in the node that outlives this call; its output goes to the log of this name.
+    /// Starts a server in the node that outlives this call; its output goes to the log of this
+    /// name.
     pub(crate) fn spawn(&self, name: &str, command: &[&str]) -> Result<()> {
         let script = r#"log=$1; pid=$2; shift 2
 setsid "$@" < /dev/null >> "$log" 2>&1 &
@@ -256,7 +264,8 @@ echo $! > "$pid""#;
     /// Whether a server that [`Self::spawn`] started is alive.
     pub(crate) fn alive(&self, name: &str) -> bool {
         fs::read_to_string(self.lab().join(format!("{name}.pid"))).is_ok_and(|pid| {
-            // The first thread is a zombie while others still hold what they hold; `tini` takes the rest away.
+            // The first thread is a zombie while others still hold what they hold; `tini` takes the
+            // rest away.
             self.path(&format!("/proc/{}", pid.trim())).exists()
         })
     }
@@ -339,7 +348,8 @@ impl Drop for Node {
     }
 }
 
-/// Hierarchies of cgroup version 1: mount point below `/sys/fs/cgroup`, type, options, and the directory in it that this process is in.
+/// Hierarchies of cgroup version 1: mount point below `/sys/fs/cgroup`, type, options, and the
+/// directory in it that this process is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
     point: String,
@@ -405,7 +415,8 @@ fn parse_hierarchies(mounts: &str, groups: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Makes our directory in every hierarchy. The list is written first, so that whatever happens next, somebody can clean up.
+/// Makes our directory in every hierarchy. The list is written first, so that whatever happens
+/// next, somebody can clean up.
 fn write_hierarchies(dir: &Path, name: &str, hierarchies: &[Hierarchy]) -> Result<()> {
     let mut dirs = String::new();
     let mut mounts = String::new();
@@ -487,7 +498,8 @@ fn sweep() {
             continue;
         }
         let dir = entry.path();
-        // Without a lock file the node is being made, or its maker died before: an old one is no longer being made.
+        // Without a lock file the node is being made, or its maker died before: an old one is no
+        // longer being made.
         let free = match fs::File::open(dir.join("lock")) {
             Ok(lock) => lock.try_lock().is_ok(),
             Err(_) => fs::metadata(&dir)

@@ -1,6 +1,8 @@
-//! What of ours runs on the node: daemon, agent, CNI plugin; and the virtual guest that stands in for a VM in a pod.
+//! What of ours runs on the node: daemon, agent, CNI plugin; and the virtual guest that stands in
+//! for a VM in a pod.
 //!
-//! Paths are those of an installed node. The configuration files are written here, as an administrator would.
+//! Paths are those of an installed node. The configuration files are written here, as an
+//! administrator would.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,7 +34,8 @@ const METRICS: &str = "127.0.0.1:9471";
 /// Where the daemon of `manifests/node` has them.
 const METRICS_SOCKET: &str = "/run/vhost-rdma/metrics.sock";
 
-/// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev beside each NIC.
+/// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev
+/// beside each NIC.
 const POOLS: &str = r#"
 [[pools]]
 name = "blue"

@@ -1,9 +1,11 @@
 //! What a cluster is made of: the servers, built from source, and a node's root file system.
 //!
-//! Debian has no binaries of the Kubernetes servers, and newer Debian releases no source of them either; Debian 12's source package of
-//! 1.20.2 is the whole tree with its vendored modules, and Debian 12's Go builds it without a network. It is years out of upstream
-//! support: it is here for its kubelet's device manager, its CRI and its API server, and runs nowhere but in a test's own namespaces.
-//! containerd 1.6 and runc come as Debian's binaries; containerd 2 no longer speaks the CRI version of this kubelet.
+//! Debian has no binaries of the Kubernetes servers, and newer Debian releases no source of them
+//! either; Debian 12's source package of 1.20.2 is the whole tree with its vendored modules, and
+//! Debian 12's Go builds it without a network. It is years out of upstream support: it is here for
+//! its kubelet's device manager, its CRI and its API server, and runs nowhere but in a test's own
+//! namespaces. containerd 1.6 and runc come as Debian's binaries; containerd 2 no longer speaks the
+//! CRI version of this kubelet.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +37,9 @@ const BUILD_PACKAGES: &[&str] = &[
     "xz-utils",
 ];
 
-/// In the builder, with the tarballs in `/work`. The vendored reflect2 1.0.1 reads Go's map iterator as it was before Go 1.18 and
-/// brings the API server down with the first custom resource; Debian's own copy of 1.0.2 takes its place.
+/// In the builder, with the tarballs in `/work`. The vendored reflect2 1.0.1 reads Go's map
+/// iterator as it was before Go 1.18 and brings the API server down with the first custom resource;
+/// Debian's own copy of 1.0.2 takes its place.
 const BUILD: &str = r#"
 cd /work
 mkdir src bin home
@@ -114,8 +117,8 @@ impl Parts {
 pub(crate) fn servers(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
     let source = archive.source_files("kubernetes")?;
-    // The compiler's and the library's versions count; those of make and tar do not change what comes out, and would cost
-    // everyone five minutes for each of their updates.
+    // The compiler's and the library's versions count; those of make and tar do not change what
+    // comes out, and would cost everyone five minutes for each of their updates.
     let mut inputs = format!("1\n{BUILD}\n");
     for line in archive.resolve(BUILD_PACKAGES)? {
         if line.starts_with("golang-") {
@@ -195,7 +198,8 @@ fn image_packages() -> Result<Vec<String>> {
     Ok(names.split_whitespace().map(ToOwned::to_owned).collect())
 }
 
-/// The root of the node parts' image: what `debian:bookworm-slim` has, and what `Containerfile` adds to it.
+/// The root of the node parts' image: what `debian:bookworm-slim` has, and what `Containerfile`
+/// adds to it.
 pub(crate) fn image_root(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
     let added = image_packages()?;

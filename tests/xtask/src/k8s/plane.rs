@@ -1,6 +1,7 @@
 //! The servers of a cluster on one node, in the order in which they need each other.
 //!
-//! Everything listens on addresses that only the node's network namespace has. Certificates last a day: a cluster does not.
+//! Everything listens on addresses that only the node's network namespace has. Certificates last a
+//! day: a cluster does not.
 
 use std::fs;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::k8s::parts::{Parts, SERVERS};
 
 const WAIT: Duration = Duration::from_secs(120);
 
-/// One CA; a serving certificate for the API server; a client certificate and a kubeconfig for everybody else. `$1` is the directory.
+/// One CA; a serving certificate for the API server; a client certificate and a kubeconfig for
+/// everybody else. `$1` is the directory.
 const PKI: &str = r#"
 cd "$1"
 new() { # name, subject, extensions
@@ -47,7 +49,8 @@ client scheduler /CN=system:kube-scheduler
 client agent /CN=vhost-rdma-agent
 "#;
 
-/// `restrict_oom_score_adj`: root in a container often has no CAP_SYS_RESOURCE, without which runc cannot lower the score of a sandbox.
+/// `restrict_oom_score_adj`: root in a container often has no CAP_SYS_RESOURCE, without which runc
+/// cannot lower the score of a sandbox.
 const CONTAINERD: &str = r#"
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -80,7 +83,8 @@ nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
 ";
 
-/// The pod network, the way most clusters have one; our plugin is chained behind it when it is there. `SUBNET` is the node's.
+/// The pod network, the way most clusters have one; our plugin is chained behind it when it is
+/// there. `SUBNET` is the node's.
 const BRIDGE: &str = r#"{
   "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.SUBNET.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
@@ -193,7 +197,8 @@ pub(crate) fn write_network(node: &Node, version: &str, chained: Option<&str>) -
     Ok(())
 }
 
-/// What every node has: the servers' programs, the configuration of containerd, kubelet and the pod network.
+/// What every node has: the servers' programs, the configuration of containerd, kubelet and the pod
+/// network.
 pub(crate) fn furnish(node: &Node, parts: &Parts) -> Result<()> {
     let bin = node.lab().join("bin");
     fs::create_dir_all(&bin)?;
@@ -261,7 +266,8 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
         progress.tick();
         Ok(kubectl.run(&["get", "serviceaccount", "default"]).ok())
     })?;
-    // The `kubernetes` service, as kube-proxy would make it: what programs in pods know of the API server.
+    // The `kubernetes` service, as kube-proxy would make it: what programs in pods know of the API
+    // server.
     node.sh("ip addr add 10.96.0.1/32 dev lo
 for chain in OUTPUT PREROUTING; do
   iptables -t nat -A $chain -d 10.96.0.1 -p tcp --dport 443 -j REDIRECT --to-ports 6443

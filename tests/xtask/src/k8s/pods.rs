@@ -1,4 +1,5 @@
-//! Pods of the tests: the virtual guest as their program, no privileges, no path of the host, and what they say of themselves.
+//! Pods of the tests: the virtual guest as their program, no privileges, no path of the host, and
+//! what they say of themselves.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,7 +34,8 @@ impl<'a> Wanted<'a> {
         Self { name, pool: Some(pool), args: &[], huge: false }
     }
 
-    /// The pod's specification. What the "restricted" Pod Security Standard asks for, word by word; the memory limit covers the guest's RAM.
+    /// The pod's specification. What the "restricted" Pod Security Standard asks for, word by word;
+    /// the memory limit covers the guest's RAM.
     fn spec(&self) -> Value {
         let mut limits = json!({"memory": "96Mi", "cpu": "250m"});
         if let (Some(pool), Some(map)) = (self.pool, limits.as_object_mut()) {
@@ -153,7 +155,8 @@ impl<'a> Pods<'a> {
         self.kubectl.create(&wanted.replica_set(replicas))
     }
 
-    /// Waits until a replica set has all of its pods running; a pod that failed has been replaced by then. The pods.
+    /// Waits until a replica set has all of its pods running; a pod that failed has been replaced
+    /// by then. The pods.
     pub(crate) fn wait_set(&self, wanted: &Wanted<'_>, replicas: usize) -> Result<Vec<Pod>> {
         let mut names = Vec::new();
         let outcome = wait_for(&format!("{replicas} pods of {}", wanted.name), WAIT, || {
@@ -255,7 +258,8 @@ impl<'a> Pods<'a> {
         }
     }
 
-    /// WRITE, READ and SEND both ways between two pods, every byte compared by the side that received it; the bytes of payload that moved.
+    /// WRITE, READ and SEND both ways between two pods, every byte compared by the side that
+    /// received it; the bytes of payload that moved.
     pub(crate) fn transfer(&self, from: &Pod, to: &Pod, bytes: u32) -> Result<u64> {
         let peer = format!("{}:{PORT}", to.ip);
         let answer = self.ask(from, &json!({"do": "transfer", "peer": peer, "bytes": bytes}))?;

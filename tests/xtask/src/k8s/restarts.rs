@@ -1,4 +1,5 @@
-//! Ends and beginnings of kubelet, agent and daemon: what runs goes on, nothing is lost, nothing is given twice.
+//! Ends and beginnings of kubelet, agent and daemon: what runs goes on, nothing is lost, nothing is
+//! given twice.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ impl Bench<'_> {
             ensure!(session.number == 1, "{} lost its session: {session:?}", pod.name);
         }
         self.counted(a, b)?;
-        // A set: the node object shows what the last kubelet offered until the new one has been told, and a pod that comes too early fails.
+        // A set: the node object shows what the last kubelet offered until the new one has been
+        // told, and a pod that comes too early fails.
         let wanted = Wanted::new("new", POOL);
         self.pods.create_set(&wanted, 1)?;
         let new = self.pods.wait_set(&wanted, 1)?;
@@ -33,8 +35,9 @@ impl Bench<'_> {
         self.consistent(&[])
     }
 
-    /// Starts pods, kills a server when some of them have their NIC and others have not, and starts it again; then all of them must come to
-    /// run (a pod that kubelet refused is replaced by its set), with one ID each.
+    /// Starts pods, kills a server when some of them have their NIC and others have not, and starts
+    /// it again; then all of them must come to run (a pod that kubelet refused is replaced by its
+    /// set), with one ID each.
     fn killed_in_an_allocation(&self, name: &str, start: impl Fn() -> Result<()>) -> Result<()> {
         let wanted = Wanted::new("burst", POOL);
         let victim = self.node.outer_pid(name)?;
@@ -116,7 +119,8 @@ pub(crate) fn daemon_kill(bench: &mut Bench<'_>) -> Result<()> {
     bench.offered(POOL, COUNT)
 }
 
-/// QEMU's generic vhost-user device never connects again: its pod's ID goes Unhealthy, an Event says so, and a recreated pod works.
+/// QEMU's generic vhost-user device never connects again: its pod's ID goes Unhealthy, an Event
+/// says so, and a recreated pod works.
 pub(crate) fn stuck_vmm(bench: &mut Bench<'_>) -> Result<()> {
     let wanted = Wanted { args: &["--no-reconnect"], ..Wanted::new("stuck", POOL) };
     let stuck = bench.pods.start(&wanted)?;

@@ -1,5 +1,6 @@
-//! `cargo xtask k8s test`: the rows. Each step says what it expects of kubelet, agent, daemon and pods, in that order of trust: what a pod sees
-//! counts, then what kubelet and daemon say, then what the agent says of itself.
+//! `cargo xtask k8s test`: the rows. Each step says what it expects of kubelet, agent, daemon and
+//! pods, in that order of trust: what a pod sees counts, then what kubelet and daemon say, then
+//! what the agent says of itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,7 +33,8 @@ pub(crate) struct Args {
     /// Also two VMs in pods, with unmodified programs between them, and `manifests/node`
     #[arg(long, conflicts_with = "brief")]
     pub(crate) full: bool,
-    /// Nothing is killed: pods do RDMA, one of another network does not, and nothing remains of them
+    /// Nothing is killed: pods do RDMA, one of another network does not, and nothing remains of
+    /// them
     #[arg(long)]
     pub(crate) brief: bool,
     /// Write the rows here
@@ -214,7 +216,8 @@ $k get pods -o name | grep -vxE 'pod/(one|two)' | xargs -r $k delete --wait=fals
         self.consistent(&[])
     }
 
-    /// Directory, file, environment and what they say of the NIC; and that the pod can do nothing else with them.
+    /// Directory, file, environment and what they say of the NIC; and that the pod can do nothing
+    /// else with them.
     fn check_gift(&self, pod: &Pod) -> Result<()> {
         let dir = pod.variable(POOL, "DIR")?.to_owned();
         let socket = pod.variable(POOL, "SOCKET")?;
@@ -270,7 +273,8 @@ $k get pods -o name | grep -vxE 'pod/(one|two)' | xargs -r $k delete --wait=fals
         Ok(())
     }
 
-    /// A transfer whose bytes the daemon's own metrics must confirm, on the NICs that the pods were given and no others.
+    /// A transfer whose bytes the daemon's own metrics must confirm, on the NICs that the pods were
+    /// given and no others.
     pub(crate) fn counted(&self, from: &Pod, to: &Pod) -> Result<()> {
         let before = ours::bytes(self.node)?;
         let moved = self.pods.transfer(from, to, BYTES)?;
@@ -305,7 +309,8 @@ $k get pods -o name | grep -vxE 'pod/(one|two)' | xargs -r $k delete --wait=fals
         self.pods.kubectl.delete_pods(&["stranger"])
     }
 
-    /// The IDs that kubelet, agent and daemon hold for pods: they must agree, and be those of the pair and of `others`, each once.
+    /// The IDs that kubelet, agent and daemon hold for pods: they must agree, and be those of the
+    /// pair and of `others`, each once.
     pub(crate) fn consistent(&self, others: &[Pod]) -> Result<()> {
         let all: Vec<&Pod> = self.pair.iter().chain(others).collect();
         let ids: BTreeSet<String> = all.iter().map(|p| p.id.clone()).collect();

@@ -1,8 +1,10 @@
-//! `--full`: each container runs QEMU with our guest image on the NIC that it was given; the companion netdevs carry ARP and the connections of
-//! rdma_cm, and unmodified programs run between the guests.
+//! `--full`: each container runs QEMU with our guest image on the NIC that it was given; the
+//! companion netdevs carry ARP and the connections of rdma_cm, and unmodified programs run between
+//! the guests.
 //!
-//! The image is the lab's QEMU root with kernel, disk and our driver beside it. The pod is as restricted as the others; the guest's memory is
-//! within the pod's limit. The command line is the one that the agent put into the environment, after machine, memory and disk.
+//! The image is the lab's QEMU root with kernel, disk and our driver beside it. The pod is as
+//! restricted as the others; the guest's memory is within the pod's limit. The command line is the
+//! one that the agent put into the environment, after machine, memory and disk.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,7 +27,8 @@ const COUNT: usize = 4;
 const WAIT: Duration = Duration::from_secs(900);
 const CONVERT_WAIT: Duration = Duration::from_secs(300);
 
-/// `$1` the guest's name, `$2` its number, `$3` what it does. 9p's files are the pod's own directory; the second serial line is the guest's command line.
+/// `$1` the guest's name, `$2` its number, `$3` what it does. 9p's files are the pod's own
+/// directory; the second serial line is the guest's command line.
 const RUN: &str = r#"#!/bin/sh
 set -e
 mkdir -p /share/cmd /share/products
@@ -162,8 +165,9 @@ fn manifest(name: &str, number: &str, does: &str) -> Value {
     })
 }
 
-/// The daemon dies under a QEMU, whose device never connects again: its pod's ID goes Unhealthy, an Event says so, and a pod of the same name gets a
-/// NIC. That this one works is [`two_vms`], whose first guest it is.
+/// The daemon dies under a QEMU, whose device never connects again: its pod's ID goes Unhealthy, an
+/// Event says so, and a pod of the same name gets a NIC. That this one works is [`two_vms`], whose
+/// first guest it is.
 pub(crate) fn daemon_killed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, bench.cache)?;
     plane::write_network(bench.node, "1.0.0", Some(ours::CHAINED))?;

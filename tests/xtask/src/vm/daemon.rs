@@ -1,6 +1,7 @@
 //! Our daemon, built from the workspace and started beside the guests.
 //!
-//! The harness talks to it as a user does, through the command line, and believes its counters only as differences around a program.
+//! The harness talks to it as a user does, through the command line, and believes its counters only
+//! as differences around a program.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -203,7 +204,8 @@ impl Daemon {
             .map(|_| ())
     }
 
-    /// The QEMU options that the daemon tells its users to take, with a network cable between two sockets.
+    /// The QEMU options that the daemon tells its users to take, with a network cable between two
+    /// sockets.
     pub(crate) fn qemu_args(&self, name: &str, here: &Path, there: &Path) -> Result<Vec<String>> {
         let netdev = format!("dgram:{},{}", here.display(), there.display());
         let memory = format!("{}M", crate::vm::MEMORY_MIB);

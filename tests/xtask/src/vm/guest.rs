@@ -1,9 +1,11 @@
 //! One QEMU guest: boot it, run commands in it, take their output, end it.
 //!
-//! QEMU runs in a chroot (the lab needs a newer QEMU than the host has) and in a mount namespace of its own. The run directory is
-//! bound into the chroot *under the same path*, so that socket paths mean the same to the daemon and to QEMU; no mount outlives the process.
+//! QEMU runs in a chroot (the lab needs a newer QEMU than the host has) and in a mount namespace of
+//! its own. The run directory is bound into the chroot *under the same path*, so that socket paths
+//! mean the same to the daemon and to QEMU; no mount outlives the process.
 //!
-//! Commands go through a 9p share as files and are started by one line on the second serial port; see the guest's init in `roots`.
+//! Commands go through a 9p share as files and are started by one line on the second serial port;
+//! see the guest's init in `roots`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,12 +21,14 @@ use crate::exec::{self, tail, tied_private_mounts};
 use crate::roots::GuestImage;
 use crate::vm::qmp::Qmp;
 
-/// From QEMU's start to our init: 4-7 s alone, minutes on a host that is busy with twenty other things.
+/// From QEMU's start to our init: 4-7 s alone, minutes on a host that is busy with twenty other
+/// things.
 const BOOT_WAIT: Duration = Duration::from_secs(300);
 const QUIT_WAIT: Duration = Duration::from_secs(1);
 
-/// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc.
-/// In the mount namespace: `$1` root, `$2` run directory, `$3` image directory, then bind directories up to `--`, then QEMU.
+/// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc. In the mount
+/// namespace: `$1` root, `$2` run directory, `$3` image directory, then bind directories up to
+/// `--`, then QEMU.
 const ENTER: &str = r#"
 root=$1 run=$2 image=$3; shift 3
 mount -t tmpfs tmpfs "$root/tmp"
@@ -49,7 +53,8 @@ pub(crate) struct Spec {
     pub(crate) vhost_socket: Option<PathBuf>,
     /// Name of the guest at the other end of the network cable.
     pub(crate) peer: Option<String>,
-    /// Options for machine, memory, RDMA device and netdev as `vhost-rdma nic qemu-args` prints them, in place of ours.
+    /// Options for machine, memory, RDMA device and netdev as `vhost-rdma nic qemu-args` prints
+    /// them, in place of ours.
     pub(crate) nic_args: Vec<String>,
     /// It starts guests of its own: it gets what they are made of, see `nested`.
     pub(crate) hosts: bool,
@@ -103,7 +108,8 @@ pub(crate) struct Guest {
 enum Machine {
     /// A child of ours and its socket.
     Child { qemu: Child, agent: UnixStream },
-    /// In another guest, whose share carries the two files that stand for the agent's line; how much of the answers has been read.
+    /// In another guest, whose share carries the two files that stand for the agent's line; how
+    /// much of the answers has been read.
     Inner { orders: PathBuf, answers: PathBuf, read: u64 },
 }
 
@@ -136,7 +142,8 @@ impl Guest {
             .stdin(Stdio::null())
             .spawn()
             .context("cannot start QEMU")?;
-        // Nothing the guest says is lost: it needs seconds to get so far, and we connect within milliseconds of the socket's birth.
+        // Nothing the guest says is lost: it needs seconds to get so far, and we connect within
+        // milliseconds of the socket's birth.
         let agent = exec::wait_for("QEMU's agent socket", Duration::from_secs(30), || {
             if let Some(status) = qemu.try_wait()? {
                 bail!(
@@ -310,7 +317,8 @@ impl Guest {
         })
     }
 
-    /// SIGKILL to QEMU: what a host does to a VM at its worst moment. An inner guest's QEMU ends with its host.
+    /// SIGKILL to QEMU: what a host does to a VM at its worst moment. An inner guest's QEMU ends
+    /// with its host.
     pub(crate) fn crash(&mut self) {
         if let Machine::Child { qemu, .. } = &mut self.machine {
             exec::end_group(qemu, Duration::ZERO);
@@ -463,7 +471,8 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
         &format!("{image}/vmlinuz"),
         "-initrd",
         &format!("{image}/initrd.gz"),
-        // Not `if=virtio`: QEMU would choose the bus after it knows all devices, and one of further root complexes takes no disks.
+        // Not `if=virtio`: QEMU would choose the bus after it knows all devices, and one of further
+        // root complexes takes no disks.
         "-drive",
         &format!("file={disk},if=none,id=root,format=raw,snapshot=on"),
         "-device",
@@ -476,7 +485,8 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
         &format!("file:{console}"),
         "-virtfs",
         &format!("local,path={share},mount_tag=host,security_model=none"),
-        // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second of boot.
+        // A guest without entropy waits for it at the first getrandom(); iPXE would cost a second
+        // of boot.
         "-device",
         "virtio-rng-pci",
         "-global",

@@ -1,4 +1,5 @@
-//! The VM lab: guests under QEMU TCG on one host, our daemon beside them, and scripted steps in them.
+//! The VM lab: guests under QEMU TCG on one host, our daemon beside them, and scripted steps in
+//! them.
 
 pub(crate) mod daemon;
 pub(crate) mod guest;
@@ -19,7 +20,8 @@ use crate::roots::{self, Debian, GuestImage};
 use guest::{Guest, Spec};
 use rundir::RunDir;
 
-/// The parts of a lab in order of tear-down: guests die before the directory with their sockets goes.
+/// The parts of a lab in order of tear-down: guests die before the directory with their sockets
+/// goes.
 #[derive(Debug)]
 pub(crate) struct Lab {
     pub(crate) guests: Vec<Guest>,

@@ -1,13 +1,16 @@
 //! Guests of a guest: a VM of the lab stands for the host, and QEMU runs in it.
 //!
-//! What the inner guests are made of is what the outer ones are made of. The host VM ([`Nic::Host`](super::Nic::Host)) has QEMU's `/usr`
-//! and the image's directory as read-only shares and the root file system as its second disk; QEMU runs in a chroot of those. The
-//! directory of an inner guest lies in the host VM's own share, so its commands, their output and its console are files of the machine that the harness runs
-//! on, two 9p servers away. Its agent's line is two files there: orders, which a loop in the host VM copies into QEMU's pipe, and answers.
-//! The rest of the harness sees a [`Guest`] like any other.
+//! What the inner guests are made of is what the outer ones are made of. The host VM
+//! ([`Nic::Host`](super::Nic::Host)) has QEMU's `/usr` and the image's directory as read-only
+//! shares and the root file system as its second disk; QEMU runs in a chroot of those. The
+//! directory of an inner guest lies in the host VM's own share, so its commands, their output and
+//! its console are files of the machine that the harness runs on, two 9p servers away. Its agent's
+//! line is two files there: orders, which a loop in the host VM copies into QEMU's pipe, and
+//! answers. The rest of the harness sees a [`Guest`] like any other.
 //!
-//! Its network card is a tap. The host VM answers ARP on both sides and routes, so that 10.9.0.x is one network for all of them;
-//! a bridge would take the port's addresses away, and with them the GIDs of an RDMA device on it.
+//! Its network card is a tap. The host VM answers ARP on both sides and routes, so that 10.9.0.x is
+//! one network for all of them; a bridge would take the port's addresses away, and with them the
+//! GIDs of an RDMA device on it.
 //!
 //! Emulation in emulation is ten to twenty times slower again: waits are generous.
 
@@ -29,7 +32,8 @@ const SET_UP: Duration = Duration::from_secs(120);
 /// From the start of an inner QEMU to its guest's init.
 pub(crate) const BOOT: Duration = Duration::from_secs(1500);
 
-/// The chroot that QEMU runs in, in the host VM. `/usr` is all that a merged-/usr system needs for a program and its libraries.
+/// The chroot that QEMU runs in, in the host VM. `/usr` is all that a merged-/usr system needs for
+/// a program and its libraries.
 const ROOT: &str = "set -e
 modprobe -a tun 9p 9pnet_virtio
 mkdir -p /q && mount -t tmpfs -o mode=755 q /q
@@ -42,7 +46,8 @@ sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.eth0.proxy_arp=1 net.ipv4.conf.
 chroot /q qemu-system-x86_64 --version
 ";
 
-/// A tap whose guest has 10.9.0.@NUMBER@. Who asks from an address that is this host's too is answered: flat addresses are the guest's and the port's.
+/// A tap whose guest has 10.9.0.@NUMBER@. Who asks from an address that is this host's too is
+/// answered: flat addresses are the guest's and the port's.
 const TAP: &str = "set -e
 ip tuntap add tap@NUMBER@ mode tap
 sysctl -q -w net.ipv4.conf.tap@NUMBER@.proxy_arp=1 net.ipv4.conf.tap@NUMBER@.rp_filter=0 net.ipv4.conf.tap@NUMBER@.accept_local=1 net.ipv4.neigh.tap@NUMBER@.proxy_delay=0 net.ipv4.neigh.eth0.proxy_delay=0
@@ -71,7 +76,8 @@ pub(crate) struct Inner<'a> {
     pub(crate) name: &'a str,
     /// Last octet of its 10.9.0.x and of its MAC address; one that no outer guest has.
     pub(crate) number: u8,
-    /// Options for memory, machine, RDMA device and netdev `tapNUMBER`, as `vhost-rdma nic qemu-args` prints them for a shell.
+    /// Options for memory, machine, RDMA device and netdev `tapNUMBER`, as
+    /// `vhost-rdma nic qemu-args` prints them for a shell.
     pub(crate) nic_args: &'a str,
 }
 

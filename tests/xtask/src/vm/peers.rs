@@ -20,8 +20,9 @@ const SERVER_END: Duration = Duration::from_secs(15);
 /// Modules of the RDMA core that no device pulls in by itself.
 const CORE: &str = "modprobe -a ib_uverbs ib_umad rdma_ucm\nulimit -l unlimited\n";
 
-/// Prints the device of `/sys/class/infiniband` and the index of the GID of an IPv4 address. It waits for both: a device is
-/// registered by a work item, and its GIDs follow the addresses of the netdev. One process for all entries: a guest of a guest starts three in a second.
+/// Prints the device of `/sys/class/infiniband` and the index of the GID of an IPv4 address. It
+/// waits for both: a device is registered by a work item, and its GIDs follow the addresses of the
+/// netdev. One process for all entries: a guest of a guest starts three in a second.
 const FIND: &str = r#"
 n=0
 while [ $n -lt 100 ]; do
@@ -168,7 +169,8 @@ pub(crate) enum Patience {
     Long,
 }
 
-/// Traffic from a to b that does not end by itself within the patience of any scenario: the client's and the server's job.
+/// Traffic from a to b that does not end by itself within the patience of any scenario: the
+/// client's and the server's job.
 pub(crate) fn endless(
     a: &mut Guest,
     b: &mut Guest,
@@ -194,7 +196,8 @@ fn command(text: &str, device: &(String, String), n: u32) -> String {
     format!("ulimit -l unlimited\nexport PATH=$PATH:/host/products\nexec {line}\n")
 }
 
-/// Runs one program between the guests with `n` iterations; a program that fails is a [`Ran`] with a fault, an error is a broken lab.
+/// Runs one program between the guests with `n` iterations; a program that fails is a [`Ran`] with
+/// a fault, an error is a broken lab.
 pub(crate) fn run(
     a: &mut Guest,
     b: &mut Guest,
@@ -248,7 +251,8 @@ pub(crate) fn run(
     Ok(Ran { value, fault })
 }
 
-/// Each end must have moved what the program says it moved: the data is not believed to have gone through our device otherwise.
+/// Each end must have moved what the program says it moved: the data is not believed to have gone
+/// through our device otherwise.
 fn counter_fault(
     (bytes, messages): (u64, u64),
     before: &(Counters, Counters),
@@ -269,7 +273,8 @@ fn start_server(b: &mut Guest, devices: &Devices, program: &Program, n: u32) -> 
     };
     let wait =
         format!("n=0; until {probe}; do sleep 0.05; n=$((n+1)); [ $n -lt 300 ] || exit 1; done");
-    // A server that never listens is told by the client's failure, together with what the server said.
+    // A server that never listens is told by the client's failure, together with what the server
+    // said.
     b.run(&wait, LISTEN)?;
     exec::check_interrupt()?;
     Ok(job)

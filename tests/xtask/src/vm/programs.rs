@@ -1,7 +1,7 @@
 //! The unmodified programs of the demo, how each is called, and how its figure is read.
 //!
-//! A row is run the same way on any RDMA device; only the device's name, the GID index and the number of iterations differ. Guest b
-//! serves, guest a is the client.
+//! A row is run the same way on any RDMA device; only the device's name, the GID index and the
+//! number of iterations differ. Guest b serves, guest a is the client.
 
 use anyhow::{Context, Result};
 
@@ -20,7 +20,8 @@ pub(crate) enum Figure {
     Before(&'static str),
 }
 
-/// What the bytes and messages of a run must at least be, both directions of the client's NIC together.
+/// What the bytes and messages of a run must at least be, both directions of the client's NIC
+/// together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Claim {
     /// Nothing moves.
@@ -46,7 +47,8 @@ pub(crate) struct Program {
     pub(crate) unit: &'static str,
     /// Bound for ours divided by the reference.
     pub(crate) target: &'static str,
-    /// Iterations on the reference device and on ours; a fast device needs more for a figure that means something.
+    /// Iterations on the reference device and on ours; a fast device needs more for a figure that
+    /// means something.
     pub(crate) reference_n: u32,
     pub(crate) n: u32,
     pub(crate) claim: Claim,
@@ -104,7 +106,8 @@ macro_rules! both {
 
 const KIB64: u64 = 64 * 1024;
 
-/// Largest transfer of vrdma-check, one more than 1 MiB: the same on both devices, so that seconds compare.
+/// Largest transfer of vrdma-check, one more than 1 MiB: the same on both devices, so that seconds
+/// compare.
 const fn check(name: &'static str, client: &'static str) -> Program {
     Program {
         name,
@@ -248,7 +251,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// Programs that need two CPUs in each guest: TCG makes a guest's atomic instructions atomic towards the host only then.
+/// Programs that need two CPUs in each guest: TCG makes a guest's atomic instructions atomic
+/// towards the host only then.
 pub(crate) const CONTENDED: &[Program] =
     &[check("vrdma-check atomic -t 2", "vrdma-check -c {peer} -d {dev} -g {gid} -t 2 atomic")];
 

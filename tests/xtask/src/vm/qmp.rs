@@ -1,6 +1,8 @@
-//! QEMU's machine protocol (docs/interop/qmp-spec.rst of QEMU): one JSON object per line, answers and events on one stream.
+//! QEMU's machine protocol (docs/interop/qmp-spec.rst of QEMU): one JSON object per line, answers
+//! and events on one stream.
 //!
-//! Each command is awaited; what arrives meanwhile without being its answer is an event and is kept until somebody asks for it.
+//! Each command is awaited; what arrives meanwhile without being its answer is an event and is kept
+//! until somebody asks for it.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,8 @@
 //! The run-time directory of one lab: sockets, shares and consoles.
 //!
-//! It lies directly under `/tmp` because unix socket paths end at 107 bytes. A lock file in it is held for the life of the
-//! run; directories whose lock nobody holds are what a killed run left, and the next run removes them.
+//! It lies directly under `/tmp` because unix socket paths end at 107 bytes. A lock file in it is
+//! held for the life of the run; directories whose lock nobody holds are what a killed run left,
+//! and the next run removes them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

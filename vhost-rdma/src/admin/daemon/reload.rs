@@ -1,8 +1,9 @@
 //! The configuration file is read again while the daemon runs.
 //!
-//! The rule is that of a restart: the file wins over what was changed by the API, and what it does not name stays. Everything is
-//! checked as a whole before anything changes. What a guest has seen of its NIC (its network, MAC address, device type, queues,
-//! backing) cannot change under it: that is kept as it is, and said.
+//! The rule is that of a restart: the file wins over what was changed by the API, and what it does
+//! not name stays. Everything is checked as a whole before anything changes. What a guest has seen
+//! of its NIC (its network, MAC address, device type, queues, backing) cannot change under it: that
+//! is kept as it is, and said.
 
 use std::collections::BTreeMap;
 

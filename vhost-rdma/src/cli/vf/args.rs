@@ -32,7 +32,8 @@ pub enum VfCommand {
     },
     /// Give a physical function this number of virtual ones
     ///
-    /// The kernel goes from one number to another only through none: all present functions are removed first, unless one is in use.
+    /// The kernel goes from one number to another only through none: all present functions are
+    /// removed first, unless one is in use.
     Create {
         /// Which physical function
         pf: String,
@@ -66,7 +67,8 @@ pub enum VfCommand {
     QemuArgs(VmmArgs),
     /// Print the cloud-hypervisor options that give a VM this virtual function
     CloudHypervisorArgs(VmmArgs),
-    /// Complete or undo what a crash has interrupted; the other commands do so for the physical function that they change
+    /// Complete or undo what a crash has interrupted; the other commands do so for the physical
+    /// function that they change
     Recover,
 }
 

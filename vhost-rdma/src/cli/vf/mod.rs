@@ -1,7 +1,7 @@
 //! `vf`: virtual functions of the host's NICs, without a daemon.
 //!
-//! The work is done in the crate `rdma-netlink`, as it is for the Kubernetes node agent, and both keep one journal: what one begins
-//! and dies in, the other ends.
+//! The work is done in the crate `rdma-netlink`, as it is for the Kubernetes node agent, and both
+//! keep one journal: what one begins and dies in, the other ends.
 
 mod args;
 mod view;

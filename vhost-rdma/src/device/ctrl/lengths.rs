@@ -1,13 +1,15 @@
-//! How long requests and responses are, and which of their bytes must be zero: what lets drivers and devices of
-//! different ages understand each other (docs/virtio-rdma.md §5.9).
+//! How long requests and responses are, and which of their bytes must be zero: what lets drivers
+//! and devices of different ages understand each other (docs/virtio-rdma.md §5.9).
 //!
-//! A later revision of the device appends fields and gives meaning to reserved bytes; it never moves anything. So each
-//! body has two lengths: its *base*, which every driver and device knows, and the one that this device knows. A
-//! request may have any length from its base on: what is missing is zero, and what this device does not know must be
-//! zero, since otherwise the driver asks for something that it would not get. A response is cut to the driver's room
-//! and filled with zeroes up to what this device knows.
+//! A later revision of the device appends fields and gives meaning to reserved bytes; it never
+//! moves anything. So each body has two lengths: its *base*, which every driver and device knows,
+//! and the one that this device knows. A request may have any length from its base on: what is
+//! missing is zero, and what this device does not know must be zero, since otherwise the driver
+//! asks for something that it would not get. A response is cut to the driver's room and filled with
+//! zeroes up to what this device knows.
 //!
-//! This file knows layouts and no meaning; which bytes are reserved comes from the definition of the ABI itself.
+//! This file knows layouts and no meaning; which bytes are reserved comes from the definition of
+//! the ABI itself.
 
 use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{StructLayout, cmd};
@@ -42,7 +44,8 @@ impl Lengths {
         self.layout.map_or(0, |layout| layout.size)
     }
 
-    /// Whether a request and the room for its response are long enough, and the request asks for nothing unknown.
+    /// Whether a request and the room for its response are long enough, and the request asks for
+    /// nothing unknown.
     ///
     /// `whole`: `body` is all of it, and not the first part of one that no device knows.
     pub(super) fn check(&self, body: &[u8], whole: bool, room: usize) -> Result<(), Status> {

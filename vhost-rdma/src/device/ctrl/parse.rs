@@ -1,7 +1,8 @@
 //! From a request's bytes to an engine command.
 //!
-//! Sizes are checked against the device's constants *before* a page list is resolved, and a region cannot be longer than the guest has
-//! memory: so a guest cannot make the daemon allocate or loop beyond what its own memory is worth.
+//! Sizes are checked against the device's constants *before* a page list is resolved, and a region
+//! cannot be longer than the guest has memory: so a guest cannot make the daemon allocate or loop
+//! beyond what its own memory is worth.
 
 use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{cmd, gid_type};

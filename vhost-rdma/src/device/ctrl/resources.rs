@@ -1,6 +1,7 @@
 //! Requests that give the device memory: pages, regions and rings.
 //!
-//! What lies in huge pages is made to come here, on the connection's own thread: see [`Translation::populate`].
+//! What lies in huge pages is made to come here, on the connection's own thread: see
+//! [`Translation::populate`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +13,8 @@ use super::parse::Parser;
 use crate::memory::{Fault, PageList, Ring, Translation};
 use crate::nic::{Command, Status, limits};
 
-/// How long a command may wait for the host to bring its pages. Those that have not come by then come when they are touched; a driver
-/// waits 5 seconds for a command.
+/// How long a command may wait for the host to bring its pages. Those that have not come by then
+/// come when they are touched; a driver waits 5 seconds for a command.
 const PAGES_TIME: Duration = Duration::from_secs(1);
 /// Alignment and size of a control block (docs/virtio-rdma.md §7).
 const CTRL_BLOCK: u64 = 128;
@@ -115,7 +116,8 @@ impl Parser<'_> {
         if length == 0 {
             return Ok(Translation::empty());
         }
-        // A region longer than all of the guest's memory would make the daemon keep tables that the guest's memory does not pay for.
+        // A region longer than all of the guest's memory would make the daemon keep tables that the
+        // guest's memory does not pay for.
         if length > self.space.bytes() {
             return Err(Status::NOMEM);
         }
@@ -177,8 +179,8 @@ impl Parser<'_> {
         Ok(Command::QpCreate { req, sq, rq })
     }
 
-    /// The request does not repeat the stride, so the whole page list is resolved, bounded by the largest ring that there can be;
-    /// the engine checks that it is large enough.
+    /// The request does not repeat the stride, so the whole page list is resolved, bounded by the
+    /// largest ring that there can be; the engine checks that it is large enough.
     pub(super) fn srq_modify(&self, req: abi::SrqModifyReq) -> Result<Command, Status> {
         let ring = match req.mask.get() & srq_mask::MAX_WR {
             0 => None,

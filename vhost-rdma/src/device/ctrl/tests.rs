@@ -215,7 +215,8 @@ fn short_requests_and_short_room() {
     assert_eq!(serve(&mut ready(), &request(0x7777, &())).0, cmd_status::NOTSUPP);
 }
 
-/// What a driver asks for and would not get is refused, whatever the request is and wherever the byte stands.
+/// What a driver asks for and would not get is refused, whatever the request is and wherever the
+/// byte stands.
 #[test]
 fn what_the_device_does_not_know_must_be_zero() {
     for &(name, opcode) in cmd::TABLE {
@@ -244,7 +245,8 @@ fn what_the_device_does_not_know_must_be_zero() {
     }
 }
 
-/// A device with one feature more: a capability, a word behind KEEPALIVE's request and one in its response.
+/// A device with one feature more: a capability, a word behind KEEPALIVE's request and one in its
+/// response.
 fn of_the_future() -> (Device, Controller) {
     let (device, controller) = device();
     fn lengths(opcode: u16) -> Option<Lengths> {

@@ -1,4 +1,5 @@
-//! The end of a work request: its completion, the state in which a failure leaves the QP, and the flush of what comes behind it.
+//! The end of a work request: its completion, the state in which a failure leaves the QP, and the
+//! flush of what comes behind it.
 
 use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::U32;

@@ -1,4 +1,5 @@
-//! A guest driver in a few lines: it lays rings out in anonymous memory and rings doorbells as docs/virtio-rdma.md says.
+//! A guest driver in a few lines: it lays rings out in anonymous memory and rings doorbells as
+//! docs/virtio-rdma.md says.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -164,7 +165,8 @@ impl World {
         Self { shard, now: 1, ram: RAM, kicks: Kicks::default() }
     }
 
-    /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one region over all its memory.
+    /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one
+    /// region over all its memory.
     pub(crate) fn guest(&mut self, vni: u32, host: u8) -> Guest {
         self.guest_with(vni, host, Shard::add_nic)
     }

@@ -1,4 +1,5 @@
-//! The engine driven without a device: two NICs, anonymous guest memory, a clock that the test turns.
+//! The engine driven without a device: two NICs, anonymous guest memory, a clock that the test
+//! turns.
 
 mod budgets;
 mod connected;

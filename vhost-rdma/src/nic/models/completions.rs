@@ -1,4 +1,5 @@
-//! Completions and arming (docs/virtio-rdma.md §7.3, §7.4): entries are whole when they are seen, and no event is missed.
+//! Completions and arming (docs/virtio-rdma.md §7.3, §7.4): entries are whole when they are seen,
+//! and no event is missed.
 
 use loom::thread;
 use virtio_rdma_abi::{Cqe, arm, ctrl};

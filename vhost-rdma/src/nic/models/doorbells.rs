@@ -80,7 +80,8 @@ fn two_queues(without: Without) {
     assert_eq!(scanner.posts(), 2, "{LOST_POST}");
 }
 
-/// The device sleeps whenever it finds nothing: `Runner::sleep` of the worker, without its other work.
+/// The device sleeps whenever it finds nothing: `Runner::sleep` of the worker, without its other
+/// work.
 fn sleeper(without: Without) {
     let guest = Guest::new(without, &[0], 2);
     let mut scanner = Scanner::new(&guest, 1);
@@ -107,8 +108,9 @@ fn sleeper(without: Without) {
     poster.join().expect("poster");
 }
 
-/// A NIC of two doorbell pages is parked in two pieces by a worker that is awake and hears kicks between them: `Shard::park_quiet`,
-/// `Slots::kicked` and `Runner::run`, without their other work. Whether it heeds a kick that comes in the middle.
+/// A NIC of two doorbell pages is parked in two pieces by a worker that is awake and hears kicks
+/// between them: `Shard::park_quiet`, `Slots::kicked` and `Runner::run`, without their other work.
+/// Whether it heeds a kick that comes in the middle.
 fn parker(without: Without, heeds: bool) {
     let guest = Guest::new(without, &[0], 1);
     let other = Guest { status: guest.status.clone(), ..Guest::new(without, &[0], 1) };

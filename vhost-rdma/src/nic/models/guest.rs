@@ -41,11 +41,14 @@ impl Guest {
         }
     }
 
-    /// Writes a work request and rings: `vrdma_ring` in `guest/provider/doorbell.h`, `vrdma_doorbell` in `guest/kernel/doorbell.c`. True: it kicks.
+    /// Writes a work request and rings: `vrdma_ring` in `guest/provider/doorbell.h`,
+    /// `vrdma_doorbell` in `guest/kernel/doorbell.c`. True: it kicks.
     ///
-    /// The summary byte is written by both sides. If the device's clear wins over this store, then the device must see the index that was stored before
-    /// it. Release order alone does not say so in C++ (nor on POWER): nobody has *read* the byte. x86 and Armv8 do: their stores are
-    /// multi-copy atomic, so the index is visible to everyone when the byte takes its place in the byte's history. In loom's words that is a fence between the two.
+    /// The summary byte is written by both sides. If the device's clear wins over this store, then
+    /// the device must see the index that was stored before it. Release order alone does not say so
+    /// in C++ (nor on POWER): nobody has *read* the byte. x86 and Armv8 do: their stores are
+    /// multi-copy atomic, so the index is visible to everyone when the byte takes its place in the
+    /// byte's history. In loom's words that is a fence between the two.
     pub(crate) fn ring(&self, slot: usize, head: u32) -> bool {
         self.page.touch(wqe(slot, head));
         self.page.store_u32(index_offset(slot), head);
@@ -96,7 +99,8 @@ impl Consumer {
         Self { ring, entries, consumer: 0, arm: 0 }
     }
 
-    /// Takes what is there: `vrdma_poll_cq` in `guest/provider/cq.c` and `guest/kernel/poll.c`. True if it was anything.
+    /// Takes what is there: `vrdma_poll_cq` in `guest/provider/cq.c` and `guest/kernel/poll.c`.
+    /// True if it was anything.
     pub(crate) fn poll(&mut self) -> bool {
         let first = self.consumer;
         loop {
@@ -113,7 +117,8 @@ impl Consumer {
         self.consumer != first
     }
 
-    /// Arms: `vrdma_arm_cq` in `guest/provider/cq.c`, `vrdma_req_notify_cq` in `guest/kernel/poll.c`. The caller polls once more.
+    /// Arms: `vrdma_arm_cq` in `guest/provider/cq.c`, `vrdma_req_notify_cq` in
+    /// `guest/kernel/poll.c`. The caller polls once more.
     pub(crate) fn arm(&mut self, what: u32) {
         let fired = self.ring.load_u32(control(self.entries, ctrl::FIRED));
         let (seq, old) = (self.arm >> arm::SEQ_SHIFT, self.arm & arm::WHAT_MASK);

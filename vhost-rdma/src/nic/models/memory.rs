@@ -124,7 +124,8 @@ impl Flag for Asleep {
     }
 }
 
-/// What a sleeper waits for: an eventfd, or an interrupt. It remembers a signal that nobody waits for.
+/// What a sleeper waits for: an eventfd, or an interrupt. It remembers a signal that nobody waits
+/// for.
 #[derive(Clone)]
 pub(crate) struct Signal(Rc<(Mutex<bool>, Condvar)>);
 

@@ -1,15 +1,20 @@
-//! Models of the lock-free protocols: the shipped code on loom's atomics, in every order that the memory model allows.
+//! Models of the lock-free protocols: the shipped code on loom's atomics, in every order that the
+//! memory model allows.
 //!
-//! The device's side is the code that runs in the daemon: [`DoorbellPage`](super::doorbell::DoorbellPage), [`Cq`](super::cq::Cq) and the steps of
-//! [`crate::ordering`], over [`memory::Memory`] instead of guest memory. The guest's side is C; [`guest`] says the same steps in Rust and
-//! names the functions that it copies.
+//! The device's side is the code that runs in the daemon:
+//! [`DoorbellPage`](super::doorbell::DoorbellPage), [`Cq`](super::cq::Cq) and the steps of
+//! [`crate::ordering`], over [`memory::Memory`] instead of guest memory. The guest's side is C;
+//! [`guest`] says the same steps in Rust and names the functions that it copies.
 //!
-//! Each model is run as it is, and must hold, and then once for each [`Without`] that matters to it, and must fail in the way that is expected: a
-//! fence that can go without a model noticing is a fence that nobody tests.
+//! Each model is run as it is, and must hold, and then once for each [`Without`] that matters to
+//! it, and must fail in the way that is expected: a fence that can go without a model noticing is a
+//! fence that nobody tests.
 //!
-//! Loom's memory model is C++'s, with two differences. It does not let a load see a store that is executed later, so "a load must be over
-//! before this store" is checked by cells that must not be written while they may be read ([`memory::Memory::touch`]). And words of
-//! different sizes at one place do not exist: a load of 64 bits is eight loads of bytes, which is weaker than what the hardware does.
+//! Loom's memory model is C++'s, with two differences. It does not let a load see a store that is
+//! executed later, so "a load must be over before this store" is checked by cells that must not be
+//! written while they may be read ([`memory::Memory::touch`]). And words of different sizes at one
+//! place do not exist: a load of 64 bits is eight loads of bytes, which is weaker than what the
+//! hardware does.
 
 mod completions;
 mod doorbells;
@@ -45,7 +50,8 @@ const RACE: &str = "ausality violation";
 
 type Model = fn(Without);
 
-/// Preemptions in the models that are too large to be tried in full. Loom's authors find hardly a bug that needs more than two.
+/// Preemptions in the models that are too large to be tried in full. Loom's authors find hardly a
+/// bug that needs more than two.
 const PREEMPTIONS: usize = 3;
 
 fn check(model: Model, without: Without, preemptions: Option<usize>) {
@@ -77,8 +83,9 @@ fn fails(model: Model, without: Without, how: &str) {
     assert!(message.contains(how), "{without:?}: fails, but by {message:?}");
 }
 
-/// Loom's coroutines take SIGSEGV, SIGBUS and the panic hook of the whole process for themselves, and the tests beside us need theirs
-/// (`memory::sigbus`). So the models are marked as ignored, and run from here.
+/// Loom's coroutines take SIGSEGV, SIGBUS and the panic hook of the whole process for themselves,
+/// and the tests beside us need theirs (`memory::sigbus`). So the models are marked as ignored, and
+/// run from here.
 #[test]
 fn models_in_a_process_of_their_own() {
     let tests = std::env::current_exe().expect("the program of the tests");

@@ -1,4 +1,5 @@
-//! The worker's sleep: its own flag for those who wake it, and NEED_KICK for the guests (`worker/waker.rs`, `worker/shard_thread.rs`).
+//! The worker's sleep: its own flag for those who wake it, and NEED_KICK for the guests
+//! (`worker/waker.rs`, `worker/shard_thread.rs`).
 
 use std::rc::Rc;
 
@@ -11,7 +12,8 @@ use super::memory::{Asleep, Memory, Signal};
 use super::{LOST_WAKE, Without, fails, holds_within_bound};
 use crate::ordering::{self, Fence, Flag as _};
 
-/// A `Waker` and a mailbox. The mailbox is weaker than the channel that ships: it is one relaxed counter.
+/// A `Waker` and a mailbox. The mailbox is weaker than the channel that ships: it is one relaxed
+/// counter.
 struct Waker {
     cpu: Memory,
     asleep: Asleep,
@@ -78,7 +80,8 @@ fn jobs(without: Without) {
     }
 }
 
-/// A guest posts and kicks, and a job comes, while the worker goes to sleep as `Runner::run` and `Runner::sleep` do.
+/// A guest posts and kicks, and a job comes, while the worker goes to sleep as `Runner::run` and
+/// `Runner::sleep` do.
 fn doorbells_and_jobs(without: Without) {
     let waker = Waker::new(without);
     let guest = Guest::new(without, &[0], 1);
@@ -86,7 +89,8 @@ fn doorbells_and_jobs(without: Without) {
     let status = guest.status.clone();
     let theirs = waker.clone();
     let poster = thread::spawn(move || {
-        // The kick arrives in a thread of the daemon; nothing but the wake-up itself is between the two.
+        // The kick arrives in a thread of the daemon; nothing but the wake-up itself is between the
+        // two.
         if guest.ring(0, 1) {
             theirs.wake();
         }
@@ -139,7 +143,8 @@ fn doorbells_and_jobs_wake() {
 #[test]
 #[ignore = "models run in a process of their own"]
 fn doorbells_and_jobs_need_their_fences() {
-    // Not the one of the announcement: the fence before the last look at the doorbells comes after it. Jobs alone need it.
+    // Not the one of the announcement: the fence before the last look at the doorbells comes after
+    // it. Jobs alone need it.
     fails(doorbells_and_jobs, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);
     fails(doorbells_and_jobs, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
     fails(doorbells_and_jobs, Without::GuestFence, LOST_WAKE);

@@ -1,4 +1,5 @@
-//! QP attributes: what modify sets and query returns, with every value checked before any is stored.
+//! QP attributes: what modify sets and query returns, with every value checked before any is
+//! stored.
 
 use virtio_rdma_abi::{Av, QpAttr, access, attr_mask as m, av_flags};
 use zerocopy::little_endian::U32;
@@ -26,7 +27,8 @@ const MIGRATED: u8 = 0;
 pub(crate) struct Attrs(QpAttr);
 
 impl Attrs {
-    /// Takes over what `new` sets, after checking all of it. `held` tells which GID indices hold an address.
+    /// Takes over what `new` sets, after checking all of it. `held` tells which GID indices hold an
+    /// address.
     ///
     /// # Errors
     /// The status to answer; then nothing was changed.

@@ -135,7 +135,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes the next work request, copying it once. Elements and inline bytes are left for `fetch_sges` and `fetch_inline`.
+    /// Takes the next work request, copying it once. Elements and inline bytes are left for
+    /// `fetch_sges` and `fetch_inline`.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<SqWqe> {
         if self.waiting() == 0 {
@@ -152,13 +153,15 @@ impl SendQueue {
         self.current
     }
 
-    /// Copies the current work request's elements; the caller has checked `count` against `max_sge`.
+    /// Copies the current work request's elements; the caller has checked `count` against
+    /// `max_sge`.
     pub(crate) fn fetch_sges(&mut self, count: u32) {
         let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
         read_sges(&self.ring, at, count, &mut self.sges);
     }
 
-    /// Copies the current work request's inline bytes; the caller has checked `len` against `max_inline`.
+    /// Copies the current work request's inline bytes; the caller has checked `len` against
+    /// `max_inline`.
     pub(crate) fn fetch_inline(&mut self, len: u32) {
         let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
         self.inline.resize(len as usize, 0);

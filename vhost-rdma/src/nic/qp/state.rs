@@ -1,5 +1,5 @@
-//! The QP state machine: which transition takes which attributes (docs/virtio-rdma.md §8.2; IBTA 10.3; Linux
-//! drivers/infiniband/core/verbs.c, qp_state_table).
+//! The QP state machine: which transition takes which attributes (docs/virtio-rdma.md §8.2; IBTA
+//! 10.3; Linux drivers/infiniband/core/verbs.c, qp_state_table).
 
 use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
 

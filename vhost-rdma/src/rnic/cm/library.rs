@@ -1,8 +1,8 @@
-//! The host's connection manager, by librdmacm. It is loaded when it is first wanted, so neither the build nor a daemon that never
-//! meets a third-party host needs it.
+//! The host's connection manager, by librdmacm. It is loaded when it is first wanted, so neither
+//! the build nor a daemon that never meets a third-party host needs it.
 //!
-//! The structures are those of `rdma/rdma_cma.h` as far as they are looked at, whose layout is that of librdmacm.so.1 since its first
-//! release; `ibv_qp_attr` is ibverbs-sys's.
+//! The structures are those of `rdma/rdma_cma.h` as far as they are looked at, whose layout is that
+//! of librdmacm.so.1 since its first release; `ibv_qp_attr` is ibverbs-sys's.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -171,7 +171,8 @@ pub(super) struct HostLibrary {
     listeners: Vec<*mut CmId>,
 }
 
-// SAFETY: the pointers are librdmacm's, which may be called from any thread; this value is used by one at a time.
+// SAFETY: the pointers are librdmacm's, which may be called from any thread; this value is used by
+// one at a time.
 unsafe impl Send for HostLibrary {}
 
 /// Why there is none.
@@ -343,7 +344,8 @@ impl HostLibrary {
             offer: Offer {
                 qpn: conn.qp_num,
                 psn: send.sq_psn,
-                // The kernel tells them from this side's point of view (cm.c, cm_format_req_event and cm_format_rep_event).
+                // The kernel tells them from this side's point of view (cm.c, cm_format_req_event
+                // and cm_format_rep_event).
                 responder_resources: conn.initiator_depth,
                 initiator_depth: conn.responder_resources,
                 retry_count: conn.retry_count,
@@ -359,7 +361,8 @@ impl HostLibrary {
         })
     }
 
-    /// The next event, once it has been acknowledged. `new_key` is for a connection that a peer asks for.
+    /// The next event, once it has been acknowledged. `new_key` is for a connection that a peer
+    /// asks for.
     pub(super) fn next_event(&mut self, new_key: Key) -> Option<Event> {
         // Each of librdmacm's may be none of ours.
         loop {
@@ -430,7 +433,8 @@ impl HostLibrary {
             let ends = Ends { source: peer.0, source_port: peer.1, dest: own.0, dest_port: own.1 };
             Some(Event::Request { key, ends, answer })
         });
-        // Who cannot be understood is not answered: the connection cannot be ended before its event is acknowledged.
+        // Who cannot be understood is not answered: the connection cannot be ended before its event
+        // is acknowledged.
         told.or(Some(Event::Failed(key)))
     }
 }
@@ -440,7 +444,8 @@ fn private(conn: &ConnParam) -> Vec<u8> {
         return Vec::new();
     }
     let len = usize::from(conn.private_data_len);
-    // SAFETY: librdmacm's own copy of what the peer sent, of that length, until the event is acknowledged.
+    // SAFETY: librdmacm's own copy of what the peer sent, of that length, until the event is
+    // acknowledged.
     unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.to_vec()
 }
 
@@ -486,7 +491,8 @@ impl HostCm for HostLibrary {
     fn close(&mut self, key: Key) {
         let Some(Id { id, .. }) = self.ids.remove(&key) else { return };
         self.by_id.remove(&id.addr());
-        // SAFETY: it was made by librdmacm, is destroyed once, and none of its events waits for acknowledgement.
+        // SAFETY: it was made by librdmacm, is destroyed once, and none of its events waits for
+        // acknowledgement.
         if done(unsafe { (self.functions.destroy_id)(id) }).is_err() {
             tracing::warn!("a connection of the host's connection manager stays");
         }

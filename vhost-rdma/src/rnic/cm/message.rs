@@ -1,7 +1,9 @@
-//! Messages of the connection manager (IBTA 12.6), of RC connections by the IP addressing service (annex A11): what rdma_cm sends.
+//! Messages of the connection manager (IBTA 12.6), of RC connections by the IP addressing service
+//! (annex A11): what rdma_cm sends.
 //!
-//! What a guest sends is hostile. Every message has 256 bytes, every field a fixed place in them, so reading is total: a message is
-//! understood or it is none. The offsets are those of the tables of IBTA 12.6, as counted behind the 24 bytes of the MAD header.
+//! What a guest sends is hostile. Every message has 256 bytes, every field a fixed place in them,
+//! so reading is total: a message is understood or it is none. The offsets are those of the tables
+//! of IBTA 12.6, as counted behind the 24 bytes of the MAD header.
 
 use crate::rnic::MAD_LEN;
 use crate::transport::Gid;

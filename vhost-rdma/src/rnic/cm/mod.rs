@@ -1,8 +1,10 @@
-//! rdma_cm between guests on RNICs and third-party hosts: the daemon ends the connection set-up of each side and joins the two.
+//! rdma_cm between guests on RNICs and third-party hosts: the daemon ends the connection set-up of
+//! each side and joins the two.
 //!
-//! `message` reads and writes what the guest's connection manager says, `terminate` is the rule of the game, `library` is the host's
-//! connection manager (librdmacm, feature `host-rnic`). All of it runs on one thread, since setting up connections is rare and slow, and
-//! calls of librdmacm are system calls: no worker makes one, or waits for one that does.
+//! `message` reads and writes what the guest's connection manager says, `terminate` is the rule of
+//! the game, `library` is the host's connection manager (librdmacm, feature `host-rnic`). All of it
+//! runs on one thread, since setting up connections is rare and slow, and calls of librdmacm are
+//! system calls: no worker makes one, or waits for one that does.
 
 #[cfg(feature = "host-rnic")]
 mod library;
@@ -35,7 +37,8 @@ mod thread {
     const TURN: usize = 64;
     const SWEEP: Duration = Duration::from_secs(1);
 
-    /// The thread that joins guests and third-party hosts. Dropping it ends their connections' set-up, not the connections.
+    /// The thread that joins guests and third-party hosts. Dropping it ends their connections'
+    /// set-up, not the connections.
     pub struct CmBridge {
         out: Arc<Out>,
         thread: Option<JoinHandle<()>>,
@@ -50,9 +53,9 @@ mod thread {
     /// A datagram and its NIC's place in the queue.
     type Waiting = (Sent, QuotaPermit);
 
-    /// The end that workers have. What waits in the queue has a place of its NIC's share there, which is what bounds it.
-    /// A worker waits neither for the thread nor for others that send, which std's channel would
-    /// have it do.
+    /// The end that workers have. What waits in the queue has a place of its NIC's share there,
+    /// which is what bounds it. A worker waits neither for the thread nor for others that send,
+    /// which std's channel would have it do.
     struct Out {
         queue: UnboundedSender<Waiting>,
         wake: OwnedFd,
@@ -156,7 +159,8 @@ mod thread {
             }
         }
 
-        /// Waits for something to do, a second at most. The eventfd is emptied before the queue is looked at, so nothing is missed.
+        /// Waits for something to do, a second at most. The eventfd is emptied before the queue is
+        /// looked at, so nothing is missed.
         fn wait(&self) {
             // SAFETY: the channel is open as long as the terminator's host.
             let channel = unsafe { BorrowedFd::borrow_raw(self.terminator.host.fd()) };
@@ -205,7 +209,8 @@ mod thread {
             assert!(out.carry(&bystander, sent(2)), "there is room for who floods not");
             assert!(woken(&out));
             assert!(!out.carry(&flooders[0], sent(1)) && !woken(&out), "nobody wakes for a loss");
-            // Each turn brings the next about, until the bystander's turn has come. All the while they flood.
+            // Each turn brings the next about, until the bystander's turn has come. All the while
+            // they flood.
             let mut order = Vec::new();
             while !order.contains(&2) {
                 turn(&mut waiting, &out, |sent| order.push(sent.station.gid[0]));

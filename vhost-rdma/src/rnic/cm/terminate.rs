@@ -1,5 +1,6 @@
-//! Connections between guests and third-party hosts: each is one connection of the guest's connection manager, which sees
-//! datagrams, and one of the host's, which sees `conn_param.qp_num` = the guest's queue pair. No I/O and no clock here.
+//! Connections between guests and third-party hosts: each is one connection of the guest's
+//! connection manager, which sees datagrams, and one of the host's, which sees `conn_param.qp_num` =
+//! the guest's queue pair. No I/O and no clock here.
 //!
 //! ```text
 //!  guest            this               host             guest            this               host
@@ -9,9 +10,10 @@
 //!   DREQ, REJ ────────> disconnect, reject               the same, and back: Disconnected, Rejected
 //! ```
 //!
-//! The host's connection manager chooses the PSN with which the peer begins and the MTU, and tells nobody before. The guest has chosen
-//! both too, and gives them to its queue pair: there the host's take their place, by the peer and the peer's QPN (`Directory::agreed`). The
-//! PSN that the *guest* begins with is the peer's choice and reaches it as it is.
+//! The host's connection manager chooses the PSN with which the peer begins and the MTU, and tells
+//! nobody before. The guest has chosen both too, and gives them to its queue pair: there the host's
+//! take their place, by the peer and the peer's QPN (`Directory::agreed`). The PSN that the *guest*
+//! begins with is the peer's choice and reaches it as it is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +31,8 @@ const OF_ALL: usize = 16 << 10;
 /// How long a connection may take to come about, and to go.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection, as the host's connection manager is told of it; also its communication ID towards the guest.
+/// A connection, as the host's connection manager is told of it; also its communication ID towards
+/// the guest.
 pub(super) type Key = u32;
 
 /// A connection that a guest asks for, in the host's addresses.
@@ -370,7 +373,8 @@ impl<H: HostCm> Terminator<H> {
         self.host.close(key);
     }
 
-    /// Looks for what did not come about in time and for NICs that are gone; to be called once in a while.
+    /// Looks for what did not come about in time and for NICs that are gone; to be called once in a
+    /// while.
     pub(super) fn sweep(&mut self, now: Duration) {
         let gone = |conn: &Conn| !self.directory.is_at(&conn.station);
         let late = |conn: &Conn| conn.state != State::Up && now >= conn.since + PATIENCE;

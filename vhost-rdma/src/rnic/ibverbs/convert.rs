@@ -1,6 +1,7 @@
 //! Between our structures and those of `infiniband/verbs.h`: plain data, no call.
 //!
-//! The ABI took its numbers of states, masks, access flags, MTUs, opcodes and statuses from verbs; the tests at the end hold it to that.
+//! The ABI took its numbers of states, masks, access flags, MTUs, opcodes and statuses from verbs;
+//! the tests at the end hold it to that.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,8 +12,9 @@ use crate::rnic::verbs::{HostError, HostGid, HostLimits, HostPort, QpInit, Resul
 
 const INVALID: HostError = HostError(libc::EINVAL);
 
-/// rdma_rxe (rxe_param.h). It says that it has windows of type 2, but a peer that invalidates one twice has the host's kernel follow a null pointer
-/// (rxe_mw.c, rxe_do_invalidate_mw: a free window is not refused).
+/// rdma_rxe (rxe_param.h). It says that it has windows of type 2, but a peer that invalidates one
+/// twice has the host's kernel follow a null pointer (rxe_mw.c, rxe_do_invalidate_mw: a free window
+/// is not refused).
 const RXE_VENDOR: u32 = 0xff_ffff;
 
 fn count(value: c_int) -> u32 {

@@ -1,8 +1,9 @@
 //! Multicast groups that the port's interface receives because QPs of this context are in them.
 //!
-//! Attaching a QP tells the RNIC what to do with datagrams of a group, and nothing to switches and to the host's own stack: without a membership
-//! (IGMP, MLD) nobody sends them here. rdma_cm makes one for its own joins (cma.c, cma_igmp_send); we hold a socket in each group. Through it the host
-//! also loops its own datagrams back, as IBTA has it.
+//! Attaching a QP tells the RNIC what to do with datagrams of a group, and nothing to switches and
+//! to the host's own stack: without a membership (IGMP, MLD) nobody sends them here. rdma_cm makes
+//! one for its own joins (cma.c, cma_igmp_send); we hold a socket in each group. Through it the
+//! host also loops its own datagrams back, as IBTA has it.
 
 use std::collections::BTreeMap;
 use std::io;

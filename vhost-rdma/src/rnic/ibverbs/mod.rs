@@ -1,8 +1,9 @@
 //! Host verbs on libibverbs.
 //!
-//! Discovery is the `ibverbs` crate's; what it does not expose goes through `ibverbs-sys`. Objects live in tables, so handles are numbers and a
-//! stale one finds nothing; all pointers are freed here and nowhere else, users before what they use. `ibv_post_send` and its like are
-//! inline functions of C that jump through `ibv_context.ops`, and so do we (`post`).
+//! Discovery is the `ibverbs` crate's; what it does not expose goes through `ibverbs-sys`. Objects
+//! live in tables, so handles are numbers and a stale one finds nothing; all pointers are freed
+//! here and nowhere else, users before what they use. `ibv_post_send` and its like are inline
+//! functions of C that jump through `ibv_context.ops`, and so do we (`post`).
 
 mod convert;
 mod groups;
@@ -310,7 +311,8 @@ impl HostVerbs for Ibverbs {
 
     fn port(&mut self) -> Result<HostPort> {
         let mut attr = ffi::ibv_port_attr::default();
-        // SAFETY: the exported function fills what was the whole structure when it was new, which is the beginning of today's.
+        // SAFETY: the exported function fills what was the whole structure when it was new, which
+        // is the beginning of today's.
         check(unsafe { ffi::ibv_query_port(self.context, PORT, (&raw mut attr).cast()) })?;
         Ok(convert::port(&attr))
     }
@@ -495,7 +497,8 @@ impl HostVerbs for Ibverbs {
         self.drain_channel();
         loop {
             let mut event = ffi::ibv_async_event::default();
-            // SAFETY: the context is open and its channel does not block; `event` is filled on success.
+            // SAFETY: the context is open and its channel does not block; `event` is filled on
+            // success.
             let code = unsafe { ffi::ibv_get_async_event(self.context, &raw mut event) };
             if code != 0 {
                 let gone = self.node.as_ref().is_some_and(Node::is_gone);
@@ -535,7 +538,8 @@ impl HostVerbs for Ibverbs {
 }
 
 impl Drop for Ibverbs {
-    /// Users before what they use. What the device refuses to destroy (it is gone) goes when the kernel closes the context.
+    /// Users before what they use. What the device refuses to destroy (it is gone) goes when the
+    /// kernel closes the context.
     fn drop(&mut self) {
         self.watch = None;
         for (qp, group) in self.groups.clear() {

@@ -1,7 +1,8 @@
 //! The removal of a device whose driver cannot take it from under its users.
 //!
-//! A driver without `disassociate_ucontext` (rdma_rxe up to Linux 6.12) raises no event when its device is removed: the kernel takes the device's
-//! node away (`ib_uverbs_remove_one`, drivers/infiniband/core/uverbs_main.c) and waits until whoever has it open closes it. So the
+//! A driver without `disassociate_ucontext` (rdma_rxe up to Linux 6.12) raises no event when its
+//! device is removed: the kernel takes the device's node away (`ib_uverbs_remove_one`,
+//! drivers/infiniband/core/uverbs_main.c) and waits until whoever has it open closes it. So the
 //! node is watched, and when it is gone the device is.
 
 use std::ffi::CStr;
@@ -37,7 +38,8 @@ impl Node {
         // SAFETY: the descriptor is open as long as the context.
         let opened = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()?;
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
-        // A name that is taken away changes the count of links; the node itself lives on while it is open.
+        // A name that is taken away changes the count of links; the node itself lives on while it
+        // is open.
         inotify::add_watch(&inotify, path, WatchFlags::ATTRIB).ok()?;
         Some(Self { inotify, opened })
     }

@@ -1,4 +1,5 @@
-//! The data path: bursts as linked lists of `ibv_send_wr` and `ibv_recv_wr`, and completions back. Buffers are kept for their allocation.
+//! The data path: bursts as linked lists of `ibv_send_wr` and `ibv_recv_wr`, and completions back.
+//! Buffers are kept for their allocation.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -25,7 +26,8 @@ pub(super) struct Buffers {
     receives: Vec<ffi::ibv_recv_wr>,
     sges: Vec<ffi::ibv_sge>,
     wcs: Vec<ffi::ibv_wc>,
-    /// The region of windows that are to show none: providers look at its key before they look at the length (rdma-core, `rxe.c`, convert_send_wr).
+    /// The region of windows that are to show none: providers look at its key before they look at
+    /// the length (rdma-core, `rxe.c`, convert_send_wr).
     nothing: Option<Box<Nothing>>,
 }
 
@@ -88,13 +90,14 @@ impl Buffers {
         let mut bad = ptr::null_mut();
         // SAFETY: the context of the QP, which is open.
         let call = unsafe { (*context).ops.post_send }.ok_or(refused(BAD))?;
-        // SAFETY: the list and all that it points to live through the call, which copies it; inline bytes too.
+        // SAFETY: the list and all that it points to live through the call, which copies it; inline
+        // bytes too.
         let code = unsafe { call(qp, list, &raw mut bad) };
         ended(code, list, bad)
     }
 
-    /// What a BIND_MW names. Providers take the window's present key from its structure, where the application keeps it (ibv_post_send(3)); no
-    /// other work request of the burst reads that.
+    /// What a BIND_MW names. Providers take the window's present key from its structure, where the
+    /// application keeps it (ibv_post_send(3)); no other work request of the burst reads that.
     fn bind(
         &mut self,
         wr: &SendWr,
@@ -219,7 +222,8 @@ impl Buffers {
     }
 }
 
-/// What a post came to: how many work requests were taken tells the pointer at the first that was not.
+/// What a post came to: how many work requests were taken tells the pointer at the first that was
+/// not.
 fn ended<T>(code: c_int, list: *mut T, bad: *mut T) -> std::result::Result<(), PostError> {
     super::check(code).map_err(|error| {
         let posted = bad.addr().saturating_sub(list.addr()) / size_of::<T>().max(1);
@@ -257,7 +261,8 @@ fn send_wr(wr: &SendWr) -> ffi::ibv_send_wr {
     if matches!(wr.opcode, opcode::SEND_WITH_INV | opcode::LOCAL_INV) {
         raw.__bindgen_anon_1.invalidate_rkey = u32::from_le_bytes(wr.imm);
     } else if wr.opcode != opcode::BIND_MW {
-        // Opaque bytes in network order stay in their order. A bind has none, and a provider refuses what has (rdma-core, `rxe.c`, validate_send_wr).
+        // Opaque bytes in network order stay in their order. A bind has none, and a provider
+        // refuses what has (rdma-core, `rxe.c`, validate_send_wr).
         raw.__bindgen_anon_1.imm_data = u32::from_ne_bytes(wr.imm);
     }
     match wr.opcode {

@@ -1,7 +1,8 @@
-//! What is made on other threads, registrations and address handles, and what these keep alive: their protection domain, and the context
-//! that this is in.
+//! What is made on other threads, registrations and address handles, and what these keep alive:
+//! their protection domain, and the context that this is in.
 //!
-//! These end by counts, not by the order of calls: a registration may end on another thread after the NIC has let go of its domain.
+//! These end by counts, not by the order of calls: a registration may end on another thread after
+//! the NIC has let go of its domain.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -20,7 +21,8 @@ use crate::rnic::verbs::{HostDomain, HostError, HostPart, MadeAh, Registered, Re
 #[derive(Debug)]
 pub(super) struct Context(*mut ffi::ibv_context);
 
-// SAFETY: libibverbs is thread-safe (ibv_open_device(3) and rdma-core's libibverbs/README), and the context is closed by its last holder alone.
+// SAFETY: libibverbs is thread-safe (ibv_open_device(3) and rdma-core's libibverbs/README), and the
+// context is closed by its last holder alone.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -45,7 +47,8 @@ pub(super) struct Domain {
     _context: Arc<Context>,
 }
 
-// SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last holder alone.
+// SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last
+// holder alone.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
@@ -62,7 +65,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: QPs and SRQs of it were destroyed before it left the table, and registrations and AHs hold it.
+        // SAFETY: QPs and SRQs of it were destroyed before it left the table, and registrations and
+        // AHs hold it.
         if let Err(error) = check(unsafe { ffi::ibv_dealloc_pd(self.raw) }) {
             tracing::debug!(%error, "a protection domain of the RNIC goes with its context");
         }
@@ -86,7 +90,8 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: made by `ibv_reg_mr_iova`, and ended here alone.
         if let Err(error) = check(unsafe { ffi::ibv_dereg_mr(self.raw) }) {
-            // A device that is gone has none left. Any other may still use the memory: it stays mapped.
+            // A device that is gone has none left. Any other may still use the memory: it stays
+            // mapped.
             if !matches!(error.0, libc::EIO | libc::ENODEV) {
                 tracing::warn!(%error, "a registration of the RNIC cannot be ended");
                 std::mem::forget(self.mapping.take());
@@ -115,7 +120,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made by `ibv_create_ah`, and ended here alone; no post is under way in its context, whose thread this is or which never knew it.
+        // SAFETY: made by `ibv_create_ah`, and ended here alone; no post is under way in its
+        // context, whose thread this is or which never knew it.
         if let Err(error) = check(unsafe { ffi::ibv_destroy_ah(self.raw) }) {
             tracing::debug!(%error, "an address handle of the RNIC goes with its context");
         }
@@ -132,7 +138,8 @@ impl HostDomain for Arc<Domain> {
         let addr = ptr::with_exposed_provenance_mut(mapping.addr());
         let len = usize::try_from(mapping.len()).map_err(|_| HostError(libc::EINVAL))?;
         let access = c_int::try_from(access).map_err(|_| HostError(libc::EINVAL))?;
-        // SAFETY: it is mapped at these addresses for as long as the registration holds it, and the domain lives.
+        // SAFETY: it is mapped at these addresses for as long as the registration holds it, and the
+        // domain lives.
         let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
         // SAFETY: a registration that was just made, and that nobody changes.
         let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };

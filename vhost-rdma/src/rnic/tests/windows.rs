@@ -1,4 +1,5 @@
-//! Memory windows over null host verbs: what the host is asked for, what a failure leaves, and who holds what.
+//! Memory windows over null host verbs: what the host is asked for, what a failure leaves, and who
+//! holds what.
 
 use std::sync::Arc;
 
@@ -70,7 +71,8 @@ impl Bench {
         self.world.execute(guest, guest.ctx, Command::MrDereg(key)).map(drop)
     }
 
-    /// A guest with a connected QP, and a window of a kind with a bind to a region of the guest's own.
+    /// A guest with a connected QP, and a window of a kind with a bind to a region of the guest's
+    /// own.
     fn scene(&mut self, kind: u32) -> (Guest, Faults, (Qp, Qp), Bind) {
         let (mut guest, faults) = self.guest(1, 1);
         let pair = self.pair(&mut guest);

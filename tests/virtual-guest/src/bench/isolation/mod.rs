@@ -1,27 +1,33 @@
 //! What an attack costs a victim in another network on the same worker.
 //!
-//! A row for each attack of [`crate::attack`] and one for none. Slices with the attack and without it alternate in one run, on one
-//! daemon: `value` is the victim's 99th percentile of a polled round trip of 64 bytes under attack, `reference` the same while the
-//! attack rests, `bandwidth` the victim's bandwidth under attack ÷ without, and `longest_turn` the worker's longest turn of its
-//! own time, from its metrics.
+//! A row for each attack of [`crate::attack`] and one for none. Slices with the attack and without
+//! it alternate in one run, on one daemon: `value` is the victim's 99th percentile of a polled
+//! round trip of 64 bytes under attack, `reference` the same while the attack rests, `bandwidth`
+//! the victim's bandwidth under attack ÷ without, and `longest_turn` the worker's longest turn of
+//! its own time, from its metrics.
 //!
-//! All networks are in one process here (`--one-process`). Where the kernel can make a single access last, which nobody on the same
-//! worker can cut short, there is a second row with a process for each network: the victim's worker is then not the villain's.
+//! All networks are in one process here (`--one-process`). Where the kernel can make a single
+//! access last, which nobody on the same worker can cut short, there is a second row with a process
+//! for each network: the victim's worker is then not the villain's.
 //!
-//! **What is shared and what is not.** The worker is what all networks of it share; everything else must not be what is measured:
+//! **What is shared and what is not.** The worker is what all networks of it share; everything else
+//! must not be what is measured:
 //!
-//! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond before it sleeps, so that a round
-//!   trip of the reference is not a wake-up. Between slices, and in long ones, it sleeps for a while: the scheduler takes a core away
-//!   from a real-time thread that leaves nothing to the others for a second.
-//! - The victim has the first core in the same way, and wants it for a round trip each 250 us. The villains'
-//!   threads, and the daemon's other threads, take what it leaves. A villain with more cores would post faster: the attacks are made
-//!   so that posting is next to nothing (rings are written once, a strike is a store and a kick).
-//! - A round trip that takes longer than 250 us stands for those that would have begun meanwhile: a worker that stands still for 50 ms
-//!   is as bad for two hundred of them, not for one.
-//! - A hypervisor that takes the core away makes a turn long, and no counter in here tells of it. So long turns are counted in the
-//!   slices of both kinds, and the longest one is held against the attack only if there were more in its own.
-//! - The row is the median of the slices, since the machine has other things to do; a slice under attack lasts until the attack has
-//!   been carried out at least once in it.
+//! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond
+//!   before it sleeps, so that a round trip of the reference is not a wake-up. Between slices, and
+//!   in long ones, it sleeps for a while: the scheduler takes a core away from a real-time thread
+//!   that leaves nothing to the others for a second.
+//! - The victim has the first core in the same way, and wants it for a round trip each 250 us. The
+//!   villains' threads, and the daemon's other threads, take what it leaves. A villain with more
+//!   cores would post faster: the attacks are made so that posting is next to nothing (rings are
+//!   written once, a strike is a store and a kick).
+//! - A round trip that takes longer than 250 us stands for those that would have begun meanwhile: a
+//!   worker that stands still for 50 ms is as bad for two hundred of them, not for one.
+//! - A hypervisor that takes the core away makes a turn long, and no counter in here tells of it.
+//!   So long turns are counted in the slices of both kinds, and the longest one is held against the
+//!   attack only if there were more in its own.
+//! - The row is the median of the slices, since the machine has other things to do; a slice under
+//!   attack lasts until the attack has been carried out at least once in it.
 
 mod report;
 mod victim;
@@ -66,7 +72,8 @@ const APART: &str = "_apart";
 /// The victim's network.
 const VICTIM: &str = "net";
 
-/// The names of all rows. What the kernel can make last on a shared worker has one more, with the networks in processes of their own.
+/// The names of all rows. What the kernel can make last on a shared worker has one more, with the
+/// networks in processes of their own.
 pub fn names() -> impl Iterator<Item = String> {
     let rows = |attack: &'static Attack| {
         let apart = attack.blocks.then(|| format!("{}{APART}", attack.name));

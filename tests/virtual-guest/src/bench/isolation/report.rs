@@ -14,7 +14,8 @@ pub struct Bounds {
     /// Microseconds that the 99th percentile may be above twice the reference, where the kernel
     /// cannot make one access last.
     pub latency: f64,
-    /// Bandwidth under attack ÷ without, beside one attacker. Beside more it is as much of an equal share.
+    /// Bandwidth under attack ÷ without, beside one attacker. Beside more it is as much of an equal
+    /// share.
     pub bandwidth: f64,
     /// Microseconds of the longest turn, where the kernel cannot make one access last.
     pub turn: f64,

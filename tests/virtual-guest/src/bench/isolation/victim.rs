@@ -12,7 +12,8 @@ use crate::world::{End, World};
 
 /// From one round trip to the next.
 const PACE: Duration = Duration::from_micros(250);
-/// A completion that is not there after this is waited for by sleeping, so that a spin takes nobody's processor for long.
+/// A completion that is not there after this is waited for by sleeping, so that a spin takes
+/// nobody's processor for long.
 const SPIN: Duration = Duration::from_micros(300);
 const NAP: Duration = Duration::from_micros(20);
 /// The worker is dead, or as good as that.
@@ -20,8 +21,8 @@ const STILL: Duration = Duration::from_secs(60);
 const WINDOW: u64 = 4 << 20;
 const MESSAGE: u64 = 64 << 10;
 const DEPTH: u64 = 32;
-/// For so long a worker that polls may leave nothing of its core to others, and what they have then.
-/// The scheduler takes the core away from a real-time thread that takes all of a second
+/// For so long a worker that polls may leave nothing of its core to others, and what they have
+/// then. The scheduler takes the core away from a real-time thread that takes all of a second
 /// (`sched_rt_runtime_us`, and the fair server since Linux 6.12, both in kernel/sched).
 const SPELL: Duration = Duration::from_millis(500);
 pub(super) const REST: Duration = Duration::from_millis(60);
@@ -80,7 +81,8 @@ impl Victim {
         }
     }
 
-    /// Round trips for `slice`, and for as long as `unseen` says; the 99th percentile and the longest, in microseconds.
+    /// Round trips for `slice`, and for as long as `unseen` says; the 99th percentile and the
+    /// longest, in microseconds.
     pub(super) fn latency(&mut self, slice: Duration, unseen: impl Fn() -> bool) -> (f64, f64) {
         let (begin, mut next) = (Instant::now(), Instant::now());
         let mut spell = begin;

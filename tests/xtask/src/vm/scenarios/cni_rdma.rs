@@ -1,11 +1,12 @@
 //! The CNI plugin with an RDMA device that can change its namespace: ours, in a guest.
 //!
-//! Guest a is the node: the plugin moves its RDMA device and network interface into a pod's namespace and back, in exclusive and shared
-//! mode, is killed at each of its netlink requests, and DEL or GC must put everything back. From inside the pod ibv_rc_pingpong talks to
-//! guest b. What the netlink crate says there is laid beside the output of `rdma -j` and `ip -j`.
+//! Guest a is the node: the plugin moves its RDMA device and network interface into a pod's
+//! namespace and back, in exclusive and shared mode, is killed at each of its netlink requests, and
+//! DEL or GC must put everything back. From inside the pod ibv_rc_pingpong talks to guest b. What
+//! the netlink crate says there is laid beside the output of `rdma -j` and `ip -j`.
 //!
-//! The programs are those that ship: static, release build. There is no kubelet in the guest, hence nobody who grants; the agent's side of
-//! the conversation is the one of the plugin's own tests.
+//! The programs are those that ship: static, release build. There is no kubelet in the guest, hence
+//! nobody who grants; the agent's side of the conversation is the one of the plugin's own tests.
 
 use std::path::PathBuf;
 use std::time::Duration;

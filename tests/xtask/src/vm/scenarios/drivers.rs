@@ -1,5 +1,5 @@
-//! The kernel driver, compiled for every kernel that we support, with warnings as errors; sparse over
-//! it; and the forms in which driver and provider would go upstream.
+//! The kernel driver, compiled for every kernel that we support, with warnings as errors; sparse
+//! over it; and the forms in which driver and provider would go upstream.
 
 use anyhow::Result;
 

@@ -1,4 +1,5 @@
-//! Guests with our NIC, driver and provider in them: what every scenario about our device begins with.
+//! Guests with our NIC, driver and provider in them: what every scenario about our device begins
+//! with.
 
 use std::path::PathBuf;
 use std::time::Duration;

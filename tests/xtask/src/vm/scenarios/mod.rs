@@ -1,4 +1,5 @@
-//! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is listed once in [`Scenario`].
+//! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is
+//! listed once in [`Scenario`].
 
 mod client;
 pub(crate) mod clients;
@@ -31,7 +32,8 @@ use crate::cache::Cache;
 pub(crate) enum Scenario {
     /// Two VMs on one daemon: every program of the demo, beside rxe
     Pair(pair::Args),
-    /// A Linux guest and a driver written from the specification alone: ibv_rc_pingpong, each calling the other
+    /// A Linux guest and a driver written from the specification alone: ibv_rc_pingpong, each
+    /// calling the other
     Stranger(stranger::Args),
     /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a third-party host
     Rnic(rnic::Args),
@@ -45,15 +47,19 @@ pub(crate) enum Scenario {
     CniRdma(cni_rdma::Args),
     /// Kernel storage over our device: nvme-rdma and nvmet-rdma, fio with verification
     Nvme(nvme::Args),
-    /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing leaks, nobody else is harmed
+    /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing
+    /// leaks, nobody else is harmed
     Life(life::Args),
-    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, SMC-R, NFS over RDMA, iSER, SRP, libfabric
+    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, SMC-R, NFS over RDMA, iSER, SRP,
+    /// libfabric
     Ulp(ulp::Args),
     /// Real clients, unmodified, verified: UCX, Open MPI, libfabric's tests, qperf
     Clients(clients::Args),
-    /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every step; RDMA netlink beside iproute2
+    /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every
+    /// step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
-    /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the kinds of NIC that need hardware
+    /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the
+    /// kinds of NIC that need hardware
     Pods(pods::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),

@@ -1,8 +1,9 @@
 //! Kernel storage over our device: nvme-rdma in guest a, nvmet-rdma on a RAM disk in guest b.
 //!
-//! It is the kernel user with the widest appetite: fast registration with a key of its own per request, SEND_WITH_INV from the target, a
-//! queue and a completion vector per CPU, QPs drained on every disconnect. fio writes patterns with checksums and reads them back, so a wrong
-//! byte is an error and not a number; then a file system is made, filled, unmounted, checked and compared.
+//! It is the kernel user with the widest appetite: fast registration with a key of its own per
+//! request, SEND_WITH_INV from the target, a queue and a completion vector per CPU, QPs drained on
+//! every disconnect. fio writes patterns with checksums and reads them back, so a wrong byte is an
+//! error and not a number; then a file system is made, filled, unmounted, checked and compared.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Two VMs on one daemon: the demo. First rxe on the guests' netdevs, then, with rxe gone, our device, in the same boot.
+//! Two VMs on one daemon: the demo. First rxe on the guests' netdevs, then, with rxe gone, our
+//! device, in the same boot.
 
 use anyhow::Result;
 

@@ -1,9 +1,12 @@
-//! rdma-core's own Python suite against our device: the tests that real RNICs are held against, unmodified, as Debian ships them.
+//! rdma-core's own Python suite against our device: the tests that real RNICs are held against,
+//! unmodified, as Debian ships them.
 //!
-//! All traffic of the suite is loop-back inside one device, so one guest does. `tests/guest-programs/pyverbs-run.py` runs each test in a
-//! process of its own. A test that skips is a hole, so the skips are pinned in a file of the repository, each with the reason that the
-//! suite gives: a skip that is not in it fails the run, and so does a pinned one that no longer skips. Without `--only` the run must also
-//! reach a number of tests that pass, so that neither a lost module nor a shrunk suite goes unseen.
+//! All traffic of the suite is loop-back inside one device, so one guest does.
+//! `tests/guest-programs/pyverbs-run.py` runs each test in a process of its own. A test that skips
+//! is a hole, so the skips are pinned in a file of the repository, each with the reason that the
+//! suite gives: a skip that is not in it fails the run, and so does a pinned one that no longer
+//! skips. Without `--only` the run must also reach a number of tests that pass, so that neither a
+//! lost module nor a shrunk suite goes unseen.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,14 +45,16 @@ pub(crate) struct Args {
     /// Run every test so often
     #[arg(long, default_value_t = 1)]
     repeat: u32,
-    /// Every release, and rxe beside ours on each; then the test that lives on a race, often and with two vCPUs
+    /// Every release, and rxe beside ours on each; then the test that lives on a race, often and
+    /// with two vCPUs
     #[arg(long, conflicts_with_all = ["debian", "only", "repeat", "cpus"])]
     full: bool,
 }
 
 const ONLY: &str = "Only the tests whose name matches this regular expression; the number of tests that pass is not checked then";
 
-/// Resizing a CQ while completions are on their way: rxe loses one in three runs of five, more of them with two vCPUs.
+/// Resizing a CQ while completions are on their way: rxe loses one in three runs of five, more of
+/// them with two vCPUs.
 const RACE: &str = "^test_cq.CQTest.test_resize_cq$";
 const RACES: u32 = 50;
 
@@ -86,7 +91,8 @@ struct Row {
     target: &'static str,
 }
 
-/// The tests that must pass: what rxe passes in the same guest, and rereg MR, parent domain and shared PD, which it lacks.
+/// The tests that must pass: what rxe passes in the same guest, and rereg MR, parent domain and
+/// shared PD, which it lacks.
 fn floor(debian: Debian) -> usize {
     match debian {
         Debian::Bookworm => 100,

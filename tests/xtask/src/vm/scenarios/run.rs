@@ -1,7 +1,8 @@
 //! One script per guest, side by side.
 //!
-//! The script runs under `sh` with the share as `/host`; `--share DIR` makes a copy of DIR there (as `/host/share`), the way to bring a module
-//! or a program in. Guests are 10.9.0.1 (a), 10.9.0.2 (b), …; two guests may meet by files in no common place, only by network.
+//! The script runs under `sh` with the share as `/host`; `--share DIR` makes a copy of DIR there
+//! (as `/host/share`), the way to bring a module or a program in. Guests are 10.9.0.1 (a), 10.9.0.2
+//! (b), …; two guests may meet by files in no common place, only by network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ use crate::vm::{Lab, Nic, Plan};
 pub(crate) struct Args {
     #[command(flatten)]
     pub(super) boot: Boot,
-    /// Script for guest a; given twice, the second is for guest b, and so on. One script for all if there are more guests than scripts
+    /// Script for guest a; given twice, the second is for guest b, and so on. One script for all if
+    /// there are more guests than scripts
     #[arg(long, required = true)]
     script: Vec<PathBuf>,
     /// Seconds that each script may take
@@ -38,7 +40,8 @@ pub(crate) struct Boot {
     /// Release of the guests
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
     debian: Debian,
-    /// vhost-user socket of the first guest's RDMA device (something must listen on it); given twice, the second guest's
+    /// vhost-user socket of the first guest's RDMA device (something must listen on it); given
+    /// twice, the second guest's
     #[arg(long = "vhost-socket")]
     sockets: Vec<PathBuf>,
     /// Directory to copy into every guest's share, as /host/share

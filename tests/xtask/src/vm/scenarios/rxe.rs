@@ -1,4 +1,5 @@
-//! The baseline alone: every program of the demo on rdma_rxe. It shows that a row that fails on our device fails because of it.
+//! The baseline alone: every program of the demo on rdma_rxe. It shows that a row that fails on our
+//! device fails because of it.
 
 use std::path::PathBuf;
 

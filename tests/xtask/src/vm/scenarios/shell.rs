@@ -1,6 +1,8 @@
-//! Commands from standard input, one per line: `a: command`, `b: command`, or just `command` for guest a. `console a` shows the end of a's console.
+//! Commands from standard input, one per line: `a: command`, `b: command`, or just `command` for
+//! guest a. `console a` shows the end of a's console.
 //!
-//! Standard input may be a fifo (`mkfifo f; sleep 9999 > f & cargo xtask vm shell < f`), so that another program drives it.
+//! Standard input may be a fifo (`mkfifo f; sleep 9999 > f & cargo xtask vm shell < f`), so that
+//! another program drives it.
 
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{self, RecvTimeoutError};

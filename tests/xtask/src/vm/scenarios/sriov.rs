@@ -1,8 +1,8 @@
-//! SR-IOV on QEMU's emulated NIC (igb, an Intel 82576) behind an emulated IOMMU: `vhost-rdma vf` from end to end, and the RDMA netlink
-//! crate beside the tools of iproute2.
+//! SR-IOV on QEMU's emulated NIC (igb, an Intel 82576) behind an emulated IOMMU: `vhost-rdma vf`
+//! from end to end, and the RDMA netlink crate beside the tools of iproute2.
 //!
-//! The guest is the host here: our program runs inside it, on its kernel. What it says is held against sysfs and against `ip` and `rdma`,
-//! never against itself.
+//! The guest is the host here: our program runs inside it, on its kernel. What it says is held
+//! against sysfs and against `ip` and `rdma`, never against itself.
 
 mod compare;
 mod crash;
@@ -132,8 +132,9 @@ fn build(cache: &Cache) -> Result<PathBuf> {
     Ok(target.join("examples/rdma-json"))
 }
 
-/// The IOMMU must be there for vfio-pci, without interrupt remapping: with it the kernel panics at boot if the host is too busy for its timer check; the root port has the access control that puts each VF into a group of its own.
-/// The cable to the peer is that of the NIC with functions.
+/// The IOMMU must be there for vfio-pci, without interrupt remapping: with it the kernel panics at
+/// boot if the host is too busy for its timer check; the root port has the access control that puts
+/// each VF into a group of its own. The cable to the peer is that of the NIC with functions.
 fn options(here: &Path, there: &Path) -> Vec<String> {
     let (here, there) = (here.display(), there.display());
     let cable = |n: u8, local: &str, remote: &str| {
@@ -370,8 +371,8 @@ impl Host {
         Ok(())
     }
 
-    /// VF 0 with an RDMA device on it, as long as `work` takes: what can back a NIC (`--backing rnic:DEVICE`). It is an rxe: the emulated NIC
-    /// has no RDMA of its own.
+    /// VF 0 with an RDMA device on it, as long as `work` takes: what can back a NIC
+    /// (`--backing rnic:DEVICE`). It is an rxe: the emulated NIC has no RDMA of its own.
     fn with_rdma_device(&mut self, work: impl FnOnce(&mut Self, &str) -> Result<()>) -> Result<()> {
         self.sh(&format!("set -e; i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip link set $i up; rdma link add rxevf type rxe netdev $i; ibv_devinfo -d rxevf", self.address))?;
         let result = work(self, "rxevf");

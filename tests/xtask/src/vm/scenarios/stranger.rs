@@ -1,9 +1,11 @@
-//! A Linux guest and a driver that was written from the specification alone, on two NICs of one network.
+//! A Linux guest and a driver that was written from the specification alone, on two NICs of one
+//! network.
 //!
-//! `tests/second-driver` shows with two of its kind that the text is enough to build a driver from. Two of a kind may share a
-//! misunderstanding, so here it meets `ibv_rc_pingpong` with our kernel driver and provider under it: both ways of calling, both ends
-//! looking at the bytes, the NICs' counters as witnesses. The stranger is a process of the host; pingpong's own TCP connection reaches it
-//! through QEMU's user-mode network, on the host's loopback.
+//! `tests/second-driver` shows with two of its kind that the text is enough to build a driver from.
+//! Two of a kind may share a misunderstanding, so here it meets `ibv_rc_pingpong` with our kernel
+//! driver and provider under it: both ways of calling, both ends looking at the bytes, the NICs'
+//! counters as witnesses. The stranger is a process of the host; pingpong's own TCP connection
+//! reaches it through QEMU's user-mode network, on the host's loopback.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -52,7 +54,8 @@ enum Caller {
     Stranger,
 }
 
-/// A pingpong: who calls, how many messages of how many bytes, and further options of the guest's program.
+/// A pingpong: who calls, how many messages of how many bytes, and further options of the guest's
+/// program.
 struct Talk {
     name: &'static str,
     caller: Caller,

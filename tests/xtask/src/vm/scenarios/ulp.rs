@@ -11,8 +11,8 @@
 //! | iSER, SRP | kernel block storage, see `block` |
 //! | libfabric, msg and rdm end points | connection manager events; a shared receive queue and many small buffers under ofi_rxm |
 //!
-//! Every client compares what arrives with what was sent, and the NICs' counters must show the bytes: RDS and SMC would else be
-//! free to go over TCP.
+//! Every client compares what arrives with what was sent, and the NICs' counters must show the
+//! bytes: RDS and SMC would else be free to go over TCP.
 
 mod block;
 
@@ -145,7 +145,8 @@ kill $mountd
 umount /srv/lab
 ";
 
-/// What is written is read back through a new mount, whose cache is empty; then fio, past the cache.
+/// What is written is read back through a new mount, whose cache is empty; then fio, past the
+/// cache.
 const NFS_CLIENT: &str = "set -e
 modprobe rpcrdma
 mkdir -p /tmp/n

@@ -7,7 +7,8 @@
 //! | namespaces | the RDMA device and its network interface move to a network namespace, work there, and come back |
 //! | companion | other interfaces with the MAC address of ours are not taken for it |
 //!
-//! Each line `ok NAME` or `fail NAME: why` of a part is a row; a part that ends without a line for its end is a failure of its own.
+//! Each line `ok NAME` or `fail NAME: why` of a part is a row; a part that ends without a line for
+//! its end is a failure of its own.
 
 use std::time::Duration;
 

@@ -1,11 +1,12 @@
-//! Two VFs of one NIC, each with an RDMA device, and another machine on the NIC's cable that they talk to: rdma_rxe everywhere, since the emulated
-//! NIC has no RDMA of its own.
+//! Two VFs of one NIC, each with an RDMA device, and another machine on the NIC's cable that they
+//! talk to: rdma_rxe everywhere, since the emulated NIC has no RDMA of its own.
 //!
-//! The peer is a VM of its own, because one kernel is no two hosts: what a VF of it sends to another it would deliver by itself, and whatever
-//! policy routing makes of that, the RDMA core looks an address up at its own time and by its own rules.
+//! The peer is a VM of its own, because one kernel is no two hosts: what a VF of it sends to
+//! another it would deliver by itself, and whatever policy routing makes of that, the RDMA core
+//! looks an address up at its own time and by its own rules.
 
-/// Shell: `carry PF` puts `rxevf0` on VF 0 with the address 10.11.0.1 and `rxevf1` on VF 1 with 10.12.0.1; PF is a PCI address. Each answers for its own
-/// address only.
+/// Shell: `carry PF` puts `rxevf0` on VF 0 with the address 10.11.0.1 and `rxevf1` on VF 1 with
+/// 10.12.0.1; PF is a PCI address. Each answers for its own address only.
 pub(super) const CARRY: &str = r#"
 carry() {
   echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore
@@ -30,7 +31,8 @@ ip route add 10.222.0.0/24 via 10.11.0.1
 rdma link add rxe0 type rxe netdev eth0
 ";
 
-/// The index of the GID that a device has from an IPv4 address, as a script that prints it: the kernel adds GIDs in its own time.
+/// The index of the GID that a device has from an IPv4 address, as a script that prints it: the
+/// kernel adds GIDs in its own time.
 pub(super) fn find_gid(device: &str, address: [u8; 4]) -> String {
     let [a, b, c, d] = address;
     format!(

@@ -56,7 +56,8 @@ impl Guest {
         self.base + region as u64 * PIECE
     }
 
-    /// Where in memory `len` bytes at `named` lie, if the key opens them to the guest's own requests or (`qpn`) to those of a peer.
+    /// Where in memory `len` bytes at `named` lie, if the key opens them to the guest's own
+    /// requests or (`qpn`) to those of a peer.
     pub(super) fn find(
         &self,
         named: Named,

@@ -1,9 +1,12 @@
-//! The engine against a small reference model ([`model`]), under random sequences of what two guests can do: create, destroy, connect and
-//! break QPs, register and withdraw regions and windows, fill shared queues, post every kind of request with right and wrong keys, let time
-//! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do. After each step completions, events, states, statuses of commands and every byte of both guests' memory must be
-//! those of the model.
+//! The engine against a small reference model ([`model`]), under random sequences of what two
+//! guests can do: create, destroy, connect and break QPs, register and withdraw regions and
+//! windows, fill shared queues, post every kind of request with right and wrong keys, let time
+//! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do.
+//! After each step completions, events, states, statuses of commands and every byte of both guests'
+//! memory must be those of the model.
 //!
-//! `PROPTEST_CASES` says how many sequences are tried (512). A failure shrinks to a short sequence of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
+//! `PROPTEST_CASES` says how many sequences are tried (512). A failure shrinks to a short sequence
+//! of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
 
 mod guest;
 mod model;

@@ -1,8 +1,10 @@
-//! What verbs promise, in the plainest code: two guests with their regions, windows, shared queues and connections, where work requests
-//! execute one after the other. It knows nothing of rings, timers, turns or pieces, and uses nothing of the engine.
+//! What verbs promise, in the plainest code: two guests with their regions, windows, shared queues
+//! and connections, where work requests execute one after the other. It knows nothing of rings,
+//! timers, turns or pieces, and uses nothing of the engine.
 //!
-//! A request at the head of a send queue either completes, fails, or waits: for a receive of its peer, or for an answer that
-//! only [`Model::time_passes`] decides. Statuses follow docs/virtio-rdma.md §8.3.
+//! A request at the head of a send queue either completes, fails, or waits: for a receive of its
+//! peer, or for an answer that only [`Model::time_passes`] decides. Statuses follow
+//! docs/virtio-rdma.md §8.3.
 
 use std::collections::VecDeque;
 
@@ -156,7 +158,8 @@ pub(super) struct Guest {
     pub(super) qps: [Option<Qp>; LINES],
     /// Completions since the last look: of sends, of receives.
     pub(super) done: [[Vec<Done>; 2]; LINES],
-    /// Asynchronous events since the last look: type and line, or type and `LINES` for the shared queue.
+    /// Asynchronous events since the last look: type and line, or type and `LINES` for the shared
+    /// queue.
     pub(super) events: Vec<(u32, usize)>,
     pub(super) run: VecDeque<usize>,
 }
@@ -173,7 +176,8 @@ pub(super) enum Outcome {
     Failed(u8),
 }
 
-/// Whether the QP waits for receives for ever. If both ends of a connection were impatient, which one gives up first would be chance.
+/// Whether the QP waits for receives for ever. If both ends of a connection were impatient, which
+/// one gives up first would be chance.
 pub(super) const fn is_patient(side: usize, line: usize) -> bool {
     side == 1 || line != LINES - 1
 }
@@ -286,7 +290,8 @@ impl Model {
         }
     }
 
-    /// Long enough for every timeout and every retry, also for those of a request whose peer failed in this time.
+    /// Long enough for every timeout and every retry, also for those of a request whose peer failed
+    /// in this time.
     pub(super) fn time_passes(&mut self) {
         let ends = || (0..2).flat_map(|side| (0..LINES).map(move |line| (side, line)));
         loop {

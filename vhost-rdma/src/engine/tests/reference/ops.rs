@@ -1,4 +1,5 @@
-//! What can happen. Numbers select among what there is at the time, so that any sequence means something and shrinks well.
+//! What can happen. Numbers select among what there is at the time, so that any sequence means
+//! something and shrinks well.
 
 use proptest::prelude::*;
 

@@ -1,7 +1,8 @@
 //! The daemon: hung, killed, replaced, under guests that go on.
 //!
-//! Nothing tells a guest that its device's process is gone: the driver finds out by a keepalive that is not answered. From then on everything fails
-//! at once, for programs that sleep and for programs that only poll.
+//! Nothing tells a guest that its device's process is gone: the driver finds out by a keepalive
+//! that is not answered. From then on everything fails at once, for programs that sleep and for
+//! programs that only poll.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ use anyhow::{Result, ensure};
 use super::drivers::LOAD;
 use super::{Life, NICS, SHORT};
 
-/// 2 s between keepalives and 5 s without an answer to one, and what an emulated guest on a busy host adds.
+/// 2 s between keepalives and 5 s without an answer to one, and what an emulated guest on a busy
+/// host adds.
 const LOSS: Duration = Duration::from_secs(20);
 /// Of a lost device, commands fail at once.
 const AT_ONCE: &str = "timeout 3 ibv_devinfo -v > /tmp/devinfo 2>&1; s=$?; cat /tmp/devinfo; [ $s != 0 ] && [ $s != 124 ]";
@@ -27,7 +29,8 @@ impl Life {
         let at_once = lost.and_then(|()| self.guest(0)?.must(AT_ONCE, SHORT));
         self.fixture.daemon.hang(false)?;
         at_once?;
-        // It answers what it was asked: somebody is there, and the drivers start their devices again.
+        // It answers what it was asked: somebody is there, and the drivers start their devices
+        // again.
         self.must_come_back(Instant::now())?;
         self.reattach()?;
         NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))

@@ -1,8 +1,10 @@
-//! A device that is lost, and the way back that its driver takes: later each time, and not at all while nobody answers.
+//! A device that is lost, and the way back that its driver takes: later each time, and not at all
+//! while nobody answers.
 //!
-//! Both are rules for the sake of others: a device whose process dies at once again is not to be started without end, and a monitor may
-//! abort or stop a machine whose device is reset with nobody behind it (docs/virtio-rdma.md, 5.6). QEMU does the latter: it waits for the
-//! answer of a process that hangs, and its monitor with it.
+//! Both are rules for the sake of others: a device whose process dies at once again is not to be
+//! started without end, and a monitor may abort or stop a machine whose device is reset with nobody
+//! behind it (docs/virtio-rdma.md, 5.6). QEMU does the latter: it waits for the answer of a process
+//! that hangs, and its monitor with it.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,8 @@ use super::{Life, NICS, SHORT};
 const DEATHS: u32 = 6;
 const FIRST: Duration = Duration::from_millis(100);
 
-/// The seconds of the kernel's clock at which the device of guest a was lost and started again, oldest first.
+/// The seconds of the kernel's clock at which the device of guest a was lost and started again,
+/// oldest first.
 const TIMES: &str = "dmesg | sed -n 's/^\\[ *\\([0-9.]*\\)\\] .*the device \\(is lost\\|was started again\\).*/\\1 \\2/p'";
 
 /// The work item that takes the device down waits for a program. Its own functions end with that

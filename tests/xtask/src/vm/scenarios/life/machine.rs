@@ -1,7 +1,8 @@
 //! The machine: asleep, reset, killed.
 //!
-//! A guest that sleeps has no 9p share: that file system cannot. So the script that puts it to sleep lives in memory, takes the share away and
-//! brings it back; the serial port to the harness is an emulated UART and sleeps well.
+//! A guest that sleeps has no 9p share: that file system cannot. So the script that puts it to
+//! sleep lives in memory, takes the share away and brings it back; the serial port to the harness
+//! is an emulated UART and sleeps well.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,8 @@ const NAP: Duration = Duration::from_secs(90);
 enum Wake {
     /// Its clock does it.
     Alone,
-    /// Somebody presses the power button until it is awake: QEMU's clock wakes no machine that is merely idle.
+    /// Somebody presses the power button until it is awake: QEMU's clock wakes no machine that is
+    /// merely idle.
     Button,
 }
 
@@ -74,7 +76,8 @@ impl Life {
         self.sleep("echo deep > /sys/power/mem_sleep && rtcwake -m mem -s 2", Wake::Alone)
     }
 
-    /// All of a hibernation but the image and the power off: drivers freeze and thaw (Documentation/power/basic-pm-debugging.rst).
+    /// All of a hibernation but the image and the power off: drivers freeze and thaw
+    /// (Documentation/power/basic-pm-debugging.rst).
     pub(super) fn hibernate(&mut self) -> Result<()> {
         let nap = "echo platform > /sys/power/pm_test && echo disk > /sys/power/state";
         self.sleep(
@@ -84,7 +87,8 @@ impl Life {
     }
 
     fn sleep(&mut self, nap: &str, wake: Wake) -> Result<()> {
-        // In guest b: after a sleep in memory QEMU and Linux no longer agree about unplugging, and guest a has yet to do that.
+        // In guest b: after a sleep in memory QEMU and Linux no longer agree about unplugging, and
+        // guest a has yet to do that.
         let script = TO_BED.replace("{device}", &self.devices.options(1)).replace("{nap}", nap);
         let guest = self.guest(1)?;
         guest.must(&script, SHORT)?;
@@ -101,7 +105,8 @@ impl Life {
         let (client, _) = self.load()?;
         self.guest(1)?.reset()?;
         self.must_end(0, client)?;
-        // No virtio reset reaches a vhost-user backend, so what the old kernel had goes when the new one's driver says INIT.
+        // No virtio reset reaches a vhost-user backend, so what the old kernel had goes when the
+        // new one's driver says INIT.
         self.revive(1)?;
         self.reattach()?;
         self.wait_empty(NICS[1], true)

@@ -1,9 +1,11 @@
-//! Ends and beginnings under load: programs killed, drivers unbound, guests put to sleep, reset and killed, NICs, netdevs and memory plugged and
-//! unplugged, the daemon stopped and killed, each while there is work outstanding; and what is left after.
+//! Ends and beginnings under load: programs killed, drivers unbound, guests put to sleep, reset and
+//! killed, NICs, netdevs and memory plugged and unplugged, the daemon stopped and killed, each
+//! while there is work outstanding; and what is left after.
 //!
-//! After each step the daemon must hold nothing for what is gone, the other guest must still work, and a new start must work. A program
-//! that loses its device must say so itself: `vrdma-life` (in `tests/guest-programs`) ends well only if everything outstanding came back
-//! flushed and the event came.
+//! After each step the daemon must hold nothing for what is gone, the other guest must still work,
+//! and a new start must work. A program that loses its device must say so itself: `vrdma-life` (in
+//! `tests/guest-programs`) ends well only if everything outstanding came back flushed and the event
+//! came.
 
 mod daemon;
 mod drivers;
@@ -37,7 +39,8 @@ pub(crate) struct Args {
 }
 
 const SHORT: Duration = Duration::from_secs(30);
-/// ACK timeout of perftest's QPs: 4.096 us * 2^14 * 7 tries, times what an emulated guest on a busy host adds.
+/// ACK timeout of perftest's QPs: 4.096 us * 2^14 * 7 tries, times what an emulated guest on a busy
+/// host adds.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 struct Life {
@@ -217,7 +220,8 @@ impl Life {
         Ok(holders)
     }
 
-    /// Each of them must have got everything back, flushed, before `bound` has passed since `start`.
+    /// Each of them must have got everything back, flushed, before `bound` has passed since
+    /// `start`.
     fn must_flush(
         &mut self,
         n: usize,
@@ -244,7 +248,8 @@ impl Life {
         Ok(())
     }
 
-    /// Waits until a NIC holds nothing but what its driver made for itself at probe: the kernel's context, or nothing at all.
+    /// Waits until a NIC holds nothing but what its driver made for itself at probe: the kernel's
+    /// context, or nothing at all.
     fn wait_empty(&self, nic: &str, driver: bool) -> Result<()> {
         let mut last = None;
         let done = exec::wait_for(&format!("{nic} to hold nothing of programs"), SHORT, || {
@@ -276,13 +281,15 @@ impl Life {
         self.fixture.lab.guests.get_mut(n).context("no such guest")
     }
 
-    /// A job whose peer is gone may wait for it for ever (perftest's servers do): it is killed then, which must work.
+    /// A job whose peer is gone may wait for it for ever (perftest's servers do): it is killed
+    /// then, which must work.
     fn end(&mut self, n: usize, job: Job) -> Result<()> {
         let guest = self.guest(n)?;
         guest.wait(job, Duration::from_secs(2)).map(|_| ())
     }
 
-    /// A program that lost its device or its peer must learn of it and end in error; it is neither stuck nor content.
+    /// A program that lost its device or its peer must learn of it and end in error; it is neither
+    /// stuck nor content.
     fn must_end(&mut self, n: usize, job: Job) -> Result<()> {
         let out = self.guest(n)?.wait(job, GIVE_UP)?;
         match out.status {

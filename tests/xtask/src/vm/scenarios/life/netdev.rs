@@ -1,7 +1,9 @@
-//! The network interface that the RDMA device belongs to: down, renamed, with another address, gone.
+//! The network interface that the RDMA device belongs to: down, renamed, with another address,
+//! gone.
 //!
-//! What leaves its addresses must not harm programs. A new MAC address makes the kernel set up its GIDs anew, in other entries of the table: connections by
-//! the old entries end, as they do with other RNICs. What takes the interface away takes the RDMA device too.
+//! What leaves its addresses must not harm programs. A new MAC address makes the kernel set up its
+//! GIDs anew, in other entries of the table: connections by the old entries end, as they do with
+//! other RNICs. What takes the interface away takes the RDMA device too.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +17,8 @@ use crate::exec;
 use crate::vm::guest::{self, Job};
 use crate::vm::peers::Patience;
 
-/// The addresses that a guest's init gave its interface; they went with it or with its link. `$i` is the interface.
+/// The addresses that a guest's init gave its interface; they went with it or with its link. `$i`
+/// is the interface.
 const ADDRESSES: &str = "
 ip=$(hostname | tr ab 12)
 echo 0 > /proc/sys/net/ipv6/conf/$i/accept_dad

@@ -1,7 +1,8 @@
 //! A network's process: killed under traffic, while both VMs of the network go on.
 //!
-//! The monitors keep their connections and notice nothing. Programs lose their device; the drivers find it lost and start it again by
-//! themselves, and nobody touches the VMs. Beside it two virtual guests on a third network write to each other, and no request of theirs fails.
+//! The monitors keep their connections and notice nothing. Programs lose their device; the drivers
+//! find it lost and start it again by themselves, and nobody touches the VMs. Beside it two virtual
+//! guests on a third network write to each other, and no request of theirs fails.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::PathBuf;
@@ -16,8 +17,8 @@ use super::{Life, NICS, SHORT};
 use crate::exec::{self, run_logged, tied, workspace};
 
 const BUILD: Duration = Duration::from_secs(900);
-/// From the process's end to a device that programs can open, in an emulated guest on a busy host: 100 ms until the next process, as long
-/// until the driver begins, and what the verbs core takes.
+/// From the process's end to a device that programs can open, in an emulated guest on a busy host:
+/// 100 ms until the next process, as long until the driver begins, and what the verbs core takes.
 pub(super) const BACK: Duration = Duration::from_secs(20);
 /// How long neighbours are looked at while nothing happens.
 const CALM: Duration = Duration::from_secs(5);

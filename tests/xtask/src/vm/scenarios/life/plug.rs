@@ -1,7 +1,7 @@
 //! Plugging and unplugging of the NIC and of memory through QEMU's monitor.
 //!
-//! A device can be unplugged only from a port of its own. The root ports reserve room for the NIC's notify pages: firmware gives an empty port
-//! 2 MiB, a NIC with a page for each queue wants 4.
+//! A device can be unplugged only from a port of its own. The root ports reserve room for the NIC's
+//! notify pages: firmware gives an empty port 2 MiB, a NIC with a page for each queue wants 4.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ const NETDEV: &str = "virtio-net-pci,";
 /// Where QEMU's q35 puts the first plugged memory: 4 GiB, in frames.
 const PLUGGED_PFN: &str = "0x100000";
 
-/// The daemon's options with NIC and netdev on ports of their own, room for more memory, and a machine that can sleep.
+/// The daemon's options with NIC and netdev on ports of their own, room for more memory, and a
+/// machine that can sleep.
 pub(super) fn pluggable(options: Vec<String>) -> Vec<String> {
     let words = [
         "-device",

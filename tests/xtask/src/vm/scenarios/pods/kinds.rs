@@ -14,7 +14,8 @@ const SET_UP: Duration = Duration::from_secs(300);
 /// The user of pods that need no root.
 const USER: u32 = 1000;
 
-/// VFs of the first NIC: two with RDMA, one for passthrough, three on its NUMA node; of the second: two.
+/// VFs of the first NIC: two with RDMA, one for passthrough, three on its NUMA node; of the second:
+/// two.
 const VFS: [u32; 2] = [6, 2];
 
 /// Makes the devices that the pools are about; see [`CARRY`] for what is before it.
@@ -149,7 +150,8 @@ done";
     node.delete(&[wanted.name])
 }
 
-/// A pod with both VFs, and `ibv_rc_pingpong -c` through each to a machine that knows nothing of us.
+/// A pod with both VFs, and `ibv_rc_pingpong -c` through each to a machine that knows nothing of
+/// us.
 pub(super) fn vf_pingpong(node: &mut Node) -> Result<()> {
     node.peer()?.must(PEER, SET_UP)?;
     let (mut jobs, mut script) = (Vec::new(), "set -e\n".to_owned());
@@ -206,7 +208,8 @@ exec /bin/vrdma-vfio $group $VHOST_RDMA_RAW_0_PCI";
     node.delete(&[wanted.name])
 }
 
-/// The kubelet's own record of what it gave to a pod: IDs by the NUMA node that ListAndWatch told it.
+/// The kubelet's own record of what it gave to a pod: IDs by the NUMA node that ListAndWatch told
+/// it.
 fn given(node: &mut Node, pool: &str) -> Result<Vec<(String, String)>> {
     let text = node.sh("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")?;
     let value: Value = serde_json::from_str(&text).context("the kubelet's checkpoint")?;
@@ -226,8 +229,8 @@ fn given(node: &mut Node, pool: &str) -> Result<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// Two of the five free functions must be the two of node 1, the group that they fill; three the three of node 0. A kubelet that was told no preference
-/// takes any of ten sets each time.
+/// Two of the five free functions must be the two of node 1, the group that they fill; three the
+/// three of node 0. A kubelet that was told no preference takes any of ten sets each time.
 pub(super) fn numa(node: &mut Node) -> Result<()> {
     for (count, wanted_node) in [(2_u32, "1"), (3, "0")] {
         let name = format!("near-{count}");
@@ -249,10 +252,12 @@ pub(super) fn numa(node: &mut Node) -> Result<()> {
     Ok(())
 }
 
-/// The kubelet stands still while somebody else uses its runtime: it ends every sandbox that it did not ask for (kubelet_pods.go, HandlePodCleanups).
+/// The kubelet stands still while somebody else uses its runtime: it ends every sandbox that it did
+/// not ask for (kubelet_pods.go, HandlePodCleanups).
 const ALONE: &str = "set -e; pkill -STOP -x kubelet; trap 'pkill -CONT -x kubelet' EXIT";
 
-/// The agent with `injection = "cdi"`, a runtime that knows the CDI field, and the example that stands for a kubelet new enough to set it.
+/// The agent with `injection = "cdi"`, a runtime that knows the CDI field, and the example that
+/// stands for a kubelet new enough to set it.
 pub(super) fn cdi(node: &mut Node) -> Result<()> {
     node.restart_agent("cdi")?;
     for (pool, device) in [("some", "rxe0"), ("fast", "rxevf")] {

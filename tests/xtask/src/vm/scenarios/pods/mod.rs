@@ -1,5 +1,5 @@
-//! Pods on a node that has RDMA and SR-IOV of its own: a VM, in which containerd, runc and a kubelet without an API server run real pods on
-//! NICs of the kinds that need hardware.
+//! Pods on a node that has RDMA and SR-IOV of its own: a VM, in which containerd, runc and a
+//! kubelet without an API server run real pods on NICs of the kinds that need hardware.
 //!
 //! | kind | in this VM | what its pods do |
 //! |---|---|---|
@@ -9,8 +9,9 @@
 //! | any, NUMA | a second igb behind a root complex of the VM's second node | get functions of one node, the one that fits |
 //! | any, CDI | `injection = "cdi"` | containerd 1.7 gets CDI names by CRI; kubelet 1.20 has no such field, so an example of the agent's package stands for a newer one |
 //!
-//! RDMA is in shared mode. An rxe device cannot follow its interface into a pod's namespace: before Linux 7 it has no namespaces at all,
-//! and in 7.3 it is deleted when its interface moves (tried); what the CNI plugin does for `vf` is shown with our own device by `vm cni-rdma`.
+//! RDMA is in shared mode. An rxe device cannot follow its interface into a pod's namespace: before
+//! Linux 7 it has no namespaces at all, and in 7.3 it is deleted when its interface moves (tried);
+//! what the CNI plugin does for `vf` is shown with our own device by `vm cni-rdma`.
 
 mod kinds;
 mod node;
@@ -110,8 +111,8 @@ impl Args {
     }
 }
 
-/// Two NICs with SR-IOV, one behind a root complex of each NUMA node; the cable to the other VM is the first one's. The IOMMU is as in the scenario
-/// `sriov`.
+/// Two NICs with SR-IOV, one behind a root complex of each NUMA node; the cable to the other VM is
+/// the first one's. The IOMMU is as in the scenario `sriov`.
 fn options(here: &Path, there: &Path) -> Vec<String> {
     let (here, there) = (here.display(), there.display());
     let cable = |n: u8, local: &str, remote: &str| {

@@ -1,4 +1,5 @@
-//! The node in the VM: containerd, a kubelet without an API server, our agent; pods as files in the kubelet's manifest directory.
+//! The node in the VM: containerd, a kubelet without an API server, our agent; pods as files in the
+//! kubelet's manifest directory.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,10 @@ const POLL: Duration = Duration::from_millis(500);
 pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const AGENT_CONFIG: &str = "/etc/vhost-rdma-agent/config.toml";
 
-/// The programs over the guest's own `/usr`, cgroups of version 2 (Debian 13's kernel has no memory controller of version 1 any more), and the modules.
-/// The emulated IOMMU remaps no interrupts (why is said in the scenario `sriov`), so vfio must be told that its users are trusted.
-/// Each physical function is printed with its interface and its NUMA node.
+/// The programs over the guest's own `/usr`, cgroups of version 2 (Debian 13's kernel has no memory
+/// controller of version 1 any more), and the modules. The emulated IOMMU remaps no interrupts (why
+/// is said in the scenario `sriov`), so vfio must be told that its users are trusted. Each physical
+/// function is printed with its interface and its NUMA node.
 const SET_UP: &str = r#"set -e
 modprobe -a overlay bridge veth br_netfilter igb igbvf rdma_rxe ib_uverbs rdma_ucm
 modprobe vfio_iommu_type1 allow_unsafe_interrupts=1
@@ -55,7 +57,8 @@ version = 2
     conf_dir = "/etc/cni/net.d"
 "#;
 
-/// The pods' network; our plugin is not in it: no RDMA device of this VM can follow its interface into a pod, see the scenario's head.
+/// The pods' network; our plugin is not in it: no RDMA device of this VM can follow its interface
+/// into a pod, see the scenario's head.
 const NETWORK: &str = r#"{"cniVersion": "1.0.0", "name": "lab", "plugins": [{
   "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
@@ -175,7 +178,8 @@ impl Node {
         .map(drop)
     }
 
-    /// Starts containerd with the images, the kubelet, and the agent with these pools; returns when they are registered.
+    /// Starts containerd with the images, the kubelet, and the agent with these pools; returns when
+    /// they are registered.
     pub(super) fn start(&mut self, pools: String) -> Result<()> {
         self.pools = pools;
         self.write("/etc/containerd/config.toml", CONTAINERD)?;
@@ -192,8 +196,8 @@ for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")
         self.restart_agent("classic")
     }
 
-    /// Starts the agent, or another in its place, with this way of injection. The guest's first process may leave the old one a zombie, which has
-    /// no command line.
+    /// Starts the agent, or another in its place, with this way of injection. The guest's first
+    /// process may leave the old one a zombie, which has no command line.
     pub(super) fn restart_agent(&mut self, injection: &str) -> Result<()> {
         let config = format!("injection = \"{injection}\"\n{}", self.pools);
         self.write(AGENT_CONFIG, &config)?;

@@ -1,7 +1,8 @@
 //! What the node in the VM consists of, and the images of its pods.
 //!
-//! Debian 13's containerd is 1.7: new enough for the CDI field of CRI, old enough for the CRI version of our kubelet. The guest
-//! image has neither it nor runc; their packages are unpacked beside it, and the guest lays them over its own `/usr`.
+//! Debian 13's containerd is 1.7: new enough for the CDI field of CRI, old enough for the CRI
+//! version of our kubelet. The guest image has neither it nor runc; their packages are unpacked
+//! beside it, and the guest lays them over its own `/usr`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -148,7 +149,8 @@ fn packages(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// `$1` has the trees. The links of a merged `/usr` are base-files', which a pod does not need otherwise.
+/// `$1` has the trees. The links of a merged `/usr` are base-files', which a pod does not need
+/// otherwise.
 const MERGE: &str = r#"
 cd "$1/pod"
 for d in bin sbin lib lib64; do [ -e $d ] || ln -s usr/$d $d; done

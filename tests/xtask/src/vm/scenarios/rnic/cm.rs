@@ -1,7 +1,9 @@
-//! rdma_cm with a third-party host: rdma-core's `ucmatose` on plain rxe and a virtual guest, each as server and as client.
+//! rdma_cm with a third-party host: rdma-core's `ucmatose` on plain rxe and a virtual guest, each
+//! as server and as client.
 //!
-//! The guest's side of the conversation is the datagrams of a connection manager; the daemon joins them with the host's (librdmacm). The guest chooses a PSN of its own, so
-//! data flows only if the host's takes its place.
+//! The guest's side of the conversation is the datagrams of a connection manager; the daemon joins
+//! them with the host's (librdmacm). The guest chooses a PSN of its own, so data flows only if the
+//! host's takes its place.
 
 use std::time::Duration;
 

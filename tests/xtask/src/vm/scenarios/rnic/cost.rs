@@ -1,9 +1,11 @@
 //! What the way through the daemon costs: `cargo xtask vm rnic --cost`.
 //!
-//! Each row is a ratio. Its two sides run in the same host VM, on the same rxe device, towards the same plain rxe peer with the same passive or stock
-//! server, by turns, and the median of each side counts. One side is a stock program on the device itself; the other is a virtual guest that posts the
-//! same work through its rings and the daemon. The VMs have two CPUs here, as both sides of a NIC need one. In an emulated machine rxe costs
-//! so much that little of a daemon is seen behind it; what the daemon adds to a work request by itself is a row of `cargo xtask bench`.
+//! Each row is a ratio. Its two sides run in the same host VM, on the same rxe device, towards the
+//! same plain rxe peer with the same passive or stock server, by turns, and the median of each side
+//! counts. One side is a stock program on the device itself; the other is a virtual guest that
+//! posts the same work through its rings and the daemon. The VMs have two CPUs here, as both sides
+//! of a NIC need one. In an emulated machine rxe costs so much that little of a daemon is seen
+//! behind it; what the daemon adds to a work request by itself is a row of `cargo xtask bench`.
 
 use std::time::Duration;
 
@@ -28,7 +30,8 @@ gid=$(grep -ls ':ffff:@GID@$' /sys/class/infiniband/rxe0/ports/1/gids/* | head -
 const HERE: &str = "0a00:0028";
 const THERE: &str = "0a00:00c8";
 
-/// One side of a ratio: commands of the server and of the client, their port, and where the client says its figure.
+/// One side of a ratio: commands of the server and of the client, their port, and where the client
+/// says its figure.
 struct Half {
     server: String,
     client: String,
@@ -54,7 +57,8 @@ fn guest(program: &str, options: &str) -> String {
 }
 
 fn costs() -> [Cost; 2] {
-    // The timeout of an acknowledgment is 4 s: with perftest's 67 ms two plain rxe devices on a busy machine end in REM_INV_REQ_ERR.
+    // The timeout of an acknowledgment is 4 s: with perftest's 67 ms two plain rxe devices on a
+    // busy machine end in REM_INV_REQ_ERR.
     const WRITE: &str = "ib_write_bw -d rxe0 -x $gid -n 200 -s 65536 -u 20 -F --report_gbits";
     const PINGPONG: &str = "ibv_rc_pingpong -d rxe0 -g $gid -n 200 -s 64";
     [

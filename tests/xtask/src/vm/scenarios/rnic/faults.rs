@@ -1,7 +1,9 @@
-//! What the host can do to its guests: the RNIC removed under traffic, its port down, its address gone, no memory to lock, huge pages.
+//! What the host can do to its guests: the RNIC removed under traffic, its port down, its address
+//! gone, no memory to lock, huge pages.
 //!
-//! The steps are tests of the virtual guest (`tests/virtual-guest/tests/host.rs`) that change the host that they run on, so everywhere else they are ignored. Here
-//! each has the VM to itself: `rxe0` on its cable, and `rxe1` on a netdev of its own for the guests that must not notice.
+//! The steps are tests of the virtual guest (`tests/virtual-guest/tests/host.rs`) that change the
+//! host that they run on, so everywhere else they are ignored. Here each has the VM to itself:
+//! `rxe0` on its cable, and `rxe1` on a netdev of its own for the guests that must not notice.
 
 use std::time::Duration;
 

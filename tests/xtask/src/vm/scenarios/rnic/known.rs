@@ -1,7 +1,8 @@
 //! Tests of the virtual guest that cannot pass on an RNIC, each with what decides that.
 //!
-//! They are few: where only a status or an event differs, the test takes what the backing gives and looks at all the rest (`virtual_guest::backing`, which names
-//! rdma_rxe's file and function). A test that fails and is not here is a failure; so is one that is here and passes.
+//! They are few: where only a status or an event differs, the test takes what the backing gives and
+//! looks at all the rest (`virtual_guest::backing`, which names rdma_rxe's file and function). A
+//! test that fails and is not here is a failure; so is one that is here and passes.
 
 /// Tests that cannot pass, and why.
 pub(super) const KNOWN: &[(&str, &str)] =

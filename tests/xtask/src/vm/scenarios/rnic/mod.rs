@@ -1,4 +1,5 @@
-//! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second VM with plain rxe for a third-party host.
+//! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second
+//! VM with plain rxe for a third-party host.
 //!
 //! | part | what is looked at |
 //! |---|---|
@@ -10,7 +11,8 @@
 //! | `rdma_cm` | `ucmatose` on plain rxe plays with a virtual guest by rdma_cm, each as server and as client |
 //! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
 //!
-//! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the file and function of rxe that decides it.
+//! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the
+//! file and function of rxe that decides it.
 
 mod cm;
 mod cost;
@@ -66,7 +68,8 @@ const OURS: &str = "ulimit -l unlimited; cp -u /host/products/vhost-rdma /tmp
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=@BACKING@ VHOST_RDMA_PATIENCE=4
 ";
 
-/// The host's side: addresses for its guests on the netdev that carries rxe, and no limit on what may be pinned.
+/// The host's side: addresses for its guests on the netdev that carries rxe, and no limit on what
+/// may be pinned.
 const HOST: &str = "set -e
 ip link set eth0 mtu 4200
 sysctl -qw net.ipv6.conf.eth0.keep_addr_on_down=1 net.ipv6.conf.eth0.accept_dad=0
@@ -155,7 +158,8 @@ impl Args {
         Ok(table.iter().all(|row| row.ok))
     }
 
-    /// Whether the tests are needed, which take minutes to build: not if the rows that are asked for are all of other parts.
+    /// Whether the tests are needed, which take minutes to build: not if the rows that are asked
+    /// for are all of other parts.
     fn wants_tests(&self) -> bool {
         const OTHERS: [&str; 2] = ["pingpong:", "verified:"];
         let other = |part: &str| OTHERS.iter().any(|name| part.starts_with(name));

@@ -1,8 +1,9 @@
-//! A real guest on the RNIC: QEMU inside the VM that stands for the host, our driver and provider in it, and stock programs that talk to plain rxe in the
-//! other VM, each as server and as client.
+//! A real guest on the RNIC: QEMU inside the VM that stands for the host, our driver and provider
+//! in it, and stock programs that talk to plain rxe in the other VM, each as server and as client.
 //!
-//! The guest's netdev has two addresses. 10.9.0.x is its own, which programs meet at over TCP. 10.0.0.x is the one it shares with the host's port
-//! (`flat`, docs/RNIC.md §2): a GID and nothing else, since packets for it end at the host's port, where the RNIC takes those that are its own.
+//! The guest's netdev has two addresses. 10.9.0.x is its own, which programs meet at over TCP.
+//! 10.0.0.x is the one it shares with the host's port (`flat`, docs/RNIC.md §2): a GID and nothing
+//! else, since packets for it end at the host's port, where the RNIC takes those that are its own.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ const CHOSEN: &[(&str, u32)] = &[
     ("vrdma-check atomic", 1),
 ];
 
-/// The same by rdma_cm: they meet at the addresses of the RNIC, the guest by its kernel's connection manager.
+/// The same by rdma_cm: they meet at the addresses of the RNIC, the guest by its kernel's
+/// connection manager.
 const BY_RDMA_CM: &[(&str, u32)] = &[("rping -v", 20), ("ucmatose", 10)];
 
 const SERVE: &str = "ulimit -l unlimited
@@ -61,7 +63,8 @@ pub(super) fn cli(host: &mut Guest, command: &str) -> Result<String> {
     host.must(&format!("{CLI} {command}"), SET_UP)
 }
 
-/// A NIC with this backing and an inner guest on it, which boots while this returns. Its netdev is 10.9.0.`number`.
+/// A NIC with this backing and an inner guest on it, which boots while this returns. Its netdev is
+/// 10.9.0.`number`.
 pub(super) fn guest(host: &mut Guest, name: &str, number: u8, backing: &str) -> Result<Guest> {
     let mac = guest::mac(number);
     cli(host, &format!("nic add {name} --network net --backing {backing} --mac {mac}"))?;
@@ -88,7 +91,8 @@ impl<'a> End<'a> {
     }
 
     fn command(&self, line: &str, n: u32, peer: &str) -> String {
-        // An acknowledgment takes longer here than the 67 ms after which perftest would have the request repeated.
+        // An acknowledgment takes longer here than the 67 ms after which perftest would have the
+        // request repeated.
         let patient = if line.starts_with("ib_") { " -u 20" } else { "" };
         let line = line
             .replace("{dev}", &self.device.0)
@@ -118,7 +122,8 @@ pub(super) fn play(
     let start = Instant::now();
     let client_out = client.guest.run(&client.command(program.client, n, &server.ip), CLIENT)?;
     let seconds = start.elapsed().as_secs_f64();
-    // A server whose client is gone notices by itself; to have it killed in there takes longer still.
+    // A server whose client is gone notices by itself; to have it killed in there takes longer
+    // still.
     let server_out = server.guest.wait(job, STEP)?;
     let said = format!("{}\n--- the server\n{}", client_out.text.trim_end(), server_out.text);
     let ok = client_out.ok() && server_out.ok() && client_out.text.contains(program.expect);

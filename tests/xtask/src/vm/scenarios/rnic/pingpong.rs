@@ -9,7 +9,8 @@ use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
 const PINGPONG: Duration = Duration::from_secs(300);
-/// Both ends poll, so on a busy machine each waits for the other to be run: tens of milliseconds for an iteration.
+/// Both ends poll, so on a busy machine each waits for the other to be run: tens of milliseconds
+/// for an iteration.
 const GAMES: u32 = 200;
 
 impl Args {

@@ -1,7 +1,10 @@
-//! Every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM.
+//! Every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host
+//! VM.
 //!
-//! Both VMs are hosts here, each on its own: they share the test programs out between them, and no packet crosses the cable. The tests of a program run
-//! in one process, one after the other; one that hangs, or that takes its process with it, fails alone: those after it go on in a new process.
+//! Both VMs are hosts here, each on its own: they share the test programs out between them, and no
+//! packet crosses the cable. The tests of a program run in one process, one after the other; one
+//! that hangs, or that takes its process with it, fails alone: those after it go on in a new
+//! process.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -28,7 +31,8 @@ const POLL: Duration = Duration::from_millis(200);
 /// What a failing test said, as far as it is shown.
 const SHOWN_LINES: usize = 30;
 
-/// `@TESTS@` in one process; what they say goes to a file of its own, so that their verdicts are all of the output.
+/// `@TESTS@` in one process; what they say goes to a file of its own, so that their verdicts are
+/// all of the output.
 const SCRIPT: &str = r#"ulimit -l unlimited
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
 export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
@@ -66,7 +70,8 @@ struct Target {
     name: String,
 }
 
-/// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which need no NIC), and those that talk to peers, optimized.
+/// The virtual guest's programs: those of its tests if they are wanted (without unit tests, which
+/// need no NIC), and those that talk to peers, optimized.
 pub(super) fn virtual_guest(cache: &Cache, wanted: bool) -> Result<(Vec<Program>, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // A list of this run's own: others may build at the same time.

@@ -1,8 +1,11 @@
-//! What must have happened on the RNIC in a test that passed: a verb that no test brings there fails the run.
+//! What must have happened on the RNIC in a test that passed: a verb that no test brings there
+//! fails the run.
 //!
-//! A test that passes may have found its verb missing among the device's capabilities. So the virtual guest writes down what the device did for it
-//! (`virtual_guest::witness`), and here is what must be among that, one row each. The lists know each number of the device's document: one that is new there
-//! must find its place here. Where a status is another than IBTA's, `virtual_guest::backing` names rdma_rxe's file and function.
+//! A test that passes may have found its verb missing among the device's capabilities. So the
+//! virtual guest writes down what the device did for it (`virtual_guest::witness`), and here is
+//! what must be among that, one row each. The lists know each number of the device's document: one
+//! that is new there must find its place here. Where a status is another than IBTA's,
+//! `virtual_guest::backing` names rdma_rxe's file and function.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +62,8 @@ const EVENTS: &[(&str, Option<&str>)] = &[
     ("GID_CHANGE", None),
 ];
 
-/// Causes of errors (8.3 of the device's document), a test of each, and what that test must have seen on rxe.
+/// Causes of errors (8.3 of the device's document), a test of each, and what that test must have
+/// seen on rxe.
 const CAUSES: &[(&str, &str, &str)] = &[
     (
         "local key, range",

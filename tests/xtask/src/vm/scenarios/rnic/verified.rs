@@ -1,7 +1,9 @@
-//! Data between virtual guests on the RNIC and a third-party host, every byte looked at: `vrdma-check` on plain rxe, with flat and with mapped addresses,
-//! each as server and as client; and two mapped guests, one on each host.
+//! Data between virtual guests on the RNIC and a third-party host, every byte looked at:
+//! `vrdma-check` on plain rxe, with flat and with mapped addresses, each as server and as client;
+//! and two mapped guests, one on each host.
 //!
-//! A third-party host knows nothing of mapped addresses: it is told the host's. The guest in turn calls it by whatever name the peer table has.
+//! A third-party host knows nothing of mapped addresses: it is told the host's. The guest in turn
+//! calls it by whatever name the peer table has.
 
 use std::time::Duration;
 
@@ -14,7 +16,8 @@ use crate::vm::guest::{Guest, Output};
 const TALK: Duration = Duration::from_secs(300);
 /// `vrdma-check`'s, in the form of /proc/net/tcp.
 pub(in crate::vm::scenarios) const PORT: &str = "48A8";
-/// The mapped guests are 10.1.0.1 behind 10.0.0.39 and 10.1.0.2 behind 10.0.0.200, the peer's only address.
+/// The mapped guests are 10.1.0.1 behind 10.0.0.39 and 10.1.0.2 behind 10.0.0.200, the peer's only
+/// address.
 const MAPPED: &str = "rnic:rxe0@10.0.0.39";
 const MAPPED_THERE: &str = "rnic:rxe0@10.0.0.200";
 
@@ -26,7 +29,8 @@ exec /host/products/vrdma-check -d rxe0 -g ${gid##*/} ";
 /// One side of a conversation: where, and what it runs.
 pub(in crate::vm::scenarios) type Side<'a> = (&'a mut Guest, &'a str);
 
-/// Starts a server, waits until it listens on a port, and lets a client talk to it: what the client and the server said.
+/// Starts a server, waits until it listens on a port, and lets a client talk to it: what the client
+/// and the server said.
 pub(in crate::vm::scenarios) fn meet(
     (server, serve): Side<'_>,
     (client, call): Side<'_>,

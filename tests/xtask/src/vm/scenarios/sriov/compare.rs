@@ -152,7 +152,8 @@ pub(super) fn changes(host: &mut Host) -> Result<()> {
             "no {kind} among the announcements:\n{events}"
         );
     }
-    // Exclusive mode, and a driver that cannot move: refused, in the kernel's words, and nothing has changed.
+    // Exclusive mode, and a driver that cannot move: refused, in the kernel's words, and nothing
+    // has changed.
     let said = host.sh(&format!("{REFUSED}
         rdma-json mode exclusive; rdma system show
         rdma-json add one rxe eth0; ip netns add blue

@@ -1,15 +1,18 @@
 //! kill -9 at every step of every operation.
 //!
-//! A step is a system call that changes something: a write (into sysfs, or the journal), a flush, a rename, a request to netlink. `strace` counts
-//! those of an undisturbed run, and then one run after the other dies on entering the first, the second, …: the program under test
-//! is the one that ships, and knows nothing of it. After each death `vf recover` must leave the state before or the state after.
+//! A step is a system call that changes something: a write (into sysfs, or the journal), a flush, a
+//! rename, a request to netlink. `strace` counts those of an undisturbed run, and then one run
+//! after the other dies on entering the first, the second, …: the program under test is the one
+//! that ships, and knows nothing of it. After each death `vf recover` must leave the state before
+//! or the state after.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Host, WAIT};
 
-/// The calls that change something, in strace's names: sysfs and the journal are written, the journal is flushed and renamed, settings go by netlink.
+/// The calls that change something, in strace's names: sysfs and the journal are written, the
+/// journal is flushed and renamed, settings go by netlink.
 const CALLS: [&str; 4] = ["write", "fsync", "rename", "sendto"];
 
 struct Operation {
@@ -93,8 +96,9 @@ impl Operation {
     }
 }
 
-/// The calls of a run as (name, how many of that name so far), from the first that writes the journal to the last that does. What is only asked before and after
-/// is left out, and the last words on standard output stay in: dying there, the operation is done.
+/// The calls of a run as (name, how many of that name so far), from the first that writes the
+/// journal to the last that does. What is only asked before and after is left out, and the last
+/// words on standard output stay in: dying there, the operation is done.
 fn steps(trace: &str) -> Result<Vec<(&'static str, u32)>> {
     let mut seen = [0; CALLS.len()];
     let mut all = Vec::new();
@@ -110,7 +114,8 @@ fn steps(trace: &str) -> Result<Vec<(&'static str, u32)>> {
     let first = at("write").context("nothing was written")?;
     let last =
         all.iter().rposition(|(call, _)| *call == "rename").context("nothing was renamed")?;
-    // The journal is written twice, each time to a new file that is flushed and renamed, and the directory is flushed.
+    // The journal is written twice, each time to a new file that is flushed and renamed, and the
+    // directory is flushed.
     let [_, fsyncs, renames, _] = seen;
     ensure!((fsyncs, renames) == (4, 2), "the journal was not written twice: {all:?}");
     Ok(all

@@ -1,5 +1,6 @@
-//! A NIC of a guest on the RDMA device of a virtual function: the daemon in the VM, a virtual guest on its socket, and over the emulated NIC's
-//! switch and its cable a peer in another VM, with rxe and a program of libibverbs, that knows nothing of us. Every byte is looked at.
+//! A NIC of a guest on the RDMA device of a virtual function: the daemon in the VM, a virtual guest
+//! on its socket, and over the emulated NIC's switch and its cable a peer in another VM, with rxe
+//! and a program of libibverbs, that knows nothing of us. Every byte is looked at.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,7 +47,8 @@ pub(super) fn products(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     Ok(products)
 }
 
-/// VF 0 with an address and a device, as long as `work` takes; what the daemon uses is a function by all that `vf` says of it.
+/// VF 0 with an address and a device, as long as `work` takes; what the daemon uses is a function
+/// by all that `vf` says of it.
 fn on_vf(host: &mut Host, work: impl FnOnce(&mut Host) -> Result<()>) -> Result<()> {
     let (guest, peer) = host.lab.pair()?;
     peer.must(PEER, SET_UP)?;

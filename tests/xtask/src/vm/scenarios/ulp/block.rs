@@ -1,7 +1,9 @@
-//! Kernel block storage: a LIO target on a RAM disk in guest b, reached by iSER and by SRP, with the same work through fio.
+//! Kernel block storage: a LIO target on a RAM disk in guest b, reached by iSER and by SRP, with
+//! the same work through fio.
 //!
-//! Both register each request's memory anew and invalidate it, iSER locally and SRP by the target's SEND_WITH_INV where it can. The
-//! target moves the data, by READ and WRITE. fio compares checksums of what it reads back.
+//! Both register each request's memory anew and invalidate it, iSER locally and SRP by the target's
+//! SEND_WITH_INV where it can. The target moves the data, by READ and WRITE. fio compares checksums
+//! of what it reads back.
 
 use super::super::client::{Client, Ready};
 
