@@ -18,8 +18,10 @@ use crate::exec::{self, run_logged, tied, workspace};
 
 const BUILD: Duration = Duration::from_secs(900);
 /// From the process's end to a device that programs can open, in an emulated guest on a busy host:
-/// 100 ms until the next process, as long until the driver begins, and what the verbs core takes.
-pub(super) const BACK: Duration = Duration::from_secs(20);
+/// 100 ms until the next process, what the verbs core takes, and the driver's wait before it begins:
+/// up to 30 s where the device was lost several times within a minute (specification, 5.6), which
+/// rows before this one may have seen to.
+pub(super) const BACK: Duration = Duration::from_secs(60);
 /// How long neighbours are looked at while nothing happens.
 const CALM: Duration = Duration::from_secs(5);
 const NEIGHBOURS: [&str; 2] = ["green0", "green1"];
