@@ -137,6 +137,9 @@ pub struct Nic {
     /// Absent: `soft`.
     #[serde(default)]
     pub backing: crate::node::Backing,
+    /// Absent: `vm`.
+    #[serde(default, rename = "for")]
+    pub guests: crate::node::Guests,
     /// Over the defaults.
     #[serde(default)]
     pub limits: LimitsPatch,

@@ -9,7 +9,7 @@ use clap::Parser as _;
 use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
 use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
-use vhost_rdma::device::LocalDataplane;
+use vhost_rdma::dataplane::LocalDataplane;
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Backend, Dataplane};
 use vhost_rdma::store::{Store, keep};

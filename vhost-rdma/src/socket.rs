@@ -64,17 +64,24 @@ fn knock(path: &Path) -> rustix::io::Result<()> {
 /// # Errors
 /// The path is in use, too long or forbidden, or the access cannot be given.
 pub fn bind(path: &Path, access: &SocketAccess) -> Result<UnixListener, AttachError> {
+    bind_as(SocketType::STREAM, path, access)
+}
+
+/// As [`bind`], of this type.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_as(
+    kind: SocketType,
+    path: &Path,
+    access: &SocketAccess,
+) -> Result<UnixListener, AttachError> {
     clear(path)?;
     let making = || format!("make the socket {}", path.display());
     let address =
         SocketAddrUnix::new(path).map_err(|error| AttachError::io(making(), error.into()))?;
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(|error| AttachError::io(making(), error.into()))?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .map_err(|error| AttachError::io(making(), error.into()))?;
     rustix::net::bind(&socket, &address)
         .map_err(|error| AttachError::io(making(), error.into()))?;
     let ready = set_access(path, access).and_then(|()| {

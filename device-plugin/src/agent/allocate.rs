@@ -485,5 +485,6 @@ fn nic_request(pool: &Pool, id: &str, grant: Option<&Grant>) -> v1::AddNicReques
         }),
         backing: config.backing().to_owned(),
         comp_vectors: config.comp_vectors,
+        guests: String::new(),
     }
 }

@@ -225,6 +225,14 @@ impl Daemon {
         self.dir.path().join("nics").join(name).join("vhost.sock")
     }
 
+    /// Adds a NIC for processes, of these addresses; its socket.
+    #[track_caller]
+    pub fn add_process_nic(&self, name: &str, network: &str, options: &[&str]) -> PathBuf {
+        let usual = ["nic", "add", name, "--network", network, "--for", "process"];
+        self.run(&[&usual[..], options].concat());
+        self.dir.path().join("nics").join(name).join("process.sock")
+    }
+
     /// What the daemon says of a NIC.
     #[track_caller]
     pub fn show_nic(&self, name: &str) -> serde_json::Value {

@@ -19,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::events::EventQueue;
 use crate::pages::Buf;
+use crate::process::Process;
 use crate::ram::{Pages, Ram, Region, View, lock};
 use crate::spec::{self, Take};
 use crate::virtq::Virtq;
@@ -138,6 +139,8 @@ pub(crate) struct Inner {
     pub(crate) status_view: View,
     pub(crate) nonce: Mutex<u64>,
     pub(crate) gid: Mutex<[u8; 16]>,
+    /// It is a process, and this is its socket.
+    pub(crate) process: Option<Process>,
     /// Rings and doorbell pages that the device works on, whoever forgot them here.
     held: Mutex<Vec<(u32, Arc<Buf>)>>,
 }
@@ -243,11 +246,55 @@ impl Guest {
             status_view,
             nonce: Mutex::new(0),
             gid: Mutex::new([0; 16]),
+            process: None,
             held: Mutex::new(Vec::new()),
         }));
         guest.send_memory()?;
         guest.start_rings()?;
         Ok(guest)
+    }
+
+    /// A process at the socket of a NIC for processes (docs/virtio-rdma-process.md): the same
+    /// driver, whose commands go by the socket. It has no virtqueues, no kernel and no life of its
+    /// own.
+    pub fn of_process(path: &Path) -> Result<Self> {
+        let (process, welcome) = Process::connect(path)?;
+        let config = GuestConfig::default();
+        let ram = Ram::sealed(config.ram_base, config.ram_bytes)?;
+        for region in ram.regions() {
+            process.add_memory((region.gpa(), region.size(), 0), region.fd())?;
+        }
+        let queue = || Virtq::new(&ram, config.queue_size, config.event_idx);
+        let control = ControlQueue { vq: queue()?, request: ram.alloc(4), response: ram.alloc(4) };
+        let mut kick = queue()?;
+        kick.kick = welcome.kick;
+        let status = ram.alloc(1);
+        Ok(Self(Arc::new(Inner {
+            config,
+            front: Mutex::new(None),
+            device: DeviceConfig {
+                magic: spec::MAGIC,
+                abi_version: spec::ABI_VERSION,
+                comp_vectors: welcome.comp_vectors,
+                kick_queues: 1,
+                mac: welcome.mac,
+            },
+            control: Mutex::new(control),
+            events: Vec::new(),
+            kicks: vec![Mutex::new(kick)],
+            status_view: welcome.status,
+            status,
+            nonce: Mutex::new(u64::from(welcome.alive)),
+            gid: Mutex::new([0; 16]),
+            process: Some(process),
+            held: Mutex::new(Vec::new()),
+            ram,
+        })))
+    }
+
+    /// The socket of a process.
+    pub fn process(&self) -> &Process {
+        self.0.process.as_ref().expect("a process")
     }
 
     /// Runs `f` on the vhost-user connection.
@@ -434,6 +481,9 @@ impl Guest {
 
     /// Closes the connection as a killed monitor would, with whatever is in progress.
     pub fn disconnect(&self) {
+        if let Some(process) = &self.0.process {
+            process.hang_up();
+        }
         *lock(&self.0.front) = None;
     }
 

@@ -37,6 +37,7 @@ pub mod foreign;
 pub mod foreign_cm;
 pub mod guest;
 pub mod pages;
+pub mod process;
 pub mod qp;
 pub mod ram;
 pub mod rings;

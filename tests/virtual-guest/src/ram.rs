@@ -8,12 +8,12 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -58,23 +58,22 @@ impl Region {
     fn new(gpa: u64, size: u64, kind: MemfdFlags) -> std::io::Result<Self> {
         let fd = rustix::fs::memfd_create("virtual-guest", MemfdFlags::CLOEXEC | kind)?;
         rustix::fs::ftruncate(&fd, size)?;
+        if kind.contains(MemfdFlags::ALLOW_SEALING) {
+            rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        }
         Self::over(fd, gpa, size)
     }
 
     fn over(fd: OwnedFd, gpa: u64, size: u64) -> std::io::Result<Self> {
+        Self::mapped(fd, (gpa, size), ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn mapped(fd: OwnedFd, (gpa, size): (u64, u64), how: ProtFlags) -> std::io::Result<Self> {
         let len = usize::try_from(size).map_err(std::io::Error::other)?;
         // SAFETY: a new shared mapping at an address that the kernel chooses aliases no Rust
         // object.
-        let host = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )
-        }?;
+        let host =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, how, MapFlags::SHARED, &fd, 0) }?;
         let host = NonNull::new(host.cast::<u8>())
             .ok_or_else(|| std::io::Error::other("mmap gave null"))?;
         let pages = usize::try_from(size / PAGE).map_err(std::io::Error::other)?;
@@ -144,6 +143,12 @@ impl Ram {
     /// The same in huge pages of 2 MiB.
     pub fn in_huge_pages(gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
         Self::of(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, gpa, size)
+    }
+
+    /// The same in files that never shrink, as a process has it: by addresses of its own, where
+    /// what is contiguous for it is so for the device.
+    pub fn sealed(gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
+        Self::of(MemfdFlags::ALLOW_SEALING, gpa, size)
     }
 
     fn of(kind: MemfdFlags, gpa: u64, size: u64) -> std::io::Result<Arc<Self>> {
@@ -221,6 +226,9 @@ impl Ram {
     /// Allocates `n` pages no two of which are neighbours in ascending order, so that contiguity
     /// can not be relied on.
     pub fn alloc_scattered(self: &Arc<Self>, n: usize) -> Pages {
+        if self.kind.contains(MemfdFlags::ALLOW_SEALING) {
+            return self.alloc(n);
+        }
         let region = &self.regions()[0];
         let mut used = lock(&region.used);
         let mut pages = Vec::with_capacity(n);
@@ -379,7 +387,20 @@ macro_rules! word {
     };
 }
 
+/// Takes a descriptor over as an eventfd.
+pub fn eventfd_of(fd: OwnedFd) -> EventFd {
+    // SAFETY: the descriptor is open and ours, and is given away here.
+    unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
+}
+
 impl View {
+    /// The first `len` bytes of a file, to be read only.
+    pub fn of_file(fd: OwnedFd, len: u64) -> std::io::Result<Self> {
+        let region = Region::mapped(fd, (0, len), ProtFlags::READ)?;
+        let pieces = vec![region.host];
+        Ok(Self { pieces, shift: 63, offset: 0, len, _keep: vec![Arc::new(region)] })
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.len

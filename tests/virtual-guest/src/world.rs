@@ -202,6 +202,15 @@ impl Node {
         End { node, qp, scq, rcq }
     }
 
+    /// A process at a NIC for processes, whose address this is.
+    #[track_caller]
+    pub fn process(name: &str, socket: &std::path::Path, gid: [u8; 16]) -> Self {
+        let guest = Guest::of_process(socket).expect("a session");
+        let ctx = guest.open().expect("CONTEXT_CREATE");
+        let pdn = ctx.create_pd().expect("PD_CREATE");
+        Self { name: name.to_owned(), socket: socket.to_owned(), guest, ctx, pdn, gid }
+    }
+
     /// INIT, GID 0, a context and a protection domain.
     #[track_caller]
     pub fn start(name: String, socket: PathBuf, guest: Guest, gid: [u8; 16]) -> Self {

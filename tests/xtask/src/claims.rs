@@ -22,12 +22,13 @@ const ROOTS: [&str; 6] = [
     "controller/tests",
 ];
 /// Sections in which every list item is a claim.
-const SECTIONS: [&str; 6] = [
+const SECTIONS: [&str; 7] = [
     "## Guest against daemon",
     "## Daemon against daemon",
     "## Tenant against the node",
     "## Network process against supervisor",
     "## Process against its guest",
+    "## Process against daemon and others of its NIC",
     "## Peer against peer",
 ];
 /// What begins the names.

@@ -95,6 +95,7 @@ pub(super) fn spec(request: v1::AddNicRequest) -> Result<NicSpec, Error> {
         comp_vectors: request.comp_vectors,
         limits: limits(request.limits),
         backing: request.backing.parse().map_err(node::Error::from)?,
+        guests: request.guests.parse().map_err(node::Error::from)?,
         access: SocketAccess {
             uid: access.owner.as_deref().map(user_id).transpose()?,
             gid: access.group.as_deref().map(group_id).transpose()?,
@@ -150,6 +151,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         mac: config.mac.to_string(),
         addresses: config.addresses.iter().map(IpAddr::to_string).collect(),
         virtio_id: config.virtio_id,
+        guests: config.guests.name().to_owned(),
         backing: config.backing.to_string(),
         socket: config.socket.display().to_string(),
         access: Some(v1::SocketAccess {

@@ -474,6 +474,7 @@ fn spec_of(nic: &config::Nic, saved: &Saved) -> Result<NicSpec, Error> {
         comp_vectors: nic.comp_vectors,
         limits: nic.limits,
         backing: nic.backing.clone(),
+        guests: nic.guests,
         access: resolve(&nic.access, SocketAccess::default().mode)?,
         configured: true,
     })

@@ -329,6 +329,9 @@ pub struct NicAdd {
     /// rnic:DEVICE@ADDRESS with an address of the host that stands for the guest's
     #[arg(long, default_value = "soft", value_name = "BACKING")]
     pub backing: String,
+    /// Whose device it is: a VM's (vm), or that of any number of processes of this host (process)
+    #[arg(long = "for", default_value = "vm", value_name = "GUESTS")]
+    pub guests: String,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]

@@ -240,6 +240,7 @@ fn add_request(args: NicAdd) -> v1::AddNicRequest {
         limits: Some(limits(args.limits)),
         access: Some(access(args.access, false)),
         backing: args.backing,
+        guests: args.guests,
         comp_vectors: args.vectors,
     }
 }

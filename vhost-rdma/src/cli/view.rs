@@ -19,6 +19,7 @@ pub(super) struct Nic {
     pub(super) comp_vectors: u32,
     pub(super) num_queues: u32,
     pub(super) backing: String,
+    pub(super) guests: String,
     pub(super) socket: String,
     pub(super) owner: String,
     pub(super) group: String,
@@ -117,6 +118,7 @@ impl From<v1::Nic> for Nic {
             comp_vectors: nic.comp_vectors,
             num_queues: nic.num_queues,
             backing: nic.backing,
+            guests: nic.guests,
             socket: nic.socket,
             owner: access.owner.unwrap_or_default(),
             group: access.group.unwrap_or_default(),
@@ -174,6 +176,7 @@ impl Nic {
                 self.virtio_id.map_or_else(|| "as the VMM needs".to_owned(), |id| id.to_string()),
             ],
             ["backing".to_owned(), self.backing.clone()],
+            ["for".to_owned(), self.guests.clone()],
         ]);
         rows
     }

@@ -35,7 +35,7 @@ fn await_message(stream: &UnixStream) {
 }
 
 /// See the module.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     nic: Arc<Nic>,
     stream: UnixStream,
     session: Arc<Session>,
@@ -46,7 +46,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Serves the VMM at `stream` with `nic`, and tells `journal` what it says.
-    pub(super) fn start(
+    pub(crate) fn start(
         nic: &Arc<Nic>,
         stream: UnixStream,
         journal: Arc<dyn Journal>,
@@ -60,7 +60,7 @@ impl Connection {
     }
 
     /// Goes on with a session whose process has ended, and which `kept` is what is left of.
-    pub(super) fn take_up(
+    pub(crate) fn take_up(
         nic: &Arc<Nic>,
         stream: UnixStream,
         (mut kept, journal): (Vec<Kept>, Arc<dyn Journal>),

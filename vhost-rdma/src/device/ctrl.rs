@@ -21,12 +21,13 @@ use crate::memory::AddressSpace;
 use self::lengths::Lengths;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) use self::lengths::clear_reserved;
+pub(crate) use self::lengths::{Names, names};
 use self::parse::Parser;
-pub(super) use self::reply::Response;
+pub(crate) use self::reply::Response;
 
 /// What a command came to.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// The engine's answer.
     Done(Result<Reply, Status>),
     /// The guest's memory changed after the command was resolved; nothing happened.
@@ -34,7 +35,7 @@ pub(super) enum Outcome {
 }
 
 /// Carries commands out.
-pub(super) trait Executor {
+pub(crate) trait Executor {
     /// The guest's memory, and its generation.
     fn space(&self) -> (AddressSpace, u64);
 
@@ -48,11 +49,11 @@ pub(super) trait Executor {
 
 /// The readable bytes of a control chain.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// The first [`REQUEST_MAX`] of them.
-    pub(super) bytes: &'a [u8],
+    pub(crate) bytes: &'a [u8],
     /// There are no others.
-    pub(super) whole: bool,
+    pub(crate) whole: bool,
 }
 
 /// What a driver can ask of this device.
@@ -69,7 +70,7 @@ const PRESENT: Revision = Revision { lengths: lengths::of, caps: 0 };
 
 /// The control side of one NIC's connection.
 #[derive(Debug)]
-pub(super) struct Controller {
+pub(crate) struct Controller {
     revision: Revision,
     kick_base: u32,
     /// The nonce of the last INIT that was accepted.
@@ -82,20 +83,25 @@ pub(super) struct Controller {
 const STALE_RETRIES: usize = 4;
 
 impl Controller {
+    /// That of a life that has begun already, by somebody else.
+    pub(crate) const fn begun(kick_base: u16) -> Self {
+        Self { nonce: Some(1), ..Self::new(kick_base) }
+    }
+
     /// Kick queues begin at virtqueue `kick_base`.
-    pub(super) const fn new(kick_base: u16) -> Self {
+    pub(crate) const fn new(kick_base: u16) -> Self {
         Self { revision: PRESENT, kick_base: kick_base as u32, nonce: None, suspended: false }
     }
 
     /// The queue begins at index 0: by a new driver, or by one of this life whose index wrapped
     /// while its machine was paused. The next request tells (docs/virtio-rdma.md §5.3).
-    pub(super) const fn suspend(&mut self) {
+    pub(crate) const fn suspend(&mut self) {
         self.suspended = self.nonce.is_some();
     }
 
     /// Serves one request; `room` is what the guest left for the response, and `max_mr_bytes` the
     /// NIC's present limit. `None` if not even the response's header fits.
-    pub(super) fn serve(
+    pub(crate) fn serve(
         &mut self,
         executor: &impl Executor,
         request: Request<'_>,

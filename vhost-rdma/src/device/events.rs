@@ -139,7 +139,7 @@ impl Port for EventPort {
 
 /// The port of a NIC that no VMM is connected to.
 #[derive(Debug)]
-pub(super) struct NoPort;
+pub(crate) struct NoPort;
 
 impl Port for NoPort {
     fn completion_event(&mut self, _vector: u32, _event: CompEvent) -> bool {

@@ -27,11 +27,11 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// Memory regions of one guest: as many as vhost in the kernel takes by default, which VMMs count
 /// on.
-pub(super) const SLOTS: usize = 509;
+pub(crate) const SLOTS: usize = 509;
 
 /// Why memory was refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum MemoryError {
+pub(crate) enum MemoryError {
     #[error("guest memory at {start:#x} cannot be examined: {source}")]
     Examine { start: u64, source: io::Error },
     #[error(
@@ -54,13 +54,13 @@ pub(super) enum MemoryError {
 
 /// A region as a VMM describes it.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub(crate) struct Offer {
     /// Guest physical address.
-    pub(super) start: u64,
-    pub(super) len: u64,
-    pub(super) file: File,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) file: File,
     /// Where it begins in the file.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
 }
 
 /// How much memory any guest may have: far more than any does, and far less than the daemon has
@@ -76,7 +76,7 @@ pub(super) fn prepare() {
 
 /// The memory that follows `old` when the VMM sends its whole table.
 /// `most`: the bytes that the NIC's limits allow.
-pub(super) fn table(
+pub(crate) fn table(
     old: &AddressSpace,
     offers: Vec<Offer>,
     most: u64,
@@ -91,7 +91,7 @@ pub(super) fn table(
 }
 
 /// The memory that follows `old` when one region is plugged in.
-pub(super) fn plug(
+pub(crate) fn plug(
     old: &AddressSpace,
     offer: Offer,
     most: u64,

@@ -1,7 +1,7 @@
 //! The virtio device: NICs behind vhost-user sockets.
 //!
 //! ```text
-//!  supervisor ──Dataplane──> LocalDataplane ── one Nic per configured NIC: its place on a worker
+//!  LocalDataplane (`dataplane`) ── one Nic per configured NIC: its place on a worker
 //!                                            │
 //!                         VMM ──stream── Frontend ──> Session (one per connection)
 //!                                            ├─ control queue ── chain ── ctrl ──job──> worker (engine)
@@ -18,6 +18,9 @@
 //! waits for either: a worker only ever tries a lock that is held for nanoseconds, and its file
 //! descriptors never block.
 //!
+//! The front end for processes (`process`) takes the NIC's place (`nic`), control requests (`ctrl`)
+//! and files that are memory (`memory`) from here; nothing here knows of it.
+//!
 //! What vhost-user hides and how we live with it: a virtio reset is not visible (a control queue
 //! that starts again at index 0 is one, `gate`), and a kick may come before any buffer and stand
 //! for many.
@@ -25,29 +28,25 @@
 #![forbid(unsafe_code)]
 
 mod chain;
-mod cm_bridge;
 mod config;
-mod connection;
-mod ctrl;
-mod dataplane;
-mod events;
+pub(crate) mod connection;
+pub(crate) mod ctrl;
+pub(crate) mod events;
 mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;
 mod journal;
-mod memory;
-mod nic;
+pub(crate) mod memory;
+pub(crate) mod nic;
 mod notifier;
 mod queue_thread;
-mod queues;
+pub(crate) mod queues;
 mod restore;
-mod rnic;
 mod session;
 mod trust;
 mod vring;
 
-pub use dataplane::LocalDataplane;
 pub use journal::{Change, Forgetful, Journal, Kept, Piece, Place};
 
 /// Reads now what is read once and may not be readable later, in a sandbox.

@@ -22,16 +22,16 @@ use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle};
 /// and a guest is told that its device is gone. Drivers give up after 5 seconds by themselves, but
 /// that is for them to decide: a worker that is late may still come, and a command that it has not
 /// seen must not be answered for it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a status request may be late before the answer is given without the engine's part.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Counted by the device layer since the NIC was attached.
 #[derive(Debug, Default)]
-pub(super) struct Stats {
-    pub(super) control_commands: AtomicU64,
+pub(crate) struct Stats {
+    pub(crate) control_commands: AtomicU64,
     /// Shared with the worker, which counts them.
-    pub(super) kicks: Arc<AtomicU64>,
+    pub(crate) kicks: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -42,11 +42,11 @@ struct Link {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Nic {
-    pub(super) name: String,
-    pub(super) layout: QueueLayout,
-    pub(super) config_space: Config,
-    pub(super) stats: Stats,
+pub(crate) struct Nic {
+    pub(crate) name: String,
+    pub(crate) layout: QueueLayout,
+    pub(crate) config_space: Config,
+    pub(crate) stats: Stats,
     id: NicId,
     worker: WorkerHandle,
     max_mr_bytes: AtomicU64,
@@ -74,7 +74,7 @@ const SLOW_CHANGE: Duration = Duration::from_millis(2);
 /// that takes. So each change is timed, and a NIC whose change was slow is not heard by the worker
 /// directly again: its kicks come by its connection's own thread.
 #[derive(Debug)]
-pub(super) struct DirectKick {
+pub(crate) struct DirectKick {
     watched: Option<WatchedKick>,
     nic: Arc<Nic>,
 }
@@ -87,7 +87,7 @@ impl Drop for DirectKick {
 }
 
 /// What the engine needs to know of a NIC.
-pub(super) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
+pub(crate) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
     let limits = &config.limits;
     NicSettings {
         vni: config.vni,
@@ -109,7 +109,7 @@ pub(super) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
 }
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
-pub(super) fn gid(address: IpAddr) -> [u8; 16] {
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -122,7 +122,7 @@ fn address(gid: [u8; 16]) -> IpAddr {
 
 impl Nic {
     /// The NIC that `worker` knows as `id`.
-    pub(super) fn new(
+    pub(crate) fn new(
         config: &NicConfig,
         layout: QueueLayout,
         worker: WorkerHandle,
@@ -145,29 +145,29 @@ impl Nic {
         }
     }
 
-    pub(super) fn max_mr_bytes(&self) -> u64 {
+    pub(crate) fn max_mr_bytes(&self) -> u64 {
         self.max_mr_bytes.load(Ordering::Relaxed)
     }
 
     /// How much memory its VMM may share.
-    pub(super) fn max_guest_bytes(&self) -> u64 {
+    pub(crate) fn max_guest_bytes(&self) -> u64 {
         self.max_guest_bytes.load(Ordering::Relaxed)
     }
 
     /// What pays for all that is kept for its guest.
-    pub(super) const fn account(&self) -> &Account {
+    pub(crate) const fn account(&self) -> &Account {
         &self.account
     }
 
     /// Takes over limits that the engine does not see.
-    pub(super) fn set_limits(&self, limits: &NicLimits) {
+    pub(crate) fn set_limits(&self, limits: &NicLimits) {
         self.max_mr_bytes.store(limits.max_mr_bytes, Ordering::Relaxed);
         self.max_guest_bytes.store(limits.max_guest_bytes, Ordering::Relaxed);
         self.account.allow(limits.max_kept_bytes);
     }
 
     /// Runs a job on the worker and waits for it.
-    pub(super) fn call<R: Send + 'static>(
+    pub(crate) fn call<R: Send + 'static>(
         &self,
         patience: Duration,
         job: impl FnOnce(&mut Shard, NicId, Nanos) -> R + Send + 'static,
@@ -180,7 +180,7 @@ impl Nic {
     }
 
     /// Runs a job on the worker, once in each of its turns until it is done, and waits for it.
-    pub(super) fn call_in_steps<R: Send + 'static>(
+    pub(crate) fn call_in_steps<R: Send + 'static>(
         &self,
         patience: Duration,
         mut job: impl FnMut(&mut Shard, NicId, Nanos) -> Progress<R> + Send + 'static,
@@ -201,19 +201,19 @@ impl Nic {
     }
 
     /// For how long the worker has been in its present turn.
-    pub(super) fn worker_stalled(&self) -> Duration {
+    pub(crate) fn worker_stalled(&self) -> Duration {
         Duration::from_nanos(self.worker.beat().stalled)
     }
 
     /// Has a job run on the worker, soon.
-    pub(super) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) {
+    pub(crate) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) {
         let id = self.id;
         self.worker.post(Some(id), move |shard, now| job(shard, id, now));
     }
 
     /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's
     /// thread.
-    pub(super) fn watch_kick(self: &Arc<Self>, kick: &File) -> Option<DirectKick> {
+    pub(crate) fn watch_kick(self: &Arc<Self>, kick: &File) -> Option<DirectKick> {
         if self.slow_kicks.load(Ordering::Relaxed) {
             return None;
         }
@@ -238,12 +238,12 @@ impl Nic {
     }
 
     /// How many turns the worker has ended.
-    pub(super) fn turns(&self) -> u64 {
+    pub(crate) fn turns(&self) -> u64 {
         self.worker.beat().turns.iter().sum()
     }
 
     /// Has the worker look at the doorbells. However often the guest kicks, one job of it waits.
-    pub(super) fn kick(&self) {
+    pub(crate) fn kick(&self) {
         self.stats.kicks.fetch_add(1, Ordering::Relaxed);
         if !self.kicked.swap(true, Ordering::AcqRel) {
             let kicked = self.kicked.clone();
@@ -260,23 +260,23 @@ impl Nic {
     }
 
     /// A VMM connected; what was wrong with the last one is forgotten.
-    pub(super) fn connected(&self) {
+    pub(crate) fn connected(&self) {
         *self.link() = Link { connected: true, error: None };
     }
 
     /// The VMM is gone.
-    pub(super) fn disconnected(&self) {
+    pub(crate) fn disconnected(&self) {
         self.link().connected = false;
     }
 
     /// The connection cannot go on.
-    pub(super) fn failed(&self, error: String) {
+    pub(crate) fn failed(&self, error: String) {
         tracing::error!(nic = self.name, error, "the NIC stops");
         self.link().error = Some(error);
     }
 
     /// What the NIC does now.
-    pub(super) fn status(&self) -> NicStatus {
+    pub(crate) fn status(&self) -> NicStatus {
         let engine = self.call(STATUS_TIMEOUT, |shard, id, _| shard.status(id)).ok().flatten();
         let link = self.link();
         let session = match &engine {

@@ -7,14 +7,14 @@ const MAX_QUEUES: u16 = 64;
 
 /// How many queues of each kind a NIC has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct QueueLayout {
+pub(crate) struct QueueLayout {
     comp_vectors: u16,
     kick_queues: u16,
 }
 
 /// What a queue is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum QueueKind {
+pub(crate) enum QueueKind {
     Control,
     AsyncEvents,
     CompEvents,
@@ -25,7 +25,7 @@ impl QueueLayout {
     /// A layout with at least one queue of each kind and no more than can be served; `None` if that
     /// is not so.
     #[must_use]
-    pub(super) fn new(comp_vectors: u16, kick_queues: u16) -> Option<Self> {
+    pub(crate) fn new(comp_vectors: u16, kick_queues: u16) -> Option<Self> {
         let total = u32::from(vq::COMP_BASE) + u32::from(comp_vectors) + u32::from(kick_queues);
         (comp_vectors > 0 && kick_queues > 0 && total <= u32::from(MAX_QUEUES))
             .then_some(Self { comp_vectors, kick_queues })
@@ -33,29 +33,29 @@ impl QueueLayout {
 
     /// Completion vectors.
     #[must_use]
-    pub(super) const fn comp_vectors(self) -> u16 {
+    pub(crate) const fn comp_vectors(self) -> u16 {
         self.comp_vectors
     }
 
     /// Kick queues.
     #[must_use]
-    pub(super) const fn kick_queues(self) -> u16 {
+    pub(crate) const fn kick_queues(self) -> u16 {
         self.kick_queues
     }
 
     /// Index of the first kick queue.
     #[must_use]
-    pub(super) const fn kick_base(self) -> u16 {
+    pub(crate) const fn kick_base(self) -> u16 {
         vq::COMP_BASE + self.comp_vectors
     }
 
     /// All queues together: what a VMM must be told.
     #[must_use]
-    pub(super) const fn total(self) -> u16 {
+    pub(crate) const fn total(self) -> u16 {
         self.kick_base() + self.kick_queues
     }
 
-    pub(super) fn kind(self, index: u16) -> Option<QueueKind> {
+    pub(crate) fn kind(self, index: u16) -> Option<QueueKind> {
         match index {
             vq::CONTROL => Some(QueueKind::Control),
             vq::EVENT => Some(QueueKind::AsyncEvents),

@@ -15,7 +15,7 @@ use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message.
 pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
@@ -57,6 +57,8 @@ pub enum Request {
     Remove(String),
     /// Serve the VMM at this stream, which comes along; the session's number.
     Connect(String, u64),
+    /// Take in the process at this stream, which comes along.
+    Enter(String),
     /// The stream of a session that is to go on.
     TakeUp(String, u64),
     /// A part of what is left of it, with its descriptors.

@@ -22,7 +22,8 @@ use super::protocol::{
     Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, decode, encode,
 };
 use super::wire::{Packet, Wire};
-use crate::device::{Change, Journal, Kept, LocalDataplane};
+use crate::dataplane::LocalDataplane;
+use crate::device::{Change, Journal, Kept};
 use crate::node::{Connection, Dataplane as _};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
@@ -168,6 +169,10 @@ impl Process {
                 Answer::Done
             }
             Request::Connect(nic, session) => answer(self.connect(&nic, session, files)),
+            Request::Enter(nic) => match one(files) {
+                Some(stream) => answer(self.dataplane.enter(&nic, stream)),
+                None => Answer::Refused("there is no stream".to_owned()),
+            },
             Request::TakeUp(nic, session) => {
                 let Some(stream) = one(files) else {
                     return Answer::Refused("there is no stream".to_owned());

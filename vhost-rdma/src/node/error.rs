@@ -89,6 +89,17 @@ pub enum Error {
     /// All are in use.
     #[error("no virtual network identifier is free; remove a network that nobody needs")]
     NoFreeVni,
+    /// Not whom a NIC can be for.
+    #[error(transparent)]
+    BadGuests(#[from] super::BadGuests),
+    /// A NIC for processes on an RNIC.
+    #[error(
+        "a NIC for processes cannot be on {backing:?}: only the daemon's own engine serves processes; leave --backing away"
+    )]
+    ProcessBacking {
+        /// As given.
+        backing: String,
+    },
     /// Malformed.
     #[error(
         "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac away to get a free one"

@@ -38,7 +38,7 @@ pub use name::{check_name, near};
 pub use peer::{Peer, host_and_port};
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
-    COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, KICK_QUEUES,
-    LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects, ProcessStatus, Session,
-    SocketAccess, VNI_MAX, WorkerStatus,
+    BadGuests, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
+    Guests, KICK_QUEUES, LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects,
+    ProcessStatus, Session, SocketAccess, VNI_MAX, WorkerStatus,
 };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::name::{check_name, near};
 use super::types::{
-    COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, LimitsPatch,
+    COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, Guests, LimitsPatch,
     NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
 };
 use super::{AclEntry, Backing, Error, MacAddr, Peer};
@@ -37,6 +37,8 @@ pub struct NicSpec {
     pub limits: LimitsPatch,
     /// What carries the verbs.
     pub backing: Backing,
+    /// Whose device it is.
+    pub guests: Guests,
     /// Who may connect.
     pub access: SocketAccess,
     /// Named in the configuration file.
@@ -88,7 +90,7 @@ pub struct Registry {
 
 impl Registry {
     /// A registry with the default network, whose NICs have their sockets at
-    /// `nics_dir/NAME/vhost.sock`.
+    /// `nics_dir/NAME`.
     #[must_use]
     pub fn new(nics_dir: PathBuf) -> Self {
         let default =
@@ -231,7 +233,7 @@ impl Registry {
             None => self.free_mac(&network.name, random),
         };
         let nic = NicConfig {
-            socket: self.nics_dir.join(&spec.name).join("vhost.sock"),
+            socket: self.nics_dir.join(&spec.name).join(spec.guests.socket()),
             name: spec.name,
             network: network.name,
             vni: network.vni,
@@ -241,6 +243,7 @@ impl Registry {
             comp_vectors: comp_vectors(spec.comp_vectors)?,
             limits: spec.limits.apply(NicLimits::default()),
             backing: spec.backing,
+            guests: spec.guests,
             access: spec.access,
             configured: spec.configured,
         };
@@ -274,6 +277,9 @@ impl Registry {
         }
         if !(1..=COMP_VECTORS_MAX).contains(&nic.comp_vectors) {
             return Err(Error::BadVectors { vectors: nic.comp_vectors.into() });
+        }
+        if nic.guests == Guests::Process && nic.backing != Backing::Soft {
+            return Err(Error::ProcessBacking { backing: nic.backing.to_string() });
         }
         if nic.access.mode > 0o777 {
             return Err(Error::BadMode { mode: nic.access.mode });

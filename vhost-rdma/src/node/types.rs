@@ -152,6 +152,58 @@ impl Default for SocketAccess {
     }
 }
 
+/// Whose device a NIC is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guests {
+    /// One virtual machine's, behind vhost-user.
+    #[default]
+    Vm,
+    /// Any number of processes', which share it as those of one machine would.
+    Process,
+}
+
+impl Guests {
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vm => "vm",
+            Self::Process => "process",
+        }
+    }
+
+    /// The name of the NIC's socket.
+    #[must_use]
+    pub const fn socket(self) -> &'static str {
+        match self {
+            Self::Vm => "vhost.sock",
+            Self::Process => "process.sock",
+        }
+    }
+}
+
+impl std::str::FromStr for Guests {
+    type Err = BadGuests;
+
+    /// Nothing is a VM's.
+    fn from_str(text: &str) -> Result<Self, BadGuests> {
+        match text {
+            "" | "vm" => Ok(Self::Vm),
+            "process" => Ok(Self::Process),
+            _ => Err(BadGuests { text: text.to_owned() }),
+        }
+    }
+}
+
+/// Not whom a NIC can be for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a NIC cannot be for {text:?}: write vm or process")]
+pub struct BadGuests {
+    /// As given.
+    pub text: String,
+}
+
 /// All that the device layer needs to serve one NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicConfig {
@@ -176,7 +228,10 @@ pub struct NicConfig {
     pub limits: NicLimits,
     /// What carries the verbs.
     pub backing: Backing,
-    /// Where the VMM connects.
+    /// Whose device it is.
+    #[serde(default)]
+    pub guests: Guests,
+    /// Where the VMM or the processes connect.
     pub socket: PathBuf,
     /// Who may connect.
     pub access: SocketAccess,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::estate::Estate;
 use super::network::Network;
-use crate::device::LocalDataplane;
+use crate::dataplane::LocalDataplane;
 use crate::network_process::{Figures, Start, VERSION};
 use crate::node::{
     AttachError, Backing, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus,
@@ -175,6 +175,14 @@ impl Dataplane for Fleet {
         match self.home(name) {
             Some(Home::Network(network)) => network.connect(name, &vmm),
             Some(Home::Own) => self.own().map_err(io::Error::other)?.connect(name, vmm),
+            None => Err(io::Error::other("there is no such NIC")),
+        }
+    }
+
+    fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
+        match self.home(name) {
+            Some(Home::Network(network)) => network.enter(name, &process),
+            Some(Home::Own) => self.own().map_err(io::Error::other)?.enter(name, process),
             None => Err(io::Error::other("there is no such NIC")),
         }
     }

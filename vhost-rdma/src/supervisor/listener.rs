@@ -11,19 +11,20 @@
 use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::SocketType;
 
 use super::peer::Peer;
 use super::seat::Seat;
-use crate::node::{AttachError, Connection, Ending, NicConfig};
+use crate::node::{AttachError, Connection, Ending, Guests, NicConfig};
 use crate::socket;
 
 /// How long the end of a NIC may take before it is left to itself.
@@ -46,12 +47,32 @@ impl NicSocket {
         // Its directory is mounted into containers. A link in its place, or one that comes while
         // the socket is made, must not put the socket (and its owner) elsewhere.
         let dir = socket::own_dir(&config.socket).map_err(making)?;
+        // A VMM speaks in a stream, a process in packets.
+        let kind = match config.guests {
+            Guests::Vm => SocketType::STREAM,
+            Guests::Process => SocketType::SEQPACKET,
+        };
         let opened = Self {
-            listener: socket::bind(&config.socket, &config.access)?,
+            listener: socket::bind_as(kind, &config.socket, &config.access)?,
             path: config.socket.clone(),
         };
         socket::check_in(&dir, &config.socket).map_err(making)?;
         Ok(opened)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next connection.
+    pub(super) fn accept(&self) -> io::Result<UnixStream> {
+        Ok(self.listener.accept()?.0)
+    }
+}
+
+impl AsFd for NicSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod door;
 mod estate;
 mod fleet;
 mod keeper;
@@ -26,18 +27,26 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::door::Door;
 pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
 use crate::node::{
-    AttachError, Backend, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus,
+    AttachError, Backend, Dataplane, Guests, NicConfig, NicStatus, Peer, ProcessStatus,
+    WorkerStatus,
 };
 use crate::socket;
 
+/// What waits at a NIC's socket.
+enum Waiting {
+    Listener { _thread: ListenerThread },
+    Door { _thread: Door },
+}
+
 /// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
 struct Attached {
-    listener: ListenerThread,
+    waiting: Waiting,
     seat: Arc<Seat>,
 }
 
@@ -75,19 +84,28 @@ impl Backend for Supervisor {
         let socket = NicSocket::open(config)?;
         self.dataplane.add(config)?;
         let seat = Arc::new(Seat::new(config, self.dataplane.clone()));
-        let left = self.dataplane.take_up(config);
-        let listener = ListenerThread::start(seat.clone(), socket, left).map_err(|error| {
+        let waiting = match config.guests {
+            Guests::Vm => {
+                let left = self.dataplane.take_up(config);
+                ListenerThread::start(seat.clone(), socket, left)
+                    .map(|thread| Waiting::Listener { _thread: thread })
+            }
+            Guests::Process => {
+                Door::open(seat.clone(), socket).map(|thread| Waiting::Door { _thread: thread })
+            }
+        };
+        let waiting = waiting.map_err(|error| {
             self.dataplane.remove(&config.name);
             AttachError::io("start a thread", error)
         })?;
-        self.attached().insert(config.name.clone(), Attached { listener, seat });
+        self.attached().insert(config.name.clone(), Attached { waiting, seat });
         Ok(())
     }
 
     fn detach(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Attached { listener, .. }) = self.attached().remove(name) else { return };
-        drop(listener);
+        let Some(Attached { waiting, .. }) = self.attached().remove(name) else { return };
+        drop(waiting);
         self.dataplane.remove(name);
     }
 

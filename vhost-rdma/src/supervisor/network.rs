@@ -386,6 +386,20 @@ impl Network {
         Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
     }
 
+    /// Hands a process in. Nothing of it is kept here: when the network's process dies its socket
+    /// ends, and it begins anew.
+    pub(super) fn enter(&self, name: &str, process: &UnixStream) -> io::Result<()> {
+        self.shared.ready().map_err(io::Error::other)?;
+        let request = Request::Enter(name.to_owned());
+        match self.shared.call((request, &[process.as_fd()]), PATIENCE, |_| ()) {
+            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why)) => {
+                Err(io::Error::other(why))
+            }
+            Ok(_) => Err(io::Error::other("the network's process answered something else")),
+        }
+    }
+
     /// A session of a VMM, kept from now on, and where its end is told.
     fn held(&self, name: &str, stream: UnixStream, record: Record) -> io::Result<New> {
         let (ended, end) = channel();

@@ -39,6 +39,11 @@ impl Seat {
         self.dataplane.connect(&self.name, vmm)
     }
 
+    /// Takes a process in.
+    pub(super) fn enter(&self, process: UnixStream) -> io::Result<()> {
+        self.dataplane.enter(&self.name, process)
+    }
+
     /// What the NIC does now.
     pub(super) fn status(&self) -> NicStatus {
         let status = self.dataplane.status(&self.name);

@@ -36,7 +36,7 @@ fn a_nic() {
     let (owner, group) = (nic["owner"].clone(), nic["group"].clone());
     let expected = json!({
         "name": "a", "network": "default", "vni": 1, "mac": "02:00:00:00:00:0a", "addresses": ["10.0.0.1", "fd00::1"],
-        "virtio_id": null, "comp_vectors": 4, "num_queues": 8, "backing": "soft", "socket": socket, "owner": owner,
+        "virtio_id": null, "comp_vectors": 4, "num_queues": 8, "backing": "soft", "guests": "vm", "socket": socket, "owner": owner,
         "group": group, "mode": "0600", "acl": [], "configured": false, "session": "absent", "interrupted": false, "error": null, "gids": [],
         "limits": {
             "max_contexts": 1024, "max_pds": 4096, "max_mrs": 65536, "max_mr_bytes": 2_147_483_648_u64,

@@ -109,6 +109,7 @@ fn keep_identity(nic: &mut config::Nic, old: &NicConfig, kept: &mut Vec<String>)
         ("virtio_id", nic.virtio_id != old.virtio_id),
         ("comp_vectors", vectors != u32::from(old.comp_vectors)),
         ("backing", nic.backing != old.backing),
+        ("guests", nic.guests != old.guests),
     ];
     let differ: Vec<&str> =
         differ.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect();
@@ -124,6 +125,7 @@ fn keep_identity(nic: &mut config::Nic, old: &NicConfig, kept: &mut Vec<String>)
     nic.virtio_id = old.virtio_id;
     nic.comp_vectors = Some(old.comp_vectors.into());
     nic.backing = old.backing.clone();
+    nic.guests = old.guests;
 }
 
 /// Who may open the admin socket, if that can be resolved.

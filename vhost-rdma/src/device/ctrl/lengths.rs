@@ -110,6 +110,27 @@ pub(super) const fn of(opcode: u16) -> Option<Lengths> {
     })
 }
 
+/// How a request names memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// The address of a page.
+    Page,
+    /// A page list.
+    List,
+}
+
+/// The fields of an opcode's request by which memory is named, and where in its body they are.
+pub(crate) fn names(opcode: u16) -> impl Iterator<Item = (usize, Names)> {
+    let layout = of(opcode).and_then(|lengths| lengths.layout);
+    layout.into_iter().flat_map(|layout| layout.fields).filter_map(|field| {
+        match (field.name, field.ty) {
+            (_, "PageList") => Some((field.offset, Names::List)),
+            ("db_page" | "status_page", _) => Some((field.offset, Names::Page)),
+            _ => None,
+        }
+    })
+}
+
 /// The layout of a field's type, if that is a struct of the ABI.
 fn nested(ty: &str) -> Option<&'static StructLayout> {
     match ty {

@@ -9,7 +9,7 @@ use crate::engine::{Reply, Status};
 
 /// A response: header and body.
 #[derive(Debug)]
-pub(in crate::device) struct Response {
+pub(crate) struct Response {
     bytes: [u8; RESPONSE_MAX],
     len: usize,
 }
@@ -31,7 +31,7 @@ impl Response {
     }
 
     /// A refusal; it has no body.
-    pub(in crate::device) fn error(status: Status) -> Self {
+    pub(crate) fn error(status: Status) -> Self {
         Self::header(status.0)
     }
 
@@ -64,7 +64,7 @@ impl Response {
         response
     }
 
-    pub(in crate::device) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }

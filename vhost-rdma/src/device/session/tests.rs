@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::device::nic::settings;
 use crate::device::queues::QueueLayout;
-use crate::node::{Backing, KICK_QUEUES, MacAddr, NicConfig, NicLimits, SocketAccess};
+use crate::node::{Backing, Guests, KICK_QUEUES, MacAddr, NicConfig, NicLimits, SocketAccess};
 use crate::worker::{WorkerConfig, Workers};
 
 const STALL: Duration = Duration::from_millis(3500);
@@ -23,6 +23,7 @@ fn config() -> NicConfig {
         comp_vectors: 1,
         limits: NicLimits::default(),
         backing: Backing::Soft,
+        guests: Guests::Vm,
         socket: "/nonexistent/late/vhost.sock".into(),
         access: SocketAccess::default(),
         configured: false,

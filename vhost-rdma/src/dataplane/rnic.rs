@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::nic;
+use crate::device::nic;
 use crate::node::{AttachError, Backing};
 use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place, Wake};
 use crate::worker::WorkerHandle;

@@ -1,4 +1,12 @@
-//! The device layer as seen from above: NICs come, change and go, and VMMs are handed in.
+//! The data plane of one process: NICs come, change and go, and VMMs and processes are handed in.
+//!
+//! It gives each NIC its place on a worker and each who comes to the front end that its NIC is for:
+//! `device` for VMMs, `process` for processes. Neither knows of the other's guests, nor of this.
+
+#![forbid(unsafe_code)]
+
+mod cm_bridge;
+mod rnic;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,17 +14,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::connection::Connection;
-use super::events::NoPort;
-use super::journal::{Forgetful, Journal, Kept};
-use super::nic::{self, Nic, PATIENCE};
-use super::queues::QueueLayout;
-use super::rnic;
 use crate::channel::{self, Channel, ChannelError};
+use crate::device::connection::Connection;
+use crate::device::events::NoPort;
+use crate::device::nic::{self, Nic, PATIENCE};
+use crate::device::queues::QueueLayout;
+use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
-    self, AttachError, Dataplane, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus,
+    self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus,
     host_and_port,
 };
+use crate::process::House;
 use crate::rnic::{Directory, Remote};
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
@@ -24,6 +32,8 @@ use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 struct Placed {
     nic: Arc<Nic>,
     vni: u32,
+    /// Where its processes are; none for a NIC of VMs.
+    house: Option<Arc<House>>,
 }
 
 struct State {
@@ -39,7 +49,7 @@ pub struct LocalDataplane {
     /// The way to other daemons.
     channel: Option<Channel>,
     /// The way to third-party hosts.
-    cm_bridge: super::cm_bridge::CmBridge,
+    cm_bridge: cm_bridge::CmBridge,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -63,7 +73,7 @@ impl LocalDataplane {
             state,
             directory: Arc::default(),
             channel: None,
-            cm_bridge: super::cm_bridge::CmBridge::default(),
+            cm_bridge: cm_bridge::CmBridge::default(),
             workers,
         })
     }
@@ -124,6 +134,10 @@ impl LocalDataplane {
 
     fn nic(&self, name: &str) -> Option<Arc<Nic>> {
         self.state().nics.get(name).map(|placed| placed.nic.clone())
+    }
+
+    fn house(&self, name: &str) -> Option<Arc<House>> {
+        self.state().nics.get(name).and_then(|placed| placed.house.clone())
     }
 
     /// Gives the NIC to a worker.
@@ -188,13 +202,23 @@ fn layout(config: &NicConfig) -> Result<QueueLayout, AttachError> {
 impl Dataplane for LocalDataplane {
     fn add(&self, config: &NicConfig) -> Result<(), AttachError> {
         let nic = self.place(config)?;
-        self.state().nics.insert(config.name.clone(), Placed { nic, vni: config.vni });
+        let house = match config.guests {
+            Guests::Vm => None,
+            Guests::Process => Some(House::new(config, nic.clone()).inspect_err(|_| {
+                self.displace(&nic, config.vni);
+            })?),
+        };
+        let placed = Placed { nic, vni: config.vni, house: house.map(Arc::new) };
+        self.state().nics.insert(config.name.clone(), placed);
         Ok(())
     }
 
     fn remove(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Placed { nic, vni }) = self.state().nics.remove(name) else { return };
+        let Some(Placed { nic, vni, house }) = self.state().nics.remove(name) else { return };
+        if let Some(house) = house {
+            house.close();
+        }
         self.displace(&nic, vni);
     }
 
@@ -207,7 +231,15 @@ impl Dataplane for LocalDataplane {
             },
         )?;
         nic.set_limits(&config.limits);
+        if let Some(house) = self.house(&config.name) {
+            house.update(config);
+        }
         Ok(())
+    }
+
+    fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
+        let house = self.house(name);
+        house.ok_or_else(|| io::Error::other("the NIC is not for processes"))?.enter(process)
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {

@@ -1,0 +1,259 @@
+//! A process's side of its NIC's socket (docs/virtio-rdma-process.md): messages in packets, with
+//! descriptors. Every one can be malformed on purpose.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
+    recvmsg, sendmsg, shutdown, socket_with,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::guest::{Error, Result};
+use crate::ram::{View, eventfd_of, lock};
+use crate::spec::{PAGE, Put, Take, err};
+
+/// What a request asks for (section 3).
+#[allow(missing_docs)]
+pub mod op {
+    pub const HELLO: u32 = 1;
+    pub const MEMORY_ADD: u32 = 2;
+    pub const MEMORY_REMOVE: u32 = 3;
+    pub const CHANNEL_ADD: u32 = 4;
+    pub const CHANNEL_REMOVE: u32 = 5;
+    pub const ADDRESS: u32 = 6;
+    pub const COMMAND: u32 = 7;
+}
+
+/// What an answer is.
+pub type Answer = (u32, Vec<u8>, Vec<OwnedFd>);
+
+/// A connection.
+#[derive(Debug)]
+pub struct Process {
+    socket: OwnedFd,
+    /// Where asynchronous events come.
+    events: OwnedFd,
+    /// What objects that are made are called, and their channel.
+    given: Mutex<(u64, u32)>,
+}
+
+/// The answer to HELLO.
+#[derive(Debug)]
+pub struct Welcome {
+    /// The status page, to be read.
+    pub status: View,
+    /// By which the device is kicked.
+    pub kick: EventFd,
+    /// What `ALIVE` is.
+    pub alive: u32,
+    /// Completion vectors.
+    pub comp_vectors: usize,
+    /// Entries of the table of addresses.
+    pub addresses: u16,
+    /// The NIC's MAC address.
+    pub mac: [u8; 6],
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub struct Channel {
+    /// Its number.
+    pub number: u32,
+    events: OwnedFd,
+}
+
+/// Sends a packet with descriptors.
+pub fn send(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)), "there is room");
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(socket: impl AsFd) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    bytes.truncate(got.bytes);
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    Ok((bytes, files))
+}
+
+/// A socket that is connected to a NIC, where nothing was said yet.
+pub fn knock(path: &Path) -> std::io::Result<OwnedFd> {
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(20)))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Asks and waits for the answer.
+pub fn ask(socket: impl AsFd, request: &[u8], files: &[BorrowedFd<'_>]) -> Result<Answer> {
+    send(&socket, request, files)?;
+    ask_none(socket)
+}
+
+/// Waits for an answer to nothing.
+pub fn ask_none(socket: impl AsFd) -> Result<Answer> {
+    let (bytes, files) = receive(&socket)?;
+    if bytes.len() < 8 {
+        return Err(Error::Disconnected);
+    }
+    Ok((bytes.u32_at(0), bytes[8..].to_vec(), files))
+}
+
+/// A request: its head and body.
+pub fn request(op: u32, body: &[u8]) -> Vec<u8> {
+    Put::new().u32(op).u32(0).bytes(body).done(8 + body.len())
+}
+
+/// A piece of memory as MEMORY_ADD and MEMORY_REMOVE name it: address, length, offset.
+pub fn piece((address, length, offset): (u64, u64, u64)) -> Vec<u8> {
+    Put::new().u64(address).u64(length).u64(offset).done(24)
+}
+
+fn ok(op: u32, (status, body, files): Answer) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    match status {
+        err::OK => Ok((body, files)),
+        status => Err(Error::Status { opcode: 0x1000 + op as u16, status }),
+    }
+}
+
+/// Whether something is to be read there, now or soon.
+fn wait(fd: &OwnedFd, time: Duration) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let time = Timespec::try_from(time).expect("a time");
+    poll(&mut fds, Some(&time)).is_ok_and(|ready| ready == 1)
+}
+
+impl Process {
+    /// Connects and says HELLO.
+    pub fn connect(path: &Path) -> Result<(Self, Welcome)> {
+        Self::hello(knock(path)?)
+    }
+
+    /// Says HELLO.
+    pub fn hello(socket: OwnedFd) -> Result<(Self, Welcome)> {
+        let body = Put::new().u32(1).u32(0).done(8);
+        let (body, files) = ok(op::HELLO, ask(&socket, &request(op::HELLO, &body), &[])?)?;
+        let [status, kick, events, put]: [OwnedFd; 4] =
+            files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
+        drop(put);
+        let welcome = Welcome {
+            status: View::of_file(status, PAGE)?,
+            kick: eventfd_of(kick),
+            alive: body.u32_at(4),
+            comp_vectors: body.u32_at(8) as usize,
+            addresses: body.u16_at(12),
+            mac: body[14..20].try_into().expect("six bytes"),
+        };
+        Ok((Self { socket, events, given: Mutex::default() }, welcome))
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Asks for something.
+    pub fn ask(&self, op: u32, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<Answer> {
+        ask(&self.socket, &request(op, body), files)
+    }
+
+    /// MEMORY_ADD.
+    pub fn add_memory(&self, at: (u64, u64, u64), file: BorrowedFd<'_>) -> Result<()> {
+        ok(op::MEMORY_ADD, self.ask(op::MEMORY_ADD, &piece(at), &[file])?).map(drop)
+    }
+
+    /// MEMORY_REMOVE.
+    pub fn remove_memory(&self, address: u64, length: u64) -> Result<()> {
+        let body = piece((address, length, 0));
+        ok(op::MEMORY_REMOVE, self.ask(op::MEMORY_REMOVE, &body, &[])?).map(drop)
+    }
+
+    /// COMMAND, with a cookie and a channel; the status, and the response's body.
+    pub fn command(&self, (cookie, channel): (u64, u32), command: &[u8]) -> Result<(u32, Vec<u8>)> {
+        let given = Put::new().u64(cookie).u32(channel).u32(0).done(16);
+        let (status, body, _) = self.ask(op::COMMAND, &[&given, command].concat(), &[])?;
+        Ok((status, body))
+    }
+
+    /// Makes something that has this cookie and channel.
+    pub fn with<T>(&self, given: (u64, u32), make: impl FnOnce() -> T) -> T {
+        *lock(&self.given) = given;
+        let made = make();
+        *lock(&self.given) = (0, 0);
+        made
+    }
+
+    /// What is made now has this cookie and channel.
+    pub(crate) fn given(&self) -> (u64, u32) {
+        *lock(&self.given)
+    }
+
+    /// CHANNEL_ADD.
+    pub fn channel(&self) -> Result<Channel> {
+        let (body, files) = ok(op::CHANNEL_ADD, self.ask(op::CHANNEL_ADD, &[], &[])?)?;
+        let [events, put]: [OwnedFd; 2] =
+            files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
+        drop(put);
+        Ok(Channel { number: body.u32_at(0), events })
+    }
+
+    /// CHANNEL_REMOVE; its status.
+    pub fn end_channel(&self, number: u32) -> Result<u32> {
+        let body = Put::new().u32(number).u32(0).done(8);
+        Ok(self.ask(op::CHANNEL_REMOVE, &body, &[])?.0)
+    }
+
+    /// ADDRESS.
+    pub fn address(&self, index: u32) -> Result<[u8; 16]> {
+        let body = Put::new().u32(index).u32(0).done(8);
+        let (gid, _) = ok(op::ADDRESS, self.ask(op::ADDRESS, &body, &[])?)?;
+        gid.try_into().map_err(|gid| Error::Broken(format!("{gid:?}")))
+    }
+
+    /// The next asynchronous event, if one comes: element and kind.
+    pub fn event(&self, time: Duration) -> Option<(u64, u32)> {
+        let (bytes, _) = wait(&self.events, time).then(|| receive(&self.events).ok())??;
+        (bytes.len() == 16).then(|| (bytes.u64_at(0), bytes.u32_at(8)))
+    }
+
+    /// The number of the descriptor, for whom it is left to.
+    pub fn raw(&self) -> i32 {
+        self.socket.as_raw_fd()
+    }
+
+    /// Ends the connection, whoever else has the socket.
+    pub fn hang_up(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl Channel {
+    /// The next completion event, if one comes: the CQ's cookie.
+    pub fn event(&self, time: Duration) -> Option<u64> {
+        let (bytes, _) = wait(&self.events, time).then(|| receive(&self.events).ok())??;
+        (bytes.len() == 8).then(|| bytes.u64_at(0))
+    }
+}

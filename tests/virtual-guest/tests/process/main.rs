@@ -1,0 +1,16 @@
+//! NICs of processes (docs/virtio-rdma-process.md), over the real socket of a real daemon.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test on a 64-bit host"
+)]
+
+mod data;
+mod ends;
+mod events;
+mod hostile;
+mod owners;
+mod scene;

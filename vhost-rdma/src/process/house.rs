@@ -1,0 +1,357 @@
+//! One NIC's processes: who is there, the memory map that their windows make, and the life of the
+//! device that they share.
+//!
+//! To the engine the house is a driver: it begins a life when the first process comes, sets the
+//! NIC's addresses, and owns the status page. A process gets that page to read: the file is sealed
+//! so that nobody maps it for writing any more once the house has.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use virtio_rdma_abi::status_page;
+
+use super::events::{ProcessPort, Routes};
+use super::memory::{WINDOWS, Window};
+use super::messages::Answer;
+use super::session::Session;
+use super::socket;
+use crate::device::memory::{self, MemoryError, Offer};
+use crate::device::nic::{self, Nic, PATIENCE};
+use crate::memory::{AddressSpace, Mapping, PAGE_SIZE, Region, Ring};
+use crate::nic::{Command, Reply, Status};
+use crate::node::{AttachError, NicConfig};
+use crate::transport::Gid;
+use crate::worker::Progress;
+
+/// Stack of a session's thread.
+const STACK: usize = 256 << 10;
+/// Regions of memory that all processes of a NIC have together.
+const REGIONS: usize = 4096;
+
+/// What the device is to a driver from its INIT on.
+#[derive(Debug)]
+struct Life {
+    status: File,
+    alive: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    life: Option<Life>,
+    /// By window.
+    sessions: BTreeMap<u64, UnixStream>,
+    /// The window that was given last.
+    last: u64,
+    max_contexts: u32,
+    gids: Vec<Gid>,
+    closing: bool,
+}
+
+/// See the module.
+pub(crate) struct House {
+    pub(super) nic: Arc<Nic>,
+    pub(super) routes: Arc<Routes>,
+    mac: [u8; 6],
+    state: Mutex<State>,
+    left: Condvar,
+    /// Held while a command is carried out: the engine has one of a NIC under way, as a driver's
+    /// queue has, and some go in steps.
+    commands: Mutex<()>,
+    /// What all windows are together.
+    space: Mutex<AddressSpace>,
+}
+
+/// The link-local address that a MAC address makes (RFC 4291, appendix A).
+fn link_local(mac: [u8; 6]) -> Gid {
+    let [a, b, c, d, e, f] = mac;
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}
+
+/// The table of addresses: those that the NIC was given, and its link's own.
+fn gids(config: &NicConfig) -> Vec<Gid> {
+    let own = link_local(config.mac.octets());
+    let given = config.addresses.iter().map(|address| nic::gid(*address));
+    given.filter(|gid| *gid != own).chain([own]).collect()
+}
+
+/// A page that its makers write and everybody else reads.
+fn status_memory() -> io::Result<(File, Mapping)> {
+    let file = File::from(memfd_create(
+        "vhost-rdma-status",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
+    file.set_len(PAGE_SIZE)?;
+    let mapping = Mapping::of_file(file.try_clone()?, 0, PAGE_SIZE).map_err(io::Error::other)?;
+    // Mappings that exist stay writable; no other will be (memfd_create(2), F_SEAL_FUTURE_WRITE).
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    fcntl_add_seals(&file, all)?;
+    Ok((file, mapping))
+}
+
+impl House {
+    /// That of a NIC without processes.
+    pub(crate) fn new(config: &NicConfig, nic: Arc<Nic>) -> Result<Self, AttachError> {
+        let state = State {
+            max_contexts: config.limits.max_contexts,
+            gids: gids(config),
+            ..State::default()
+        };
+        let space = AddressSpace::of(nic.account().clone());
+        Ok(Self {
+            nic,
+            routes: Arc::default(),
+            mac: config.mac.octets(),
+            state: Mutex::new(state),
+            left: Condvar::new(),
+            commands: Mutex::default(),
+            space: Mutex::new(space),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn space(&self) -> MutexGuard<'_, AddressSpace> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) const fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// The status page's file, and what `ALIVE` is in it.
+    pub(super) fn status(&self) -> Option<(File, u32)> {
+        let state = self.state();
+        let life = state.life.as_ref()?;
+        Some((life.status.try_clone().ok()?, life.alive))
+    }
+
+    /// Entries of the table of addresses.
+    pub(super) fn gids(&self) -> Vec<Gid> {
+        self.state().gids.clone()
+    }
+
+    /// Takes a process in.
+    ///
+    /// # Errors
+    /// There are as many as there may be, the NIC ends, or the host lacks something.
+    pub(crate) fn enter(self: &Arc<Self>, process: UnixStream) -> io::Result<()> {
+        let mut state = self.state();
+        if state.closing {
+            return Err(io::Error::other("the NIC ends"));
+        }
+        if state.sessions.len() >= state.max_contexts as usize {
+            // It is told; that it does not read is its own affair.
+            let _ = socket::send(process.as_fd(), Answer::of(Status::NOMEM).bytes(), &[]);
+            return Err(io::Error::other("the NIC has as many processes as it may (max_contexts)"));
+        }
+        if state.sessions.is_empty() {
+            self.begin(&mut state)?;
+        }
+        // A window rests before it comes back; a live one is skipped.
+        let mut window = state.last;
+        loop {
+            window = window % (WINDOWS - 1) + 1;
+            if !state.sessions.contains_key(&window) {
+                break;
+            }
+        }
+        let own = process.try_clone()?;
+        let session = Session::new(self.clone(), process, Window::new(window))?;
+        state.last = window;
+        state.sessions.insert(window, own);
+        let house = self.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("process-{window}"))
+            .stack_size(STACK)
+            .spawn(move || {
+                session.run();
+                house.leave(window);
+            });
+        if let Err(error) = thread {
+            state.sessions.remove(&window);
+            return Err(error);
+        }
+        self.nic.connected();
+        Ok(())
+    }
+
+    fn leave(&self, window: u64) {
+        let mut state = self.state();
+        state.sessions.remove(&window);
+        if state.sessions.is_empty() {
+            self.nic.disconnected();
+        }
+        drop(state);
+        self.left.notify_all();
+    }
+
+    /// Has the worker carry a command of a context out, and waits for it.
+    pub(super) fn execute(&self, ctx: u32, command: Command) -> Result<Reply, Status> {
+        let _turn = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begins = Some(command);
+        let done = self.nic.call_in_steps(PATIENCE, move |shard, id, now| {
+            match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
+                Ok(Reply::More) => Progress::More,
+                result => Progress::Done(result),
+            }
+        });
+        done.unwrap_or_else(|error| {
+            self.nic.failed(format!("a command of a process was not carried out: {error}"));
+            Err(Status::FATAL)
+        })
+    }
+
+    /// The first process comes: a new life, in which nothing is left of an earlier one.
+    fn begin(&self, state: &mut State) -> io::Result<()> {
+        let (status, mapping) = status_memory()?;
+        let mut nonce = [0; 8];
+        getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+        // Not zero, as that would say that the device is lost.
+        let alive = u32::from_le_bytes([nonce[0], nonce[1], nonce[2], nonce[3]]) | 1;
+        let mut space = self.space();
+        let page = Region::new(0, Arc::new(mapping)).map_err(io::Error::other)?;
+        let begun = AddressSpace::of(self.nic.account().clone())
+            .with(vec![page])
+            .map_err(io::Error::other)?;
+        let fault = |_| io::Error::other("the status page cannot be had");
+        let ring = Ring::page(&begun, 0).map_err(fault)?;
+        ring.store_u32(status_page::ALIVE as u64, alive);
+        *space = begun.clone();
+        drop(space);
+        let port = ProcessPort::new(self.routes.clone());
+        let gids = state.gids.clone();
+        let done = self.nic.call(PATIENCE, move |shard, id, now| {
+            // Also a NIC that failed begins anew so.
+            shard.reset(id);
+            shard.set_port(id, Box::new(port));
+            let init = Command::Init { space: begun, status_page: ring };
+            shard.execute(id, 0, init, now)?;
+            for (index, gid) in (0u16..).zip(gids) {
+                // One that another NIC holds meanwhile is not there.
+                let _ = shard.execute(id, 0, Command::GidSet { index, gid: Some(gid) }, now);
+            }
+            Ok::<(), Status>(())
+        });
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err(status)) => {
+                return Err(io::Error::other(format!("the device does not begin: {}", status.0)));
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        state.life = Some(Life { status, alive });
+        Ok(())
+    }
+
+    /// Takes changed limits and addresses over.
+    pub(crate) fn update(&self, config: &NicConfig) {
+        let mut state = self.state();
+        state.max_contexts = config.limits.max_contexts;
+        let before = std::mem::replace(&mut state.gids, gids(config));
+        if before == state.gids || state.sessions.is_empty() {
+            return;
+        }
+        let (after, most) = (state.gids.clone(), before.len().max(state.gids.len()));
+        drop(state);
+        self.nic.post(move |shard, id, now| {
+            for (index, entry) in (0u16..).zip(0..most) {
+                let gid = after.get(entry).copied();
+                let _ = shard.execute(id, 0, Command::GidSet { index, gid }, now);
+            }
+        });
+    }
+
+    /// Ends all sessions, and takes no other in.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closing = true;
+        for stream in state.sessions.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let there = |state: &mut State| !state.sessions.is_empty();
+        let waited = self.left.wait_timeout_while(state, PATIENCE, there);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            tracing::error!(nic = self.nic.name, "a process's session does not end");
+        }
+    }
+
+    /// Plugs a process's memory in; its own map that follows `own`.
+    pub(super) fn plug(&self, own: &AddressSpace, offer: Offer) -> Result<AddressSpace, Status> {
+        let mut space = self.space();
+        if space.regions().len() >= REGIONS {
+            return Err(Status::NOMEM);
+        }
+        let others = space.bytes().saturating_sub(own.bytes());
+        let most = self.nic.max_guest_bytes().saturating_sub(others);
+        let start = offer.start;
+        let next = memory::plug(own, offer, most).map_err(|error| {
+            tracing::debug!(nic = self.nic.name, %error, "memory of a process is refused");
+            match error {
+                MemoryError::FileSystem(_) => Status::PERM,
+                MemoryError::Slots | MemoryError::TooMuch(_) => Status::NOMEM,
+                MemoryError::Table(_) => Status::EXIST,
+                _ => Status::INVAL,
+            }
+        })?;
+        let region = next.region_at(start).cloned().ok_or(Status::FAULT)?;
+        // After the process's own: what all may keep goes by this one.
+        *space = space.plug(region).map_err(|_| Status::EXIST)?;
+        self.follow(space.clone());
+        Ok(next)
+    }
+
+    /// Takes a region of a process out of the map.
+    pub(super) fn unplug(
+        &self,
+        own: &AddressSpace,
+        (start, len): (u64, u64),
+    ) -> Result<AddressSpace, Status> {
+        let mut space = self.space();
+        let next = own.unplug(start, len).map_err(|_| Status::NOENT)?;
+        *space = space.unplug(start, len).map_err(|_| Status::NOENT)?;
+        self.follow(space.clone());
+        Ok(next)
+    }
+
+    /// Takes all that a process has out of the map.
+    pub(super) fn forget(&self, own: &AddressSpace) {
+        if own.regions().is_empty() {
+            return;
+        }
+        let mut space = self.space();
+        let rest = space.regions().iter().filter(|region| !own.contains(region)).cloned();
+        match space.with(rest.collect()) {
+            Ok(next) => *space = next,
+            Err(error) => tracing::error!(%error, "the memory map cannot shrink"),
+        }
+        self.follow(space.clone());
+    }
+
+    /// Has the engine take the map over, in steps between which others are served.
+    fn follow(&self, space: AddressSpace) {
+        let mut space = Some(space);
+        let done = self.nic.call_in_steps(PATIENCE, move |shard, id, _| {
+            if let Some(space) = space.take() {
+                shard.memory_changed(id, space);
+            }
+            if shard.follow_memory(id) { Progress::More } else { Progress::Done(()) }
+        });
+        if let Err(error) = done {
+            self.nic.failed(format!("the engine could not take over the memory map: {error}"));
+        }
+    }
+}
+
+impl std::fmt::Debug for House {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("House").field("nic", &self.nic.name).finish_non_exhaustive()
+    }
+}

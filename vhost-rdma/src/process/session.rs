@@ -1,0 +1,461 @@
+//! One process at a NIC: its messages, its events, its end.
+//!
+//! A session has a thread of its own, which waits for the worker and for nobody else. It knows the
+//! numbers of what the process made, and how the process calls them, as a kernel's uverbs does; the
+//! engine checks with each command that they are of the session's context. When the process ends,
+//! by whatever way, its socket does, and the context with all that is in it goes before the memory
+//! under it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use virtio_rdma_abi::{CmdHdr, cmd, cmd_status, event};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use super::commands::{self, Runner};
+use super::events::Bell;
+use super::house::House;
+use super::memory::{self, Window};
+use super::messages::{
+    Address, Answer, Completed, Given, Happened, Head, Hello, Number, Piece, VERSION, Welcome,
+    exactly, op,
+};
+use super::socket::{self, Channel, Packet};
+use crate::device::ctrl::{Controller, Request};
+use crate::device::memory::Offer;
+use crate::device::nic::DirectKick;
+use crate::eventfd;
+use crate::memory::{AddressSpace, Charge};
+use crate::nic::{Command, Status};
+
+/// Regions of memory, and completion channels, of one process.
+const REGIONS: usize = 64;
+const CHANNELS: usize = 64;
+/// What is kept for a region, a channel, and an object that has a name.
+const REGION: u64 = 1024;
+const CHANNEL: u64 = 2048;
+const NAMED: u64 = 128;
+/// What is kept for the session itself, a thread among it.
+const SELF: u64 = 32 << 10;
+
+/// A completion channel.
+#[derive(Debug)]
+struct Completions {
+    channel: Channel,
+    /// CQs that use it.
+    users: u32,
+}
+
+/// A CQ as the process knows it.
+#[derive(Debug, Clone, Copy)]
+struct Cq {
+    cookie: u64,
+    /// 0: none.
+    channel: u32,
+    /// Events that there was no room for.
+    waiting: u32,
+}
+
+/// See the module.
+pub(super) struct Session {
+    house: Arc<House>,
+    socket: UnixStream,
+    window: Window,
+    bell: Bell,
+    kick: File,
+    /// The worker hears the kicks itself.
+    direct: Option<DirectKick>,
+    controller: Controller,
+    /// The process's memory, and nothing else.
+    space: AddressSpace,
+    greeted: bool,
+    /// 0: it has none yet.
+    ctx: u32,
+    /// Doorbell pages, as the process names them: memory that may not go before the context.
+    pages: Vec<u64>,
+    happenings: Channel,
+    /// Asynchronous events that there was no room for: element and kind.
+    happened: Vec<(u64, u32)>,
+    channels: BTreeMap<u32, Completions>,
+    last_channel: u32,
+    cqs: BTreeMap<u32, Cq>,
+    /// How the process calls its QPs and SRQs.
+    qps: BTreeMap<u32, u64>,
+    srqs: BTreeMap<u32, u64>,
+    kept: Charge,
+}
+
+/// Whether a session goes on.
+type GoesOn = bool;
+
+impl Session {
+    /// A process that has said nothing yet.
+    pub(super) fn new(house: Arc<House>, socket: UnixStream, window: Window) -> io::Result<Self> {
+        let nic = &house.nic;
+        let kept = nic.account().charge(SELF);
+        let kept = kept.ok_or_else(|| io::Error::other("the NIC keeps as much as it may"))?;
+        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self {
+            direct: nic.watch_kick(&kick),
+            controller: Controller::begun(nic.layout.kick_base()),
+            space: AddressSpace::of(nic.account().clone()),
+            bell: Bell::new()?,
+            happenings: Channel::new()?,
+            house,
+            socket,
+            window,
+            kick,
+            greeted: false,
+            ctx: 0,
+            pages: Vec::new(),
+            happened: Vec::new(),
+            channels: BTreeMap::new(),
+            last_channel: 0,
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            kept,
+        })
+    }
+
+    /// Serves the process to its end, and leaves nothing of it.
+    pub(super) fn run(mut self) {
+        let ended = catch_unwind(AssertUnwindSafe(|| while self.turn() {}));
+        if ended.is_err() {
+            tracing::error!(nic = self.house.nic.name, "a process's session had a fault");
+        }
+        // The process is told before its objects go.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.direct = None;
+        if self.ctx != 0 {
+            let ctx = self.ctx;
+            // A NIC that failed has no contexts that anybody could use.
+            let _ = self.house.execute(ctx, Command::ContextDestroy);
+            self.house.routes.end(ctx);
+        }
+        self.house.forget(&self.space);
+    }
+
+    /// Waits until there is something to do, and does it.
+    fn turn(&mut self) -> GoesOn {
+        let Some([message, bell, kick]) = self.wait() else { return false };
+        if kick && eventfd::take(self.kick.as_fd()).unwrap_or(false) {
+            self.house.nic.kick();
+        }
+        if bell && !self.collect() {
+            return false;
+        }
+        self.deliver();
+        !message || self.hear()
+    }
+
+    /// What there is: a message or the end, events, a kick.
+    fn wait(&self) -> Option<[bool; 3]> {
+        let mut fds = vec![
+            PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP),
+            PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
+        ];
+        if self.direct.is_none() {
+            fds.push(PollFd::new(&self.kick, PollFlags::IN));
+        }
+        let waiting = |id: u32| self.cqs.values().any(|cq| cq.channel == id && cq.waiting > 0);
+        let channels = self.channels.iter().filter(|(id, _)| waiting(**id));
+        fds.extend(channels.map(|(_, it)| PollFd::new(&it.channel, PollFlags::OUT)));
+        if !self.happened.is_empty() {
+            fds.push(PollFd::new(&self.happenings, PollFlags::OUT));
+        }
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Some([false; 3]),
+            Err(_) => return None,
+        }
+        let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        Some([ready(0), ready(1), self.direct.is_none() && ready(2)])
+    }
+
+    /// Takes over what the worker has noted.
+    fn collect(&mut self) -> GoesOn {
+        self.bell.heard();
+        let found = self.house.routes.take(self.ctx);
+        for (cqn, count) in found.completions {
+            if let Some(cq) = self.cqs.get_mut(&cqn) {
+                cq.waiting = cq.waiting.saturating_add(count);
+            }
+        }
+        for (kind, object) in found.events {
+            let element = match kind {
+                // The process finds its socket closed: that is how it learns of a loss.
+                event::DEVICE_FATAL => return false,
+                event::CQ_ERR => self.cqs.get(&object).map(|cq| cq.cookie),
+                event::SRQ_ERR | event::SRQ_LIMIT_REACHED => self.srqs.get(&object).copied(),
+                event::GID_CHANGE | event::PORT_ACTIVE | event::PORT_ERR => Some(object.into()),
+                _ => self.qps.get(&object).copied(),
+            };
+            let known = |element: &u64| !self.happened.contains(&(*element, kind));
+            self.happened.extend(element.filter(known).map(|element| (element, kind)));
+        }
+        true
+    }
+
+    /// Gives events to the process, as far as its channels have room.
+    fn deliver(&mut self) {
+        for cq in self.cqs.values_mut().filter(|cq| cq.waiting > 0) {
+            let Some(completions) = self.channels.get(&cq.channel) else {
+                cq.waiting = 0;
+                continue;
+            };
+            let event = Completed { cookie: cq.cookie.into() };
+            while cq.waiting > 0 && completions.channel.put(event.as_bytes()) {
+                cq.waiting -= 1;
+            }
+        }
+        let happenings = &self.happenings;
+        let mut full = false;
+        self.happened.retain(|&(element, kind)| {
+            let event = Happened { element: element.into(), kind: kind.into(), reserved: 0.into() };
+            full = full || !happenings.put(event.as_bytes());
+            full
+        });
+    }
+
+    /// Serves the next message.
+    fn hear(&mut self) -> GoesOn {
+        match socket::receive(self.socket.as_fd()) {
+            Ok(Some(packet)) => self.answer(packet),
+            Ok(None) => false,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+
+    /// Who does not read an answer has no other.
+    fn say(&self, answer: &Answer) -> GoesOn {
+        socket::send(self.socket.as_fd(), answer.bytes(), &[]).is_ok()
+    }
+
+    fn answer(&mut self, packet: Packet) -> GoesOn {
+        let Ok((head, body)) = Head::read_from_prefix(packet.bytes()) else { return false };
+        // Nobody can tell what such a message was to say.
+        if packet.cut {
+            return false;
+        }
+        let body = body.to_vec();
+        let asked = head.op.get();
+        if head.reserved.get() != 0 || (asked == op::HELLO) == self.greeted {
+            return self.say(&Answer::of(Status::STATE));
+        }
+        let wanted = usize::from(asked == op::MEMORY_ADD);
+        if packet.files.len() != wanted {
+            return self.say(&Answer::of(Status::INVAL));
+        }
+        let answer = match asked {
+            op::HELLO => return self.welcome(&body),
+            op::CHANNEL_ADD => return self.add_channel(&body),
+            op::MEMORY_ADD => {
+                let file = packet.files.into_iter().next().map(File::from);
+                self.plug(&body, file)
+            }
+            op::MEMORY_REMOVE => self.unplug(&body),
+            op::CHANNEL_REMOVE => self.remove_channel(&body),
+            op::ADDRESS => self.address(&body),
+            op::COMMAND => self.command(&body),
+            _ => Err(Status::NOTSUPP),
+        };
+        self.say(&answer.unwrap_or_else(Answer::of))
+    }
+
+    fn welcome(&mut self, body: &[u8]) -> GoesOn {
+        let hello = match exactly::<Hello>(body) {
+            Ok(hello) if hello.version.get() >= VERSION && hello.reserved.get() == 0 => hello,
+            Ok(_) => return self.say(&Answer::of(Status::NOTSUPP)),
+            Err(status) => return self.say(&Answer::of(status)),
+        };
+        let Some((status, alive)) = self.house.status() else { return false };
+        let Some([take, put]) = self.happenings.ends() else { return false };
+        let welcome = Welcome {
+            version: hello.version.get().min(VERSION).into(),
+            alive: alive.into(),
+            comp_vectors: u32::from(self.house.nic.layout.comp_vectors()).into(),
+            addresses: u16::try_from(self.house.gids().len()).unwrap_or(u16::MAX).into(),
+            mac: self.house.mac(),
+            reserved: 0.into(),
+        };
+        let files = [status.as_fd(), self.kick.as_fd(), take, put];
+        let answer = Answer::ok(welcome.as_bytes());
+        self.greeted = socket::send(self.socket.as_fd(), answer.bytes(), &files).is_ok();
+        self.happenings.given();
+        self.greeted
+    }
+
+    /// Charges one thing more, or fewer.
+    fn keep(&mut self, more: u64) -> Result<(), Status> {
+        let named = self.cqs.len() + self.qps.len() + self.srqs.len();
+        let bytes = SELF
+            + more
+            + NAMED * named as u64
+            + CHANNEL * self.channels.len() as u64
+            + REGION * self.space.regions().len() as u64;
+        if self.kept.settle(bytes) { Ok(()) } else { Err(Status::NOMEM) }
+    }
+
+    fn plug(&mut self, body: &[u8], file: Option<File>) -> Result<Answer, Status> {
+        let piece: Piece = exactly(body)?;
+        let file = file.ok_or(Status::INVAL)?;
+        if self.space.regions().len() >= REGIONS {
+            return Err(Status::NOMEM);
+        }
+        self.keep(REGION)?;
+        memory::check(&file)?;
+        let (address, len) = (piece.address.get(), piece.length.get());
+        let start = self.window.place(address, len)?;
+        let offer = Offer { start, len, file, offset: piece.offset.get() };
+        self.space = self.house.plug(&self.space, offer)?;
+        Ok(Answer::ok(&[]))
+    }
+
+    fn unplug(&mut self, body: &[u8]) -> Result<Answer, Status> {
+        let piece: Piece = exactly(body)?;
+        let (address, len) = (piece.address.get(), piece.length.get());
+        let start = self.window.place(address, len)?;
+        // The NIC would take the loss of a doorbell page for its own.
+        if self.pages.iter().any(|page| page.checked_sub(address).is_some_and(|at| at < len)) {
+            return Err(Status::BUSY);
+        }
+        self.space = self.house.unplug(&self.space, (start, len))?;
+        self.keep(0)?;
+        Ok(Answer::ok(&[]))
+    }
+
+    fn add_channel(&mut self, body: &[u8]) -> GoesOn {
+        let made = if body.is_empty() { self.new_channel() } else { Err(Status::INVAL) };
+        let number = match made {
+            Ok(number) => number,
+            Err(status) => return self.say(&Answer::of(status)),
+        };
+        let Some(completions) = self.channels.get_mut(&number) else { return false };
+        let Some(ends) = completions.channel.ends() else { return false };
+        let told = Number { number: number.into(), reserved: 0.into() };
+        let answer = Answer::ok(told.as_bytes());
+        let sent = socket::send(self.socket.as_fd(), answer.bytes(), &ends).is_ok();
+        completions.channel.given();
+        sent
+    }
+
+    fn new_channel(&mut self) -> Result<u32, Status> {
+        if self.channels.len() >= CHANNELS {
+            return Err(Status::NOMEM);
+        }
+        self.keep(CHANNEL)?;
+        let channel = Channel::new().map_err(|_| Status::NOMEM)?;
+        while self.last_channel == 0 || self.channels.contains_key(&self.last_channel) {
+            self.last_channel = self.last_channel.wrapping_add(1);
+        }
+        self.channels.insert(self.last_channel, Completions { channel, users: 0 });
+        Ok(self.last_channel)
+    }
+
+    fn remove_channel(&mut self, body: &[u8]) -> Result<Answer, Status> {
+        let number = exactly::<Number>(body)?.number.get();
+        if self.channels.get(&number).ok_or(Status::NOENT)?.users > 0 {
+            return Err(Status::BUSY);
+        }
+        self.channels.remove(&number);
+        self.keep(0)?;
+        Ok(Answer::ok(&[]))
+    }
+
+    fn address(&self, body: &[u8]) -> Result<Answer, Status> {
+        let index = exactly::<Number>(body)?.number.get() as usize;
+        let gid = *self.house.gids().get(index).ok_or(Status::NOENT)?;
+        Ok(Answer::ok(Address { gid }.as_bytes()))
+    }
+
+    /// A command of the device, as a driver gives it, by a process.
+    fn command(&mut self, body: &[u8]) -> Result<Answer, Status> {
+        let (given, request) = Given::read_from_prefix(body).map_err(|_| Status::INVAL)?;
+        let (header, rest) = CmdHdr::read_from_prefix(request).map_err(|_| Status::INVAL)?;
+        let opcode = header.opcode.get();
+        commands::check(opcode, self.ctx)?;
+        let channel = given.channel.get();
+        if channel != 0 && (opcode != cmd::CQ_CREATE || !self.channels.contains_key(&channel)) {
+            return Err(Status::NOENT);
+        }
+        self.keep(NAMED)?;
+        let mut request = request.to_vec();
+        let named = rest.to_vec();
+        if let Some(body) = request.get_mut(size_of::<CmdHdr>()..) {
+            self.window.translate(opcode, body)?;
+        }
+        let nic = self.house.nic.clone();
+        nic.stats.control_commands.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let runner = Runner { house: &self.house, space: &self.space, ctx: self.ctx };
+        let request = Request { bytes: &request, whole: true };
+        let room = commands::ROOM;
+        let response = self.controller.serve(&runner, request, room, nic.max_mr_bytes());
+        let response = response.ok_or(Status::INVAL)?;
+        let (status, answer) = commands::split(response.bytes());
+        if status != cmd_status::OK {
+            return Err(Status(status));
+        }
+        self.note(opcode, (&named, answer), &given);
+        Ok(Answer::ok(answer))
+    }
+
+    /// A command was carried out: what there is now, or no more.
+    fn note(&mut self, opcode: u16, (asked, answer): (&[u8], &[u8]), given: &Given) {
+        let word = |bytes: &[u8]| {
+            bytes.first_chunk::<4>().map(|word| u32::from_le_bytes(*word)).unwrap_or_default()
+        };
+        let page = || asked.first_chunk::<8>().map(|page| u64::from_le_bytes(*page));
+        let (object, made, cookie) = (word(asked), word(answer), given.cookie.get());
+        match opcode {
+            cmd::CONTEXT_CREATE => {
+                self.ctx = made;
+                self.pages.extend(page());
+                self.house.routes.begin(made, self.bell.clone());
+            }
+            cmd::DB_PAGE_ADD => self.pages.extend(page()),
+            cmd::CQ_CREATE => {
+                let channel = given.channel.get();
+                if let Some(completions) = self.channels.get_mut(&channel) {
+                    completions.users += 1;
+                    self.house.routes.begin_cq(self.ctx, made);
+                }
+                self.cqs.insert(made, Cq { cookie, channel, waiting: 0 });
+            }
+            cmd::CQ_DESTROY => {
+                self.house.routes.end_cq(self.ctx, object);
+                let cq = self.cqs.remove(&object);
+                self.forget_events(cq.map(|cq| cq.cookie), &[event::CQ_ERR]);
+                if let Some(it) = cq.and_then(|cq| self.channels.get_mut(&cq.channel)) {
+                    it.users = it.users.saturating_sub(1);
+                }
+            }
+            cmd::QP_CREATE => drop(self.qps.insert(made, cookie)),
+            cmd::QP_DESTROY => {
+                let cookie = self.qps.remove(&object);
+                self.forget_events(cookie, commands::QP_EVENTS);
+            }
+            cmd::SRQ_CREATE => drop(self.srqs.insert(made, cookie)),
+            cmd::SRQ_DESTROY => {
+                let cookie = self.srqs.remove(&object);
+                self.forget_events(cookie, &[event::SRQ_ERR, event::SRQ_LIMIT_REACHED]);
+            }
+            _ => {}
+        }
+    }
+
+    /// An object is gone: what has happened to it is nobody's.
+    fn forget_events(&mut self, cookie: Option<u64>, kinds: &[u32]) {
+        self.happened.retain(|(element, kind)| Some(*element) != cookie || !kinds.contains(kind));
+    }
+}

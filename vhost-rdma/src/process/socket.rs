@@ -1,0 +1,119 @@
+//! A process's socket: packets with descriptors, and never a wait.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+
+use super::messages::{FILES_MAX, MESSAGE_MAX};
+
+/// What came in one packet.
+#[derive(Debug)]
+pub(super) struct Packet {
+    bytes: [u8; MESSAGE_MAX],
+    len: usize,
+    pub(super) files: Vec<OwnedFd>,
+    /// It was longer than any message, or had more descriptors than any has.
+    pub(super) cut: bool,
+}
+
+impl Packet {
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// The next packet; `None` at the end.
+///
+/// # Errors
+/// There is none, or the socket broke.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+    let mut packet = Packet { bytes: [0; MESSAGE_MAX], len: 0, files: Vec::new(), cut: false };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut packet.bytes)], &mut control, flags);
+    let got = match got {
+        Err(Errno::CONNRESET) => return Ok(None),
+        other => other?,
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            packet.files.extend(rights);
+        }
+    }
+    packet.len = got.bytes.min(MESSAGE_MAX);
+    packet.cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    // Nobody has anything to say in no bytes: it is the end.
+    Ok((got.bytes > 0).then_some(packet))
+}
+
+/// Sends a packet.
+///
+/// # Errors
+/// There is no room, or nobody at the other end.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// A channel of events: ours to send, and the process's to receive.
+///
+/// The process gets our end as well: it takes events of an object that it destroys out, and puts
+/// the others back. So nothing that it does to the open file may matter here, and nothing does: a
+/// packet is sent without waiting whatever the file's flags say.
+#[derive(Debug)]
+pub(super) struct Channel {
+    ours: OwnedFd,
+    /// Until it was sent.
+    theirs: Option<OwnedFd>,
+}
+
+impl Channel {
+    pub(super) fn new() -> io::Result<Self> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok(Self { ours, theirs: Some(theirs) })
+    }
+
+    /// The ends to be sent: to receive from, to put back at.
+    pub(super) fn ends(&self) -> Option<[BorrowedFd<'_>; 2]> {
+        Some([self.theirs.as_ref()?.as_fd(), self.ours.as_fd()])
+    }
+
+    /// They were sent.
+    pub(super) fn given(&mut self) {
+        self.theirs = None;
+    }
+
+    /// Puts an event in; false: there is no room now.
+    pub(super) fn put(&self, event: &[u8]) -> bool {
+        match send(self.ours.as_fd(), event, &[]) {
+            // Nobody will ever read it: it is gone.
+            Ok(()) => true,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ours.as_fd()
+    }
+}
