@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * Devices that are sockets: `VHOST_RDMA_DEVICES` names one or several, separated by ':'; without it
+ * every socket in /run/vhost-rdma/process is one. libibverbs lists them beside those of the kernel.
+ *
+ * Contexts, operations and domains are those of the guest's provider, whose source is included.
+ */
+#include "kernel.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "doorbell.h"
+#include "session.h"
+
+/* The guest's driver is not ours to register, and its kicks go another way. */
+#undef PROVIDER_DRIVER
+#define PROVIDER_DRIVER(name, ops)                                                                 \
+	static const struct verbs_device_ops *vrdma_guests_ops(void)                               \
+	{                                                                                          \
+		return &(ops);                                                                     \
+	}
+void vrdma_kick_of_guest(struct vrdma_context *ctx);
+#define vrdma_kick_ioctl vrdma_kick_of_guest
+#include "virtio_rdma.c"
+#undef vrdma_kick_ioctl
+
+#define DIRECTORY "/run/vhost-rdma/process"
+/* "vrmp": of devices without a kernel, so that no kernel's device is taken for one. */
+#define LOCAL_DRIVER_ID 0x76726d70
+/* Behind the kernel's indices, which count from 0. */
+#define FIRST_INDEX 0x76720000
+
+struct local_device {
+	struct verbs_device device;
+	char path[IBV_SYSFS_PATH_MAX];
+};
+
+void vrdma_kick_ioctl(struct vrdma_context *ctx)
+{
+	struct vrdma_session *session = vrdma_session_of(&ctx->vctx.context);
+	uint64_t one = 1;
+
+	if (session)
+		(void)!write(session->kick, &one, sizeof(one));
+}
+
+/* ---- Channels, addresses ------------------------------------------------------------------------ */
+
+static int create_channel(struct ibv_comp_channel *of)
+{
+	struct vrdma_session *session = vrdma_session_of(of->context);
+	struct vrdma_channel *channel = calloc(1, sizeof(*channel));
+	struct vrdma_request request = { VRDMA_CHANNEL_ADD, NULL, 0, -1 };
+	__le32 number[2];
+	int fds[2], ret;
+	struct vrdma_answer answer = { number, sizeof(number), fds, 2 };
+
+	if (!channel)
+		return ENOMEM;
+	ret = vrdma_ask(session, &request, &answer);
+	if (ret) {
+		free(channel);
+		return ret;
+	}
+	channel->of = of;
+	channel->number = le32toh(number[0]);
+	channel->events.take = fds[0];
+	channel->events.put = fds[1];
+	of->fd = fds[0];
+	pthread_mutex_lock(&session->tables);
+	channel->next = session->channels;
+	session->channels = channel;
+	pthread_mutex_unlock(&session->tables);
+	return 0;
+}
+
+static void destroy_channel(struct ibv_comp_channel *of)
+{
+	struct vrdma_session *session = vrdma_session_of(of->context);
+	struct vrdma_request request = { VRDMA_CHANNEL_REMOVE, NULL, 8, -1 };
+	struct vrdma_answer none = {};
+	struct vrdma_channel **at, *channel;
+	__le32 number[2] = {};
+
+	close(of->fd);
+	if (!session)
+		return;
+	pthread_mutex_lock(&session->tables);
+	for (at = &session->channels; *at && (*at)->of != of; at = &(*at)->next)
+		;
+	channel = *at;
+	if (channel)
+		*at = channel->next;
+	pthread_mutex_unlock(&session->tables);
+	if (!channel)
+		return;
+	number[0] = htole32(channel->number);
+	request.body = number;
+	(void)vrdma_ask(session, &request, &none);
+	close(channel->events.put);
+	free(channel);
+}
+
+static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index,
+		     struct ibv_gid_entry *entry)
+{
+	struct vrdma_session *session = vrdma_session_of(context);
+	__le32 which[2] = { htole32(index) };
+	struct vrdma_request request = { VRDMA_ADDRESS, which, sizeof(which), -1 };
+	struct vrdma_answer answer = { entry->gid.raw, sizeof(entry->gid.raw), NULL, 0 };
+
+	if (port != 1)
+		return EINVAL;
+	entry->gid_index = index;
+	entry->port_num = 1;
+	entry->gid_type = IBV_GID_TYPE_ROCE_V2;
+	return vrdma_ask(session, &request, &answer);
+}
+
+static int query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
+{
+	*pkey = htobe16(0xffff);
+	return port == 1 && index == 0 ? 0 : EINVAL;
+}
+
+static const struct verbs_local_ops local_ops = {
+	.create_comp_channel = create_channel,
+	.destroy_comp_channel = destroy_channel,
+	.query_gid = query_gid,
+	.query_pkey = query_pkey,
+};
+
+/* ---- Contexts ----------------------------------------------------------------------------------- */
+
+#undef verbs_uninit_context
+void vrdma_local_uninit_context(struct verbs_context *vctx)
+{
+	struct vrdma_session *session = vrdma_session_of(&vctx->context);
+
+	if (session)
+		vrdma_session_close(session);
+	verbs_uninit_context(vctx);
+}
+
+static void open_failed(struct vrdma_context *ctx, struct vrdma_session *session, int ret)
+{
+	if (session)
+		free(session);
+	pthread_mutex_destroy(&ctx->db_mutex);
+	verbs_uninit_context(&ctx->vctx);
+	free(ctx);
+	errno = ret;
+}
+
+static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, void *private_data)
+{
+	struct local_device *local = container_of(device, struct local_device, device.device);
+	struct vrdma_get_context_cmd cmd = {};
+	struct vrdma_get_context_rsp rsp = {};
+	struct vrdma_session *session;
+	struct vrdma_context *ctx;
+	struct verbs_context *vctx;
+	int ret;
+
+	ctx = vrdma_new_context(device, -1);
+	if (!ctx)
+		return NULL;
+	session = calloc(1, sizeof(*session));
+	ret = session ? vrdma_session_open(session, local->path) : ENOMEM;
+	if (ret) {
+		open_failed(ctx, session, ret);
+		return NULL;
+	}
+	vrdma_session_enlist(session, &ctx->vctx.context);
+	/* What the guest's provider maps is the status page. */
+	ctx->vctx.context.cmd_fd = session->status;
+	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	vctx = vrdma_open_context(ctx, ret, &rsp.drv);
+	if (!vctx)
+		return NULL;
+	session->status_map = (void *)ctx->status;
+	verbs_set_local_ops(vctx, &local_ops);
+	if (vrdma_watch(session)) {
+		vrdma_free_context(&vctx->context);
+		errno = EAGAIN;
+		return NULL;
+	}
+	return vctx;
+}
+
+/* ---- Devices ------------------------------------------------------------------------------------ */
+
+static const struct verbs_match_ent local_match_table[] = {
+	VERBS_DRIVER_ID(LOCAL_DRIVER_ID),
+	{},
+};
+
+static struct verbs_device *alloc_device(struct verbs_sysfs_dev *found)
+{
+	struct local_device *local = calloc(1, sizeof(*local));
+
+	if (!local)
+		return NULL;
+	snprintf(local->path, sizeof(local->path), "%s", found->ibdev_path);
+	return &local->device;
+}
+
+static void uninit_device(struct verbs_device *device)
+{
+	free(container_of(device, struct local_device, device));
+}
+
+/* The GUID is the MAC address's (RFC 4291, appendix A), as the device itself says. */
+static int look(const char *path, struct verbs_sysfs_dev *found)
+{
+	struct vrdma_session *session = calloc(1, sizeof(*session));
+	const uint8_t *mac;
+	int ret, i;
+	uint8_t guid[8];
+
+	if (!session)
+		return ENOMEM;
+	ret = vrdma_session_open(session, path);
+	if (ret) {
+		free(session);
+		return ret;
+	}
+	mac = session->mac;
+	memcpy(guid, (uint8_t[]){ mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5] }, 8);
+	for (i = 0; i < 8; i++)
+		found->node_guid = found->node_guid << 8 | guid[i];
+	close(session->status);
+	close(session->events.take);
+	vrdma_session_close(session);
+	return 0;
+}
+
+static void add(struct list_head *list, const char *path, int number)
+{
+	struct verbs_sysfs_dev *found = calloc(1, sizeof(*found));
+
+	if (!found)
+		return;
+	found->flags = VSYSFS_LOCAL | VSYSFS_READ_NODE_GUID;
+	found->driver_id = LOCAL_DRIVER_ID;
+	found->node_type = IBV_NODE_CA;
+	found->ibdev_idx = FIRST_INDEX + number;
+	found->num_ports = 1;
+	found->abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION;
+	snprintf(found->ibdev_path, sizeof(found->ibdev_path), "%s", path);
+	snprintf(found->ibdev_name, sizeof(found->ibdev_name), "vhost_rdma%d", number);
+	snprintf(found->sysfs_name, sizeof(found->sysfs_name), "vhost_rdma%d", number);
+	if (look(path, found)) {
+		if (getenv("IBV_SHOW_WARNINGS"))
+			fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, or nobody is there\n", path);
+		free(found);
+		return;
+	}
+	list_add_tail(list, &found->entry);
+}
+
+static int is_socket(const struct dirent *entry)
+{
+	return entry->d_name[0] != '.';
+}
+
+static int find_devices(struct list_head *list)
+{
+	const char *named = getenv("VHOST_RDMA_DEVICES");
+	struct dirent **entries;
+	char path[512], *all, *rest, *one;
+	int count, i, number = 0;
+
+	if (named && *named) {
+		rest = all = strdup(named);
+		while (all && (one = strsep(&rest, ":")))
+			add(list, one, number++);
+		free(all);
+		return 0;
+	}
+	count = scandir(DIRECTORY, &entries, is_socket, alphasort);
+	for (i = 0; i < count; i++) {
+		snprintf(path, sizeof(path), DIRECTORY "/%s", entries[i]->d_name);
+		add(list, path, number++);
+		free(entries[i]);
+	}
+	if (count >= 0)
+		free(entries);
+	return 0;
+}
+
+static const struct verbs_device_ops local_device_ops = {
+	.name = "vhost_rdma",
+	.match_min_abi_version = VIRTIO_RDMA_UVERBS_ABI_VERSION,
+	.match_max_abi_version = VIRTIO_RDMA_UVERBS_ABI_VERSION,
+	.match_table = local_match_table,
+	.alloc_device = alloc_device,
+	.uninit_device = uninit_device,
+	.alloc_context = open_socket,
+};
+
+__attribute__((constructor)) static void register_local(void)
+{
+	(void)vrdma_guests_ops;
+	verbs_register_local_driver(&local_device_ops, find_devices);
+}

@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * What a guest's kernel driver does for its provider, done by a session: commands of the device with
+ * page lists of this process's own addresses, and what libibverbs wants to find in its objects.
+ * The numbers of the device are the objects' handles.
+ */
+#define VRDMA_KERNEL_ITSELF
+#include "kernel.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "session.h"
+#include "virtio_rdma.h"
+
+/* How the guest's provider names what it maps: the status page, and a doorbell page by its address. */
+#define STATUS_MMAP 1
+
+static size_t ring_len(uint32_t entries, uint8_t log2_stride, int control_block)
+{
+	size_t len = (size_t)entries << log2_stride;
+
+	return control_block ? align(len, VIRTIO_RDMA_RING_CTRL_ALIGN) + VIRTIO_RDMA_CTRL_SIZE : len;
+}
+
+/* A ring that the device can reach, as a list. */
+static int ring(struct ibv_context *context, uint64_t addr, size_t len,
+		struct virtio_rdma_page_list *list)
+{
+	const void *at = (const void *)(uintptr_t)addr;
+	int ret = vrdma_share(vrdma_session_of(context), at, len);
+
+	*list = vrdma_list(at, len);
+	return ret;
+}
+
+/* ---- Contexts, pages ---------------------------------------------------------------------------- */
+
+static struct vrdma_db *db_page(struct vrdma_session *session, uint32_t number)
+{
+	struct vrdma_db *db;
+
+	for (db = session->doorbells; db && db->number != number; db = db->next)
+		;
+	return db;
+}
+
+static int add_db_page(struct vrdma_session *session, struct ibv_context *context, int first)
+{
+	struct vrdma_db *db = calloc(1, sizeof(*db));
+	__le32 resp[2];
+	__le64 addr;
+	int ret;
+
+	if (!db)
+		return ENOMEM;
+	db->page = vrdma_pages_alloc(4096);
+	if (!db->page) {
+		free(db);
+		return ENOMEM;
+	}
+	ret = vrdma_share(session, db->page, 4096);
+	addr = htole64((uintptr_t)db->page);
+	if (!ret)
+		ret = vrdma_command(context, first ? VIRTIO_RDMA_CMD_CONTEXT_CREATE : VIRTIO_RDMA_CMD_DB_PAGE_ADD,
+				    &addr, sizeof(addr), resp, sizeof(resp));
+	if (ret) {
+		vrdma_pages_free(db->page, 4096);
+		free(db);
+		return ret;
+	}
+	db->number = first ? 0 : le32toh(resp[0]);
+	db->next = session->doorbells;
+	session->doorbells = db;
+	return 0;
+}
+
+/* The guest's provider asks for a mapping of the page; it is the page itself. */
+static uint64_t db_mmap(struct ibv_context *context, uint32_t doorbell)
+{
+	struct vrdma_db *db = db_page(vrdma_session_of(context), doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
+	uint32_t slot = doorbell & ((1u << VIRTIO_RDMA_DB_PAGE_SHIFT) - 1);
+
+	if (doorbell == VIRTIO_RDMA_DB_NONE || !db || slot >= VIRTIO_RDMA_DB_SLOTS)
+		return 0;
+	/* The slot may have served another queue. */
+	__atomic_store_n((uint32_t *)((uint8_t *)db->page + VIRTIO_RDMA_DB_INDEX) + slot, 0,
+			 __ATOMIC_RELEASE);
+	return (uintptr_t)db->page;
+}
+
+void *vrdma_local_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset)
+{
+	void *page;
+
+	if (flags & MAP_ANONYMOUS) {
+		page = vrdma_pages_alloc(len);
+		return page ? page : MAP_FAILED;
+	}
+	if (offset == STATUS_MMAP)
+		return mmap(addr, len, prot, flags, fd, 0);
+	if (offset)
+		return (void *)(uintptr_t)offset;
+	errno = EINVAL;
+	return MAP_FAILED;
+}
+
+int vrdma_local_munmap(void *addr, size_t len)
+{
+	return vrdma_pages_free(addr, len) ? 0 : munmap(addr, len);
+}
+
+static void limits(struct virtio_rdma_ucontext_resp *drv,
+		   const struct virtio_rdma_query_device_resp *attr)
+{
+	drv->caps = le64toh(attr->caps);
+	drv->max_inline = le32toh(attr->max_inline);
+	drv->max_send_sge = le32toh(attr->max_send_sge);
+	drv->max_recv_sge = le32toh(attr->max_recv_sge);
+	drv->max_srq_sge = le32toh(attr->max_srq_sge);
+	drv->max_qp_wr = le32toh(attr->max_qp_wr);
+	drv->max_srq_wr = le32toh(attr->max_srq_wr);
+	drv->max_cqe = le32toh(attr->max_cqe);
+}
+
+int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *cmd, size_t cmd_size,
+			    struct ib_uverbs_get_context_resp *resp, size_t resp_size)
+{
+	struct ibv_context *context = &vctx->context;
+	struct vrdma_session *session = vrdma_session_of(context);
+	struct virtio_rdma_ucontext_resp *drv = (void *)((uint8_t *)resp + sizeof(*resp));
+	struct virtio_rdma_query_device_resp attr;
+	int ret;
+
+	if (!session)
+		return EIO;
+	ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &attr, sizeof(attr));
+	if (!ret)
+		ret = add_db_page(session, context, 1);
+	if (ret)
+		return ret;
+	limits(drv, &attr);
+	drv->alive = session->alive;
+	drv->status_mmap = STATUS_MMAP;
+	drv->db_mmap = (uintptr_t)session->doorbells->page;
+	context->num_comp_vectors = (int)session->comp_vectors;
+	context->async_fd = session->events.take;
+	return 0;
+}
+
+int vrdma_local_query_context(struct ibv_context *context, struct ibv_command_buffer *driver)
+{
+	return EOPNOTSUPP;
+}
+
+/* ---- Device and port ---------------------------------------------------------------------------- */
+
+static void device_attr(struct ibv_device_attr *a, const struct virtio_rdma_query_device_resp *r)
+{
+	a->node_guid = htobe64(le64toh(r->guid));
+	a->sys_image_guid = a->node_guid;
+	a->max_mr_size = le64toh(r->max_mr_size);
+	a->page_size_cap = le64toh(r->page_size_cap);
+	a->vendor_id = le32toh(r->vendor_id);
+	a->vendor_part_id = le32toh(r->vendor_part_id);
+	a->hw_ver = le32toh(r->hw_ver);
+	a->max_qp = (int)le32toh(r->max_qp);
+	a->max_qp_wr = (int)le32toh(r->max_qp_wr);
+	a->device_cap_flags = IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN |
+			      IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+	a->max_sge = (int)le32toh(r->max_send_sge);
+	a->max_sge_rd = (int)le32toh(r->max_rd_sge);
+	a->max_cq = (int)le32toh(r->max_cq);
+	a->max_cqe = (int)le32toh(r->max_cqe);
+	a->max_mr = (int)le32toh(r->max_mr);
+	a->max_pd = (int)le32toh(r->max_pd);
+	a->max_qp_rd_atom = (int)le32toh(r->max_rd_atom);
+	a->max_res_rd_atom = a->max_qp_rd_atom;
+	a->max_qp_init_rd_atom = (int)le32toh(r->max_init_rd_atom);
+	a->atomic_cap = IBV_ATOMIC_GLOB;
+	a->max_mw = (int)le32toh(r->max_mw);
+	a->max_mcast_grp = (int)le32toh(r->max_mcast_groups);
+	a->max_mcast_qp_attach = (int)le32toh(r->max_mcast_qp_attach);
+	a->max_total_mcast_qp_attach = a->max_mcast_grp * a->max_mcast_qp_attach;
+	a->max_ah = (int)le32toh(r->max_ah);
+	a->max_srq = (int)le32toh(r->max_srq);
+	a->max_srq_wr = (int)le32toh(r->max_srq_wr);
+	a->max_srq_sge = (int)le32toh(r->max_srq_sge);
+	a->max_pkeys = 1;
+	a->local_ca_ack_delay = (uint8_t)le32toh(r->local_ca_ack_delay);
+	a->phys_port_cnt = 1;
+}
+
+int vrdma_local_query_device_any(struct ibv_context *context,
+				 const struct ibv_query_device_ex_input *input,
+				 struct ibv_device_attr_ex *attr, size_t attr_size,
+				 struct ib_uverbs_ex_query_device_resp *resp, size_t *resp_size)
+{
+	struct virtio_rdma_query_device_resp found;
+	int ret;
+
+	if ((input && input->comp_mask) || attr_size < sizeof(attr->orig_attr))
+		return EINVAL;
+	ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &found, sizeof(found));
+	if (ret)
+		return ret;
+	memset(attr, 0, attr_size);
+	device_attr(&attr->orig_attr, &found);
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, hca_core_clock) + sizeof(attr->hca_core_clock)) {
+		attr->completion_timestamp_mask = UINT64_MAX;
+		attr->hca_core_clock = le64toh(found.clock_khz);
+	}
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, phys_port_cnt_ex) + sizeof(attr->phys_port_cnt_ex))
+		attr->phys_port_cnt_ex = 1;
+	memset(resp, 0, sizeof(*resp));
+	resp->base.fw_ver = le64toh(found.fw_ver);
+	return 0;
+}
+
+int vrdma_local_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr,
+			   struct ibv_query_port *cmd, size_t cmd_size)
+{
+	struct virtio_rdma_query_port_resp found;
+	struct vrdma_session *session = vrdma_session_of(context);
+	int ret;
+
+	if (port != 1)
+		return EINVAL;
+	ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_PORT, NULL, 0, &found, sizeof(found));
+	if (ret)
+		return ret;
+	memset(attr, 0, sizeof(*attr));
+	attr->state = found.state;
+	attr->max_mtu = found.max_mtu;
+	attr->active_mtu = found.active_mtu;
+	attr->gid_tbl_len = session->addresses;
+	attr->max_msg_sz = le32toh(found.max_msg_sz);
+	attr->pkey_tbl_len = 1;
+	attr->active_width = found.active_width;
+	attr->active_speed = found.active_speed;
+	attr->phys_state = found.phys_state;
+	attr->link_layer = IBV_LINK_LAYER_ETHERNET;
+	return 0;
+}
+
+/* ---- Domains, memory ---------------------------------------------------------------------------- */
+
+int vrdma_local_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_alloc_pd *cmd,
+			 size_t cmd_size, struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size)
+{
+	struct virtio_rdma_object_resp made;
+	int ret = vrdma_command(context, VIRTIO_RDMA_CMD_PD_CREATE, NULL, 0, &made, sizeof(made));
+
+	if (ret)
+		return ret;
+	pd->context = context;
+	pd->handle = le32toh(made.object);
+	return 0;
+}
+
+int vrdma_local_dealloc_pd(struct ibv_pd *pd)
+{
+	return vrdma_destroy(pd->context, VIRTIO_RDMA_CMD_PD_DESTROY, pd->handle);
+}
+
+/* What does not say that it is optional and is not known is refused by the device. */
+static __le32 rights(int access)
+{
+	return htole32((uint32_t)access);
+}
+
+int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access,
+		       struct verbs_mr *vmr, struct ibv_reg_mr *cmd, size_t cmd_size,
+		       struct ib_uverbs_reg_mr_resp *resp, size_t resp_size)
+{
+	struct virtio_rdma_mr_reg_req req = {
+		.pdn = htole32(pd->handle),
+		.access = rights(access),
+		.iova = htole64(access & IBV_ACCESS_ZERO_BASED ? 0 : hca_va),
+		.length = htole64(length),
+	};
+	struct virtio_rdma_mr_resp made;
+	int ret = ring(pd->context, (uintptr_t)addr, length, &req.pages);
+
+	if (!ret)
+		ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MR_REG, &req, sizeof(req), &made,
+				    sizeof(made));
+	if (ret)
+		return ret;
+	vmr->ibv_mr.handle = le32toh(made.lkey);
+	vmr->ibv_mr.lkey = le32toh(made.lkey);
+	vmr->ibv_mr.rkey = le32toh(made.rkey);
+	vmr->ibv_mr.context = pd->context;
+	vmr->mr_type = IBV_MR_TYPE_MR;
+	vmr->access = access;
+	return 0;
+}
+
+int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+			      int access, struct verbs_mr *vmr, void *driver)
+{
+	return EOPNOTSUPP;
+}
+
+int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length,
+			 uint64_t hca_va, int access, struct ibv_pd *pd, struct ibv_rereg_mr *cmd,
+			 size_t cmd_sz, struct ib_uverbs_rereg_mr_resp *resp, size_t resp_sz)
+{
+	struct ibv_context *context = vmr->ibv_mr.context;
+	struct virtio_rdma_mr_rereg_req req = {
+		.lkey = htole32(vmr->ibv_mr.lkey),
+		.flags = htole32(flags),
+		.pdn = htole32(pd ? pd->handle : 0),
+		.access = rights(access),
+		.iova = htole64(hca_va),
+		.length = htole64(length),
+	};
+	struct virtio_rdma_mr_resp made;
+	int ret = 0;
+
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION)
+		ret = ring(context, (uintptr_t)addr, length, &req.pages);
+	if (!ret)
+		ret = vrdma_command(context, VIRTIO_RDMA_CMD_MR_REREG, &req, sizeof(req), &made,
+				    sizeof(made));
+	if (ret)
+		return ret;
+	vmr->ibv_mr.lkey = le32toh(made.lkey);
+	vmr->ibv_mr.rkey = le32toh(made.rkey);
+	if (flags & IBV_REREG_MR_CHANGE_PD)
+		vmr->ibv_mr.context = pd->context;
+	return 0;
+}
+
+int vrdma_local_dereg_mr(struct verbs_mr *vmr)
+{
+	return vrdma_destroy(vmr->ibv_mr.context, VIRTIO_RDMA_CMD_MR_DEREG, vmr->ibv_mr.lkey);
+}
+
+int vrdma_local_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t handle)
+{
+	return EOPNOTSUPP;
+}
+
+int vrdma_local_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw,
+			 struct ibv_alloc_mw *cmd, size_t cmd_size,
+			 struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size)
+{
+	struct virtio_rdma_mw_alloc_req req = { .pdn = htole32(pd->handle), .type = htole32(type) };
+	struct virtio_rdma_object_resp made;
+	int ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MW_ALLOC, &req, sizeof(req), &made,
+				sizeof(made));
+
+	if (ret)
+		return ret;
+	mw->context = pd->context;
+	mw->pd = pd;
+	mw->rkey = le32toh(made.object);
+	mw->handle = mw->rkey;
+	mw->type = type;
+	return 0;
+}
+
+int vrdma_local_dealloc_mw(struct ibv_mw *mw)
+{
+	return vrdma_destroy(mw->context, VIRTIO_RDMA_CMD_MW_DEALLOC, mw->handle);
+}
+
+/* ---- Completion queues -------------------------------------------------------------------------- */
+
+static uint32_t channel_number(struct ibv_context *context, struct ibv_comp_channel *of)
+{
+	struct vrdma_session *session = vrdma_session_of(context);
+	struct vrdma_channel *channel;
+
+	for (channel = session ? session->channels : NULL; channel && channel->of != of;
+	     channel = channel->next)
+		;
+	return channel ? channel->number : 0;
+}
+
+int vrdma_local_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
+			  int vector, struct ibv_cq *cq, struct ibv_create_cq *cmd, size_t cmd_size,
+			  struct ib_uverbs_create_cq_resp *resp, size_t resp_size)
+{
+	const struct virtio_rdma_cq_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
+	struct virtio_rdma_cq_resp *answer = (void *)((uint8_t *)resp + sizeof(*resp));
+	struct vrdma_made how = { (uintptr_t)cq, channel ? channel_number(context, channel) : 0 };
+	struct virtio_rdma_cq_create_req req = {
+		.entries = htole32(drv->entries),
+		.vector = htole32((uint32_t)vector),
+	};
+	struct virtio_rdma_object_resp made;
+	int ret = ring(context, drv->buf, ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1), &req.ring);
+
+	if (!ret)
+		ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_CQ_CREATE, how, &req, sizeof(req),
+					   &made, sizeof(made));
+	if (ret)
+		return ret;
+	cq->handle = le32toh(made.object);
+	cq->cqe = (int)drv->entries;
+	cq->context = context;
+	answer->cqn = cq->handle;
+	return 0;
+}
+
+int vrdma_local_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd, size_t cmd_size,
+			  struct ib_uverbs_resize_cq_resp *resp, size_t resp_size)
+{
+	const struct virtio_rdma_cq_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
+	struct virtio_rdma_cq_resize_req req = {
+		.cqn = htole32(cq->handle),
+		.entries = htole32(drv->entries),
+		.requested = htole32((uint32_t)cqe),
+	};
+	int ret = ring(cq->context, drv->buf, ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1), &req.ring);
+
+	if (!ret)
+		ret = vrdma_command(cq->context, VIRTIO_RDMA_CMD_CQ_RESIZE, &req, sizeof(req), NULL, 0);
+	if (!ret)
+		cq->cqe = (int)drv->entries;
+	return ret;
+}
+
+int vrdma_local_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr,
+			  struct ibv_modify_cq *cmd, size_t cmd_size)
+{
+	struct virtio_rdma_cq_moderate_req req = {
+		.cqn = htole32(cq->handle),
+		.count = htole16(attr->moderate.cq_count),
+		.period_us = htole16(attr->moderate.cq_period),
+	};
+
+	if (attr->attr_mask != IBV_CQ_ATTR_MODERATE)
+		return EINVAL;
+	return vrdma_command(cq->context, VIRTIO_RDMA_CMD_CQ_MODERATE, &req, sizeof(req), NULL, 0);
+}
+
+/* Events that nobody has read go; those that were read are waited for, as the kernel's are. */
+static void forget(struct ibv_context *context, void *object)
+{
+	struct vrdma_session *session = vrdma_session_of(context);
+
+	if (session)
+		vrdma_events_drop(&session->events, (uintptr_t)object, 16);
+}
+
+int vrdma_local_destroy_cq(struct ibv_cq *cq)
+{
+	struct vrdma_session *session = vrdma_session_of(cq->context);
+	int ret = vrdma_destroy(cq->context, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->handle);
+	struct vrdma_channel *channel;
+
+	if (ret)
+		return ret;
+	for (channel = session ? session->channels : NULL; channel; channel = channel->next) {
+		if (channel->of == cq->channel)
+			vrdma_events_drop(&channel->events, (uintptr_t)cq, 8);
+	}
+	forget(cq->context, cq);
+	return 0;
+}
+
+/* ---- Shared receive queues ---------------------------------------------------------------------- */
+
+int vrdma_local_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
+			   struct ibv_create_srq *cmd, size_t cmd_size,
+			   struct ib_uverbs_create_srq_resp *resp, size_t resp_size)
+{
+	const struct virtio_rdma_srq_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
+	struct virtio_rdma_srq_resp *answer = (void *)((uint8_t *)resp + sizeof(*resp));
+	struct vrdma_made how = { (uintptr_t)srq, 0 };
+	struct virtio_rdma_srq_create_req req = {
+		.pdn = htole32(pd->handle),
+		.entries = htole32(drv->entries),
+		.max_wr = htole32(attr->attr.max_wr),
+		.max_sge = htole32(attr->attr.max_sge),
+		.log2_stride = drv->log2_stride,
+	};
+	struct virtio_rdma_srq_create_resp made;
+	int ret = ring(pd->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1), &req.ring);
+
+	if (!ret)
+		ret = vrdma_command_making(pd->context, VIRTIO_RDMA_CMD_SRQ_CREATE, how, &req, sizeof(req),
+					   &made, sizeof(made));
+	if (ret)
+		return ret;
+	srq->handle = le32toh(made.srqn);
+	srq->context = pd->context;
+	srq->pd = pd;
+	pthread_mutex_init(&srq->mutex, NULL);
+	pthread_cond_init(&srq->cond, NULL);
+	answer->srqn = srq->handle;
+	answer->db = le32toh(made.db);
+	answer->db_mmap = db_mmap(pd->context, answer->db);
+	return 0;
+}
+
+int vrdma_local_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask,
+			   struct ibv_modify_srq *cmd, size_t cmd_size)
+{
+	const struct virtio_rdma_srq_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
+	struct virtio_rdma_srq_modify_req req = {
+		.srqn = htole32(srq->handle),
+		.mask = htole32((uint32_t)mask),
+		.max_wr = htole32(attr->max_wr),
+		.limit = htole32(attr->srq_limit),
+	};
+	int ret = 0;
+
+	if (mask & IBV_SRQ_MAX_WR) {
+		req.entries = htole32(drv->entries);
+		ret = ring(srq->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1), &req.ring);
+	}
+	return ret ? ret : vrdma_command(srq->context, VIRTIO_RDMA_CMD_SRQ_MODIFY, &req, sizeof(req),
+					 NULL, 0);
+}
+
+int vrdma_local_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, struct ibv_query_srq *cmd,
+			  size_t cmd_size)
+{
+	struct virtio_rdma_object_req req = { .object = htole32(srq->handle) };
+	struct virtio_rdma_srq_query_resp found;
+	int ret = vrdma_command(srq->context, VIRTIO_RDMA_CMD_SRQ_QUERY, &req, sizeof(req), &found,
+				sizeof(found));
+
+	if (ret)
+		return ret;
+	attr->max_wr = le32toh(found.max_wr);
+	attr->max_sge = le32toh(found.max_sge);
+	attr->srq_limit = le32toh(found.limit);
+	return 0;
+}
+
+int vrdma_local_destroy_srq(struct ibv_srq *srq)
+{
+	int ret = vrdma_destroy(srq->context, VIRTIO_RDMA_CMD_SRQ_DESTROY, srq->handle);
+
+	if (!ret)
+		forget(srq->context, srq);
+	return ret;
+}
+
+#include "kernel_qp.h"

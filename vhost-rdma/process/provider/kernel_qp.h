@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB) */
+/* Queue pairs, address handles and groups: a part of kernel.c. */
+
+static void av_to_wire(struct virtio_rdma_av *av, const struct ibv_ah_attr *attr)
+{
+	memcpy(av->dgid, attr->grh.dgid.raw, sizeof(av->dgid));
+	av->sgid_index = htole16(attr->grh.sgid_index);
+	av->flow_label = htole32(attr->grh.flow_label);
+	av->hop_limit = attr->grh.hop_limit;
+	av->traffic_class = attr->grh.traffic_class;
+	av->sl = attr->sl;
+	av->port_num = attr->port_num;
+	av->flags = attr->is_global ? VIRTIO_RDMA_AV_GRH : 0;
+	av->static_rate = attr->static_rate;
+}
+
+static void av_from_wire(struct ibv_ah_attr *attr, const struct virtio_rdma_av *av)
+{
+	memset(attr, 0, sizeof(*attr));
+	memcpy(attr->grh.dgid.raw, av->dgid, sizeof(av->dgid));
+	attr->grh.sgid_index = (uint8_t)le16toh(av->sgid_index);
+	attr->grh.flow_label = le32toh(av->flow_label);
+	attr->grh.hop_limit = av->hop_limit;
+	attr->grh.traffic_class = av->traffic_class;
+	attr->sl = av->sl;
+	attr->port_num = av->port_num;
+	attr->is_global = !!(av->flags & VIRTIO_RDMA_AV_GRH);
+	attr->static_rate = av->static_rate;
+}
+
+static uint32_t qp_type(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_RC ? VIRTIO_RDMA_QPT_RC :
+	       type == IBV_QPT_UC ? VIRTIO_RDMA_QPT_UC : VIRTIO_RDMA_QPT_UD;
+}
+
+static void qp_to_wire(struct virtio_rdma_qp_create_req *req, const struct ibv_qp_init_attr_ex *attr,
+		       const struct virtio_rdma_qp_req *drv)
+{
+	req->pdn = htole32(attr->pd->handle);
+	req->type = htole32(qp_type(attr->qp_type));
+	req->flags = htole32(attr->sq_sig_all ? VIRTIO_RDMA_QP_SIG_ALL : 0);
+	req->send_cqn = htole32(attr->send_cq->handle);
+	req->recv_cqn = htole32(attr->recv_cq->handle);
+	req->srqn = htole32(attr->srq ? attr->srq->handle : VIRTIO_RDMA_NO_SRQ);
+	req->sq_entries = htole32(drv->sq_entries);
+	req->rq_entries = htole32(drv->rq_entries);
+	req->max_send_wr = htole32(attr->cap.max_send_wr);
+	req->max_recv_wr = htole32(attr->cap.max_recv_wr);
+	req->max_send_sge = htole16((uint16_t)attr->cap.max_send_sge);
+	req->max_recv_sge = htole16((uint16_t)attr->cap.max_recv_sge);
+	req->max_inline = htole16((uint16_t)attr->cap.max_inline_data);
+	req->sq_log2_stride = drv->sq_log2_stride;
+	req->rq_log2_stride = drv->rq_log2_stride;
+}
+
+static void qp_begin(struct ibv_context *context, struct verbs_qp *vqp,
+		     const struct ibv_qp_init_attr_ex *attr)
+{
+	struct ibv_qp *qp = &vqp->qp;
+
+	qp->context = context;
+	qp->qp_context = attr->qp_context;
+	qp->pd = attr->pd;
+	qp->send_cq = attr->send_cq;
+	qp->recv_cq = attr->recv_cq;
+	qp->srq = attr->srq;
+	qp->qp_type = attr->qp_type;
+	qp->state = IBV_QPS_RESET;
+	qp->events_completed = 0;
+	pthread_mutex_init(&qp->mutex, NULL);
+	pthread_cond_init(&qp->cond, NULL);
+}
+
+/* Doorbells are taken by the device; where there is no slot left, another page helps (5.4). */
+static int qp_make(struct ibv_context *context, struct vrdma_made how,
+		   const struct virtio_rdma_qp_create_req *req, struct virtio_rdma_qp_create_resp *made)
+{
+	struct vrdma_session *session = vrdma_session_of(context);
+	int ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req), made,
+				       sizeof(*made));
+
+	if (ret != ENOMEM || !session || add_db_page(session, context, 0))
+		return ret;
+	return vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req), made,
+				    sizeof(*made));
+}
+
+int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
+			     struct ibv_qp_init_attr_ex *attr, struct ibv_create_qp *cmd,
+			     size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size)
+{
+	const struct virtio_rdma_qp_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
+	struct virtio_rdma_qp_resp *answer = (void *)((uint8_t *)resp + sizeof(*resp));
+	struct vrdma_made how = { (uintptr_t)&vqp->qp, 0 };
+	struct virtio_rdma_qp_create_req req = {};
+	struct virtio_rdma_qp_create_resp made;
+	int ret = 0;
+
+	qp_to_wire(&req, attr, drv);
+	if (drv->sq_entries)
+		ret = ring(context, drv->sq_buf, ring_len(drv->sq_entries, drv->sq_log2_stride, 0), &req.sq);
+	if (!ret && drv->rq_entries)
+		ret = ring(context, drv->rq_buf, ring_len(drv->rq_entries, drv->rq_log2_stride, 0), &req.rq);
+	if (!ret)
+		ret = qp_make(context, how, &req, &made);
+	if (ret)
+		return ret;
+	qp_begin(context, vqp, attr);
+	vqp->qp.qp_num = le32toh(made.qpn);
+	vqp->qp.handle = vqp->qp.qp_num;
+	answer->qpn = vqp->qp.qp_num;
+	answer->sq_db = le32toh(made.sq_db);
+	answer->rq_db = le32toh(made.rq_db);
+	answer->sq_db_mmap = db_mmap(context, answer->sq_db);
+	answer->rq_db_mmap = db_mmap(context, answer->rq_db);
+	return 0;
+}
+
+int vrdma_local_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
+			  struct ibv_modify_qp *cmd, size_t cmd_size)
+{
+	struct virtio_rdma_qp_modify_req req = { .qpn = htole32(qp->handle) };
+	struct virtio_rdma_qp_attr *w = &req.attr;
+	int ret;
+
+	if (mask & (IBV_QP_CAP | IBV_QP_ALT_PATH))
+		return EOPNOTSUPP;
+	w->mask = htole32((uint32_t)mask);
+	w->qp_state = (uint8_t)a->qp_state;
+	w->cur_qp_state = (uint8_t)a->cur_qp_state;
+	w->path_mtu = (uint8_t)a->path_mtu;
+	w->path_mig_state = (uint8_t)a->path_mig_state;
+	w->qkey = htole32(a->qkey);
+	w->rq_psn = htole32(a->rq_psn);
+	w->sq_psn = htole32(a->sq_psn);
+	w->dest_qpn = htole32(a->dest_qp_num);
+	w->qp_access_flags = htole32(a->qp_access_flags & 0x11f);
+	w->pkey_index = htole16(a->pkey_index);
+	w->en_sqd_async_notify = a->en_sqd_async_notify;
+	w->max_rd_atomic = a->max_rd_atomic;
+	w->max_dest_rd_atomic = a->max_dest_rd_atomic;
+	w->min_rnr_timer = a->min_rnr_timer;
+	w->port_num = a->port_num;
+	w->timeout = a->timeout;
+	w->retry_cnt = a->retry_cnt;
+	w->rnr_retry = a->rnr_retry;
+	if (mask & IBV_QP_AV) {
+		if (!a->ah_attr.is_global)
+			return EINVAL;
+		av_to_wire(&w->ah, &a->ah_attr);
+	}
+	ret = vrdma_command(qp->context, VIRTIO_RDMA_CMD_QP_MODIFY, &req, sizeof(req), NULL, 0);
+	/* Without a device every QP is in ERR. */
+	if (ret == EIO && mask & IBV_QP_STATE && a->qp_state == IBV_QPS_ERR)
+		ret = 0;
+	if (!ret && mask & IBV_QP_STATE)
+		qp->state = a->qp_state;
+	return ret;
+}
+
+int vrdma_local_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
+			 struct ibv_qp_init_attr *init, struct ibv_query_qp *cmd, size_t cmd_size)
+{
+	struct virtio_rdma_object_req req = { .object = htole32(qp->handle) };
+	struct virtio_rdma_qp_query_resp found;
+	const struct virtio_rdma_qp_attr *w = &found.attr;
+	int ret = vrdma_command(qp->context, VIRTIO_RDMA_CMD_QP_QUERY, &req, sizeof(req), &found,
+				sizeof(found));
+
+	if (ret)
+		return ret;
+	memset(a, 0, sizeof(*a));
+	a->qp_state = w->qp_state;
+	a->cur_qp_state = w->cur_qp_state;
+	a->path_mtu = w->path_mtu;
+	a->path_mig_state = w->path_mig_state;
+	a->qkey = le32toh(w->qkey);
+	a->rq_psn = le32toh(w->rq_psn);
+	a->sq_psn = le32toh(w->sq_psn);
+	a->dest_qp_num = le32toh(w->dest_qpn);
+	a->qp_access_flags = le32toh(w->qp_access_flags);
+	a->pkey_index = le16toh(w->pkey_index);
+	a->en_sqd_async_notify = w->en_sqd_async_notify;
+	a->sq_draining = w->sq_draining;
+	a->max_rd_atomic = w->max_rd_atomic;
+	a->max_dest_rd_atomic = w->max_dest_rd_atomic;
+	a->min_rnr_timer = w->min_rnr_timer;
+	a->port_num = w->port_num;
+	a->timeout = w->timeout;
+	a->retry_cnt = w->retry_cnt;
+	a->rnr_retry = w->rnr_retry;
+	av_from_wire(&a->ah_attr, &w->ah);
+	memset(init, 0, sizeof(*init));
+	init->qp_context = qp->qp_context;
+	init->send_cq = qp->send_cq;
+	init->recv_cq = qp->recv_cq;
+	init->srq = qp->srq;
+	init->qp_type = qp->qp_type;
+	qp->state = a->qp_state;
+	return 0;
+}
+
+int vrdma_local_destroy_qp(struct ibv_qp *qp)
+{
+	int ret = vrdma_destroy(qp->context, VIRTIO_RDMA_CMD_QP_DESTROY, qp->handle);
+
+	if (!ret)
+		forget(qp->context, qp);
+	return ret;
+}
+
+int vrdma_local_create_ah(struct ibv_pd *pd, struct ibv_ah *ah, struct ibv_ah_attr *attr,
+			  struct ib_uverbs_create_ah_resp *resp, size_t resp_size)
+{
+	struct virtio_rdma_ah_resp *answer = (void *)((uint8_t *)resp + sizeof(*resp));
+	struct virtio_rdma_ah_create_req req = { .pdn = htole32(pd->handle) };
+	struct virtio_rdma_object_resp made;
+	int ret;
+
+	av_to_wire(&req.av, attr);
+	ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_AH_CREATE, &req, sizeof(req), &made,
+			    sizeof(made));
+	if (ret)
+		return ret;
+	ah->handle = le32toh(made.object);
+	ah->context = pd->context;
+	ah->pd = pd;
+	answer->ahn = ah->handle;
+	return 0;
+}
+
+int vrdma_local_destroy_ah(struct ibv_ah *ah)
+{
+	return vrdma_destroy(ah->context, VIRTIO_RDMA_CMD_AH_DESTROY, ah->handle);
+}
+
+static int mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t opcode)
+{
+	struct virtio_rdma_mcast_req req = { .qpn = htole32(qp->handle) };
+
+	memcpy(req.mgid, gid->raw, sizeof(req.mgid));
+	return vrdma_command(qp->context, opcode, &req, sizeof(req), NULL, 0);
+}
+
+int vrdma_local_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	return mcast(qp, gid, VIRTIO_RDMA_CMD_MCAST_ATTACH);
+}
+
+int vrdma_local_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	return mcast(qp, gid, VIRTIO_RDMA_CMD_MCAST_DETACH);
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * Memory that the device can reach: files that cannot shrink, which both sides map.
+ *
+ * Rings and doorbell pages come from pieces of our own. Memory of the program can be registered
+ * where it lies in the shared heap (process/heap), which tells where it is. Nothing of either goes
+ * to a child of fork(): the heap sees to its own.
+ */
+#define _GNU_SOURCE
+#include "virtio_rdma.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "session.h"
+
+#define PIECE ((size_t)16 << 20)
+#define PAGE ((size_t)4096)
+#define BITS (PIECE / PAGE)
+
+/* A piece of our own. One that is larger than PIECE is one allocation. */
+struct shared {
+	struct shared *next;
+	uint8_t *base;
+	size_t len;
+	int fd;
+	uint8_t used[BITS];
+};
+
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shared *all;
+
+static int sealed_file(size_t len)
+{
+	int fd = memfd_create("vhost-rdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -1;
+	if (ftruncate(fd, (off_t)len) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static struct shared *new_piece(size_t len)
+{
+	struct shared *piece = calloc(1, sizeof(*piece));
+
+	if (!piece)
+		return NULL;
+	piece->len = len > PIECE ? len : PIECE;
+	piece->fd = sealed_file(piece->len);
+	if (piece->fd < 0)
+		goto err;
+	piece->base = mmap(NULL, piece->len, PROT_READ | PROT_WRITE, MAP_SHARED, piece->fd, 0);
+	if (piece->base == MAP_FAILED)
+		goto err_fd;
+	madvise(piece->base, piece->len, MADV_DONTFORK);
+	piece->next = all;
+	all = piece;
+	return piece;
+
+err_fd:
+	close(piece->fd);
+err:
+	free(piece);
+	return NULL;
+}
+
+static void *alloc_in(struct shared *piece, size_t pages)
+{
+	size_t run = 0, i;
+
+	if (piece->len > PIECE)
+		return NULL;
+	for (i = 0; i < BITS; i++) {
+		run = piece->used[i] ? 0 : run + 1;
+		if (run == pages) {
+			memset(&piece->used[i + 1 - pages], 1, pages);
+			return piece->base + (i + 1 - pages) * PAGE;
+		}
+	}
+	return NULL;
+}
+
+/* Zeroed, page-aligned; NULL and errno where there is none. */
+void *vrdma_pages_alloc(size_t len)
+{
+	size_t pages = (len + PAGE - 1) / PAGE;
+	struct shared *piece;
+	void *addr = NULL;
+
+	pthread_mutex_lock(&shared_lock);
+	for (piece = all; piece && !addr; piece = piece->next)
+		addr = alloc_in(piece, pages);
+	if (!addr) {
+		piece = new_piece(pages * PAGE);
+		if (piece)
+			addr = piece->len > PIECE ? piece->base : alloc_in(piece, pages);
+	}
+	pthread_mutex_unlock(&shared_lock);
+	if (!addr)
+		errno = ENOMEM;
+	return addr;
+}
+
+/* 1 if the range is ours. A large piece stays: sessions have it, and the next large ring may. */
+int vrdma_pages_free(void *addr, size_t len)
+{
+	struct shared *piece;
+	size_t at;
+
+	pthread_mutex_lock(&shared_lock);
+	for (piece = all; piece; piece = piece->next) {
+		at = (size_t)((uint8_t *)addr - piece->base);
+		if (at < piece->len)
+			break;
+	}
+	if (piece) {
+		/* The next user finds zeroes, and the host has its memory back. */
+		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)len);
+		if (piece->len <= PIECE)
+			memset(&piece->used[at / PAGE], 0, (len + PAGE - 1) / PAGE);
+	}
+	pthread_mutex_unlock(&shared_lock);
+	return !!piece;
+}
+
+/* The program's shared heap, if it was started with one. */
+static int heap_of(uintptr_t addr, uint8_t **base, size_t *len)
+{
+	static int (*heap)(void **base, size_t *len);
+	static int looked;
+	void *start;
+	int fd;
+
+	if (!looked) {
+		heap = (int (*)(void **, size_t *))dlsym(RTLD_DEFAULT, "vrdma_heap");
+		looked = 1;
+	}
+	if (!heap)
+		return -1;
+	fd = heap(&start, len);
+	*base = start;
+	return fd >= 0 && addr - (uintptr_t)start < *len ? fd : -1;
+}
+
+/* The piece that an address lies in: its file, which is open for as long as the process is. */
+static int piece_of(uintptr_t addr, uint8_t **base, size_t *len)
+{
+	struct shared *piece;
+	int fd = -1;
+
+	pthread_mutex_lock(&shared_lock);
+	for (piece = all; piece; piece = piece->next) {
+		if (addr - (uintptr_t)piece->base < piece->len) {
+			*base = piece->base;
+			*len = piece->len;
+			fd = piece->fd;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&shared_lock);
+	return fd >= 0 ? fd : heap_of(addr, base, len);
+}
+
+static int is_known(const struct vrdma_session *session, uintptr_t addr)
+{
+	const struct vrdma_piece *piece;
+
+	for (piece = session->pieces; piece; piece = piece->next) {
+		if (addr - piece->base < piece->len)
+			return 1;
+	}
+	return 0;
+}
+
+static int tell(struct vrdma_session *session, uint8_t *base, size_t len, int fd)
+{
+	__le64 body[3] = { htole64((uintptr_t)base), htole64(len), 0 };
+	struct vrdma_request request = { VRDMA_MEMORY_ADD, body, sizeof(body), fd };
+	struct vrdma_answer answer = {};
+	struct vrdma_piece *piece = calloc(1, sizeof(*piece));
+	int ret;
+
+	if (!piece)
+		return ENOMEM;
+	ret = vrdma_ask(session, &request, &answer);
+	if (ret) {
+		free(piece);
+		return ret;
+	}
+	piece->base = (uintptr_t)base;
+	piece->len = len;
+	piece->next = session->pieces;
+	session->pieces = piece;
+	return 0;
+}
+
+int vrdma_share(struct vrdma_session *session, const void *addr, size_t len)
+{
+	uintptr_t at = (uintptr_t)addr, end = at + len;
+	uint8_t *base;
+	size_t size;
+	int fd, ret = 0;
+
+	if (!session)
+		return EIO;
+	pthread_mutex_lock(&session->tables);
+	while (at < end && !ret) {
+		fd = piece_of(at, &base, &size);
+		if (fd < 0) {
+			ret = EFAULT;
+			break;
+		}
+		if (!is_known(session, at))
+			ret = tell(session, base, size, fd);
+		at = (uintptr_t)base + size;
+	}
+	pthread_mutex_unlock(&session->tables);
+	return ret;
+}
+
+/* Contiguous in this process, so contiguous for the device. */
+struct virtio_rdma_page_list vrdma_list(const void *addr, size_t len)
+{
+	uintptr_t first = (uintptr_t)addr & ~(PAGE - 1), offset = (uintptr_t)addr - first;
+	struct virtio_rdma_page_list list = {
+		.addr = htole64(first),
+		.npages = htole32((uint32_t)((offset + len + PAGE - 1) / PAGE)),
+		.offset = htole32((uint32_t)offset),
+		.page_shift = 12,
+	};
+
+	return list;
+}

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * Messages to the daemon, and the end of a session.
+ *
+ * A child of fork() has the descriptors too: with them it would keep its parent's session alive. It
+ * closes them before anything else happens in it, and has no device (ibv_fork_init(3) promises no
+ * more).
+ */
+#define _GNU_SOURCE
+#include "virtio_rdma.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "session.h"
+
+static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct vrdma_session *sessions;
+
+static void close_all(struct vrdma_session *session)
+{
+	struct vrdma_channel *channel;
+
+	close(session->socket);
+	close(session->kick);
+	close(session->events.put);
+	for (channel = session->channels; channel; channel = channel->next)
+		close(channel->events.put);
+}
+
+static void lock_sessions(void)
+{
+	pthread_mutex_lock(&sessions_lock);
+}
+
+static void unlock_sessions(void)
+{
+	pthread_mutex_unlock(&sessions_lock);
+}
+
+static void in_child(void)
+{
+	struct vrdma_session *session;
+
+	for (session = sessions; session; session = session->next) {
+		close_all(session);
+		session->socket = session->kick = -1;
+		session->events.put = -1;
+	}
+	sessions = NULL;
+	unlock_sessions();
+}
+
+__attribute__((constructor)) static void at_fork(void)
+{
+	pthread_atfork(lock_sessions, unlock_sessions, in_child);
+}
+
+struct vrdma_session *vrdma_session_of(struct ibv_context *context)
+{
+	struct vrdma_session *session;
+
+	lock_sessions();
+	for (session = sessions; session && session->context != context; session = session->next)
+		;
+	unlock_sessions();
+	return session;
+}
+
+void vrdma_session_enlist(struct vrdma_session *session, struct ibv_context *context)
+{
+	session->context = context;
+	lock_sessions();
+	session->next = sessions;
+	sessions = session;
+	unlock_sessions();
+}
+
+static int status_to_errno(uint32_t status)
+{
+	switch (status) {
+	case VIRTIO_RDMA_OK:
+		return 0;
+	case VIRTIO_RDMA_ERR_INVAL:
+	case VIRTIO_RDMA_ERR_NOENT:
+		return EINVAL;
+	case VIRTIO_RDMA_ERR_NOMEM:
+		return ENOMEM;
+	case VIRTIO_RDMA_ERR_NOTSUPP:
+		return EOPNOTSUPP;
+	case VIRTIO_RDMA_ERR_BUSY:
+		return EBUSY;
+	case VIRTIO_RDMA_ERR_PERM:
+		return EPERM;
+	case VIRTIO_RDMA_ERR_FAULT:
+		return EFAULT;
+	case VIRTIO_RDMA_ERR_EXIST:
+		return EEXIST;
+	case VIRTIO_RDMA_ERR_UNREACH:
+		return EHOSTUNREACH;
+	default:
+		return EIO;
+	}
+}
+
+/* Descriptors that came, as many as wanted; all others are closed. */
+static unsigned int take_files(struct msghdr *msg, const struct vrdma_answer *answer)
+{
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
+	unsigned int n, i;
+	int *fds;
+
+	if (!cmsg || cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+		return 0;
+	n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+	fds = (int *)CMSG_DATA(cmsg);
+	for (i = 0; i < n; i++) {
+		if (i < answer->files)
+			answer->fds[i] = fds[i];
+		else
+			close(fds[i]);
+	}
+	return n;
+}
+
+static int send_request(int socket, const struct vrdma_request *request)
+{
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control = {};
+	uint32_t head[2] = { htole32(request->op) };
+	struct iovec parts[] = {
+		{ .iov_base = head, .iov_len = sizeof(head) },
+		{ .iov_base = (void *)request->body, .iov_len = request->len },
+	};
+	struct msghdr msg = { .msg_iov = parts, .msg_iovlen = 2 };
+	ssize_t sent;
+
+	if (request->file >= 0) {
+		struct cmsghdr *cmsg;
+
+		msg.msg_control = control.room;
+		msg.msg_controllen = sizeof(control.room);
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(cmsg), &request->file, sizeof(int));
+	}
+	do {
+		sent = sendmsg(socket, &msg, MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR);
+	return sent < 0 ? EIO : 0;
+}
+
+static int receive_answer(int socket, const struct vrdma_answer *answer)
+{
+	union {
+		char room[CMSG_SPACE(VRDMA_FILES * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	uint32_t head[2];
+	struct iovec parts[] = {
+		{ .iov_base = head, .iov_len = sizeof(head) },
+		{ .iov_base = answer->body, .iov_len = answer->len },
+	};
+	struct msghdr msg = {
+		.msg_iov = parts,
+		.msg_iovlen = 2,
+		.msg_control = control.room,
+		.msg_controllen = sizeof(control.room),
+	};
+	unsigned int files, i;
+	ssize_t got;
+	int ret;
+
+	do {
+		got = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+	} while (got < 0 && errno == EINTR);
+	if (got < (ssize_t)sizeof(head))
+		return EIO;
+	files = take_files(&msg, answer);
+	ret = status_to_errno(le32toh(head[0]));
+	if (!ret && ((size_t)got != sizeof(head) + answer->len || files != answer->files))
+		ret = EIO;
+	for (i = 0; ret && i < files && i < answer->files; i++)
+		close(answer->fds[i]);
+	return ret;
+}
+
+int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
+	      const struct vrdma_answer *answer)
+{
+	int ret;
+
+	if (!session)
+		return EIO;
+	pthread_mutex_lock(&session->lock);
+	ret = session->socket < 0 ? EIO : send_request(session->socket, request);
+	if (!ret)
+		ret = receive_answer(session->socket, answer);
+	pthread_mutex_unlock(&session->lock);
+	return ret;
+}
+
+struct hello_answer {
+	__le32 version;
+	__le32 alive;
+	__le32 comp_vectors;
+	__le16 addresses;
+	uint8_t mac[6];
+	__le32 reserved;
+};
+
+int vrdma_session_open(struct vrdma_session *session, const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	__le32 hello[2] = { htole32(1) };
+	struct hello_answer welcome;
+	int fds[VRDMA_FILES], ret;
+	struct vrdma_request request = { VRDMA_HELLO, hello, sizeof(hello), -1 };
+	struct vrdma_answer answer = { &welcome, sizeof(welcome), fds, VRDMA_FILES };
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return ENAMETOOLONG;
+	strcpy(address.sun_path, path);
+	pthread_mutex_init(&session->lock, NULL);
+	pthread_mutex_init(&session->tables, NULL);
+	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (session->socket < 0)
+		return errno;
+	if (connect(session->socket, (struct sockaddr *)&address, sizeof(address)))
+		ret = errno;
+	else
+		ret = vrdma_ask(session, &request, &answer);
+	if (ret) {
+		close(session->socket);
+		return ret;
+	}
+	session->status = fds[0];
+	session->kick = fds[1];
+	session->events.take = fds[2];
+	session->events.put = fds[3];
+	session->alive = le32toh(welcome.alive);
+	session->comp_vectors = le32toh(welcome.comp_vectors);
+	session->addresses = le16toh(welcome.addresses);
+	memcpy(session->mac, welcome.mac, sizeof(session->mac));
+	return 0;
+}
+
+void vrdma_session_close(struct vrdma_session *session)
+{
+	struct vrdma_session **at;
+
+	lock_sessions();
+	for (at = &sessions; *at && *at != session; at = &(*at)->next)
+		;
+	if (*at)
+		*at = session->next;
+	unlock_sessions();
+	if (session->watched) {
+		shutdown(session->socket, SHUT_RDWR);
+		pthread_join(session->watcher, NULL);
+	}
+	if (session->socket >= 0)
+		close_all(session);
+	while (session->pieces) {
+		struct vrdma_piece *piece = session->pieces;
+
+		session->pieces = piece->next;
+		free(piece);
+	}
+	while (session->doorbells) {
+		struct vrdma_db *db = session->doorbells;
+
+		session->doorbells = db->next;
+		free(db);
+	}
+	free(session);
+}
+
+/* Everyone who waits is told: pollers by the status page, sleepers by an event. */
+static void lost(struct vrdma_session *session)
+{
+	struct ib_uverbs_async_event_desc event = { .event_type = IBV_EVENT_DEVICE_FATAL };
+
+	mmap(session->status_map, (size_t)sysconf(_SC_PAGESIZE), PROT_READ,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	(void)!send(session->events.put, &event, sizeof(event), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void *watch(void *arg)
+{
+	struct vrdma_session *session = arg;
+	/* Answers are whoever's who asked; only the end is ours. */
+	struct pollfd end = { .fd = session->socket, .events = POLLRDHUP };
+
+	while (poll(&end, 1, -1) < 0 && errno == EINTR)
+		;
+	lost(session);
+	return NULL;
+}
+
+int vrdma_watch(struct vrdma_session *session)
+{
+	sigset_t all, before;
+	int ret;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	ret = pthread_create(&session->watcher, NULL, watch, session);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	session->watched = !ret;
+	return ret;
+}
+
+struct command {
+	__le64 cookie;
+	__le32 channel;
+	__le32 reserved;
+	struct virtio_rdma_cmd_hdr hdr;
+	uint8_t req[256];
+};
+
+int vrdma_command_making(struct ibv_context *context, uint16_t opcode, struct vrdma_made made,
+			 const void *req, size_t req_len, void *resp, size_t resp_len)
+{
+	struct command command = {
+		.cookie = htole64(made.cookie),
+		.channel = htole32(made.channel),
+		.hdr.opcode = htole16(opcode),
+	};
+	struct vrdma_request request = {
+		VRDMA_COMMAND, &command, offsetof(struct command, req) + req_len, -1,
+	};
+	struct vrdma_answer answer = { resp, resp_len, NULL, 0 };
+
+	if (req_len)
+		memcpy(command.req, req, req_len);
+	return vrdma_ask(vrdma_session_of(context), &request, &answer);
+}
+
+int vrdma_command(struct ibv_context *context, uint16_t opcode, const void *req, size_t req_len,
+		  void *resp, size_t resp_len)
+{
+	struct vrdma_made none = {};
+
+	return vrdma_command_making(context, opcode, none, req, req_len, resp, resp_len);
+}
+
+int vrdma_destroy(struct ibv_context *context, uint16_t opcode, uint32_t object)
+{
+	struct virtio_rdma_object_req req = { .object = htole32(object) };
+	int ret = vrdma_command(context, opcode, &req, sizeof(req), NULL, 0);
+
+	/* With the device everything that it had is gone. */
+	return ret == EIO ? 0 : ret;
+}
+
+void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size_t size)
+{
+	uint64_t event[2];
+	int bytes, left;
+
+	/* Bytes of all packets (unix(7), SIOCINQ): each is looked at once, what is put back is last. */
+	if (ioctl(events->take, FIONREAD, &bytes) < 0)
+		return;
+	for (left = bytes / (int)size; left > 0; left--) {
+		if (recv(events->take, event, size, MSG_DONTWAIT) != (ssize_t)size)
+			return;
+		if (event[0] != element)
+			(void)!send(events->put, event, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+	}
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB) */
+/*
+ * A session with the daemon: what a process has in the place of a kernel driver
+ * (docs/virtio-rdma-process.md). One request is under way at a time.
+ */
+#ifndef VRDMA_SESSION_H
+#define VRDMA_SESSION_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <infiniband/verbs.h>
+
+#include "virtio_rdma_abi.h"
+
+enum vrdma_op {
+	VRDMA_HELLO = 1,
+	VRDMA_MEMORY_ADD,
+	VRDMA_MEMORY_REMOVE,
+	VRDMA_CHANNEL_ADD,
+	VRDMA_CHANNEL_REMOVE,
+	VRDMA_ADDRESS,
+	VRDMA_COMMAND,
+};
+
+#define VRDMA_FILES 4
+
+/* What is asked: an operation, its body, and a descriptor that goes with it (or -1). */
+struct vrdma_request {
+	enum vrdma_op op;
+	const void *body;
+	size_t len;
+	int file;
+};
+
+/* Where the answer goes; its body has exactly `len` bytes, and as many descriptors as `files`. */
+struct vrdma_answer {
+	void *body;
+	size_t len;
+	int *fds;
+	unsigned int files;
+};
+
+/* A channel of events: where they are received, and where those of others are put back. */
+struct vrdma_events {
+	int take;
+	int put;
+};
+
+struct vrdma_channel {
+	struct vrdma_channel *next;
+	struct ibv_comp_channel *of;
+	uint32_t number;
+	struct vrdma_events events;
+};
+
+struct vrdma_piece {
+	struct vrdma_piece *next;
+	uintptr_t base;
+	size_t len;
+};
+
+struct vrdma_session {
+	struct vrdma_session *next;
+	struct ibv_context *context;
+	int socket;
+	int kick;
+	int status;
+	struct vrdma_events events;
+	uint32_t alive;
+	uint32_t comp_vectors;
+	uint16_t addresses;
+	uint8_t mac[6];
+	pthread_mutex_t lock;		/* the socket */
+	pthread_mutex_t tables;		/* what follows */
+	struct vrdma_channel *channels;
+	struct vrdma_piece *pieces;	/* memory that the device reaches */
+	struct vrdma_db {
+		struct vrdma_db *next;
+		void *page;
+		uint32_t number;
+		uint32_t free;		/* slots that no queue has */
+	} *doorbells;
+	void *status_map;
+	pthread_t watcher;
+	int watched;
+};
+
+/* Connects to a socket and says HELLO; an errno. */
+int vrdma_session_open(struct vrdma_session *session, const char *path);
+void vrdma_session_close(struct vrdma_session *session);
+struct vrdma_session *vrdma_session_of(struct ibv_context *context);
+void vrdma_session_enlist(struct vrdma_session *session, struct ibv_context *context);
+/* An errno. */
+int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
+	      const struct vrdma_answer *answer);
+/* A command of the device; `cookie` and `channel` are of an object that it makes. */
+struct vrdma_made {
+	uint64_t cookie;
+	uint32_t channel;
+};
+int vrdma_command(struct ibv_context *context, uint16_t opcode, const void *req, size_t req_len,
+		  void *resp, size_t resp_len);
+int vrdma_command_making(struct ibv_context *context, uint16_t opcode, struct vrdma_made made,
+			 const void *req, size_t req_len, void *resp, size_t resp_len);
+int vrdma_destroy(struct ibv_context *context, uint16_t opcode, uint32_t object);
+/* Takes events of one object out of a channel. */
+void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size_t size);
+/* Watches the socket, and lets everyone know when it ends. */
+int vrdma_watch(struct vrdma_session *session);
+
+/* memory.c: pages of this process that the device can reach, and whose they are. */
+void *vrdma_pages_alloc(size_t len);
+int vrdma_pages_free(void *addr, size_t len);
+/* Has the device reach a range; EFAULT where that is not possible. */
+int vrdma_share(struct vrdma_session *session, const void *addr, size_t len);
+struct virtio_rdma_page_list vrdma_list(const void *addr, size_t len);
+
+#endif
