@@ -52,6 +52,28 @@ enum virtio_rdma_query_context_attrs {
 	VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP = 0x1000,
 };
 
+/*
+ * Device memory: an attribute of UVERBS_METHOD_DM_ALLOC, and a method of UVERBS_OBJECT_DM by which
+ * a process that imports it asks for the same.
+ */
+enum virtio_rdma_dm_alloc_attrs {
+	VIRTIO_RDMA_ATTR_DM_ALLOC_RESP = 0x1000,
+};
+
+enum virtio_rdma_dm_methods {
+	VIRTIO_RDMA_METHOD_DM_QUERY = 0x1000,
+};
+
+enum virtio_rdma_dm_query_attrs {
+	VIRTIO_RDMA_ATTR_DM_QUERY_HANDLE = 0x1000,
+	VIRTIO_RDMA_ATTR_DM_QUERY_RESP,
+};
+
+struct virtio_rdma_dm_resp {
+	__aligned_u64 mmap;		/* offset for mmap() on the command fd */
+	__aligned_u64 length;		/* of all of the mapping, whole pages */
+};					/* 16 */
+
 /* alloc_ucontext */
 struct virtio_rdma_ucontext_req {
 	__u32 comp_mask;		/* 0 */

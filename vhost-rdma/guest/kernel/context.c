@@ -38,7 +38,8 @@ struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_k
 	m->page = page;
 	m->pfn = page ? page_to_pfn(page) : pfn;
 	/* Offset 0 is left out: it means "none" to the provider. */
-	ret = rdma_user_mmap_entry_insert_range(ibuc, &m->entry, PAGE_SIZE, 1, U32_MAX);
+	ret = rdma_user_mmap_entry_insert_range(ibuc, &m->entry,
+						page ? page_size(page) : PAGE_SIZE, 1, U32_MAX);
 	if (ret) {
 		kfree(m);
 		return ERR_PTR(ret);
@@ -79,7 +80,7 @@ int vrdma_mmap_op(struct ib_ucontext *ibuc, struct vm_area_struct *vma)
 	prot = vma->vm_page_prot;
 	if (m->kind == VRDMA_MMAP_NOTIFY)
 		prot = pgprot_noncached(prot);
-	ret = rdma_user_mmap_io(ibuc, vma, m->pfn, PAGE_SIZE, prot, entry);
+	ret = rdma_user_mmap_io(ibuc, vma, m->pfn, entry->npages << PAGE_SHIFT, prot, entry);
 out:
 	rdma_user_mmap_entry_put(entry);
 	return ret;
@@ -271,5 +272,6 @@ DECLARE_UVERBS_GLOBAL_METHODS(VIRTIO_RDMA_OBJECT_KICK, &UVERBS_METHOD(VIRTIO_RDM
 const struct uapi_definition vrdma_uapi_defs[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &vrdma_query_context),
 	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(VIRTIO_RDMA_OBJECT_KICK),
+	UAPI_DEF_CHAIN(vrdma_dm_defs),
 	{},
 };

@@ -85,6 +85,13 @@ static const struct ib_device_ops vrdma_mw_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_mw, vrdma_mw, ibmw),
 };
 
+/* Regions of device memory are zero-based. */
+static const struct ib_device_ops vrdma_dm_ops = {
+	.alloc_dm = vrdma_alloc_dm,
+	.dealloc_dm = vrdma_dealloc_dm,
+	.reg_dm_mr = vrdma_reg_dm_mr,
+};
+
 static const struct ib_device_ops vrdma_resize_ops = {
 	VRDMA_RESIZE_CQ_OP = vrdma_resize_cq,
 };
@@ -112,6 +119,7 @@ static void vrdma_set_ops(struct ib_device *ib, u64 caps)
 		{ VIRTIO_RDMA_CAP_SRQ, &vrdma_srq_ops },
 		{ VIRTIO_RDMA_CAP_MEM_MGT, &vrdma_mem_mgt_ops },
 		{ VIRTIO_RDMA_CAP_MW_TYPE1 | VIRTIO_RDMA_CAP_MW_TYPE2, &vrdma_mw_ops },
+		{ VIRTIO_RDMA_CAP_ZERO_BASED, &vrdma_dm_ops },
 		{ VIRTIO_RDMA_CAP_CQ_RESIZE, &vrdma_resize_ops },
 		{ VIRTIO_RDMA_CAP_CQ_MODERATE, &vrdma_moderate_ops },
 		{ VIRTIO_RDMA_CAP_MCAST, &vrdma_mcast_ops },

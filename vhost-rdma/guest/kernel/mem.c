@@ -89,8 +89,9 @@ static int vrdma_mem_map(struct vrdma *vr, struct vrdma_mem *mem, u32 npages)
 			return -ENOMEM;
 	}
 	for (; mem->npages < npages; mem->npages++) {
-		page = mem->page;
-		if (!page)
+		if (mem->page)
+			page = mem->page + mem->first + mem->npages;
+		else
 			page = vmalloc_to_page(mem->vaddr + (size_t)mem->npages * PAGE_SIZE);
 		addr = dma_map_page(vr->dma_dev, page, 0, PAGE_SIZE, DMA_BIDIRECTIONAL);
 		if (dma_mapping_error(vr->dma_dev, addr))
@@ -128,6 +129,26 @@ struct vrdma_mem *vrdma_mem_kernel(struct vrdma *vr, size_t length)
 struct vrdma_mem *vrdma_mem_page(struct vrdma *vr)
 {
 	return vrdma_mem_kernel(vr, PAGE_SIZE);
+}
+
+/* Part of pages in one run, to which the caller keeps a reference of his own. */
+struct vrdma_mem *vrdma_mem_part(struct vrdma *vr, struct page *page, u64 offset, u64 length)
+{
+	struct vrdma_mem *mem = vrdma_mem_alloc();
+	int ret;
+
+	if (!mem)
+		return ERR_PTR(-ENOMEM);
+	get_page(page);
+	mem->page = page;
+	mem->first = offset >> PAGE_SHIFT;
+	mem->offset = offset_in_page(offset);
+	ret = vrdma_mem_map(vr, mem, DIV_ROUND_UP_ULL(mem->offset + length, PAGE_SIZE));
+	if (ret) {
+		vrdma_mem_free(vr, mem);
+		return ERR_PTR(ret);
+	}
+	return mem;
 }
 
 /* One run of bus addresses, from mem->dma[0] on. */
@@ -308,6 +329,7 @@ static int vrdma_page_list_kernel(struct vrdma *vr, struct vrdma_page_list *list
 		return ret;
 	/* With larger base pages a page is several of the device's. */
 	list->desc.page_shift = PAGE_SHIFT;
+	list->desc.offset = cpu_to_le32(mem->offset);
 	for (i = 0; i < mem->npages; i++)
 		vrdma_page_list_add(list, mem->dma[i]);
 	return 0;

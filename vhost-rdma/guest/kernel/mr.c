@@ -175,7 +175,28 @@ struct ib_mr *vrdma_reg_user_mr_dmabuf(struct ib_pd *ibpd, u64 offset, u64 lengt
 	mr = vrdma_mr_of(ibpd, vrdma_mem_umem(&buf->umem), iova, length, access);
 	if (IS_ERR(mr))
 		return ERR_CAST(mr);
-	mr->dmabuf = true;
+	mr->foreign = true;
+	return &mr->ibmr;
+}
+
+struct ib_mr *vrdma_reg_dm_mr(struct ib_pd *ibpd, struct ib_dm *ibdm, struct ib_dm_mr_attr *attr,
+			      struct uverbs_attr_bundle *attrs)
+{
+	struct vrdma *vr = to_vr(ibpd->device);
+	struct vrdma_mem *mem = NULL;
+	struct vrdma_mr *mr;
+	int ret;
+
+	ret = vrdma_check_access(vr, attr->access_flags);
+	if (ret)
+		return ERR_PTR(ret);
+	/* The core has looked at the range. */
+	if (attr->length)
+		mem = vrdma_mem_part(vr, to_vdm(ibdm)->page, attr->offset, attr->length);
+	mr = vrdma_mr_of(ibpd, mem, 0, attr->length, attr->access_flags);
+	if (IS_ERR(mr))
+		return ERR_CAST(mr);
+	mr->foreign = true;
 	return &mr->ibmr;
 }
 
@@ -212,7 +233,7 @@ struct ib_mr *vrdma_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start, u64 
 	ret = ib_is_udata_in_empty(udata);
 	if (ret)
 		return ERR_PTR(ret);
-	if (flags & ~IB_MR_REREG_SUPPORTED || mr->dmabuf)
+	if (flags & ~IB_MR_REREG_SUPPORTED || mr->foreign)
 		return ERR_PTR(-EOPNOTSUPP);
 	ret = vrdma_check_access(vr, use);
 	if (ret)

@@ -86,6 +86,8 @@ int vrdma_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct
 	}
 	attr->max_pkeys = min_t(u32, le32_to_cpu(a->max_pkeys), U16_MAX);
 	attr->local_ca_ack_delay = min_t(u32, le32_to_cpu(a->local_ca_ack_delay), 31);
+	if (caps & VIRTIO_RDMA_CAP_ZERO_BASED)
+		attr->max_dm_size = VRDMA_DM_SIZE;
 	if (a->clock_khz) {
 		attr->hca_core_clock = le64_to_cpu(a->clock_khz);
 		attr->timestamp_mask = U64_MAX;

@@ -41,11 +41,13 @@ struct vrdma_mem {
 	struct list_head orphan;
 	struct ib_umem *umem;		/* pages of a process; else the rest is used */
 	void *vaddr;			/* pages of ours: vzalloc(), */
-	struct page *page;		/* one page, */
+	struct page *page;		/* one page, or pages in one run, */
 	size_t coherent;		/* or dma_alloc_coherent() of so many bytes */
 	dma_addr_t *dma;		/* of each page */
 	dma_addr_t one;			/* `dma` of a single page */
 	u32 npages;
+	u32 first;			/* of `page` */
+	u32 offset;			/* into that one */
 };
 
 struct vrdma_page_list {
@@ -58,6 +60,7 @@ struct vrdma_mem *vrdma_mem_umem(struct ib_umem *umem);
 struct vrdma_mem *vrdma_mem_user(struct ib_device *ib, u64 addr, u64 length, int access);
 struct vrdma_mem *vrdma_mem_kernel(struct vrdma *vr, size_t length);
 struct vrdma_mem *vrdma_mem_page(struct vrdma *vr);
+struct vrdma_mem *vrdma_mem_part(struct vrdma *vr, struct page *page, u64 offset, u64 length);
 struct vrdma_mem *vrdma_mem_contiguous(struct vrdma *vr, size_t length);
 void vrdma_mem_put(struct vrdma *vr, struct vrdma_mem *mem, bool device_is_done);
 void vrdma_free_orphans(struct vrdma *vr);
@@ -135,12 +138,13 @@ void vrdma_comp_callback(struct virtqueue *vq);
 void vrdma_wake_all_cqs(struct vrdma *vr);
 
 /* ---- Contexts and doorbells (context.c, doorbell.c) ---- */
-enum vrdma_mmap_kind { VRDMA_MMAP_STATUS, VRDMA_MMAP_DOORBELL, VRDMA_MMAP_NOTIFY };
+enum vrdma_mmap_kind { VRDMA_MMAP_STATUS, VRDMA_MMAP_DOORBELL, VRDMA_MMAP_NOTIFY,
+		       VRDMA_MMAP_DM };
 
 struct vrdma_mmap {
 	struct rdma_user_mmap_entry entry;
 	enum vrdma_mmap_kind kind;
-	struct page *page;		/* reference held; NULL for the notify page */
+	struct page *page;		/* reference held to all of it; NULL for notify */
 	unsigned long pfn;
 };
 
@@ -175,6 +179,7 @@ void vrdma_mmap_free(struct rdma_user_mmap_entry *entry);
 struct vrdma_mmap *vrdma_mmap_insert(struct ib_ucontext *ibuc, enum vrdma_mmap_kind kind,
 				     struct page *page, unsigned long pfn);
 extern const struct uapi_definition vrdma_uapi_defs[];
+extern const struct uapi_definition vrdma_dm_defs[];
 
 void vrdma_ctx_init(struct vrdma *vr, struct vrdma_ctx *ctx);
 void vrdma_ctx_drop_pages(struct vrdma_ctx *ctx, bool device_is_done);
@@ -219,10 +224,13 @@ struct vrdma {
 	u32 restarts;			/* without a calm life between them */
 	u32 refusals;			/* of them in a row, and the last */
 	unsigned long restarted;	/* when, in jiffies */
+	unsigned long lost_at;		/* likewise */
 	struct delayed_work restart;
 
 	struct virtio_rdma_query_device_resp attr;
 	u64 caps;
+
+	atomic_t dm_pages;		/* that programs have */
 
 	struct xarray qps;
 	struct xarray cqs;
@@ -308,10 +316,19 @@ struct vrdma_mr {
 	struct vrdma_mem *mem;
 	u64 start;
 	int access;
-	bool dmabuf;
+	bool foreign;			/* no memory of the process: can not be registered anew */
 	/* Fast-register: `mem` is the array of pages. */
 	u32 max_pages;
 	u32 page_count;
+};
+
+/* Device memory (dm.c): what each device has of it. */
+#define VRDMA_DM_SIZE	SZ_1M
+
+struct vrdma_dm {
+	struct ib_dm ibdm;
+	struct page *page;
+	struct vrdma_mmap *mmap;
 };
 
 struct vrdma_mw {
@@ -429,6 +446,7 @@ struct vrdma_qp {
 VRDMA_TO(vpd, vrdma_pd, pd)
 VRDMA_TO(vmr, vrdma_mr, mr)
 VRDMA_TO(vmw, vrdma_mw, mw)
+VRDMA_TO(vdm, vrdma_dm, dm)
 VRDMA_TO(vah, vrdma_ah, ah)
 VRDMA_TO(vcq, vrdma_cq, cq)
 VRDMA_TO(vsrq, vrdma_srq, srq)
@@ -467,6 +485,13 @@ struct ib_mr *vrdma_alloc_mr(struct ib_pd *ibpd, enum ib_mr_type type, u32 max_n
 int vrdma_map_mr_sg(struct ib_mr *ibmr, struct scatterlist *sg, int nents, unsigned int *offset);
 int vrdma_alloc_mw(struct ib_mw *ibmw, struct ib_udata *udata);
 int vrdma_dealloc_mw(struct ib_mw *ibmw);
+struct ib_mr *vrdma_reg_dm_mr(struct ib_pd *ibpd, struct ib_dm *ibdm, struct ib_dm_mr_attr *attr,
+			      struct uverbs_attr_bundle *attrs);
+
+/* dm.c */
+struct ib_dm *vrdma_alloc_dm(struct ib_device *ib, struct ib_ucontext *ibuc,
+			     struct ib_dm_alloc_attr *attr, struct uverbs_attr_bundle *attrs);
+int vrdma_dealloc_dm(struct ib_dm *ibdm, struct uverbs_attr_bundle *attrs);
 
 /* cq.c */
 int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,

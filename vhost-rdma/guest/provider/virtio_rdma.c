@@ -214,6 +214,7 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx)
 
 static const struct verbs_context_ops vrdma_base_ops = {
 	.alloc_parent_domain = vrdma_alloc_parent_domain,
+	.alloc_dm = vrdma_alloc_dm,
 	.alloc_pd = vrdma_alloc_pd,
 	.alloc_td = vrdma_alloc_td,
 	.create_ah = vrdma_create_ah,
@@ -224,6 +225,8 @@ static const struct verbs_context_ops vrdma_base_ops = {
 	.dealloc_pd = vrdma_dealloc_pd,
 	.dealloc_td = vrdma_dealloc_td,
 	.dereg_mr = vrdma_dereg_mr,
+	.free_dm = vrdma_free_dm,
+	.import_dm = vrdma_import_dm,
 	.import_mr = vrdma_import_mr,
 	.import_pd = vrdma_import_pd,
 	.destroy_ah = vrdma_destroy_ah,
@@ -236,9 +239,11 @@ static const struct verbs_context_ops vrdma_base_ops = {
 	.query_device_ex = vrdma_query_device_ex,
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
+	.reg_dm_mr = vrdma_reg_dm_mr,
 	.reg_dmabuf_mr = vrdma_reg_dmabuf_mr,
 	.reg_mr = vrdma_reg_mr,
 	.req_notify_cq = vrdma_arm_cq,
+	.unimport_dm = vrdma_unimport_dm,
 	.unimport_mr = vrdma_unimport_mr,
 	.unimport_pd = vrdma_unimport_pd,
 };

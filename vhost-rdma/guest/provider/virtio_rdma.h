@@ -299,6 +299,12 @@ void vrdma_srq_update_tail(struct vrdma_srq *srq);
 struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access);
 struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 				   int fd, int access);
+struct ibv_mr *vrdma_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibdm, uint64_t offset,
+			       size_t length, unsigned int access);
+struct ibv_dm *vrdma_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int vrdma_free_dm(struct ibv_dm *ibdm);
+struct ibv_dm *vrdma_import_dm(struct ibv_context *context, uint32_t handle);
+void vrdma_unimport_dm(struct ibv_dm *ibdm);
 int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 int vrdma_dereg_mr(struct verbs_mr *vmr);
 struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle);
