@@ -45,7 +45,17 @@ void vrdma_set_alive(struct vrdma *vr, u32 value)
 /* From any context, any number of times. */
 void vrdma_lost(struct vrdma *vr, const char *why)
 {
-	if (xchg(&vr->lost, true))
+	unsigned long flags;
+	bool was;
+
+	spin_lock_irqsave(&vr->restart_lock, flags);
+	was = vr->lost;
+	if (!was) {
+		vr->lost_at = jiffies;
+		WRITE_ONCE(vr->lost, true);
+	}
+	spin_unlock_irqrestore(&vr->restart_lock, flags);
+	if (was)
 		return;
 	dev_err(&vr->vdev->dev, "the device is lost: %s\n", why);
 	vrdma_set_alive(vr, 0);
@@ -96,14 +106,19 @@ void vrdma_unused(struct vrdma *vr)
 
 /* ---- When it comes back ---- */
 
-static u32 vrdma_restart_delay_ms(struct vrdma *vr)
+/* In jiffies from now. The wait begins with the loss: silence in between is part of it. */
+static unsigned long vrdma_restart_delay(struct vrdma *vr)
 {
 	unsigned long calm = vr->restarted + msecs_to_jiffies(VRDMA_RESTART_CALM_MS);
+	unsigned long now = jiffies, at;
+	u32 wait_ms;
 
 	lockdep_assert_held(&vr->restart_lock);
-	if (vr->up && time_after(jiffies, calm))
+	if (vr->up && time_after(now, calm))
 		vr->restarts = 0;
-	return min(VRDMA_RESTART_FIRST_MS << min(vr->restarts, 16u), VRDMA_RESTART_MOST_MS);
+	wait_ms = min(VRDMA_RESTART_FIRST_MS << min(vr->restarts, 16u), VRDMA_RESTART_MOST_MS);
+	at = vr->lost_at + msecs_to_jiffies(wait_ms);
+	return time_after(at, now) ? at - now : 0;
 }
 
 /*
@@ -112,15 +127,17 @@ static u32 vrdma_restart_delay_ms(struct vrdma *vr)
  */
 void vrdma_heard(struct vrdma *vr)
 {
+	bool queued = false;
 	unsigned long flags;
 
 	if (!vrdma_is_lost(vr))
 		return;
 	spin_lock_irqsave(&vr->restart_lock, flags);
 	if (vr->may_restart && vr->refusals < VRDMA_RESTART_TRIES)
-		queue_delayed_work(system_long_wq, &vr->restart,
-				   msecs_to_jiffies(vrdma_restart_delay_ms(vr)));
+		queued = queue_delayed_work(system_long_wq, &vr->restart, vrdma_restart_delay(vr));
 	spin_unlock_irqrestore(&vr->restart_lock, flags);
+	if (queued)
+		dev_info(&vr->vdev->dev, "the device speaks and will be started again\n");
 }
 
 /* From now on, and also for what it said before. */
@@ -197,6 +214,8 @@ static int vrdma_begin_life(struct vrdma *vr)
 	spin_lock_irq(&vr->restart_lock);
 	vr->restarted = jiffies;
 	vr->refusals = ret ? vr->refusals + 1 : 0;
+	if (ret)
+		vr->lost_at = jiffies;
 	spin_unlock_irq(&vr->restart_lock);
 	return ret;
 }
