@@ -15,6 +15,7 @@
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
 //! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
+//! cargo xtask spec                                        # the specification as LaTeX, as the virtio TC takes it
 //! cargo xtask crds                                        # manifests/crds from controller/api
 //! ```
 //! For work on the guest side:
@@ -38,6 +39,7 @@ mod products;
 mod results;
 mod roots;
 mod rows;
+mod spec;
 mod steps;
 mod test;
 mod upstream;
@@ -120,6 +122,8 @@ enum Chore {
     /// Recorded runs, docs/results
     #[command(subcommand)]
     Results(results::Results),
+    /// Write docs/virtio-rdma.md as a device section of the virtio specification, in LaTeX
+    Spec(spec::Args),
     /// The VM lab
     #[command(subcommand)]
     Vm(vm::scenarios::Scenario),
@@ -147,6 +151,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Crds => chores::crds(),
         Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Results(what) => what.run(),
+        Chore::Spec(args) => args.run(),
         Chore::Vm(scenario) => scenario.run(&Cache::open()?),
         Chore::K8s(command) => command.run(&Cache::open()?),
     }
