@@ -13,7 +13,7 @@ use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(false)));
+
+/// How many times its time each wait may take.
+static PATIENCE: AtomicU32 = AtomicU32::new(1);
 
 /// The longest silence on a terminal-less run before a sign of life is printed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -38,6 +41,16 @@ pub(crate) fn catch_signals() -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&INTERRUPTED))?;
     }
     Ok(())
+}
+
+/// From now on everything may take `times` as long: what waits for guests that are slow by design.
+pub(crate) fn be_patient(times: u32) {
+    PATIENCE.store(times, Ordering::Relaxed);
+}
+
+/// `time` for those who must be patient.
+pub(crate) fn patient(time: Duration) -> Duration {
+    time * PATIENCE.load(Ordering::Relaxed)
 }
 
 /// An error once the user asked us to stop.
@@ -249,6 +262,7 @@ pub(crate) fn wait_for<T>(
     timeout: Duration,
     mut ready: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let timeout = patient(timeout);
     let deadline = Instant::now() + timeout;
     loop {
         if let Some(value) = ready()? {

@@ -30,6 +30,7 @@
 mod cache;
 mod chores;
 mod claims;
+mod debug_kernel;
 mod exec;
 mod fabtests;
 mod host;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::cache::{Cache, tree_digest};
+use crate::debug_kernel;
 use crate::exec::{run_logged, tied, tied_private_mounts, workspace};
 use crate::roots::{self, Builder, Debian, RDMA_CORE};
 
@@ -61,13 +62,29 @@ pub(crate) fn module(cache: &Cache, debian: Debian) -> Result<PathBuf> {
 /// Everything that a guest of a release gets, as a list of files.
 pub(crate) fn for_guest(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     let mut files = vec![module(cache, debian)?];
+    files.extend(for_any_kernel(cache, debian)?);
+    Ok(files)
+}
+
+/// The same for a guest with the debug kernel.
+pub(crate) fn for_debug_kernel(cache: &Cache) -> Result<Vec<PathBuf>> {
+    let builder = debug_kernel::builder(cache)?;
+    let script = MODULE.replace("/lib/modules/@ABI@/build", debug_kernel::TREE);
+    let module = build(cache, "module-debug-kernel", &builder, MODULE_SOURCES, &script)?;
+    let mut files = vec![module.join("virtio_rdma.ko")];
+    files.extend(for_any_kernel(cache, Debian::Trixie)?);
+    Ok(files)
+}
+
+/// Provider and programs.
+fn for_any_kernel(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     let builder = roots::builder(cache, Debian::Trixie)?;
     let sources =
         ["vhost-rdma/guest/provider", "vhost-rdma/guest/include", "vhost-rdma/abi/include"];
     let provider =
         build(cache, "provider", &builder, &sources, &PROVIDER.replace("@RDMA_CORE@", RDMA_CORE))?;
-    files.push(provider.join("libvirtio_rdma-rdmav34.so"));
-    files.push(provider.join("virtio_rdma.driver"));
+    let mut files =
+        vec![provider.join("libvirtio_rdma-rdmav34.so"), provider.join("virtio_rdma.driver")];
     files.extend(programs(cache, debian)?);
     Ok(files)
 }

@@ -351,7 +351,7 @@ fn unpack_kernel(
     Ok(())
 }
 
-fn write_script(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_script(path: &Path, text: &str) -> Result<()> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
@@ -397,11 +397,16 @@ fn initramfs(root: &Path, abi: &str, tmp: &Path, log: &Path) -> Result<()> {
             fs::copy(&from, &to)?;
         }
     }
+    pack_initramfs(&tree, &tmp.join("initrd.gz"), log)
+}
+
+/// Packs `tree`, which goes.
+pub(crate) fn pack_initramfs(tree: &Path, to: &Path, log: &Path) -> Result<()> {
     let script = "cd \"$1\" && find . | cpio -o -H newc --quiet -R 0:0 | gzip -1 > \"$2\"";
     let mut cmd = tied("sh");
-    cmd.args(["-ec", script, "sh"]).arg(&tree).arg(tmp.join("initrd.gz"));
+    cmd.args(["-ec", script, "sh"]).arg(tree).arg(to);
     run_logged(&mut cmd, "packing the initramfs", log, STEP_WAIT)?;
-    fs::remove_dir_all(&tree)?;
+    fs::remove_dir_all(tree)?;
     Ok(())
 }
 

@@ -6,11 +6,12 @@ use anyhow::Result;
 
 use crate::cache::Cache;
 use crate::chores;
+use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, ulp, verbs,
+    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, verbs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -36,7 +37,7 @@ impl Args {
             chores::mutants(cache, &mut steps, self.full)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("attacks on a neighbour's time", chores::isolation)?;
-            steps.step("kernel driver on all kernels", || drivers::Args {}.run(cache))?;
+            steps.step("kernel driver on all kernels", || drivers::Args::default().run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
@@ -48,7 +49,9 @@ impl Args {
                 life::Args { full: self.full, ..Default::default() }.run(cache)
             })?;
             steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
-            steps.step("real clients", || clients::Args::default().run(cache))?;
+            steps.step("real clients", || {
+                clients::Args { full: self.full, ..Default::default() }.run(cache)
+            })?;
             steps.step("rdma-core's Python suite", || {
                 pyverbs::Args::with_all(self.full).run(cache)
             })?;
@@ -68,7 +71,12 @@ impl Args {
                 crate::node_bench::Args::default().run(cache)
             })?;
             steps.step("kernel storage", || nvme::Args::default().run(cache))?;
-            steps.step("clients of other kinds", || ulp::Args::default().run(cache))?;
+            steps.step("lives on a kernel that looks for faults", || {
+                life::Args { kernel: Kernel::Debug, ..Default::default() }.run(cache)
+            })?;
+            steps.step("events, resources, namespaces on it", || {
+                verbs::Args { kernel: Kernel::Debug, ..Default::default() }.run(cache)
+            })?;
             for debian in [Debian::Bookworm, Debian::TrixieBackports] {
                 steps.step(&format!("a pair of {} VMs", debian.name()), || {
                     let options = Options { debian, ..Default::default() };

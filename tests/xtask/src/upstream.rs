@@ -41,6 +41,17 @@ grep -q 'CHECK .*/main.c' log
 ! grep -E '^/work/.*: (warning|error): ' log
 ";
 
+/// The same for smatch, whose findings have no common word but their place.
+const SMATCH: &str = "
+export LD_LIBRARY_PATH=/work
+make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel C=2 CHECK='/work/smatch -p=kernel' -j2 modules > log 2>&1 || { cat log; exit 1; }
+cat log
+grep -q 'CHECK .*/main.c' log
+! grep -E '^/work/.*[.][ch]:[0-9]+ ' log
+";
+/// What it is linked with and the builder has not.
+const SMATCH_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0";
+
 /// The enum's new entry is not in the headers of a distribution.
 const NEWEST: &str = "
 make -C /lib/modules/@ABI@/build M=/work/tree/drivers/infiniband/hw/virtio CONFIG_INFINIBAND_VIRTIO=m KCFLAGS='-Werror -DRDMA_DRIVER_VIRTIO=1000 -I/work/tree/include -I/work/tree/include/uapi' -j2 modules
@@ -128,6 +139,25 @@ pub(crate) fn sparse(cache: &Cache) -> Result<()> {
         sources: products::MODULE_SOURCES,
         extra: &[Path::new("/usr/bin/sparse")],
         script: &SPARSE.replace("@ABI@", &builder.abi),
+    };
+    build.make(cache).map(|_| ())
+}
+
+/// smatch over the driver as it is.
+pub(crate) fn smatch(cache: &Cache, dir: &Path) -> Result<()> {
+    host::ensure_packages(cache, &["libsqlite3-0"])?;
+    let builder = roots::builder(cache, Debian::Trixie)?;
+    let parts = [dir.join("smatch"), dir.join("smatch_data"), SMATCH_LIBRARY.into()];
+    let found: Result<Vec<PathBuf>, _> = parts.iter().map(|part| part.canonicalize()).collect();
+    let found = found.with_context(|| format!("{} is no built smatch", dir.display()))?;
+    // The library's name is that of a link.
+    let extra = [found[0].as_path(), found[1].as_path(), parts[2].as_path()];
+    let build = Build {
+        name: "module-smatch",
+        builder: &builder,
+        sources: products::MODULE_SOURCES,
+        extra: &extra,
+        script: &SMATCH.replace("@ABI@", &builder.abi),
     };
     build.make(cache).map(|_| ())
 }

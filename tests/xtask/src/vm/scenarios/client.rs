@@ -46,29 +46,39 @@ pub(super) struct Client {
     pub(super) bytes: u64,
 }
 
-/// Runs a client to its end: its row, with the seconds that it took.
-pub(super) fn drive(fixture: &mut Fixture, client: &Client) -> Result<Row> {
+/// Runs a client to its end: its row, with the seconds that it took, and those of another device.
+pub(super) fn drive(fixture: &mut Fixture, client: &Client, reference: Option<f64>) -> Result<Row> {
+    let before = counters(fixture)?;
     let start = Instant::now();
-    let fault = attempt(fixture, client)?;
-    Ok(row(client.name, fault.as_deref(), start))
-}
-
-fn row(name: &str, fault: Option<&str>, start: Instant) -> Row {
-    eprintln!("    {name}: {}", fault.unwrap_or("ok"));
-    Row {
-        name: name.into(),
+    let mut fault = attempt(fixture, client)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if fault.is_none() {
+        fault = detour(&before, &counters(fixture)?, client.bytes);
+    }
+    eprintln!("    {}: {}", client.name, fault.as_deref().unwrap_or("ok"));
+    Ok(Row {
+        name: client.name.into(),
         ok: fault.is_none(),
-        value: Some(start.elapsed().as_secs_f64()),
-        reference: None,
-        ratio: None,
+        value: Some(seconds),
+        reference,
+        ratio: reference.map(|other| seconds / other),
         unit: "s".into(),
         target: String::new(),
-    }
+    })
+}
+
+/// The seconds that a client takes in guests whose device is rxe; none if it comes to no good end
+/// there, which is rxe's affair.
+pub(super) fn seconds_on_rxe(fixture: &mut Fixture, client: &Client) -> Result<Option<f64>> {
+    let start = Instant::now();
+    let fault = attempt(fixture, client)?;
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!("    {} on rxe: {}", client.name, fault.as_deref().unwrap_or("ok"));
+    Ok(fault.is_none().then_some(seconds))
 }
 
 /// What went wrong, if anything did.
 fn attempt(fixture: &mut Fixture, client: &Client) -> Result<Option<String>> {
-    let before = counters(fixture)?;
     let (a, b) = fixture.lab.pair()?;
     let job = b.spawn(&script(client.server))?;
     if !wait_ready(b, job, client.ready)? {
@@ -81,10 +91,11 @@ fn attempt(fixture: &mut Fixture, client: &Client) -> Result<Option<String>> {
     std::fs::write(b.share().join("client.done"), "")?;
     let end = b.wait(job, if out.ok() { SERVER_END } else { SERVER_AFTER_FAULT })?;
     std::fs::remove_file(b.share().join("client.done"))?;
-    match ends(&out, &end) {
-        Some(fault) => Ok(Some(fault)),
-        None => Ok(detour(&before, &counters(fixture)?, client.bytes)),
+    let fault = ends(&out, &end);
+    if fault.is_none() {
+        eprint!("{}", figures(&out.text));
     }
+    Ok(fault)
 }
 
 fn script(text: &str) -> String {
@@ -104,6 +115,14 @@ fn ends(client: &Output, server: &Output) -> Option<String> {
             client.status, server.status, client.text, server.text
         )
     })
+}
+
+/// The lines of fio with its rates.
+fn figures(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let rates =
+        lines.filter(|line| line.starts_with("READ: bw=") || line.starts_with("WRITE: bw="));
+    rates.map(|line| format!("      {line}\n")).collect()
 }
 
 /// Payload that did not go through one of the NICs.

@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use super::fixture::{Fixture, Wish};
 use super::verbs::part;
 use crate::cache::Cache;
+use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::rows;
 
@@ -50,7 +51,8 @@ impl Args {
             &["vhost-rdma-cni", "rdma-netlink"],
             &PROGRAMS,
         )?;
-        let wish = Wish { debian: self.debian, guests: 2, cpus: 1, keep: self.keep };
+        let (debian, kernel) = (self.debian, Kernel::default());
+        let wish = Wish { debian, kernel, guests: 2, cpus: 1, keep: self.keep };
         let mut fixture = Fixture::start(cache, wish)?;
         let devices = fixture.attach()?;
         let [(device, _), (peer, gid)] = &devices[..] else {

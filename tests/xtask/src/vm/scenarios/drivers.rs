@@ -1,5 +1,7 @@
 //! The kernel driver, compiled for every kernel that we support, with warnings as errors; sparse
-//! over it; and the forms in which driver and provider would go upstream.
+//! over it, and smatch where there is one (no Debian package has it); and the forms in which driver and provider would go upstream.
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -9,8 +11,12 @@ use crate::products;
 use crate::roots::Debian;
 use crate::upstream;
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Also smatch: a directory with `smatch` and `smatch_data`, as its own build leaves them
+    #[arg(long, value_name = "DIR")]
+    smatch: Option<PathBuf>,
+}
 
 /// A check and its name.
 type Check = (&'static str, fn(&Cache) -> Result<()>);
@@ -44,6 +50,9 @@ impl Args {
         for (name, check) in CHECKS {
             tell(name, check(cache).map(|()| String::new()));
             crate::exec::check_interrupt()?;
+        }
+        if let Some(dir) = &self.smatch {
+            tell("smatch", upstream::smatch(cache, dir).map(|()| String::new()));
         }
         println!("{good} passed, {bad} failed");
         Ok(bad == 0)

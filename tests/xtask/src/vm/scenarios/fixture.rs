@@ -4,11 +4,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::cache::Cache;
-use crate::roots::Debian;
+use crate::debug_kernel::{self, Kernel};
+use crate::exec;
+use crate::roots::{self, Debian, GuestImage};
 use crate::rows;
 use crate::vm::daemon::{self, Daemon};
 use crate::vm::guest::{self, Guest};
@@ -44,7 +46,8 @@ impl Default for Options {
 
 impl Options {
     pub(super) fn wish(&self, guests: usize) -> Wish {
-        Wish { debian: self.debian, guests, cpus: self.cpus, keep: self.keep }
+        let (debian, kernel) = (self.debian, Kernel::default());
+        Wish { debian, kernel, guests, cpus: self.cpus, keep: self.keep }
     }
 
     pub(super) fn chosen(&self, name: &str) -> bool {
@@ -61,6 +64,7 @@ impl Options {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
     pub(super) debian: Debian,
+    pub(super) kernel: Kernel,
     pub(super) guests: usize,
     pub(super) cpus: u8,
     /// Consoles and logs stay when done.
@@ -98,8 +102,7 @@ impl Fixture {
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
         let binary = daemon::build(cache)?;
-        let products = crate::products::for_guest(cache, wish.debian)?;
-        let image = lab.image(wish.debian)?;
+        let (products, image) = parts(cache, wish)?;
         let daemon = Daemon::start(&binary, lab.run.path())?;
         daemon.cli(&["network", "add", "red"])?;
         let mut nics = Vec::new();
@@ -124,6 +127,7 @@ impl Fixture {
     pub(super) fn clean(&mut self) -> bool {
         let mut clean = true;
         for guest in &mut self.lab.guests {
+            clean &= kernel_leaks_nothing(guest);
             clean &= kernel_is_clean(guest);
         }
         if let Err(e) = self.daemon.check_alive() {
@@ -134,9 +138,57 @@ impl Fixture {
     }
 }
 
+/// What goes into the guests, and what they boot.
+fn parts(cache: &Cache, wish: Wish) -> Result<(Vec<PathBuf>, GuestImage)> {
+    match wish.kernel {
+        Kernel::Release => {
+            let products = crate::products::for_guest(cache, wish.debian)?;
+            Ok((products, roots::guest(cache, wish.debian)?))
+        }
+        Kernel::Debug => {
+            ensure!(wish.debian == Debian::Trixie, "the debug kernel is Debian 13's");
+            let products = crate::products::for_debug_kernel(cache)?;
+            let image = debug_kernel::guest(cache)?;
+            exec::be_patient(debug_kernel::PATIENCE);
+            Ok((products, image))
+        }
+    }
+}
+
+/// What kmemleak finds: nothing where the kernel has none. An object is suspected only when it is
+/// some seconds old and a second look finds no pointer to it either.
+const LEAKS: &str = "
+leaks=/sys/kernel/debug/kmemleak
+mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+[ -e $leaks ] || exit 0
+for turn in 1 2; do sleep 6; echo scan > $leaks; done
+cat $leaks
+";
+
+/// A leak of anything in a guest whose kernel looks for them fails the run.
+pub(super) fn kernel_leaks_nothing(guest: &mut Guest) -> bool {
+    match guest.run(LEAKS, Duration::from_secs(120)) {
+        Ok(out) if out.ok() && out.text.trim().is_empty() => true,
+        Ok(out) => {
+            eprintln!("the kernel of guest {} leaks ({:?}):\n{}", guest.name, out.status, out.text);
+            false
+        }
+        Err(e) => {
+            eprintln!("the kernel of guest {} cannot be asked for leaks: {e:#}", guest.name);
+            false
+        }
+    }
+}
+
+/// What a kernel says when something is wrong with it, for `grep -E`; lockdep's reports begin with
+/// `WARNING:` or `BUG:`, KASAN's with `BUG:`.
+const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|UBSAN|ODEBUG|INFO: |kmemleak: .* new|\
+hung_task|blocked for more|DEBUG_LOCKS_WARN";
+
 /// A warning or oops in a guest's kernel fails the run, whatever the programs said.
 pub(super) fn kernel_is_clean(guest: &mut Guest) -> bool {
-    let found = guest.run("dmesg | grep -nE -A25 'WARNING:|BUG:|Oops|Call Trace|UBSAN|hung_task|blocked for more' | head -60", Duration::from_secs(30));
+    let script = format!("dmesg | grep -nE -A40 '{COMPLAINTS}' | head -150");
+    let found = guest.run(&script, Duration::from_secs(30));
     match found {
         Ok(out) if out.text.trim().is_empty() => true,
         Ok(out) => {

@@ -18,7 +18,6 @@ mod rxe;
 mod shell;
 pub(crate) mod sriov;
 pub(crate) mod stranger;
-pub(crate) mod ulp;
 pub(crate) mod verbs;
 mod vfs;
 
@@ -50,9 +49,6 @@ pub(crate) enum Scenario {
     /// Programs, drivers, NICs, memory, guests, VMs and the daemon come and go under load: nothing
     /// leaks, nobody else is harmed
     Life(life::Args),
-    /// Clients of other kinds: multicast, rsockets, cmtime, RDS, SMC-R, NFS over RDMA, iSER, SRP,
-    /// libfabric
-    Ulp(ulp::Args),
     /// Real clients, unmodified, verified: UCX, Open MPI, libfabric's tests, qperf
     Clients(clients::Args),
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every
@@ -84,7 +80,6 @@ impl Scenario {
             Self::CniRdma(args) => args.run(cache),
             Self::Nvme(args) => args.run(cache),
             Self::Life(args) => args.run(cache),
-            Self::Ulp(args) => args.run(cache),
             Self::Clients(args) => args.run(cache),
             Self::Sriov(args) => args.run(cache),
             Self::Pods(args) => args.run(cache),

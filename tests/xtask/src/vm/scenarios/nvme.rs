@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::fixture::{self, Fixture, Wish};
 use crate::cache::Cache;
+use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::Counters;
@@ -119,7 +120,8 @@ struct Direction {
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wish = Wish { debian: self.debian, guests: 2, cpus: self.cpus, keep: self.keep };
+        let (debian, kernel) = (self.debian, Kernel::default());
+        let wish = Wish { debian, kernel, guests: 2, cpus: self.cpus, keep: self.keep };
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         let table = self.steps(&mut fixture);

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::cache::Cache;
+use crate::debug_kernel;
 use crate::host;
 use crate::roots::{self, Debian};
 
@@ -11,6 +12,9 @@ pub(crate) struct Args {
     /// Also the roots that only `vm drivers` and `test --full` use
     #[arg(long)]
     all: bool,
+    /// Also the debug kernel, half an hour of compiling
+    #[arg(long)]
+    debug_kernel: bool,
 }
 
 impl Args {
@@ -29,6 +33,10 @@ impl Args {
                 builder.root.display(),
                 builder.abi
             );
+        }
+        if self.debug_kernel {
+            let guest = debug_kernel::guest(cache)?;
+            println!("guest with the debug kernel {} {}", guest.dir.display(), guest.abi);
         }
         Ok(true)
     }

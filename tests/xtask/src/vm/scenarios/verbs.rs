@@ -14,15 +14,19 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::fixture::{Fixture, Options};
+use super::fixture::{Fixture, Options, Wish};
 use crate::cache::Cache;
+use crate::debug_kernel::Kernel;
 use crate::rows::{self, Row};
 use crate::vm::guest::Guest;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    options: Options,
+    pub(crate) options: Options,
+    /// The kernel of the guest
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) kernel: Kernel,
 }
 
 const RESOURCES: &str = include_str!("../../../../guest-programs/resources-check.py");
@@ -42,7 +46,7 @@ const PARTS: &[(&str, &str)] = &[
 
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wish = self.options.wish(1);
+        let wish = Wish { kernel: self.kernel, ..self.options.wish(1) };
         let mut fixture = Fixture::start(cache, wish)?;
         let devices = fixture.attach()?;
         let mut table = Vec::new();

@@ -8,44 +8,61 @@
 //!   own comparison of data where it has one (`-v`). Atomics are `ofi_rxm`'s, made of messages.
 //! - `qperf`: RC, RDMA, and atomics that it verifies.
 //!
-//! NVMe over RDMA is `cargo xtask vm nvme`; NFS, iSER, SRP, RDS, SMC-R, rsockets and `fi_pingpong`
-//! are `vm ulp`.
+//! - `others`, `block` (`--full`): sockets, multicast and the kernel's own clients.
+//!
+//! With `--full` all of them also run on rxe, in VMs of their own before: seconds beside seconds. A
+//! client that rxe cannot carry is said, and has no reference.
+//!
 //! Nothing here knows how a client is run (see `client`).
 
+mod block;
 mod fabric;
 mod mpi;
+mod others;
 mod qperf;
 mod ucx;
 
 use anyhow::{Result, ensure};
 
-use super::client::{Client, drive};
+use super::client::{Client, drive, seconds_on_rxe};
 use super::fixture::{Fixture, Options};
 use crate::cache::Cache;
 use crate::fabtests;
 use crate::rows;
+use crate::vm::peers;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    options: Options,
+    pub(crate) options: Options,
+    /// Also the clients that CI has no time for, and each on rxe too
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
-/// In the order of the table.
-const FAMILIES: &[&[Client]] = &[ucx::CLIENTS, mpi::CLIENTS, fabric::CLIENTS, qperf::CLIENTS];
+/// In the order of the table; those of CI first.
+const FAMILIES: &[&[Client]] =
+    &[ucx::CLIENTS, mpi::CLIENTS, fabric::CLIENTS, qperf::CLIENTS, others::CLIENTS, block::CLIENTS];
+const OF_CI: usize = 4;
 
 /// Files that clients find in `/host`.
 const FILES: &[(&str, &str)] = &[
     ("lab-rsh.py", include_str!("../../../../../guest-programs/lab-rsh.py")),
     ("mpi-check.py", include_str!("../../../../../guest-programs/mpi-check.py")),
+    ("mpi-train.py", include_str!("../../../../../guest-programs/mpi-train.py")),
+    ("rds-echo.py", include_str!("../../../../../guest-programs/rds-echo.py")),
+    ("smc-echo.py", include_str!("../../../../../guest-programs/smc-echo.py")),
     ("ucx.batch", ucx::BATCH),
     ("mpi.sh", mpi::LAUNCH),
 ];
 
 impl Args {
     fn clients(&self) -> Vec<&'static Client> {
-        let all = FAMILIES.iter().flat_map(|family| family.iter());
-        all.filter(|client| self.options.chosen(client.name)).collect()
+        // Who names a client gets it, of whichever family.
+        let all = self.full || self.options.only.is_some();
+        let families = FAMILIES.iter().take(if all { FAMILIES.len() } else { OF_CI });
+        let clients = families.flat_map(|family| family.iter());
+        clients.filter(|client| self.options.chosen(client.name)).collect()
     }
 
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
@@ -55,23 +72,38 @@ impl Args {
             !clients.is_empty(),
             "no client's name contains {only:?}; without --only the table names them all"
         );
-        let programs = fabtests::programs(cache)?;
-        let mut fixture = Fixture::start(cache, self.options.wish(2))?;
+        let reference = if self.full { self.on_rxe(cache, &clients)? } else { Vec::new() };
+        let mut fixture = self.start(cache)?;
         fixture.attach()?;
+        let mut table = Vec::new();
+        for (n, client) in clients.iter().enumerate() {
+            table.push(drive(&mut fixture, client, reference.get(n).copied().flatten())?);
+        }
+        let clean = fixture.clean();
+        rows::print_table(&table, "vhost-rdma", if self.full { "rxe" } else { "-" });
+        self.options.write(&table)?;
+        Ok(clean && table.iter().all(|row| row.ok))
+    }
+
+    /// Two guests with everything that clients need, and no driver yet.
+    fn start(&self, cache: &Cache) -> Result<Fixture> {
+        let programs = fabtests::programs(cache)?;
+        let fixture = Fixture::start(cache, self.options.wish(2))?;
         fixture.lab.deliver(&programs)?;
         for guest in &fixture.lab.guests {
             for (name, text) in FILES {
                 std::fs::write(guest.share().join(name), text)?;
             }
         }
-        let mut table = Vec::new();
-        for client in clients {
-            table.push(drive(&mut fixture, client)?);
-        }
-        let clean = fixture.clean();
-        rows::print_table(&table, "vhost-rdma", "-");
-        self.options.write(&table)?;
-        Ok(clean && table.iter().all(|row| row.ok))
+        Ok(fixture)
+    }
+
+    /// The seconds that each takes on rxe.
+    fn on_rxe(&self, cache: &Cache, clients: &[&'static Client]) -> Result<Vec<Option<f64>>> {
+        let mut fixture = self.start(cache)?;
+        let (a, b) = fixture.lab.pair()?;
+        peers::attach_rxe(a, b)?;
+        clients.iter().map(|client| seconds_on_rxe(&mut fixture, client)).collect()
     }
 }
 

@@ -38,6 +38,8 @@ const READY: Ready = Ready::Says("ready");
 
 /// Messages of up to 1 MiB there and back, three times each.
 const MESSAGES: u64 = 2 * 3 * (1 << 20);
+/// Gradients of 1601 numbers, 40 times.
+const GRADIENTS: u64 = 40 * 1601 * 8;
 /// A window of 32 KiB is put, got and accumulated by both, twice.
 const WINDOWS: u64 = 2 * 3 * 2 * 32768;
 
@@ -60,5 +62,18 @@ pub(super) const CLIENTS: &[Client] = &[
                  python3 /host/mpi-check.py messages > /tmp/mpi 2>&1; status=$?
                  tail -n 30 /tmp/mpi; grep -q 'ok messages' /tmp/mpi || exit 1; exit $status",
         bytes: MESSAGES,
+    },
+    Client {
+        name: "open mpi: training of a network, same losses as over tcp",
+        server: SERVER,
+        ready: READY,
+        client: "sh /host/mpi.sh -x UCX_LOG_LEVEL=fatal --mca pml ucx \
+                 python3 /host/mpi-train.py > /tmp/train.ucx 2>&1 || { cat /tmp/train.ucx; exit 1; }
+                 sh /host/mpi.sh --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include eth0 \
+                 python3 /host/mpi-train.py > /tmp/train.tcp 2>&1 || { cat /tmp/train.tcp; exit 1; }
+                 for r in ucx tcp; do grep -E '^(loss|ok) ' /tmp/train.$r > /tmp/losses.$r; done
+                 [ $(wc -l < /tmp/losses.ucx) = 41 ] && cmp /tmp/losses.ucx /tmp/losses.tcp || exit 1
+                 tail -n 2 /tmp/losses.ucx",
+        bytes: GRADIENTS,
     },
 ];

@@ -15,14 +15,16 @@ mod netdev;
 mod network;
 mod plug;
 mod programs;
+mod refusals;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::fixture::{Fixture, Options};
+use super::fixture::{Fixture, Options, Wish, kernel_is_clean};
 use super::pair::NICS;
 use crate::cache::Cache;
+use crate::debug_kernel::Kernel;
 use crate::exec;
 use crate::rows::{self, Row};
 use crate::vm::guest::{Guest, Job};
@@ -36,6 +38,9 @@ pub(crate) struct Args {
     /// Also the steps that CI has no time for
     #[arg(long)]
     pub(crate) full: bool,
+    /// The kernel of the guests
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) kernel: Kernel,
 }
 
 const SHORT: Duration = Duration::from_secs(30);
@@ -61,8 +66,10 @@ struct Holder {
 enum When {
     Always,
     Full,
+    /// Where the kernel looks for faults.
+    DebugKernel,
 }
-use When::{Always, Full};
+use When::{Always, DebugKernel, Full};
 
 type Step = (&'static str, When, fn(&mut Life) -> Result<()>);
 
@@ -75,6 +82,7 @@ const STEPS: &[Step] = &[
     ("exec with posted work", Always, Life::exec),
     ("lives of objects", Always, Life::stress),
     ("lives of objects, ibv_fork_init", Full, Life::stress_forked),
+    ("memory refused", DebugKernel, Life::refuse_memory),
     ("interface down and up", Always, Life::interface),
     ("network cable out and in", Always, Life::cable),
     ("netdev renamed", Always, Life::rename),
@@ -98,14 +106,19 @@ impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let wanted = |(name, when, _): &&Step| match &self.options.only {
             Some(_) => self.options.chosen(name),
-            None => self.full || *when == Always,
+            None => match when {
+                Always => true,
+                Full => self.full,
+                DebugKernel => self.kernel == Kernel::Debug,
+            },
         };
         anyhow::ensure!(
             STEPS.iter().any(|s| wanted(&s)),
             "no step's name contains {:?}; see the names in the table of `cargo xtask vm life`",
             self.options.only.as_deref().unwrap_or_default()
         );
-        let mut fixture = Fixture::start_as(cache, self.options.wish(2), plug::pluggable)?;
+        let wish = Wish { kernel: self.kernel, ..self.options.wish(2) };
+        let mut fixture = Fixture::start_as(cache, wish, plug::pluggable)?;
         let (a, b) = fixture.lab.pair()?;
         let devices = peers::attach_ours(a, b)?;
         let mut life = Life { fixture, devices, noted: Vec::new() };
@@ -125,7 +138,7 @@ impl Life {
     /// A step and what must hold after it.
     fn row(&mut self, name: &str, step: fn(&mut Self) -> Result<()>) -> Result<Row> {
         let start = Instant::now();
-        let result = step(self).and_then(|()| self.both_work());
+        let result = step(self).and_then(|()| self.both_work()).and_then(|()| self.complaints());
         exec::check_interrupt()?;
         let seconds = start.elapsed().as_secs_f64();
         match &result {
@@ -147,6 +160,16 @@ impl Life {
             unit: "s".into(),
             target: String::new(),
         })
+    }
+
+    /// A guest that is reset or killed takes its kernel's log along, so each step looks at it.
+    fn complaints(&mut self) -> Result<()> {
+        let guests = self.fixture.lab.guests.iter_mut();
+        let complained: Vec<_> = guests
+            .filter_map(|guest| (!kernel_is_clean(guest)).then(|| guest.name.clone()))
+            .collect();
+        anyhow::ensure!(complained.is_empty(), "the kernels of {complained:?} complained");
+        Ok(())
     }
 
     /// A measured value with its reference, as a row of its own.

@@ -1,7 +1,7 @@
-//! Kernel block storage: a LIO target on a RAM disk in guest b, reached by iSER and by SRP, with
-//! the same work through fio.
+//! Kernel block storage: a target on a RAM disk in guest b, reached by NVMe over RDMA, iSER and
+//! SRP, with the same work through fio, whose rates the rows leave in their output.
 //!
-//! Both register each request's memory anew and invalidate it, iSER locally and SRP by the target's
+//! All register each request's memory anew and invalidate it, iSER locally and SRP by the target's
 //! SEND_WITH_INV where it can. The target moves the data, by READ and WRITE. fio compares checksums
 //! of what it reads back.
 
@@ -11,7 +11,7 @@ const TARGET: Ready = Ready::Says("target is ready");
 
 /// The device that appears behind a log-in, and what is done with it.
 macro_rules! work {
-    ($login:literal, $logout:literal) => {
+    ($disk:literal, $login:literal, $logout:literal) => {
         concat!(
             "set -e
 modprobe sd_mod
@@ -19,8 +19,12 @@ modprobe sd_mod
             $login,
             "
 n=0
-until [ -n \"$(ls /sys/class/block | grep '^sd')\" ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done
-d=/dev/$(ls /sys/class/block | grep '^sd' | head -n 1)
+until [ -n \"$(ls /sys/class/block | grep '^",
+            $disk,
+            "')\" ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done
+d=/dev/$(ls /sys/class/block | grep '^",
+            $disk,
+            "' | head -n 1)
 until [ -b $d ]; do sleep 0.1; done
 for o in '--rw=randwrite --bs=4k --size=4m' '--rw=randwrite --bs=64k --size=16m' '--rw=write --bs=1m --size=32m'; do
   fio --name=block --filename=$d --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --do_verify=1 --verify_fatal=1 $o --output=/tmp/fio.out || { cat /tmp/fio.out; exit 1; }
@@ -36,6 +40,38 @@ done
 const BYTES: u64 = 2 * ((4 + 16 + 32) << 20);
 
 pub(super) const CLIENTS: &[Client] = &[
+    Client {
+        name: "NVMe over RDMA",
+        server: "set -e
+modprobe -a brd nvmet nvmet-rdma
+mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
+cd /sys/kernel/config/nvmet
+mkdir subsystems/lab
+echo 1 > subsystems/lab/attr_allow_any_host
+mkdir subsystems/lab/namespaces/1
+echo -n /dev/ram0 > subsystems/lab/namespaces/1/device_path
+echo 1 > subsystems/lab/namespaces/1/enable
+mkdir ports/1
+echo rdma > ports/1/addr_trtype
+echo ipv4 > ports/1/addr_adrfam
+echo 10.9.0.2 > ports/1/addr_traddr
+echo 4420 > ports/1/addr_trsvcid
+ln -s /sys/kernel/config/nvmet/subsystems/lab ports/1/subsystems/lab
+echo target is ready
+n=0; until [ -e /host/client.done ]; do sleep 0.2; n=$((n+1)); [ $n -lt 1400 ] || exit 1; done
+rm ports/1/subsystems/lab
+rmdir ports/1
+echo 0 > subsystems/lab/namespaces/1/enable
+",
+        ready: TARGET,
+        client: work!(
+            "nvme0n1",
+            "modprobe nvme-rdma
+nvme connect -t rdma -n lab -a 10.9.0.2 -s 4420 -i 1 > /dev/null",
+            "nvme disconnect -n lab > /dev/null"
+        ),
+        bytes: BYTES,
+    },
     Client {
         name: "iSER",
         server: "set -e
@@ -59,6 +95,7 @@ echo 0 > $i/enable
 ",
         ready: TARGET,
         client: work!(
+            "sd",
             "modprobe ib_iser
 mkdir -p /run/lock/iscsi
 echo InitiatorName=iqn.2026-11.lab:a > /etc/iscsi/initiatorname.iscsi
@@ -96,6 +133,7 @@ echo 0 > $s/enable
 ",
         ready: TARGET,
         client: work!(
+            "sd",
             // The target's identity is its device's GUID, which follows from the MAC address.
             "modprobe ib_srp
 guid=$(tr -d : < $(ls -d /sys/class/infiniband/*)/node_guid | sed 's/1$/2/')

@@ -8,34 +8,14 @@
 //! | RDS | kernel verbs: long-lived RC connections with their own flow control, receives refilled from completions |
 //! | SMC-R version 2 | kernel verbs: RDMA writes into a ring of the peer's, with immediates as news, through sockets that think they are TCP's |
 //! | NFS over RDMA | kernel verbs: read and write chunks by fast registration, remote invalidation, a server that pulls and pushes |
-//! | iSER, SRP | kernel block storage, see `block` |
 //! | libfabric, msg and rdm end points | connection manager events; a shared receive queue and many small buffers under ofi_rxm |
 //!
 //! Every client compares what arrives with what was sent, and the NICs' counters must show the
 //! bytes: RDS and SMC would else be free to go over TCP.
 
-mod block;
+use super::super::client::{Client, LISTENS, Ready};
 
-use anyhow::Result;
-
-use super::client::{Client, LISTENS, Ready, drive};
-use super::fixture::{Fixture, Options};
-use crate::cache::Cache;
-use crate::rows;
-
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    options: Options,
-}
-
-/// Programs that guests find in `/host`.
-const FILES: &[(&str, &str)] = &[
-    ("rds-echo.py", include_str!("../../../../guest-programs/rds-echo.py")),
-    ("smc-echo.py", include_str!("../../../../guest-programs/smc-echo.py")),
-];
-
-const CLIENTS: &[Client] = &[
+pub(super) const CLIENTS: &[Client] = &[
     Client {
         name: "mckey: multicast",
         server: "stdbuf -oL mckey -m 239.9.0.1 -b 10.9.0.2 -C 50 -S 1000",
@@ -164,25 +144,3 @@ cp -r /usr/share/doc/rdma-core /tmp/n/dir/
 diff -r /usr/share/doc/rdma-core /tmp/n/dir/rdma-core
 umount /tmp/n
 ";
-
-impl Args {
-    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let wish = self.options.wish(2);
-        let mut fixture = Fixture::start(cache, wish)?;
-        fixture.attach()?;
-        for guest in &fixture.lab.guests {
-            for (name, text) in FILES {
-                std::fs::write(guest.share().join(name), text)?;
-            }
-        }
-        let mut table = Vec::new();
-        let chosen = |c: &&Client| self.options.chosen(c.name);
-        for client in CLIENTS.iter().chain(block::CLIENTS).filter(chosen) {
-            table.push(drive(&mut fixture, client)?);
-        }
-        let clean = fixture.clean();
-        rows::print_table(&table, "vhost-rdma", "-");
-        self.options.write(&table)?;
-        Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
-    }
-}
