@@ -53,9 +53,9 @@ echo $refused
 
 /// Programs that make and use objects of every kind; each ends as it likes, but ends.
 const USE: &str = "
-for turn in 1 2 3 4 5 6 7 8; do
+for turn in 1 2 3 4 5; do
   refuse 2
-  timeout 60 /host/products/vrdma-verbs {device} > /tmp/refused 2>&1
+  timeout 200 /host/products/vrdma-verbs {device} > /tmp/refused 2>&1
   status=$?
   grant
   [ $status -lt 124 ] || { echo vrdma-verbs ended with $status; cat /tmp/refused; exit 1; }
