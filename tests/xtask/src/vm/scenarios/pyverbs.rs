@@ -96,7 +96,7 @@ struct Row {
 fn floor(debian: Debian) -> usize {
     match debian {
         Debian::Bookworm => 114,
-        Debian::Trixie | Debian::TrixieBackports => 133,
+        Debian::Trixie | Debian::TrixieBackports => 132,
     }
 }
 
