@@ -23,6 +23,7 @@ pub mod node;
 mod ordering;
 mod process;
 pub mod rnic;
+pub mod run;
 pub mod sandbox;
 pub mod socket;
 pub mod store;

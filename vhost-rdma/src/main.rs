@@ -16,7 +16,7 @@ use vhost_rdma::store::{Store, keep};
 use vhost_rdma::supervisor::{Estate, Fleet, FleetSettings, Supervisor};
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
-use vhost_rdma::{config, limits, telemetry};
+use vhost_rdma::{config, limits, run, telemetry};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -29,6 +29,12 @@ fn main() -> ExitCode {
         Command::Kept { command } => Err(("internal", keep::become_child(&command).to_string())),
         Command::Serve(args) => {
             serve(*args).map_err(|error| (serve_code(&error), error.to_string()))
+        }
+        Command::Run { nics, network, connect, command } => {
+            match run::run(&run::Wanted { nics, network, connect, command }) {
+                Ok(status) => return status,
+                Err(fault) => Err((run_code(&fault), fault.to_string())),
+            }
         }
         Command::NetworkProcess { .. } => {
             network_process::serve().map_err(|fault| ("internal", fault.to_string()))
@@ -44,7 +50,20 @@ fn main() -> ExitCode {
     ExitCode::from(exit_code(code))
 }
 
+fn run_code(fault: &run::Fault) -> &'static str {
+    match fault {
+        run::Fault::Program(_) => "invalid_argument",
+        run::Fault::Libraries => "not_found",
+        run::Fault::Daemon(_) => "failed_precondition",
+        run::Fault::Host { .. } => "internal",
+    }
+}
+
 fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    if args.with_parent {
+        // This is the first thread, which lives as long as the process.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    }
     telemetry::start(args.log_format, None).map_err(|error| anyhow!(error))?;
     let (store, heirlooms) = Store::open();
     let estate = Estate::read(store, heirlooms);

@@ -16,6 +16,8 @@ mod json;
 mod mistakes;
 #[path = "cli/reload.rs"]
 mod reload;
+#[path = "cli/run.rs"]
+mod run;
 #[path = "cli/running.rs"]
 mod running;
 #[path = "cli/vf.rs"]

@@ -6,6 +6,7 @@
 //! `vm` boots guests and runs programs in them; each use of it is one file in `vm/scenarios`.
 //!
 //! ```sh
+//! cargo xtask try                                         # RDMA between two processes, without root
 //! cargo xtask demo                                        # the README's table
 //! cargo xtask test [--fast | --full]                      # everything that must hold
 //! cargo xtask bench                                       # ratios on the virtual guest
@@ -27,6 +28,7 @@
 //! cargo xtask vm shell --guests 2                         # commands from standard input, `b: uname -r`
 //! ```
 
+mod attempt;
 mod cache;
 mod chores;
 mod claims;
@@ -68,6 +70,9 @@ enum Chore {
     /// Set up everything, boot two VMs, run unmodified RDMA programs on our device and on rxe,
     /// print a table
     Demo(vm::scenarios::pair::Args),
+    /// RDMA between two processes of this machine, with Debian's programs: no root, no VM, no
+    /// kernel module
+    Try(attempt::Args),
     /// Everything that must hold before a change goes in
     Test(test::Args),
     /// Benchmarks on the virtual guest, each a ratio in one run
@@ -137,6 +142,7 @@ fn run(cli: &Cli) -> Result<bool> {
     exec::catch_signals()?;
     match &cli.chore {
         Chore::Demo(args) => args.run(&Cache::open()?),
+        Chore::Try(args) => args.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),
         Chore::Bench { what, quick, json, rest } => {
             chores::bench(*what, *quick, json.as_deref(), rest)

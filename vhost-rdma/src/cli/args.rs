@@ -66,6 +66,24 @@ pub enum Command {
         #[arg(required = true, last = true)]
         command: Vec<OsString>,
     },
+    /// Run a program with an RDMA device: no root, no configuration, no VM
+    ///
+    /// Uses the daemon that runs, or starts one for as long as the program lives. Programs of one
+    /// `run` find NICs of each other's as devices `vhost_rdma0`, `vhost_rdma1`, …
+    Run {
+        /// NICs, each a device of the program
+        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+        nics: u32,
+        /// Their network [default: default]
+        #[arg(long)]
+        network: Option<String>,
+        /// Use the NIC at this socket, and start nothing; may be given several times
+        #[arg(long, value_name = "SOCKET", conflicts_with_all = ["nics", "network"])]
+        connect: Vec<PathBuf>,
+        /// The program and its arguments
+        #[arg(required = true, last = true, value_name = "PROGRAM")]
+        command: Vec<OsString>,
+    },
     /// Networks: only NICs of one network can find or reach each other
     #[command(subcommand)]
     Network(NetworkCommand),
@@ -151,6 +169,9 @@ pub struct ServeArgs {
     /// host; may be given again
     #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub cm_ports: Vec<u16>,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
     /// Form of the log on standard error; $VHOST_RDMA_LOG filters it
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,

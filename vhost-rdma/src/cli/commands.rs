@@ -59,6 +59,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Nic(command) => nic(json, client::connect(&socket).await?, command).await,
             Command::Serve(_)
             | Command::Keep { .. }
+            | Command::Run { .. }
             | Command::Kept { .. }
             | Command::NetworkProcess { .. }
             | Command::Vf(_)

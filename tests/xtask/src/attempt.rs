@@ -1,0 +1,322 @@
+//! `cargo xtask try`: RDMA between two processes of this machine, with Debian's own programs: no
+//! root, no VM, no kernel module.
+//!
+//! The libraries are built from the distribution's source, the programs unpacked from its packages,
+//! and `vhost-rdma run` does the rest. Beside each figure stands TCP over loopback, measured in the
+//! same minute. Missing: `rping`, since there is no rdma_cm for processes yet.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::{Cache, tree_digest};
+use crate::exec::{capture, run_logged, tied, workspace};
+use crate::host::Archive;
+use crate::products::is_source;
+use crate::rows::{self, Row};
+
+const BUILD_WAIT: Duration = Duration::from_secs(600);
+const RUN_WAIT: Duration = Duration::from_secs(60);
+/// What the programs are in, and what they are linked with beside libibverbs.
+const PACKAGES: [&str; 5] = ["ibverbs-utils", "perftest", "librdmacm1", "libibumad3", "libpci3"];
+const UNPACK: &str = "cd \"$1\"; mkdir tree
+tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
+tar -xf rdma-core_*.debian.tar.* -C tree";
+
+/// See the module
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// With a daemon that is not optimised, which is built sooner
+    #[arg(long)]
+    debug: bool,
+}
+
+/// What is measured: both ends in one shell, each with a device of its own.
+struct Program {
+    name: &'static str,
+    server: &'static str,
+    client: &'static str,
+    /// The figure in the client's output.
+    figure: fn(&str) -> Option<f64>,
+    unit: &'static str,
+    /// The same over TCP.
+    reference: fn() -> Result<f64>,
+}
+
+fn pingpong(text: &str) -> Option<f64> {
+    text.lines()
+        .find_map(|line| line.strip_suffix(" usec/iter")?.split(' ').next_back()?.parse().ok())
+}
+
+/// A column of perftest's last line with figures.
+fn column(text: &str, at: usize) -> Option<f64> {
+    let numbers = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+    let line = text.lines().rfind(numbers)?;
+    line.split_whitespace().nth(at)?.parse().ok()
+}
+
+const PROGRAMS: [Program; 3] = [
+    Program {
+        name: "ibv_rc_pingpong -c, 4 KiB",
+        server: "ibv_rc_pingpong -c -g 0 -n 2000 -d vhost_rdma0",
+        client: "ibv_rc_pingpong -c -g 0 -n 2000 -d vhost_rdma1 127.0.0.1",
+        figure: pingpong,
+        unit: "us",
+        reference: || round_trip(4096),
+    },
+    Program {
+        name: "ib_write_bw, 64 KiB",
+        server: "ib_write_bw -F -x 0 -d vhost_rdma0",
+        client: "ib_write_bw -F -x 0 -d vhost_rdma1 127.0.0.1",
+        figure: |text| column(text, 3),
+        unit: "MiB/s",
+        reference: bandwidth,
+    },
+    Program {
+        name: "ib_send_lat, 2 bytes",
+        server: "ib_send_lat -F -x 0 -d vhost_rdma0",
+        client: "ib_send_lat -F -x 0 -d vhost_rdma1 127.0.0.1",
+        figure: |text| column(text, 4),
+        unit: "us",
+        // perftest says what one way takes.
+        reference: || Ok(round_trip(2)? / 2.0),
+    },
+];
+
+/// Both ends of a TCP connection over loopback, each with a thread.
+fn over_tcp<T: Send>(
+    serve: impl FnOnce(TcpStream) -> Result<()> + Send,
+    client: impl FnOnce(TcpStream) -> Result<T> + Send,
+) -> Result<T> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let (stream, _) = listener.accept()?;
+            stream.set_nodelay(true)?;
+            serve(stream)
+        });
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let found = client(stream);
+        match server.join() {
+            Ok(served) => served.and(found),
+            Err(_) => bail!("the server of the TCP measurement panicked"),
+        }
+    })
+}
+
+/// Microseconds.
+fn round_trip(bytes: usize) -> Result<f64> {
+    const TIMES: u32 = 2000;
+    let exchange = move |mut stream: TcpStream, first: bool| -> Result<f64> {
+        let (begin, mut buffer) = (Instant::now(), vec![1; bytes]);
+        for _ in 0..TIMES {
+            if first {
+                stream.write_all(&buffer)?;
+            }
+            stream.read_exact(&mut buffer)?;
+            if !first {
+                stream.write_all(&buffer)?;
+            }
+        }
+        Ok(begin.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES))
+    };
+    over_tcp(move |stream| exchange(stream, false).map(drop), move |stream| exchange(stream, true))
+}
+
+/// MiB a second, in pieces of 64 KiB.
+fn bandwidth() -> Result<f64> {
+    const PIECES: u32 = 10_000;
+    let piece = vec![1u8; 65_536];
+    over_tcp(
+        |mut stream| {
+            let mut room = vec![0; 65_536];
+            for _ in 0..PIECES {
+                stream.read_exact(&mut room)?;
+            }
+            Ok(stream.write_all(&[1])?)
+        },
+        |mut stream| {
+            let begin = Instant::now();
+            for _ in 0..PIECES {
+                stream.write_all(&piece)?;
+            }
+            stream.read_exact(&mut [0])?;
+            Ok(f64::from(PIECES) / 16.0 / begin.elapsed().as_secs_f64())
+        },
+    )
+}
+
+/// The folder with our libraries, built on this machine for this machine.
+fn libraries(cache: &Cache) -> Result<PathBuf> {
+    let archive = Archive::open(cache, &["trixie"])?;
+    let source = archive.source_files("rdma-core")?;
+    let mut inputs = format!("1\n{UNPACK}\n");
+    for file in &source {
+        inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
+    }
+    for part in ["process", "guest/provider", "guest/include", "abi/include"] {
+        let dir = workspace().join("vhost-rdma").join(part);
+        inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, is_source)?));
+    }
+    let made = cache.artefact("process-libraries", &inputs, |tmp| {
+        let log = cache.log("process-libraries");
+        archive.download_source(&source, tmp, &log)?;
+        let mut unpack = tied("sh");
+        unpack.args(["-ec", UNPACK, "sh"]).arg(tmp);
+        run_logged(&mut unpack, "unpacking rdma-core", &log, BUILD_WAIT)?;
+        let mut build = tied("sh");
+        build.arg(workspace().join("vhost-rdma/process/build.sh"));
+        build.arg(tmp.join("tree")).arg(tmp.join("out"));
+        run_logged(&mut build, "building libibverbs", &log, BUILD_WAIT)?;
+        fs::rename(tmp.join("out/lib"), tmp.join("lib"))?;
+        for rest in ["tree", "out"] {
+            fs::remove_dir_all(tmp.join(rest))?;
+        }
+        Ok(())
+    })?;
+    Ok(made.join("lib"))
+}
+
+/// Debian's programs, of this machine's release; no package is installed.
+fn programs(cache: &Cache) -> Result<PathBuf> {
+    let versions = capture(tied("apt-cache").arg("policy").args(PACKAGES), RUN_WAIT)?;
+    cache.artefact("process-programs", &versions, |tmp| {
+        let log = cache.log("process-programs");
+        let mut download = tied("apt-get");
+        download.current_dir(tmp).arg("download").args(PACKAGES);
+        run_logged(&mut download, "downloading programs", &log, BUILD_WAIT)?;
+        let script = "cd \"$1\"; for deb in *.deb; do dpkg-deb -x \"$deb\" .; rm \"$deb\"; done";
+        let mut unpack = tied("sh");
+        run_logged(unpack.args(["-ec", script, "sh"]).arg(tmp), "unpacking", &log, BUILD_WAIT)
+    })
+}
+
+fn daemon(cache: &Cache, debug: bool) -> Result<PathBuf> {
+    let mut build = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.current_dir(workspace()).args(["build", "--locked", "-p", "vhost-rdma"]);
+    if !debug {
+        build.arg("--release");
+    }
+    run_logged(&mut build, "building the daemon", &cache.log("try-build"), 2 * BUILD_WAIT)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    Ok(target.join(if debug { "debug" } else { "release" }).join("vhost-rdma"))
+}
+
+/// What is there to be run with.
+struct Lab {
+    daemon: PathBuf,
+    libraries: PathBuf,
+    programs: PathBuf,
+}
+
+impl Lab {
+    fn run(&self, script: &str) -> Result<String> {
+        let of_programs = |path: &str| self.programs.join(path).display().to_string();
+        let mut run: Command = tied(&self.daemon);
+        let path = std::env::var("PATH").unwrap_or_default();
+        run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
+        run.env("PATH", format!("{}:{path}", of_programs("usr/bin")));
+        run.env("LD_LIBRARY_PATH", library_path(&self.programs)?);
+        run.args(["run", "--nics", "2", "--", "sh", "-ec", script]);
+        capture(&mut run, RUN_WAIT)
+    }
+
+    fn row(&self, program: &Program) -> Result<Row> {
+        let Program { name, server, client, figure, unit, reference } = program;
+        let reference = reference()?;
+        // The server is there when its port is, which the client tries again and again.
+        let script = format!(
+            "{server} > /dev/null & for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; \
+             if {client}; then wait; exit 0; fi; done; exit 1"
+        );
+        let value = match self.run(&script) {
+            Ok(text) => figure(&text),
+            Err(error) => {
+                eprintln!("{name}: {error:#}");
+                None
+            }
+        };
+        Ok(Row {
+            name: (*name).to_owned(),
+            ok: value.is_some(),
+            value,
+            reference: Some(reference),
+            ratio: value.map(|value| value / reference),
+            unit: (*unit).to_owned(),
+            target: String::new(),
+        })
+    }
+}
+
+/// The one folder of libraries in a root, whatever the machine's name is.
+fn library_path(root: &Path) -> Result<PathBuf> {
+    let dirs = fs::read_dir(root.join("usr/lib"))?.flatten().map(|entry| entry.path());
+    let found = dirs.filter(|dir| dir.to_string_lossy().contains("-linux-gnu")).next();
+    found.context("the packages have no libraries")
+}
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let lab = Lab {
+            daemon: daemon(cache, self.debug)?,
+            libraries: libraries(cache)?,
+            programs: programs(cache)?,
+        };
+        let begin = Instant::now();
+        let devices = lab.run("ibv_devinfo")?;
+        let both = devices.matches("PORT_ACTIVE").count() == 2;
+        println!("{devices}");
+        let mut rows = vec![Row {
+            name: "ibv_devinfo: two active ports".to_owned(),
+            ok: both,
+            value: None,
+            reference: None,
+            ratio: None,
+            unit: String::new(),
+            target: String::new(),
+        }];
+        for program in &PROGRAMS {
+            rows.push(lab.row(program)?);
+        }
+        rows::print_table(&rows, "vhost-rdma", "TCP");
+        println!("{:.1} s, as user {}", begin.elapsed().as_secs_f64(), user());
+        if let Some(path) = &self.json {
+            rows::write_json(path, &rows)?;
+        }
+        Ok(rows.iter().all(|row| row.ok))
+    }
+}
+
+fn user() -> String {
+    capture(tied("id").arg("-un"), RUN_WAIT).map_or_else(|_| "?".into(), |name| name.trim().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found() {
+        let text = "8192000 bytes in 0.12 seconds = 555.54 Mbit/sec\n1000 iters in 0.12 seconds = 117.97 usec/iter";
+        assert_eq!(pingpong(text), Some(117.97));
+        let text = "---\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             8542.31            376.44 \t\t   0.006023\n---";
+        assert_eq!(column(text, 3), Some(376.44));
+        assert_eq!((pingpong(""), column("", 3)), (None, None));
+    }
+
+    #[test]
+    fn tcp_is_measured() {
+        assert!(round_trip(2).unwrap() > 0.0 && bandwidth().unwrap() > 0.0);
+    }
+}

@@ -1,0 +1,127 @@
+//! `vhost-rdma run`: a program with an RDMA device, without root and without configuration.
+//!
+//! If no daemon runs, one is started that lives as long as the program. It gets NICs for processes,
+//! the program their sockets (`VHOST_RDMA_DEVICES`) and the libraries (`LD_LIBRARY_PATH`), and when
+//! the program ends everything goes. What is asked of the daemon is asked by this same program, as
+//! anybody would.
+//!
+//! What cannot be served is said in one line before anything is started: a library path means
+//! nothing to a static program, to another C library, and to a program with more rights than ours.
+
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod program;
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use self::daemon::Daemon;
+
+/// Where the libraries are.
+const LIBRARIES: &str = "VHOST_RDMA_LIBRARIES";
+/// Sockets of NICs, for the libraries.
+const DEVICES: &str = "VHOST_RDMA_DEVICES";
+/// `0`: the program's heap stays what it is.
+const SHARED_HEAP: &str = "VHOST_RDMA_SHARED_HEAP";
+/// Where packages put them.
+const INSTALLED: [&str; 2] = ["/usr/lib/vhost-rdma", "/usr/local/lib/vhost-rdma"];
+/// What stands for the distribution's.
+const LIBIBVERBS: &str = "libibverbs.so.1";
+const HEAP: &str = "libvhost_rdma_heap.so";
+
+/// What to run, and with what.
+#[derive(Debug)]
+pub struct Wanted {
+    /// NICs, each a device of the program.
+    pub nics: u32,
+    /// Their network.
+    pub network: Option<String>,
+    /// Sockets of NICs that there are already.
+    pub connect: Vec<PathBuf>,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// Why a program does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// It cannot be served.
+    #[error("{0}")]
+    Program(#[from] program::Unfit),
+    /// There are no libraries.
+    #[error(
+        "the libraries of NICs for processes are not there: build them with vhost-rdma/process/build.sh RDMA_CORE_SOURCE DIR, and name DIR/lib in {LIBRARIES}"
+    )]
+    Libraries,
+    /// The daemon refuses.
+    #[error("{0}")]
+    Daemon(String),
+    /// The host.
+    #[error("cannot {action}: {source}")]
+    Host {
+        /// What was tried.
+        action: String,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+fn host(action: impl Into<String>) -> impl FnOnce(io::Error) -> Fault {
+    let action = action.into();
+    move |source| Fault::Host { action, source }
+}
+
+/// The folder with our libraries.
+fn libraries() -> Option<PathBuf> {
+    let named = std::env::var_os(LIBRARIES).map(PathBuf::from);
+    let beside = std::env::current_exe().ok();
+    let beside = beside.and_then(|exe| Some(exe.parent()?.parent()?.join("lib/vhost-rdma")));
+    let mut all = named.into_iter().chain(beside).chain(INSTALLED.map(PathBuf::from));
+    all.find(|dir| dir.join(LIBIBVERBS).exists())
+}
+
+/// `first` before what a variable has.
+fn before(first: &Path, variable: &str) -> OsString {
+    let mut all = first.as_os_str().to_owned();
+    if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        all.push(":");
+        all.push(rest);
+    }
+    all
+}
+
+/// Runs it to its end; its exit status.
+///
+/// # Errors
+/// See [`Fault`].
+pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
+    let program = wanted.command.first().map_or(OsStr::new(""), OsString::as_os_str);
+    program::check(program)?;
+    let libraries = libraries().ok_or(Fault::Libraries)?;
+    let daemon = match wanted.connect.is_empty() {
+        true => Some(Daemon::of(wanted.network.as_deref())?),
+        false => None,
+    };
+    let sockets = match &daemon {
+        Some(daemon) => daemon.add_nics(wanted.nics, wanted.network.as_deref())?,
+        None => wanted.connect.clone(),
+    };
+    let devices = sockets.iter().map(|socket| socket.as_os_str()).collect::<Vec<_>>();
+    let mut command = Command::new(program);
+    command.args(wanted.command.get(1..).unwrap_or_default());
+    command.env(DEVICES, devices.join(OsStr::new(":")));
+    command.env("LD_LIBRARY_PATH", before(&libraries, "LD_LIBRARY_PATH"));
+    let heap = libraries.join(HEAP);
+    if heap.exists() && std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0") {
+        command.env("LD_PRELOAD", before(&heap, "LD_PRELOAD"));
+    }
+    let status = command.status().map_err(host(format!("run {}", program.display())))?;
+    drop(daemon);
+    // As a shell tells of a signal.
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}

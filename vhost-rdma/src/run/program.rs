@@ -1,0 +1,126 @@
+//! Whether a program can use our libraries.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Why a program cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// There is none of that name.
+    #[error("there is no program {0}")]
+    NotThere(String),
+    /// It is linked without a loader.
+    #[error("{0} is a static program: it loads no libibverbs, and so cannot use the device")]
+    Static(String),
+    /// Another C library.
+    #[error("{0} is a program of musl, and our libibverbs is one of glibc")]
+    Musl(String),
+    /// It gets rights that we do not have.
+    #[error("{0} is setuid or setgid: its loader ignores our library path")]
+    Setuid(String),
+}
+
+/// Bytes of a program that are looked at: its headers.
+const HEADERS: u64 = 64 << 10;
+/// `PT_INTERP` (elf(5)).
+const INTERP: u64 = 3;
+
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Path::new(program).exists().then(|| PathBuf::from(program));
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| {
+        path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    })
+}
+
+/// A little-endian number of so many bytes.
+fn number(bytes: &[u8], at: u64, size: usize) -> Option<u64> {
+    let at = usize::try_from(at).ok()?;
+    let field = bytes.get(at..at.checked_add(size)?)?;
+    Some(field.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+}
+
+/// The loader that a 64-bit ELF program names; `Some(None)`: it names none.
+fn loader(bytes: &[u8]) -> Option<Option<&[u8]>> {
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (table, size) = (number(bytes, 32, 8)?, number(bytes, 54, 2)?);
+    for index in 0..number(bytes, 56, 2)? {
+        let at = table.checked_add(index.checked_mul(size)?)?;
+        if number(bytes, at, 4)? != INTERP {
+            continue;
+        }
+        let from = usize::try_from(number(bytes, at.checked_add(8)?, 8)?).ok()?;
+        let len = usize::try_from(number(bytes, at.checked_add(32)?, 8)?).ok()?;
+        return Some(bytes.get(from..from.checked_add(len)?));
+    }
+    Some(None)
+}
+
+/// Looks at a program; a script is its interpreter's affair.
+pub(super) fn check(program: &OsStr) -> Result<(), Unfit> {
+    let name = || program.to_string_lossy().into_owned();
+    let path = find(program).ok_or_else(|| Unfit::NotThere(name()))?;
+    if path.metadata().is_ok_and(|file| file.permissions().mode() & 0o6000 != 0) {
+        return Err(Unfit::Setuid(name()));
+    }
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(HEADERS).read_to_end(&mut bytes));
+    match read.ok().and_then(|_| loader(&bytes)) {
+        Some(None) => Err(Unfit::Static(name())),
+        Some(Some(loader)) if loader.windows(4).any(|part| part == b"musl") => {
+            Err(Unfit::Musl(name()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program with one program header, of this type, and what it points to.
+    fn elf(kind: u32, loader: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 120];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = 1;
+        bytes[64..68].copy_from_slice(&kind.to_le_bytes());
+        bytes[72] = 120;
+        bytes[96] = u8::try_from(loader.len()).unwrap();
+        bytes.extend(loader);
+        bytes
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = |name: &str, bytes: &[u8], mode: u32| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            check(path.as_os_str())
+        };
+        let glibc = elf(3, b"/lib64/ld-linux-x86-64.so.2\0");
+        assert_eq!(check("glibc", &glibc, 0o755), Ok(()));
+        assert!(matches!(check("static", &elf(1, b""), 0o755), Err(Unfit::Static(_))));
+        let musl = elf(3, b"/lib/ld-musl-x86_64.so.1\0");
+        assert!(matches!(check("musl", &musl, 0o755), Err(Unfit::Musl(_))));
+        assert!(matches!(check("suid", &glibc, 0o4755), Err(Unfit::Setuid(_))));
+        assert_eq!(check("script", b"#!/bin/sh\n", 0o755), Ok(()));
+        assert!(matches!(super::check(OsStr::new("no-such-program")), Err(Unfit::NotThere(_))));
+        assert_eq!(super::check(OsStr::new("sh")), Ok(()));
+        // Whatever else it is: no fault of ours.
+        for cut in 0..glibc.len() {
+            let _ = loader(&glibc[..cut]);
+        }
+        let _ = loader(&[b"\x7fELF\x02\x01".as_slice(), &[0xff; 200]].concat());
+    }
+}

@@ -1,0 +1,111 @@
+//! `run`: a program with NICs of its own, and nothing left of them.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::daemon::{Said, vhost_rdma};
+
+/// Libraries that a shell does not load, and a place for the daemon.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("libibverbs.so.1"), "").unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        Self { dir }
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    fn run(&self, args: &[&str], script: &str) -> Said {
+        let mut command = self.command();
+        command.args(args).args(["--", "sh", "-c", script]);
+        command.output().unwrap().into()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = vhost_rdma();
+        command.env("VHOST_RDMA_LIBRARIES", self.dir.path()).arg("run");
+        command.env("XDG_RUNTIME_DIR", self.runtime()).env_remove("LD_PRELOAD");
+        command
+    }
+
+    /// Directories of daemons that are left.
+    fn left(&self) -> usize {
+        std::fs::read_dir(self.runtime()).unwrap().count()
+    }
+}
+
+#[test]
+fn a_program_gets_its_nics_and_its_status_is_ours() {
+    let place = Place::new();
+    let script = "echo $VHOST_RDMA_DEVICES; echo $LD_LIBRARY_PATH
+        IFS=:; for socket in $VHOST_RDMA_DEVICES; do test -S $socket || exit 1; done; exit 7";
+    let said = place.run(&["--nics", "3", "--network", "blue"], script);
+    assert_eq!((said.status, said.err.as_str()), (7, ""), "{said:?}");
+    let mut lines = said.out.lines();
+    let sockets: Vec<_> = lines.next().unwrap().split(':').map(PathBuf::from).collect();
+    assert_eq!(sockets.len(), 3);
+    assert!(sockets.iter().all(|socket| !socket.exists()), "they went with the program");
+    assert!(lines.next().unwrap().starts_with(place.dir.path().to_str().unwrap()));
+    assert_eq!(place.left(), 0);
+    assert_eq!(place.run(&[], "kill -9 $$").status, 128 + 9);
+    assert_eq!(place.left(), 0);
+}
+
+#[test]
+fn sockets_that_are_there_are_used_as_they_are() {
+    let place = Place::new();
+    let connect = ["--connect", "/a/process.sock", "--connect", "/b/process.sock"];
+    let said = place.run(&connect, "echo $VHOST_RDMA_DEVICES");
+    assert_eq!(said.ok(), "/a/process.sock:/b/process.sock\n");
+    assert_eq!(place.left(), 0);
+}
+
+#[test]
+fn what_cannot_be_run_is_said_in_a_line() {
+    let place = Place::new();
+    let fails = |program: &str, status: i32, words: &[&str]| {
+        let said: Said = place.command().args(["--", program]).output().unwrap().into();
+        said.fails(status, words);
+        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    };
+    fails("no-such-program", 2, &["no program", "no-such-program"]);
+    let suid = place.dir.path().join("suid");
+    std::fs::copy("/bin/true", &suid).unwrap();
+    std::fs::set_permissions(&suid, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    fails(suid.to_str().unwrap(), 2, &["setuid"]);
+    std::fs::remove_file(place.dir.path().join("libibverbs.so.1")).unwrap();
+    fails("true", 4, &["libraries", "build.sh"]);
+    assert_eq!(place.left(), 0);
+}
+
+/// Killed with no time to clean up, it takes its daemon along.
+#[test]
+fn a_run_that_is_killed_leaves_no_daemon() {
+    let place = Place::new();
+    let mut command = place.command();
+    command.args(["--", "sh", "-c", "echo $VHOST_RDMA_DEVICES; exec sleep 60"]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let socket = PathBuf::from(line.trim());
+    assert!(socket.exists());
+    let admin = socket.ancestors().nth(3).unwrap().join("admin.sock");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begin = std::time::Instant::now();
+    while std::os::unix::net::UnixStream::connect(&admin).is_ok() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "the daemon is there");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
