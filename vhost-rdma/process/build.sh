@@ -32,7 +32,7 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 		patch -s -p1 -d "$tree" < "$patch" || die "$patch does not apply"
 	done
 	# Our provider is a part of the library: no file in /etc has to name it.
-	sources='local/device.c local/kernel.c local/memory.c local/session.c'
+	sources='local/device.c local/dm.c local/kernel.c local/memory.c local/session.c'
 	for file in ah cq cq_ex mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done
