@@ -261,8 +261,8 @@ impl Lab {
 
 /// The one folder of libraries in a root, whatever the machine's name is.
 fn library_path(root: &Path) -> Result<PathBuf> {
-    let dirs = fs::read_dir(root.join("usr/lib"))?.flatten().map(|entry| entry.path());
-    let found = dirs.filter(|dir| dir.to_string_lossy().contains("-linux-gnu")).next();
+    let mut dirs = fs::read_dir(root.join("usr/lib"))?.flatten().map(|entry| entry.path());
+    let found = dirs.find(|dir| dir.to_string_lossy().contains("-linux-gnu"));
     found.context("the packages have no libraries")
 }
 
