@@ -231,8 +231,14 @@ impl Session {
         let wanted = queue.add_used(memory, head, len).is_ok()
             && queue.needs_notification(memory).unwrap_or(true);
         drop(state);
+        if wanted {
+            self.tell(vring);
+        }
+    }
+
+    /// Tells the VMM of an answer: at once, unless it is to be left alone for a while (`trust`).
+    fn tell(&self, vring: &Vring) {
         match self.notifier.get() {
-            _ if !wanted => {}
             Some(Some(notifier)) if self.nic.trust.rest().is_some() => {
                 notifier.bell().ring(usize::from(vq::CONTROL));
             }

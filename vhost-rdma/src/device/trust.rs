@@ -16,7 +16,9 @@
 //! The connection's own thread is not free either: the kernel wakes all waiters in one go, with
 //! interrupts off (`eventfd_signal_mask` in fs/eventfd.c takes the queue's lock so), and whoever
 //! else runs on that processor stands still. So a VMM whose calls are long again and again is told
-//! seldom: behind each comes a rest, at first as long as the call, in the end 128 times as long.
+//! seldom: behind each comes a rest, at first as long as the call, in the end 128 times as long. One
+//! whose last such call was longer ago than that takes less than a hundredth of a processor as it
+//! is, and gets none: on a busy host a call looks long once in a while.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -130,8 +132,11 @@ impl Trust {
         let count = kept.saturating_add(1);
         self.faults.store(count, Ordering::Relaxed);
         self.not_before(now + probation(count));
-        let rest = took * (1 << (count - 1).min(REST_DOUBLINGS));
-        self.rests_until.fetch_max(nanos(now + rest.min(REST)), Ordering::Relaxed);
+        let seldom = now.saturating_sub(last) > took * (1 << REST_DOUBLINGS);
+        if !seldom {
+            let rest = took * (1 << (count - 1).min(REST_DOUBLINGS));
+            self.rests_until.fetch_max(nanos(now + rest.min(REST)), Ordering::Relaxed);
+        }
         trusted
     }
 }
@@ -181,6 +186,19 @@ mod tests {
             assert!(trust.fault_at(now, LONG));
             assert!(trust.is_given_at(now + secs(1)));
         }
+    }
+
+    #[test]
+    fn long_calls_that_are_seldom_cost_no_rest() {
+        let trust = Trust::new();
+        for n in 1..200 {
+            let now = Duration::from_millis(100 * n);
+            trust.fault_at(now, 2 * LONG);
+            assert_eq!(trust.rest_at(now), None, "{n}");
+        }
+        let soon = Duration::from_millis(19_901);
+        trust.fault_at(soon, 2 * LONG);
+        assert!(trust.rest_at(soon).is_some(), "one behind the other");
     }
 
     #[test]

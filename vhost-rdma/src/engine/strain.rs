@@ -196,6 +196,7 @@ mod tests {
             Usage {
                 faults: faults.load(Ordering::Relaxed),
                 preempted: preempted.load(Ordering::Relaxed),
+                ..Usage::default()
             }
         }
     }

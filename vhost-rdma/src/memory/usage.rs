@@ -1,5 +1,5 @@
-//! What the calling thread has had of the host: how often a page was missing, and how often it was
-//! made to wait for its processor.
+//! What the calling thread has had of the host: how often a page was missing, how often it was made
+//! to wait for its processor, and how often it gave that up by itself.
 
 use std::mem::MaybeUninit;
 
@@ -10,6 +10,8 @@ pub struct Usage {
     pub faults: u64,
     /// Times that the host ran somebody else though the thread had work.
     pub preempted: u64,
+    /// Times that the thread had to wait for something.
+    pub blocked: u64,
 }
 
 /// The calling thread's usage now. A system call.
@@ -27,6 +29,7 @@ pub fn usage() -> Usage {
     Usage {
         faults: count(usage.ru_minflt).wrapping_add(count(usage.ru_majflt)),
         preempted: count(usage.ru_nivcsw),
+        blocked: count(usage.ru_nvcsw),
     }
 }
 
@@ -34,6 +37,13 @@ pub fn usage() -> Usage {
 mod tests {
     use super::*;
     use crate::memory::{AddressSpace, Ring};
+
+    #[test]
+    fn a_thread_that_sleeps_was_blocked() {
+        let before = usage();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(usage().blocked > before.blocked);
+    }
 
     #[test]
     fn a_page_that_is_touched_for_the_first_time_counts() {

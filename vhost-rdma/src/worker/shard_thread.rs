@@ -45,19 +45,7 @@ pub(super) fn spawn(
     let poll_for = u64::from(config.poll_us) * 1000;
     let shard = shard.with_clock(Box::new(clock)).with_patience(poll_for);
     let turn_stats = Arc::new(TurnStats::new(clock));
-    let runner = Runner {
-        shard,
-        mailbox,
-        peeked: Found::None,
-        unfinished: VecDeque::new(),
-        job_share: JobShare::default(),
-        waker: waker.clone(),
-        heard: Heard::default(),
-        heard_at: 0,
-        clock,
-        poll_for,
-        vanished: memory::vanished(),
-    };
+    let runner = Runner::new(shard, mailbox, waker.clone(), (clock, poll_for));
     let (ready, sealed) = sync_channel(1);
     let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn({
         let turn_stats = turn_stats.clone();
@@ -114,6 +102,27 @@ struct Runner {
 }
 
 impl Runner {
+    fn new(
+        shard: Shard,
+        mailbox: Mailbox<Message>,
+        waker: Arc<Waker>,
+        (clock, poll_for): (Clock, Nanos),
+    ) -> Self {
+        Self {
+            shard,
+            mailbox,
+            peeked: Found::None,
+            unfinished: VecDeque::new(),
+            job_share: JobShare::default(),
+            waker,
+            heard: Heard::default(),
+            heard_at: 0,
+            clock,
+            poll_for,
+            vanished: memory::vanished(),
+        }
+    }
+
     fn run(mut self, mut counter: Counter) {
         let mut before = self.clock.now();
         let mut idle = 0;

@@ -2,13 +2,16 @@
 //!
 //! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what
 //! one guest can make another wait. What counts is the time that is *ours*: a turn during which the
-//! host ran somebody else is long on the wall clock, and no guest's doing. The scheduler tells the
-//! two apart: `/proc/thread-self/schedstat` has the time that the thread stood in a run queue, and
-//! what is left of the wall clock was spent on the processor or blocked in a system call, a page
-//! fault or a lock, all of which are ours.
+//! host ran somebody else is long on the wall clock, and no guest's doing. Three things make a turn
+//! long: it ran on the processor; it was blocked in a system call, a page fault or a lock; or it was
+//! ready to run, and did not. The first two are ours. Of the third the scheduler tells what a thread
+//! stood in a run queue (`/proc/thread-self/schedstat`), but not what a hypervisor took from this
+//! whole machine: such time is in no account at all. A thread that gave up its processor by itself
+//! at no time was not blocked, so that its turn is what it ran (`CLOCK_THREAD_CPUTIME_ID`, which
+//! leaves out stolen time: kernel/sched/core.c, update_rq_clock_task).
 //!
-//! Reading it costs a microsecond, so it is read only for turns that are long at all, and once a
-//! millisecond as the value to compare with: time in a run queue before the turn but after that
+//! Reading these costs two microseconds, so they are read only for turns that are long at all, and
+//! once a millisecond as the values to compare with: time of others before the turn but after that
 //! reading is taken off too, a millisecond at most, and a turn is never made longer by it. A worker
 //! that is stuck inside a turn is seen from outside by [`TurnStats::stalled`].
 
@@ -17,8 +20,11 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::clock::Clock;
 use crate::engine::Nanos;
+use crate::memory;
 
 /// Upper bounds of the buckets of turns, in nanoseconds.
 pub const BOUNDS: [Nanos; 5] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
@@ -110,6 +116,32 @@ impl TurnStats {
     }
 }
 
+/// What the host says of a thread at one moment; what it does not tell stays at 0.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reading {
+    /// When it was read.
+    at: Nanos,
+    /// Time that the thread has stood in run queues.
+    queued: Nanos,
+    /// Time that it has run.
+    ran: Nanos,
+    /// How often it had to wait for something.
+    blocked: u64,
+}
+
+impl Reading {
+    /// How much of the time since `earlier` was others'.
+    fn others_since(&self, earlier: &Self) -> Nanos {
+        let queued = self.queued.saturating_sub(earlier.queued);
+        let ran = self.ran.saturating_sub(earlier.ran);
+        let passed = self.at.saturating_sub(earlier.at);
+        if self.blocked == earlier.blocked {
+            return queued.max(passed.saturating_sub(ran));
+        }
+        queued
+    }
+}
+
 /// The worker's end.
 #[derive(Debug)]
 pub(super) struct Counter {
@@ -117,8 +149,7 @@ pub(super) struct Counter {
     /// `None` where the host does not tell.
     schedstat: Option<File>,
     began: Nanos,
-    /// Time in run queues, and when that was read.
-    queued: (Nanos, Nanos),
+    last: Reading,
     /// All that had been charged at the end of the last turn.
     charged: Nanos,
 }
@@ -127,14 +158,18 @@ impl Counter {
     /// To be called on the worker's thread: the file is the thread's own.
     pub(super) fn new(turn_stats: Arc<TurnStats>) -> Self {
         let schedstat = File::open("/proc/thread-self/schedstat").ok();
-        Self { turn_stats, schedstat, began: 0, queued: (0, 0), charged: 0 }
+        let now = turn_stats.clock.now();
+        let mut counter =
+            Self { turn_stats, schedstat, began: 0, last: Reading::default(), charged: 0 };
+        counter.last = counter.read(now);
+        counter
     }
 
     /// A turn begins.
     #[inline]
     pub(super) fn begin(&mut self, now: Nanos) {
-        if now.saturating_sub(self.queued.1) > FRESH {
-            self.queued = (self.read().unwrap_or(0), now);
+        if now.saturating_sub(self.last.at) > FRESH {
+            self.last = self.read(now);
         }
         self.began = now;
         self.turn_stats.since.store(now, Ordering::Relaxed);
@@ -149,24 +184,39 @@ impl Counter {
             self.turn_stats.charged.store(turn, Ordering::Relaxed);
         }
         let mut own = now.saturating_sub(self.began);
-        if own >= SHORT
-            && let Some(queued) = self.read()
-        {
-            own = own.saturating_sub(queued.saturating_sub(self.queued.0));
-            self.queued = (queued, now);
+        if own >= SHORT {
+            let read = self.read(now);
+            own = own.saturating_sub(read.others_since(&self.last));
+            self.last = read;
         }
         self.turn_stats.since.store(0, Ordering::Relaxed);
         self.turn_stats.count(own);
     }
 
+    /// What the host says now.
+    fn read(&self, now: Nanos) -> Reading {
+        Reading {
+            at: now,
+            queued: self.queued().unwrap_or(0),
+            ran: thread_time(),
+            blocked: memory::usage().blocked,
+        }
+    }
+
     /// Nanoseconds that the thread has stood in run queues: the second number
     /// (Documentation/scheduler/sched-stats.rst).
-    fn read(&self) -> Option<Nanos> {
+    fn queued(&self) -> Option<Nanos> {
         let mut bytes = [0; 96];
         let len = self.schedstat.as_ref()?.read_at(&mut bytes, 0).ok()?;
         let text = std::str::from_utf8(bytes.get(..len)?).ok()?;
         text.split_ascii_whitespace().nth(1)?.parse().ok()
     }
+}
+
+/// Nanoseconds that the calling thread has run.
+fn thread_time() -> Nanos {
+    let ran = clock_gettime(ClockId::ThreadCPUTime);
+    u64::try_from(ran.tv_sec * 1_000_000_000 + ran.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -197,17 +247,47 @@ mod tests {
         assert_eq!(beat.turns[BOUNDS.len() - 2] + beat.turns[BOUNDS.len() - 1], 1, "{beat:?}");
     }
 
-    #[test]
-    fn the_wait_for_a_processor_is_not_ours() {
+    /// A turn of 60 ms by the clock, of which the thread ran none and was `queued` as long as said;
+    /// it is told what of it was the worker's.
+    fn turn_of_60_ms(queued: Nanos, blocks: bool) -> Nanos {
         let clock = Clock::new();
         let mut counter = Counter::new(Arc::new(TurnStats::new(clock)));
-        let before = counter.read().expect("this host tells");
-        // As if 50 ms of the turn had been spent in a run queue.
-        counter.began = clock.now().saturating_sub(60_000_000).max(1);
-        counter.queued = (before.saturating_sub(50_000_000), counter.began);
-        counter.began = clock.now();
-        counter.end(counter.began + 60_000_000, 0);
-        let waited = 50_000_000u64.min(before);
-        assert!(counter.turn_stats.beat().longest <= 60_000_000 - waited);
+        let now = clock.now();
+        counter.begin(now);
+        counter.last = counter.read(now);
+        let queued_before = counter.last.queued;
+        counter.last.queued = queued_before.saturating_sub(queued);
+        if blocks {
+            std::thread::sleep(Duration::from_micros(10));
+        }
+        counter.end(now + 60_000_000, 0);
+        assert!(queued_before >= queued || queued == 0, "this host tells");
+        counter.turn_stats.beat().longest
+    }
+
+    #[test]
+    fn the_wait_for_a_processor_is_not_ours() {
+        // Something that the thread has waited for already.
+        let queued = Counter::new(Arc::new(TurnStats::new(Clock::new()))).queued();
+        let queued = queued.expect("this host tells").min(50_000_000);
+        assert!(turn_of_60_ms(queued, true) <= 60_000_000 - queued);
+    }
+
+    #[test]
+    fn what_a_hypervisor_takes_is_not_ours_and_what_a_thread_waits_for_is() {
+        assert!(turn_of_60_ms(0, false) < 10_000_000, "no account has it");
+        assert!(turn_of_60_ms(0, true) > 50_000_000, "it was blocked, who knows how long");
+    }
+
+    #[test]
+    fn a_turn_that_runs_is_ours() {
+        let clock = Clock::new();
+        let turn_stats = Arc::new(TurnStats::new(clock));
+        let mut counter = Counter::new(turn_stats.clone());
+        counter.begin(clock.now());
+        let ran = thread_time();
+        while thread_time() - ran < 5_000_000 {}
+        counter.end(clock.now(), 0);
+        assert!(turn_stats.beat().longest >= 4_900_000, "{:?}", turn_stats.beat());
     }
 }

@@ -6,9 +6,7 @@ use vhost::VhostBackend;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{
-    Attack, Ground, Strike, alone, blind_cq, breathe, rc, rest_now_and_then, take_events, with_ram,
-};
+use super::{Attack, Ground, Strike, alone, blind_cq, breathe, rc, take_events, with_ram};
 use crate::control::Ctx;
 use crate::guest::GuestConfig;
 use crate::pages::PageList;
@@ -75,8 +73,7 @@ fn unplug(ground: &Ground<'_>) -> Box<dyn Strike> {
         }
         let Ok(ctx) = node.guest.open() else { return };
         let inner = Node { ctx, ..node.clone() };
-        for n in 0..cqs {
-            rest_now_and_then(n);
+        for _ in 0..cqs {
             let _refused = blind_cq(&inner, PLUGGED);
         }
         let _gone = node.guest.remove_memory(PLUGGED);

@@ -240,15 +240,6 @@ fn breathe() {
     std::thread::sleep(Duration::from_micros(50));
 }
 
-/// A pause in a long row of commands, of which this is the nth: a worker that is given work for a
-/// second without one keeps its core from everybody else, and the scheduler takes it away then
-/// (`bench/isolation`), which is no attack's doing.
-fn rest_now_and_then(n: usize) {
-    if n % 1000 == 999 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// A send queue that is kept full of work requests that were written once: posting costs the
 /// villain a store.
 struct Pump {

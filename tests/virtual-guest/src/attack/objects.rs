@@ -1,6 +1,6 @@
 //! Objects by the thousand: made, ended, looked at in each round.
 
-use super::{Attack, Ground, Strike, blind_cq, rc, rest_now_and_then, take_events, with_ram};
+use super::{Attack, Ground, Strike, blind_cq, rc, take_events, with_ram};
 use crate::control::Ctx;
 use crate::pages::PageList;
 use crate::qp::{Path, Qp, QpSpec};
@@ -99,8 +99,7 @@ fn context(ground: &Ground<'_>) -> Box<dyn Strike> {
     let [cqs, mrs, qps] = ground.sized([16_000, 4000, 500], [800, 300, 60]);
     Box::new(move || {
         let Some(inner) = context_of(&node) else { return };
-        for n in 0..cqs {
-            rest_now_and_then(n);
+        for _ in 0..cqs {
             let _refused = blind_cq(&inner, page.gpa(0));
         }
         regions(&inner, page.gpa(0), mrs);

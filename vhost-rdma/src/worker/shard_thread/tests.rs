@@ -111,3 +111,37 @@ fn a_caller_waits_for_as_long_as_the_worker_goes_on_and_others_are_served_betwee
     handle.stop();
     thread.join().expect("it ends in order");
 }
+
+#[test]
+fn jobs_wait_while_rounds_that_find_work_have_their_time() {
+    let shard = Shard::new(Box::new(SystemRandom::new().expect("random numbers")));
+    let (sender, mailbox) = mailbox();
+    let waker = Arc::new(Waker::new().expect("descriptors"));
+    let mut runner = Runner::new(shard, mailbox, waker.clone(), (Clock::new(), 0));
+    let handle = WorkerHandle::new(sender, waker, Arc::new(TurnStats::new(runner.clock)));
+    let (done, jobs) = channel();
+    let post = |time: Duration| {
+        let done = done.clone();
+        assert!(handle.post(None, move |_, _| {
+            let begin = Instant::now();
+            while begin.elapsed() < time {}
+            done.send(()).expect("received");
+        }));
+    };
+    post(Duration::from_millis(2));
+    post(Duration::ZERO);
+    assert!(runner.drain() == Mail::Some);
+    let end = Instant::now();
+    assert_eq!(jobs.try_iter().count(), 1, "it took longer than a turn's jobs may");
+    while runner.drain() == Mail::Some && jobs.try_recv().is_err() {}
+    // A job that took 2 ms is followed by the most that is owed, a millisecond.
+    assert!(end.elapsed() > Duration::from_micros(900), "{:?}", end.elapsed());
+    // Rounds that find nothing are owed nothing.
+    post(Duration::from_millis(2));
+    post(Duration::ZERO);
+    runner.job_share.round_was_idle();
+    assert!(runner.drain() == Mail::Some);
+    runner.job_share.round_was_idle();
+    assert!(runner.drain() != Mail::Stop);
+    assert_eq!(jobs.try_iter().count(), 2);
+}
