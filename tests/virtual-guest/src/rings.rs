@@ -11,6 +11,10 @@ use crate::ram::View;
 use crate::spec::{self, Put, Take, cmd, status};
 use crate::witness;
 
+/// A completion that is under way is waited for without a pause for this long, then with pauses.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(20);
+
 /// A scatter-gather element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sge {
@@ -177,15 +181,17 @@ impl Cq {
 
     /// The next completion within `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Option<Cqe> {
-        let deadline = Instant::now() + timeout;
+        let begin = Instant::now();
         loop {
             if let Some(cqe) = self.poll() {
                 return Some(cqe);
             }
-            if Instant::now() >= deadline {
+            let waited = begin.elapsed();
+            if waited >= timeout {
                 return None;
             }
-            std::thread::yield_now();
+            // What is not there at once is some other thread's work, which may want this processor.
+            if waited < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
         }
     }
 
