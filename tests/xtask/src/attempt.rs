@@ -5,6 +5,7 @@
 //! and `vhost-rdma run` does the rest. Beside each figure stands TCP over loopback, measured in the
 //! same minute. Missing: `rping`, since there is no rdma_cm for processes yet.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,12 +17,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::{Cache, tree_digest};
 use crate::exec::{capture, run_logged, tied, workspace};
-use crate::host::Archive;
+use crate::host::{self, Archive};
 use crate::products::is_source;
 use crate::rows::{self, Row};
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
+/// What the libraries are built with (vhost-rdma/process/build.sh).
+const TOOLS: [&str; 7] =
+    ["cmake", "make", "patch", "pkg-config", "python3", "libnl-3-dev", "libnl-route-3-dev"];
 /// What the programs are in, and what they are linked with beside libibverbs.
 const PACKAGES: [&str; 5] = ["ibverbs-utils", "perftest", "librdmacm1", "libibumad3", "libpci3"];
 const UNPACK: &str = "cd \"$1\"; mkdir tree
@@ -29,7 +33,7 @@ tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
 tar -xf rdma-core_*.debian.tar.* -C tree";
 
 /// See the module
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Write the rows here
     #[arg(long)]
@@ -37,6 +41,9 @@ pub(crate) struct Args {
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
+    /// In place of the measurements, a program that gets two devices (`-- sh` for a shell)
+    #[arg(last = true)]
+    program: Vec<OsString>,
 }
 
 /// What is measured: both ends in one shell, each with a device of its own.
@@ -169,6 +176,7 @@ fn libraries(cache: &Cache) -> Result<PathBuf> {
         inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, is_source)?));
     }
     let made = cache.artefact("process-libraries", &inputs, |tmp| {
+        host::ensure_packages(cache, &TOOLS)?;
         let log = cache.log("process-libraries");
         archive.download_source(&source, tmp, &log)?;
         let mut unpack = tied("sh");
@@ -221,15 +229,20 @@ struct Lab {
 }
 
 impl Lab {
-    fn run(&self, script: &str) -> Result<String> {
+    /// `vhost-rdma run`, for whatever is to follow.
+    fn with_two_devices(&self) -> Result<Command> {
         let of_programs = |path: &str| self.programs.join(path).display().to_string();
         let mut run: Command = tied(&self.daemon);
         let path = std::env::var("PATH").unwrap_or_default();
         run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
         run.env("PATH", format!("{}:{path}", of_programs("usr/bin")));
         run.env("LD_LIBRARY_PATH", library_path(&self.programs)?);
-        run.args(["run", "--nics", "2", "--", "sh", "-ec", script]);
-        capture(&mut run, RUN_WAIT)
+        run.args(["run", "--nics", "2", "--"]);
+        Ok(run)
+    }
+
+    fn run(&self, script: &str) -> Result<String> {
+        capture(self.with_two_devices()?.args(["sh", "-ec", script]), RUN_WAIT)
     }
 
     fn row(&self, program: &Program) -> Result<Row> {
@@ -273,6 +286,9 @@ impl Args {
             libraries: libraries(cache)?,
             programs: programs(cache)?,
         };
+        if !self.program.is_empty() {
+            return Ok(lab.with_two_devices()?.args(&self.program).status()?.success());
+        }
         let begin = Instant::now();
         let devices = lab.run("ibv_devinfo")?;
         let both = devices.matches("PORT_ACTIVE").count() == 2;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::cache::Cache;
-use crate::chores;
 use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::steps::Steps;
@@ -13,6 +12,7 @@ use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
     clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, verbs,
 };
+use crate::{attempt, chores};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -37,6 +37,7 @@ impl Args {
             chores::mutants(cache, &mut steps, self.full)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("attacks on a neighbour's time", chores::isolation)?;
+            steps.step("processes with RDMA devices", || attempt::Args::default().run(cache))?;
             steps.step("kernel driver on all kernels", || drivers::Args::default().run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
