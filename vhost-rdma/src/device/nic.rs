@@ -11,12 +11,12 @@ use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
-use super::trust::{Trust, thread_time};
+use super::trust::Trust;
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::memory::Account;
 use crate::node::{self, NicConfig, NicLimits, NicStatus, Session as SessionState};
 use crate::transport::NicId;
-use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle};
+use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle, thread_time};
 
 /// How long a worker may be in one and the same turn before whoever waits for a job of it gives up,
 /// and a guest is told that its device is gone. Drivers give up after 5 seconds by themselves, but

@@ -23,7 +23,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::worker::thread_time;
 
 /// A call that takes longer has been made to: a hundred times what one takes.
 const LONG: Duration = Duration::from_micros(200);
@@ -39,11 +39,6 @@ const FORGET: u32 = 100;
 const REST_DOUBLINGS: u32 = 7;
 /// The longest rest.
 const REST: Duration = Duration::from_secs(30);
-
-/// The time of one thread, which is not spent while it waits for a processor.
-pub(super) fn thread_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
 
 /// What is known of one NIC's VMMs.
 #[derive(Debug)]

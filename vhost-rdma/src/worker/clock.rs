@@ -1,9 +1,17 @@
 //! The engine's time: nanoseconds of a monotonic clock, counted from the start of the clock.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::memory;
 use crate::nic::{Nanos, budget};
+
+/// The time that the calling thread has run: not what it waited for, nor what the scheduler or a
+/// hypervisor gave to others.
+pub(crate) fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
 
 /// A monotonic clock.
 #[derive(Debug, Clone, Copy)]

@@ -35,6 +35,7 @@ use std::io;
 use std::thread::JoinHandle;
 
 pub use clock::Clock;
+pub(crate) use clock::thread_time;
 pub use handle::{CallError, Progress, WorkerHandle};
 pub use placement::Placement;
 pub use turn_stats::{BOUNDS as TURN_BOUNDS, Beat, TurnStats};

@@ -3,12 +3,12 @@
 //! A worker serves many guests, so the length of one turn (jobs and one round of polling) is what
 //! one guest can make another wait. What counts is the time that is *ours*: a turn during which the
 //! host ran somebody else is long on the wall clock, and no guest's doing. Three things make a turn
-//! long: it ran on the processor; it was blocked in a system call, a page fault or a lock; or it was
-//! ready to run, and did not. The first two are ours. Of the third the scheduler tells what a thread
-//! stood in a run queue (`/proc/thread-self/schedstat`), but not what a hypervisor took from this
-//! whole machine: such time is in no account at all. A thread that gave up its processor by itself
-//! at no time was not blocked, so that its turn is what it ran (`CLOCK_THREAD_CPUTIME_ID`, which
-//! leaves out stolen time: kernel/sched/core.c, update_rq_clock_task).
+//! long: it ran on the processor; it was blocked in a system call, a page fault or a lock; or it
+//! was ready to run, and did not. The first two are ours. Of the third the scheduler tells what a
+//! thread stood in a run queue (`/proc/thread-self/schedstat`), but not what a hypervisor took from
+//! this whole machine: such time is in no account at all. A thread that never gave up its processor
+//! by itself was not blocked, so its turn is what it ran (`CLOCK_THREAD_CPUTIME_ID`, which leaves
+//! out stolen time: kernel/sched/core.c, update_rq_clock_task).
 //!
 //! Reading these costs two microseconds, so they are read only for turns that are long at all, and
 //! once a millisecond as the values to compare with: time of others before the turn but after that
@@ -20,9 +20,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::time::{ClockId, clock_gettime};
-
-use super::clock::Clock;
+use super::clock::{Clock, thread_time};
 use crate::engine::Nanos;
 use crate::memory;
 
@@ -198,7 +196,7 @@ impl Counter {
         Reading {
             at: now,
             queued: self.queued().unwrap_or(0),
-            ran: thread_time(),
+            ran: u64::try_from(thread_time().as_nanos()).unwrap_or(u64::MAX),
             blocked: memory::usage().blocked,
         }
     }
@@ -211,12 +209,6 @@ impl Counter {
         let text = std::str::from_utf8(bytes.get(..len)?).ok()?;
         text.split_ascii_whitespace().nth(1)?.parse().ok()
     }
-}
-
-/// Nanoseconds that the calling thread has run.
-fn thread_time() -> Nanos {
-    let ran = clock_gettime(ClockId::ThreadCPUTime);
-    u64::try_from(ran.tv_sec * 1_000_000_000 + ran.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -286,7 +278,7 @@ mod tests {
         let mut counter = Counter::new(turn_stats.clone());
         counter.begin(clock.now());
         let ran = thread_time();
-        while thread_time() - ran < 5_000_000 {}
+        while thread_time() - ran < Duration::from_millis(5) {}
         counter.end(clock.now(), 0);
         assert!(turn_stats.beat().longest >= 4_900_000, "{:?}", turn_stats.beat());
     }
