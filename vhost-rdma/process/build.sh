@@ -32,22 +32,22 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 		patch -s -p1 -d "$tree" < "$patch" || die "$patch does not apply"
 	done
 	# Our provider is a part of the library: no file in /etc has to name it.
-	sources='local/device.c local/dm.c local/kernel.c local/memory.c local/session.c'
-	for file in ah cq cq_ex mr post post_ex qp srq; do
+	sources='local/device.c local/kernel.c local/kernel_dm.c local/memory.c local/session.c'
+	for file in ah cq cq_ex dm mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done
 	sources="$sources local/rings.c"
 	sed -i "s#^  all_providers.c#  all_providers.c\n  $sources#" "$tree/libibverbs/CMakeLists.txt"
 	cat >> "$tree/libibverbs/CMakeLists.txt" <<-'CMAKE'
-	file(GLOB LOCAL_SHARED local/ah.c local/cq.c local/cq_ex.c local/mr.c local/post.c
-	  local/post_ex.c local/qp.c local/srq.c local/rings.c)
+	file(GLOB LOCAL_SHARED local/ah.c local/cq.c local/cq_ex.c local/dm.c local/mr.c
+	  local/post.c local/post_ex.c local/qp.c local/srq.c local/rings.c)
 	set_source_files_properties(${LOCAL_SHARED} PROPERTIES COMPILE_OPTIONS
 	  "-include;${CMAKE_CURRENT_SOURCE_DIR}/local/kernel.h")
 	CMAKE
 	echo "$source $stamp" > "$tree/.made-of"
 fi
 mkdir -p "$tree/libibverbs/local"
-for file in ah.c cq.c cq_ex.c mr.c post.c post_ex.c qp.c srq.c virtio_rdma.c virtio_rdma.h doorbell.h; do
+for file in ah.c cq.c cq_ex.c dm.c mr.c post.c post_ex.c qp.c srq.c virtio_rdma.c virtio_rdma.h doorbell.h; do
 	cp "$guest/provider/$file" "$tree/libibverbs/local/"
 done
 # Two sources have the same name: rings of the guest's provider, memory of ours.

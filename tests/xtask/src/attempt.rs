@@ -15,23 +15,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cache::{Cache, tree_digest};
-use crate::exec::{capture, run_logged, tied, workspace};
-use crate::host::{self, Archive};
-use crate::products::is_source;
+use crate::cache::Cache;
+use crate::exec::{capture, run_logged, tied};
+use crate::process::products::{daemon, libraries};
 use crate::rows::{self, Row};
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
-/// What the libraries are built with (vhost-rdma/process/build.sh).
-const TOOLS: [&str; 7] =
-    ["cmake", "make", "patch", "pkg-config", "python3", "libnl-3-dev", "libnl-route-3-dev"];
 /// What the programs are in, and what they are linked with beside libibverbs.
 const PACKAGES: [&str; 5] = ["ibverbs-utils", "perftest", "librdmacm1", "libibumad3", "libpci3"];
-const UNPACK: &str = "cd \"$1\"; mkdir tree
-tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
-tar -xf rdma-core_*.debian.tar.* -C tree";
-
 /// See the module
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -163,38 +155,6 @@ fn bandwidth() -> Result<f64> {
     )
 }
 
-/// The folder with our libraries, built on this machine for this machine.
-fn libraries(cache: &Cache) -> Result<PathBuf> {
-    let archive = Archive::open(cache, &["trixie"])?;
-    let source = archive.source_files("rdma-core")?;
-    let mut inputs = format!("1\n{UNPACK}\n");
-    for file in &source {
-        inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
-    }
-    for part in ["process", "guest/provider", "guest/include", "abi/include"] {
-        let dir = workspace().join("vhost-rdma").join(part);
-        inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, is_source)?));
-    }
-    let made = cache.artefact("process-libraries", &inputs, |tmp| {
-        host::ensure_packages(cache, &TOOLS)?;
-        let log = cache.log("process-libraries");
-        archive.download_source(&source, tmp, &log)?;
-        let mut unpack = tied("sh");
-        unpack.args(["-ec", UNPACK, "sh"]).arg(tmp);
-        run_logged(&mut unpack, "unpacking rdma-core", &log, BUILD_WAIT)?;
-        let mut build = tied("sh");
-        build.arg(workspace().join("vhost-rdma/process/build.sh"));
-        build.arg(tmp.join("tree")).arg(tmp.join("out"));
-        run_logged(&mut build, "building libibverbs", &log, BUILD_WAIT)?;
-        fs::rename(tmp.join("out/lib"), tmp.join("lib"))?;
-        for rest in ["tree", "out"] {
-            fs::remove_dir_all(tmp.join(rest))?;
-        }
-        Ok(())
-    })?;
-    Ok(made.join("lib"))
-}
-
 /// Debian's programs, of this machine's release; no package is installed.
 fn programs(cache: &Cache) -> Result<PathBuf> {
     let versions = capture(tied("apt-cache").arg("policy").args(PACKAGES), RUN_WAIT)?;
@@ -207,18 +167,6 @@ fn programs(cache: &Cache) -> Result<PathBuf> {
         let mut unpack = tied("sh");
         run_logged(unpack.args(["-ec", script, "sh"]).arg(tmp), "unpacking", &log, BUILD_WAIT)
     })
-}
-
-fn daemon(cache: &Cache, debug: bool) -> Result<PathBuf> {
-    let mut build = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.current_dir(workspace()).args(["build", "--locked", "-p", "vhost-rdma"]);
-    if !debug {
-        build.arg("--release");
-    }
-    run_logged(&mut build, "building the daemon", &cache.log("try-build"), 2 * BUILD_WAIT)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace().join("target"), PathBuf::from);
-    Ok(target.join(if debug { "debug" } else { "release" }).join("vhost-rdma"))
 }
 
 /// What is there to be run with.

@@ -38,6 +38,7 @@ mod fabtests;
 mod host;
 mod k8s;
 mod node_bench;
+mod process;
 mod products;
 mod results;
 mod roots;
@@ -46,6 +47,7 @@ mod spec;
 mod steps;
 mod test;
 mod upstream;
+mod verdicts;
 mod vm;
 
 use std::path::PathBuf;
@@ -73,6 +75,9 @@ enum Chore {
     /// RDMA between two processes of this machine, with Debian's programs: no root, no VM, no
     /// kernel module
     Try(attempt::Args),
+    /// Programs of Debian 12 and 13 with NICs for processes, in containers
+    #[command(subcommand)]
+    Process(process::Command),
     /// Everything that must hold before a change goes in
     Test(test::Args),
     /// Benchmarks on the virtual guest, each a ratio in one run
@@ -143,6 +148,7 @@ fn run(cli: &Cli) -> Result<bool> {
     match &cli.chore {
         Chore::Demo(args) => args.run(&Cache::open()?),
         Chore::Try(args) => args.run(&Cache::open()?),
+        Chore::Process(command) => command.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),
         Chore::Bench { what, quick, json, rest } => {
             chores::bench(*what, *quick, json.as_deref(), rest)

@@ -1,5 +1,6 @@
 //! Steps in order, each with its time, and a table at the end. A step that fails does not stop the
-//! others: one run tells all that is wrong.
+//! others: one run tells all that is wrong. Why a step failed is said where it failed, and again
+//! below the table, for those who are shown only the end of a long log.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,15 @@ use crate::rows::{self, Row};
 
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    done: Vec<(String, bool, Duration)>,
+    done: Vec<Done>,
+}
+
+/// A step that has been run.
+#[derive(Debug)]
+struct Done {
+    name: String,
+    took: Duration,
+    failure: Option<String>,
 }
 
 impl Steps {
@@ -23,46 +32,45 @@ impl Steps {
         let result = run();
         let took = start.elapsed();
         check_interrupt()?;
-        let ok = match result {
-            Ok(ok) => ok,
+        let failure = match result {
+            Ok(true) => None,
+            Ok(false) => Some("its rows above say what failed".to_owned()),
             Err(e) => {
                 eprintln!("error: {e:#}");
-                false
+                Some(format!("{e:#}"))
             }
         };
-        self.done.push((name.to_owned(), ok, took));
+        self.done.push(Done { name: name.to_owned(), took, failure });
         Ok(())
     }
 
-    /// Prints the table and the closing line, writes the rows; true if all is well.
+    /// Prints the table, the failures and the closing line, writes the rows; true if all is well.
     pub(crate) fn finish(&self, json: Option<&Path>) -> Result<bool> {
         println!("\n{:<34} {:>9}  result", "step", "seconds");
-        for (name, ok, took) in &self.done {
-            println!(
-                "{name:<34} {:>9.1}  {}",
-                took.as_secs_f64(),
-                if *ok { "ok" } else { "FAILED" }
-            );
+        for Done { name, took, failure } in &self.done {
+            let result = if failure.is_none() { "ok" } else { "FAILED" };
+            println!("{name:<34} {:>9.1}  {result}", took.as_secs_f64());
         }
-        let bad = self.done.iter().filter(|(_, ok, _)| !ok).count();
-        let total: Duration = self.done.iter().map(|(.., took)| *took).sum();
+        let total: Duration = self.done.iter().map(|step| step.took).sum();
         println!("{:<34} {:>9.1}", "all", total.as_secs_f64());
+        let failures =
+            self.done.iter().filter_map(|step| Some((&step.name, step.failure.as_ref()?)));
+        for (name, failure) in failures.clone() {
+            println!("\n{name} FAILED: {failure}");
+        }
+        let bad = failures.count();
         println!("{} passed, {bad} failed", self.done.len() - bad);
         if let Some(path) = json {
-            let rows: Vec<Row> = self
-                .done
-                .iter()
-                .map(|(name, ok, took)| Row {
-                    name: name.clone(),
-                    ok: *ok,
-                    value: Some(took.as_secs_f64()),
-                    reference: None,
-                    ratio: None,
-                    unit: "s".into(),
-                    target: String::new(),
-                })
-                .collect();
-            rows::write_json(path, &rows)?;
+            let row = |step: &Done| Row {
+                name: step.name.clone(),
+                ok: step.failure.is_none(),
+                value: Some(step.took.as_secs_f64()),
+                reference: None,
+                ratio: None,
+                unit: "s".into(),
+                target: String::new(),
+            };
+            rows::write_json(path, &self.done.iter().map(row).collect::<Vec<_>>())?;
         }
         Ok(bad == 0)
     }

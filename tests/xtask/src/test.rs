@@ -12,7 +12,7 @@ use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
     clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, verbs,
 };
-use crate::{attempt, chores};
+use crate::{attempt, chores, process};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -38,6 +38,10 @@ impl Args {
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("attacks on a neighbour's time", chores::isolation)?;
             steps.step("processes with RDMA devices", || attempt::Args::default().run(cache))?;
+            steps.step("programs with NICs for processes", || {
+                let debian = (!self.full).then_some(Debian::Trixie);
+                process::Args::on(debian).run(cache)
+            })?;
             steps.step("kernel driver on all kernels", || drivers::Args::default().run(cache))?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;

@@ -139,6 +139,7 @@ int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *
 		ret = add_db_page(session, context, 1);
 	if (ret)
 		return ret;
+	session->attr = attr;
 	limits(drv, &attr);
 	drv->alive = session->alive;
 	drv->status_mmap = STATUS_MMAP;
@@ -155,6 +156,27 @@ int vrdma_local_query_context(struct ibv_context *context, struct ibv_command_bu
 
 /* ---- Device and port ---------------------------------------------------------------------------- */
 
+/* As the guest's kernel driver tells them (guest/kernel/port.c). */
+static uint64_t device_flags(uint64_t caps)
+{
+	uint64_t flags = IB_UVERBS_DEVICE_RC_RNR_NAK_GEN | IB_UVERBS_DEVICE_SYS_IMAGE_GUID |
+			 IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT;
+
+	if (caps & VIRTIO_RDMA_CAP_SRQ_RESIZE)
+		flags |= IB_UVERBS_DEVICE_SRQ_RESIZE;
+	if (caps & VIRTIO_RDMA_CAP_MEM_MGT)
+		flags |= IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS;
+	if (caps & VIRTIO_RDMA_CAP_MW_TYPE1)
+		flags |= IB_UVERBS_DEVICE_MEM_WINDOW;
+	if (caps & VIRTIO_RDMA_CAP_MW_TYPE2)
+		flags |= IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B;
+	if (caps & VIRTIO_RDMA_CAP_FLUSH)
+		flags |= IB_UVERBS_DEVICE_FLUSH_GLOBAL;
+	if (caps & VIRTIO_RDMA_CAP_ATOMIC_WRITE)
+		flags |= IB_UVERBS_DEVICE_ATOMIC_WRITE;
+	return flags;
+}
+
 static void device_attr(struct ibv_device_attr *a, const struct virtio_rdma_query_device_resp *r)
 {
 	a->node_guid = htobe64(le64toh(r->guid));
@@ -166,8 +188,7 @@ static void device_attr(struct ibv_device_attr *a, const struct virtio_rdma_quer
 	a->hw_ver = le32toh(r->hw_ver);
 	a->max_qp = (int)le32toh(r->max_qp);
 	a->max_qp_wr = (int)le32toh(r->max_qp_wr);
-	a->device_cap_flags = IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN |
-			      IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+	a->device_cap_flags = (unsigned int)device_flags(le64toh(r->caps));
 	a->max_sge = (int)le32toh(r->max_send_sge);
 	a->max_sge_rd = (int)le32toh(r->max_rd_sge);
 	a->max_cq = (int)le32toh(r->max_cq);
@@ -197,11 +218,15 @@ int vrdma_local_query_device_any(struct ibv_context *context,
 				 struct ib_uverbs_ex_query_device_resp *resp, size_t *resp_size)
 {
 	struct virtio_rdma_query_device_resp found;
-	int ret;
+	const struct vrdma_session *inherited = vrdma_session_inherited(context);
+	int ret = 0;
 
 	if ((input && input->comp_mask) || attr_size < sizeof(attr->orig_attr))
 		return EINVAL;
-	ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &found, sizeof(found));
+	if (inherited && !vrdma_session_of(context))
+		found = inherited->attr;
+	else
+		ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &found, sizeof(found));
 	if (ret)
 		return ret;
 	memset(attr, 0, attr_size);
@@ -210,6 +235,11 @@ int vrdma_local_query_device_any(struct ibv_context *context,
 		attr->completion_timestamp_mask = UINT64_MAX;
 		attr->hca_core_clock = le64toh(found.clock_khz);
 	}
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, device_cap_flags_ex) +
+				 sizeof(attr->device_cap_flags_ex))
+		attr->device_cap_flags_ex = device_flags(le64toh(found.caps));
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, max_dm_size) + sizeof(attr->max_dm_size))
+		attr->max_dm_size = VRDMA_DM_SIZE;
 	if (attr_size >= offsetof(struct ibv_device_attr_ex, phys_port_cnt_ex) + sizeof(attr->phys_port_cnt_ex))
 		attr->phys_port_cnt_ex = 1;
 	memset(resp, 0, sizeof(*resp));
@@ -334,7 +364,12 @@ int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_
 
 int vrdma_local_dereg_mr(struct verbs_mr *vmr)
 {
-	return vrdma_destroy(vmr->ibv_mr.context, VIRTIO_RDMA_CMD_MR_DEREG, vmr->ibv_mr.lkey);
+	const struct ibv_context *context = vmr->ibv_mr.context;
+	int ret = vrdma_destroy(vmr->ibv_mr.context, VIRTIO_RDMA_CMD_MR_DEREG, vmr->ibv_mr.lkey);
+
+	if (!ret)
+		vrdma_dm_forget(context, vmr->ibv_mr.lkey);
+	return ret;
 }
 
 int vrdma_local_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t handle)

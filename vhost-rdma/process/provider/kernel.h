@@ -39,6 +39,12 @@ IN_ITS_PLACE(int, rereg_mr, struct verbs_mr *, uint32_t, void *, size_t, uint64_
 	     struct ibv_pd *, struct ibv_rereg_mr *, size_t, struct ib_uverbs_rereg_mr_resp *, size_t);
 IN_ITS_PLACE(int, dereg_mr, struct verbs_mr *);
 IN_ITS_PLACE(int, query_mr, struct ibv_pd *, struct verbs_mr *, uint32_t);
+IN_ITS_PLACE(int, alloc_dm, struct ibv_context *, const struct ibv_alloc_dm_attr *, struct verbs_dm *,
+	     struct ibv_command_buffer *);
+IN_ITS_PLACE(int, free_dm, struct verbs_dm *);
+IN_ITS_PLACE(int, reg_dm_mr, struct ibv_pd *, struct verbs_dm *, uint64_t, size_t, unsigned int,
+	     struct verbs_mr *, struct ibv_command_buffer *);
+IN_ITS_PLACE(int, execute_ioctl, struct ibv_context *, struct ibv_command_buffer *);
 IN_ITS_PLACE(int, alloc_mw, struct ibv_pd *, enum ibv_mw_type, struct ibv_mw *,
 	     struct ibv_alloc_mw *, size_t, struct ib_uverbs_alloc_mw_resp *, size_t);
 IN_ITS_PLACE(int, dealloc_mw, struct ibv_mw *);
@@ -84,6 +90,10 @@ void vrdma_local_uninit_context(struct verbs_context *vctx);
 #define ibv_cmd_rereg_mr vrdma_local_rereg_mr
 #define ibv_cmd_dereg_mr vrdma_local_dereg_mr
 #define ibv_cmd_query_mr vrdma_local_query_mr
+#define ibv_cmd_alloc_dm vrdma_local_alloc_dm
+#define ibv_cmd_free_dm vrdma_local_free_dm
+#define ibv_cmd_reg_dm_mr vrdma_local_reg_dm_mr
+#define execute_ioctl vrdma_local_execute_ioctl
 #define ibv_cmd_alloc_mw vrdma_local_alloc_mw
 #define ibv_cmd_dealloc_mw vrdma_local_dealloc_mw
 #define ibv_cmd_create_cq vrdma_local_create_cq

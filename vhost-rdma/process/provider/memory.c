@@ -129,6 +129,27 @@ int vrdma_pages_free(void *addr, size_t len)
 	return !!piece;
 }
 
+void vrdma_pages_before_fork(void)
+{
+	pthread_mutex_lock(&shared_lock);
+}
+
+/*
+ * A child has none of the pieces (MADV_DONTFORK): their files would only keep the memory. What tells
+ * of them is not freed, since malloc may not be ready for a child yet.
+ */
+void vrdma_pages_after_fork(int in_child)
+{
+	struct shared *piece;
+
+	if (in_child) {
+		for (piece = all; piece; piece = piece->next)
+			close(piece->fd);
+		all = NULL;
+	}
+	pthread_mutex_unlock(&shared_lock);
+}
+
 /* The program's shared heap, if it was started with one. */
 static int heap_of(uintptr_t addr, uint8_t **base, size_t *len)
 {

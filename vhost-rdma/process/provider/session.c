@@ -4,7 +4,7 @@
  *
  * A child of fork() has the descriptors too: with them it would keep its parent's session alive. It
  * closes them before anything else happens in it, and has no device (ibv_fork_init(3) promises no
- * more).
+ * more) until it opens one.
  */
 #define _GNU_SOURCE
 #include "virtio_rdma.h"
@@ -21,6 +21,7 @@
 
 static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct vrdma_session *sessions;
+static struct vrdma_session *inherited;
 
 static void close_all(struct vrdma_session *session)
 {
@@ -43,6 +44,20 @@ static void unlock_sessions(void)
 	pthread_mutex_unlock(&sessions_lock);
 }
 
+static void before_fork(void)
+{
+	lock_sessions();
+	vrdma_dm_before_fork();
+	vrdma_pages_before_fork();
+}
+
+static void in_parent(void)
+{
+	vrdma_pages_after_fork(0);
+	vrdma_dm_after_fork(0);
+	unlock_sessions();
+}
+
 static void in_child(void)
 {
 	struct vrdma_session *session;
@@ -52,13 +67,16 @@ static void in_child(void)
 		session->socket = session->kick = -1;
 		session->events.put = -1;
 	}
+	inherited = sessions;
 	sessions = NULL;
+	vrdma_pages_after_fork(1);
+	vrdma_dm_after_fork(1);
 	unlock_sessions();
 }
 
 __attribute__((constructor)) static void at_fork(void)
 {
-	pthread_atfork(lock_sessions, unlock_sessions, in_child);
+	pthread_atfork(before_fork, in_parent, in_child);
 }
 
 struct vrdma_session *vrdma_session_of(struct ibv_context *context)
@@ -67,6 +85,17 @@ struct vrdma_session *vrdma_session_of(struct ibv_context *context)
 
 	lock_sessions();
 	for (session = sessions; session && session->context != context; session = session->next)
+		;
+	unlock_sessions();
+	return session;
+}
+
+const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *context)
+{
+	const struct vrdma_session *session;
+
+	lock_sessions();
+	for (session = inherited; session && session->context != context; session = session->next)
 		;
 	unlock_sessions();
 	return session;
@@ -276,6 +305,7 @@ void vrdma_session_close(struct vrdma_session *session)
 		session->pieces = piece->next;
 		free(piece);
 	}
+	vrdma_dm_end(session->context);
 	while (session->doorbells) {
 		struct vrdma_db *db = session->doorbells;
 

@@ -72,6 +72,7 @@ struct vrdma_session {
 	uint32_t comp_vectors;
 	uint16_t addresses;
 	uint8_t mac[6];
+	struct virtio_rdma_query_device_resp attr;	/* as it was when the device was opened */
 	pthread_mutex_t lock;		/* the socket */
 	pthread_mutex_t tables;		/* what follows */
 	struct vrdma_channel *channels;
@@ -91,6 +92,8 @@ struct vrdma_session {
 int vrdma_session_open(struct vrdma_session *session, const char *path);
 void vrdma_session_close(struct vrdma_session *session);
 struct vrdma_session *vrdma_session_of(struct ibv_context *context);
+/* In a child of fork(): what the parent's was, which can be read and nothing else. */
+const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *context);
 void vrdma_session_enlist(struct vrdma_session *session, struct ibv_context *context);
 /* An errno. */
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
@@ -110,8 +113,17 @@ void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size
 /* Watches the socket, and lets everyone know when it ends. */
 int vrdma_watch(struct vrdma_session *session);
 
+/* kernel_dm.c: device memory, of which a context has so many bytes. */
+#define VRDMA_DM_SIZE ((size_t)1 << 20)
+void vrdma_dm_forget(const struct ibv_context *context, uint32_t lkey);
+void vrdma_dm_end(const struct ibv_context *context);
+void vrdma_dm_before_fork(void);
+void vrdma_dm_after_fork(int in_child);
+
 /* memory.c: pages of this process that the device can reach, and whose they are. */
 void *vrdma_pages_alloc(size_t len);
+void vrdma_pages_before_fork(void);
+void vrdma_pages_after_fork(int in_child);
 int vrdma_pages_free(void *addr, size_t len);
 /* Has the device reach a range; EFAULT where that is not possible. */
 int vrdma_share(struct vrdma_session *session, const void *addr, size_t len);

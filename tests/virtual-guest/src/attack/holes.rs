@@ -9,6 +9,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate};
@@ -29,6 +30,7 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes).blocking(),
     Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes)
         .blocking(),
+    Attack::new("own_holes", "the same holes, filled by the villain's own CPU", own_holes),
 ];
 
 const PLUGGED: u64 = 0x2_0000_0000;
@@ -39,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A villain with a file for memory that is registered as a whole.
 struct Sparse {
-    _node: Node,
+    node: Node,
     end: End,
     region: Arc<Region>,
     lkey: u32,
@@ -55,7 +57,7 @@ impl Sparse {
         let (lkey, rkey) =
             node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &list).expect("MR_REG");
         let end = alone(&node, &rc(64, SGES as u16), 128);
-        Self { end, region, lkey, rkey, size, _node: node }
+        Self { end, region, lkey, rkey, size, node }
     }
 
     /// Makes a hole of all of it.
@@ -203,6 +205,20 @@ fn hugetlb_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
     Box::new(move || {
         let due = sparse.touch(2 << 20);
         sparse.settle(due);
+        sparse.punch();
+    })
+}
+
+/// No attack on the device, which sees nothing of it: what the host's memory costs a neighbour,
+/// whoever clears its pages. What rows of holes cost beyond this is the device's.
+fn own_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = 128 << 20;
+    let sparse = Sparse::new(ground, size, hugetlb_file(size));
+    let memory = sparse.node.guest.ram().view(PLUGGED, size);
+    Box::new(move || {
+        for page in 0..size >> SHIFT_2M {
+            memory.store64(page << SHIFT_2M, 1, Ordering::Relaxed);
+        }
         sparse.punch();
     })
 }

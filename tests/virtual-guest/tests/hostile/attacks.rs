@@ -62,6 +62,6 @@ attacks! {
     writes_1m writes_1m_by_8 small_writes fast_registrations flush
     rnr_timers ack_timers arms kicks doorbells
     waiters unplug plug tables pauses
-    holes cold_writes punching huge_holes hugetlb_holes
+    holes cold_writes punching huge_holes hugetlb_holes own_holes
     connections drivers
 }

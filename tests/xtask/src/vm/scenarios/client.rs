@@ -91,15 +91,30 @@ fn attempt(fixture: &mut Fixture, client: &Client) -> Result<Option<String>> {
     std::fs::write(b.share().join("client.done"), "")?;
     let end = b.wait(job, if out.ok() { SERVER_END } else { SERVER_AFTER_FAULT })?;
     std::fs::remove_file(b.share().join("client.done"))?;
-    let fault = ends(&out, &end);
-    if fault.is_none() {
+    let Some(fault) = ends(&out, &end) else {
         eprint!("{}", figures(&out.text));
-    }
-    Ok(fault)
+        return Ok(None);
+    };
+    let seen = [manager_saw("a", a)?, manager_saw("b", b)?].concat();
+    Ok(Some(fault + &seen))
 }
 
+/// Has the kernel's connection manager note what it does from here on: a program that is refused a
+/// connection does not say why.
+const NOTE_CM: &str = "t=/sys/kernel/tracing
+[ -d $t/events ] || mount -t tracefs tracefs $t
+for part in rdma_cma ib_cma; do echo 1 > $t/events/$part/enable; done 2>/dev/null
+: > $t/trace
+";
+
 fn script(text: &str) -> String {
-    format!("ulimit -l unlimited\nexport PATH=$PATH:/host/products\n{text}")
+    format!("{NOTE_CM}ulimit -l unlimited\nexport PATH=$PATH:/host/products\n{text}")
+}
+
+/// The last that a guest's connection manager did.
+fn manager_saw(name: &str, guest: &mut Guest) -> Result<String> {
+    let out = guest.run("grep -v '^#' /sys/kernel/tracing/trace | tail -n 40", READY)?;
+    Ok(format!("\nguest {name}'s connection manager:\n{}", out.text))
 }
 
 fn counters(fixture: &Fixture) -> Result<[Counters; 2]> {

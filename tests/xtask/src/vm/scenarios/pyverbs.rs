@@ -9,23 +9,22 @@
 //! lost module nor a shrunk suite goes unseen.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::fixture::{Fixture, Options, Wish};
 use crate::cache::Cache;
 use crate::exec::{self, workspace};
 use crate::roots::Debian;
+use crate::verdicts::{Found, RUNNER, Verdict, drift, parse, read_pins, totals};
 use crate::vm::guest::Guest;
 use crate::vm::peers;
 use crate::vm::{Lab, Nic, Plan};
 
-const RUNNER: &str = include_str!("../../../../guest-programs/pyverbs-run.py");
 /// The whole suite takes two minutes on an idle machine.
 const SUITE_WAIT: Duration = Duration::from_secs(1500);
 
@@ -61,21 +60,6 @@ const RACES: u32 = 50;
 impl Default for Args {
     fn default() -> Self {
         Self { options: Options::default(), repeat: 1, full: false }
-    }
-}
-
-/// What became of one test, as the runner writes it.
-#[derive(Debug, Clone, Deserialize)]
-struct Verdict {
-    name: String,
-    outcome: String,
-    #[serde(default)]
-    reason: String,
-}
-
-impl Verdict {
-    fn is(&self, outcome: &str) -> bool {
-        self.outcome == outcome
     }
 }
 
@@ -161,7 +145,9 @@ impl Args {
                 target: "",
             });
         }
-        Ok(self.sum_up(debian, &ours, &drift) && clean)
+        let least = self.options.only.is_none().then(|| floor(debian));
+        let found = Found { of: debian.name(), verdicts: &ours, drift: &drift };
+        Ok(found.sum_up(least, &pins(debian)) && clean)
     }
 
     fn reference(&self, cache: &Cache, debian: Debian) -> Result<BTreeMap<String, String>> {
@@ -211,119 +197,8 @@ impl Args {
         }
         Ok(verdicts)
     }
-
-    fn sum_up(&self, debian: Debian, ours: &[Verdict], drift: &BTreeMap<String, String>) -> bool {
-        for (name, what) in drift {
-            println!("skips     {name}: {what}");
-        }
-        println!("{}: {}", debian.name(), totals(ours));
-        let passed = ours.iter().filter(|v| v.is("ok")).count();
-        let bad = ours.iter().filter(|v| !v.is("ok") && !v.is("skip")).count();
-        let enough = self.options.only.is_some() || passed >= floor(debian);
-        if !enough {
-            println!("at least {} tests must pass", floor(debian));
-        }
-        if !drift.is_empty() {
-            println!("the skips are not those of {}", pins(debian).display());
-        }
-        bad == 0 && enough && drift.is_empty()
-    }
 }
 
 fn first(lab: &mut Lab) -> Result<&mut Guest> {
     lab.guests.first_mut().context("this needs a guest")
-}
-
-fn totals(verdicts: &[Verdict]) -> String {
-    let mut text = format!("{} tests", verdicts.len());
-    for outcome in ["ok", "skip", "fail", "error", "crash", "timeout"] {
-        let count = verdicts.iter().filter(|v| v.is(outcome)).count();
-        let _ = write!(text, ", {count} {outcome}");
-    }
-    text
-}
-
-/// The runner's file; an unfinished one is an error.
-fn parse(path: &Path) -> Result<Vec<Verdict>> {
-    #[derive(Deserialize)]
-    struct Head {
-        tests: usize,
-    }
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut lines = text.lines();
-    let head: Head = serde_json::from_str(lines.next().unwrap_or_default())
-        .context("the results do not begin with the number of tests")?;
-    let verdicts = lines.map(serde_json::from_str).collect::<Result<Vec<Verdict>, _>>()?;
-    if verdicts.len() != head.tests {
-        bail!("{} of {} tests have a result", verdicts.len(), head.tests);
-    }
-    Ok(verdicts)
-}
-
-/// `test name TAB text that the reason contains`, one a line; `#` begins a comment.
-fn read_pins(path: &Path) -> Result<BTreeMap<String, String>> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut pins = BTreeMap::new();
-    for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
-        let (name, reason) = line
-            .split_once('\t')
-            .with_context(|| format!("{}: no reason in `{line}`", path.display()))?;
-        pins.insert(name.to_owned(), reason.trim().to_owned());
-    }
-    Ok(pins)
-}
-
-/// Every difference between the skips and the pinned ones, by test.
-fn drift(
-    verdicts: &[Verdict],
-    pins: &BTreeMap<String, String>,
-    whole: bool,
-) -> BTreeMap<String, String> {
-    let mut drift = BTreeMap::new();
-    for verdict in verdicts {
-        let told = match pins.get(&verdict.name) {
-            None if verdict.is("skip") => format!("not pinned: {}", verdict.reason),
-            Some(_) if !verdict.is("skip") => format!("pinned, but {}", verdict.outcome),
-            Some(pin) if !verdict.reason.contains(pin.as_str()) => {
-                format!("skips for another reason than pinned: {}", verdict.reason)
-            }
-            _ => continue,
-        };
-        drift.insert(verdict.name.clone(), told);
-    }
-    if whole {
-        for name in pins.keys().filter(|n| !verdicts.iter().any(|v| v.name == **n)) {
-            drift.insert(name.clone(), "pinned, but no such test".into());
-        }
-    }
-    drift
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn verdict(name: &str, outcome: &str, reason: &str) -> Verdict {
-        Verdict { name: name.into(), outcome: outcome.into(), reason: reason.into() }
-    }
-
-    #[test]
-    fn any_difference_from_the_pins_is_drift() {
-        let pins: BTreeMap<String, String> =
-            ["a", "b", "c", "gone"].map(|n| (n.to_owned(), "no XRC".to_owned())).into();
-        let found = drift(
-            &[
-                verdict("a", "skip", "there is no XRC here"),
-                verdict("b", "ok", ""),
-                verdict("c", "skip", "something else"),
-                verdict("d", "skip", "no XRC"),
-                verdict("e", "ok", ""),
-            ],
-            &pins,
-            true,
-        );
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["b", "c", "d", "gone"]);
-    }
 }

@@ -1,0 +1,95 @@
+//! `cargo xtask process test`: programs of Debian 12 and 13, unmodified, with NICs for processes.
+//!
+//! The programs run in containers whose file system is that of the lab's guests, so that a release's
+//! own programs, linker and C library meet libraries that were built on this machine. No VM, no
+//! kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all of
+//! perftest's and libibverbs' examples that need neither XRC nor raw packets nor rdma_cm.
+
+mod container;
+pub(crate) mod products;
+mod programs;
+mod suite;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::cache::Cache;
+use crate::host;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use container::Container;
+
+/// See the module
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Programs and suites in containers
+    Test(Args),
+}
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Only programs whose name has this in it, and tests of the suite whose name matches it as a
+    /// regular expression
+    #[arg(long)]
+    only: Option<String>,
+    /// Only this release
+    #[arg(long, value_enum)]
+    debian: Option<Debian>,
+    /// With a daemon that is not optimised, which is built sooner
+    #[arg(long)]
+    debug: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl Command {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        match self {
+            Self::Test(args) => args.run(cache),
+        }
+    }
+}
+
+impl Args {
+    /// Everything, on this release, or on all.
+    pub(crate) fn on(debian: Option<Debian>) -> Self {
+        Self { debian, ..Self::default() }
+    }
+
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let daemon = products::daemon(cache, self.debug)?;
+        let libraries = products::libraries(cache)?;
+        let releases =
+            self.debian.map_or_else(|| vec![Debian::Bookworm, Debian::Trixie], |one| vec![one]);
+        let (mut table, mut good) = (Vec::new(), true);
+        for debian in releases {
+            let container = Container::new(cache, debian, &daemon, &libraries)?;
+            table.extend(programs::run(&container, self.only.as_deref())?);
+            let (row, held) = suite::run(&container, self.only.as_deref())?;
+            table.extend(row);
+            good &= held;
+        }
+        ensure!(!table.is_empty(), "nothing matches {:?}", self.only);
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(good && table.iter().all(|row| row.ok))
+    }
+}
+
+/// A row of what took so many seconds.
+fn row(name: String, ok: bool, seconds: f64) -> Row {
+    Row {
+        name,
+        ok,
+        value: Some(seconds),
+        reference: None,
+        ratio: None,
+        unit: "s".into(),
+        target: String::new(),
+    }
+}

@@ -1,0 +1,65 @@
+//! What NICs for processes need: the daemon, and the libraries, built on this machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cache::{Cache, tree_digest};
+use crate::exec::{run_logged, tied, workspace};
+use crate::host::{self, Archive};
+use crate::products::is_source;
+
+const BUILD_WAIT: Duration = Duration::from_secs(600);
+/// What the libraries are built with (vhost-rdma/process/build.sh).
+const TOOLS: [&str; 7] =
+    ["cmake", "make", "patch", "pkg-config", "python3", "libnl-3-dev", "libnl-route-3-dev"];
+const UNPACK: &str = "cd \"$1\"; mkdir tree
+tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
+tar -xf rdma-core_*.debian.tar.* -C tree";
+
+/// The folder with our libraries, built on this machine for this machine.
+pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
+    let archive = Archive::open(cache, &["trixie"])?;
+    let source = archive.source_files("rdma-core")?;
+    let mut inputs = format!("1\n{UNPACK}\n");
+    for file in &source {
+        inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
+    }
+    for part in ["process", "guest/provider", "guest/include", "abi/include"] {
+        let dir = workspace().join("vhost-rdma").join(part);
+        inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, is_source)?));
+    }
+    let made = cache.artefact("process-libraries", &inputs, |tmp| {
+        host::ensure_packages(cache, &TOOLS)?;
+        let log = cache.log("process-libraries");
+        archive.download_source(&source, tmp, &log)?;
+        let mut unpack = tied("sh");
+        unpack.args(["-ec", UNPACK, "sh"]).arg(tmp);
+        run_logged(&mut unpack, "unpacking rdma-core", &log, BUILD_WAIT)?;
+        let mut build = tied("sh");
+        build.arg(workspace().join("vhost-rdma/process/build.sh"));
+        build.arg(tmp.join("tree")).arg(tmp.join("out"));
+        run_logged(&mut build, "building libibverbs", &log, BUILD_WAIT)?;
+        fs::rename(tmp.join("out/lib"), tmp.join("lib"))?;
+        for rest in ["tree", "out"] {
+            fs::remove_dir_all(tmp.join(rest))?;
+        }
+        Ok(())
+    })?;
+    Ok(made.join("lib"))
+}
+
+/// The daemon, optimised or not.
+pub(crate) fn daemon(cache: &Cache, debug: bool) -> Result<PathBuf> {
+    let mut build = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.current_dir(workspace()).args(["build", "--locked", "-p", "vhost-rdma"]);
+    if !debug {
+        build.arg("--release");
+    }
+    run_logged(&mut build, "building the daemon", &cache.log("try-build"), 2 * BUILD_WAIT)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    Ok(target.join(if debug { "debug" } else { "release" }).join("vhost-rdma"))
+}
