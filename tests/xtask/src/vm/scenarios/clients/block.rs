@@ -43,7 +43,8 @@ pub(super) const CLIENTS: &[Client] = &[
     Client {
         name: "NVMe over RDMA",
         server: "set -e
-modprobe -a brd nvmet nvmet-rdma
+modprobe brd rd_nr=1 rd_size=65536
+modprobe -a nvmet nvmet-rdma
 mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
 cd /sys/kernel/config/nvmet
 mkdir subsystems/lab
