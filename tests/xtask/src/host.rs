@@ -16,6 +16,8 @@ use crate::cache::{Cache, hash};
 use crate::exec::{capture, run_logged, tied};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Ubuntu's keys, which Debian's package ubuntu-keyring has.
+pub(crate) const UBUNTU_KEYRING: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 /// Package lists older than this are fetched again.
 const LISTS_FRESH: Duration = Duration::from_secs(12 * 3600);
 /// How old they may be when something is made from them.
@@ -190,10 +192,26 @@ impl Archive {
             suites.iter().map(|s| format!("deb [signed-by={KEYRING}] {mirror} {s} main")).collect();
         let default_release =
             suites.last().filter(|s| s.ends_with("-backports")).map(|s| (*s).to_owned());
-        let dir = cache.dir().join("apt").join(&name);
+        Self::read(cache, &name, lines, default_release)
+    }
+
+    /// A release of Ubuntu with its updates, which bring the newer kernels of a long-term release.
+    pub(crate) fn ubuntu(cache: &Cache, mirror: &str, suite: &str) -> Result<Self> {
+        let line = |suite: &str| format!("deb [signed-by={UBUNTU_KEYRING}] {mirror} {suite} main");
+        let lines = vec![line(suite), line(&format!("{suite}-updates"))];
+        Self::read(cache, &format!("ubuntu-{suite}"), lines, None)
+    }
+
+    fn read(
+        cache: &Cache,
+        name: &str,
+        lines: Vec<String>,
+        default_release: Option<String>,
+    ) -> Result<Self> {
+        let dir = cache.dir().join("apt").join(name);
         let archive = Self { lines, dir, default_release };
         let _lock = cache.lock(&format!("apt-{name}"))?;
-        archive.refresh(cache, &name, LISTS_FRESH)?;
+        archive.refresh(cache, name, LISTS_FRESH)?;
         Ok(archive)
     }
 

@@ -38,6 +38,7 @@ mod fabtests;
 mod host;
 mod k8s;
 mod node_bench;
+mod packages;
 mod process;
 mod products;
 mod results;

@@ -205,7 +205,7 @@ pub(crate) fn is_source(name: &str) -> bool {
     !name.starts_with('.') && !junk.iter().any(|j| name.ends_with(j))
 }
 
-fn copy_sources(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_sources(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let entry = entry?;

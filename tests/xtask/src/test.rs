@@ -42,7 +42,9 @@ impl Args {
                 let debian = (!self.full).then_some(Debian::Trixie);
                 process::Args::on(debian).run(cache)
             })?;
-            steps.step("kernel driver on all kernels", || drivers::Args::default().run(cache))?;
+            steps.step("kernel driver on all kernels", || {
+                drivers::Args { full: self.full, ..Default::default() }.run(cache)
+            })?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
