@@ -12,7 +12,7 @@ use std::fs;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -103,6 +103,33 @@ pub(crate) struct Guest {
     done: HashMap<u32, i32>,
 }
 
+/// The places of what belongs to a guest in the run directory.
+struct Files {
+    share: PathBuf,
+    console: PathBuf,
+    agent: PathBuf,
+    monitor: PathBuf,
+    log: PathBuf,
+}
+
+impl Files {
+    /// Also makes the share.
+    fn new(run: &Path, name: &str) -> Result<Self> {
+        let place = |what: &str| run.join(format!("{name}.{what}"));
+        let share = place("share");
+        fs::create_dir_all(share.join("cmd"))?;
+        let (console, agent, log) = (place("console"), place("agent"), place("qemu"));
+        Ok(Self { share, console, agent, monitor: monitor(run, name), log })
+    }
+}
+
+/// A guest of libvirt: what runs it in the foreground.
+#[derive(Debug)]
+pub(crate) struct Domain<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) command: Command,
+}
+
 /// Where a guest's QEMU runs, and how its agent is spoken to.
 #[derive(Debug)]
 enum Machine {
@@ -116,11 +143,7 @@ enum Machine {
 impl Guest {
     /// Starts QEMU and returns while the guest boots.
     pub(crate) fn start(qemu_root: &Path, run: &Path, spec: &Spec) -> Result<Self> {
-        let share = run.join(format!("{}.share", spec.name));
-        fs::create_dir_all(share.join("cmd"))?;
-        let console = run.join(format!("{}.console", spec.name));
-        let agent_path = run.join(format!("{}.agent", spec.name));
-        let qemu_log = run.join(format!("{}.qemu", spec.name));
+        let files = Files::new(run, &spec.name)?;
         let mut cmd = tied_private_mounts("sh");
         cmd.args(["-ec", ENTER, "sh"]).arg(qemu_root).arg(run).arg(&spec.image.dir);
         if let Some(dir) = spec.vhost_socket.as_deref().and_then(Path::parent)
@@ -128,14 +151,19 @@ impl Guest {
         {
             cmd.arg(dir);
         }
-        cmd.args(["--", "qemu-system-x86_64"]).args(qemu_args(
-            run,
-            spec,
-            &share,
-            &console,
-            &agent_path,
-        ));
-        let log = fs::File::create(&qemu_log)?;
+        cmd.args(["--", "qemu-system-x86_64"]).args(qemu_args(run, spec, &files));
+        Self::spawned(cmd, &spec.name, files)
+    }
+
+    /// A guest that libvirt runs, with the lab's console, agent and share at their places; see
+    /// `clients/libvirt`.
+    pub(crate) fn of_libvirt(run: &Path, domain: Domain) -> Result<Self> {
+        Self::spawned(domain.command, domain.name, Files::new(run, domain.name)?)
+    }
+
+    /// Starts what runs the machine, and waits for its agent's socket.
+    fn spawned(mut cmd: Command, name: &str, files: Files) -> Result<Self> {
+        let log = fs::File::create(&files.log)?;
         let mut qemu = cmd
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -144,32 +172,27 @@ impl Guest {
             .context("cannot start QEMU")?;
         // Nothing the guest says is lost: it needs seconds to get so far, and we connect within
         // milliseconds of the socket's birth.
-        let agent = exec::wait_for("QEMU's agent socket", Duration::from_secs(30), || {
+        let agent = exec::wait_for("QEMU's agent socket", Duration::from_secs(60), || {
             if let Some(status) = qemu.try_wait()? {
-                bail!(
-                    "QEMU of guest {} ended at once: {status}\n{}",
-                    spec.name,
-                    tail(&qemu_log, 0, 20)
-                );
+                bail!("QEMU of guest {name} ended at once: {status}\n{}", tail(&files.log, 0, 20));
             }
-            Ok(UnixStream::connect(&agent_path).ok())
+            Ok(UnixStream::connect(&files.agent).ok())
         });
         let agent = match agent {
             Ok(agent) => agent,
             Err(e) => {
                 exec::end_group(&mut qemu, QUIT_WAIT);
-                return Err(e);
+                return Err(e.context(tail(&files.log, 0, 20)));
             }
         };
         agent.set_nonblocking(true)?;
-        let name = spec.name.clone();
         Ok(Self {
-            name,
+            name: name.to_owned(),
             machine: Machine::Child { qemu, agent },
-            share,
-            console,
-            qemu_log,
-            monitor: monitor(run, &spec.name),
+            share: files.share,
+            console: files.console,
+            qemu_log: files.log,
+            monitor: files.monitor,
             pending: Vec::new(),
             ready: false,
             next: 0,
@@ -495,7 +518,7 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path) -> Vec<String> {
+fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
     let p = |path: &Path| path.display().to_string();
     let mut args = machine_args(&Parts {
         name: &spec.name,
@@ -503,12 +526,12 @@ fn qemu_args(run: &Path, spec: &Spec, share: &Path, console: &Path, agent: &Path
         cpus: spec.cpus,
         image: "/mnt",
         disk: "/mnt/root.img",
-        share: &p(share),
-        console: &p(console),
+        share: &p(&files.share),
+        console: &p(&files.console),
     });
     let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
-    push(&["-serial", &format!("unix:{},server=on,wait=off", p(agent))]);
-    push(&["-qmp", &format!("unix:{},server=on,wait=off", p(&monitor(run, &spec.name)))]);
+    push(&["-serial", &format!("unix:{},server=on,wait=off", p(&files.agent))]);
+    push(&["-qmp", &format!("unix:{},server=on,wait=off", p(&files.monitor))]);
     if spec.hosts {
         push(&["-drive", "file=/mnt/root.img,if=virtio,format=raw,snapshot=on"]);
         for (tag, path) in [("qemu", "/usr"), ("image", "/mnt")] {

@@ -10,6 +10,8 @@
 //!
 //! - `others`, `block` (`--full`): sockets, multicast and the kernel's own clients.
 //!
+//! - `libvirt` (`--full`): guest a is a domain, by the text that users are given.
+//!
 //! With `--full` all of them also run on rxe, in VMs of their own before: seconds beside seconds. A
 //! client that rxe cannot carry is said, and has no reference.
 //!
@@ -17,6 +19,7 @@
 
 mod block;
 mod fabric;
+mod libvirt;
 mod mpi;
 mod others;
 mod qperf;
@@ -45,6 +48,12 @@ const FAMILIES: &[&[Client]] =
     &[ucx::CLIENTS, mpi::CLIENTS, fabric::CLIENTS, qperf::CLIENTS, others::CLIENTS, block::CLIENTS];
 const OF_CI: usize = 4;
 
+/// The names of all rows.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    let all = FAMILIES.iter().flat_map(|family| family.iter());
+    all.chain([&libvirt::CLIENT]).map(|client| client.name)
+}
+
 /// Files that clients find in `/host`.
 const FILES: &[(&str, &str)] = &[
     ("lab-rsh.py", include_str!("../../../../../guest-programs/lab-rsh.py")),
@@ -68,18 +77,26 @@ impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let clients = self.clients();
         let only = self.options.only.as_deref().unwrap_or_default();
+        // A lab of its own: its guest is not booted by us.
+        let domain =
+            (self.full || self.options.only.is_some()) && self.options.chosen(libvirt::CLIENT.name);
         ensure!(
-            !clients.is_empty(),
+            domain || !clients.is_empty(),
             "no client's name contains {only:?}; without --only the table names them all"
         );
-        let reference = if self.full { self.on_rxe(cache, &clients)? } else { Vec::new() };
-        let mut fixture = self.start(cache)?;
-        fixture.attach()?;
-        let mut table = Vec::new();
-        for (n, client) in clients.iter().enumerate() {
-            table.push(drive(&mut fixture, client, reference.get(n).copied().flatten())?);
+        let (mut table, mut clean) = (Vec::new(), true);
+        if !clients.is_empty() {
+            let reference = if self.full { self.on_rxe(cache, &clients)? } else { Vec::new() };
+            let mut fixture = self.start(cache)?;
+            fixture.attach()?;
+            for (n, client) in clients.iter().enumerate() {
+                table.push(drive(&mut fixture, client, reference.get(n).copied().flatten())?);
+            }
+            clean = fixture.clean();
         }
-        let clean = fixture.clean();
+        if domain {
+            table.push(libvirt::run(cache, &self.options)?);
+        }
         rows::print_table(&table, "vhost-rdma", if self.full { "rxe" } else { "-" });
         self.options.write(&table)?;
         Ok(clean && table.iter().all(|row| row.ok))
@@ -109,11 +126,12 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
-    use super::FAMILIES;
+    use super::{FAMILIES, libvirt};
 
     #[test]
     fn every_client_has_a_name_of_its_own_and_moves_something() {
-        let all: Vec<_> = FAMILIES.iter().flat_map(|family| family.iter()).collect();
+        let all = FAMILIES.iter().flat_map(|family| family.iter());
+        let all: Vec<_> = all.chain([&libvirt::CLIENT]).collect();
         for (n, client) in all.iter().enumerate() {
             assert!(all.iter().skip(n + 1).all(|other| other.name != client.name), "{client:?}");
             assert!(client.bytes > 0, "{client:?}");
