@@ -3,12 +3,19 @@
 //!
 //! A name is `file::test`. The file is one below [`ROOTS`], without `.rs`; a claim is a paragraph
 //! or list item, and the sections of [`SECTIONS`] are made of claims that say what shows them.
+//!
+//! The README's clients are claims too. Its table names for each the rows of the VM lab that run
+//! it; the lab has those rows and no client that the table leaves out, and the README names no
+//! client of [`CLIENTS`] elsewhere that is not in the table.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+
+use crate::vm::programs::PROGRAMS;
+use crate::vm::scenarios::clients;
 
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
@@ -31,6 +38,38 @@ const SECTIONS: [&str; 7] = [
     "## Process against daemon and others of its NIC",
     "## Peer against peer",
 ];
+/// Where clients are claimed.
+const README: &str = "README.md";
+const TABLE: &str = "\n## What runs on it\n";
+/// What people ask for, by the word that a claim of it would have.
+const CLIENTS: [&str; 26] = [
+    "perftest",
+    "rping",
+    "ucmatose",
+    "udaddy",
+    "mckey",
+    "cmtime",
+    "rsockets",
+    "UCX",
+    "MPI",
+    "OpenSHMEM",
+    "libfabric",
+    "NCCL",
+    "RCCL",
+    "gloo",
+    "PyTorch",
+    "qperf",
+    "NVMe-oF",
+    "iSER",
+    "SRP",
+    "NFS",
+    "SMC-R",
+    "RDS",
+    "Lustre",
+    "Ceph",
+    "Spark",
+    "libvirt",
+];
 /// What begins the names.
 const SHOWN: &str = "*Shown by*";
 
@@ -44,8 +83,46 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
             .filter(|name| !is_a_test(root, name))
             .map(|name| format!("{DOCUMENT} names `{name}`, and there is no such test")),
     );
+    let readme = fs::read_to_string(root.join(README)).context(README)?;
+    wrong.extend(clients_claimed(&readme));
     wrong.iter().for_each(|line| eprintln!("error: {line}"));
     Ok(wrong.is_empty())
+}
+
+/// What is wrong with the clients that a README claims.
+fn clients_claimed(text: &str) -> Vec<String> {
+    let Some((_, section)) = text.split_once(TABLE) else {
+        return vec![format!("{README} has no section of clients")];
+    };
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let cells: Vec<(&str, BTreeSet<&str>)> = rows
+        .filter_map(|line| line.trim_matches(['|', ' ']).split_once(" | "))
+        .map(|(client, shown)| (client, shown.split('`').skip(1).step_by(2).collect()))
+        .collect();
+    let lab: BTreeSet<&str> =
+        PROGRAMS.iter().map(|program| program.name).chain(clients::names()).collect();
+    let mut wrong = Vec::new();
+    for (client, shown) in &cells {
+        if !shown.iter().any(|name| lab.contains(name)) {
+            wrong.push(format!("{README}: no row of the lab shows \"{client}\""));
+        }
+        let unknown =
+            shown.iter().filter(|name| !lab.contains(*name) && !name.starts_with("cargo xtask "));
+        wrong.extend(unknown.map(|name| format!("{README}: the lab has no row \"{name}\"")));
+    }
+    let named = |name: &&str| cells.iter().any(|(_, shown)| shown.contains(name));
+    let left_out = clients::names().filter(|name| !named(name));
+    wrong.extend(left_out.map(|name| format!("{README}: the row \"{name}\" is not in its table")));
+    let word = |text: &str, word: &str| {
+        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|part| part == word)
+    };
+    let unshown = CLIENTS
+        .iter()
+        .filter(|client| word(text, client) && !cells.iter().any(|(cell, _)| word(cell, client)));
+    wrong
+        .extend(unshown.map(|client| format!("{README} names {client}, which its table does not")));
+    wrong
 }
 
 /// List items of sections of claims that name no test.
@@ -97,6 +174,29 @@ mod tests {
     #[test]
     fn the_threat_model_names_tests_that_there_are() {
         assert!(check(&crate::exec::workspace()).unwrap());
+    }
+
+    #[test]
+    fn the_readme_names_each_client_with_its_row() {
+        let text = fs::read_to_string(crate::exec::workspace().join(README)).unwrap();
+        assert_eq!(clients_claimed(&text), Vec::<String>::new());
+        let seeded = [
+            ("`iSER`, `SRP`", "`SRP`", 1),
+            ("`iSER`, `SRP`", "", 4),
+            ("| `NFS over RDMA` |", "| `NFS over QUIC` |", 3),
+            ("# vhost-rdma", "# NCCL on vhost-rdma", 1),
+            (TABLE, "\n## Else\n", 1),
+        ];
+        for (from, to, faults) in seeded {
+            let bent = text.replacen(from, to, 1);
+            assert_ne!(bent, text, "{from}");
+            assert_eq!(
+                clients_claimed(&bent).len(),
+                faults,
+                "{from}: {:?}",
+                clients_claimed(&bent)
+            );
+        }
     }
 
     #[test]
