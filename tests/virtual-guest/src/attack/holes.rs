@@ -18,7 +18,7 @@ use super::{Attack, Ground, Strike, alone, breathe, rc, with_ram};
 use crate::guest::GuestConfig;
 use crate::pages::PageList;
 use crate::qp::SendWr;
-use crate::ram::Region;
+use crate::ram::{Ram, Region};
 use crate::rings::Sge;
 use crate::spec::access;
 use crate::world::{End, Node};
@@ -27,9 +27,12 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("holes", "elements of a byte in holes of 4 KiB", small_holes).blocking(),
     Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes).blocking(),
     Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching).blocking(),
-    Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes).blocking(),
+    Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes)
+        .blocking()
+        .beside("own_holes"),
     Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes)
-        .blocking(),
+        .blocking()
+        .beside("own_holes"),
     Attack::new("own_holes", "the same holes, filled by the villain's own CPU", own_holes),
 ];
 
@@ -41,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A villain with a file for memory that is registered as a whole.
 struct Sparse {
-    node: Node,
+    _node: Node,
     end: End,
     region: Arc<Region>,
     lkey: u32,
@@ -57,13 +60,12 @@ impl Sparse {
         let (lkey, rkey) =
             node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &list).expect("MR_REG");
         let end = alone(&node, &rc(64, SGES as u16), 128);
-        Self { end, region, lkey, rkey, size, node }
+        Self { end, region, lkey, rkey, size, _node: node }
     }
 
     /// Makes a hole of all of it.
     fn punch(&self) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(self.region.fd(), flags, 0, self.size).expect("a hole");
+        punch(&self.region, self.size);
     }
 
     /// Posts requests whose elements lie `step` apart; as many as there is memory for, or room.
@@ -100,6 +102,11 @@ impl Sparse {
             }
         }
     }
+}
+
+fn punch(region: &Region, size: u64) {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(region.fd(), flags, 0, size).expect("a hole");
 }
 
 /// Huge pages of the host's pool that nobody has (proc(5), /proc/meminfo).
@@ -211,14 +218,15 @@ fn hugetlb_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
 
 /// No attack on the device, which sees nothing of it: what the host's memory costs a neighbour,
 /// whoever clears its pages. What rows of holes cost beyond this is the device's.
-fn own_holes(ground: &Ground<'_>) -> Box<dyn Strike> {
+fn own_holes(_: &Ground<'_>) -> Box<dyn Strike> {
     let size = 128 << 20;
-    let sparse = Sparse::new(ground, size, hugetlb_file(size));
-    let memory = sparse.node.guest.ram().view(PLUGGED, size);
+    let ram = Ram::new(0, 4096).expect("memory");
+    let region = ram.add_file(PLUGGED, size, hugetlb_file(size)).expect("the file");
+    let memory = ram.view(PLUGGED, size);
     Box::new(move || {
         for page in 0..size >> SHIFT_2M {
             memory.store64(page << SHIFT_2M, 1, Ordering::Relaxed);
         }
-        sparse.punch();
+        punch(&region, size);
     })
 }

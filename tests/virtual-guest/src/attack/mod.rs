@@ -87,6 +87,9 @@ pub struct Attack {
     /// The kernel can make a single access to its memory last, which nobody can cut short: turns
     /// are as long as that (docs/THREAT_MODEL.md, "Pages that are slow to come").
     pub blocks: bool,
+    /// The attack that does the same to the host without the device: what it takes from a victim in
+    /// another process is not the device's doing.
+    pub control: Option<&'static str>,
     set_up: SetUp,
 }
 
@@ -98,7 +101,7 @@ impl fmt::Debug for Attack {
 
 impl Attack {
     const fn new(name: &'static str, about: &'static str, set_up: SetUp) -> Self {
-        Self { name, about, villains: 1, budget: 12, blocks: false, set_up }
+        Self { name, about, villains: 1, budget: 12, blocks: false, control: None, set_up }
     }
 
     const fn by(mut self, villains: usize) -> Self {
@@ -108,6 +111,11 @@ impl Attack {
 
     const fn blocking(mut self) -> Self {
         self.blocks = true;
+        self
+    }
+
+    const fn beside(mut self, control: &'static str) -> Self {
+        self.control = Some(control);
         self
     }
 

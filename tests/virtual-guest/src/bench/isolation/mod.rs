@@ -8,7 +8,10 @@
 //!
 //! All networks are in one process here (`--one-process`). Where the kernel can make a single
 //! access last, which nobody on the same worker can cut short, there is a second row with a process
-//! for each network: the victim's worker is then not the villain's.
+//! for each network: the victim's worker is then not the villain's. What the host's memory costs
+//! whoever uses it at the same time remains; where an attack has a control, which does the same
+//! without a device, slices of that alternate with the others, and the bandwidth may be held
+//! against theirs.
 //!
 //! **What is shared and what is not.** The worker is what all networks of it share; everything else
 //! must not be what is measured:
@@ -73,13 +76,17 @@ const APART: &str = "_apart";
 const VICTIM: &str = "net";
 
 /// The names of all rows. What the kernel can make last on a shared worker has one more, with the
-/// networks in processes of their own.
+/// networks in processes of their own. A control has none: it is no attack on the device.
 pub fn names() -> impl Iterator<Item = String> {
+    let all = attack::all();
+    let controls: Vec<_> = all.iter().filter_map(|attack| attack.control).collect();
     let rows = |attack: &'static Attack| {
         let apart = attack.blocks.then(|| format!("{}{APART}", attack.name));
         std::iter::once(attack.name.to_owned()).chain(apart)
     };
-    std::iter::once("none".to_owned()).chain(attack::all().into_iter().flat_map(rows))
+    std::iter::once("none".to_owned()).chain(
+        all.into_iter().filter(move |attack| !controls.contains(&attack.name)).flat_map(rows),
+    )
 }
 
 /// Measures the row of that name.
@@ -148,13 +155,22 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
     // Sessions have brought threads of their own.
     place.settle(&world.daemon);
-    let (mut quiet, mut attacked) = (Seen::default(), Seen::default());
+    let control = attack.and_then(|a| a.control).filter(|_| place == Place::Apart);
+    let control = control.and_then(Attack::named).zip(ground.as_ref());
+    let control = control.map(|(control, ground)| control.set_up(ground));
+    let [mut quiet, mut attacked, mut controlled] = <[Seen; 3]>::default();
     std::thread::scope(|scope| {
         let slices = || {
             super::cores::first_in_line(rustix::thread::gettid());
             victim.latency(effort.slice / 4, || false);
             for _ in 0..effort.rounds {
-                for (seen, campaign) in [(&mut quiet, None), (&mut attacked, campaign.as_ref())] {
+                let kinds = [
+                    (&mut quiet, None),
+                    (&mut attacked, campaign.as_ref()),
+                    (&mut controlled, control.as_ref()),
+                ];
+                let kinds = kinds.into_iter().take(if control.is_some() { 3 } else { 2 });
+                for (seen, campaign) in kinds {
                     let before = place.turns(&world.daemon).long;
                     slice(&mut victim, seen, effort, campaign);
                     seen.long_turns += place.turns(&world.daemon).long - before;
@@ -167,7 +183,8 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
     drop(campaign);
     let attack = attack.map(|a| (a.villains, a.blocks && place == Place::Shared));
-    Row::new((name, attack), [&quiet, &attacked], place.turns(&world.daemon), strikes)
+    let seen = [&quiet, &attacked, &controlled];
+    Row::new((name, attack), seen, place.turns(&world.daemon), strikes)
 }
 
 /// Latency and bandwidth for a while each.
