@@ -48,9 +48,14 @@ pub(crate) fn be_patient(times: u32) {
     PATIENCE.store(times, Ordering::Relaxed);
 }
 
+/// How many times its time everything may take, at least 1.
+pub(crate) fn patience() -> u32 {
+    PATIENCE.load(Ordering::Relaxed).max(1)
+}
+
 /// `time` for those who must be patient.
 pub(crate) fn patient(time: Duration) -> Duration {
-    time * PATIENCE.load(Ordering::Relaxed)
+    time * patience()
 }
 
 /// An error once the user asked us to stop.

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::{Life, NICS, SHORT};
 use crate::exec;
 use crate::vm::guest::Guest;
+use crate::vm::qmp::Qmp;
 
 /// Programs with work outstanding, detached, and when they have it: the nap.
 const TO_BED: &str = r#"set -e
@@ -55,11 +56,28 @@ const NAP: Duration = Duration::from_secs(90);
 /// How a machine wakes up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
-    /// Its clock does it.
+    /// It sleeps no deeper than that it ends by itself.
     Alone,
-    /// Somebody presses the power button until it is awake: QEMU's clock wakes no machine that is
-    /// merely idle.
+    /// Somebody presses the power button until it is awake: nothing else in QEMU wakes a machine
+    /// that is merely idle.
     Button,
+    /// The monitor does, from a sleep in memory, of which it knows.
+    Monitor,
+}
+
+impl Wake {
+    fn wake(self, monitor: &mut Qmp) -> Result<()> {
+        let mut tell = |command| monitor.execute(command, &json!({}));
+        match self {
+            Self::Alone => {}
+            Self::Button => drop(tell("system_powerdown")?),
+            Self::Monitor if tell("query-status")?["status"] == "suspended" => {
+                tell("system_wakeup")?;
+            }
+            Self::Monitor => {}
+        }
+        Ok(())
+    }
 }
 
 const PRESS: Duration = Duration::from_secs(2);
@@ -73,7 +91,8 @@ impl Life {
     }
 
     pub(super) fn suspend_to_memory(&mut self) -> Result<()> {
-        self.sleep("echo deep > /sys/power/mem_sleep && rtcwake -m mem -s 2", Wake::Alone)
+        let nap = "echo deep > /sys/power/mem_sleep && echo mem > /sys/power/state";
+        self.sleep(nap, Wake::Monitor)
     }
 
     /// All of a hibernation but the image and the power off: drivers freeze and thaw
@@ -131,8 +150,8 @@ fn await_morning(guest: &Guest, wake: Wake) -> Result<()> {
     let mut monitor = guest.monitor()?;
     let mut pressed = Instant::now();
     let text = exec::wait_for("the guest to wake up", NAP, || {
-        if wake == Wake::Button && pressed.elapsed() > PRESS {
-            monitor.execute("system_powerdown", &json!({}))?;
+        if pressed.elapsed() > PRESS {
+            wake.wake(&mut monitor)?;
             pressed = Instant::now();
         }
         Ok(std::fs::read_to_string(&status).ok())

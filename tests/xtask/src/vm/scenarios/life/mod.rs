@@ -221,6 +221,20 @@ impl Life {
         })
     }
 
+    /// The same where this program's traffic is all there is, and waited for an interface or a
+    /// peer: one that ended has lost its patience.
+    fn must_go_on(&mut self, client: Job) -> Result<()> {
+        let before = self.fixture.daemon.counters(NICS[0])?;
+        exec::wait_for("traffic to go on", SHORT, || {
+            if let Some(status) = self.guest(0)?.finished(client)? {
+                let said = self.guest(0)?.output(client);
+                bail!("the traffic's program ended with {status}:\n{said}");
+            }
+            let now = self.fixture.daemon.counters(NICS[0])?;
+            Ok((now.since(&before).bytes() > 1 << 20).then_some(()))
+        })
+    }
+
     /// Programs with posted work in guest `n`, when they have it.
     fn hold(&mut self, n: usize, modes: &[&'static str]) -> Result<Vec<Holder>> {
         let device = self.devices.options(n);

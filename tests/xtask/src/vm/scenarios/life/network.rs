@@ -119,9 +119,9 @@ impl Life {
                 if guest.run(THERE, SHORT)?.ok() {
                     break;
                 }
-                if since.elapsed() > BACK {
+                if since.elapsed() > exec::patient(BACK) {
                     let dmesg = guest.run("dmesg | tail -20", SHORT)?.text;
-                    bail!("guest {n} has no device after {} s:\n{dmesg}", BACK.as_secs());
+                    bail!("guest {n} has no device after {:?}:\n{dmesg}", since.elapsed());
                 }
                 exec::check_interrupt()?;
             }

@@ -133,6 +133,9 @@ impl Life {
     pub(super) fn plug_memory(&mut self) -> Result<()> {
         let (client, server) = self.load()?;
         let mut monitor = self.guest(0)?.monitor()?;
+        // As kernels of distributions do by themselves.
+        self.guest(0)?
+            .must("echo online > /sys/devices/system/memory/auto_online_blocks", SHORT)?;
         self.plug_dimm(&mut monitor, "d1")?;
         let device = self.devices.options(0);
         let check = format!("exec /host/products/vrdma-life {device} -p {PLUGGED_PFN}");
