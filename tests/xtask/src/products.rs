@@ -33,6 +33,9 @@ make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel KCFLAGS=-Werror
 cp vhost-rdma/guest/kernel/virtio_rdma.ko /work/
 ";
 
+/// What makes the driver one with a feature more than there are.
+const LATER_DRIVER: &str = include_str!("later-driver.patch");
+
 /// The provider's own script, the one that its package uses.
 const PROVIDER: &str = "
 CFLAGS=-Werror sh vhost-rdma/guest/provider/build.sh @RDMA_CORE@ /work/out
@@ -56,6 +59,16 @@ pub(crate) fn module(cache: &Cache, debian: Debian) -> Result<PathBuf> {
     let builder = roots::builder(cache, debian)?;
     let script = MODULE.replace("@ABI@", &builder.abi);
     let name = format!("module-{}", debian.name());
+    Ok(build(cache, &name, &builder, MODULE_SOURCES, &script)?.join("virtio_rdma.ko"))
+}
+
+/// The module for a release's kernel, with one feature more than there are.
+pub(crate) fn later_module(cache: &Cache, debian: Debian) -> Result<PathBuf> {
+    let builder = roots::builder(cache, debian)?;
+    let script = MODULE.replace("@ABI@", &builder.abi);
+    let script =
+        format!("patch -p1 -s --fuzz=0 <<'PATCH-ENDS'\n{LATER_DRIVER}PATCH-ENDS\n{script}");
+    let name = format!("module-later-{}", debian.name());
     Ok(build(cache, &name, &builder, MODULE_SOURCES, &script)?.join("virtio_rdma.ko"))
 }
 

@@ -10,7 +10,8 @@ use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    clients, cni_rdma, drivers, life, nvme, pair, pods, pyverbs, rnic, sriov, stranger, verbs,
+    ages, clients, cni_rdma, drivers, iommu, life, nvme, pair, pods, pyverbs, rnic, sriov,
+    stranger, verbs,
 };
 use crate::{attempt, chores, process};
 
@@ -69,6 +70,9 @@ impl Args {
         }
         if self.full {
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
+            steps
+                .step("driver and device of different ages", || ages::Args::default().run(cache))?;
+            steps.step("machines with an IOMMU", || iommu::Args::default().run(cache))?;
             steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
             steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
             steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;

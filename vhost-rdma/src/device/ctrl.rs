@@ -6,6 +6,8 @@
 //! the room for the response, the fields, the guest's memory, and only then the engine sees the
 //! command. So a refused request has had no effect.
 
+#[cfg(any(test, feature = "later-device"))]
+pub(super) mod later;
 mod lengths;
 mod parse;
 mod reply;
@@ -59,14 +61,17 @@ pub(crate) struct Request<'a> {
 /// What a driver can ask of this device.
 #[derive(Clone, Copy, Debug)]
 struct Revision {
-    /// The lengths of an opcode's bodies.
-    lengths: fn(u16) -> Option<Lengths>,
+    /// The lengths of an opcode's bodies while these capabilities are in effect.
+    lengths: fn(u16, u64) -> Option<Lengths>,
     /// Capabilities beyond [`cap::BASE`] that it has.
     caps: u64,
 }
 
 /// This one: no capability was added yet.
-const PRESENT: Revision = Revision { lengths: lengths::of, caps: 0 };
+#[cfg(not(feature = "later-device"))]
+const PRESENT: Revision = Revision { lengths: |opcode, _| lengths::of(opcode), caps: 0 };
+#[cfg(feature = "later-device")]
+const PRESENT: Revision = later::REVISION;
 
 /// The control side of one NIC's connection.
 #[derive(Debug)]
@@ -75,6 +80,9 @@ pub(crate) struct Controller {
     kick_base: u32,
     /// The nonce of the last INIT that was accepted.
     nonce: Option<u64>,
+    /// The capabilities beyond [`cap::BASE`] that are in effect. A life that another process goes on
+    /// with has none: who adds the first has to hand this on too.
+    agreed: u64,
     /// The queue began anew, and nobody has said yet whether this life's driver is still there.
     suspended: bool,
 }
@@ -90,7 +98,8 @@ impl Controller {
 
     /// Kick queues begin at virtqueue `kick_base`.
     pub(crate) const fn new(kick_base: u16) -> Self {
-        Self { revision: PRESENT, kick_base: kick_base as u32, nonce: None, suspended: false }
+        let kick_base = kick_base as u32;
+        Self { revision: PRESENT, kick_base, nonce: None, agreed: 0, suspended: false }
     }
 
     /// The queue begins at index 0: by a new driver, or by one of this life whose index wrapped
@@ -137,7 +146,7 @@ impl Controller {
     ) -> Result<Response, Status> {
         let (header, body) = CmdHdr::read_from_prefix(request.bytes).map_err(|_| Status::INVAL)?;
         let (opcode, ctx) = (header.opcode.get(), header.ctx.get());
-        let Some(lengths) = (self.revision.lengths)(opcode) else {
+        let Some(lengths) = (self.revision.lengths)(opcode, self.agreed) else {
             return Err(self.unknown(executor, opcode));
         };
         let clear = lengths::reserved_is_zero(&CmdHdr::LAYOUT, request.bytes);
@@ -247,7 +256,11 @@ impl Controller {
             Ok(Reply::Init(answer)) => {
                 let (request, _) = InitReq::read_from_prefix(body).map_err(|_| Status::INVAL)?;
                 self.nonce = Some(request.nonce.get());
-                answer.caps = (request.caps.get() & self.revision.caps).into();
+                self.agreed = request.caps.get() & self.revision.caps;
+                answer.caps = self.agreed.into();
+            }
+            Ok(Reply::Device(answer)) => {
+                answer.caps = (answer.caps.get() | self.revision.caps).into();
             }
             Ok(_) if opcode == cmd::SHUTDOWN => self.nonce = None,
             _ => {}

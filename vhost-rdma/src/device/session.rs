@@ -423,7 +423,14 @@ impl Session {
     pub(super) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
         | 1 << VIRTIO_RING_F_INDIRECT_DESC
         | 1 << VIRTIO_RING_F_EVENT_IDX
+        | Self::LATER_FEATURES
         | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+    /// Of the bits that are this device's none is defined (docs/virtio-rdma.md §3).
+    #[cfg(not(feature = "later-device"))]
+    const LATER_FEATURES: u64 = 0;
+    #[cfg(feature = "later-device")]
+    const LATER_FEATURES: u64 = super::ctrl::later::FEATURE;
 
     /// Without `CONFIGURE_MEM_SLOTS` the VMM would send the whole table for each change.
     pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures =

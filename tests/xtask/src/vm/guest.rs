@@ -57,6 +57,8 @@ pub(crate) struct Spec {
     /// Options for machine, memory, RDMA device and netdev as `vhost-rdma nic qemu-args` prints
     /// them, in place of ours.
     pub(crate) nic_args: Vec<String>,
+    /// For the kernel's command line, behind the lab's own words.
+    pub(crate) words: String,
     /// It starts guests of its own: it gets what they are made of, see `nested`.
     pub(crate) hosts: bool,
 }
@@ -408,7 +410,9 @@ impl Guest {
                 Ok(n) => self.pending.extend_from_slice(buf.get(..n).unwrap_or_default()),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                // A QEMU that ends resets the connection if it leaves something unread.
                 Err(e) => {
+                    let _ = exec::wait(qemu, Duration::from_secs(2), || {});
                     self.check_alive()?;
                     return Err(e.into());
                 }
@@ -468,14 +472,16 @@ pub(super) struct Parts<'a> {
     pub(super) disk: &'a str,
     pub(super) share: &'a str,
     pub(super) console: &'a str,
+    /// For the kernel's command line, behind the lab's own words.
+    pub(super) words: &'a str,
 }
 
 /// The options of a machine but its agent, memory and network.
 pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
-    let Parts { name, number, cpus, image, disk, share, console } = parts;
+    let Parts { name, number, cpus, image, disk, share, console, words } = parts;
     // The kernel's check of its timer takes a starved emulator for broken hardware and panics.
     let append = format!(
-        "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name={name} lab.ip={number}"
+        "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name={name} lab.ip={number} {words}"
     );
     let words = [
         "-accel",
@@ -524,6 +530,7 @@ fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
         disk: "/mnt/root.img",
         share: &p(&files.share),
         console: &p(&files.console),
+        words: &spec.words,
     });
     let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
     push(&["-serial", &format!("unix:{},server=on,wait=off", p(&files.agent))]);

@@ -79,6 +79,11 @@ impl Lab {
 
     /// Boots the guests `a`, `b`, … side by side.
     pub(crate) fn boot(&mut self, plan: &Plan) -> Result<()> {
+        self.boot_with(plan, "")
+    }
+
+    /// The same with more words on the kernels' command lines.
+    pub(crate) fn boot_with(&mut self, plan: &Plan, words: &str) -> Result<()> {
         let names = NAMES.get(..plan.nics.len()).context("too many guests")?;
         for (n, (name, nic)) in names.iter().zip(&plan.nics).enumerate() {
             let (vhost_socket, nic_args) = match nic {
@@ -96,6 +101,7 @@ impl Lab {
                 image: plan.image.clone(),
                 vhost_socket,
                 nic_args,
+                words: words.to_owned(),
                 peer: names.get(n ^ 1).map(|p| (*p).to_owned()),
             };
             self.guests.push(Guest::start(&self.qemu, self.run.path(), &spec)?);
@@ -105,6 +111,12 @@ impl Lab {
             guest.wait_ready()?;
         }
         Ok(())
+    }
+
+    /// Ends all guests; others may be booted in their place.
+    pub(crate) fn shut_down(&mut self) {
+        self.guests.clear();
+        self.specs.clear();
     }
 
     /// Kills guest `n` as a crash would, and returns when its QEMU is gone.

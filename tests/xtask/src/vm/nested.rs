@@ -102,6 +102,7 @@ pub(crate) fn start(host: &mut Guest, inner: &Inner<'_>) -> Result<Guest> {
         disk: "/dev/vdb",
         share: &there,
         console: &format!("{there}/console"),
+        words: "",
     });
     let quoted: Vec<String> = machine.iter().map(|word| format!("'{word}'")).collect();
     let agent = format!("-chardev pipe,id=agent,path=/tmp/{} -serial chardev:agent", inner.name);

@@ -245,19 +245,11 @@ fn what_the_device_does_not_know_must_be_zero() {
     }
 }
 
-/// A device with one feature more: a capability, a word behind KEEPALIVE's request and one in its
-/// response.
+/// A device with one feature more: a capability, a label behind the requests of KEEPALIVE and
+/// QP_CREATE, and 8 bytes behind their responses.
 fn of_the_future() -> (Device, Controller) {
     let (device, controller) = device();
-    fn lengths(opcode: u16) -> Option<Lengths> {
-        let known = lengths::of(opcode)?;
-        Some(match opcode {
-            cmd::KEEPALIVE => Lengths { layout: Some(&abi::Sge::LAYOUT), response: 8, ..known },
-            _ => known,
-        })
-    }
-    let revision = Revision { lengths, caps: 1 << 40 };
-    (device, Controller { revision, ..controller })
+    (device, Controller { revision: later::REVISION, ..controller })
 }
 
 /// INIT as it was first, and as it is now with `caps`.
@@ -282,7 +274,7 @@ fn an_old_driver_finds_in_a_new_device_the_one_that_it_knows() {
 #[test]
 fn a_new_driver_finds_in_an_old_device_that_it_is_old() {
     let mut side = device();
-    let (status, body) = serve(&mut side, &init_with(Some(1 << 40)));
+    let (status, body) = serve(&mut side, &init_with(Some(later::CAP)));
     assert_eq!((status, &body[8..]), (cmd_status::OK, &[0; 8][..]), "nothing is in effect");
     let keepalive = |word: u64| request(cmd::KEEPALIVE, &[NONCE, word].map(U64::new));
     assert_eq!(serve(&mut side, &keepalive(0)), (cmd_status::OK, Vec::new()));
@@ -297,11 +289,25 @@ fn a_capability_is_in_effect_when_both_want_it() {
         u64::from_le_bytes(body[8..].try_into().expect("eight"))
     };
     assert_eq!(agreed(0), 0);
-    assert_eq!(agreed(1 << 40 | 1 << 41 | 0xff), 1 << 40);
+    assert_eq!(agreed(later::CAP | 1 << 41 | 0xff), later::CAP);
     let mut side = of_the_future();
-    assert_eq!(serve(&mut side, &init_with(Some(1 << 40))).0, cmd_status::OK);
-    let keepalive = request(cmd::KEEPALIVE, &[NONCE, 7].map(U64::new));
-    assert_eq!(serve(&mut side, &keepalive), (cmd_status::OK, vec![0; 8]));
+    let labelled = |label: u64| request(cmd::KEEPALIVE, &[NONCE, label].map(U64::new));
+    assert_eq!(serve(&mut side, &init_with(Some(later::CAP))).0, cmd_status::OK);
+    assert_eq!(serve(&mut side, &labelled(7)), (cmd_status::OK, vec![0; 8]));
+    // The next driver does not want it.
+    assert_eq!(serve(&mut side, &init_with(Some(1 << 41))).0, cmd_status::OK);
+    assert_eq!(serve(&mut side, &labelled(7)).0, cmd_status::NOTSUPP, "not in effect");
+    assert_eq!(serve(&mut side, &labelled(0)), (cmd_status::OK, vec![0; 8]));
+}
+
+#[test]
+fn a_device_tells_what_it_has_whether_or_not_it_is_in_effect() {
+    for (mut side, has) in [(device(), 0), (of_the_future(), later::CAP)] {
+        assert_eq!(serve(&mut side, &init_with(None)).0, cmd_status::OK);
+        let (_, body) = serve(&mut side, &request(cmd::QUERY_DEVICE, &()));
+        let (device, _) = abi::QueryDeviceResp::read_from_prefix(&body).expect("what it is");
+        assert_eq!(device.caps.get() & !abi::cap::BASE, has);
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Args {
             &PROGRAMS,
         )?;
         let (debian, kernel) = (self.debian, Kernel::default());
-        let wish = Wish { debian, kernel, guests: 2, cpus: 1, keep: self.keep };
+        let wish = Wish { debian, kernel, guests: 2, cpus: 1, keep: self.keep, features: &[] };
         let mut fixture = Fixture::start(cache, wish)?;
         let devices = fixture.attach()?;
         let [(device, _), (peer, gid)] = &devices[..] else {

@@ -47,7 +47,7 @@ impl Default for Options {
 impl Options {
     pub(super) fn wish(&self, guests: usize) -> Wish {
         let (debian, kernel) = (self.debian, Kernel::default());
-        Wish { debian, kernel, guests, cpus: self.cpus, keep: self.keep }
+        Wish { debian, kernel, guests, cpus: self.cpus, keep: self.keep, features: &[] }
     }
 
     pub(super) fn chosen(&self, name: &str) -> bool {
@@ -69,6 +69,8 @@ pub(super) struct Wish {
     pub(super) cpus: u8,
     /// Consoles and logs stay when done.
     pub(super) keep: bool,
+    /// What the daemon is built with.
+    pub(super) features: &'static [&'static str],
 }
 
 /// A running daemon and the guests on it; the driver is not loaded yet.
@@ -101,7 +103,7 @@ impl Fixture {
             lab.run.keep();
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
-        let binary = daemon::build(cache)?;
+        let binary = daemon::build_with(cache, wish.features)?;
         let (products, image) = parts(cache, wish)?;
         let daemon = Daemon::start(&binary, lab.run.path())?;
         daemon.cli(&["network", "add", "red"])?;

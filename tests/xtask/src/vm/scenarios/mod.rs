@@ -1,11 +1,13 @@
 //! What can be done with the lab. A scenario is one file here, with its options and a `run`; it is
 //! listed once in [`Scenario`].
 
+pub(crate) mod ages;
 mod client;
 pub(crate) mod clients;
 pub(crate) mod cni_rdma;
 pub(crate) mod drivers;
 pub(crate) mod fixture;
+pub(crate) mod iommu;
 pub(crate) mod life;
 pub(crate) mod nvme;
 pub(crate) mod pair;
@@ -38,6 +40,10 @@ pub(crate) enum Scenario {
     Rnic(rnic::Args),
     /// The rxe baseline alone
     Rxe(rxe::Args),
+    /// Kernel driver and device of different ages: each with one feature more than the other
+    Ages(ages::Args),
+    /// Machines in which a DMA address is no guest physical address: the device is refused there
+    Iommu(iommu::Args),
     /// rdma-core's own Python suite in a guest with one of our NICs
     Pyverbs(pyverbs::Args),
     /// What no suite of others looks at: events, states, resources, statistics, network namespaces
@@ -75,6 +81,8 @@ impl Scenario {
             Self::Stranger(args) => args.run(cache),
             Self::Rnic(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
+            Self::Ages(args) => args.run(cache),
+            Self::Iommu(args) => args.run(cache),
             Self::Pyverbs(args) => args.run(cache),
             Self::Verbs(args) => args.run(cache),
             Self::CniRdma(args) => args.run(cache),

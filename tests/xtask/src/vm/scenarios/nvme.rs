@@ -121,7 +121,8 @@ struct Direction {
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let (debian, kernel) = (self.debian, Kernel::default());
-        let wish = Wish { debian, kernel, guests: 2, cpus: self.cpus, keep: self.keep };
+        let wish =
+            Wish { debian, kernel, guests: 2, cpus: self.cpus, keep: self.keep, features: &[] };
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         let table = self.steps(&mut fixture);

@@ -131,6 +131,7 @@ fn start(cache: &Cache, options: &Options) -> Result<Fixture> {
         vhost_socket: None,
         peer: None,
         nic_args: daemon.qemu_args(&nic(1), &there, &here)?,
+        words: String::new(),
         hosts: false,
     };
     lab.guests.push(Guest::start(&roots::qemu(cache)?, &run, &spec)?);
