@@ -239,7 +239,9 @@ impl Attempt<'_> {
                 plan.configure(nic, &addresses, namespaces)?;
                 Ok(addresses)
             }
-            Personality::VfVfio { .. } | Personality::Shared { .. } => {
+            Personality::VfVfio { .. }
+            | Personality::Shared { .. }
+            | Personality::Process { .. } => {
                 self.intend(nic, ipam_step.into_iter().collect())?;
                 ipam::add(self.network, nic)
             }
@@ -298,7 +300,9 @@ pub(crate) fn has_interface(nic: &Nic) -> bool {
     match &nic.personality {
         Personality::VhostUser { companion, .. } => companion.bridge.is_some(),
         Personality::Vf { .. } => true,
-        Personality::VfVfio { .. } | Personality::Shared { .. } => false,
+        Personality::VfVfio { .. } | Personality::Shared { .. } | Personality::Process { .. } => {
+            false
+        }
     }
 }
 
@@ -306,7 +310,8 @@ pub(crate) fn has_interface(nic: &Nic) -> bool {
 /// which addresses it has.
 fn interface(nic: &Nic, netns: &str) -> Interface {
     let (socket_path, pci_id) = match &nic.personality {
-        Personality::VhostUser { container_socket, .. } => (Some(container_socket.clone()), None),
+        Personality::VhostUser { container_socket, .. }
+        | Personality::Process { container_socket, .. } => (Some(container_socket.clone()), None),
         Personality::Vf { pci, .. } | Personality::VfVfio { pci } => (None, Some(pci.clone())),
         Personality::Shared { pci, .. } => (None, pci.clone()),
     };
@@ -326,6 +331,8 @@ fn rdma_device(nic: &Nic) -> Option<String> {
         Personality::Vf { rdma_device, .. } | Personality::Shared { rdma_device, .. } => {
             Some(rdma_device.clone())
         }
-        Personality::VhostUser { .. } | Personality::VfVfio { .. } => None,
+        Personality::VhostUser { .. }
+        | Personality::Process { .. }
+        | Personality::VfVfio { .. } => None,
     }
 }

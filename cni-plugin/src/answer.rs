@@ -72,6 +72,7 @@ fn well_formed(nic: &Nic) -> Result<(), Error> {
                 let tap = Some(companion.tap.as_str()).filter(|tap| !tap.is_empty());
                 (companion.bridge.as_deref().into_iter().chain(tap).collect(), None, None)
             }
+            Personality::Process { .. } => (Vec::new(), None, None),
             Personality::Vf { pci, netdev, rdma_device, .. } => {
                 (netdev.as_deref().into_iter().collect(), Some(pci), Some(rdma_device))
             }

@@ -94,6 +94,8 @@ fn differences(
                 problems.extend(companion_problems(&parts, companion, bridge, namespaces)?);
             }
         }
+        // It has nothing in the pod's namespace.
+        Personality::Process { .. } => {}
         Personality::Vf { rdma_device, netns_mode, .. } => {
             problems.extend(vf_problems(nic, listed, prev, namespaces)?);
             problems.extend(rdma_problems(rdma_device, *netns_mode, namespaces)?);

@@ -30,7 +30,9 @@ fn document(nic: &Nic) -> Value {
         json!({ "type": "pci", "version": "1.1.0", "pci": pci })
     };
     match &nic.personality {
-        Personality::VhostUser { container_socket, .. } => json!({
+        // What Multus passes on must have a type; this one says where the socket is.
+        Personality::Process { container_socket, .. }
+        | Personality::VhostUser { container_socket, .. } => json!({
             "type": "vhost-user",
             "version": "1.1.0",
             "vhost-user": { "mode": "client", "path": container_socket },

@@ -152,6 +152,9 @@ pub struct PoolConfig {
     /// `vhost-user`: the netdev beside the NIC.
     #[serde(default)]
     pub companion: Companion,
+    /// `process`: the directory of the libraries on the host; absent: /usr/lib/vhost-rdma.
+    #[serde(default)]
+    pub libraries: Option<String>,
     /// Interfaces in pods are called this and a number.
     #[serde(default = "default_if_prefix")]
     pub if_prefix: String,
@@ -322,7 +325,7 @@ impl PoolConfig {
             ));
         }
         match self.kind {
-            Kind::VhostUser | Kind::Shared => match self.count {
+            Kind::VhostUser | Kind::Process | Kind::Shared => match self.count {
                 Some(count) if (1..=COUNT_MAX).contains(&count) => {}
                 Some(count) => return bad(format!("count {count} must be 1 to {COUNT_MAX}")),
                 None => return bad("it needs a count".to_owned()),
@@ -332,15 +335,27 @@ impl PoolConfig {
             }
             Kind::Vf | Kind::VfVfio => {}
         }
-        if self.kind == Kind::VhostUser && !self.selectors.is_empty() {
-            return bad("a vhost-user NIC has no hardware: leave selectors away".to_owned());
+        if self.kind.is_served() && !self.selectors.is_empty() {
+            return bad(format!("a {} NIC has no hardware: leave selectors away", self.kind));
         }
-        if self.kind != Kind::VhostUser {
+        if self.kind == Kind::Process {
+            if let Some(field) = self.vm_field() {
+                return bad(format!("{field} is only for pools of kind \"vhost-user\""));
+            }
+        } else if let Some(path) = &self.libraries {
+            return bad(format!("libraries = {path:?} is only for pools of kind \"process\""));
+        }
+        if !self.libraries().starts_with('/') {
+            return bad("libraries must be an absolute path".to_owned());
+        }
+        if !self.kind.is_served() {
             if self.selectors.is_empty() {
                 return bad("it needs selectors that say which hardware it gives away".to_owned());
             }
-            if let Some(field) = self.vhost_user_field() {
-                return bad(format!("{field} is only for pools of kind \"vhost-user\""));
+            if let Some(field) = self.served_field() {
+                return bad(format!(
+                    "{field} is only for pools of kind \"vhost-user\" or \"process\""
+                ));
             }
         }
         for selector in &self.selectors {
@@ -387,21 +402,38 @@ impl PoolConfig {
         }
     }
 
-    fn vhost_user_field(&self) -> Option<&'static str> {
+    /// What only a NIC of the daemon's has.
+    fn served_field(&self) -> Option<&'static str> {
         [
             (self.network.is_some(), "network"),
             (self.vni.is_some(), "vni"),
             (!self.numa.is_empty(), "numa"),
-            (self.addresses != AddressPolicy::Any, "addresses"),
             (self.comp_vectors.is_some(), "comp_vectors"),
-            (self.virtio_id.is_some(), "virtio_id"),
-            (self.backing.is_some(), "backing"),
             (self.limits != Limits::default(), "limits"),
             (self.socket != Socket::default(), "socket"),
+        ]
+        .into_iter()
+        .find_map(|(set, name)| set.then_some(name))
+        .or_else(|| self.vm_field())
+    }
+
+    /// What only a VM's NIC has.
+    fn vm_field(&self) -> Option<&'static str> {
+        [
+            (self.addresses != AddressPolicy::Any, "addresses"),
+            (self.virtio_id.is_some(), "virtio_id"),
+            // An RNIC's NICs are VMs' only (docs/virtio-rdma-process.md).
+            (self.backing.is_some(), "backing"),
             (self.companion != Companion::default(), "companion"),
         ]
         .into_iter()
         .find_map(|(set, name)| set.then_some(name))
+    }
+
+    /// The directory of the libraries for processes on the host.
+    #[must_use]
+    pub fn libraries(&self) -> &str {
+        self.libraries.as_deref().unwrap_or("/usr/lib/vhost-rdma")
     }
 
     /// The daemon's network of a vhost-user pool.
@@ -428,7 +460,7 @@ impl PoolConfig {
     /// Does what it offers depend on the node's hardware?
     #[must_use]
     pub fn needs_hardware(&self) -> bool {
-        self.kind != Kind::VhostUser || self.rnic().is_some()
+        !self.kind.is_served() || self.rnic().is_some()
     }
 
     /// The user and group of the companion tap.
@@ -531,6 +563,12 @@ mod tests {
             ("name='a'\nkind='vhost-user'\ncount=1\naddresses='ipam'", "needs companion.bridge"),
             ("name='a'\nkind='vhost-user'\ncount=1\nif_prefix='0123456789abc'", "if_prefix"),
             ("name='a'\nkind='vhost-user'\ncount=1\nmtu=1", "mtu"),
+            ("name='a'\nkind='process'", "needs a count"),
+            ("name='a'\nkind='process'\ncount=1\nbacking='soft'", "backing is only for"),
+            ("name='a'\nkind='process'\ncount=1\nvirtio_id=42", "virtio_id is only for"),
+            ("name='a'\nkind='process'\ncount=1\nlibraries='x'", "absolute"),
+            ("name='a'\nkind='process'\ncount=1\nselectors=[{vendor=['15b3']}]", "no hardware"),
+            ("name='a'\nkind='vhost-user'\ncount=1\nlibraries='/x'", "only for pools of kind"),
             ("name='a'\nkind='vhost-user'\ncount=1\nbacking='rnic:'", "backing"),
             ("name='a'\nkind='vhost-user'\ncount=1\nbacking='mlx5_0'", "backing"),
             (

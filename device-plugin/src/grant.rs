@@ -37,8 +37,12 @@ pub struct Gift {
     pub id: String,
     /// Variables without their common prefix: `MAC`, `SOCKET`, …
     pub env: Vec<(&'static str, String)>,
-    /// Directories: host, container; read-only.
+    /// Variables of the whole container.
+    pub common: Vec<(&'static str, String)>,
+    /// Directories: host, container; read-only, and nothing in them can be run.
     pub mounts: Vec<(String, String)>,
+    /// The directory of the libraries: host, container; read-only. NICs of a container share it.
+    pub libraries: Option<(String, String)>,
     /// Device nodes, the same path on both sides.
     pub devices: Vec<String>,
 }
@@ -80,6 +84,26 @@ pub fn container_socket(id: &str) -> String {
     format!("{CONTAINER_DIR}/{id}/vhost.sock")
 }
 
+/// Where containers find the sockets of NICs for processes: the libraries look here of themselves
+/// (docs/virtio-rdma-process.md).
+const PROCESS_DIR: &str = "/run/vhost-rdma/process";
+/// Where containers find the libraries of such NICs.
+const PROCESS_LIBRARIES: &str = "/run/vhost-rdma/lib";
+/// What makes memory of programs shared memory, which is all that can be registered.
+const SHARED_HEAP: &str = "libvhost_rdma_heap.so";
+
+/// The directory of a NIC for processes in its container.
+#[must_use]
+pub fn process_dir(id: &str) -> String {
+    format!("{PROCESS_DIR}/{id}")
+}
+
+/// The socket of a NIC for processes in its container.
+#[must_use]
+pub fn process_socket(id: &str) -> String {
+    format!("{PROCESS_DIR}/{id}/process.sock")
+}
+
 /// The directory of a NIC's socket on the host.
 #[must_use]
 pub fn host_dir(nic: &v1::Nic) -> String {
@@ -92,15 +116,7 @@ pub fn host_dir(nic: &v1::Nic) -> String {
 /// The daemon told something that no VMM option can say, or a path is too long.
 pub fn vhost_user(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift> {
     let socket = container_socket(id);
-    for path in [&socket, &nic.socket] {
-        if path.len() > SOCKET_PATH_MAX {
-            return Err(BadGift(format!(
-                "the socket path {path} has {} bytes, a unix socket allows {SOCKET_PATH_MAX}; use a shorter pool name or runtime \
-                 directory",
-                path.len()
-            )));
-        }
-    }
+    check_paths([&socket, &nic.socket])?;
     let options = Options::new(pool, id, nic, &tap_name(id))?;
     let line = |args: &[String]| {
         vhost_rdma_vmm::shell_line(args).map_err(|error| BadGift(error.to_string()))
@@ -125,6 +141,47 @@ pub fn vhost_user(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift>
         ],
         mounts: vec![(host_dir(nic), container_dir(id))],
         devices,
+        ..Gift::default()
+    })
+}
+
+fn check_paths(paths: [&String; 2]) -> Result<(), BadGift> {
+    match paths.into_iter().find(|path| path.len() > SOCKET_PATH_MAX) {
+        None => Ok(()),
+        Some(path) => Err(BadGift(format!(
+            "the socket path {path} has {} bytes, a unix socket allows {SOCKET_PATH_MAX}; use a \
+             shorter pool name or runtime directory",
+            path.len()
+        ))),
+    }
+}
+
+/// What a container gets for a NIC that its processes use: the socket, the libraries, and the
+/// environment in which unmodified programs find both. The library lists what is in its directory,
+/// so NICs of several pools come together without knowing of each other.
+///
+/// # Errors
+/// A path is too long.
+pub fn process(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift> {
+    let socket = process_socket(id);
+    check_paths([&socket, &nic.socket])?;
+    Ok(Gift {
+        id: id.to_owned(),
+        env: vec![
+            ("ID", id.to_owned()),
+            ("DIR", process_dir(id)),
+            ("SOCKET", socket),
+            ("NETWORK", nic.network.clone()),
+            ("MAC", nic.mac.clone()),
+            ("ADDRESSES", nic.addresses.join(",")),
+        ],
+        common: vec![
+            ("LD_LIBRARY_PATH", PROCESS_LIBRARIES.to_owned()),
+            ("LD_PRELOAD", format!("{PROCESS_LIBRARIES}/{SHARED_HEAP}")),
+        ],
+        mounts: vec![(host_dir(nic), process_dir(id))],
+        libraries: Some((pool.config.libraries().to_owned(), PROCESS_LIBRARIES.to_owned())),
+        devices: Vec::new(),
     })
 }
 
@@ -144,7 +201,7 @@ pub fn hardware(pool: &Pool, device: &Device) -> Gift {
         env.extend(function.rdma.iter().map(|rdma| ("RDMA_DEVICE", rdma.clone())));
         devices.extend(function.char_devices.iter().map(|path| path.display().to_string()));
     }
-    Gift { id: device.id.clone(), env, mounts: Vec::new(), devices }
+    Gift { id: device.id.clone(), env, devices, ..Gift::default() }
 }
 
 struct Options {
@@ -247,6 +304,8 @@ pub fn device_info(pool: &Pool, device: &Device) -> Option<Value> {
             "version": "1.1.0",
             "vhost-user": { "mode": "client", "path": container_socket(&device.id) },
         })),
+        // The specification has no word for it, and nobody but the container needs one.
+        Kind::Process => None,
         Kind::Vf | Kind::VfVfio | Kind::Shared => {
             let function = device.hardware.as_ref()?;
             let mut pci = serde_json::Map::new();
@@ -284,17 +343,11 @@ pub fn cdi_file(prefix: &str, id: &str) -> String {
 /// The CDI specification of an ID.
 #[must_use]
 pub fn cdi_spec(prefix: &str, gift: &Gift) -> Value {
-    let mounts: Vec<Value> = gift
-        .mounts
-        .iter()
-        .map(|(host, container)| {
-            json!({
-                "hostPath": host,
-                "containerPath": container,
-                "options": ["ro", "nosuid", "nodev", "noexec", "bind"],
-            })
-        })
-        .collect();
+    let mount = |(host, container): &(String, String), options: &[&str]| json!({ "hostPath": host, "containerPath": container, "options": options });
+    let plain = |pair| mount(pair, &["ro", "nosuid", "nodev", "noexec", "bind"]);
+    let libraries =
+        gift.libraries.iter().map(|pair| mount(pair, &["ro", "nosuid", "nodev", "bind"]));
+    let mounts: Vec<Value> = gift.mounts.iter().map(plain).chain(libraries).collect();
     let nodes: Vec<Value> =
         gift.devices.iter().map(|path| json!({ "path": path, "permissions": "rw" })).collect();
     let digit = gift.id.starts_with(|first: char| first.is_ascii_digit());
@@ -330,11 +383,16 @@ pub fn answer(
         return response;
     }
     for gift in gifts {
-        response.mounts.extend(gift.mounts.iter().map(|(host, container)| v1beta1::Mount {
-            container_path: container.clone(),
-            host_path: host.clone(),
-            read_only: true,
-        }));
+        for (host, container) in gift.mounts.iter().chain(&gift.libraries) {
+            // As with devices below: NICs of one container share the libraries.
+            if !response.mounts.iter().any(|mount| mount.container_path == *container) {
+                response.mounts.push(v1beta1::Mount {
+                    container_path: container.clone(),
+                    host_path: host.clone(),
+                    read_only: true,
+                });
+            }
+        }
         for path in &gift.devices {
             // Two NICs of one container share rdma_cm or tun: a path that is named twice is an
             // error to some runtimes.
@@ -368,6 +426,7 @@ fn environment(pool: &Pool, gifts: &[Gift]) -> HashMap<String, String> {
         for (what, value) in &gift.env {
             env.insert(format!("VHOST_RDMA_{name}_{n}_{what}"), value.clone());
         }
+        env.extend(gift.common.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
     }
     env
 }
@@ -380,8 +439,8 @@ mod tests {
     use vhost_rdma_proto::v1;
 
     use super::{
-        Gift, answer, cdi_name, cdi_spec, device_info, device_info_name, nic_document, tap_name,
-        vhost_user,
+        Gift, answer, cdi_name, cdi_spec, device_info, device_info_name, nic_document, process,
+        tap_name, vhost_user,
     };
     use crate::config::Config;
     use crate::host::{Function, Inventory, Parent};
@@ -426,6 +485,45 @@ mod tests {
         let line = &response.envs["VHOST_RDMA_BLUE_1_0_QEMU_ARGS"];
         assert!(line.contains("path=/run/vhost-rdma/blue-1-0/vhost.sock"), "{line}");
         assert!(line.contains("ifname=vr-blue-1-0,") && !line.contains("memory"), "{line}");
+    }
+
+    #[test]
+    fn a_container_with_nics_for_its_processes_gets_libraries_once() {
+        let text = "[[pools]]\nname='p'\nkind='process'\ncount=2";
+        let config = Config::parse(text, Path::new("f")).unwrap();
+        let pool = Pools::build(&config, &Inventory::default()).pools.remove(0);
+        let gifts = ["p-0", "p-1"].map(|id| {
+            let socket = format!("/run/vhost-rdma/nics/k8s.{id}/process.sock");
+            process(&pool, id, &v1::Nic { socket, ..nic() }).unwrap()
+        });
+        let response = answer(&pool, "vhost-rdma.io", &gifts, false);
+        let mounts: Vec<_> = response
+            .mounts
+            .iter()
+            .map(|mount| (mount.host_path.as_str(), mount.container_path.as_str(), mount.read_only))
+            .collect();
+        assert_eq!(
+            mounts,
+            [
+                ("/run/vhost-rdma/nics/k8s.p-0", "/run/vhost-rdma/process/p-0", true),
+                ("/usr/lib/vhost-rdma", "/run/vhost-rdma/lib", true),
+                ("/run/vhost-rdma/nics/k8s.p-1", "/run/vhost-rdma/process/p-1", true),
+            ]
+        );
+        assert!(response.devices.is_empty(), "no device of the host's");
+        assert_eq!(response.envs["LD_LIBRARY_PATH"], "/run/vhost-rdma/lib");
+        assert_eq!(response.envs["LD_PRELOAD"], "/run/vhost-rdma/lib/libvhost_rdma_heap.so");
+        assert_eq!(
+            response.envs["VHOST_RDMA_P_1_SOCKET"],
+            "/run/vhost-rdma/process/p-1/process.sock"
+        );
+        // Libraries are mapped for execution; a directory of sockets need not be.
+        let spec = cdi_spec("vhost-rdma.io", &gifts[0]);
+        let mounts = spec["devices"][0]["containerEdits"]["mounts"].as_array().unwrap();
+        let noexec =
+            |at: usize| mounts[at]["options"].as_array().unwrap().contains(&json!("noexec"));
+        assert_eq!((mounts.len(), noexec(0), noexec(1)), (2, true, false));
+        assert!(device_info(&pool, &pool.devices["p-0"]).is_none());
     }
 
     #[test]

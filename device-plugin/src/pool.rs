@@ -73,7 +73,7 @@ impl Pools {
         let netns_mode = inventory.netns_mode.unwrap_or(NetnsMode::Shared);
         for pool in &config.pools {
             let devices = match pool.kind {
-                Kind::VhostUser => numbered(pool, inventory),
+                Kind::VhostUser | Kind::Process => numbered(pool, inventory),
                 kind => {
                     let mut found = Vec::new();
                     for function in &inventory.functions {
@@ -167,7 +167,7 @@ fn numbered(pool: &PoolConfig, inventory: &Inventory) -> Vec<Device> {
 /// Is this function of a sort that this kind gives away? A PF with VFs stays with the host.
 fn suits(kind: Kind, function: &Function) -> bool {
     match kind {
-        Kind::VhostUser => false,
+        Kind::VhostUser | Kind::Process => false,
         Kind::Vf => function.parent.is_some() && function.driver.as_deref() != Some("vfio-pci"),
         Kind::VfVfio => function.parent.is_some() && function.driver.as_deref() == Some("vfio-pci"),
         Kind::Shared => function.rdma.is_some() && function.parent.is_none(),
@@ -183,7 +183,7 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
         defect: defect.or_else(|| function.fault.clone()),
     };
     match pool.kind {
-        Kind::VhostUser => Vec::new(),
+        Kind::VhostUser | Kind::Process => Vec::new(),
         Kind::Vf => {
             let defect = function.rdma.is_none().then(|| "it has no RDMA device".to_owned());
             function.pci.iter().map(|pci| device(pci.clone(), defect.clone())).collect()

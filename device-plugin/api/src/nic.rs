@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// A vhost-user socket, for a pod that runs a VM.
     VhostUser,
+    /// A NIC for the processes of the pod itself: a socket and libraries, no VM.
+    Process,
     /// A VF with its netdev and RDMA device.
     Vf,
     /// A VF bound to vfio-pci.
@@ -19,11 +21,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether the daemon serves its NICs.
+    #[must_use]
+    pub const fn is_served(self) -> bool {
+        matches!(self, Self::VhostUser | Self::Process)
+    }
+
     /// The word that users write.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::VhostUser => "vhost-user",
+            Self::Process => "process",
             Self::Vf => "vf",
             Self::VfVfio => "vf-vfio",
             Self::Shared => "shared",
@@ -79,6 +88,15 @@ pub enum Personality {
         /// The netdev to make beside it.
         companion: Companion,
     },
+    /// See [`Kind::Process`].
+    Process {
+        /// The NIC's directory on the host.
+        dir: String,
+        /// The socket on the host.
+        socket: String,
+        /// The same in the container.
+        container_socket: String,
+    },
     /// See [`Kind::Vf`].
     Vf {
         /// Its PCI address.
@@ -117,6 +135,7 @@ impl Personality {
     pub const fn kind(&self) -> Kind {
         match self {
             Self::VhostUser { .. } => Kind::VhostUser,
+            Self::Process { .. } => Kind::Process,
             Self::Vf { .. } => Kind::Vf,
             Self::VfVfio { .. } => Kind::VfVfio,
             Self::Shared { .. } => Kind::Shared,

@@ -107,7 +107,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         loop {
             {
                 let state = self.state.lock().await;
-                let wants = |pool: &Pool| pool.config.kind == Kind::VhostUser;
+                let wants = |pool: &Pool| pool.config.kind.is_served();
                 let waits = state.daemon.view.is_none() && state.pools.get(pool).is_some_and(wants);
                 if !waits || Instant::now() >= end {
                     return;
@@ -153,7 +153,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 (holding.id == **id && holding.resource == granted_as)
                     .then(|| holding.owner.clone())
             });
-            if !evident(id) && pool.config.kind == Kind::VhostUser {
+            if !evident(id) && pool.config.kind.is_served() {
                 evidence.connected =
                     self.daemon.nic(&nic_name(id)).await.is_ok_and(|nic| is_connected(&nic));
             }
@@ -245,10 +245,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     ) -> Result<Gift, Fault> {
         let id = &device.id;
         let pool = &*pool_as_granted(state, pool, id);
-        let gift = if pool.config.kind == Kind::VhostUser {
+        let gift = if pool.config.kind.is_served() {
             let grant = state.ledger.get(id).and_then(|slot| slot.grant.clone());
             let nic = self.make_nic(state, pool, id, grant.as_ref()).await?;
-            let gift = grant::vhost_user(pool, id, &nic)?;
+            let gift = match pool.config.kind {
+                Kind::Process => grant::process(pool, id, &nic)?,
+                _ => grant::vhost_user(pool, id, &nic)?,
+            };
             // Multus may have named it otherwise.
             let attached = state.ledger.get(id).and_then(|slot| slot.records.first());
             let tap =
@@ -363,7 +366,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     ) -> Result<(), Fault> {
         let name = nic_name(id);
         let pool = &*pool_as_granted(state, pool, id);
-        if pool.config.kind == Kind::VhostUser {
+        if pool.config.kind.is_served() {
             match self.daemon.nic(&name).await {
                 Ok(nic) => self.remove_nic(&nic).await?,
                 Err(DaemonError::NotFound(_)) => {}
@@ -421,14 +424,14 @@ pub(super) fn pool_as_granted<'a>(state: &State, pool: &'a Pool, id: &str) -> Co
 }
 
 fn new_grant(pool: &Pool) -> Grant {
-    let vhost_user = pool.config.kind == Kind::VhostUser;
+    let served = pool.config.kind.is_served();
     Grant {
         since: now(),
         kind: pool.config.kind,
         resource: Some(pool.resource.clone()),
-        network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
+        network: if served { pool.config.network().to_owned() } else { String::new() },
         // Chosen here and not by the daemon: it is in the ledger before the NIC exists.
-        mac: vhost_user.then(local_mac),
+        mac: served.then(local_mac),
         addresses: Vec::new(),
         used: false,
         owner: None,
@@ -485,6 +488,9 @@ fn nic_request(pool: &Pool, id: &str, grant: Option<&Grant>) -> v1::AddNicReques
         }),
         backing: config.backing().to_owned(),
         comp_vectors: config.comp_vectors,
-        guests: String::new(),
+        guests: match config.kind {
+            Kind::Process => "process".to_owned(),
+            _ => String::new(),
+        },
     }
 }

@@ -195,7 +195,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         ids: &[String],
     ) -> Result<(), api::Fault> {
         let (Some(mac), [id]) = (&asked.mac, ids) else { return Ok(()) };
-        let found = pools.device(id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser);
+        let found = pools.device(id).filter(|(pool, _)| pool.config.kind.is_served());
         let Some((pool, device)) = found else { return Ok(()) };
         let before = state.ledger.slot(id, pool.name());
         let is_it = |grant: &Grant| grant.mac.as_ref().is_some_and(|m| m.eq_ignore_ascii_case(mac));
@@ -244,8 +244,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         id: &str,
         tap: Option<&str>,
     ) -> Result<(), String> {
-        let Some((pool, _)) =
-            pools.device(id).filter(|(pool, _)| pool.config.kind == Kind::VhostUser)
+        let Some((pool, _)) = pools.device(id).filter(|(pool, _)| pool.config.kind.is_served())
         else {
             return Ok(());
         };
@@ -274,7 +273,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let mut slot = known(&state, &done.nic)?;
             let id = done.nic.clone();
             let ipam = pools.device(&id).is_some_and(|(pool, _)| {
-                pool.config.kind == Kind::VhostUser && pool.config.addresses == AddressPolicy::Ipam
+                pool.config.kind.is_served() && pool.config.addresses == AddressPolicy::Ipam
             });
             let addresses: Vec<String> = done
                 .addresses
@@ -332,7 +331,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         };
         let reason = defect(state, pool, device);
         let mut live = Live { healthy: reason.is_none(), reason, ..Live::default() };
-        if pool.config.kind != Kind::VhostUser {
+        if !pool.config.kind.is_served() {
             return live;
         }
         match self.daemon.nic(&nic_name(id)).await {
@@ -445,7 +444,7 @@ fn adopted(pool: &Pool, mac: Option<String>) -> Grant {
         since: now(),
         kind: pool.config.kind,
         resource: Some(pool.resource.clone()),
-        network: if pool.config.kind == Kind::VhostUser {
+        network: if pool.config.kind.is_served() {
             pool.config.network().to_owned()
         } else {
             String::new()
@@ -494,11 +493,11 @@ fn if_name(asked: &Attach, pool: &Pool, id: &str, n: usize) -> String {
 }
 
 fn bare_nic(pool: &Pool, id: &str, if_name: String) -> Nic {
-    let vhost_user = pool.config.kind == Kind::VhostUser;
+    let served = pool.config.kind.is_served();
     Nic {
         id: id.to_owned(),
         pool: pool.name().to_owned(),
-        network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
+        network: if served { pool.config.network().to_owned() } else { String::new() },
         if_name,
         mac: None,
         addresses: Vec::new(),
@@ -523,6 +522,11 @@ fn personality(pool: &Pool, device: &Device, socket: String, if_name: &str) -> P
                 companion: Companion { bridge, tap: if_name.to_owned(), uid, gid },
             }
         }
+        Kind::Process => Personality::Process {
+            dir: socket.rsplit_once('/').map_or_else(String::new, |(dir, _)| dir.to_owned()),
+            socket,
+            container_socket: grant::process_socket(&device.id),
+        },
         Kind::Vf => {
             Personality::Vf { pci: pci.unwrap_or_default(), netdev, rdma_device, netns_mode }
         }

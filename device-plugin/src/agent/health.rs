@@ -45,7 +45,7 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     if ipam && granted.is_none() && state.standing.givable(pool.config.network()).next().is_none() {
         return Some("the node has no addresses of its network yet".to_owned());
     }
-    if pool.config.kind != Kind::VhostUser {
+    if !pool.config.kind.is_served() {
         return None;
     }
     if let Some((why, since)) = state.refused.get(pool.name())

@@ -195,12 +195,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 
     fn adopted(&self, state: &State, pool: &Pool, id: &str) -> Grant {
         let nic = state.daemon.view.as_ref().and_then(|view| view.nics.get(&nic_name(id)));
-        let vhost_user = pool.config.kind == Kind::VhostUser;
+        let served = pool.config.kind.is_served();
         Grant {
             since: now(),
             kind: pool.config.kind,
             resource: Some(pool.resource.clone()),
-            network: if vhost_user { pool.config.network().to_owned() } else { String::new() },
+            network: if served { pool.config.network().to_owned() } else { String::new() },
             mac: nic.map(|nic| nic.mac.clone()),
             addresses: nic.map(|nic| nic.addresses.clone()).unwrap_or_default(),
             used: true,
@@ -237,7 +237,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// asked for.
     fn is_whole(&self, state: &State, pool: &Pool, device: &Device) -> bool {
         let id = &device.id;
-        if pool.config.kind == Kind::VhostUser {
+        if pool.config.kind.is_served() {
             let Some(view) = &state.daemon.view else { return true };
             let Some(nic) = view.nics.get(&nic_name(id)) else { return false };
             // A crash in the middle of a change: the ledger is right.
@@ -377,7 +377,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             return self.erase(state, pool, id).await;
         }
         // The pool is gone from the configuration, or is of another kind now.
-        if slot.grant.as_ref().is_some_and(|grant| grant.kind == Kind::VhostUser) {
+        if slot.grant.as_ref().is_some_and(|grant| grant.kind.is_served()) {
             match self.daemon.nic(&nic_name(id)).await {
                 Ok(nic) => self.remove_nic(&nic).await?,
                 Err(DaemonError::NotFound(_)) => {}

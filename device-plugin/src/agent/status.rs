@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use vhost_rdma_agent_api::{DeviceStatus, Kind, PoolStatus, Status};
+use vhost_rdma_agent_api::{DeviceStatus, PoolStatus, Status};
 use vhost_rdma_proto::v1;
 
 use super::health::defect;
@@ -80,7 +80,7 @@ pub(super) fn status(state: &State) -> Status {
     problems.extend(
         kubelet.map(|error| format!("the kubelet's pod-resources API does not answer: {error}")),
     );
-    let wants_daemon = state.pools.pools.iter().any(|pool| pool.config.kind == Kind::VhostUser);
+    let wants_daemon = state.pools.pools.iter().any(|pool| pool.config.kind.is_served());
     let daemon_down = wants_daemon && state.daemon.view.is_none();
     if daemon_down {
         problems.push(format!("the daemon does not answer: {}", state.daemon.error));
@@ -93,7 +93,7 @@ pub(super) fn status(state: &State) -> Status {
             name: pool.name().to_owned(),
             resource: pool.resource.clone(),
             kind: pool.config.kind,
-            network: if pool.config.kind == Kind::VhostUser {
+            network: if pool.config.kind.is_served() {
                 pool.config.network().to_owned()
             } else {
                 String::new()

@@ -69,6 +69,7 @@ fn offered(
             bridge: network.companion.as_ref().map(|companion| companion.bridge.clone()),
             ..Companion::default()
         },
+        libraries: None,
         if_prefix: DEFAULT_IF_PREFIX.to_owned(),
         selectors: Vec::new(),
         exclude_topology: false,

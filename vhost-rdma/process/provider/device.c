@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
  * Devices that are sockets: `VHOST_RDMA_DEVICES` names one or several, separated by ':'; without it
- * every socket in /run/vhost-rdma/process is one. libibverbs lists them beside those of the kernel.
+ * every socket in /run/vhost-rdma/process is one, and every directory with a process.sock in it.
+ * libibverbs lists them beside those of the kernel.
  *
  * Contexts, operations and domains are those of the guest's provider, whose source is included.
  */
@@ -267,6 +268,16 @@ static int is_socket(const struct dirent *entry)
 	return entry->d_name[0] != '.';
 }
 
+/* An entry is a socket, or a NIC's directory with one in it, as a pod gets it. */
+static void path_of(const char *entry, char *path, size_t size)
+{
+	struct stat st;
+
+	snprintf(path, size, DIRECTORY "/%s", entry);
+	if (!stat(path, &st) && S_ISDIR(st.st_mode))
+		snprintf(path, size, DIRECTORY "/%s/process.sock", entry);
+}
+
 static int find_devices(struct list_head *list)
 {
 	const char *named = getenv("VHOST_RDMA_DEVICES");
@@ -283,7 +294,7 @@ static int find_devices(struct list_head *list)
 	}
 	count = scandir(DIRECTORY, &entries, is_socket, alphasort);
 	for (i = 0; i < count; i++) {
-		snprintf(path, sizeof(path), DIRECTORY "/%s", entries[i]->d_name);
+		path_of(entries[i]->d_name, path, sizeof(path));
 		add(list, path, number++);
 		free(entries[i]);
 	}

@@ -27,7 +27,7 @@ fn version(bench: &Bench<'_>, version: &str) -> Result<()> {
     };
     let now = state(bench.node)?;
     ensure!(now == "attached", "the agent says that {id} is {now}");
-    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false })?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false, plain: None })?;
     let links = bench.pods.kubectl.run(&["exec", "plain", "--", "/bin/ip", "-o", "link"])?;
     ensure!(links.lines().count() == 2, "a pod without a NIC has more than lo and eth0:\n{links}");
     bench.pods.kubectl.delete_pods(&["tapped", "plain"])?;

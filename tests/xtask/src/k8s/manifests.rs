@@ -393,7 +393,7 @@ pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     // Whatever becomes of the agent, pods without a NIC start.
     let agent = pods.get(1).context("an agent's pod")?;
     kubectl.run(&["delete", "pod", agent, "-n", NAMESPACE, "--grace-period=0", "--force"])?;
-    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false })?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false, plain: None })?;
     kubectl.delete_pods(&["plain"])?;
     let pods = ready(bench, &replaced)?;
     ensure!(sessions(bench)? == connected, "an agent's end cost a guest its session");
@@ -442,7 +442,7 @@ ip -o link | grep -o ' vr-[^:@]*' || true",
     )?;
     ensure!(left.trim().is_empty(), "left on the node: {left}");
     bench.offered(MINE, 0)?;
-    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false })?;
+    bench.pods.start(&Wanted { name: "plain", pool: None, args: &[], huge: false, plain: None })?;
     kubectl.delete_pods(&["plain"])?;
     // A node without RDMA devices has none of this; in this node's `/dev` it is the machine's.
     let _ = fs::remove_dir("/dev/infiniband");

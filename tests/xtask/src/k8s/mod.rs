@@ -19,6 +19,7 @@ mod ours;
 pub(crate) mod parts;
 mod plane;
 mod pods;
+mod processes;
 mod restarts;
 pub(crate) mod test;
 mod vms;

@@ -35,7 +35,7 @@ const METRICS: &str = "127.0.0.1:9471";
 const METRICS_SOCKET: &str = "/run/vhost-rdma/metrics.sock";
 
 /// Three tenants' networks. The socket belongs to the user of the pods; the third has a netdev
-/// beside each NIC.
+/// beside each NIC. Then two whose NICs are for processes (`processes`).
 const POOLS: &str = r#"
 [[pools]]
 name = "blue"
@@ -61,6 +61,22 @@ network = "tapped"
 vni = 9
 socket = { owner = 1000, group = 1000, mode = "0660" }
 companion = { bridge = "k8sbr0" }
+
+[[pools]]
+name = "plain"
+kind = "process"
+count = 4
+network = "plain"
+vni = 10
+socket = { owner = 1000, group = 1000, mode = "0660" }
+
+[[pools]]
+name = "apart"
+kind = "process"
+count = 2
+network = "apart"
+vni = 11
+socket = { owner = 1000, group = 1000, mode = "0660" }
 "#;
 
 /// Programs of this workspace, as cargo left them.

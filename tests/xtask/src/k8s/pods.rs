@@ -27,11 +27,13 @@ pub(crate) struct Wanted<'a> {
     pub(crate) args: &'a [&'a str],
     /// Its guest's memory is huge pages.
     pub(crate) huge: bool,
+    /// What it runs in the virtual guest's place: an image and a command.
+    pub(crate) plain: Option<(&'a str, &'a [&'a str])>,
 }
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(name: &'a str, pool: &'a str) -> Self {
-        Self { name, pool: Some(pool), args: &[], huge: false }
+        Self { name, pool: Some(pool), args: &[], huge: false, plain: None }
     }
 
     /// The pod's specification. What the "restricted" Pod Security Standard asks for, word by word;
@@ -44,10 +46,10 @@ impl<'a> Wanted<'a> {
                 map.insert("hugepages-2Mi".to_owned(), json!(GUEST_RAM));
             }
         }
-        let command: Vec<&str> = if self.pool.is_some() {
-            vec!["/bin/vguest-pod"]
-        } else {
-            vec!["/bin/sleep", "1000000"]
+        let (image, command) = match (self.plain, self.pool) {
+            (Some(plain), _) => plain,
+            (None, Some(_)) => (GUEST_IMAGE, &["/bin/vguest-pod"][..]),
+            (None, None) => (GUEST_IMAGE, &["/bin/sleep", "1000000"][..]),
         };
         json!({
             "automountServiceAccountToken": false,
@@ -59,7 +61,7 @@ impl<'a> Wanted<'a> {
             },
             "containers": [{
                 "name": "vm",
-                "image": GUEST_IMAGE,
+                "image": image,
                 "imagePullPolicy": "Never",
                 "command": command,
                 "args": self.args,
@@ -144,7 +146,7 @@ impl<'a> Pods<'a> {
         self.kubectl.create(&wanted.manifest())?;
         self.kubectl.wait_phase(wanted.name, "Running", WAIT)?;
         let pod = self.look(wanted.name, wanted.pool)?;
-        if wanted.pool.is_some() {
+        if wanted.pool.is_some() && wanted.plain.is_none() {
             self.wait_session(&pod, 1)?;
         }
         Ok(pod)

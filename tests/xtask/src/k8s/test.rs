@@ -14,7 +14,7 @@ use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, cluster, huge, manifests, ours, plane, restarts, vms};
+use crate::k8s::{attach, cluster, huge, manifests, ours, plane, processes, restarts, vms};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -73,6 +73,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (First, "two restricted pods with a NIC each", |b| b.two_pods()),
     (Brief, "WRITE, READ, SEND between pods", |b| b.rdma()),
     (Brief, "a pod of another network gets nowhere", |b| b.foreign()),
+    (Brief, "plain pods with an unmodified perftest", processes::pods),
     (Usual, "kubelet restarted", restarts::kubelet_term),
     (Usual, "kubelet killed in an allocation", restarts::kubelet_kill),
     (Usual, "agent restarted", restarts::agent_term),

@@ -1,0 +1,124 @@
+//! Plain pods whose own processes have NICs: an image with Debian's perftest and the examples of
+//! libibverbs, as they are, in pods that are "restricted". No VM, no device of the host's, and
+//! nothing of ours in the image: the agent brings the socket and the libraries.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cache::Cache;
+use crate::host::Archive;
+use crate::k8s::image::Image;
+use crate::k8s::ours;
+use crate::k8s::pods::{Pod, Wanted};
+use crate::k8s::test::Bench;
+use crate::process::products;
+use crate::roots::{Recipe, mmdebstrap, owned};
+
+const POOL: &str = "plain";
+const OTHER: &str = "apart";
+const IMAGE: &str = "localhost/perftest:lab";
+const SUITE: &str = "bookworm";
+const PACKAGES: [&str; 4] = ["coreutils", "dash", "ibverbs-utils", "perftest"];
+/// Where the agent has the libraries from, unless its configuration says otherwise.
+const LIBRARIES: &str = "/usr/lib/vhost-rdma";
+
+/// Debian's packages and what they need, and nothing else.
+fn root(cache: &Cache) -> Result<PathBuf> {
+    let archive = Archive::open(cache, &[SUITE])?;
+    let inputs = format!("1\n{}", archive.resolve(&PACKAGES)?.join("\n"));
+    let name = "k8s-perftest";
+    if !cache.has(name, &inputs) && archive.renew(cache)? {
+        return root(cache);
+    }
+    let dir = cache.artefact(name, &inputs, |tmp| {
+        let packages = owned(&PACKAGES);
+        let recipe = Recipe { name, suite: SUITE, variant: "essential", packages: &packages };
+        mmdebstrap(cache, &archive, &recipe, &tmp.join("root"))
+    })?;
+    Ok(dir.join("root"))
+}
+
+impl Bench<'_> {
+    fn install_for_processes(&self) -> Result<()> {
+        let to = self.node.path(LIBRARIES);
+        fs::create_dir_all(&to)?;
+        for entry in fs::read_dir(products::libraries(self.cache)?)? {
+            let entry = entry?;
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+        Image::on_root(&root(self.cache)?).import(self.node, IMAGE)
+    }
+
+    fn plain_pod(&self, name: &str, pool: &str) -> Result<Pod> {
+        let plain = Some((IMAGE, &["/bin/sleep", "1000000"][..]));
+        self.pods.start(&Wanted { plain, ..Wanted::new(name, pool) })
+    }
+
+    fn in_pod(&self, pod: &Pod, script: &str) -> Result<String> {
+        self.pods.kubectl.run(&["exec", &pod.name, "--", "/bin/sh", "-c", script])
+    }
+
+    /// A program with its server in one pod and its client in another: what the client printed.
+    fn between(&self, program: &str, server: &Pod, client: &Pod) -> Result<String> {
+        let both = format!("timeout 40 {program} -d vhost_rdma0");
+        self.in_pod(server, &format!("{both} > /dev/null 2>&1 &"))?;
+        // The server is there when its port is.
+        let script = format!(
+            "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; {both} {} && exit; done; exit 1",
+            server.ip
+        );
+        self.in_pod(client, &script).with_context(|| format!("{program} in {}", client.name))
+    }
+
+    fn grown(&self, run: impl FnOnce() -> Result<()>, pods: [&Pod; 2]) -> Result<[u64; 2]> {
+        let before = ours::bytes(self.node)?;
+        run()?;
+        let after = ours::bytes(self.node)?;
+        let of = |pod: &Pod| {
+            let count = |bytes: &std::collections::BTreeMap<String, u64>| {
+                bytes.get(&pod.id).copied().unwrap_or_default()
+            };
+            count(&after).saturating_sub(count(&before))
+        };
+        Ok(pods.map(of))
+    }
+
+    fn restricted(&self, pod: &Pod) -> Result<()> {
+        let text = self.in_pod(
+            pod,
+            "grep -E '^(CapEff|NoNewPrivs|Uid)' /proc/self/status; ls /dev/infiniband 2>&1 || true",
+        )?;
+        for wanted in ["Uid:\t1000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "No such"] {
+            ensure!(text.contains(wanted), "the pod is not as restricted as it should be: {text}");
+        }
+        Ok(())
+    }
+}
+
+/// Two of one network, and one of another.
+pub(crate) fn pods(bench: &mut Bench<'_>) -> Result<()> {
+    bench.install_for_processes()?;
+    bench.offered(POOL, 4)?;
+    let a = bench.plain_pod("plain-a", POOL)?;
+    let b = bench.plain_pod("plain-b", POOL)?;
+    let stranger = bench.plain_pod("plain-apart", OTHER)?;
+    bench.restricted(&a)?;
+    let devices = bench.in_pod(&a, "ibv_devinfo")?;
+    ensure!(devices.contains("vhost_rdma0") && devices.contains("PORT_ACTIVE"), "{devices}");
+    let compared = || bench.between("ibv_rc_pingpong -c -g 0 -n 200", &a, &b).map(drop);
+    let [at_a, at_b] = bench.grown(compared, [&a, &b])?;
+    ensure!(at_a == at_b && at_a >= 2 * 200 * 4096, "the NICs moved {at_a} and {at_b} bytes");
+    bench.between("ib_write_bw -F -x 0 -n 200", &a, &b)?;
+    let refused = || {
+        let reached = bench.between("ibv_rc_pingpong -g 0 -n 2", &a, &stranger);
+        ensure!(reached.is_err(), "a pod of another network reached {}", a.name);
+        Ok(())
+    };
+    let moved = bench.grown(refused, [&a, &stranger])?;
+    ensure!(moved[0] == 0, "{} bytes came from another network", moved[0]);
+    bench.consistent(&[a.clone(), b.clone(), stranger.clone()])?;
+    bench.pods.kubectl.delete_pods(&[&a.name, &b.name, &stranger.name])?;
+    bench.consistent(&[])
+}
