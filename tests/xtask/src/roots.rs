@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::exec::{capture, run_logged, tied, tied_private_mounts};
-use crate::host::Archive;
+use crate::host::{self, Archive};
 
 const ROOT_WAIT: Duration = Duration::from_secs(900);
 const STEP_WAIT: Duration = Duration::from_secs(300);
@@ -179,6 +179,8 @@ pub(crate) fn mmdebstrap(
     recipe: &Recipe<'_>,
     root: &Path,
 ) -> Result<()> {
+    // Whoever comes here first on a new machine finds nothing of it.
+    host::ensure_tools(cache)?;
     let Recipe { name, suite, variant, packages } = recipe;
     let mut cmd = tied_private_mounts("mmdebstrap");
     cmd.arg("--mode=root").arg(format!("--variant={variant}")).args(archive.mmdebstrap_options());
