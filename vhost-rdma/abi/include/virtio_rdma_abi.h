@@ -438,6 +438,7 @@ struct virtio_rdma_object_resp {
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20u
 #define VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL		0x100u
 #define VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT	0x200u
+#define VIRTIO_RDMA_ACCESS_MIRRORED	0x40000000u	/* the memory is its owner's to copy; only for processes */
 #define VIRTIO_RDMA_ACCESS_OPTIONAL_MASK	0x3ff00000u	/* accepted and ignored */
 
 struct virtio_rdma_mr_reg_req {

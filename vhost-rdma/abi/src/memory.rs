@@ -23,6 +23,8 @@ abi_consts! {
         FLUSH_GLOBAL: u32 = 0x100;
         /// FLUSH to persistence; no device has it yet.
         FLUSH_PERSISTENT: u32 = 0x200;
+        /// The memory is its owner's to copy; only in the profile for processes.
+        MIRRORED: u32 = 0x4000_0000;
         /// Flags in this mask are accepted and ignored.
         OPTIONAL_MASK: u32 = 0x3ff0_0000;
     }

@@ -78,6 +78,11 @@ impl Shard {
             Command::QpDestroy(qpn) => return self.destroy_qp(id, ctx, qpn),
             Command::QpModify { qpn, attr } => return self.modify_qp(id, ctx, qpn, &attr),
             Command::MrReg { pdn, access, iova, map } => {
+                let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+                // Nobody would do what its owner has to.
+                if access & abi::access::MIRRORED != 0 && !nic.backing.mirror.serves(ctx) {
+                    return Err(Status::INVAL);
+                }
                 let registration = Registration { ctx, pdn, access, iova, map };
                 return self.register(id, registration);
             }

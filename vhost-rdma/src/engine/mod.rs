@@ -26,6 +26,7 @@ mod create;
 mod fastreg;
 mod local;
 mod mcast;
+mod mirror;
 mod modify;
 mod mr;
 mod network;
@@ -37,6 +38,7 @@ mod parking;
 mod placement;
 pub(crate) mod qp;
 mod quota;
+mod remote;
 mod requester;
 mod responder;
 mod rounds;
@@ -53,8 +55,8 @@ use std::collections::VecDeque;
 use std::fmt;
 
 pub use crate::nic::{
-    BlockingJob, Command, Counters, DeferredDrop, Limits, Nanos, NicSettings, NicSnapshot, Objects,
-    Port, Reply, Status, control_offset,
+    BlockingJob, Command, Counters, DeferredDrop, Job, JobKind, Limits, Nanos, NicSettings,
+    NicSnapshot, Objects, Port, Reply, Status, control_offset,
 };
 pub use crate::ordering::Visible;
 pub use numbers::Random;

@@ -24,7 +24,8 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_ATOMIC
     | access::MW_BIND
     | access::ZERO_BASED
-    | access::FLUSH_GLOBAL;
+    | access::FLUSH_GLOBAL
+    | access::MIRRORED;
 
 /// Why a key does not open what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,11 @@ impl Mr {
     fn charged(&self) -> u64 {
         let free = self.fast_pages > 0 || self.map.as_ref().is_some_and(|map| map.is_identity());
         if free { 0 } else { self.len }
+    }
+
+    /// Whether its owner keeps the memory ([`super::mirror`]).
+    pub(super) const fn is_mirrored(&self) -> bool {
+        self.access & access::MIRRORED != 0
     }
 
     /// Offset of an access in the region, if it lies inside.
@@ -107,6 +113,8 @@ pub(super) struct MrTable {
     random: Numbers,
     regions: usize,
     bytes: u64,
+    /// Regions whose owners keep the memory.
+    pub(super) mirrors: usize,
     /// How often a key changed its meaning.
     changes: u64,
     /// What keys for all of memory open.
@@ -162,6 +170,10 @@ impl MrTable {
         check_range(request.iova, &request.map)?;
         let key = self.new_key(random)?;
         let Registration { ctx, pdn, access, iova, map } = request;
+        // Two halves.
+        if access & access::MIRRORED != 0 && !map.len().is_multiple_of(2) {
+            return Err(Status::INVAL);
+        }
         let mr = Mr {
             ctx,
             pdn,
@@ -181,6 +193,7 @@ impl MrTable {
     pub(super) fn insert(&mut self, mr: Mr) {
         self.bytes += mr.charged();
         self.regions += 1;
+        self.mirrors += usize::from(mr.is_mirrored());
         self.join(mr.key >> 8, mr.pdn);
         self.by_number.insert(mr.key >> 8, Keyed::Region(mr));
     }
@@ -221,6 +234,11 @@ impl MrTable {
         }
         if mr.windows > 0 {
             return Err(Status::BUSY);
+        }
+        // A shadow is that of one memory.
+        let turns = change.access.is_some_and(|to| (to ^ mr.access) & access::MIRRORED != 0);
+        if turns || (mr.is_mirrored() && change.memory.is_some()) {
+            return Err(Status::INVAL);
         }
         let iova = change.memory.as_ref().map_or(mr.iova, |(iova, _)| *iova);
         check_access(change.access.unwrap_or(mr.access), iova)?;
@@ -301,6 +319,7 @@ impl MrTable {
             Keyed::Region(mr) => {
                 self.bytes -= mr.charged();
                 self.regions -= 1;
+                self.mirrors -= usize::from(mr.is_mirrored());
                 mr.pdn
             }
             Keyed::Window(window) => {

@@ -1,6 +1,7 @@
 //! The engine's part of a NIC: its keys, its groups, whom it wakes, and its turns in a round.
 
 use super::mcast::Groups;
+use super::mirror::Jobs;
 use super::mr::MrTable;
 use super::pace::Pace;
 use super::qp::{Inbound, Waiter};
@@ -41,6 +42,8 @@ pub(super) struct Soft {
     pub(super) turns: u32,
     /// How much it moves in one piece.
     pub(super) pace: Pace,
+    /// What the owners of mirrored regions are asked to do.
+    pub(super) mirror: Jobs,
 }
 
 impl Soft {
@@ -53,6 +56,7 @@ impl Soft {
             wakes: Vec::new(),
             turns: 0,
             pace: Pace::default(),
+            mirror: Jobs::default(),
         }
     }
 }

@@ -121,7 +121,7 @@ impl AnyNic {
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         match self {
-            Self::Own(nic) => nic.has_news(),
+            Self::Own(nic) => OnShard::has_news(nic.as_ref()),
             Self::Provided(nic) => nic.has_news(),
         }
     }
@@ -197,14 +197,18 @@ impl OnShard for Nic {
 
     fn has_work(&mut self, now: Nanos) -> bool {
         let runs = self.life == NicState::Ready && !self.run.is_empty();
-        Self::has_news(self) || !self.backing.wakes.is_empty() || runs || self.has_other_work(now)
+        OnShard::has_news(self)
+            || !self.backing.wakes.is_empty()
+            || runs
+            || self.has_other_work(now)
     }
 
     fn has_news(&self) -> bool {
-        Self::has_news(self)
+        Self::has_news(self) || self.backing.mirror.has_unsent()
     }
 
     fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
+        self.send_jobs();
         self.fire_completions(visible, now, budget);
         self.deliver_events();
     }

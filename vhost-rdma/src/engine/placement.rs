@@ -9,9 +9,11 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_rdma_abi::{access, flush};
 
+use super::mirror::Task;
 use super::mr::MrTable;
 use super::nic::Nic;
-use crate::memory;
+use crate::memory::{self, Segment};
+use crate::nic::JobKind;
 use crate::transport::{Nak, Operation, Outcome, Payload, Request};
 
 impl Nic {
@@ -26,7 +28,12 @@ impl Nic {
         };
         let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
         let [first, second] = request.operands;
-        let before = if request.operation == Operation::FetchAdd {
+        let adds = request.operation == Operation::FetchAdd;
+        let atomic = if adds { JobKind::FetchAdd } else { JobKind::CompareSwap };
+        if let Some(task) = self.task(atomic, request, &target) {
+            return self.serve_owners_atomic(qpn, request, task);
+        }
+        let before = if adds {
             memory::fetch_add(&target, first)
         } else {
             memory::compare_swap(&target, first, second)
@@ -34,6 +41,10 @@ impl Nic {
         // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be
         // operated on atomically.
         let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
+        self.atomic_done(result, before)
+    }
+
+    fn atomic_done(&mut self, result: &[Segment], before: u64) -> Outcome {
         if memory::write(result, 0, &before.to_le_bytes()).is_err() {
             return Outcome::LocalFault;
         }
@@ -41,6 +52,15 @@ impl Nic {
         self.counters.tx_bytes += 8;
         self.counters.rx_messages += 1;
         Outcome::Done
+    }
+
+    /// The memory is its owner's, whose processors alone are atomic against each other there.
+    fn serve_owners_atomic(&mut self, qpn: u32, request: &Request<'_>, task: Task) -> Outcome {
+        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
+        match self.owner_did(qpn, request, task) {
+            Ok(before) => self.atomic_done(result, before),
+            Err(outcome) => outcome,
+        }
     }
 
     pub(super) fn serve_atomic_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
@@ -61,6 +81,11 @@ impl Nic {
         // written at once.
         if memory::store(&target, u64::from_ne_bytes(word)).is_err() {
             return self.refuse(qpn, request, Nak::InvalidRequest);
+        }
+        if let Some(task) = self.task(JobKind::Arrived, request, &target)
+            && let Err(outcome) = self.owner_did(qpn, request, task)
+        {
+            return outcome;
         }
         self.counters.rx_bytes += 8;
         self.counters.rx_messages += 1;

@@ -18,14 +18,13 @@ use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
 use crate::nic::qp::{Kind, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
-use crate::nic::timer::{self, Waiting};
 use crate::transport::{
-    Fanout, Flow, Gid, Nak, NicId, Operation, Outcome, PIECE, Payload, Request, Service, Transport,
+    Fanout, Flow, Gid, NicId, Operation, Outcome, Owner, PIECE, Payload, Request, Service,
+    Transport,
 };
 
 mod finish;
-
-use finish::completion_opcode;
+mod outcome;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
@@ -224,6 +223,7 @@ impl Shard {
         nic.meter.charge(cost::bytes(len.into()));
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
+        request.owner = send.owner;
         let Self { slots, networks, local, .. } = self;
         // Under an address that was withdrawn nothing leaves: its port is down, or was given
         // another.
@@ -234,115 +234,6 @@ impl Shard {
         };
         *bytes = bytes.saturating_add(len);
         self.settle(turn, send, &planned, outcome, len)
-    }
-
-    fn settle(
-        &mut self,
-        turn: &Turn,
-        send: &mut SendQueue,
-        planned: &Planned,
-        outcome: Outcome,
-        len: u32,
-    ) -> Step {
-        let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
-        match outcome {
-            Outcome::Done => {
-                turn.rearm_retries(send);
-                nic.count_sent(planned, len);
-                send.done += len;
-                if send.done >= planned.total {
-                    nic.send_done(
-                        turn,
-                        send,
-                        (completion_opcode(planned.operation), planned.total),
-                    );
-                    nic.counters.tx_messages += 1;
-                }
-                Step::Advanced
-            }
-            Outcome::NotReady(code) => {
-                nic.counters.rnr_naks_received += 1;
-                let forever =
-                    nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
-                if !forever {
-                    match send.rnr_left.checked_sub(1) {
-                        Some(left) => send.rnr_left = left,
-                        None => return Step::Failed(wc_status::RNR_RETRY_EXC_ERR),
-                    }
-                }
-                let until = turn.now.saturating_add(timer::rnr_delay(code));
-                send.wait = Wait::Receiver(until);
-                nic.timers.set(until, Waiting::Send(turn.qpn));
-                Step::Waits
-            }
-            Outcome::NoAnswer => {
-                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
-                let until =
-                    timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
-                send.wait = Wait::Answer(until);
-                nic.timers.set(until, Waiting::Send(turn.qpn));
-                Step::Waits
-            }
-            Outcome::Refused(Nak::InvalidRequest) => Step::Failed(wc_status::REM_INV_REQ_ERR),
-            Outcome::Refused(Nak::RemoteAccess) => Step::Failed(wc_status::REM_ACCESS_ERR),
-            Outcome::Refused(Nak::RemoteOperation) => Step::Failed(wc_status::REM_OP_ERR),
-            Outcome::LocalFault => Step::Failed(wc_status::LOC_PROT_ERR),
-            Outcome::Partly(fanout) => {
-                send.fanout = fanout;
-                Step::Advanced
-            }
-            Outcome::Pending => {
-                send.wait = Wait::Transport;
-                Step::Waits
-            }
-        }
-    }
-
-    /// The answer to a request that the transport reported late.
-    pub(super) fn answered(&mut self, id: NicId, qpn: u32, outcome: Outcome, now: Nanos) {
-        let Some(nic) = self.nic_mut(id) else { return };
-        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
-        let waiting = send.wait == Wait::Transport;
-        if let (true, Some(wqe)) = (waiting, send.current) {
-            send.wait = Wait::None;
-            let step = match nic.plan(&turn, &mut send, &wqe) {
-                Ok(planned) => {
-                    let len = send.piece;
-                    self.settle(&turn, &mut send, &planned, outcome, len)
-                }
-                Err(status) => Step::Failed(status),
-            };
-            if let (Step::Failed(status), Some(nic)) = (step, self.nic_mut(id)) {
-                nic.send_failed(&turn, &mut send, status);
-            }
-        }
-        if let Some(nic) = self.nic_mut(id) {
-            nic.end_turn(qpn, send, true);
-        }
-    }
-
-    /// A wait of the QP is over: its timer fired.
-    pub(super) fn timer_fired(&mut self, id: NicId, qpn: u32, deadline: Nanos) {
-        let Some(nic) = self.nic_mut(id) else { return };
-        let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut()) else { return };
-        match send.wait {
-            Wait::Receiver(until) if until == deadline => {
-                send.wait = Wait::None;
-                nic.schedule(qpn);
-            }
-            Wait::Answer(until) if until == deadline => {
-                nic.counters.ack_timeouts += 1;
-                send.wait = Wait::None;
-                match send.retries_left.checked_sub(1) {
-                    Some(left) => {
-                        send.retries_left = left;
-                        nic.schedule(qpn);
-                    }
-                    None => nic.retries_exceeded(qpn),
-                }
-            }
-            _ => {}
-        }
     }
 }
 
@@ -383,6 +274,7 @@ fn request<'a>(
         },
         qkey,
         fanout: Fanout::default(),
+        owner: Owner::Unasked,
     }
 }
 
@@ -595,7 +487,7 @@ impl Nic {
             // The wait that was cut short does not count against the retries.
             Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
             Wait::Answer(_) => {}
-            Wait::None | Wait::Transport => return,
+            Wait::None | Wait::Owner(_) | Wait::Transport => return,
         }
         send.wait = Wait::None;
         self.schedule(qpn);

@@ -41,7 +41,7 @@ const SL_OF_IPV6: u8 = 0x9;
 type Scattered<'a> = ArrayVec<Borrowed<'a>, { MAX_SGE as usize }>;
 
 /// What became of the search for a receive.
-enum Opened {
+pub(super) enum Opened {
     /// There is one, and it is this QP's.
     Taken,
     /// The oldest is too small for an unreliable message, and stays.
@@ -157,7 +157,7 @@ impl Nic {
     /// oldest that is posted, which is taken. Too small a one is not taken for what nobody may
     /// answer: the sender is at fault (IBTA 9.9.3, class D), and the receives of an SRQ are also
     /// others'.
-    fn open_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
+    pub(super) fn open_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Opened::None };
         let is_refused = |open: &Receive| service != Service::Reliable && open.is_short_of(needed);
         if qp.own.open_taken {
@@ -203,7 +203,7 @@ impl Nic {
     }
 
     /// No receive is posted: remembers who asked, and says so.
-    fn not_ready(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+    pub(super) fn not_ready(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
@@ -335,7 +335,13 @@ impl Nic {
     }
 
     /// Completes the open receive.
-    fn receive_done(&mut self, qpn: u32, request: &Request<'_>, opcode: u8, byte_len: u32) {
+    pub(super) fn receive_done(
+        &mut self,
+        qpn: u32,
+        request: &Request<'_>,
+        opcode: u8,
+        byte_len: u32,
+    ) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         qp.own.open_taken = false;
         qp.own.arrived = 0;
@@ -435,29 +441,6 @@ impl Nic {
         Outcome::Done
     }
 
-    /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
-    pub(super) fn remote(
-        &self,
-        qpn: u32,
-        request: &Request<'_>,
-        rights: u32,
-    ) -> Result<Borrowed<'_>, Nak> {
-        self.meter.charge(cost::KEY);
-        let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
-        if !qp.attrs.has(rights) {
-            return Err(Nak::RemoteAccess);
-        }
-        let whole = Access {
-            pdn: qp.pdn,
-            qpn,
-            key: request.rkey,
-            addr: request.remote_addr,
-            len: request.total,
-            rights,
-        };
-        self.backing.mrs.segment(&whole).map_err(|_| Nak::RemoteAccess)
-    }
-
     /// Refuses a request that broke the rules; on RC that is the end of the connection.
     pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
@@ -489,76 +472,6 @@ impl Nic {
         }
         self.enter_error(qpn);
         Outcome::Refused(nak)
-    }
-
-    /// Whether a piece of a write or a read goes on with what the message began with, else how it
-    /// ends.
-    fn goes_on(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return Err(Outcome::NoAnswer) };
-        match same_memory(&mut qp.own.stamp, request, || self.backing.mrs.stamp(request.rkey)) {
-            Some(true) => Ok(()),
-            Some(false) => Err(self.refuse(qpn, request, Nak::RemoteAccess)),
-            None => Err(Outcome::NoAnswer),
-        }
-    }
-
-    fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
-        if let Err(outcome) = self.goes_on(qpn, request) {
-            return outcome;
-        }
-        if request.len > 0 {
-            let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
-                Ok(target) => [target],
-                Err(nak) => return self.refuse(qpn, request, nak),
-            };
-            let at = u64::from(request.offset);
-            let moved = match request.payload {
-                Payload::Inline(bytes) => memory::write(&target, at, bytes),
-                Payload::Memory(source) => {
-                    memory::copy(&target, at, source, at, u64::from(request.len))
-                }
-            };
-            if moved.is_err() {
-                return Outcome::LocalFault;
-            }
-        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_WRITE)) {
-            return self.refuse(qpn, request, Nak::RemoteAccess);
-        }
-        if request.is_last() && request.immediate.is_some() {
-            // Its bytes go elsewhere: any receive will do.
-            if !matches!(self.open_receive(qpn, request.service, 0), Opened::Taken) {
-                return self.not_ready(qpn, request);
-            }
-            self.receive_done(qpn, request, wc_opcode::RECV_RDMA_WITH_IMM, request.total);
-        } else if request.is_last() {
-            self.counters.rx_messages += 1;
-        }
-        self.counters.rx_bytes += u64::from(request.len);
-        Outcome::Done
-    }
-
-    fn serve_read(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
-        if let Err(outcome) = self.goes_on(qpn, request) {
-            return outcome;
-        }
-        if request.len > 0 {
-            let source = match self.remote(qpn, request, access::REMOTE_READ) {
-                Ok(source) => [source],
-                Err(nak) => return self.refuse(qpn, request, nak),
-            };
-            let Payload::Memory(target) = request.payload else { return Outcome::LocalFault };
-            let at = u64::from(request.offset);
-            if memory::copy(target, at, &source, at, u64::from(request.len)).is_err() {
-                return Outcome::LocalFault;
-            }
-        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_READ)) {
-            return self.refuse(qpn, request, Nak::RemoteAccess);
-        }
-        self.counters.tx_bytes += u64::from(request.len);
-        if request.is_last() {
-            self.counters.rx_messages += 1;
-        }
-        Outcome::Done
     }
 
     /// Completes up to `budget` receives with a flush; true if some are left.
@@ -598,7 +511,7 @@ impl Nic {
 /// Whether the keys of a message in pieces open what they opened at its first; `None`: that was in
 /// another life of the QP, so that this piece belongs to nothing. Messages of one piece keep no
 /// stamp.
-fn same_memory(
+pub(super) fn same_memory(
     kept: &mut Option<u64>,
     request: &Request<'_>,
     stamp: impl FnOnce() -> u64,

@@ -226,6 +226,7 @@ impl Nic {
         if budget.is_over(&self.meter) {
             return false;
         }
+        self.backing.mirror.end(ctx);
         self.contexts.remove(ctx);
         true
     }

@@ -51,6 +51,11 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Key of the region that it shows.
+    pub(super) fn region(&self) -> Option<u32> {
+        self.binding.map(|binding| binding.region)
+    }
+
     /// See [`MrTable::stamp`].
     pub(super) fn stamp(&self, table: &MrTable) -> u64 {
         let region = self.binding.and_then(|binding| table.get(binding.region));

@@ -51,7 +51,7 @@ pub use command::{BlockingJob, Command, Reply, Status};
 pub use cq::control_offset;
 pub use limits::{Counters, Limits, Objects};
 pub(crate) use port::Nowhere;
-pub use port::Port;
+pub use port::{Job, JobKind, Port};
 
 use crate::transport::Gid;
 

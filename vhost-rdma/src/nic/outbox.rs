@@ -71,6 +71,10 @@ impl Outbox {
         self.wanted();
     }
 
+    pub(crate) fn port(&mut self) -> &mut dyn Port {
+        self.port.as_mut()
+    }
+
     /// There are buffers again, or may be.
     pub(crate) fn wanted(&mut self) {
         self.completing = Some(Offer { left: self.completions.len(), dry: 0 });

@@ -2,6 +2,36 @@
 
 use virtio_rdma_abi as abi;
 
+/// What the owner of a mirrored region is asked to do (docs/virtio-rdma-process.md §4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// What its answer names.
+    pub number: u64,
+    /// What to do.
+    pub kind: JobKind,
+    /// Key of the region.
+    pub key: u32,
+    /// Address of the first byte, as keys name it.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Those of an atomic.
+    pub operands: [u64; 2],
+}
+
+/// The kinds of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobKind {
+    /// Bytes of a peer arrived in the shadow: to be copied to the memory.
+    Arrived,
+    /// A peer reads: bytes of the memory are to be copied to the shadow.
+    Wanted,
+    /// Compare with the first operand, store the second if equal.
+    CompareSwap,
+    /// Add the first operand.
+    FetchAdd,
+}
+
 /// The event queues of one NIC, implemented by its front end.
 ///
 /// Calls are made on the shard's thread, after the completions that they announce are visible in
@@ -13,6 +43,11 @@ pub trait Port: Send {
     fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool;
     /// Puts an asynchronous event.
     fn async_event(&mut self, event: abi::AsyncEvent) -> bool;
+    /// Asks the owner of a mirrored region, a context's, for a job; false: not now. Whoever is not
+    /// there loses it.
+    fn owner_job(&mut self, _ctx: u32, _job: Job) -> bool {
+        true
+    }
     /// Notifies the guest of what was put since the last call, once per queue at most.
     fn flush(&mut self);
     /// Whether a call since the last one of this could not do its work without waiting for another

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_rdma_abi::{AsyncEvent, CompEvent, event};
 
-use crate::nic::Port;
+use crate::nic::{Job, Port};
 
 /// What wakes one session's thread; nobody else has the descriptor.
 #[derive(Debug, Clone)]
@@ -51,6 +51,8 @@ struct Waiting {
     fired: Vec<u32>,
     /// Kind and object.
     events: BTreeSet<(u32, u32)>,
+    /// Jobs of the owner of mirrored regions: as many as the engine has under way.
+    jobs: Vec<Job>,
 }
 
 /// What a session finds.
@@ -60,6 +62,8 @@ pub(super) struct Found {
     pub(super) completions: Vec<(u32, u32)>,
     /// Kind and object.
     pub(super) events: BTreeSet<(u32, u32)>,
+    /// Jobs of the process.
+    pub(super) jobs: Vec<Job>,
 }
 
 #[derive(Debug, Default)]
@@ -81,8 +85,13 @@ impl Routes {
 
     /// A context begins.
     pub(super) fn begin(&self, ctx: u32, bell: Bell) {
-        let waiting =
-            Waiting { bell, cqs: FxHashMap::default(), fired: Vec::new(), events: BTreeSet::new() };
+        let waiting = Waiting {
+            bell,
+            cqs: FxHashMap::default(),
+            fired: Vec::new(),
+            events: BTreeSet::new(),
+            jobs: Vec::new(),
+        };
         self.lists().sessions.insert(ctx, waiting);
     }
 
@@ -120,10 +129,14 @@ impl Routes {
     pub(super) fn take(&self, ctx: u32) -> Found {
         let mut lists = self.lists();
         let Some(waiting) = lists.sessions.get_mut(&ctx) else { return Found::default() };
-        let Waiting { cqs, fired, events, .. } = waiting;
+        let Waiting { cqs, fired, events, jobs, .. } = waiting;
         let completions =
             fired.drain(..).filter_map(|cqn| Some((cqn, std::mem::take(cqs.get_mut(&cqn)?))));
-        Found { completions: completions.collect(), events: std::mem::take(events) }
+        Found {
+            completions: completions.collect(),
+            events: std::mem::take(events),
+            jobs: std::mem::take(jobs),
+        }
     }
 }
 
@@ -184,6 +197,16 @@ impl Port for ProcessPort {
                 true => lists.sessions.values_mut().for_each(tell),
                 false => lists.sessions.get_mut(&happened.ctx.get()).into_iter().for_each(tell),
             }
+        })
+    }
+
+    fn owner_job(&mut self, ctx: u32, job: Job) -> bool {
+        self.with(|lists| {
+            let Some(waiting) = lists.sessions.get_mut(&ctx) else { return };
+            if waiting.jobs.is_empty() {
+                waiting.bell.ring();
+            }
+            waiting.jobs.push(job);
         })
     }
 

@@ -6,7 +6,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::nic::Status;
+use crate::nic::{Job, JobKind, Status};
 
 /// The version of the profile.
 pub(super) const VERSION: u32 = 1;
@@ -31,6 +31,8 @@ pub(super) mod op {
     pub(crate) const ADDRESS: u32 = 6;
     /// A command of the device.
     pub(crate) const COMMAND: u32 = 7;
+    /// Make the channel of jobs for mirrored regions.
+    pub(crate) const MIRROR_ADD: u32 = 8;
 }
 
 /// The beginning of a request.
@@ -115,6 +117,51 @@ pub(super) struct Happened {
     pub(super) element: U64,
     pub(super) kind: U32,
     pub(super) reserved: U32,
+}
+
+/// What the owner of a mirrored region is to do.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct MirrorJob {
+    pub(super) number: U64,
+    pub(super) kind: U32,
+    pub(super) key: U32,
+    pub(super) address: U64,
+    pub(super) length: U32,
+    pub(super) reserved: U32,
+    pub(super) operands: [U64; 2],
+}
+
+impl From<&Job> for MirrorJob {
+    fn from(job: &Job) -> Self {
+        let kind: u32 = match job.kind {
+            JobKind::Arrived => 1,
+            JobKind::Wanted => 2,
+            JobKind::CompareSwap => 3,
+            JobKind::FetchAdd => 4,
+        };
+        Self {
+            number: job.number.into(),
+            kind: kind.into(),
+            key: job.key.into(),
+            address: job.address.into(),
+            length: job.length.into(),
+            reserved: 0.into(),
+            operands: job.operands.map(U64::new),
+        }
+    }
+}
+
+/// Its answer.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct MirrorDone {
+    pub(super) number: U64,
+    /// 0: done.
+    pub(super) status: U32,
+    pub(super) reserved: U32,
+    /// What stood where an atomic changed a word.
+    pub(super) value: U64,
 }
 
 /// A body of exactly this form.

@@ -24,6 +24,7 @@ mod events;
 mod house;
 mod memory;
 mod messages;
+mod mirror;
 mod session;
 mod socket;
 

@@ -26,10 +26,11 @@ use super::messages::{
     Address, Answer, Completed, Given, Happened, Head, Hello, Number, Piece, VERSION, Welcome,
     exactly, op,
 };
+use super::mirror::Mirrors;
 use super::socket::{self, Channel, Packet};
 use crate::device::ctrl::{Controller, Request};
 use crate::device::memory::Offer;
-use crate::device::nic::DirectKick;
+use crate::device::nic::{DirectKick, PATIENCE};
 use crate::eventfd;
 use crate::memory::{AddressSpace, Charge};
 use crate::nic::{Command, Status};
@@ -41,6 +42,8 @@ const CHANNELS: usize = 64;
 const REGION: u64 = 1024;
 const CHANNEL: u64 = 2048;
 const NAMED: u64 = 128;
+/// What is kept for the channel of jobs, and those that wait.
+const MIRRORS: u64 = 32 << 10;
 /// What is kept for the session itself, a thread among it.
 const SELF: u64 = 32 << 10;
 
@@ -82,6 +85,8 @@ pub(super) struct Session {
     happenings: Channel,
     /// Asynchronous events that there was no room for: element and kind.
     happened: Vec<(u64, u32)>,
+    /// Jobs for mirrored regions, once the process has asked for them.
+    mirrors: Option<Mirrors>,
     channels: BTreeMap<u32, Completions>,
     last_channel: u32,
     cqs: BTreeMap<u32, Cq>,
@@ -115,6 +120,7 @@ impl Session {
             ctx: 0,
             pages: Vec::new(),
             happened: Vec::new(),
+            mirrors: None,
             channels: BTreeMap::new(),
             last_channel: 0,
             cqs: BTreeMap::new(),
@@ -148,7 +154,7 @@ impl Session {
 
     /// Waits until there is something to do, and does it.
     fn turn(&mut self) -> GoesOn {
-        let Some([message, bell, kick]) = self.wait() else { return false };
+        let Some([message, bell, kick, mirror]) = self.wait() else { return false };
         if kick && eventfd::take(self.kick.as_fd()).unwrap_or(false) {
             self.house.nic.kick();
         }
@@ -156,18 +162,22 @@ impl Session {
             return false;
         }
         self.deliver();
+        if mirror && !self.pass_answers() {
+            return false;
+        }
         !message || self.hear()
     }
 
-    /// What there is: a message or the end, events, a kick.
-    fn wait(&self) -> Option<[bool; 3]> {
+    /// What there is: a message or the end, events, a kick, something with the channel of jobs.
+    fn wait(&self) -> Option<[bool; 4]> {
         let mut fds = vec![
             PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP),
             PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
         ];
-        if self.direct.is_none() {
-            fds.push(PollFd::new(&self.kick, PollFlags::IN));
-        }
+        let kick = self.direct.is_none().then_some(fds.len());
+        fds.extend(kick.map(|_| PollFd::new(&self.kick, PollFlags::IN)));
+        let mirror = self.mirrors.as_ref().map(|_| fds.len());
+        fds.extend(self.mirrors.as_ref().map(Mirrors::poll_fd));
         let waiting = |id: u32| self.cqs.values().any(|cq| cq.channel == id && cq.waiting > 0);
         let channels = self.channels.iter().filter(|(id, _)| waiting(**id));
         fds.extend(channels.map(|(_, it)| PollFd::new(&it.channel, PollFlags::OUT)));
@@ -176,17 +186,22 @@ impl Session {
         }
         match poll(&mut fds, None) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Some([false; 3]),
+            Err(rustix::io::Errno::INTR) => return Some([false; 4]),
             Err(_) => return None,
         }
-        let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        Some([ready(0), ready(1), self.direct.is_none() && ready(2)])
+        let ready = |at: Option<usize>| {
+            at.and_then(|at| fds.get(at)).is_some_and(|fd| !fd.revents().is_empty())
+        };
+        Some([ready(Some(0)), ready(Some(1)), ready(kick), ready(mirror)])
     }
 
     /// Takes over what the worker has noted.
     fn collect(&mut self) -> GoesOn {
         self.bell.heard();
         let found = self.house.routes.take(self.ctx);
+        if let Some(mirrors) = &mut self.mirrors {
+            mirrors.give(found.jobs);
+        }
         for (cqn, count) in found.completions {
             if let Some(cq) = self.cqs.get_mut(&cqn) {
                 cq.waiting = cq.waiting.saturating_add(count);
@@ -203,6 +218,18 @@ impl Session {
             };
             let known = |element: &u64| !self.happened.contains(&(*element, kind));
             self.happened.extend(element.filter(known).map(|element| (element, kind)));
+        }
+        true
+    }
+
+    /// Tells the worker what the process has done of its jobs.
+    fn pass_answers(&mut self) -> GoesOn {
+        let Some(mirrors) = &mut self.mirrors else { return true };
+        mirrors.give(Vec::new());
+        let Ok(done) = mirrors.take() else { return false };
+        if !done.is_empty() {
+            let ctx = self.ctx;
+            self.house.nic.post(move |shard, id, _| shard.owner_answered(id, ctx, &done));
         }
         true
     }
@@ -260,6 +287,7 @@ impl Session {
         let answer = match asked {
             op::HELLO => return self.welcome(&body),
             op::CHANNEL_ADD => return self.add_channel(&body),
+            op::MIRROR_ADD => return self.add_mirrors(&body),
             op::MEMORY_ADD => {
                 let file = packet.files.into_iter().next().map(File::from);
                 self.plug(&body, file)
@@ -301,6 +329,7 @@ impl Session {
         let named = self.cqs.len() + self.qps.len() + self.srqs.len();
         let bytes = SELF
             + more
+            + MIRRORS * u64::from(self.mirrors.is_some())
             + NAMED * named as u64
             + CHANNEL * self.channels.len() as u64
             + REGION * self.space.regions().len() as u64;
@@ -348,6 +377,36 @@ impl Session {
         let sent = socket::send(self.socket.as_fd(), answer.bytes(), &ends).is_ok();
         completions.channel.given();
         sent
+    }
+
+    fn add_mirrors(&mut self, body: &[u8]) -> GoesOn {
+        let made = if body.is_empty() { self.new_mirrors() } else { Err(Status::INVAL) };
+        if let Err(status) = made {
+            return self.say(&Answer::of(status));
+        }
+        let Some(mirrors) = &mut self.mirrors else { return false };
+        let Some([theirs, _]) = mirrors.channel.ends() else { return false };
+        let sent = socket::send(self.socket.as_fd(), Answer::ok(&[]).bytes(), &[theirs]).is_ok();
+        mirrors.channel.given();
+        sent
+    }
+
+    fn new_mirrors(&mut self) -> Result<(), Status> {
+        if self.ctx == 0 {
+            return Err(Status::STATE);
+        }
+        if self.mirrors.is_some() {
+            return Err(Status::EXIST);
+        }
+        self.keep(MIRRORS)?;
+        let mirrors = Mirrors::new().map_err(|_| Status::NOMEM)?;
+        let ctx = self.ctx;
+        let served = self.house.nic.call(PATIENCE, move |shard, id, _| {
+            shard.serve_mirrors(id, ctx);
+        });
+        served.map_err(|_| Status::FATAL)?;
+        self.mirrors = Some(mirrors);
+        Ok(())
     }
 
     fn new_channel(&mut self) -> Result<u32, Status> {

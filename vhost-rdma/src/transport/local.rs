@@ -26,7 +26,7 @@ impl Transport for Local {
             // Nobody tells the sender of an unreliable message what became of it; its own memory is
             // its own matter.
             (Service::Unreliable | Service::Datagram, outcome)
-                if outcome != Outcome::LocalFault =>
+                if !matches!(outcome, Outcome::LocalFault | Outcome::Pending(_)) =>
             {
                 Outcome::Done
             }

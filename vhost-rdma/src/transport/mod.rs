@@ -6,7 +6,7 @@
 //! that a guest wrote in a ring, never writes a completion, and owns no verbs state: what it may
 //! know is in this file. `local` is the transport between NICs of one daemon: the responder is
 //! called at once and moves the bytes with one copy. A transport over a wire answers
-//! [`Outcome::Pending`] and later reports the outcome by [`Completed`]; inbound packets call the
+//! [`Outcome::Later`] and then reports the outcome by [`Completed`]; inbound packets call the
 //! same responder.
 //!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
@@ -118,6 +118,21 @@ pub struct Fanout {
     pub queue: u32,
 }
 
+/// What the owner of the memory that a request names has to do with it: of most memory nothing, as
+/// the responder reaches it itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody has asked it.
+    #[default]
+    Unasked,
+    /// It was asked for the job of this number ([`Outcome::Pending`]).
+    Asked(u64),
+    /// It has done its part, and found this value.
+    Did(u64),
+    /// It could not.
+    Failed,
+}
+
 /// One piece of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
@@ -151,6 +166,8 @@ pub struct Request<'a> {
     pub qkey: u32,
     /// To whom of a group a datagram goes next.
     pub fanout: Fanout,
+    /// What the owner of the memory did for this piece.
+    pub owner: Owner,
 }
 
 impl Request<'_> {
@@ -193,18 +210,21 @@ pub enum Outcome {
     NoAnswer,
     /// Some of a group have it; the request is to be given again for those from here on.
     Partly(Fanout),
+    /// The owner of the memory has a job of this number to do. When it has answered, or time is up,
+    /// the request is to be given again with [`Request::owner`].
+    Pending(u64),
     /// The answer comes later, through [`Completed`].
-    Pending,
+    Later,
 }
 
-/// The late answer to a request that was [`Outcome::Pending`].
+/// The late answer to a request that was [`Outcome::Later`].
 #[derive(Clone, Copy, Debug)]
 pub struct Completed {
     /// The requester's NIC.
     pub nic: NicId,
     /// The requester's QP.
     pub qpn: u32,
-    /// What became of the request; never `Pending`.
+    /// What became of the request; never `Later`.
     pub outcome: Outcome,
 }
 

@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::engine::{
-    Command, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
+    Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
 };
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
 use crate::transport::NicId;
@@ -34,6 +34,7 @@ impl Random for Lcg {
 pub(crate) struct Events {
     pub(crate) completions: VecDeque<(u32, u32)>,
     pub(crate) asynchronous: VecDeque<(u32, u32)>,
+    pub(crate) jobs: Vec<(u32, Job)>,
     pub(crate) buffers: usize,
     /// Calls from now on that find a queue taken by another thread.
     pub(crate) taken: usize,
@@ -73,6 +74,16 @@ impl Port for TestPort {
             return false;
         }
         events.asynchronous.push_back((event.r#type.get(), event.object.get()));
+        true
+    }
+
+    fn owner_job(&mut self, ctx: u32, job: Job) -> bool {
+        let mut events = self.0.lock().unwrap();
+        if events.taken > 0 {
+            events.taken -= 1;
+            return false;
+        }
+        events.jobs.push((ctx, job));
         true
     }
 
@@ -635,6 +646,13 @@ impl Guest {
 
     pub(crate) fn asynchronous(&self) -> Vec<(u32, u32)> {
         self.events.lock().unwrap().asynchronous.drain(..).collect()
+    }
+
+    /// Jobs of this context.
+    pub(crate) fn jobs(&self) -> Vec<Job> {
+        let mut events = self.events.lock().unwrap();
+        let jobs = events.jobs.drain(..);
+        jobs.inspect(|(ctx, _)| assert_eq!(*ctx, self.ctx)).map(|(_, job)| job).collect()
     }
 
     pub(crate) fn completion_events(&self) -> Vec<(u32, u32)> {

@@ -8,6 +8,7 @@ pub(crate) mod driver;
 mod failures;
 mod keys;
 mod lifecycle;
+mod mirror;
 mod parking;
 mod placement;
 mod reference;

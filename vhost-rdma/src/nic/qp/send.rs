@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use crate::memory::Ring;
 use crate::nic::Nanos;
 use crate::nic::receive::{BadIndex, SgeList, read_sges};
-use crate::transport::Fanout;
+use crate::transport::{Fanout, Owner};
 
 /// What the work request that is being executed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -18,6 +18,8 @@ pub(crate) enum Wait {
     Receiver(Nanos),
     /// Nobody answered; until then, or until the peer appears.
     Answer(Nanos),
+    /// The owner of the memory that the request names has a part to do; until then at the latest.
+    Owner(Nanos),
     /// The transport's late answer.
     Transport,
 }
@@ -44,6 +46,8 @@ pub(crate) struct SendQueue {
     pub(crate) done: u32,
     /// Bytes that the transport has now.
     pub(crate) piece: u32,
+    /// What the owner of the memory did for it.
+    pub(crate) owner: Owner,
     /// Who of a group has it.
     pub(crate) fanout: Fanout,
     /// What its elements' keys opened when it began.
@@ -78,6 +82,7 @@ impl SendQueue {
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
             piece: 0,
+            owner: Owner::Unasked,
             fanout: Fanout::default(),
             stamp: 0,
             wait: Wait::None,
@@ -121,6 +126,7 @@ impl SendQueue {
     pub(crate) fn retire(&mut self) {
         self.current = None;
         self.done = 0;
+        self.owner = Owner::Unasked;
         self.fanout = Fanout::default();
         self.wait = Wait::None;
     }
@@ -146,6 +152,7 @@ impl SendQueue {
         self.ring.read(self.slot(self.taken), &mut header);
         self.taken = self.taken.wrapping_add(1);
         self.done = 0;
+        self.owner = Owner::Unasked;
         self.fanout = Fanout::default();
         self.fetched = false;
         self.wait = Wait::None;

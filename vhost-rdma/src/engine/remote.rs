@@ -1,0 +1,126 @@
+//! RDMA WRITE and RDMA READ, executed for a peer, and the memory that their keys open.
+
+use virtio_rdma_abi::{access, wc_opcode};
+
+use super::mr::Access;
+use super::nic::Nic;
+use super::responder::{Opened, same_memory};
+use crate::memory::{self, Borrowed};
+use crate::nic::JobKind;
+use crate::nic::budget::cost;
+use crate::transport::{Nak, Outcome, Owner, Payload, Request};
+
+impl Nic {
+    /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
+    pub(super) fn remote(
+        &self,
+        qpn: u32,
+        request: &Request<'_>,
+        rights: u32,
+    ) -> Result<Borrowed<'_>, Nak> {
+        self.meter.charge(cost::KEY);
+        let qp = self.qps.get(&qpn).ok_or(Nak::RemoteOperation)?;
+        if !qp.attrs.has(rights) {
+            return Err(Nak::RemoteAccess);
+        }
+        let whole = Access {
+            pdn: qp.pdn,
+            qpn,
+            key: request.rkey,
+            addr: request.remote_addr,
+            len: request.total,
+            rights,
+        };
+        let memory = self.backing.mrs.segment(&whole).map_err(|_| Nak::RemoteAccess)?;
+        let mirrored = self.backing.mrs.mirrored(request.rkey);
+        let inside = mirrored.is_none_or(|mirrored| mirrored.admits(&memory));
+        inside.then_some(memory).ok_or(Nak::RemoteAccess)
+    }
+
+    /// Whether a piece of a write or a read goes on with what the message began with, else how it
+    /// ends.
+    fn goes_on(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Err(Outcome::NoAnswer) };
+        match same_memory(&mut qp.own.stamp, request, || self.backing.mrs.stamp(request.rkey)) {
+            Some(true) => Ok(()),
+            Some(false) => Err(self.refuse(qpn, request, Nak::RemoteAccess)),
+            None => Err(Outcome::NoAnswer),
+        }
+    }
+
+    pub(super) fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if let Err(outcome) = self.goes_on(qpn, request) {
+            return outcome;
+        }
+        if request.len > 0 {
+            let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
+                Ok(target) => [target],
+                Err(nak) => return self.refuse(qpn, request, nak),
+            };
+            let at = u64::from(request.offset);
+            let moved = match request.payload {
+                // It was, before its owner was asked.
+                _ if request.owner != Owner::Unasked => Ok(()),
+                Payload::Inline(bytes) => memory::write(&target, at, bytes),
+                Payload::Memory(source) => {
+                    memory::copy(&target, at, source, at, u64::from(request.len))
+                }
+            };
+            if moved.is_err() {
+                return Outcome::LocalFault;
+            }
+            if let Some(task) = self.task(JobKind::Arrived, request, &target[0])
+                && let Err(outcome) = self.owner_did(qpn, request, task)
+            {
+                return outcome;
+            }
+        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_WRITE)) {
+            return self.refuse(qpn, request, Nak::RemoteAccess);
+        }
+        if request.is_last() && request.immediate.is_some() {
+            // Its bytes go elsewhere: any receive will do.
+            if !matches!(self.open_receive(qpn, request.service, 0), Opened::Taken) {
+                return self.not_ready(qpn, request);
+            }
+            self.receive_done(qpn, request, wc_opcode::RECV_RDMA_WITH_IMM, request.total);
+        } else if request.is_last() {
+            self.counters.rx_messages += 1;
+        }
+        self.counters.rx_bytes += u64::from(request.len);
+        Outcome::Done
+    }
+
+    pub(super) fn serve_read(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if let Err(outcome) = self.goes_on(qpn, request) {
+            return outcome;
+        }
+        if request.len > 0 {
+            let source = match self.remote(qpn, request, access::REMOTE_READ) {
+                Ok(source) => source,
+                Err(nak) => return self.refuse(qpn, request, nak),
+            };
+            let source = match self.task(JobKind::Wanted, request, &source) {
+                None => [source],
+                Some(task) => match self.owner_did(qpn, request, task) {
+                    Ok(_) => match self.remote_source(qpn, request) {
+                        Ok(source) => [source],
+                        Err(nak) => return self.refuse(qpn, request, nak),
+                    },
+                    Err(outcome) => return outcome,
+                },
+            };
+            let Payload::Memory(target) = request.payload else { return Outcome::LocalFault };
+            let at = u64::from(request.offset);
+            if memory::copy(target, at, &source, at, u64::from(request.len)).is_err() {
+                return Outcome::LocalFault;
+            }
+        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_READ)) {
+            return self.refuse(qpn, request, Nak::RemoteAccess);
+        }
+        self.counters.tx_bytes += u64::from(request.len);
+        if request.is_last() {
+            self.counters.rx_messages += 1;
+        }
+        Outcome::Done
+    }
+}

@@ -1,0 +1,148 @@
+//! The jobs of a process that has mirrored regions (docs/virtio-rdma-process.md §4): their way to
+//! it, and the way of its answers back.
+//!
+//! The process has the other end of a channel of its own, and may fill it, leave it unread or close
+//! it: whatever it does costs its own session. An answer counts once, and for a job that was asked.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::AsFd as _;
+
+use rustix::event::{PollFd, PollFlags};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use super::messages::{MirrorDone, MirrorJob};
+use super::socket::{self, Channel};
+use crate::nic::Job;
+
+/// Answers that are taken in one go.
+const BATCH: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Mirrors {
+    pub(super) channel: Channel,
+    /// Jobs that there was no room for.
+    waiting: VecDeque<Job>,
+    /// Numbers of jobs whose answers are awaited.
+    asked: BTreeSet<u64>,
+}
+
+/// The process broke the rules, or is gone.
+#[derive(Debug)]
+pub(super) struct Broken;
+
+impl Mirrors {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { channel: Channel::new()?, waiting: VecDeque::new(), asked: BTreeSet::new() })
+    }
+
+    /// What is waited for.
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        let room = if self.waiting.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        PollFd::new(&self.channel, PollFlags::IN | room)
+    }
+
+    /// Gives jobs to the process, as far as its channel has room.
+    pub(super) fn give(&mut self, jobs: Vec<Job>) {
+        self.waiting.extend(jobs);
+        while let Some(job) = self.waiting.front() {
+            if !self.channel.put(MirrorJob::from(job).as_bytes()) {
+                return;
+            }
+            self.asked.insert(job.number);
+            self.waiting.pop_front();
+        }
+    }
+
+    /// The process's answers: numbers of jobs, and the values; `None`: it could not.
+    pub(super) fn take(&mut self) -> Result<Vec<(u64, Option<u64>)>, Broken> {
+        let mut done = Vec::new();
+        while done.len() < BATCH {
+            let packet = match socket::receive(self.channel.as_fd()) {
+                Ok(Some(packet)) if !packet.cut => packet,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(_) | Err(_) => return Err(Broken),
+            };
+            let answer = MirrorDone::read_from_bytes(packet.bytes()).map_err(|_| Broken)?;
+            let number = answer.number.get();
+            if answer.reserved.get() != 0 || !self.asked.remove(&number) {
+                return Err(Broken);
+            }
+            done.push((number, (answer.status.get() == 0).then_some(answer.value.get())));
+        }
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::nic::JobKind;
+
+    fn job(number: u64) -> Job {
+        Job { number, kind: JobKind::Wanted, key: 7, address: 0x1000, length: 8, operands: [0; 2] }
+    }
+
+    fn answer(number: u64, status: u32) -> MirrorDone {
+        let (number, status) = (number.into(), status.into());
+        MirrorDone { number, status, reserved: 0.into(), value: 5.into() }
+    }
+
+    fn begun() -> (Mirrors, OwnedFd) {
+        let mirrors = Mirrors::new().unwrap();
+        let [theirs, _] = mirrors.channel.ends().unwrap();
+        let theirs = theirs.try_clone_to_owned().unwrap();
+        (mirrors, theirs)
+    }
+
+    fn say(process: &OwnedFd, answer: &MirrorDone) {
+        socket::send(process.as_fd(), answer.as_bytes(), &[]).unwrap();
+    }
+
+    #[test]
+    fn jobs_go_and_answers_come() {
+        let (mut mirrors, process) = begun();
+        mirrors.give(vec![job(1), job(2)]);
+        let packet = socket::receive(process.as_fd()).unwrap().unwrap();
+        let seen = MirrorJob::read_from_bytes(packet.bytes()).unwrap();
+        assert_eq!((seen.number.get(), seen.kind.get(), seen.key.get()), (1, 2, 7));
+        say(&process, &answer(2, 14));
+        say(&process, &answer(1, 0));
+        assert_eq!(mirrors.take().unwrap(), [(2, None), (1, Some(5))]);
+        assert!(mirrors.take().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_answer_counts_once_and_for_what_was_asked() {
+        for wrong in [answer(9, 0), MirrorDone { reserved: 1.into(), ..answer(1, 0) }] {
+            let (mut mirrors, process) = begun();
+            mirrors.give(vec![job(1)]);
+            say(&process, &wrong);
+            assert!(mirrors.take().is_err(), "{wrong:?}");
+        }
+        let (mut mirrors, process) = begun();
+        mirrors.give(vec![job(1)]);
+        say(&process, &answer(1, 0));
+        say(&process, &answer(1, 0));
+        assert!(mirrors.take().is_err());
+    }
+
+    #[test]
+    fn who_does_not_read_loses_nothing() {
+        let (mut mirrors, process) = begun();
+        mirrors.give((1..=4000).map(job).collect());
+        assert!(!mirrors.waiting.is_empty(), "the channel takes everything");
+        let mut seen = 0;
+        while seen < 4000 {
+            while let Ok(Some(packet)) = socket::receive(process.as_fd()) {
+                seen += 1;
+                let job = MirrorJob::read_from_bytes(packet.bytes()).unwrap();
+                assert_eq!(job.number.get(), seen);
+            }
+            mirrors.give(Vec::new());
+        }
+    }
+}
