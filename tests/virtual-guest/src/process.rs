@@ -31,6 +31,7 @@ pub mod op {
     pub const CHANNEL_REMOVE: u32 = 5;
     pub const ADDRESS: u32 = 6;
     pub const COMMAND: u32 = 7;
+    pub const MIRROR_ADD: u32 = 8;
 }
 
 /// What an answer is.
@@ -69,6 +70,57 @@ pub struct Channel {
     /// Its number.
     pub number: u32,
     events: OwnedFd,
+}
+
+/// The channel of jobs for mirrored regions.
+#[derive(Debug)]
+pub struct Mirrors(OwnedFd);
+
+/// What the owner of a mirrored region is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Job {
+    pub number: u64,
+    pub kind: u32,
+    pub key: u32,
+    pub address: u64,
+    pub length: u32,
+    pub operands: [u64; 2],
+}
+
+/// Kinds of jobs (section 4).
+#[allow(missing_docs)]
+pub mod job {
+    pub const ARRIVED: u32 = 1;
+    pub const WANTED: u32 = 2;
+    pub const COMPARE_SWAP: u32 = 3;
+    pub const FETCH_ADD: u32 = 4;
+}
+
+impl Mirrors {
+    /// The next job, if one comes.
+    pub fn job(&self, time: Duration) -> Option<Job> {
+        let (bytes, _) = wait(&self.0, time).then(|| receive(&self.0).ok())??;
+        (bytes.len() == 48).then(|| Job {
+            number: bytes.u64_at(0),
+            kind: bytes.u32_at(8),
+            key: bytes.u32_at(12),
+            address: bytes.u64_at(16),
+            length: bytes.u32_at(24),
+            operands: [bytes.u64_at(32), bytes.u64_at(40)],
+        })
+    }
+
+    /// Answers one.
+    pub fn answer(&self, number: u64, status: u32, value: u64) -> std::io::Result<()> {
+        let answer = Put::new().u64(number).u32(status).u32(0).u64(value).done(24);
+        self.say(&answer)
+    }
+
+    /// Says anything.
+    pub fn say(&self, bytes: &[u8]) -> std::io::Result<()> {
+        send(&self.0, bytes, &[])
+    }
 }
 
 /// Sends a packet with descriptors.
@@ -218,6 +270,14 @@ impl Process {
             files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
         drop(put);
         Ok(Channel { number: body.u32_at(0), events })
+    }
+
+    /// MIRROR_ADD.
+    pub fn mirrors(&self) -> Result<Mirrors> {
+        let (_, files) = ok(op::MIRROR_ADD, self.ask(op::MIRROR_ADD, &[], &[])?)?;
+        let [channel]: [OwnedFd; 1] =
+            files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
+        Ok(Mirrors(channel))
     }
 
     /// CHANNEL_REMOVE; its status.

@@ -275,6 +275,7 @@ pub mod access {
     pub const ZERO_BASED: u32 = 0x20;
     pub const FLUSH_GLOBAL: u32 = 0x100;
     pub const OPTIONAL_MASK: u32 = 0x3ff0_0000;
+    pub const MIRRORED: u32 = 0x4000_0000;
     /// Everything that a test buffer usually allows.
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }

@@ -12,5 +12,6 @@ mod data;
 mod ends;
 mod events;
 mod hostile;
+mod mirrors;
 mod owners;
 mod scene;

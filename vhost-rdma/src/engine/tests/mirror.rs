@@ -32,7 +32,7 @@ struct Scene {
 
 fn region(world: &mut World, owner: &mut Guest) -> (u64, u32) {
     let shadow = owner.alloc(2 * HALF);
-    let npages = (2 * HALF >> 12) as u32;
+    let npages = ((2 * HALF) >> 12) as u32;
     let list = PageList { addr: shadow, npages, page_shift: 12, ..PageList::default() };
     let map = Arc::new(list.resolve(&owner.space, 2 * HALF).unwrap());
     (shadow, world.register(owner, AT, map, RIGHTS).unwrap())
