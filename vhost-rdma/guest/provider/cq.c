@@ -7,6 +7,7 @@
  * WR_FLUSH_ERR (section 5.6), so that a program that only polls comes to an end too.
  */
 #include "doorbell.h"
+#include "mirror.h"
 #include "virtio_rdma.h"
 
 struct vrdma_create_cq_cmd {
@@ -139,7 +140,7 @@ void vrdma_cq_publish(struct vrdma_cq *cq)
 }
 
 /* Section 7.3: entries of a QP that was destroyed or moved to RESET are overwritten where they stand. */
-void vrdma_cq_discard(struct vrdma_cq *cq, uint32_t qpn)
+void vrdma_cq_discard(struct vrdma_cq *cq, struct vrdma_qp *qp)
 {
 	uint32_t i;
 
@@ -148,8 +149,10 @@ void vrdma_cq_discard(struct vrdma_cq *cq, uint32_t qpn)
 
 		if (!cq_entry_valid(cqe, i))
 			break;
-		if (le32toh(cqe->qpn) == qpn)
+		if (le32toh(cqe->qpn) == qp->vqp.qp.qp_num) {
+			vrdma_mirror_discarded(to_vctx(cq->vcq.cq.context), qp, cqe);
 			cqe->status = VIRTIO_RDMA_WC_STATUS_DISCARDED;
+		}
 	}
 }
 
@@ -227,13 +230,15 @@ static const struct virtio_rdma_cqe *cq_flush_next(struct vrdma_cq *cq)
 /* Takes the next completion, or returns NULL. The entry stays as it is until vrdma_cq_publish(). */
 const struct virtio_rdma_cqe *vrdma_cq_next(struct vrdma_cq *cq)
 {
+	struct vrdma_context *ctx = to_vctx(cq->vcq.cq.context);
+
 	for (;;) {
 		const struct virtio_rdma_cqe *cqe = cq_entry(cq, cq->consumer);
 		struct vrdma_qp *qp;
 		uint16_t flags;
 
 		if (!cq_entry_valid(cqe, cq->consumer)) {
-			if (!vrdma_lost(to_vctx(cq->vcq.cq.context)))
+			if (!vrdma_lost(ctx))
 				return NULL;
 			return cq_flush_next(cq);
 		}
@@ -243,6 +248,7 @@ const struct virtio_rdma_cqe *vrdma_cq_next(struct vrdma_cq *cq)
 		qp = cq_find_qp(cq, le32toh(cqe->qpn));
 		if (!qp)
 			continue;
+		vrdma_mirror_completed(ctx, qp, cqe);
 		flags = le16toh(cqe->flags);
 		if (!(flags & VIRTIO_RDMA_CQE_RECV))
 			wq_completed(&qp->sq, le32toh(cqe->wqe_index));

@@ -7,6 +7,7 @@
  * completion.
  */
 #include "doorbell.h"
+#include "mirror.h"
 #include "virtio_rdma.h"
 
 static enum ibv_qp_state qp_state(const struct vrdma_qp *qp)
@@ -167,6 +168,7 @@ static int post_one_send(struct vrdma_qp *qp, const struct ibv_send_wr *wr, uint
 
 int vrdma_post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
+	struct vrdma_context *ctx = to_vctx(ibqp->context);
 	struct vrdma_qp *qp = to_vqp(ibqp);
 	uint32_t head;
 	int ret = 0;
@@ -179,10 +181,11 @@ int vrdma_post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_send
 			*bad_wr = wr;
 			break;
 		}
+		vrdma_mirror_send(ctx, qp, head);
 		head++;
 	}
 	if (likely(head != qp->sq.head))
-		vrdma_ring(to_vctx(ibqp->context), &qp->sq, head);
+		vrdma_ring(ctx, &qp->sq, head);
 	vrdma_unlock(&qp->sq.lock);
 	return ret;
 }
@@ -216,6 +219,7 @@ static int post_recvs(struct vrdma_context *ctx, struct vrdma_wq *wq, struct ibv
 			*bad_wr = wr;
 			break;
 		}
+		vrdma_mirror_recv(ctx, vrdma_wqe(wq, head));
 		head++;
 	}
 	if (likely(head != wq->head))
@@ -255,7 +259,11 @@ int vrdma_post_srq_recv(struct ibv_srq *ibsrq, struct ibv_recv_wr *wr, struct ib
 		ret = EIO;
 	} else {
 		vrdma_srq_update_tail(srq);
-		ret = post_recvs(ctx, &srq->wq, wr, bad_wr);
+		ret = vrdma_mirror_srq(ctx, srq, wr);
+		if (unlikely(ret))
+			*bad_wr = wr;
+		else
+			ret = post_recvs(ctx, &srq->wq, wr, bad_wr);
 	}
 	vrdma_unlock(&srq->wq.lock);
 	return ret;

@@ -5,6 +5,7 @@
  * An error of any call is kept until ibv_wr_complete(), which then publishes nothing (verbs: all or none).
  */
 #include "doorbell.h"
+#include "mirror.h"
 #include "virtio_rdma.h"
 
 static struct virtio_rdma_sq_wqe *wr_begin(struct ibv_qp_ex *ibqp, uint8_t opcode)
@@ -202,6 +203,7 @@ static void wr_set_sge_list(struct ibv_qp_ex *ibqp, size_t num_sge, const struct
 		sge[i].lkey = htole32(list[i].lkey);
 	}
 	qp->wr_cur->num_sge = htole16(num_sge);
+	vrdma_mirror_send(to_vctx(qp->vqp.qp.context), qp, qp->wr_head - 1);
 }
 
 static void wr_set_sge(struct ibv_qp_ex *qp, uint32_t lkey, uint64_t addr, uint32_t length)

@@ -262,9 +262,9 @@ static void qp_reset(struct vrdma_qp *qp)
 	struct vrdma_cq *send = to_vcq(qp->vqp.qp.send_cq), *recv = to_vcq(qp->vqp.qp.recv_cq);
 
 	vrdma_cq_lock_both(send, recv);
-	vrdma_cq_discard(send, qp->vqp.qp.qp_num);
+	vrdma_cq_discard(send, qp);
 	if (recv != send)
-		vrdma_cq_discard(recv, qp->vqp.qp.qp_num);
+		vrdma_cq_discard(recv, qp);
 	wq_reset(&qp->sq);
 	wq_reset(&qp->rq);
 	vrdma_cq_unlock_both(send, recv);
@@ -314,10 +314,10 @@ int vrdma_destroy_qp(struct ibv_qp *ibqp)
 	if (ret)
 		return ret;
 	vrdma_cq_lock_both(send, recv);
-	vrdma_cq_discard(send, ibqp->qp_num);
+	vrdma_cq_discard(send, qp);
 	vrdma_cq_unlink_qp(send, &qp->links[0]);
 	if (recv != send) {
-		vrdma_cq_discard(recv, ibqp->qp_num);
+		vrdma_cq_discard(recv, qp);
 		vrdma_cq_unlink_qp(recv, &qp->links[1]);
 	}
 	vrdma_cq_unlock_both(send, recv);

@@ -96,6 +96,7 @@ struct vrdma_context {
 	pthread_mutex_t db_mutex;	/* the table of doorbell pages */
 	struct vrdma_db_page *db_pages;
 	unsigned int num_db_pages;
+	struct vrdma_mirror *mirror;	/* NULL, or what mirror.h copies by */
 };
 
 struct vrdma_td {
@@ -259,7 +260,7 @@ int vrdma_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int vrdma_arm_cq(struct ibv_cq *cq, int solicited_only);
 const struct virtio_rdma_cqe *vrdma_cq_next(struct vrdma_cq *cq);
 void vrdma_cq_publish(struct vrdma_cq *cq);
-void vrdma_cq_discard(struct vrdma_cq *cq, uint32_t qpn);
+void vrdma_cq_discard(struct vrdma_cq *cq, struct vrdma_qp *qp);
 void vrdma_cq_link_qp(struct vrdma_cq *cq, struct vrdma_cq_link *link);
 void vrdma_cq_unlink_qp(struct vrdma_cq *cq, struct vrdma_cq_link *link);
 void vrdma_cq_lock_both(struct vrdma_cq *a, struct vrdma_cq *b);

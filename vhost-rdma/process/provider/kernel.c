@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "private.h"
 #include "session.h"
 #include "virtio_rdma.h"
 
@@ -273,7 +274,7 @@ int vrdma_local_query_port(struct ibv_context *context, uint8_t port, struct ibv
 	return 0;
 }
 
-/* ---- Domains, memory ---------------------------------------------------------------------------- */
+/* ---- Domains ------------------------------------------------------------------------------------ */
 
 int vrdma_local_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_alloc_pd *cmd,
 			 size_t cmd_size, struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size)
@@ -291,114 +292,6 @@ int vrdma_local_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct 
 int vrdma_local_dealloc_pd(struct ibv_pd *pd)
 {
 	return vrdma_destroy(pd->context, VIRTIO_RDMA_CMD_PD_DESTROY, pd->handle);
-}
-
-/* What does not say that it is optional and is not known is refused by the device. */
-static __le32 rights(int access)
-{
-	return htole32((uint32_t)access);
-}
-
-int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access,
-		       struct verbs_mr *vmr, struct ibv_reg_mr *cmd, size_t cmd_size,
-		       struct ib_uverbs_reg_mr_resp *resp, size_t resp_size)
-{
-	struct virtio_rdma_mr_reg_req req = {
-		.pdn = htole32(pd->handle),
-		.access = rights(access),
-		.iova = htole64(access & IBV_ACCESS_ZERO_BASED ? 0 : hca_va),
-		.length = htole64(length),
-	};
-	struct virtio_rdma_mr_resp made;
-	int ret = ring(pd->context, (uintptr_t)addr, length, &req.pages);
-
-	if (!ret)
-		ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MR_REG, &req, sizeof(req), &made,
-				    sizeof(made));
-	if (ret)
-		return ret;
-	vmr->ibv_mr.handle = le32toh(made.lkey);
-	vmr->ibv_mr.lkey = le32toh(made.lkey);
-	vmr->ibv_mr.rkey = le32toh(made.rkey);
-	vmr->ibv_mr.context = pd->context;
-	vmr->mr_type = IBV_MR_TYPE_MR;
-	vmr->access = access;
-	return 0;
-}
-
-int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-			      int access, struct verbs_mr *vmr, void *driver)
-{
-	return EOPNOTSUPP;
-}
-
-int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_t length,
-			 uint64_t hca_va, int access, struct ibv_pd *pd, struct ibv_rereg_mr *cmd,
-			 size_t cmd_sz, struct ib_uverbs_rereg_mr_resp *resp, size_t resp_sz)
-{
-	struct ibv_context *context = vmr->ibv_mr.context;
-	struct virtio_rdma_mr_rereg_req req = {
-		.lkey = htole32(vmr->ibv_mr.lkey),
-		.flags = htole32(flags),
-		.pdn = htole32(pd ? pd->handle : 0),
-		.access = rights(access),
-		.iova = htole64(hca_va),
-		.length = htole64(length),
-	};
-	struct virtio_rdma_mr_resp made;
-	int ret = 0;
-
-	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION)
-		ret = ring(context, (uintptr_t)addr, length, &req.pages);
-	if (!ret)
-		ret = vrdma_command(context, VIRTIO_RDMA_CMD_MR_REREG, &req, sizeof(req), &made,
-				    sizeof(made));
-	if (ret)
-		return ret;
-	vmr->ibv_mr.lkey = le32toh(made.lkey);
-	vmr->ibv_mr.rkey = le32toh(made.rkey);
-	if (flags & IBV_REREG_MR_CHANGE_PD)
-		vmr->ibv_mr.context = pd->context;
-	return 0;
-}
-
-int vrdma_local_dereg_mr(struct verbs_mr *vmr)
-{
-	const struct ibv_context *context = vmr->ibv_mr.context;
-	int ret = vrdma_destroy(vmr->ibv_mr.context, VIRTIO_RDMA_CMD_MR_DEREG, vmr->ibv_mr.lkey);
-
-	if (!ret)
-		vrdma_dm_forget(context, vmr->ibv_mr.lkey);
-	return ret;
-}
-
-int vrdma_local_query_mr(struct ibv_pd *pd, struct verbs_mr *vmr, uint32_t handle)
-{
-	return EOPNOTSUPP;
-}
-
-int vrdma_local_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw *mw,
-			 struct ibv_alloc_mw *cmd, size_t cmd_size,
-			 struct ib_uverbs_alloc_mw_resp *resp, size_t resp_size)
-{
-	struct virtio_rdma_mw_alloc_req req = { .pdn = htole32(pd->handle), .type = htole32(type) };
-	struct virtio_rdma_object_resp made;
-	int ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MW_ALLOC, &req, sizeof(req), &made,
-				sizeof(made));
-
-	if (ret)
-		return ret;
-	mw->context = pd->context;
-	mw->pd = pd;
-	mw->rkey = le32toh(made.object);
-	mw->handle = mw->rkey;
-	mw->type = type;
-	return 0;
-}
-
-int vrdma_local_dealloc_mw(struct ibv_mw *mw)
-{
-	return vrdma_destroy(mw->context, VIRTIO_RDMA_CMD_MW_DEALLOC, mw->handle);
 }
 
 /* ---- Completion queues -------------------------------------------------------------------------- */
@@ -571,10 +464,14 @@ int vrdma_local_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, struct
 int vrdma_local_destroy_srq(struct ibv_srq *srq)
 {
 	int ret = vrdma_destroy(srq->context, VIRTIO_RDMA_CMD_SRQ_DESTROY, srq->handle);
+	struct vrdma_mirror *mirror = to_vctx(srq->context)->mirror;
 
-	if (!ret)
-		forget(srq->context, srq);
-	return ret;
+	if (ret)
+		return ret;
+	forget(srq->context, srq);
+	if (mirror)
+		vrdma_kept_forget(mirror, &to_vsrq(srq)->wq);
+	return 0;
 }
 
 #include "kernel_qp.h"

@@ -2,9 +2,9 @@
 /*
  * Memory that the device can reach: files that cannot shrink, which both sides map.
  *
- * Rings and doorbell pages come from pieces of our own. Memory of the program can be registered
- * where it lies in the shared heap (process/heap), which tells where it is. Nothing of either goes
- * to a child of fork(): the heap sees to its own.
+ * Rings and doorbell pages come from pieces of our own. Memory of the program is reached as it is
+ * where it lies in the shared heap (process/heap), which tells where it is; all other has a shadow
+ * (private.h). Nothing of either goes to a child of fork(): the heap sees to its own.
  */
 #define _GNU_SOURCE
 #include "virtio_rdma.h"
@@ -32,7 +32,8 @@ struct shared {
 static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *all;
 
-static int sealed_file(size_t len)
+/* -1 and errno where there is none. */
+int vrdma_sealed_file(size_t len)
 {
 	int fd = memfd_create("vhost-rdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -52,7 +53,7 @@ static struct shared *new_piece(size_t len)
 	if (!piece)
 		return NULL;
 	piece->len = len > PIECE ? len : PIECE;
-	piece->fd = sealed_file(piece->len);
+	piece->fd = vrdma_sealed_file(piece->len);
 	if (piece->fd < 0)
 		goto err;
 	piece->base = mmap(NULL, piece->len, PROT_READ | PROT_WRITE, MAP_SHARED, piece->fd, 0);
@@ -169,6 +170,20 @@ static int heap_of(uintptr_t addr, uint8_t **base, size_t *len)
 	return fd >= 0 && addr - (uintptr_t)start < *len ? fd : -1;
 }
 
+/* Whether an address is in a piece of our own, which is no memory of the program's. */
+int vrdma_is_own(const void *addr)
+{
+	struct shared *piece;
+
+	pthread_mutex_lock(&shared_lock);
+	for (piece = all; piece; piece = piece->next) {
+		if ((uintptr_t)addr - (uintptr_t)piece->base < piece->len)
+			break;
+	}
+	pthread_mutex_unlock(&shared_lock);
+	return !!piece;
+}
+
 /* The piece that an address lies in: its file, which is open for as long as the process is. */
 static int piece_of(uintptr_t addr, uint8_t **base, size_t *len)
 {
@@ -199,17 +214,32 @@ static int is_known(const struct vrdma_session *session, uintptr_t addr)
 	return 0;
 }
 
-static int tell(struct vrdma_session *session, uint8_t *base, size_t len, int fd)
+int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd)
 {
 	__le64 body[3] = { htole64((uintptr_t)base), htole64(len), 0 };
 	struct vrdma_request request = { VRDMA_MEMORY_ADD, body, sizeof(body), fd };
 	struct vrdma_answer answer = {};
+
+	return vrdma_ask(session, &request, &answer);
+}
+
+void vrdma_memory_remove(struct vrdma_session *session, void *base, size_t len)
+{
+	__le64 body[3] = { htole64((uintptr_t)base), htole64(len), 0 };
+	struct vrdma_request request = { VRDMA_MEMORY_REMOVE, body, sizeof(body), -1 };
+	struct vrdma_answer answer = {};
+
+	(void)vrdma_ask(session, &request, &answer);
+}
+
+static int tell(struct vrdma_session *session, uint8_t *base, size_t len, int fd)
+{
 	struct vrdma_piece *piece = calloc(1, sizeof(*piece));
 	int ret;
 
 	if (!piece)
 		return ENOMEM;
-	ret = vrdma_ask(session, &request, &answer);
+	ret = vrdma_memory_add(session, base, len, fd);
 	if (ret) {
 		free(piece);
 		return ret;

@@ -17,6 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "private.h"
 #include "session.h"
 
 static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,6 +65,7 @@ static void in_child(void)
 
 	for (session = sessions; session; session = session->next) {
 		close_all(session);
+		vrdma_private_in_child(session);
 		session->socket = session->kick = -1;
 		session->events.put = -1;
 	}
@@ -74,9 +76,21 @@ static void in_child(void)
 	unlock_sessions();
 }
 
-__attribute__((constructor)) static void at_fork(void)
+static void register_at_fork(void)
 {
 	pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/*
+ * Handlers run in a child in the order in which they were registered, and the shared heap's has to
+ * be the first: before it, what is written to the heap is written to the parent's. It registers as
+ * the program is loaded, so these come later.
+ */
+static void at_fork(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, register_at_fork);
 }
 
 struct vrdma_session *vrdma_session_of(struct ibv_context *context)
@@ -259,6 +273,7 @@ int vrdma_session_open(struct vrdma_session *session, const char *path)
 	if (strlen(path) >= sizeof(address.sun_path))
 		return ENAMETOOLONG;
 	strcpy(address.sun_path, path);
+	at_fork();
 	pthread_mutex_init(&session->lock, NULL);
 	pthread_mutex_init(&session->tables, NULL);
 	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -297,6 +312,7 @@ void vrdma_session_close(struct vrdma_session *session)
 		shutdown(session->socket, SHUT_RDWR);
 		pthread_join(session->watcher, NULL);
 	}
+	vrdma_private_end(session);
 	if (session->socket >= 0)
 		close_all(session);
 	while (session->pieces) {

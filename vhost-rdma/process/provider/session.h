@@ -22,6 +22,7 @@ enum vrdma_op {
 	VRDMA_CHANNEL_REMOVE,
 	VRDMA_ADDRESS,
 	VRDMA_COMMAND,
+	VRDMA_MIRROR_ADD,
 };
 
 #define VRDMA_FILES 4
@@ -121,12 +122,16 @@ void vrdma_dm_before_fork(void);
 void vrdma_dm_after_fork(int in_child);
 
 /* memory.c: pages of this process that the device can reach, and whose they are. */
+int vrdma_sealed_file(size_t len);
 void *vrdma_pages_alloc(size_t len);
 void vrdma_pages_before_fork(void);
 void vrdma_pages_after_fork(int in_child);
 int vrdma_pages_free(void *addr, size_t len);
 /* Has the device reach a range; EFAULT where that is not possible. */
 int vrdma_share(struct vrdma_session *session, const void *addr, size_t len);
+int vrdma_is_own(const void *addr);
+int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd);
+void vrdma_memory_remove(struct vrdma_session *session, void *base, size_t len);
 struct virtio_rdma_page_list vrdma_list(const void *addr, size_t len);
 
 #endif

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * Accesses of peers to private memory: jobs that the device gives to a thread of this library
+ * (docs/virtio-rdma-process.md, 4), one after the other. What a peer writes is in the in half
+ * already, what it reads is wanted in the out half, and atomics are done on the program's own words,
+ * so that they are atomic for its processors too.
+ *
+ * The program may have unmapped what it has registered. The kernel copies for this thread, and says
+ * EFAULT where a load of its own would end the program (process_vm_readv(2): a process may always
+ * name itself). Words are looked at in the same manner before they are touched: a program that
+ * unmaps one in the very moment between may still end.
+ */
+#define _GNU_SOURCE
+#include "virtio_rdma.h"
+
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "private.h"
+
+#define STACK ((size_t)256 << 10)
+
+enum kind {
+	ARRIVED = 1,
+	WANTED,
+	COMPARE_SWAP,
+	FETCH_ADD,
+};
+
+struct job {
+	__le64 id;
+	__le32 op;
+	__le32 key;
+	__le64 address;
+	__le32 length;
+	__le32 reserved;
+	__le64 operands[2];
+};
+static_assert(sizeof(struct job) == 48, "a job");
+
+struct done {
+	__le64 id;
+	__le32 status;
+	__le32 reserved;
+	__le64 value;
+};
+static_assert(sizeof(struct done) == 24, "an answer");
+
+/* Where a job is done. */
+struct spot {
+	uint8_t *memory;
+	uint8_t *in;
+	uint8_t *out;
+	size_t len;
+};
+
+/* 0 if all of it was copied. */
+static int copy(const struct vrdma_mirror *mirror, const struct spot *spot, int to_memory)
+{
+	struct iovec ours = { .iov_base = to_memory ? spot->in : spot->out, .iov_len = spot->len };
+	struct iovec programs = { .iov_base = spot->memory, .iov_len = spot->len };
+	ssize_t done = to_memory ? process_vm_writev(mirror->pid, &ours, 1, &programs, 1, 0) :
+				   process_vm_readv(mirror->pid, &ours, 1, &programs, 1, 0);
+
+	if (done >= 0 || (errno != ENOSYS && errno != EPERM))
+		return done != (ssize_t)spot->len;
+	/* A filter of system calls does not let us. */
+	if (to_memory)
+		memcpy(spot->memory, spot->in, spot->len);
+	else
+		memcpy(spot->out, spot->memory, spot->len);
+	return 0;
+}
+
+/* Whether a word can be written: the kernel adds 0 to it, and EFAULT is its answer where not. */
+static int is_writable(void *word)
+{
+	uint32_t nobody = 0;
+	int op = FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0x7ff);
+
+	return !(syscall(SYS_futex, &nobody, FUTEX_WAKE_OP_PRIVATE, 0, NULL, word, op) < 0 &&
+		 errno == EFAULT);
+}
+
+static int is_word(const struct spot *spot)
+{
+	return spot->len == sizeof(uint64_t) && !((uintptr_t)spot->memory & 7);
+}
+
+/* An atomic write comes like any other, and has to be one store (IBTA A19). */
+static int arrive(const struct vrdma_mirror *mirror, const struct spot *spot)
+{
+	uint64_t word;
+
+	if (!is_word(spot))
+		return copy(mirror, spot, 1);
+	if (!is_writable(spot->memory))
+		return 1;
+	memcpy(&word, spot->in, sizeof(word));
+	__atomic_store_n((uint64_t *)(void *)spot->memory, word, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static int change(const struct job *job, const struct spot *spot, uint64_t *before)
+{
+	uint64_t *word = (uint64_t *)(void *)spot->memory;
+	uint64_t first = le64toh(job->operands[0]);
+
+	if (!is_word(spot) || !is_writable(word))
+		return 1;
+	if (le32toh(job->op) == FETCH_ADD) {
+		*before = __atomic_fetch_add(word, first, __ATOMIC_SEQ_CST);
+		return 0;
+	}
+	*before = first;
+	__atomic_compare_exchange_n(word, before, le64toh(job->operands[1]), 0, __ATOMIC_SEQ_CST,
+				    __ATOMIC_SEQ_CST);
+	return 0;
+}
+
+static int work(const struct vrdma_mirror *mirror, const struct job *job, const struct spot *spot,
+		uint64_t *value)
+{
+	switch (le32toh(job->op)) {
+	case ARRIVED:
+		return arrive(mirror, spot);
+	case WANTED:
+		return copy(mirror, spot, 0);
+	case COMPARE_SWAP:
+	case FETCH_ADD:
+		return change(job, spot, value);
+	default:
+		return 1;
+	}
+}
+
+static struct done serve(struct vrdma_mirror *mirror, const struct job *job)
+{
+	struct vrdma_region *region = vrdma_region_get(mirror, le32toh(job->key));
+	struct spot spot = { .len = le32toh(job->length) };
+	uint64_t value = 0;
+	int fault = 1;
+	size_t at;
+
+	if (region && vrdma_inside(region, le64toh(job->address), spot.len, &at)) {
+		spot.memory = region->memory + at;
+		spot.in = region->in + at;
+		spot.out = spot.in + region->half;
+		fault = work(mirror, job, &spot, &value);
+	}
+	if (region)
+		vrdma_region_put(region);
+	return (struct done){
+		.id = job->id,
+		.status = htole32(fault ? VIRTIO_RDMA_ERR_FAULT : VIRTIO_RDMA_OK),
+		.value = htole64(value),
+	};
+}
+
+/* To the end of the channel, which is that of the device or of the context. */
+static void *serve_all(void *arg)
+{
+	struct vrdma_mirror *mirror = arg;
+	struct done done;
+	struct job job;
+	ssize_t n;
+
+	for (;;) {
+		n = recv(mirror->jobs, &job, sizeof(job), 0);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n != sizeof(job))
+			return NULL;
+		done = serve(mirror, &job);
+		do
+			n = send(mirror->jobs, &done, sizeof(done), MSG_NOSIGNAL);
+		while (n < 0 && errno == EINTR);
+	}
+}
+
+static int start(struct vrdma_mirror *mirror)
+{
+	sigset_t all, before;
+	pthread_attr_t attr;
+	int ret;
+
+	ret = pthread_attr_init(&attr);
+	if (ret)
+		return ret;
+	/* A program with much thread-local storage needs more, and gets what is usual. */
+	(void)pthread_attr_setstacksize(&attr, STACK);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	ret = pthread_create(&mirror->worker, &attr, serve_all, mirror);
+	if (ret)
+		ret = pthread_create(&mirror->worker, NULL, serve_all, mirror);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	return ret;
+}
+
+int vrdma_jobs_begin(struct vrdma_session *session, struct vrdma_mirror *mirror)
+{
+	struct vrdma_request request = { VRDMA_MIRROR_ADD, NULL, 0, -1 };
+	struct vrdma_answer answer = { NULL, 0, &mirror->jobs, 1 };
+	int ret;
+
+	ret = vrdma_ask(session, &request, &answer);
+	if (ret)
+		return ret;
+	mirror->pid = getpid();
+	ret = start(mirror);
+	if (ret)
+		close(mirror->jobs);
+	return ret;
+}
+
+void vrdma_jobs_end(struct vrdma_mirror *mirror)
+{
+	shutdown(mirror->jobs, SHUT_RDWR);
+	pthread_join(mirror->worker, NULL);
+	close(mirror->jobs);
+}
