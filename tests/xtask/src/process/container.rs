@@ -1,5 +1,6 @@
 //! A container for programs of a release: its file system is a guest's, mounted read-only in a mount
-//! namespace of its own, with the sockets of the NICs and our libraries at their places.
+//! namespace of its own, with the sockets of the NICs and our libraries at their places. Its network
+//! is a loopback interface of its own: nobody else's ports are in the way.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use crate::roots::{self, Debian};
 /// `vhost-rdma run` has said in the environment where sockets and libraries are.
 const ENTER: &str = r#"
 libraries=$VHOST_RDMA_LIBRARIES
+ip link set lo up
 mount -t tmpfs none /mnt
 mkdir /mnt/sockets /mnt/libraries /mnt/host /mnt/root
 n=0; devices=
@@ -80,7 +82,7 @@ impl Container {
         let mut run = tied(&self.daemon);
         run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
         run.args(["run", "--nics", &nics.to_string(), "--"]);
-        run.args(["unshare", "--mount", "--propagation", "private", "sh", "-e"]);
+        run.args(["unshare", "--net", "--mount", "--propagation", "private", "sh", "-e"]);
         run.arg(&enter).arg(&self.image).arg(&self.share);
         capture(&mut run, limit)
     }

@@ -67,7 +67,7 @@ impl Args {
         let (mut table, mut good) = (Vec::new(), true);
         for debian in releases {
             let container = Container::new(cache, debian, &daemon, &libraries)?;
-            table.extend(programs::run(&container, self.only.as_deref())?);
+            table.extend(programs::run(cache, &container, self.only.as_deref())?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
             good &= held;

@@ -1,4 +1,9 @@
-//! perftest and the examples of libibverbs: both ends in one container, each with a NIC of its own.
+//! perftest and the examples of libibverbs: both ends in one container, each with a NIC of its own;
+//! and programs of ours for what those do not do: `fork`, and memory that is not shared.
+//!
+//! The container's programs have the shared heap. A good part of them is run again with
+//! `VHOST_RDMA_PRIVATE=1`, which makes all of their memory private: each operation, both kinds of
+//! completion queues, events, shared receive queues, all sizes.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,6 +12,8 @@ use anyhow::Result;
 
 use super::container::Container;
 use super::row;
+use crate::cache::Cache;
+use crate::products;
 use crate::rows::Row;
 
 const WAIT: Duration = Duration::from_secs(120);
@@ -60,6 +67,28 @@ const PINGPONGS: &[&str] = &[
     "ibv_srq_pingpong -c -e",
 ];
 
+/// Of both, what is run with memory that is not shared.
+const PRIVATE: &[&str] = &[
+    "ib_write_bw",
+    "ib_write_bw -b -q 4",
+    "ib_write_bw -c UC",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+    "ib_send_bw -a",
+    "ib_send_bw -c UD",
+    "ib_send_bw -q 4 --use-srq",
+    "ib_send_lat -e",
+    "ib_send_lat -I 64",
+    "ib_atomic_bw",
+    "ib_atomic_lat -A CMP_AND_SWAP",
+    "ibv_rc_pingpong -c -e",
+    "ibv_rc_pingpong -c -N",
+    "ibv_uc_pingpong -c",
+    "ibv_ud_pingpong -c -s 1024",
+    "ibv_srq_pingpong -c",
+];
+
 /// What both ends are told beside that.
 fn ends(program: &str) -> [String; 2] {
     let common = if program.starts_with("ibv_") { "-g 0 -n 500" } else { "-F -x 0 -n 500" };
@@ -72,17 +101,35 @@ fn ends(program: &str) -> [String; 2] {
 /// A parent and its children, each with devices of its own.
 const FORK: &str = include_str!("../../../guest-programs/process-fork.py");
 
+/// Programs of ours, each with what comes before it in the script.
+const OURS: [(&str, &str, &str); 4] = [
+    ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
+    ("memory that is not shared", "", MEMORY),
+    ("memory that is not shared, no shared heap", "unset LD_PRELOAD", MEMORY),
+    ("memory that is not shared, all", "export VHOST_RDMA_PRIVATE=1", MEMORY),
+];
+const MEMORY: &str = "timeout 100 /host/process-private vhost_rdma0 vhost_rdma1";
+
 /// Runs those whose name has `only` in it.
-pub(super) fn run(container: &Container, only: Option<&str>) -> Result<Vec<Row>> {
+pub(super) fn run(cache: &Cache, container: &Container, only: Option<&str>) -> Result<Vec<Row>> {
     fs::write(container.share().join("fork.py"), FORK)?;
-    let both = |program: &&str| {
+    for program in products::programs(cache, container.debian)? {
+        if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
+            fs::copy(&program, container.share().join(name))?;
+        }
+    }
+    let both = |program: &str| {
         let [server, client] = ends(program);
-        ((*program).to_owned(), BOTH.replace("$SERVER", &server).replace("$CLIENT", &client))
+        BOTH.replace("$SERVER", &server).replace("$CLIENT", &client)
     };
-    let fork = ("fork".to_owned(), "timeout 60 python3 /host/fork.py vhost_rdma0".to_owned());
-    let all = PERFTEST.iter().chain(PINGPONGS).map(both).chain([fork]);
+    let theirs = PERFTEST.iter().chain(PINGPONGS).map(|it| ((*it).to_owned(), both(it)));
+    let private = PRIVATE.iter().map(|program| {
+        let script = format!("export VHOST_RDMA_PRIVATE=1\n{}", both(program));
+        (format!("private: {program}"), script)
+    });
+    let ours = OURS.iter().map(|(name, before, it)| ((*name).into(), format!("{before}\n{it}")));
     let mut rows = Vec::new();
-    for (program, script) in all {
+    for (program, script) in theirs.chain(private).chain(ours) {
         if only.is_some_and(|part| !program.contains(part)) {
             continue;
         }

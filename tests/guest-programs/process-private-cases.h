@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/* Cases of process-private.c: queues, registrations, processes; and the measurement. */
+
+/* A completion is of all reads before it too. */
+static bool unsignaled(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	struct ibv_wc wc;
+	int i, lap;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	for (lap = 0; lap < 30; lap++) {
+		fill(bss[1], ROOM, (unsigned int)lap);
+		memset(bss[0], 0xee, ROOM);
+		for (i = 0; i < 8; i++)
+			MUST(post(IBV_WR_RDMA_READ, i == 7 ? IBV_SEND_SIGNALED : 0,
+				  sge(bss[0] + 1000 * i, 999, near_mr),
+				  (struct remote){ bss[1] + 1000 * i, far_mr, 0, 0 }));
+		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
+		for (i = 0; i < 8; i++)
+			TRY(!memcmp(bss[0] + 1000 * i, bss[1] + 1000 * i, 999) &&
+			    bss[0][1000 * i + 999] == 0xee);
+	}
+	/* Those before one that fails have arrived. */
+	memset(bss[0], 0xee, ROOM);
+	MUST(post(IBV_WR_RDMA_READ, 0, sge(bss[0], 999, near_mr), (struct remote){ bss[1], far_mr, 0, 0 }));
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + 1000, 999, near_mr),
+		  (struct remote){ past(bss[1], 100000), far_mr, 0, 0 }, IBV_WC_REM_ACCESS_ERR));
+	TRY(!memcmp(bss[0], bss[1], 999) && bss[0][1000] == 0xee);
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+/* A fenced request sends what a read before it brings, and what lies beside that. */
+static bool fenced(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	uint8_t *near = bss[0], *far = bss[1];
+	struct ibv_wc wc;
+	int lap;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	for (lap = 0; lap < 200; lap++) {
+		fill(near, ROOM, (unsigned int)lap);
+		fill(far, ROOM, (unsigned int)lap + 100);
+		MUST(post(IBV_WR_RDMA_READ, 0, sge(near + 500, 1000, near_mr),
+			  (struct remote){ far + 3000, far_mr, 0, 0 }));
+		MUST(post(IBV_WR_RDMA_READ, 0, sge(near + 2000, 700, near_mr),
+			  (struct remote){ far + 5000, far_mr, 0, 0 }));
+		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE, sge(near + 600, 100, near_mr),
+			  (struct remote){ far + 9000, far_mr, 0, 0 }));
+		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE, sge(near + 4000, 100, near_mr),
+			  (struct remote){ far + 9500, far_mr, 0, 0 }));
+		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE | IBV_SEND_SIGNALED, sge(near, 3000, near_mr),
+			  (struct remote){ far, far_mr, 0, 0 }));
+		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
+		TRY(!memcmp(near + 500, far + 3000, 1000) && !memcmp(near + 2000, far + 5000, 700));
+		TRY(!memcmp(near, far, 3000));
+		TRY(!memcmp(far + 9000, near + 600, 100) && !memcmp(far + 9500, near + 4000, 100));
+	}
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+/* Slots of the shared queue are posted again before what arrived in them is polled. */
+static bool shared_queue(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	struct ibv_sge list;
+	struct ibv_wc wc;
+	int i, round;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, true, false));
+	fill(bss[0], ROOM, 6);
+	memset(bss[1], 0xee, ROOM);
+	for (round = 0; round < 3; round++) {
+		for (i = 0; i < 8; i++) {
+			list = sge(bss[1] + 400 * (8 * round + i), 400, far_mr);
+			MUST(receive(&ends[1], (uint64_t)(8 * round + i), &list, 1));
+		}
+		for (i = 0; i < 8; i++)
+			MUST(does(IBV_WR_SEND, sge(bss[0] + 400 * (8 * round + i), (uint32_t)(100 + i), near_mr),
+				  (struct remote){ 0 }, IBV_WC_SUCCESS));
+	}
+	for (i = 0; i < 24; i++) {
+		MUST(done(&ends[1], &wc, IBV_WC_SUCCESS));
+		TRY(wc.wr_id == (uint64_t)i && wc.byte_len == (uint32_t)(100 + i % 8));
+		TRY(!memcmp(bss[1] + 400 * i, bss[0] + 400 * i, wc.byte_len));
+		TRY(bss[1][400 * i + (int)wc.byte_len] == 0xee);
+	}
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+static bool next_ex(struct end *e)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	double end = now() + WAIT_MS / 1e3;
+
+	while (ibv_start_poll(e->cq_ex, &attr))
+		TRY(now() < end);
+	TRY(e->cq_ex->status == IBV_WC_SUCCESS);
+	return true;
+}
+
+/* ibv_wr_* and ibv_start_poll(). */
+static bool extended(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	struct ibv_sge list[2];
+	struct ibv_qp_ex *qp;
+	struct ibv_wc wc;
+	uint64_t word = 5;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, true));
+	fill(bss[0], ROOM, 7);
+	memset(bss[0] + 4000, 0xee, 2000);
+	memset(bss[1], 0xee, ROOM);
+	memcpy(bss[1] + 4096, &word, 8);
+	list[0] = sge(bss[1], 300, far_mr);
+	MUST(receive(&ends[1], 1, list, 1));
+	qp = ibv_qp_to_qp_ex(ends[0].qp);
+	TRY(qp);
+	ibv_wr_start(qp);
+	ibv_wr_rdma_write(qp, far_mr->rkey, (uintptr_t)bss[1] + 1000);
+	list[0] = sge(bss[0], 100, near_mr);
+	list[1] = sge(bss[0] + 200, 100, near_mr);
+	ibv_wr_set_sge_list(qp, 2, list);
+	ibv_wr_rdma_read(qp, far_mr->rkey, (uintptr_t)bss[1] + 1000);
+	ibv_wr_set_sge(qp, near_mr->lkey, (uintptr_t)bss[0] + 4000, 200);
+	ibv_wr_atomic_fetch_add(qp, far_mr->rkey, (uintptr_t)bss[1] + 4096, 2);
+	ibv_wr_set_sge(qp, near_mr->lkey, (uintptr_t)bss[0] + 5000, 8);
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(qp);
+	ibv_wr_set_sge(qp, near_mr->lkey, (uintptr_t)bss[0] + 600, 300);
+	TRY(!ibv_wr_complete(qp));
+	MUST(next_ex(&ends[0]));
+	TRY(!memcmp(bss[0], bss[0] + 4000, 100) && !memcmp(bss[0] + 200, bss[0] + 4100, 100));
+	TRY(bss[0][4200] == 0xee && !memcmp(bss[0] + 5000, &word, 8));
+	ibv_end_poll(ends[0].cq_ex);
+	MUST(done(&ends[1], &wc, IBV_WC_SUCCESS));
+	TRY(!memcmp(bss[1], bss[0] + 600, 300) && bss[1][300] == 0xee);
+	memcpy(&word, bss[1] + 4096, 8);
+	TRY(word == 7);
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+/* Several QPs, each with a thread, in regions beside each other in one page. */
+enum { QUEUES = 4, LAPS = 300 };
+
+struct lane {
+	struct end near, far;
+	struct ibv_mr *near_mr, *far_mr;
+	pthread_t thread;
+	int number;
+	bool good;
+};
+
+static void *run_lane(void *arg)
+{
+	struct lane *lane = arg;
+	uint8_t *near = bss[0] + 100 * lane->number, *far = bss[1] + 100 * lane->number;
+	struct ibv_sge list;
+	struct ibv_send_wr *bad, wr = { .sg_list = &list, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_wc wc;
+	int i;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)far;
+	wr.wr.rdma.rkey = lane->far_mr->rkey;
+	list = sge(near, 100, lane->near_mr);
+	for (i = 0; i < LAPS; i++) {
+		memset(near, i, 100);
+		wr.opcode = IBV_WR_RDMA_WRITE;
+		if (ibv_post_send(lane->near.qp, &wr, &bad) || next(&lane->near, &wc))
+			return NULL;
+		memset(near, 0xee, 100);
+		wr.opcode = IBV_WR_RDMA_READ;
+		if (ibv_post_send(lane->near.qp, &wr, &bad) || next(&lane->near, &wc))
+			return NULL;
+		if (near[0] != (uint8_t)i || near[99] != (uint8_t)i || memcmp(near, far, 100))
+			return NULL;
+	}
+	lane->good = true;
+	return NULL;
+}
+
+static bool queues(void)
+{
+	static struct lane lanes[QUEUES];
+	int i;
+
+	for (i = 0; i < QUEUES; i++) {
+		struct lane *lane = &lanes[i];
+
+		lane->number = i;
+		lane->near = ends[0];
+		lane->far = ends[1];
+		TRY((lane->near_mr = ibv_reg_mr(ends[0].pd, bss[0] + 100 * i, 100, ALL)));
+		TRY((lane->far_mr = ibv_reg_mr(ends[1].pd, bss[1] + 100 * i, 100, ALL)));
+		MUST(make_qp(&lane->near, IBV_QPT_RC, false, false));
+		MUST(make_qp(&lane->far, IBV_QPT_RC, false, false));
+		MUST(connect_qp(&lane->near, &lane->far) && connect_qp(&lane->far, &lane->near));
+	}
+	for (i = 0; i < QUEUES; i++)
+		TRY(!pthread_create(&lanes[i].thread, NULL, run_lane, &lanes[i]));
+	for (i = 0; i < QUEUES; i++)
+		pthread_join(lanes[i].thread, NULL);
+	for (i = 0; i < QUEUES; i++) {
+		TRY(lanes[i].good);
+		TRY(!ibv_destroy_qp(lanes[i].near.qp) && !ibv_destroy_qp(lanes[i].far.qp));
+		TRY(!ibv_destroy_cq(lanes[i].near.cq) && !ibv_destroy_cq(lanes[i].far.cq));
+		TRY(!ibv_dereg_mr(lanes[i].near_mr) && !ibv_dereg_mr(lanes[i].far_mr));
+	}
+	return true;
+}
+
+/* A region that is registered again over other memory. */
+static bool moves(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	uint8_t *heap = malloc(ROOM), *to[] = { data[1], heap, bss[1] };
+	size_t i;
+
+	TRY(near_mr && far_mr && heap);
+	for (i = 0; i < 3; i++) {
+		fill(bss[0], ROOM, (unsigned int)i);
+		memset(data[1], 0xee, ROOM);
+		memset(bss[1], 0xee, ROOM);
+		memset(heap, 0xee, ROOM);
+		TRY(!ibv_rereg_mr(far_mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to[i], ROOM, 0));
+		MUST(make(IBV_QPT_RC, false, false));
+		MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr),
+			  (struct remote){ to[i] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
+		MUST(moved(bss[0], to[i]));
+	}
+	TRY(!ibv_rereg_mr(far_mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE |
+			  IBV_ACCESS_REMOTE_WRITE));
+	MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr),
+		  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + AT, LEN, near_mr),
+		  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_REM_ACCESS_ERR));
+	free(heap);
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+/* More registrations than a session has pieces of memory, of all sizes, again and again. */
+static bool turnover(void)
+{
+	enum { MANY = 300 };
+	static struct ibv_mr *all[MANY];
+	size_t len = 96 << 20;
+	uint8_t *memory = map(len, PROT_READ | PROT_WRITE);
+	unsigned int i, lap;
+
+	TRY(memory);
+	for (lap = 0; lap < 3; lap++) {
+		for (i = 0; i < MANY; i++) {
+			size_t at = (i * 7919u) % (len / 2), size = i % 20 ? 1 + i * 301 % 70000 : len / 2;
+
+			TRY((all[i] = ibv_reg_mr(ends[0].pd, memory + at, size, ALL)));
+		}
+		for (i = 0; i < MANY; i++)
+			TRY(!ibv_dereg_mr(all[i * 7 % MANY]));
+	}
+	munmap(memory, len);
+	return operate(bss[0], bss[1]);
+}
+
+static int child(struct ibv_mr *mr)
+{
+	memset(bss[1], 0x33, ROOM);
+	ibv_dereg_mr(mr);
+	return ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL) ? 3 : 4;
+}
+
+/* A child has its own copy, no device, and no way to disturb its parent. */
+static bool forks(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	int i, status;
+	pid_t pid;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	for (i = 0; i < 5; i++) {
+		fill(bss[0], ROOM, (unsigned int)i);
+		memset(bss[1], 0xee, ROOM);
+		pid = fork();
+		if (!pid)
+			_exit(child(far_mr));
+		MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr),
+			  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
+		TRY(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 4);
+		MUST(moved(bss[0], bss[1]));
+		memset(bss[0], 0xee, ROOM);
+		fill(bss[1], ROOM, 3);
+		MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + AT, LEN, near_mr),
+			  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
+		MUST(moved(bss[1], bss[0]));
+	}
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+/* ---- The measurement ---------------------------------------------------------------------------- */
+
+enum { BLOCK = 65536, BLOCKS = 16, WRITES = 20000 };
+
+static bool measure(const char *name, uint8_t *near, uint8_t *far)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, near, BLOCK * BLOCKS, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, far, BLOCK * BLOCKS, ALL);
+	double begin, end;
+	struct ibv_wc wc;
+	int i;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	fill(near, BLOCK * BLOCKS, 1);
+	memset(far, 0, BLOCK * BLOCKS);
+	begin = now();
+	for (i = 0; i < WRITES; i++) {
+		size_t at = (size_t)(i % BLOCKS) * BLOCK;
+
+		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, sge(near + at, BLOCK, near_mr),
+			  (struct remote){ far + at, far_mr, 0, 0 }));
+		if (i >= DEPTH / 2)
+			MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
+	}
+	for (i = 0; i < DEPTH / 2; i++)
+		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
+	end = now();
+	TRY(!memcmp(near, far, BLOCK * BLOCKS));
+	printf("%s %.0f\n", name, (double)WRITES * BLOCK / (end - begin));
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}
+
+static bool bandwidth(void)
+{
+	static uint8_t from[BLOCK * BLOCKS], to[BLOCK * BLOCKS];
+	uint8_t *heap = malloc(2 * BLOCK * BLOCKS);
+	double begin;
+	int i;
+
+	TRY(heap);
+	fill(from, sizeof(from), 2);
+	memset(to, 1, sizeof(to));
+	begin = now();
+	for (i = 0; i < WRITES; i++) {
+		memcpy(to + (size_t)(i % BLOCKS) * BLOCK, from + (size_t)(i % BLOCKS) * BLOCK, BLOCK);
+		__asm__ volatile("" ::: "memory");
+	}
+	printf("memcpy %.0f\n", (double)WRITES * BLOCK / (now() - begin));
+	MUST(measure("malloc", heap, heap + BLOCK * BLOCKS));
+	MUST(measure("private", from, to));
+	free(heap);
+	return true;
+}
