@@ -89,8 +89,8 @@ pub fn container_socket(id: &str) -> String {
 const PROCESS_DIR: &str = "/run/vhost-rdma/process";
 /// Where containers find the libraries of such NICs.
 const PROCESS_LIBRARIES: &str = "/run/vhost-rdma/lib";
-/// What makes memory of programs shared memory, which is all that can be registered.
-const SHARED_HEAP: &str = "libvhost_rdma_heap.so";
+/// What makes memory of programs shared memory, and what shows them the files that they look for.
+const PRELOADED: [&str; 2] = ["libvhost_rdma_heap.so", "libvhost_rdma_files.so"];
 
 /// The directory of a NIC for processes in its container.
 #[must_use]
@@ -177,7 +177,7 @@ pub fn process(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift> {
         ],
         common: vec![
             ("LD_LIBRARY_PATH", PROCESS_LIBRARIES.to_owned()),
-            ("LD_PRELOAD", format!("{PROCESS_LIBRARIES}/{SHARED_HEAP}")),
+            ("LD_PRELOAD", PRELOADED.map(|name| format!("{PROCESS_LIBRARIES}/{name}")).join(":")),
         ],
         mounts: vec![(host_dir(nic), process_dir(id))],
         libraries: Some((pool.config.libraries().to_owned(), PROCESS_LIBRARIES.to_owned())),
@@ -512,7 +512,9 @@ mod tests {
         );
         assert!(response.devices.is_empty(), "no device of the host's");
         assert_eq!(response.envs["LD_LIBRARY_PATH"], "/run/vhost-rdma/lib");
-        assert_eq!(response.envs["LD_PRELOAD"], "/run/vhost-rdma/lib/libvhost_rdma_heap.so");
+        let preloaded =
+            "/run/vhost-rdma/lib/libvhost_rdma_heap.so:/run/vhost-rdma/lib/libvhost_rdma_files.so";
+        assert_eq!(response.envs["LD_PRELOAD"], preloaded);
         assert_eq!(
             response.envs["VHOST_RDMA_P_1_SOCKET"],
             "/run/vhost-rdma/process/p-1/process.sock"

@@ -6,7 +6,7 @@
 #     build.sh RDMA_CORE_SOURCE OUTPUT_DIR
 #
 # libibverbs.so.1 has our provider in it and stands for the distribution's; libvhost_rdma_heap.so is
-# the shared heap. The tree is copied, patched (patches/) and not touched itself. Needs cmake, ninja
+# the shared heap, libvhost_rdma_files.so the files that programs look for beside a device. The tree is copied, patched (patches/) and not touched itself. Needs cmake, ninja
 # (or make), pkg-config, patch, a C compiler, python3, libnl-3-dev and libnl-route-3-dev. Prints the
 # folder of the libraries as its last line.
 set -eu
@@ -67,4 +67,6 @@ mkdir -p "$out/lib"
 cp -P "$tree"/build/lib/libibverbs.so.1* "$out/lib/"
 ${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden -fno-builtin \
 	-o "$out/lib/libvhost_rdma_heap.so" "$here/heap/heap.c" -lpthread
+${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden \
+	-o "$out/lib/libvhost_rdma_files.so" "$here/files/files.c" -ldl
 echo "$out/lib"

@@ -32,6 +32,8 @@ const INSTALLED: [&str; 2] = ["/usr/lib/vhost-rdma", "/usr/local/lib/vhost-rdma"
 /// What stands for the distribution's.
 const LIBIBVERBS: &str = "libibverbs.so.1";
 const HEAP: &str = "libvhost_rdma_heap.so";
+/// Files that programs look for beside a device.
+const FILES: &str = "libvhost_rdma_files.so";
 
 /// What to run, and with what.
 #[derive(Debug)]
@@ -115,9 +117,13 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
     command.args(wanted.command.get(1..).unwrap_or_default());
     command.env(DEVICES, devices.join(OsStr::new(":")));
     command.env("LD_LIBRARY_PATH", before(&libraries, "LD_LIBRARY_PATH"));
-    let heap = libraries.join(HEAP);
-    if heap.exists() && std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0") {
-        command.env("LD_PRELOAD", before(&heap, "LD_PRELOAD"));
+    let heap = std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0");
+    let preloaded = heap.then_some(HEAP).into_iter().chain([FILES]);
+    let preloaded = preloaded.map(|name| libraries.join(name)).filter(|path| path.exists());
+    let preloaded =
+        preloaded.map(PathBuf::into_os_string).collect::<Vec<_>>().join(OsStr::new(":"));
+    if !preloaded.is_empty() {
+        command.env("LD_PRELOAD", before(Path::new(&preloaded), "LD_PRELOAD"));
     }
     let status = command.status().map_err(host(format!("run {}", program.display())))?;
     drop(daemon);

@@ -3,14 +3,18 @@
 //! The programs run in containers whose file system is that of the lab's guests, so that a release's
 //! own programs, linker and C library meet libraries that were built on this machine. No VM, no
 //! kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all of
-//! perftest's and libibverbs' examples that need neither XRC nor raw packets nor rdma_cm.
+//! perftest's and libibverbs' examples that need neither XRC nor raw packets nor rdma_cm, and UCX and
+//! Open MPI over it.
 
+mod clients;
 mod container;
 pub(crate) mod products;
 mod programs;
 mod suite;
 
+use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
@@ -18,7 +22,18 @@ use crate::cache::Cache;
 use crate::host;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
+use crate::vm::scenarios::clients::UCX_BATCH;
 use container::Container;
+
+const WAIT: Duration = Duration::from_secs(120);
+
+/// What the programs find in `/host`.
+const FILES: &[(&str, &str)] = &[
+    ("fork.py", include_str!("../../../guest-programs/process-fork.py")),
+    ("mpi-check.py", include_str!("../../../guest-programs/mpi-check.py")),
+    ("mpi-train.py", include_str!("../../../guest-programs/mpi-train.py")),
+    ("ucx.batch", UCX_BATCH),
+];
 
 /// See the module
 #[derive(Debug, clap::Subcommand)]
@@ -67,7 +82,7 @@ impl Args {
         let (mut table, mut good) = (Vec::new(), true);
         for debian in releases {
             let container = Container::new(cache, debian, &daemon, &libraries)?;
-            table.extend(programs::run(cache, &container, self.only.as_deref())?);
+            table.extend(self.programs(cache, &container)?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
             good &= held;
@@ -78,6 +93,35 @@ impl Args {
             rows::write_json(path, &table)?;
         }
         Ok(good && table.iter().all(|row| row.ok))
+    }
+}
+
+impl Args {
+    /// All programs that were asked for, one after the other.
+    fn programs(&self, cache: &Cache, container: &Container) -> Result<Vec<Row>> {
+        for program in crate::products::programs(cache, Debian::Bookworm)? {
+            if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
+                fs::copy(&program, container.share().join(name))?;
+            }
+        }
+        for (name, text) in FILES {
+            fs::write(container.share().join(name), text)?;
+        }
+        let mut rows = Vec::new();
+        for (program, script) in programs::all().into_iter().chain(clients::all()) {
+            if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
+                continue;
+            }
+            let begin = Instant::now();
+            let done = container.run(2, &script, WAIT);
+            let name = format!("{}: {program}", container.debian.name());
+            match &done {
+                Ok(_) => eprintln!("    {name}: ok"),
+                Err(error) => eprintln!("    {name}: {error:#}"),
+            }
+            rows.push(row(name, done.is_ok(), begin.elapsed().as_secs_f64()));
+        }
+        Ok(rows)
     }
 }
 

@@ -5,18 +5,6 @@
 //! `VHOST_RDMA_PRIVATE=1`, which makes all of their memory private: each operation, both kinds of
 //! completion queues, events, shared receive queues, all sizes.
 
-use std::fs;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
-use super::container::Container;
-use super::row;
-use crate::cache::Cache;
-use crate::products;
-use crate::rows::Row;
-
-const WAIT: Duration = Duration::from_secs(120);
 /// The server is there when its port is, which the client tries again and again.
 const BOTH: &str = r#"$SERVER > /tmp/server 2>&1 & server=$!
 for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
@@ -24,7 +12,7 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
   if $CLIENT > /tmp/client 2>&1; then wait $server && exit 0; break; fi
   kill -0 $server 2> /dev/null || break
 done
-echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client; exit 1
+(echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client) >&2; exit 1
 "#;
 
 /// Programs of perftest, with the devices that they are to use. Not: raw_ethernet_*, which send
@@ -98,10 +86,8 @@ fn ends(program: &str) -> [String; 2] {
     [end(0, ""), end(1, " 127.0.0.1")]
 }
 
-/// A parent and its children, each with devices of its own.
-const FORK: &str = include_str!("../../../guest-programs/process-fork.py");
-
-/// Programs of ours, each with what comes before it in the script.
+/// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
+/// children, each with devices of its own.
 const OURS: [(&str, &str, &str); 4] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
     ("memory that is not shared", "", MEMORY),
@@ -110,14 +96,8 @@ const OURS: [(&str, &str, &str); 4] = [
 ];
 const MEMORY: &str = "timeout 100 /host/process-private vhost_rdma0 vhost_rdma1";
 
-/// Runs those whose name has `only` in it.
-pub(super) fn run(cache: &Cache, container: &Container, only: Option<&str>) -> Result<Vec<Row>> {
-    fs::write(container.share().join("fork.py"), FORK)?;
-    for program in products::programs(cache, container.debian)? {
-        if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
-            fs::copy(&program, container.share().join(name))?;
-        }
-    }
+/// Names, and scripts.
+pub(super) fn all() -> Vec<(String, String)> {
     let both = |program: &str| {
         let [server, client] = ends(program);
         BOTH.replace("$SERVER", &server).replace("$CLIENT", &client)
@@ -128,21 +108,7 @@ pub(super) fn run(cache: &Cache, container: &Container, only: Option<&str>) -> R
         (format!("private: {program}"), script)
     });
     let ours = OURS.iter().map(|(name, before, it)| ((*name).into(), format!("{before}\n{it}")));
-    let mut rows = Vec::new();
-    for (program, script) in theirs.chain(private).chain(ours) {
-        if only.is_some_and(|part| !program.contains(part)) {
-            continue;
-        }
-        let begin = Instant::now();
-        let done = container.run(2, &script, WAIT);
-        let name = format!("{}: {program}", container.debian.name());
-        match &done {
-            Ok(_) => eprintln!("    {name}: ok"),
-            Err(error) => eprintln!("    {name}: {error:#}"),
-        }
-        rows.push(row(name, done.is_ok(), begin.elapsed().as_secs_f64()));
-    }
-    Ok(rows)
+    theirs.chain(private).chain(ours).collect()
 }
 
 #[cfg(test)]

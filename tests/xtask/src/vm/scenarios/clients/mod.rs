@@ -43,6 +43,8 @@ pub(crate) struct Args {
     pub(crate) full: bool,
 }
 
+pub(crate) use ucx::BATCH as UCX_BATCH;
+
 /// In the order of the table; those of CI first.
 const FAMILIES: &[&[Client]] =
     &[ucx::CLIENTS, mpi::CLIENTS, fabric::CLIENTS, qperf::CLIENTS, others::CLIENTS, block::CLIENTS];

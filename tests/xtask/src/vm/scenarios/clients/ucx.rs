@@ -8,7 +8,7 @@
 use super::super::client::{Client, Ready};
 
 /// A test per line: its name, and its options for `ucx_perftest`.
-pub(super) const BATCH: &str = "\
+pub(crate) const BATCH: &str = "\
 tag_lat -t tag_lat -s 8 -n 200 -w 10
 tag -t tag_bw -s 65536 -n 50 -w 5
 put -t ucp_put_bw -s 65536 -n 50 -w 5

@@ -1,0 +1,46 @@
+//! What stands above libibverbs: UCX, Open MPI, and the files that they look for.
+//!
+//! Both ranks of Open MPI are in one container, with TCP and shared memory of UCX switched off.
+
+/// Each test of the batch has to print its line.
+const UCX: &str = r#"export UCX_LOG_LEVEL=fatal UCX_TLS=$TLS
+UCX_NET_DEVICES=vhost_rdma0:1 timeout 60 ucx_perftest -P 0 -f -b /host/ucx.batch > /tmp/server 2>&1 &
+for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
+UCX_NET_DEVICES=vhost_rdma1:1 timeout 60 ucx_perftest -P 0 -f -b /host/ucx.batch 127.0.0.1 > /tmp/client 2>&1 ||
+  { cat /tmp/server /tmp/client >&2; exit 1; }
+for t in tag_lat tag put get am cswap; do
+  grep -q "^ *$t  *[0-9]" /tmp/client || { (echo "no $t"; cat /tmp/client) >&2; exit 1; }
+done
+"#;
+
+const MPI: &str = r#"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export UCX_TLS=rc_v,ud_v,self UCX_LOG_LEVEL=fatal
+timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx python3 /host/$CHECK > /tmp/mpi 2>&1 ||
+  { tail -n 30 /tmp/mpi >&2; exit 1; }
+grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
+"#;
+
+/// What a kernel's driver would have there; other paths are as they are.
+const FILES: &str = "test -c /dev/infiniband/vhost_rdma0
+[ \"$(cat /sys/class/infiniband/vhost_rdma0/ports/1/gid_attrs/types/0)\" = 'RoCE v2' ]
+! test -e /dev/infiniband/uverbs0
+! test -e /sys/class/infiniband/mlx5_0/node_type
+! test -w /sys/class/infiniband/vhost_rdma0/node_type
+[ \"$(head -c 4 /proc/version)\" = Linu ]
+";
+
+/// Names, and scripts.
+pub(super) fn all() -> Vec<(String, String)> {
+    let ucx =
+        |name: &str, tls: &str| (format!("ucx_perftest over {name}"), UCX.replace("$TLS", tls));
+    let mpi = |name: &str, check: &str, last: &str| {
+        (format!("open mpi over ucx: {name}"), MPI.replace("$CHECK", check).replace("$LAST", last))
+    };
+    vec![
+        ("files of a device".into(), FILES.into()),
+        ucx("rc_verbs", "rc_v"),
+        ucx("ud_verbs", "ud_v"),
+        mpi("messages, collectives, one-sided", "mpi-check.py messages windows", "windows"),
+        mpi("training of a network", "mpi-train.py", "training"),
+    ]
+}

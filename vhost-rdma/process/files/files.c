@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
+/*
+ * Files that programs look for beside a verbs device, for devices that have none. Preloaded, never
+ * linked.
+ *
+ * Some programs do not take libibverbs' word: UCX opens a device only if /dev/infiniband/NAME is a
+ * character device that it may read and write (uct_ib_device_is_accessible), and it and NCCL read
+ * the types of addresses in /sys/class/infiniband/NAME/ports/1. Those are files of a kernel's
+ * driver, and nobody may mount anything there without privilege. So where such a file is missing,
+ * and only there, a call that asked for it by its path finds what the file would say; the device
+ * node is /dev/null, which may be opened and does nothing.
+ *
+ * Paths of directories, and calls relative to a directory's descriptor, find what there is: nothing.
+ */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define NODE "/dev/infiniband/vhost_rdma"
+#define CLASS "/sys/class/infiniband/vhost_rdma"
+#define NODES_STAND_IN "/dev/null"
+
+/* What comes after a name and its number, or NULL. */
+static const char *after(const char *path, const char *name)
+{
+	size_t len = strlen(name);
+
+	if (strncmp(path, name, len) || !isdigit((unsigned char)path[len]))
+		return NULL;
+	path += len;
+	while (isdigit((unsigned char)*path))
+		path++;
+	return path;
+}
+
+static int is_node(const char *path)
+{
+	const char *rest = after(path, NODE);
+
+	return rest && !*rest;
+}
+
+/* What a file of the device says; NULL if it is none that we know. */
+static const char *text_of(const char *path)
+{
+	static const struct {
+		const char *name;
+		const char *text;
+	} files[] = {
+		{ "/node_type", "1: CA\n" },
+		{ "/node_desc", "vhost-rdma\n" },
+		{ "/ports/1/link_layer", "Ethernet\n" },
+		{ "/ports/1/state", "4: ACTIVE\n" },
+		{ "/ports/1/phys_state", "5: LinkUp\n" },
+		{ "/ports/1/lid", "0x0\n" },
+		{ "/ports/1/sm_lid", "0x0\n" },
+		{ "/ports/1/pkeys/0", "0xffff\n" },
+	};
+	const char *rest = after(path, CLASS);
+	size_t i;
+
+	for (i = 0; rest && i < sizeof(files) / sizeof(*files); i++) {
+		if (!strcmp(rest, files[i].name))
+			return files[i].text;
+	}
+	/* All addresses of the device are of one kind. */
+	rest = rest ? after(rest, "/ports/1/gid_attrs/types/") : NULL;
+	return rest && !*rest ? "RoCE v2\n" : NULL;
+}
+
+static int is_missing(void)
+{
+	return errno == ENOENT || errno == ENOTDIR;
+}
+
+static int open_text(const char *text, int flags)
+{
+	size_t len = strlen(text);
+	int fd;
+
+	if ((flags & O_ACCMODE) != O_RDONLY) {
+		errno = EACCES;
+		return -1;
+	}
+	fd = memfd_create("vhost-rdma-file", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
+	if (fd < 0)
+		return -1;
+	if (write(fd, text, len) != (ssize_t)len || lseek(fd, 0, SEEK_SET)) {
+		close(fd);
+		errno = EIO;
+		return -1;
+	}
+	return fd;
+}
+
+/* Calls `name` as the C library has it. */
+#define REAL(result, name, ...)                                                                    \
+	static result (*real)(__VA_ARGS__);                                                        \
+	if (!real)                                                                                 \
+		real = (result (*)(__VA_ARGS__))dlsym(RTLD_NEXT, name);                            \
+	if (!real) {                                                                               \
+		errno = ENOSYS;                                                                    \
+		return (result)-1;                                                                 \
+	}
+
+typedef int opening(const char *, int, ...);
+
+static int opened(opening *real, const char *path, int flags, mode_t mode)
+{
+	int fd = real(path, flags, mode);
+	const char *text;
+
+	if (fd >= 0 || !is_missing())
+		return fd;
+	if (is_node(path))
+		return real(NODES_STAND_IN, flags & ~(O_CREAT | O_EXCL | O_TRUNC));
+	text = text_of(path);
+	return text ? open_text(text, flags) : fd;
+}
+
+static mode_t mode_of(int flags, va_list list)
+{
+	return flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0;
+}
+
+#define OPEN(name)                                                                                 \
+	EXPORT int name(const char *path, int flags, ...)                                          \
+	{                                                                                          \
+		static opening *real;                                                              \
+		va_list list;                                                                      \
+		mode_t mode;                                                                       \
+                                                                                                   \
+		if (!real)                                                                         \
+			real = (opening *)dlsym(RTLD_NEXT, #name);                                 \
+		if (!real) {                                                                       \
+			errno = ENOSYS;                                                            \
+			return -1;                                                                 \
+		}                                                                                  \
+		va_start(list, flags);                                                             \
+		mode = mode_of(flags, list);                                                       \
+		va_end(list);                                                                      \
+		return opened(real, path, flags, mode);                                            \
+	}
+
+OPEN(open)
+OPEN(open64)
+
+/* Of programs that were built with _FORTIFY_SOURCE. */
+#define OPEN_2(name)                                                                               \
+	EXPORT int name(const char *path, int flags)                                               \
+	{                                                                                          \
+		REAL(int, #name, const char *, int)                                                \
+		int fd = real(path, flags);                                                        \
+		const char *text;                                                                  \
+                                                                                                   \
+		if (fd >= 0 || !is_missing())                                                      \
+			return fd;                                                                 \
+		if (is_node(path))                                                                 \
+			return real(NODES_STAND_IN, flags & ~(O_EXCL | O_TRUNC));                  \
+		text = text_of(path);                                                              \
+		return text ? open_text(text, flags) : fd;                                         \
+	}
+
+OPEN_2(__open_2)
+OPEN_2(__open64_2)
+
+#define FOPEN(name)                                                                                \
+	EXPORT FILE *name(const char *path, const char *mode)                                      \
+	{                                                                                          \
+		static FILE *(*real)(const char *, const char *);                                  \
+		FILE *file;                                                                        \
+		const char *text;                                                                  \
+		int fd;                                                                            \
+                                                                                                   \
+		if (!real)                                                                         \
+			real = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, #name);   \
+		if (!real) {                                                                       \
+			errno = ENOSYS;                                                            \
+			return NULL;                                                               \
+		}                                                                                  \
+		file = real(path, mode);                                                           \
+		if (file || !is_missing() || *mode != 'r')                                         \
+			return file;                                                               \
+		text = text_of(path);                                                              \
+		fd = text ? open_text(text, strchr(mode, '+') ? O_RDWR : O_RDONLY) : -1;           \
+		return fd < 0 ? NULL : fdopen(fd, "r");                                            \
+	}
+
+FOPEN(fopen)
+FOPEN(fopen64)
+
+EXPORT int access(const char *path, int mode)
+{
+	REAL(int, "access", const char *, int)
+	int ret = real(path, mode);
+
+	if (!ret || !is_missing())
+		return ret;
+	if (is_node(path))
+		return real(NODES_STAND_IN, mode);
+	if (!text_of(path))
+		return ret;
+	if (mode & (W_OK | X_OK)) {
+		errno = EACCES;
+		return -1;
+	}
+	return 0;
+}
+
+/* Of what a file that we make up is: as any file of sysfs. */
+#define FILL(text, about)                                                                          \
+	do {                                                                                       \
+		memset(about, 0, sizeof(*(about)));                                                \
+		(about)->st_mode = S_IFREG | 0444;                                                 \
+		(about)->st_nlink = 1;                                                             \
+		(about)->st_size = 4096;                                                           \
+	} while (0)
+
+#define STAT(name, type)                                                                           \
+	EXPORT int name(const char *path, struct type *about)                                      \
+	{                                                                                          \
+		REAL(int, #name, const char *, struct type *)                                      \
+		int ret = real(path, about);                                                       \
+                                                                                                   \
+		if (!ret || !is_missing())                                                         \
+			return ret;                                                                \
+		if (is_node(path))                                                                 \
+			return real(NODES_STAND_IN, about);                                        \
+		if (!text_of(path))                                                                \
+			return ret;                                                                \
+		FILL(text, about);                                                                 \
+		return 0;                                                                          \
+	}
+
+STAT(stat, stat)
+STAT(stat64, stat64)
+
+/* As glibc before 2.33 had it. */
+#define XSTAT(name, type)                                                                          \
+	EXPORT int name(int version, const char *path, struct type *about)                         \
+	{                                                                                          \
+		REAL(int, #name, int, const char *, struct type *)                                 \
+		int ret = real(version, path, about);                                              \
+                                                                                                   \
+		if (!ret || !is_missing())                                                         \
+			return ret;                                                                \
+		if (is_node(path))                                                                 \
+			return real(version, NODES_STAND_IN, about);                               \
+		if (!text_of(path))                                                                \
+			return ret;                                                                \
+		FILL(text, about);                                                                 \
+		return 0;                                                                          \
+	}
+
+XSTAT(__xstat, stat)
+XSTAT(__xstat64, stat64)
