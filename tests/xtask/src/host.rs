@@ -196,10 +196,11 @@ impl Archive {
     }
 
     /// A release of Ubuntu with its updates, which bring the newer kernels of a long-term release.
-    pub(crate) fn ubuntu(cache: &Cache, mirror: &str, suite: &str) -> Result<Self> {
-        let line = |suite: &str| format!("deb [signed-by={UBUNTU_KEYRING}] {mirror} {suite} main");
+    pub(crate) fn ubuntu(cache: &Cache, mirror: &str, suite: &str, parts: &str) -> Result<Self> {
+        let line =
+            |suite: &str| format!("deb [signed-by={UBUNTU_KEYRING}] {mirror} {suite} {parts}");
         let lines = vec![line(suite), line(&format!("{suite}-updates"))];
-        Self::read(cache, &format!("ubuntu-{suite}"), lines, None)
+        Self::read(cache, &format!("ubuntu-{suite}-{}", parts.replace(' ', "-")), lines, None)
     }
 
     fn read(

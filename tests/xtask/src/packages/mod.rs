@@ -144,7 +144,7 @@ fn root(cache: &Cache, release: &Release, mirror: Option<&str>, more: &[&str]) -
                 Path::new(UBUNTU_KEYRING).exists(),
                 "{UBUNTU_KEYRING} is not there: the package ubuntu-keyring has it"
             );
-            Archive::ubuntu(cache, mirror, release.suite)
+            Archive::ubuntu(cache, mirror, release.suite, "main")
         }
     };
     let mut archive = open()?;

@@ -1,6 +1,5 @@
-//! A container for programs of a release: its file system is a guest's, mounted read-only in a mount
-//! namespace of its own, with the sockets of the NICs and our libraries at their places. Its network
-//! is a loopback interface of its own: nobody else's ports are in the way.
+//! A container for programs of a release: its file system is a guest's or a folder, mounted read-only in a mount
+//! namespace of its own, with the sockets of the NICs and our libraries at their places.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +7,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use super::release::Release;
 use crate::cache::Cache;
 use crate::exec::{capture, tied};
-use crate::roots::{self, Debian};
 
 /// `$1` the file system, `$2` a folder of ours for `/host`, in which `script` is what is run.
 /// `vhost-rdma run` has said in the environment where sockets and libraries are.
 const ENTER: &str = r#"
 libraries=$VHOST_RDMA_LIBRARIES
-ip link set lo up
 mount -t tmpfs none /mnt
 mkdir /mnt/sockets /mnt/libraries /mnt/host /mnt/root
 n=0; devices=
@@ -27,7 +25,11 @@ done
 mount --bind "$libraries" /mnt/libraries
 mount --bind "$2" /mnt/host
 root=/mnt/root
-mount -o loop,ro,noload "$1" $root
+if [ -d "$1" ]; then
+  mount --bind "$1" $root; mount -o remount,bind,ro $root
+else
+  mount -o loop,ro,noload "$1" $root
+fi
 mount -t tmpfs none $root/tmp
 mount -t tmpfs none $root/run
 mount --rbind /proc $root/proc
@@ -45,8 +47,8 @@ exec chroot $root env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp VHOST_RDMA_DE
 
 #[derive(Debug)]
 pub(super) struct Container {
-    pub(super) debian: Debian,
-    image: PathBuf,
+    pub(super) release: Release,
+    root: PathBuf,
     daemon: PathBuf,
     libraries: PathBuf,
     share: PathBuf,
@@ -55,15 +57,15 @@ pub(super) struct Container {
 impl Container {
     pub(super) fn new(
         cache: &Cache,
-        debian: Debian,
-        daemon: &Path,
-        libraries: &Path,
+        release: Release,
+        root: PathBuf,
+        (daemon, libraries): (&Path, &Path),
     ) -> Result<Self> {
         let share = cache.dir().join("process-share");
         fs::create_dir_all(&share)?;
         Ok(Self {
-            debian,
-            image: roots::guest(cache, debian)?.dir.join("root.img"),
+            release,
+            root,
             daemon: daemon.to_owned(),
             libraries: libraries.to_owned(),
             share,
@@ -83,8 +85,8 @@ impl Container {
         let mut run = tied(&self.daemon);
         run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
         run.args(["run", "--nics", &nics.to_string(), "--"]);
-        run.args(["unshare", "--net", "--mount", "--propagation", "private", "sh", "-e"]);
-        run.arg(&enter).arg(&self.image).arg(&self.share);
+        run.args(["unshare", "--mount", "--propagation", "private", "sh", "-e"]);
+        run.arg(&enter).arg(&self.root).arg(&self.share);
         capture(&mut run, limit)
     }
 }

@@ -10,6 +10,7 @@ mod clients;
 mod container;
 pub(crate) mod products;
 mod programs;
+mod release;
 mod suite;
 
 use std::fs;
@@ -24,6 +25,7 @@ use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::scenarios::clients::UCX_BATCH;
 use container::Container;
+use release::Release;
 
 const WAIT: Duration = Duration::from_secs(120);
 
@@ -51,6 +53,9 @@ pub(crate) struct Args {
     /// Only this release
     #[arg(long, value_enum)]
     debian: Option<Debian>,
+    /// Programs of Ubuntu 24.04, from this mirror of its archive
+    #[arg(long, value_name = "MIRROR")]
+    ubuntu: Option<String>,
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
@@ -77,12 +82,18 @@ impl Args {
         host::require_root()?;
         let daemon = products::daemon(cache, self.debug)?;
         let libraries = products::libraries(cache)?;
-        let releases =
-            self.debian.map_or_else(|| vec![Debian::Bookworm, Debian::Trixie], |one| vec![one]);
+        let debians = match self.debian {
+            Some(one) => vec![one],
+            None if self.ubuntu.is_some() => Vec::new(),
+            None => vec![Debian::Bookworm, Debian::Trixie],
+        };
+        let mut releases: Vec<_> = debians.into_iter().map(Release::Debian).collect();
+        releases.extend(self.ubuntu.as_ref().map(|_| Release::Ubuntu));
         let (mut table, mut good) = (Vec::new(), true);
-        for debian in releases {
-            let container = Container::new(cache, debian, &daemon, &libraries)?;
-            table.extend(self.programs(cache, &container)?);
+        for release in releases {
+            let root = release.root(cache, self.ubuntu.as_deref())?;
+            let container = Container::new(cache, release, root, (&daemon, &libraries))?;
+            table.extend(self.programs(&container)?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
             good &= held;
@@ -98,12 +109,7 @@ impl Args {
 
 impl Args {
     /// All programs that were asked for, one after the other.
-    fn programs(&self, cache: &Cache, container: &Container) -> Result<Vec<Row>> {
-        for program in crate::products::programs(cache, Debian::Bookworm)? {
-            if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
-                fs::copy(&program, container.share().join(name))?;
-            }
-        }
+    fn programs(&self, container: &Container) -> Result<Vec<Row>> {
         for (name, text) in FILES {
             fs::write(container.share().join(name), text)?;
         }
@@ -114,7 +120,7 @@ impl Args {
             }
             let begin = Instant::now();
             let done = container.run(2, &script, WAIT);
-            let name = format!("{}: {program}", container.debian.name());
+            let name = format!("{}: {program}", container.release.name());
             match &done {
                 Ok(_) => eprintln!("    {name}: ok"),
                 Err(error) => eprintln!("    {name}: {error:#}"),

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::container::Container;
+use super::release::Release;
 use super::row;
 use crate::exec::workspace;
-use crate::roots::Debian;
 use crate::rows::Row;
 use crate::verdicts::{Found, RUNNER, drift, parse, read_pins};
 
@@ -28,16 +28,8 @@ PATH=/run/bin:$PATH exec python3 /host/pyverbs-run.py --dir /tmp/pyverbs --dev v
 /// Reads `/sys/class/infiniband`, which has nothing of a device without a kernel driver.
 const NOT: &str = "test_device.DeviceTest.test_get_pkey_index";
 
-/// Tests that must pass.
-const fn floor(debian: Debian) -> usize {
-    match debian {
-        Debian::Bookworm => 108,
-        Debian::Trixie | Debian::TrixieBackports => 118,
-    }
-}
-
-fn pins(debian: Debian) -> PathBuf {
-    workspace().join(format!("tests/guest-programs/pyverbs-skips-process-{}.txt", debian.name()))
+fn pins(release: Release) -> PathBuf {
+    workspace().join(format!("tests/guest-programs/pyverbs-skips-process-{}.txt", release.name()))
 }
 
 /// Its row, if any test matches, and whether all is well.
@@ -54,11 +46,11 @@ pub(super) fn run(container: &Container, only: Option<&str>) -> Result<(Option<R
         return Ok((None, true));
     }
     print!("{text}");
-    let file = pins(container.debian);
+    let file = pins(container.release);
     let drift = drift(&verdicts, &read_pins(&file)?, only.is_none());
-    let name = format!("{}: rdma-core's Python suite", container.debian.name());
+    let name = format!("{}: rdma-core's Python suite", container.release.name());
     let found = Found { of: &name, verdicts: &verdicts, drift: &drift };
-    let least = only.is_none().then(|| floor(container.debian));
+    let least = only.is_none().then(|| container.release.least());
     let held = found.sum_up(least, &file);
     Ok((Some(row(name, held, begin.elapsed().as_secs_f64())), held))
 }
