@@ -56,7 +56,7 @@ fn pingpong(text: &str) -> Option<f64> {
 }
 
 /// A column of perftest's last line with figures.
-fn column(text: &str, at: usize) -> Option<f64> {
+pub(crate) fn column(text: &str, at: usize) -> Option<f64> {
     let numbers = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
     let line = text.lines().rfind(numbers)?;
     line.split_whitespace().nth(at)?.parse().ok()
@@ -114,7 +114,7 @@ fn over_tcp<T: Send>(
 }
 
 /// Microseconds.
-fn round_trip(bytes: usize) -> Result<f64> {
+pub(crate) fn round_trip(bytes: usize) -> Result<f64> {
     const TIMES: u32 = 2000;
     let exchange = move |mut stream: TcpStream, first: bool| -> Result<f64> {
         let (begin, mut buffer) = (Instant::now(), vec![1; bytes]);
@@ -133,7 +133,7 @@ fn round_trip(bytes: usize) -> Result<f64> {
 }
 
 /// MiB a second, in pieces of 64 KiB.
-fn bandwidth() -> Result<f64> {
+pub(crate) fn bandwidth() -> Result<f64> {
     const PIECES: u32 = 10_000;
     let piece = vec![1u8; 65_536];
     over_tcp(

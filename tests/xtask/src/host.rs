@@ -36,6 +36,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("mount", "mount"),
     ("patch", "patch"),
     ("cc", "gcc"),
+    ("ip", "iproute2"),
 ];
 
 /// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need

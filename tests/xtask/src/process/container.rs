@@ -8,13 +8,15 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::release::Release;
-use crate::cache::Cache;
 use crate::exec::{capture, tied};
+use crate::vm::rundir::RunDir;
 
 /// `$1` the file system, `$2` a folder of ours for `/host`, in which `script` is what is run.
 /// `vhost-rdma run` has said in the environment where sockets and libraries are.
 const ENTER: &str = r#"
 libraries=$VHOST_RDMA_LIBRARIES
+# Ports of its own, so that nobody else's server is met.
+ip link set lo up
 mount -t tmpfs none /mnt
 mkdir /mnt/sockets /mnt/libraries /mnt/host /mnt/root
 n=0; devices=
@@ -51,42 +53,40 @@ pub(super) struct Container {
     root: PathBuf,
     daemon: PathBuf,
     libraries: PathBuf,
-    share: PathBuf,
+    /// What the programs see as `/host`, and what enters: of this run alone.
+    run: RunDir,
 }
 
 impl Container {
     pub(super) fn new(
-        cache: &Cache,
         release: Release,
         root: PathBuf,
         (daemon, libraries): (&Path, &Path),
     ) -> Result<Self> {
-        let share = cache.dir().join("process-share");
-        fs::create_dir_all(&share)?;
         Ok(Self {
             release,
             root,
             daemon: daemon.to_owned(),
             libraries: libraries.to_owned(),
-            share,
+            run: RunDir::new()?,
         })
     }
 
     /// The folder that the programs see as `/host`.
     pub(super) fn share(&self) -> &Path {
-        &self.share
+        self.run.path()
     }
 
     /// Runs a script in it, with so many NICs, to its end: what it printed.
     pub(super) fn run(&self, nics: u32, script: &str, limit: Duration) -> Result<String> {
-        let enter = self.share.join("enter");
+        let enter = self.share().join("enter");
         fs::write(&enter, ENTER)?;
-        fs::write(self.share.join("script"), script)?;
+        fs::write(self.share().join("script"), script)?;
         let mut run = tied(&self.daemon);
         run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
         run.args(["run", "--nics", &nics.to_string(), "--"]);
-        run.args(["unshare", "--mount", "--propagation", "private", "sh", "-e"]);
-        run.arg(&enter).arg(&self.root).arg(&self.share);
+        run.args(["unshare", "--mount", "--net", "--propagation", "private", "sh", "-e"]);
+        run.arg(&enter).arg(&self.root).arg(self.share());
         capture(&mut run, limit)
     }
 }

@@ -6,6 +6,7 @@
 //! perftest's and libibverbs' examples that need neither XRC nor raw packets nor rdma_cm, and UCX and
 //! Open MPI over it.
 
+mod bench;
 mod clients;
 mod container;
 pub(crate) mod products;
@@ -42,6 +43,21 @@ const FILES: &[(&str, &str)] = &[
 pub(crate) enum Command {
     /// Programs and suites in containers
     Test(Args),
+    /// perftest between two processes, beside memcpy, TCP and UCX's shared memory
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    /// Only rows whose name has this in it
+    #[arg(long)]
+    only: Option<String>,
+    /// How often each is measured
+    #[arg(long, default_value_t = 5)]
+    turns: u32,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, clap::Args)]
@@ -68,7 +84,25 @@ impl Command {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         match self {
             Self::Test(args) => args.run(cache),
+            Self::Bench(args) => args.run(cache),
         }
+    }
+}
+
+impl BenchArgs {
+    fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let (daemon, libraries) = (products::daemon(cache, false)?, products::libraries(cache)?);
+        let release = Release::Debian(Debian::Trixie);
+        let root = release.root(cache, None)?;
+        let container = Container::new(release, root, (&daemon, &libraries))?;
+        let table = bench::run(&container, self.only.as_deref(), self.turns.max(1))?;
+        ensure!(!table.is_empty(), "nothing matches {:?}", self.only);
+        rows::print_table(&table, "vhost-rdma", "reference");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
     }
 }
 
@@ -92,7 +126,7 @@ impl Args {
         let (mut table, mut good) = (Vec::new(), true);
         for release in releases {
             let root = release.root(cache, self.ubuntu.as_deref())?;
-            let container = Container::new(cache, release, root, (&daemon, &libraries))?;
+            let container = Container::new(release, root, (&daemon, &libraries))?;
             table.extend(self.programs(&container)?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);

@@ -1,0 +1,243 @@
+//! `cargo xtask process bench`: perftest between two processes, beside what the same machine does
+//! without a device in the same minute.
+//!
+//! The references are a copy by the C library, two threads that hand a word to and fro, TCP over
+//! loopback, and UCX over its own shared memory. They take turns with the programs, so that what
+//! else the machine does is everybody's. A row is the median of its turns; its ratio is the median
+//! of the turns' ratios, and its spread stands in the name.
+
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::container::Container;
+use crate::attempt::{bandwidth, column, round_trip};
+use crate::rows::Row;
+
+const WAIT: Duration = Duration::from_secs(120);
+const SIZE: usize = 64 << 10;
+const MIB: f64 = (1 << 20) as f64;
+
+/// Both ends in one container; the last line with figures is the client's.
+const PERFTEST: &str = r#"export $ENV
+timeout 60 $PROGRAM -F -x 0 -d vhost_rdma0 > /tmp/server 2>&1 & server=$!
+for i in 1 2 3 4 5 6 7 8 9; do
+  sleep 0.2
+  timeout 60 $PROGRAM -F -x 0 -d vhost_rdma1 127.0.0.1 2> /tmp/client && wait $server && exit 0
+done
+cat /tmp/server /tmp/client >&2; exit 1
+"#;
+
+const UCX: &str = r#"export UCX_TLS=posix,self UCX_LOG_LEVEL=fatal
+timeout 60 ucx_perftest -P 0 -t $TEST > /tmp/server 2>&1 &
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
+timeout 60 ucx_perftest -P 0 -f -t $TEST 127.0.0.1
+"#;
+
+/// A program of perftest, and the column of its figure.
+struct Program {
+    name: &'static str,
+    /// What the environment has more.
+    env: &'static str,
+    command: &'static str,
+    column: usize,
+    unit: &'static str,
+    /// A figure that is larger when it is better.
+    references: &'static [Reference],
+}
+
+/// What a program is held against.
+struct Reference {
+    name: &'static str,
+    measure: fn(&Container) -> Result<f64>,
+    target: &'static str,
+}
+
+const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(copies());
+const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(hand_off());
+const TCP_BANDWIDTH: fn(&Container) -> Result<f64> = |_| bandwidth();
+const TCP_ONE_WAY: fn(&Container) -> Result<f64> = |_| Ok(round_trip(8)? / 2.0);
+/// MB/s, by UCX's own count.
+const UCX_BANDWIDTH: fn(&Container) -> Result<f64> =
+    |container| Ok(ucx(container, "ucp_put_bw -s 65536 -n 20000", 5)? * 1e6 / MIB);
+const UCX_ONE_WAY: fn(&Container) -> Result<f64> =
+    |container| ucx(container, "tag_lat -s 8 -n 20000", 1);
+
+const fn against(
+    name: &'static str,
+    measure: fn(&Container) -> Result<f64>,
+    target: &'static str,
+) -> Reference {
+    Reference { name, measure, target }
+}
+
+const PRIVATE: &str = "VHOST_RDMA_PRIVATE=1";
+
+const PROGRAMS: [Program; 6] = [
+    Program {
+        name: "write, 64 KiB, shared memory",
+        env: "VHOST_RDMA_PRIVATE=0",
+        command: "ib_write_bw -n 20000",
+        column: 3,
+        unit: "MiB/s",
+        references: &[
+            against("memcpy", MEMCPY, ">=0.9"),
+            against("TCP", TCP_BANDWIDTH, ""),
+            against("UCX's shared memory", UCX_BANDWIDTH, ""),
+        ],
+    },
+    Program {
+        name: "write, 64 KiB, other memory",
+        env: PRIVATE,
+        command: "ib_write_bw -n 5000",
+        column: 3,
+        unit: "MiB/s",
+        references: &[against("memcpy", MEMCPY, ">=0.35"), against("TCP", TCP_BANDWIDTH, "")],
+    },
+    Program {
+        name: "send, 64 KiB, other memory",
+        env: PRIVATE,
+        command: "ib_send_bw -n 10000",
+        column: 3,
+        unit: "MiB/s",
+        references: &[against("memcpy", MEMCPY, ">=0.35")],
+    },
+    Program {
+        name: "messages, 8 B, lists of 16",
+        env: "VHOST_RDMA_PRIVATE=0",
+        command: "ib_write_bw -s 8 -n 500000 -l 16",
+        column: 4,
+        unit: "M/s",
+        references: &[against("5 M/s", |_| Ok(5.0), ">=1.0")],
+    },
+    Program {
+        name: "one way, 8 B",
+        env: "VHOST_RDMA_PRIVATE=0",
+        command: "ib_write_lat -s 8 -n 20000",
+        column: 5,
+        unit: "us",
+        references: &[
+            against("half a spin hand-off", HAND_OFF, ""),
+            against("TCP", TCP_ONE_WAY, ""),
+            against("UCX's shared memory", UCX_ONE_WAY, ""),
+        ],
+    },
+    Program {
+        name: "one way, 8 B, other memory",
+        env: PRIVATE,
+        command: "ib_send_lat -s 8 -n 5000",
+        column: 5,
+        unit: "us",
+        references: &[against("TCP", TCP_ONE_WAY, "")],
+    },
+];
+
+/// MiB a second of one thread that copies 64 KiB again and again.
+fn copies() -> f64 {
+    const TIMES: usize = 40_000;
+    let (from, mut to) = (vec![1u8; SIZE], vec![0u8; SIZE]);
+    let begin = Instant::now();
+    for _ in 0..TIMES {
+        black_box(&mut to).copy_from_slice(black_box(&from));
+    }
+    (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
+}
+
+/// Microseconds that a word takes from one spinning thread to another.
+fn hand_off() -> f64 {
+    const TIMES: u32 = 200_000;
+    let (ping, pong) = (AtomicU32::new(0), AtomicU32::new(0));
+    let await_word = |word: &AtomicU32, value: u32| {
+        while word.load(Ordering::Acquire) != value {
+            spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 1..=TIMES {
+                await_word(&ping, turn);
+                pong.store(turn, Ordering::Release);
+            }
+        });
+        let begin = Instant::now();
+        for turn in 1..=TIMES {
+            ping.store(turn, Ordering::Release);
+            await_word(&pong, turn);
+        }
+        begin.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES) / 2.0
+    })
+}
+
+/// A figure of UCX's last line: its columns are counted behind the name.
+fn ucx(container: &Container, test: &str, at: usize) -> Result<f64> {
+    let text = container.run(2, &UCX.replace("$TEST", test), WAIT)?;
+    let line = text.lines().rfind(|line| line.starts_with("Final:"));
+    let figure = line.and_then(|line| line.split_whitespace().nth(at + 1)?.parse().ok());
+    figure.with_context(|| format!("ucx_perftest printed no figure:\n{text}"))
+}
+
+impl Program {
+    fn measure(&self, container: &Container) -> Result<f64> {
+        let script = PERFTEST.replace("$PROGRAM", self.command).replace("$ENV", self.env);
+        let text = container.run(2, &script, WAIT)?;
+        column(&text, self.column).with_context(|| format!("no figure in:\n{text}"))
+    }
+
+    fn rows(&self, container: &Container, turns: u32) -> Result<Vec<Row>> {
+        let mut found: Vec<(f64, Vec<f64>)> = Vec::new();
+        for turn in 1..=turns {
+            eprintln!("    {}: turn {turn} of {turns}", self.name);
+            let value = self.measure(container)?;
+            let held = self.references.iter().map(|one| (one.measure)(container));
+            found.push((value, held.collect::<Result<_>>()?));
+        }
+        let row = |(at, reference): (usize, &Reference)| {
+            let held = |turn: &(f64, Vec<f64>)| turn.1.get(at).copied().unwrap_or(f64::NAN);
+            let ratios = sorted(found.iter().map(|turn| turn.0 / held(turn)));
+            let spread = ratios.first().zip(ratios.last());
+            let spread = spread.map(|(least, most)| format!(" ({least:.2} to {most:.2})"));
+            Row {
+                name: format!("{} ÷ {}{}", self.name, reference.name, spread.unwrap_or_default()),
+                ok: true,
+                value: Some(median(found.iter().map(|turn| turn.0))),
+                reference: Some(median(found.iter().map(held))),
+                ratio: Some(median(ratios.into_iter())),
+                unit: self.unit.to_owned(),
+                target: reference.target.to_owned(),
+            }
+        };
+        Ok(self.references.iter().enumerate().map(row).collect())
+    }
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let values = sorted(values);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// All rows whose program's name has `only` in it.
+pub(super) fn run(container: &Container, only: Option<&str>, turns: u32) -> Result<Vec<Row>> {
+    let chosen = PROGRAMS.iter().filter(|it| only.is_none_or(|part| it.name.contains(part)));
+    let rows = chosen.map(|program| program.rows(container, turns));
+    Ok(rows.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert!((median([3.0, 1.0, 2.0].into_iter()) - 2.0).abs() < f64::EPSILON);
+        assert!(median(std::iter::empty()).is_nan());
+        assert!(copies() > 0.0 && hand_off() > 0.0);
+    }
+}
