@@ -162,15 +162,22 @@ impl Attempt<'_> {
             self.made.push(Made { nic: nic.clone(), steps: Vec::new(), _lock: lock });
         }
         let mut attached = Vec::with_capacity(nics.len());
+        // What the plugins before gave the pod: an address is one NIC's.
+        let mut pods: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
         for nic in nics {
             let nic = self.nic_as_asked(nic)?;
             let during = |error: Error| error.during(&format!("NIC {}", nic.id));
             let addresses = self.attach(&nic, namespaces).map_err(during)?;
+            let mut own: Vec<String> =
+                addresses.ips.iter().map(|ip| ip.address.to_string()).collect();
+            if own.is_empty() && nic.personality.kind() == Kind::Process {
+                own = std::mem::take(&mut pods);
+            }
             attached.push(AttachedNic {
                 nic: nic.id.clone(),
                 if_name: has_interface(&nic).then(|| nic.if_name.clone()),
                 mac: nic.mac.clone(),
-                addresses: addresses.ips.iter().map(|ip| ip.address.to_string()).collect(),
+                addresses: own,
                 rdma_device: rdma_device(&nic),
             });
             result.attach(interface(&nic, &namespaces.path), addresses);

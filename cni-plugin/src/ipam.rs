@@ -12,7 +12,8 @@ use crate::add::has_interface;
 use crate::agent::{Agent, valid_id};
 
 /// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no
-/// interface to have them. (That of a function on vfio is made by the program that drives it.)
+/// interface to have them. (That of a function on vfio is made by the program that drives it, and a
+/// NIC for processes has addresses without one.)
 pub(crate) fn step(network: &Network, nic: &Nic) -> Result<Option<Step>, Error> {
     let plugin = network.config.ipam_kind()?;
     let plugin = plugin.filter(|_| nic.addresses.is_empty() && can_have(nic));
@@ -20,7 +21,7 @@ pub(crate) fn step(network: &Network, nic: &Nic) -> Result<Option<Step>, Error> 
 }
 
 fn can_have(nic: &Nic) -> bool {
-    has_interface(nic) || nic.personality.kind() == Kind::VfVfio
+    has_interface(nic) || matches!(nic.personality.kind(), Kind::VfVfio | Kind::Process)
 }
 
 /// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no

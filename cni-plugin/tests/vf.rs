@@ -250,6 +250,56 @@ fn killed_at_each_word_with_the_agent() {
     }
 }
 
+fn for_processes(id: &str, if_name: &str) -> vhost_rdma_agent_api::Nic {
+    let mut nic = vf(id, if_name, "x");
+    nic.personality = Personality::Process {
+        dir: format!("/run/vhost-rdma/nics/{id}"),
+        socket: format!("/run/vhost-rdma/nics/{id}/process.sock"),
+        container_socket: format!("/run/vhost-rdma/process/{id}/process.sock"),
+    };
+    nic
+}
+
+/// In a chain without an IPAM plugin of its own, the first NIC for processes has the pod's address.
+#[test]
+fn a_nic_for_processes_has_the_pods_address() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let nics = vec![for_processes("p-1", "rdma0"), for_processes("p-2", "rdma1")];
+    let agent = FakeAgent::start(&lab.socket(), nics);
+    let mut config = config(&lab, "1.1.0");
+    config.as_object_mut().unwrap().remove("ipam");
+    config["prevResult"] = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "eth0", "sandbox": pod.path}],
+        "ips": [{"address": "10.244.0.7/24", "interface": 0}],
+    });
+    let result = lab.call("ADD", &pod, &config).good();
+    let ips = result["ips"].as_array().unwrap();
+    assert_eq!((ips.len(), &ips[0]["address"]), (1, &json!("10.244.0.7/24")), "told twice");
+    let has = |id: &str| {
+        let ledger = agent.ledger();
+        let record = ledger.records.iter().find(|record| record.nic.id == id).unwrap();
+        record.done.as_ref().unwrap().addresses.clone()
+    };
+    assert_eq!((has("p-1"), has("p-2")), (vec!["10.244.0.7/24".to_owned()], Vec::new()));
+    config["prevResult"] = result;
+    lab.call("DEL", &pod, &config).good();
+}
+
+/// With one, each asks for its own.
+#[test]
+fn nics_for_processes_ask_for_addresses() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let given = lab.ipam();
+    let agent = FakeAgent::start(&lab.socket(), vec![for_processes("p-1", "rdma0")]);
+    let config = config(&lab, "1.1.0");
+    let result = lab.call("ADD", &pod, &config).good();
+    assert_eq!(result["ips"].as_array().unwrap().len(), 1);
+    assert_eq!(files_in(&given), [format!("{CONTAINER}.rdma0")]);
+    lab.call("DEL", &pod, &config).good();
+    assert!(files_in(&given).is_empty() && agent.ledger().records.is_empty());
+}
+
 /// Kinds without an interface: nothing to do in the pod, but addresses for a function on vfio.
 #[test]
 fn vfio_and_shared() {

@@ -51,9 +51,9 @@ impl Release {
     /// Tests of rdma-core's Python suite that must pass.
     pub(super) const fn least(self) -> usize {
         match self {
-            Self::Debian(Debian::Bookworm) => 108,
-            Self::Debian(Debian::Trixie | Debian::TrixieBackports) => 118,
-            Self::Ubuntu => 112,
+            Self::Debian(Debian::Bookworm) => 109,
+            Self::Debian(Debian::Trixie | Debian::TrixieBackports) => 119,
+            Self::Ubuntu => 113,
         }
     }
 }
