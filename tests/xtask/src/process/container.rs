@@ -1,5 +1,6 @@
-//! A container for programs of a release: its file system is a guest's or a folder, mounted read-only in a mount
-//! namespace of its own, with the sockets of the NICs and our libraries at their places.
+//! A container for programs of a release: its file system is a guest's or a folder, mounted
+//! read-only in a mount namespace of its own, with the sockets of the NICs and our libraries at their
+//! places. Its network is a loopback interface of its own: nobody else's ports are in the way.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -127,7 +127,7 @@ impl Args {
         for release in releases {
             let root = release.root(cache, self.ubuntu.as_deref())?;
             let container = Container::new(release, root, (&daemon, &libraries))?;
-            table.extend(self.programs(&container)?);
+            table.extend(self.programs(cache, &container)?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
             good &= held;
@@ -143,7 +143,17 @@ impl Args {
 
 impl Args {
     /// All programs that were asked for, one after the other.
-    fn programs(&self, container: &Container) -> Result<Vec<Row>> {
+    fn programs(&self, cache: &Cache, container: &Container) -> Result<Vec<Row>> {
+        // What is built for an older C library runs with a newer one.
+        let built_for = match container.release {
+            Release::Debian(debian) => debian,
+            Release::Ubuntu => Debian::Bookworm,
+        };
+        for program in crate::products::programs(cache, built_for)? {
+            if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
+                fs::copy(&program, container.share().join(name))?;
+            }
+        }
         for (name, text) in FILES {
             fs::write(container.share().join(name), text)?;
         }
