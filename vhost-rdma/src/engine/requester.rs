@@ -127,7 +127,12 @@ impl Shard {
             }
             match self.step(&turn, &mut send, &mut bytes) {
                 Step::Advanced => {}
-                Step::Waits => break,
+                Step::Waits => {
+                    // What went before the wait may have taken long: the owner of a mirrored
+                    // region is asked about each piece, so that a turn has no second one.
+                    self.is_over(id, budget);
+                    break;
+                }
                 Step::Failed(status) => {
                     if let Some(nic) = self.nic_mut(id) {
                         nic.send_failed(&turn, &mut send, status);
@@ -212,7 +217,12 @@ impl Shard {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
         }
         nic.meter.charge_each(cost::ELEMENT, send.sges.len());
-        let len = nic.piece(turn.kind, send, &planned);
+        // What the owner was asked about is what it did: the piece that it was, however large the
+        // next may be.
+        let len = match send.owner {
+            Owner::Unasked => nic.piece(turn.kind, send, &planned),
+            _ => send.piece,
+        };
         let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
         if !same || (!planned.inline && !nic.gather(turn, send, &planned, segments)) {
             return Step::Failed(wc_status::LOC_PROT_ERR);

@@ -10,6 +10,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::driver::{Guest, Qp, World, init_attr, rtr_attr, rts_attr, state_attr, wqe};
 use crate::engine::{Command, Job, JobKind, Reply, Status};
 use crate::memory::PageList;
+use crate::nic::budget::Looked;
+use crate::transport::PIECE;
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const RIGHTS: u32 = 0x1f | access::MIRRORED;
@@ -134,6 +136,51 @@ fn long_messages_go_piece_by_piece() {
         assert_eq!(s.statuses(), [wc_status::SUCCESS]);
     }
     assert!(s.b.read(s.shadow, len) == bytes && s.a.read(to, len) == bytes);
+}
+
+/// The requester's NIC may move larger pieces when the answer comes than when it asked.
+#[test]
+fn a_piece_stays_what_its_owner_was_asked_about() {
+    let mut s = scene(qpt::RC);
+    let (from, bytes) = s.a.pattern(16 << 10, 5);
+    let to = s.a.alloc(16 << 10);
+    for (code, local) in [(opcode::RDMA_WRITE, from), (opcode::RDMA_READ, to)] {
+        let pace = |s: &mut Scene, lasted| {
+            let nic = s.world.shard.nic_mut(s.a.nic).unwrap();
+            (0..5).for_each(|_| nic.backing.pace.judge(Looked { charged: 1_000, lasted }));
+        };
+        pace(&mut s, SECOND);
+        s.post(code, 0, (local, 16 << 10));
+        let job = s.job();
+        assert_eq!((job.address, job.length), (AT, 4096));
+        s.b.write(s.shadow + HALF, &bytes[..4096]);
+        pace(&mut s, 0);
+        s.answer(&job, Some(0));
+        let job = s.job();
+        assert_eq!((job.address, job.length), (AT + 4096, 12 << 10));
+        s.b.write(s.shadow + HALF + 4096, &bytes[4096..]);
+        s.answer(&job, Some(0));
+        assert_eq!(s.statuses(), [wc_status::SUCCESS]);
+    }
+    assert!(s.b.read(s.shadow, 16 << 10) == bytes && s.a.read(to, 16 << 10) == bytes);
+}
+
+/// A turn ends with the first piece, and its time counts all the same.
+#[test]
+fn pieces_for_an_owner_grow_again() {
+    let mut s = scene(qpt::RC);
+    let nic = s.world.shard.nic_mut(s.a.nic).unwrap();
+    (0..5).for_each(|_| nic.backing.pace.judge(Looked { charged: 1_000, lasted: SECOND }));
+    let to = s.a.alloc(256 << 10);
+    s.post(opcode::RDMA_READ, 0, (to, 256 << 10));
+    let mut lengths = Vec::new();
+    while let [job] = s.jobs()[..] {
+        lengths.push(job.length);
+        s.answer(&job, Some(0));
+    }
+    assert_eq!(s.statuses(), [wc_status::SUCCESS]);
+    assert_eq!(lengths[0], 4096);
+    assert!(lengths.contains(&PIECE), "{lengths:?}");
 }
 
 #[test]
