@@ -9,6 +9,7 @@
 pub mod admin;
 pub mod channel;
 pub mod cli;
+pub mod cm;
 pub mod config;
 pub mod dataplane;
 pub mod device;

@@ -32,6 +32,9 @@ pub mod op {
     pub const ADDRESS: u32 = 6;
     pub const COMMAND: u32 = 7;
     pub const MIRROR_ADD: u32 = 8;
+    pub const CM_ADD: u32 = 16;
+    pub const CM_REMOVE: u32 = 17;
+    pub const CM_COMMAND: u32 = 18;
 }
 
 /// What an answer is.
@@ -121,6 +124,14 @@ impl Mirrors {
     pub fn say(&self, bytes: &[u8]) -> std::io::Result<()> {
         send(&self.0, bytes, &[])
     }
+}
+
+/// A channel of the connection manager.
+#[derive(Debug)]
+pub struct CmChannel {
+    /// Its number.
+    pub number: u32,
+    tokens: OwnedFd,
 }
 
 /// Sends a packet with descriptors.
@@ -286,6 +297,27 @@ impl Process {
         Ok(self.ask(op::CHANNEL_REMOVE, &body, &[])?.0)
     }
 
+    /// CM_ADD.
+    pub fn cm_channel(&self) -> Result<CmChannel> {
+        let (body, files) = ok(op::CM_ADD, self.ask(op::CM_ADD, &[], &[])?)?;
+        let [tokens]: [OwnedFd; 1] =
+            files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
+        Ok(CmChannel { number: body.u32_at(0), tokens })
+    }
+
+    /// CM_REMOVE; its status.
+    pub fn end_cm(&self, channel: u32) -> Result<u32> {
+        let body = Put::new().u32(channel).u32(0).done(8);
+        Ok(self.ask(op::CM_REMOVE, &body, &[])?.0)
+    }
+
+    /// CM_COMMAND, of this number; the status, and the response.
+    pub fn cm(&self, channel: u32, number: u32, body: &[u8]) -> Result<(u32, Vec<u8>)> {
+        let head = Put::new().u32(channel).u32(0).u32(number).u32(0).done(16);
+        let (status, body, _) = self.ask(op::CM_COMMAND, &[&head, body].concat(), &[])?;
+        Ok((status, body))
+    }
+
     /// ADDRESS.
     pub fn address(&self, index: u32) -> Result<[u8; 16]> {
         let body = Put::new().u32(index).u32(0).done(8);
@@ -307,6 +339,13 @@ impl Process {
     /// Ends the connection, whoever else has the socket.
     pub fn hang_up(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl CmChannel {
+    /// Takes a token, if one comes.
+    pub fn token(&self, time: Duration) -> bool {
+        wait(&self.tokens, time) && receive(&self.tokens).is_ok_and(|(bytes, _)| bytes.len() == 8)
     }
 }
 

@@ -13,7 +13,7 @@
 //! Numbers are big-endian. The version of the protocol is agreed on by TLS (ALPN), so there is none
 //! here.
 
-use crate::rnic::{MAD_LEN, Mad};
+use crate::cm::{MAD_LEN, Mad};
 
 const KIND_MAD: u8 = 1;
 const NAME_MAX: usize = 63;

@@ -164,7 +164,8 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rnic::{MAD_LEN, Mad, NicQuota};
+    use crate::cm::{MAD_LEN, Mad};
+    use crate::rnic::NicQuota;
 
     fn frame(first: u8) -> Frame {
         let mad = Mad {

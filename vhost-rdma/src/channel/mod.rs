@@ -38,7 +38,8 @@ pub use tls::{Files, TlsError};
 use self::frame::Frame;
 use self::link::Outgoing;
 use self::tls::Identity;
-use crate::rnic::{Carrier, Directory, Mad, NicQuota};
+use crate::cm::Mad;
+use crate::rnic::{Carrier, Directory, NicQuota};
 
 /// How the channel runs.
 #[derive(Debug, Clone)]

@@ -14,7 +14,8 @@ use tokio_rustls::client::TlsStream;
 
 use super::inbound::HANDSHAKE;
 use super::*;
-use crate::rnic::{Inbox, MAD_LEN, PER_NIC, Peer, Remote};
+use crate::cm::{Inbox, MAD_LEN};
+use crate::rnic::{PER_NIC, Peer, Remote};
 use crate::transport::Gid;
 
 const HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;

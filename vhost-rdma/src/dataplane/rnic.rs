@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use crate::cm::Wake;
 use crate::device::nic;
 use crate::node::{AttachError, Backing};
-use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place, Wake};
+use crate::rnic::{self, Directory, HostError, HostVerbs, OpenError, Opener, Place};
 use crate::worker::WorkerHandle;
 
 /// An RNIC that a NIC uses.

@@ -25,6 +25,7 @@ mod control;
 mod create;
 mod fastreg;
 mod local;
+mod management;
 mod mcast;
 mod mirror;
 mod modify;

@@ -99,6 +99,14 @@ impl AnyNic {
         }
     }
 
+    /// One of the engine's own, to look at.
+    pub(super) fn own(&self) -> Option<&Nic> {
+        match self {
+            Self::Own(nic) => Some(nic),
+            Self::Provided(_) => None,
+        }
+    }
+
     /// The same, to look at.
     #[inline]
     pub(super) fn on_shard_ref(&self) -> &dyn OnShard {

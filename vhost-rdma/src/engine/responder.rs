@@ -63,7 +63,7 @@ impl Responder for Nic {
         if self.life != NicState::Ready {
             return Outcome::NoAnswer;
         }
-        let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.dropped(request) };
+        let Some(qp) = self.qps.get(&request.flow.dest_qpn) else { return self.unheld(request) };
         if !qp.state.receives() || !self.is_addressed(qp, request) {
             return self.dropped(request);
         }
@@ -117,7 +117,7 @@ impl Nic {
         (reached, faulted)
     }
 
-    fn dropped(&mut self, request: &Request<'_>) -> Outcome {
+    pub(super) fn dropped(&mut self, request: &Request<'_>) -> Outcome {
         if request.service != Service::Reliable {
             self.counters.receive_drops += 1;
         }

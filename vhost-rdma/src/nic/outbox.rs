@@ -15,6 +15,7 @@ use super::limits::Counters;
 use super::pending::Pending;
 use super::port::{Nowhere, Port};
 use super::table::Table;
+use crate::transport::{Flow, MAD_LEN};
 
 /// Events that are offered in one round.
 const BATCH: usize = 32;
@@ -94,6 +95,11 @@ impl Outbox {
         } else {
             counters.events_coalesced += 1;
         }
+    }
+
+    /// Gives a management datagram to the port; false if that wants none.
+    pub(crate) fn management(&mut self, flow: &Flow, mad: &[u8; MAD_LEN as usize]) -> bool {
+        self.port.management(flow, mad)
     }
 
     /// Drops the waiting events of an object that goes away: `kinds` are those of its class.

@@ -2,6 +2,8 @@
 
 use virtio_rdma_abi as abi;
 
+use crate::transport::{Flow, MAD_LEN};
+
 /// What the owner of a mirrored region is asked to do (docs/virtio-rdma-process.md §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -47,6 +49,11 @@ pub trait Port: Send {
     /// there loses it.
     fn owner_job(&mut self, _ctx: u32, _job: Job) -> bool {
         true
+    }
+    /// Takes a management datagram for QP 1 of a NIC whose driver has none (`engine::management`);
+    /// false if nobody wants it, or there is no room: it is lost, as on a wire.
+    fn management(&mut self, _flow: &Flow, _mad: &[u8; MAD_LEN as usize]) -> bool {
+        false
     }
     /// Notifies the guest of what was put since the last call, once per queue at most.
     fn flush(&mut self);

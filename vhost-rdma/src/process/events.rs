@@ -15,7 +15,9 @@ use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_rdma_abi::{AsyncEvent, CompEvent, event};
 
+use crate::cm::{Inbox, MAD_LEN, Mad};
 use crate::nic::{Job, Port};
+use crate::transport::Flow;
 
 /// What wakes one session's thread; nobody else has the descriptor.
 #[derive(Debug, Clone)]
@@ -26,7 +28,7 @@ impl Bell {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         // A counter that is full has been rung.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
@@ -144,12 +146,14 @@ impl Routes {
 #[derive(Debug)]
 pub(super) struct ProcessPort {
     routes: Arc<Routes>,
+    /// Datagrams for the connection manager.
+    inbox: Arc<Inbox>,
     busy: bool,
 }
 
 impl ProcessPort {
-    pub(super) const fn new(routes: Arc<Routes>) -> Self {
-        Self { routes, busy: false }
+    pub(super) const fn new(routes: Arc<Routes>, inbox: Arc<Inbox>) -> Self {
+        Self { routes, inbox, busy: false }
     }
 
     /// Does something with the lists, unless a session has them at this moment.
@@ -210,6 +214,16 @@ impl Port for ProcessPort {
         })
     }
 
+    fn management(&mut self, flow: &Flow, bytes: &[u8; MAD_LEN]) -> bool {
+        self.inbox.put(Mad {
+            source: flow.source_gid,
+            dest: flow.dest_gid,
+            traffic_class: flow.traffic_class,
+            sl: flow.sl,
+            bytes: *bytes,
+        })
+    }
+
     fn flush(&mut self) {}
 
     fn was_busy(&mut self) -> bool {
@@ -234,6 +248,10 @@ mod tests {
         }
     }
 
+    fn inbox() -> Arc<Inbox> {
+        Arc::new(Inbox::new(Arc::new(|| {})))
+    }
+
     fn is_rung(bell: &Bell) -> bool {
         crate::eventfd::take(bell.as_fd()).unwrap()
     }
@@ -241,7 +259,7 @@ mod tests {
     #[test]
     fn events_reach_the_context_that_they_are_for() {
         let routes = Arc::new(Routes::default());
-        let mut port = ProcessPort::new(routes.clone());
+        let mut port = ProcessPort::new(routes.clone(), inbox());
         let (one, two) = (Bell::new().unwrap(), Bell::new().unwrap());
         routes.begin(1, one.clone());
         routes.begin(2, two.clone());
@@ -264,7 +282,7 @@ mod tests {
     #[test]
     fn what_ended_gets_no_event_and_keeps_nothing() {
         let routes = Arc::new(Routes::default());
-        let mut port = ProcessPort::new(routes.clone());
+        let mut port = ProcessPort::new(routes.clone(), inbox());
         routes.begin(1, Bell::new().unwrap());
         routes.begin_cq(1, 10);
         routes.begin_cq(1, 11);
@@ -281,7 +299,7 @@ mod tests {
     #[test]
     fn a_worker_does_not_wait_for_a_session() {
         let routes = Arc::new(Routes::default());
-        let mut port = ProcessPort::new(routes.clone());
+        let mut port = ProcessPort::new(routes.clone(), inbox());
         let held = routes.lists();
         assert!(!port.completion_event(0, comp(1)) && port.was_busy());
         drop(held);

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use virtio_rdma_abi::status_page;
 
+use super::cm::Manager;
 use super::events::{ProcessPort, Routes};
 use super::memory::{WINDOWS, Window};
 use super::messages::Answer;
@@ -58,6 +59,8 @@ pub(crate) struct House {
     pub(super) nic: Arc<Nic>,
     pub(super) routes: Arc<Routes>,
     mac: [u8; 6],
+    /// The connection manager.
+    pub(super) cm: Manager,
     state: Mutex<State>,
     left: Condvar,
     /// Held while a command is carried out: the engine has one of a NIC under way, as a driver's
@@ -103,8 +106,15 @@ impl House {
             ..State::default()
         };
         let space = AddressSpace::of(nic.account().clone());
+        let [.., a, b, c, d, e, f, g, h] = link_local(config.mac.octets());
+        let cm = Manager::start(nic.clone(), [a, b, c, d, e, f, g, h], state.gids.clone());
+        let cm = cm.map_err(|source| AttachError::Io {
+            action: "start a connection manager".to_owned(),
+            source,
+        })?;
         Ok(Self {
             nic,
+            cm,
             routes: Arc::default(),
             mac: config.mac.octets(),
             state: Mutex::new(state),
@@ -226,7 +236,7 @@ impl House {
         ring.store_u32(status_page::ALIVE as u64, alive);
         *space = begun.clone();
         drop(space);
-        let port = ProcessPort::new(self.routes.clone());
+        let port = ProcessPort::new(self.routes.clone(), self.cm.inbox());
         let gids = state.gids.clone();
         let done = self.nic.call(PATIENCE, move |shard, id, now| {
             // Also a NIC that failed begins anew so.
@@ -256,11 +266,16 @@ impl House {
         let mut state = self.state();
         state.max_contexts = config.limits.max_contexts;
         let before = std::mem::replace(&mut state.gids, gids(config));
-        if before == state.gids || state.sessions.is_empty() {
+        if before == state.gids {
             return;
         }
+        self.cm.set_addresses(state.gids.clone());
         let (after, most) = (state.gids.clone(), before.len().max(state.gids.len()));
+        let idle = state.sessions.is_empty();
         drop(state);
+        if idle {
+            return;
+        }
         self.nic.post(move |shard, id, now| {
             for (index, entry) in (0u16..).zip(0..most) {
                 let gid = after.get(entry).copied();
@@ -281,6 +296,7 @@ impl House {
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
             tracing::error!(nic = self.nic.name, "a process's session does not end");
         }
+        self.cm.finish();
     }
 
     /// Plugs a process's memory in; its own map that follows `own`.

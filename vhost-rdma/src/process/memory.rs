@@ -35,6 +35,11 @@ impl Window {
         Self(number << ADDRESS_BITS)
     }
 
+    /// Its number, which no other session has at the same time.
+    pub(super) const fn number(self) -> u64 {
+        self.0 >> ADDRESS_BITS
+    }
+
     /// Where `len` bytes at a process's address stand in the NIC's map.
     pub(super) fn place(self, address: u64, len: u64) -> Result<u64, Status> {
         let end = address.checked_add(len).ok_or(Status::FAULT)?;

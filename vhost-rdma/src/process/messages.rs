@@ -11,7 +11,7 @@ use crate::nic::{Job, JobKind, Status};
 /// The version of the profile.
 pub(super) const VERSION: u32 = 1;
 /// Bytes of a message, each way.
-pub(super) const MESSAGE_MAX: usize = 320;
+pub(super) const MESSAGE_MAX: usize = 512;
 /// Descriptors of a message.
 pub(super) const FILES_MAX: usize = 4;
 
@@ -33,6 +33,12 @@ pub(super) mod op {
     pub(crate) const COMMAND: u32 = 7;
     /// Make the channel of jobs for mirrored regions.
     pub(crate) const MIRROR_ADD: u32 = 8;
+    /// Make a channel of the connection manager.
+    pub(crate) const CM_ADD: u32 = 16;
+    /// End one.
+    pub(crate) const CM_REMOVE: u32 = 17;
+    /// A command of the connection manager, in a channel.
+    pub(crate) const CM_COMMAND: u32 = 18;
 }
 
 /// The beginning of a request.
@@ -77,7 +83,8 @@ pub(super) struct Piece {
     pub(super) offset: U64,
 }
 
-/// CHANNEL_REMOVE, ADDRESS, and the answer to CHANNEL_ADD (both ends of the channel come along).
+/// CHANNEL_REMOVE, ADDRESS, CM_REMOVE, the beginning of CM_COMMAND (the command follows), and the
+/// answers to CHANNEL_ADD and CM_ADD (both ends of the channel come along, or one).
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Number {

@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cm;
 mod commands;
 mod events;
 mod house;

@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use virtio_rdma_abi::{CmdHdr, cmd, cmd_status, event};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
+use super::cm;
 use super::commands::{self, Runner};
 use super::events::Bell;
 use super::house::House;
@@ -38,6 +39,10 @@ use crate::nic::{Command, Status};
 /// Regions of memory, and completion channels, of one process.
 const REGIONS: usize = 64;
 const CHANNELS: usize = 64;
+/// Channels of the connection manager: rsockets have one each.
+const CM_CHANNELS: usize = 128;
+/// What says in such a channel that an event waits.
+const TOKEN: &[u8] = &[1, 0, 0, 0, 0, 0, 0, 0];
 /// What is kept for a region, a channel, and an object that has a name.
 const REGION: u64 = 1024;
 const CHANNEL: u64 = 2048;
@@ -88,6 +93,8 @@ pub(super) struct Session {
     /// Jobs for mirrored regions, once the process has asked for them.
     mirrors: Option<Mirrors>,
     channels: BTreeMap<u32, Completions>,
+    /// Channels of the connection manager.
+    cm: BTreeMap<u32, Channel>,
     last_channel: u32,
     cqs: BTreeMap<u32, Cq>,
     /// How the process calls its QPs and SRQs.
@@ -122,6 +129,7 @@ impl Session {
             happened: Vec::new(),
             mirrors: None,
             channels: BTreeMap::new(),
+            cm: BTreeMap::new(),
             last_channel: 0,
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
@@ -143,6 +151,8 @@ impl Session {
 
     fn end(&mut self) {
         self.direct = None;
+        // Peers are told before the queue pairs go.
+        self.house.cm.end_session(self.window.number());
         if self.ctx != 0 {
             let ctx = self.ctx;
             // A NIC that failed has no contexts that anybody could use.
@@ -181,6 +191,9 @@ impl Session {
         let waiting = |id: u32| self.cqs.values().any(|cq| cq.channel == id && cq.waiting > 0);
         let channels = self.channels.iter().filter(|(id, _)| waiting(**id));
         fds.extend(channels.map(|(_, it)| PollFd::new(&it.channel, PollFlags::OUT)));
+        let lacks = |number: u32| self.house.cm.untold(number) > 0;
+        let lacking = self.cm.iter().filter(|(number, _)| lacks(**number));
+        fds.extend(lacking.map(|(_, channel)| PollFd::new(channel, PollFlags::OUT)));
         if !self.happened.is_empty() {
             fds.push(PollFd::new(&self.happenings, PollFlags::OUT));
         }
@@ -246,6 +259,11 @@ impl Session {
                 cq.waiting -= 1;
             }
         }
+        for (&number, channel) in &self.cm {
+            let most = self.house.cm.untold(number);
+            let put = (0..most).take_while(|_| channel.put(TOKEN)).count();
+            self.house.cm.told(number, u32::try_from(put).unwrap_or(most));
+        }
         let happenings = &self.happenings;
         let mut full = false;
         self.happened.retain(|&(element, kind)| {
@@ -288,6 +306,7 @@ impl Session {
             op::HELLO => return self.welcome(&body),
             op::CHANNEL_ADD => return self.add_channel(&body),
             op::MIRROR_ADD => return self.add_mirrors(&body),
+            op::CM_ADD => return self.add_cm(&body),
             op::MEMORY_ADD => {
                 let file = packet.files.into_iter().next().map(File::from);
                 self.plug(&body, file)
@@ -296,6 +315,8 @@ impl Session {
             op::CHANNEL_REMOVE => self.remove_channel(&body),
             op::ADDRESS => self.address(&body),
             op::COMMAND => self.command(&body),
+            op::CM_REMOVE => self.remove_cm(&body),
+            op::CM_COMMAND => self.manage(&body),
             _ => Err(Status::NOTSUPP),
         };
         self.say(&answer.unwrap_or_else(Answer::of))
@@ -331,7 +352,7 @@ impl Session {
             + more
             + MIRRORS * u64::from(self.mirrors.is_some())
             + NAMED * named as u64
-            + CHANNEL * self.channels.len() as u64
+            + CHANNEL * (self.channels.len() + self.cm.len()) as u64
             + REGION * self.space.regions().len() as u64;
         if self.kept.settle(bytes) { Ok(()) } else { Err(Status::NOMEM) }
     }
@@ -430,6 +451,50 @@ impl Session {
         self.channels.remove(&number);
         self.keep(0)?;
         Ok(Answer::ok(&[]))
+    }
+
+    fn add_cm(&mut self, body: &[u8]) -> GoesOn {
+        let made = if body.is_empty() { self.new_cm() } else { Err(Status::INVAL) };
+        let (number, mut channel) = match made {
+            Ok(made) => made,
+            Err(status) => return self.say(&Answer::of(status)),
+        };
+        let Some([take, _]) = channel.ends() else { return false };
+        let told = Number { number: number.into(), reserved: 0.into() };
+        let answer = Answer::ok(told.as_bytes());
+        let sent = socket::send(self.socket.as_fd(), answer.bytes(), &[take]).is_ok();
+        channel.given();
+        self.cm.insert(number, channel);
+        sent
+    }
+
+    fn new_cm(&mut self) -> Result<(u32, Channel), Status> {
+        if self.ctx == 0 {
+            return Err(Status::STATE);
+        }
+        if self.cm.len() >= CM_CHANNELS {
+            return Err(Status::NOMEM);
+        }
+        self.keep(CHANNEL)?;
+        let channel = Channel::new().map_err(|_| Status::NOMEM)?;
+        let number = self.house.cm.add_channel(self.window.number(), self.bell.clone());
+        Ok((number, channel))
+    }
+
+    fn remove_cm(&mut self, body: &[u8]) -> Result<Answer, Status> {
+        let number = exactly::<Number>(body)?.number.get();
+        self.cm.remove(&number).ok_or(Status::NOENT)?;
+        self.house.cm.remove_channel(self.window.number(), number)?;
+        self.keep(0)?;
+        Ok(Answer::ok(&[]))
+    }
+
+    /// A command of the connection manager.
+    fn manage(&self, body: &[u8]) -> Result<Answer, Status> {
+        let (of, command) = Number::read_from_prefix(body).map_err(|_| Status::INVAL)?;
+        let command = cm::parse(command)?;
+        let asker = (self.window.number(), of.number.get());
+        Ok(Answer::ok(&cm::write(&self.house.cm.command(asker, command)?)))
     }
 
     fn address(&self, body: &[u8]) -> Result<Answer, Status> {

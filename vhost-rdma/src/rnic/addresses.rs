@@ -16,10 +16,10 @@ use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
 use super::follow::HOST_CALL;
-use super::mad::Inbox;
 use super::nic::Nic;
 use super::peer_table::{Peer, PeerTable};
 use super::peers::{Agreed, Carrier, HostCm};
+use crate::cm::Inbox;
 use crate::nic::budget::Budget;
 use crate::nic::contexts::KERNEL;
 use crate::nic::qp::State;

@@ -16,8 +16,8 @@ use virtio_rdma_abi::{GSI_QPN, qp_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::create::QpRequest;
-use super::mad::{Inbox, MAD_LEN, Mad};
 use super::nic::Nic;
+use crate::cm::{Inbox, MAD_LEN, Mad};
 use crate::memory::{self, AddressSpace, Segment, Translation};
 use crate::nic::contexts::KERNEL;
 use crate::nic::doorbell::Owner;

@@ -15,7 +15,7 @@
 //!                         ├─ ending                        the end of much, a little at a time or aside
 //!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
-//!                         ├─ gsi, mad, nic_quota               QP 1: the daemon carries its datagrams
+//!                         ├─ gsi, nic_quota                    QP 1: the daemon carries its datagrams
 //!                         ├─ events                        HostVerbs events -> the guest's
 //!                         └─ addresses                     which host GID, and who may be reached
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
@@ -41,7 +41,6 @@ mod host;
 #[cfg(feature = "host-rnic")]
 mod ibverbs;
 mod limits;
-mod mad;
 mod mcast;
 mod modify;
 mod mr;
@@ -66,7 +65,6 @@ pub use addresses::Directory;
 pub use cm::CmBridge;
 pub use faults::{Call, Faults};
 pub use host::{OpenError, open};
-pub use mad::{Inbox, MAD_LEN, Mad, Wake};
 pub(crate) use nic::Nic;
 pub use nic::{Opener, Place};
 pub use nic_quota::NicQuota;

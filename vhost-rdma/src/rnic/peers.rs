@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::addresses::Directory;
-use super::mad::{Inbox, Mad};
 use super::nic_quota::{NicQuota, NicQuotas};
 use super::peer_table::Peer;
+use crate::cm::{Inbox, Mad};
 use crate::transport::Gid;
 
 /// The daemon that serves a peer.

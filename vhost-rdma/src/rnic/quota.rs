@@ -4,13 +4,13 @@
 
 use slab::Slab;
 
-use super::mad::{Mad, ROOM};
 use super::mr::Mr;
 use super::mw::{LIST, WINDOW};
 use super::nic::{Ah, Nic, Pd, Qp};
 use super::receiver::Receives;
 use super::requester::{SENT, Sends};
 use super::srq::Srq;
+use crate::cm::{Mad, ROOM};
 use crate::nic::cq::Cq;
 use crate::nic::quota::{ALWAYS, CONTEXT, DOORBELLS, Places, WAITING, entry};
 

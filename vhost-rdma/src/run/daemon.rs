@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -48,6 +49,14 @@ fn private_dir() -> io::Result<PathBuf> {
     let dir = base.join(format!("vhost-rdma-run-{:016x}", u64::from_ne_bytes(random)));
     std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
     Ok(dir)
+}
+
+/// An address for programs that know IPv4 alone (`ib_write_bw -R`): of 198.18.0.0/15, which is for
+/// measurements and nobody's (RFC 2544). Two of a network are the same once in many thousand times;
+/// the daemon refuses the second.
+fn v4(random: u64) -> Ipv4Addr {
+    let host = u32::try_from(random % ((1 << 17) - 2)).unwrap_or(0) + 1;
+    Ipv4Addr::from(u32::from_be_bytes([198, 18, 0, 0]) + host)
 }
 
 impl Daemon {
@@ -102,16 +111,16 @@ impl Daemon {
         Err(Fault::Daemon(message.unwrap_or_else(|| "the daemon refuses".to_owned())))
     }
 
-    /// Adds NICs; their sockets.
+    /// Adds NICs; their sockets, and their IPv4 addresses.
     pub(super) fn add_nics(
         &self,
         count: u32,
         network: Option<&str>,
-    ) -> Result<Vec<PathBuf>, Fault> {
+    ) -> Result<Vec<(PathBuf, Ipv4Addr)>, Fault> {
         (0..count).map(|_| self.add_nic(network)).collect()
     }
 
-    fn add_nic(&self, network: Option<&str>) -> Result<PathBuf, Fault> {
+    fn add_nic(&self, network: Option<&str>) -> Result<(PathBuf, Ipv4Addr), Fault> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| Fault::Host {
             action: "get random numbers".into(),
@@ -128,15 +137,18 @@ impl Daemon {
             ])
         });
         let address = std::net::Ipv6Addr::new(0xfd76, 0x7264, 0x6d61, 0, a, b, c, d).to_string();
+        let v4 = v4(random);
+        let second = v4.to_string();
         let network = network.unwrap_or(crate::node::DEFAULT_NETWORK);
         let args = ["nic", "add", &name, "--for", "process", "--network", network, "--address"];
-        let args: Vec<&OsStr> =
-            args.into_iter().chain([address.as_str()]).map(OsStr::new).collect();
-        let said = self.ask(&args)?;
+        let args = args.into_iter().chain([address.as_str(), "--address", second.as_str()]);
+        let said = self.ask(&args.map(OsStr::new).collect::<Vec<_>>())?;
         self.nics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name);
         let nic: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
         let socket = nic["socket"].as_str().map(PathBuf::from);
-        socket.ok_or_else(|| Fault::Daemon("the daemon names no socket".to_owned()))
+        socket
+            .map(|socket| (socket, v4))
+            .ok_or_else(|| Fault::Daemon("the daemon names no socket".to_owned()))
     }
 }
 

@@ -1,8 +1,8 @@
 //! `vhost-rdma run`: a program with an RDMA device, without root and without configuration.
 //!
 //! If no daemon runs, one is started that lives as long as the program. It gets NICs for processes,
-//! the program their sockets (`VHOST_RDMA_DEVICES`) and the libraries (`LD_LIBRARY_PATH`), and when
-//! the program ends everything goes. What is asked of the daemon is asked by this same program, as
+//! the program their sockets (`VHOST_RDMA_DEVICES`), their addresses (`VHOST_RDMA_ADDRESSES`) and the
+//! libraries (`LD_LIBRARY_PATH`), and when the program ends everything goes. What is asked of the daemon is asked by this same program, as
 //! anybody would.
 //!
 //! What cannot be served is said in one line before anything is started: a library path means
@@ -25,6 +25,8 @@ use self::daemon::Daemon;
 const LIBRARIES: &str = "VHOST_RDMA_LIBRARIES";
 /// Sockets of NICs, for the libraries.
 const DEVICES: &str = "VHOST_RDMA_DEVICES";
+/// Their IPv4 addresses, for whoever writes a script: what rdma_cm programs connect to.
+const ADDRESSES: &str = "VHOST_RDMA_ADDRESSES";
 /// `0`: the program's heap stays what it is.
 const SHARED_HEAP: &str = "VHOST_RDMA_SHARED_HEAP";
 /// Where packages put them.
@@ -108,14 +110,20 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
         true => Some(Daemon::of(wanted.network.as_deref())?),
         false => None,
     };
-    let sockets = match &daemon {
-        Some(daemon) => daemon.add_nics(wanted.nics, wanted.network.as_deref())?,
-        None => wanted.connect.clone(),
+    let (sockets, addresses): (_, Vec<_>) = match &daemon {
+        Some(daemon) => {
+            daemon.add_nics(wanted.nics, wanted.network.as_deref())?.into_iter().unzip()
+        }
+        None => (wanted.connect.clone(), Vec::new()),
     };
     let devices = sockets.iter().map(|socket| socket.as_os_str()).collect::<Vec<_>>();
     let mut command = Command::new(program);
     command.args(wanted.command.get(1..).unwrap_or_default());
     command.env(DEVICES, devices.join(OsStr::new(":")));
+    if !addresses.is_empty() {
+        let all: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        command.env(ADDRESSES, all.join(" "));
+    }
     command.env("LD_LIBRARY_PATH", before(&libraries, "LD_LIBRARY_PATH"));
     let heap = std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0");
     let preloaded = heap.then_some(HEAP).into_iter().chain([FILES]);

@@ -47,7 +47,7 @@ impl Place {
 #[test]
 fn a_program_gets_its_nics_and_its_status_is_ours() {
     let place = Place::new();
-    let script = "echo $VHOST_RDMA_DEVICES; echo $LD_LIBRARY_PATH
+    let script = "echo $VHOST_RDMA_DEVICES; echo $LD_LIBRARY_PATH; echo $VHOST_RDMA_ADDRESSES
         IFS=:; for socket in $VHOST_RDMA_DEVICES; do test -S $socket || exit 1; done; exit 7";
     let said = place.run(&["--nics", "3", "--network", "blue"], script);
     assert_eq!((said.status, said.err.as_str()), (7, ""), "{said:?}");
@@ -56,6 +56,10 @@ fn a_program_gets_its_nics_and_its_status_is_ours() {
     assert_eq!(sockets.len(), 3);
     assert!(sockets.iter().all(|socket| !socket.exists()), "they went with the program");
     assert!(lines.next().unwrap().starts_with(place.dir.path().to_str().unwrap()));
+    let addresses: Vec<std::net::Ipv4Addr> =
+        lines.next().unwrap().split(' ').map(|address| address.parse().unwrap()).collect();
+    assert_eq!(addresses.len(), 3);
+    assert!(addresses.iter().all(|address| address.octets()[..1] == [198]), "{addresses:?}");
     assert_eq!(place.left(), 0);
     assert_eq!(place.run(&[], "kill -9 $$").status, 128 + 9);
     assert_eq!(place.left(), 0);

@@ -8,6 +8,7 @@
     reason = "a test on a 64-bit host"
 )]
 
+mod cm;
 mod data;
 mod ends;
 mod events;

@@ -14,8 +14,8 @@ use std::ptr;
 use ibverbs_sys::{ibv_qp_attr, ibv_qp_state};
 use libloading::Library;
 
-use super::message::{Ends, Offer};
 use super::terminate::{Answer, Ask, Event, HostCm, Key, Refused};
+use crate::cm::message::{Ends, Offer};
 use crate::rnic::peers::Agreed;
 use crate::transport::Gid;
 
@@ -352,6 +352,7 @@ impl HostLibrary {
                 rnr_retry_count: conn.rnr_retry_count,
                 flow_control: conn.flow_control != 0,
                 srq: conn.srq != 0,
+                guid: [0; 8],
             },
             agreed: Agreed {
                 psn: receive.rq_psn,
@@ -411,7 +412,7 @@ impl HostLibrary {
             kind::ESTABLISHED => Some(Event::Established(key)),
             kind::REJECTED => {
                 let reason =
-                    u16::try_from(event.status).unwrap_or(super::message::reason::CONSUMER);
+                    u16::try_from(event.status).unwrap_or(crate::cm::message::reason::CONSUMER);
                 Some(Event::Rejected { key, reason, private: private(&event.conn) })
             }
             kind::DISCONNECTED | kind::DEVICE_REMOVAL => Some(Event::Disconnected(key)),

@@ -1,14 +1,13 @@
 //! rdma_cm between guests on RNICs and third-party hosts: the daemon ends the connection set-up of
 //! each side and joins the two.
 //!
-//! `message` reads and writes what the guest's connection manager says, `terminate` is the rule of
+//! `crate::cm::message` reads and writes what the guest's connection manager says, `terminate` is the rule of
 //! the game, `library` is the host's connection manager (librdmacm, feature `host-rnic`). All of it
 //! runs on one thread, since setting up connections is rare and slow, and calls of librdmacm are
 //! system calls: no worker makes one, or waits for one that does.
 
 #[cfg(feature = "host-rnic")]
 mod library;
-mod message;
 mod terminate;
 
 #[cfg(feature = "host-rnic")]
@@ -179,7 +178,7 @@ mod thread {
     #[cfg(test)]
     mod tests {
         use super::*;
-        use crate::rnic::mad::{Inbox, MAD_LEN, Mad};
+        use crate::cm::{Inbox, MAD_LEN, Mad};
         use crate::rnic::nic_quota::PER_NIC;
         use crate::rnic::peers::Station;
 

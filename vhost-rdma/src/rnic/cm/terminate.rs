@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::message::{Ends, Message, Offer, Parsed, Unserved, build, parse, reason};
+use crate::cm::Mad;
+use crate::cm::message::{Ends, Message, Offer, Parsed, Unserved, build, parse, reason};
 use crate::rnic::addresses::Directory;
-use crate::rnic::mad::Mad;
 use crate::rnic::peers::{Agreed, Sent, Station};
 use crate::transport::Gid;
 
@@ -218,7 +218,10 @@ impl<H: HostCm> Terminator<H> {
             | Message::Rej { local, remote, .. }
             | Message::Dreq { local, remote, .. }
             | Message::Drep { local, remote } => (*local, *remote),
-            Message::Req { .. } => return,
+            Message::Req { .. }
+            | Message::Mra { .. }
+            | Message::SidrReq { .. }
+            | Message::SidrRep { .. } => return,
         };
         let conn = self.conns.get_mut(&key).filter(|conn| {
             Arc::ptr_eq(&conn.station.inbox, &sent.station.inbox) && conn.peer == sent.mad.dest

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::rnic::mad::{Inbox, MAD_LEN};
+use crate::cm::{Inbox, MAD_LEN};
 use crate::rnic::{Peer, Remote};
 
 /// What the host's connection manager was asked.

@@ -1,11 +1,11 @@
-//! Messages of the connection manager (IBTA 12.6), of RC connections by the IP addressing service
-//! (annex A11): what rdma_cm sends.
+//! Messages of the connection manager (IBTA 12.6, 12.11), of RC connections and UD services by the IP
+//! addressing service (annex A11): what rdma_cm sends.
 //!
-//! What a guest sends is hostile. Every message has 256 bytes, every field a fixed place in them,
+//! What a peer sends is hostile. Every message has 256 bytes, every field a fixed place in them,
 //! so reading is total: a message is understood or it is none. The offsets are those of the tables
 //! of IBTA 12.6, as counted behind the 24 bytes of the MAD header.
 
-use crate::rnic::MAD_LEN;
+use super::MAD_LEN;
 use crate::transport::Gid;
 
 /// Management class of the connection manager, and its version (IBTA 13.4.4, 16.7).
@@ -15,70 +15,128 @@ const SEND: u8 = 3;
 const HEADER: usize = 24;
 /// RDMA_PS_TCP in the service ID of the IP addressing service (annex A11.2.2).
 const TCP_SERVICE: u64 = 0x0106;
-/// Length of the header that the IP addressing service has in front of a REQ's private data.
+/// The services that datagrams are for: RDMA_PS_UDP, and RDMA_PS_IPOIB.
+const DATAGRAM_SERVICES: [u16; 2] = [0x0111, 0x0002];
+/// Length of the header that the IP addressing service has in front of a request's private data.
 const IP_HEADER: usize = 36;
 
 /// Attribute IDs of the messages.
 mod attribute {
-    pub(super) const REQ: u16 = 0x10;
-    pub(super) const REJ: u16 = 0x12;
-    pub(super) const REP: u16 = 0x13;
-    pub(super) const RTU: u16 = 0x14;
-    pub(super) const DREQ: u16 = 0x15;
-    pub(super) const DREP: u16 = 0x16;
+    pub(crate) const REQ: u16 = 0x10;
+    pub(crate) const MRA: u16 = 0x11;
+    pub(crate) const REJ: u16 = 0x12;
+    pub(crate) const REP: u16 = 0x13;
+    pub(crate) const RTU: u16 = 0x14;
+    pub(crate) const DREQ: u16 = 0x15;
+    pub(crate) const DREP: u16 = 0x16;
+    pub(crate) const SIDR_REQ: u16 = 0x17;
+    pub(crate) const SIDR_REP: u16 = 0x18;
 }
 
 /// Reasons of a REJ (IBTA 12.6.7.2).
-pub(super) mod reason {
-    pub(in super::super) const NO_RESOURCES: u16 = 3;
-    pub(in super::super) const TIMEOUT: u16 = 4;
-    pub(in super::super) const INVALID_SERVICE: u16 = 8;
-    pub(in super::super) const CONSUMER: u16 = 28;
+pub(crate) mod reason {
+    pub(crate) const NO_RESOURCES: u16 = 3;
+    pub(crate) const TIMEOUT: u16 = 4;
+    pub(crate) const INVALID_ID: u16 = 6;
+    pub(crate) const INVALID_SERVICE: u16 = 8;
+    pub(crate) const STALE: u16 = 10;
+    pub(crate) const INVALID_GID: u16 = 12;
+    pub(crate) const CONSUMER: u16 = 28;
 }
 
 /// What both sides say of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Offer {
-    pub(super) qpn: u32,
+pub(crate) struct Offer {
+    pub(crate) qpn: u32,
     /// The PSN that the peer shall begin with.
-    pub(super) psn: u32,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) flow_control: bool,
-    pub(super) srq: bool,
+    pub(crate) psn: u32,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry_count: u8,
+    pub(crate) flow_control: bool,
+    pub(crate) srq: bool,
+    /// Of the sender's node: by it and its communication IDs others tell connections apart.
+    pub(crate) guid: [u8; 8],
 }
 
 /// Both ends of a connection that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ends {
-    pub(super) source: Gid,
-    pub(super) source_port: u16,
-    pub(super) dest: Gid,
-    pub(super) dest_port: u16,
+pub(crate) struct Ends {
+    pub(crate) source: Gid,
+    pub(crate) source_port: u16,
+    pub(crate) dest: Gid,
+    pub(crate) dest_port: u16,
 }
 
 /// A message. `local` and `remote` are communication IDs as its sender has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Message {
-    Req { local: u32, ends: Ends, offer: Offer, mtu: u8, private: Vec<u8> },
-    Rep { local: u32, remote: u32, offer: Offer, private: Vec<u8> },
-    Rtu { local: u32, remote: u32 },
-    Rej { local: u32, remote: u32, of_rep: bool, reason: u16, private: Vec<u8> },
-    Dreq { local: u32, remote: u32, qpn: u32 },
-    Drep { local: u32, remote: u32 },
+pub(crate) enum Message {
+    Req {
+        local: u32,
+        ends: Ends,
+        offer: Offer,
+        mtu: u8,
+        private: Vec<u8>,
+    },
+    Rep {
+        local: u32,
+        remote: u32,
+        offer: Offer,
+        private: Vec<u8>,
+    },
+    Rtu {
+        local: u32,
+        remote: u32,
+    },
+    Rej {
+        local: u32,
+        remote: u32,
+        of_rep: bool,
+        reason: u16,
+        private: Vec<u8>,
+    },
+    Dreq {
+        local: u32,
+        remote: u32,
+        qpn: u32,
+    },
+    Drep {
+        local: u32,
+        remote: u32,
+    },
+    /// The answer to a REQ (`of` is 0) or a REP (1) takes as long as 4.096 us << `timeout`.
+    Mra {
+        local: u32,
+        remote: u32,
+        of: u8,
+        timeout: u8,
+    },
+    /// Who serves a port with datagrams? `space` is the kind of service.
+    SidrReq {
+        id: u32,
+        space: u16,
+        ends: Ends,
+        private: Vec<u8>,
+    },
+    SidrRep {
+        id: u32,
+        status: u8,
+        qpn: u32,
+        qkey: u32,
+        private: Vec<u8>,
+    },
 }
 
 /// Why a REQ cannot be served; who sent it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unserved {
-    pub(super) local: u32,
+pub(crate) struct Unserved {
+    pub(crate) local: u32,
 }
 
 /// What a datagram says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Parsed {
+pub(crate) enum Parsed {
     Message(Message),
     /// A REQ of another kind: UC, XRC, a native service.
     Unserved(Unserved),
@@ -117,7 +175,7 @@ impl Fields<'_> {
 }
 
 /// Reads a datagram.
-pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Parsed {
+pub(crate) fn parse(mad: &[u8; MAD_LEN]) -> Parsed {
     let [base, class, version, method, ..] = mad;
     if (*base, *class, *version, *method) != (1, CLASS, CLASS_VERSION, SEND) {
         return Parsed::Other;
@@ -127,6 +185,7 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Parsed {
     let (local, remote) = (fields.be32(0), fields.be32(4));
     let message = match kind {
         attribute::REQ => return request(&fields),
+        attribute::SIDR_REQ => return service_request(&fields),
         attribute::REP => Message::Rep {
             local,
             remote,
@@ -139,6 +198,7 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Parsed {
                 rnr_retry_count: fields.byte(27) >> 5,
                 flow_control: fields.byte(26) & 1 != 0,
                 srq: fields.byte(27) & 0x10 != 0,
+                guid: fields.bytes(28),
             },
             private: fields.rest(36),
         },
@@ -152,9 +212,36 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Parsed {
         },
         attribute::DREQ => Message::Dreq { local, remote, qpn: fields.be24(8) },
         attribute::DREP => Message::Drep { local, remote },
+        attribute::MRA => {
+            Message::Mra { local, remote, of: fields.byte(8) >> 6, timeout: fields.byte(9) >> 3 }
+        }
+        attribute::SIDR_REP => Message::SidrRep {
+            id: local,
+            status: fields.byte(4),
+            qpn: fields.be24(8),
+            qkey: fields.be32(20),
+            private: fields.rest(96),
+        },
         _ => return Parsed::Other,
     };
     Parsed::Message(message)
+}
+
+/// The ends that the IP addressing service names at `at`; `port` is of the service ID.
+fn ends(fields: &Fields<'_>, at: usize, dest_port: u16) -> Option<Ends> {
+    // Version 0, IPv4 or IPv6.
+    let (version, family) = (fields.byte(at), fields.byte(at + 1) >> 4);
+    let ip = match (version, family) {
+        (0, 4) => mapped as fn([u8; 16]) -> Gid,
+        (0, 6) => std::convert::identity as fn([u8; 16]) -> Gid,
+        _ => return None,
+    };
+    Some(Ends {
+        source: ip(fields.bytes(at + 4)),
+        source_port: fields.be16(at + 2),
+        dest: ip(fields.bytes(at + 20)),
+        dest_port,
+    })
 }
 
 fn request(fields: &Fields<'_>) -> Parsed {
@@ -162,21 +249,9 @@ fn request(fields: &Fields<'_>) -> Parsed {
     let service = u64::from_be_bytes(fields.bytes(8));
     let transport = fields.byte(43) >> 1 & 3;
     let extended = fields.byte(51) & 7;
-    // The IP addressing service: version 0, IPv4 or IPv6.
-    let (version, family) = (fields.byte(140), fields.byte(141) >> 4);
-    let ip = match family {
-        4 => Some(mapped as fn([u8; 16]) -> Gid),
-        6 => Some(std::convert::identity as fn([u8; 16]) -> Gid),
-        _ => None,
-    };
-    let served = service >> 16 == TCP_SERVICE && transport == 0 && extended == 0 && version == 0;
-    let (Some(ip), true) = (ip, served) else { return Parsed::Unserved(Unserved { local }) };
-    let [.., high, low] = service.to_be_bytes();
-    let ends = Ends {
-        source: ip(fields.bytes(144)),
-        source_port: fields.be16(142),
-        dest: ip(fields.bytes(160)),
-        dest_port: u16::from_be_bytes([high, low]),
+    let served = service >> 16 == TCP_SERVICE && transport == 0 && extended == 0;
+    let (Some(ends), true) = (ends(fields, 140, fields.be16(14)), served) else {
+        return Parsed::Unserved(Unserved { local });
     };
     let offer = Offer {
         qpn: fields.be24(32),
@@ -187,9 +262,22 @@ fn request(fields: &Fields<'_>) -> Parsed {
         rnr_retry_count: fields.byte(50) & 7,
         flow_control: fields.byte(43) & 1 != 0,
         srq: fields.byte(51) & 8 != 0,
+        guid: fields.bytes(16),
     };
     let (mtu, private) = (fields.byte(50) >> 4, fields.rest(140 + IP_HEADER));
     Parsed::Message(Message::Req { local, ends, offer, mtu, private })
+}
+
+/// Of another service: none that anybody here could answer.
+fn service_request(fields: &Fields<'_>) -> Parsed {
+    let [a, b, c, d, e, f, _, _] = fields.bytes(8);
+    let space = u16::from_be_bytes([e, f]);
+    let served = [a, b, c, d] == [0; 4] && DATAGRAM_SERVICES.contains(&space);
+    let (Some(ends), true) = (ends(fields, 16, fields.be16(14)), served) else {
+        return Parsed::Other;
+    };
+    let private = fields.rest(16 + IP_HEADER);
+    Parsed::Message(Message::SidrReq { id: fields.be32(0), space, ends, private })
 }
 
 /// The IPv4 address in the last four of sixteen bytes, as a GID.
@@ -236,12 +324,13 @@ const RESPONSE_TIMEOUT: u8 = 20;
 const ACK_TIMEOUT: u8 = 18;
 
 /// The datagram of a message; `tid` tells transactions apart.
-pub(super) fn build(message: &Message, tid: u32) -> [u8; MAD_LEN] {
+pub(crate) fn build(message: &Message, tid: u32) -> [u8; MAD_LEN] {
     match message {
         Message::Req { local, ends, offer, mtu, private } => {
             let mut to = Builder::new(attribute::REQ, tid, *local, 0);
             let service = TCP_SERVICE << 16 | u64::from(ends.dest_port);
             to.put(8, &service.to_be_bytes());
+            to.put(16, &offer.guid);
             to.put24(32, offer.qpn);
             to.put(35, &[offer.responder_resources]);
             to.put(39, &[offer.initiator_depth]);
@@ -266,6 +355,7 @@ pub(super) fn build(message: &Message, tid: u32) -> [u8; MAD_LEN] {
             to.put(24, &[offer.responder_resources, offer.initiator_depth]);
             to.put(26, &[u8::from(offer.flow_control)]);
             to.put(27, &[(offer.rnr_retry_count & 7) << 5 | u8::from(offer.srq) << 4]);
+            to.put(28, &offer.guid);
             to.put(36, private);
             to.mad
         }
@@ -283,10 +373,32 @@ pub(super) fn build(message: &Message, tid: u32) -> [u8; MAD_LEN] {
             to.mad
         }
         Message::Drep { local, remote } => Builder::new(attribute::DREP, tid, *local, *remote).mad,
+        Message::Mra { local, remote, of, timeout } => {
+            let mut to = Builder::new(attribute::MRA, tid, *local, *remote);
+            to.put(8, &[of << 6, timeout << 3]);
+            to.mad
+        }
+        Message::SidrReq { id, space, ends, private } => {
+            let mut to = Builder::new(attribute::SIDR_REQ, tid, *id, 0);
+            to.put(4, &[0xff, 0xff]);
+            to.put(12, &space.to_be_bytes());
+            to.put(14, &ends.dest_port.to_be_bytes());
+            to.put(16, &ip_header(ends));
+            to.put(16 + IP_HEADER, private);
+            to.mad
+        }
+        Message::SidrRep { id, status, qpn, qkey, private } => {
+            let mut to = Builder::new(attribute::SIDR_REP, tid, *id, 0);
+            to.put(4, &[*status]);
+            to.put24(8, *qpn);
+            to.put(20, &qkey.to_be_bytes());
+            to.put(96, private);
+            to.mad
+        }
     }
 }
 
-/// What the IP addressing service puts in front of a REQ's private data.
+/// What the IP addressing service puts in front of a request's private data.
 fn ip_header(ends: &Ends) -> [u8; IP_HEADER] {
     let is_v4 = |gid: &Gid| gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff];
     let v4 = is_v4(&ends.source) && is_v4(&ends.dest);
@@ -317,6 +429,7 @@ mod tests {
             rnr_retry_count: 7,
             flow_control: true,
             srq: true,
+            guid: [1, 2, 3, 4, 5, 6, 7, 8],
         }
     }
 
@@ -331,8 +444,12 @@ mod tests {
         all
     }
 
+    fn ends() -> Ends {
+        Ends { source: gid(1), source_port: 5, dest: gid(2), dest_port: 7471 }
+    }
+
     fn requests() -> Message {
-        let ends = Ends { source: gid(1), source_port: 5, dest: gid(2), dest_port: 7471 };
+        let ends = ends();
         let offer = Offer { retry_count: 6, ..offer() };
         Message::Req { local: 77, ends, offer, mtu: 3, private: padded(b"hello", 56) }
     }
@@ -353,6 +470,15 @@ mod tests {
             },
             Message::Dreq { local, remote, qpn: 0xff_fffe },
             Message::Drep { local, remote },
+            Message::Mra { local, remote, of: 1, timeout: 24 },
+            Message::SidrReq { id: 7, space: 0x0111, ends: ends(), private: padded(b"who", 180) },
+            Message::SidrRep {
+                id: 7,
+                status: 1,
+                qpn: 0x12_3456,
+                qkey: 0x0123_4567,
+                private: padded(b"me", 136),
+            },
         ] {
             assert_eq!(parse(&build(&message, 9)), Parsed::Message(message));
         }
@@ -391,7 +517,8 @@ mod tests {
         for at in 0..4 {
             assert_eq!(change(at, 0xee), Parsed::Other, "header byte {at}");
         }
-        assert_eq!(change(17, 0x17), Parsed::Other, "SIDR_REQ");
+        assert_eq!(change(17, 0x17), Parsed::Other, "SIDR_REQ of RDMA_PS_TCP");
+        assert_eq!(change(17, 0x19), Parsed::Other, "LAP");
         let unserved = Parsed::Unserved(Unserved { local: 77 });
         assert_eq!(change(HEADER + 43, 2), unserved, "UC");
         assert_eq!(change(HEADER + 51, 1), unserved, "extended transport");

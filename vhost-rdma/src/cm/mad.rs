@@ -14,7 +14,7 @@ use crate::transport::{self, Gid};
 /// Length of every datagram of QP 1 (IBTA 13.4.2).
 pub const MAD_LEN: usize = transport::MAD_LEN as usize;
 /// Datagrams that wait for one NIC.
-pub(super) const ROOM: usize = 128;
+pub(crate) const ROOM: usize = 128;
 
 /// A datagram from one QP 1 to another, with addresses as the guests name them.
 #[derive(Clone, PartialEq, Eq)]

@@ -1,0 +1,355 @@
+//! What a connection manager has: channels, identifiers, timers, and what waits to be told.
+//!
+//! An identifier belongs to a channel, a channel to a session, and a command names only those of its
+//! own session. What a program may have is counted (identifiers, groups, events that it has not
+//! taken) and charged to the NIC's account, so that no request of a peer and no program can make
+//! this grow without bound. Each command is a bounded amount of work.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rustc_hash::FxHashMap;
+
+use super::id::{Again, Event, Id, Kind, Said, Space};
+use crate::cm::Mad;
+use crate::cm::message::Message;
+use crate::memory::Account;
+use crate::nic::{Nanos, Status};
+use crate::process::events::Bell;
+use crate::transport::Gid;
+
+/// Identifiers of a NIC, and of a session.
+const IDS: usize = 8192;
+const SESSION_IDS: u32 = 1024;
+/// What is kept for an identifier, its events included.
+const ID: u64 = 2048;
+/// Datagrams that wait to be sent; what comes beyond is lost, as on a wire.
+const SENDS: usize = 512;
+/// A channel of events.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) session: u64,
+    pub(super) bell: Bell,
+    pub(super) events: VecDeque<Event>,
+    /// Events that the session has not put a token of into the process's channel.
+    pub(super) untold: u32,
+    pub(super) ids: u32,
+}
+
+/// Who gives a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asker {
+    pub(super) session: u64,
+    pub(super) channel: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) guid: [u8; 8],
+    pub(super) gids: Vec<Gid>,
+    account: Account,
+    pub(super) channels: BTreeMap<u32, Channel>,
+    pub(super) ids: FxHashMap<u32, Id>,
+    /// The last number that was given to a channel, an identifier or a group.
+    pub(super) last: u32,
+    pub(super) sessions: FxHashMap<u64, u32>,
+    /// Identifiers that are bound to a port.
+    pub(super) ports: BTreeMap<(Space, u16), Vec<u32>>,
+    /// Whose a group is.
+    pub(super) groups: FxHashMap<u32, u32>,
+    /// Passive identifiers, and those whose REP has come, by peer and how it calls them.
+    pub(super) by_peer: FxHashMap<(Gid, u32, bool), u32>,
+    /// Connections by the peer's queue pair.
+    pub(super) by_qpn: FxHashMap<(Gid, u32), u32>,
+    /// Queue pairs of this NIC that connections have named, by whom, how often.
+    pub(super) claims: FxHashMap<u32, (u64, u32)>,
+    pub(super) timers: BTreeSet<(Nanos, u32)>,
+    sends: VecDeque<Mad>,
+}
+
+impl Machine {
+    /// The connection manager of a NIC; numbers begin at `first`.
+    pub(super) fn new(guid: [u8; 8], gids: Vec<Gid>, account: Account, first: u32) -> Self {
+        Self {
+            guid,
+            gids,
+            account,
+            channels: BTreeMap::new(),
+            ids: FxHashMap::default(),
+            last: first,
+            sessions: FxHashMap::default(),
+            ports: BTreeMap::new(),
+            groups: FxHashMap::default(),
+            by_peer: FxHashMap::default(),
+            by_qpn: FxHashMap::default(),
+            claims: FxHashMap::default(),
+            timers: BTreeSet::new(),
+            sends: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u32 {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            let n = self.last;
+            let used = self.ids.contains_key(&n) || self.groups.contains_key(&n);
+            if n != 0 && !used && !self.channels.contains_key(&n) {
+                return n;
+            }
+        }
+    }
+
+    pub(super) fn add_channel(&mut self, session: u64, bell: Bell) -> u32 {
+        let number = self.number();
+        let events = VecDeque::new();
+        self.channels.insert(number, Channel { session, bell, events, untold: 0, ids: 0 });
+        number
+    }
+
+    /// Ends a channel and all that is its own.
+    pub(super) fn remove_channel(&mut self, asker: Asker, now: Nanos) -> Result<(), Status> {
+        self.channel(asker)?;
+        let of = Some(asker.channel);
+        let mut own: Vec<u32> =
+            self.ids.iter().filter(|(_, id)| id.channel == of).map(|(n, _)| *n).collect();
+        // In the order in which they were made, so that what peers hear is no matter of chance.
+        own.sort_unstable();
+        for number in own {
+            self.destroy(number, now);
+        }
+        self.channels.remove(&asker.channel);
+        Ok(())
+    }
+
+    /// Ends all that a session has.
+    pub(super) fn end_session(&mut self, session: u64, now: Nanos) {
+        let own = self.channels.iter().filter(|(_, it)| it.session == session);
+        let own: Vec<u32> = own.map(|(number, _)| *number).collect();
+        for channel in own {
+            // It is there, and the session's.
+            let _ = self.remove_channel(Asker { session, channel }, now);
+        }
+        self.sessions.remove(&session);
+    }
+
+    pub(super) fn channel(&mut self, asker: Asker) -> Result<&mut Channel, Status> {
+        let found = self.channels.get_mut(&asker.channel);
+        found.filter(|channel| channel.session == asker.session).ok_or(Status::NOENT)
+    }
+
+    /// How many tokens a channel lacks.
+    pub(super) fn untold(&self, channel: u32) -> u32 {
+        self.channels.get(&channel).map_or(0, |channel| channel.untold)
+    }
+
+    /// So many were put in.
+    pub(super) fn told(&mut self, channel: u32, count: u32) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.untold = channel.untold.saturating_sub(count);
+        }
+    }
+
+    /// Withdraws events; how many tokens of them the process has or will find.
+    pub(super) fn withdraw(
+        &mut self,
+        channel: u32,
+        unwanted: impl Fn(&Event) -> bool,
+    ) -> (Vec<Event>, u32) {
+        let Some(channel) = self.channels.get_mut(&channel) else { return (Vec::new(), 0) };
+        let (gone, rest) = std::mem::take(&mut channel.events).into_iter().partition(unwanted);
+        channel.events = rest;
+        let gone: VecDeque<Event> = gone;
+        let count = u32::try_from(gone.len()).unwrap_or(u32::MAX);
+        let never_told = channel.untold.min(count);
+        channel.untold -= never_told;
+        (gone.into(), count - never_told)
+    }
+
+    pub(super) fn push(&mut self, channel: u32, event: Event) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.events.push_back(event);
+            channel.untold = channel.untold.saturating_add(1);
+            channel.bell.ring();
+        }
+    }
+
+    /// Something happened to an identifier. One that its program does not know yet has no events.
+    pub(super) fn happened(&mut self, number: u32, kind: Kind, status: i32, said: Said) {
+        let Some(id) = self.ids.get(&number).filter(|id| id.uid != 0) else { return };
+        let Some(channel) = id.channel else { return };
+        let uid = id.uid;
+        let event = Event { kind, status, id: number, of: number, uid, group: None, said };
+        self.push(channel, event);
+    }
+
+    pub(super) fn session_of(&self, channel: Option<u32>) -> Option<u64> {
+        Some(self.channels.get(&channel?)?.session)
+    }
+
+    /// A new one in a channel.
+    pub(super) fn create(&mut self, channel: u32, space: Space) -> Result<u32, Status> {
+        let session = self.session_of(Some(channel)).ok_or(Status::NOENT)?;
+        let count = self.sessions.get(&session).copied().unwrap_or(0);
+        if self.ids.len() >= IDS || count >= SESSION_IDS {
+            return Err(Status::NOMEM);
+        }
+        let kept = self.account.charge(ID).ok_or(Status::NOMEM)?;
+        let number = self.number();
+        let id = Id { channel: Some(channel), ..Id::new(space, kept) };
+        self.ids.insert(number, id);
+        self.sessions.insert(session, count + 1);
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.ids += 1;
+        }
+        Ok(number)
+    }
+
+    pub(super) fn id(&mut self, asker: Asker, number: u32) -> Result<&mut Id, Status> {
+        let session = self.session_of(self.ids.get(&number).and_then(|id| id.channel));
+        if session != Some(asker.session) {
+            return Err(Status::NOENT);
+        }
+        self.ids.get_mut(&number).ok_or(Status::NOENT)
+    }
+
+    /// Takes an identifier out of its channel: from now on it has no program.
+    pub(super) fn orphan(&mut self, number: u32) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let Some(channel) = id.channel.take() else { return };
+        let listener = id.listener.take();
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.ids = channel.ids.saturating_sub(1);
+            if let Some(count) = self.sessions.get_mut(&channel.session) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        self.answered(listener);
+    }
+
+    /// A request is not the program's to answer any more.
+    pub(super) fn answered(&mut self, listener: Option<u32>) {
+        if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
+            listener.unanswered = listener.unanswered.saturating_sub(1);
+        }
+    }
+
+    /// Ends an identifier for its program; its peer is told, and events of it are withdrawn: how
+    /// many tokens too many there are, and how many events the program has taken.
+    pub(super) fn destroy(&mut self, number: u32, now: Nanos) -> (u32, u32) {
+        let Some(id) = self.ids.get(&number) else { return (0, 0) };
+        let (reported, Some(channel)) = (id.reported, id.channel) else { return (0, 0) };
+        let (gone, tokens) = self.withdraw(channel, |event| event.of == number);
+        let groups = self.ids.get_mut(&number).map(|id| std::mem::take(&mut id.groups));
+        for group in groups.unwrap_or_default().into_keys() {
+            self.groups.remove(&group);
+        }
+        self.unbind(number);
+        self.unclaim(number);
+        self.orphan(number);
+        // Requests that nobody has seen are refused.
+        for request in gone.iter().filter(|event| event.kind == Kind::Request) {
+            self.orphan(request.id);
+            self.leave(request.id, now);
+        }
+        self.leave(number, now);
+        (reported, tokens)
+    }
+
+    /// Forgets an identifier.
+    pub(super) fn forget(&mut self, number: u32) {
+        self.orphan(number);
+        self.unbind(number);
+        self.unclaim(number);
+        self.disarm(number);
+        self.unlink(number);
+        self.ids.remove(&number);
+    }
+
+    /// Takes an identifier out of what peers are looked up in.
+    pub(super) fn unlink(&mut self, number: u32) {
+        let Some(id) = self.ids.get(&number) else { return };
+        let peer = (id.peer, id.remote, id.space.is_datagram());
+        if self.by_peer.get(&peer) == Some(&number) {
+            self.by_peer.remove(&peer);
+        }
+        let end = (id.peer, id.theirs.qpn);
+        if self.by_qpn.get(&end) == Some(&number) {
+            self.by_qpn.remove(&end);
+        }
+    }
+
+    pub(super) fn arm(&mut self, number: u32, at: Nanos) {
+        self.disarm(number);
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.deadline = Some(at);
+            self.timers.insert((at, number));
+        }
+    }
+
+    pub(super) fn disarm(&mut self, number: u32) {
+        let deadline = self.ids.get_mut(&number).and_then(|id| id.deadline.take());
+        if let Some(at) = deadline {
+            self.timers.remove(&(at, number));
+        }
+    }
+
+    /// When [`Self::tick`] is to be called at the latest.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Has a datagram sent.
+    pub(super) fn send(&mut self, (from, to): (Gid, Gid), class: u8, bytes: [u8; 256]) {
+        if self.sends.len() < SENDS {
+            let mad = Mad { source: from, dest: to, traffic_class: class, sl: 0, bytes };
+            self.sends.push_back(mad);
+        }
+    }
+
+    /// Datagrams to be sent, some at a time.
+    pub(super) fn take_sends(&mut self, most: usize) -> Vec<Mad> {
+        self.sends.drain(..most.min(self.sends.len())).collect()
+    }
+
+    pub(super) fn has_sends(&self) -> bool {
+        !self.sends.is_empty()
+    }
+
+    /// Puts the event of a request into its listener's channel.
+    pub(super) fn requested(&mut self, listener: u32, number: u32, said: Said) {
+        let Some((channel, uid)) =
+            self.ids.get(&listener).and_then(|it| Some((it.channel?, it.uid)))
+        else {
+            return;
+        };
+        if let Some(listener) = self.ids.get_mut(&listener) {
+            listener.unanswered += 1;
+        }
+        let (kind, of) = (Kind::Request, listener);
+        self.push(channel, Event { kind, status: 0, id: number, of, uid, group: None, said });
+    }
+
+    /// Has a message sent until its answer comes.
+    pub(super) fn tell_again(&mut self, number: u32, message: Message, now: Nanos) {
+        self.tell(number, &message);
+        let (wait, left) = super::peer::patience(&message);
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.again = Some(Again { message, wait, left });
+        }
+        self.arm(number, now.saturating_add(wait));
+    }
+
+    /// Nothing is left of anybody.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.channels.is_empty()
+            && self.ids.is_empty()
+            && self.sessions.is_empty()
+            && self.ports.is_empty()
+            && self.groups.is_empty()
+            && self.by_peer.is_empty()
+            && self.by_qpn.is_empty()
+            && self.claims.is_empty()
+            && self.timers.is_empty()
+    }
+}

@@ -1,0 +1,231 @@
+//! The thread of a NIC's connection manager, and the way of others to it.
+//!
+//! Sessions give commands under a lock that is held for one command at a time. The thread takes
+//! datagrams in, does what is due, and has the worker send: one job at a time, of a few datagrams,
+//! and it waits for that. So however much processes ask for, a worker has one job of their
+//! connection manager, and what is too much waits here or is lost.
+//!
+//! The thread has no descriptor of any process, so none can hold it up.
+
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::layout::{Command, Reply};
+use super::machine::{Asker, Machine};
+use crate::cm::Inbox;
+use crate::device::nic::{Nic, PATIENCE};
+use crate::nic::{Nanos, Status};
+use crate::process::events::Bell;
+use crate::transport::Gid;
+
+/// Datagrams that are taken in and sent in one turn.
+const TURN: usize = 16;
+/// Stack of the thread.
+const STACK: usize = 128 << 10;
+
+/// What thread and sessions share.
+struct Shared {
+    nic: Arc<Nic>,
+    machine: Mutex<Machine>,
+    inbox: Arc<Inbox>,
+    bell: Bell,
+    begun: Instant,
+    stop: AtomicBool,
+}
+
+/// See the module. Dropping it ends the thread.
+pub(in crate::process) struct Manager {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Manager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manager").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos::try_from(self.begun.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+    }
+
+    fn run(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let next = self.turn();
+            if self.inbox.is_empty() {
+                self.wait(next);
+            }
+        }
+        // What ended with the NIC is said.
+        while self.machine().has_sends() {
+            self.turn();
+        }
+    }
+
+    /// When the next one is to be.
+    fn turn(&self) -> Option<Nanos> {
+        self.bell.heard();
+        let mut machine = self.machine();
+        let now = self.now();
+        for _ in 0..TURN {
+            let Some(mad) = self.inbox.take() else { break };
+            machine.datagram(&mad, now);
+        }
+        machine.tick(now);
+        let sends = machine.take_sends(TURN);
+        let next = if machine.has_sends() { Some(0) } else { machine.deadline() };
+        drop(machine);
+        if !sends.is_empty() {
+            // A worker that does not answer loses them, as a wire does.
+            let _ = self.nic.call(PATIENCE, move |shard, id, _| {
+                for mad in sends {
+                    shard.send_management(id, &mad);
+                }
+            });
+        }
+        next
+    }
+
+    fn wait(&self, next: Option<Nanos>) {
+        let left = next.map(|at| Duration::from_nanos(at.saturating_sub(self.now())));
+        let left = left.map(|left| Timespec::try_from(left).unwrap_or_default());
+        let bell: BorrowedFd<'_> = self.bell.as_fd();
+        // An interrupted wait is a turn like any other.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(bell, PollFlags::IN)], left.as_ref());
+    }
+}
+
+impl Manager {
+    /// That of a NIC with these addresses.
+    pub(in crate::process) fn start(
+        nic: Arc<Nic>,
+        guid: [u8; 8],
+        gids: Vec<Gid>,
+    ) -> std::io::Result<Self> {
+        let bell = Bell::new()?;
+        let ring = bell.clone();
+        let mut first = [0; 4];
+        getrandom::fill(&mut first).map_err(std::io::Error::other)?;
+        let account = nic.account().clone();
+        let machine = Machine::new(guid, gids, account, u32::from_ne_bytes(first));
+        let shared = Arc::new(Shared {
+            nic,
+            machine: Mutex::new(machine),
+            inbox: Arc::new(Inbox::new(Arc::new(move || ring.ring()))),
+            bell,
+            begun: Instant::now(),
+            stop: AtomicBool::new(false),
+        });
+        let own = shared.clone();
+        let thread = std::thread::Builder::new().name("process-cm".to_owned()).stack_size(STACK);
+        let thread = thread.spawn(move || {
+            while catch_unwind(AssertUnwindSafe(|| own.run())).is_err() {
+                tracing::error!(nic = own.nic.name, "the connection manager had a fault");
+            }
+        })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where the worker puts datagrams.
+    pub(in crate::process) fn inbox(&self) -> Arc<Inbox> {
+        self.shared.inbox.clone()
+    }
+
+    /// The NIC's addresses changed.
+    pub(in crate::process) fn set_addresses(&self, gids: Vec<Gid>) {
+        self.shared.machine().gids = gids;
+    }
+
+    /// A channel of a session begins.
+    pub(in crate::process) fn add_channel(&self, session: u64, bell: Bell) -> u32 {
+        self.shared.machine().add_channel(session, bell)
+    }
+
+    /// It ends.
+    pub(in crate::process) fn remove_channel(
+        &self,
+        session: u64,
+        channel: u32,
+    ) -> Result<(), Status> {
+        let now = self.shared.now();
+        let done = self.shared.machine().remove_channel(Asker { session, channel }, now);
+        self.shared.bell.ring();
+        done
+    }
+
+    /// A session ends.
+    pub(in crate::process) fn end_session(&self, session: u64) {
+        let now = self.shared.now();
+        self.shared.machine().end_session(session, now);
+        self.shared.bell.ring();
+    }
+
+    /// How many tokens a channel of events lacks.
+    pub(in crate::process) fn untold(&self, channel: u32) -> u32 {
+        self.shared.machine().untold(channel)
+    }
+
+    /// So many were put in.
+    pub(in crate::process) fn told(&self, channel: u32, count: u32) {
+        self.shared.machine().told(channel, count);
+    }
+
+    /// Carries a command out.
+    pub(in crate::process) fn command(
+        &self,
+        (session, channel): (u64, u32),
+        command: Command,
+    ) -> Result<Reply, Status> {
+        let asker = Asker { session, channel };
+        let reached = match &command {
+            Command::Resolve { dest, .. } => {
+                let peer = self.shared.machine().peer_at(dest.ip());
+                let ask = |gid: Gid| {
+                    let answer =
+                        self.shared.nic.call(PATIENCE, move |shard, id, _| shard.reaches(id, &gid));
+                    answer.unwrap_or(false)
+                };
+                peer.is_some_and(ask)
+            }
+            _ => false,
+        };
+        let mut machine = self.shared.machine();
+        let before = machine.deadline();
+        let done = machine.command(asker, command, (reached, self.shared.now()));
+        if machine.has_sends() || machine.deadline() != before {
+            self.shared.bell.ring();
+        }
+        done
+    }
+}
+
+impl Manager {
+    /// Ends the thread, after it has told peers what there is to tell. Nothing comes or goes any
+    /// more.
+    pub(in crate::process) fn finish(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It panics only if it has a fault, which the log tells.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
