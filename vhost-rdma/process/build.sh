@@ -5,10 +5,11 @@
 #
 #     build.sh RDMA_CORE_SOURCE OUTPUT_DIR
 #
-# libibverbs.so.1 has our provider in it and stands for the distribution's; libvhost_rdma_heap.so is
-# the shared heap, libvhost_rdma_files.so the files that programs look for beside a device. The tree is copied, patched (patches/) and not touched itself. Needs cmake, ninja
-# (or make), pkg-config, patch, a C compiler, python3, libnl-3-dev and libnl-route-3-dev. Prints the
-# folder of the libraries as its last line.
+# libibverbs.so.1 has our provider in it and stands for the distribution's, as librdmacm.so.1 does
+# with connections by it; libvhost_rdma_heap.so is the shared heap, libvhost_rdma_files.so the files
+# that programs look for beside a device. The tree is copied, patched (patches/) and not touched
+# itself. Needs cmake, ninja (or make), pkg-config, patch, a C compiler, python3, libnl-3-dev and
+# libnl-route-3-dev. Prints the folder of the libraries as its last line.
 set -eu
 
 die() { echo "build.sh: $*" >&2; exit 1; }
@@ -33,7 +34,7 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	done
 	# Our provider is a part of the library: no file in /etc has to name it.
 	sources='local/device.c local/kernel.c local/kernel_dm.c local/memory.c local/session.c'
-	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c"
+	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c local/cm.c"
 	for file in ah cq cq_ex dm mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done
@@ -62,9 +63,9 @@ command -v ninja > /dev/null || generator='Unix Makefiles'
 		-DNO_MAN_PAGES=1 -DCMAKE_INSTALL_SYSCONFDIR=/etc -DCMAKE_INSTALL_PREFIX=/usr \
 		-DCMAKE_INSTALL_LIBDIR="lib/$(${CC:-cc} -print-multiarch)" -DCMAKE_SKIP_RPATH=1 \
 		> "$out/configure.log" 2>&1 || { cat "$out/configure.log" >&2; die "cmake failed"; }
-cmake --build "$tree/build" --target ibverbs >&2
+cmake --build "$tree/build" --target ibverbs rdmacm >&2
 mkdir -p "$out/lib"
-cp -P "$tree"/build/lib/libibverbs.so.1* "$out/lib/"
+cp -P "$tree"/build/lib/libibverbs.so.1* "$tree"/build/lib/librdmacm.so.1* "$out/lib/"
 ${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden -fno-builtin \
 	-o "$out/lib/libvhost_rdma_heap.so" "$here/heap/heap.c" -lpthread
 ${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden \

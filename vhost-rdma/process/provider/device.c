@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cm.h"
 #include "doorbell.h"
 #include "session.h"
 
@@ -132,6 +133,9 @@ static const struct verbs_local_ops local_ops = {
 	.destroy_comp_channel = destroy_channel,
 	.query_gid = query_gid,
 	.query_pkey = query_pkey,
+	.cm_open = vrdma_cm_open,
+	.cm_close = vrdma_cm_close,
+	.cm_command = vrdma_cm_command,
 };
 
 /* ---- Contexts ----------------------------------------------------------------------------------- */
