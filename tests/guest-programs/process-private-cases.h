@@ -314,6 +314,47 @@ static bool forks(void)
 	return true;
 }
 
+/* ---- Memory that hangs -------------------------------------------------------------------------- */
+
+/* Memory whose pages nobody brings: whoever touches it waits, the kernel too (userfaultfd(2)). */
+static uint8_t *map_hanging(size_t len, int *uffd)
+{
+	struct uffdio_register all = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_api api = { .api = UFFD_API };
+	uint8_t *memory = map(len, PROT_READ | PROT_WRITE);
+
+	*uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	if (!memory || *uffd < 0 || ioctl(*uffd, UFFDIO_API, &api))
+		return NULL;
+	all.range.start = (uintptr_t)memory;
+	all.range.len = len;
+	return ioctl(*uffd, UFFDIO_REGISTER, &all) ? NULL : memory;
+}
+
+/* The peer's wait ends, and so does the owner's when the pages come; both go on. */
+static bool hangs(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL), *far_mr;
+	double begin = now();
+	uint8_t *far;
+	int uffd;
+
+	TRY(near_mr && (far = map_hanging(ROOM, &uffd)));
+	TRY((far_mr = ibv_reg_mr(ends[1].pd, far, ROOM, ALL)));
+	printf("hanging\n");
+	fflush(stdout);
+	MUST(make(IBV_QPT_RC, false, false));
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0], 8, near_mr), (struct remote){ far, far_mr, 0, 0 },
+		  IBV_WC_RETRY_EXC_ERR));
+	TRY(now() - begin < 12);
+	TRY(!close(uffd));
+	MUST(make(IBV_QPT_RC, false, false));
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0], 8, near_mr), (struct remote){ far, far_mr, 0, 0 },
+		  IBV_WC_SUCCESS));
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return operate(bss[0], bss[1]);
+}
+
 /* ---- The measurement ---------------------------------------------------------------------------- */
 
 enum { BLOCK = 65536, BLOCKS = 16, WRITES = 20000 };

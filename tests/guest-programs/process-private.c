@@ -14,7 +14,9 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -22,7 +24,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -523,22 +527,24 @@ static bool refused(void)
 static const struct {
 	const char *name;
 	bool (*run)(void);
+	bool by_name;	/* only */
 } cases[] = {
-	{ "kinds", kinds },
-	{ "large", large },
-	{ "datagrams", datagrams },
-	{ "atomics", atomics },
-	{ "unmapped", unmapped },
-	{ "beyond", beyond },
-	{ "refused", refused },
-	{ "unsignaled", unsignaled },
-	{ "fenced", fenced },
-	{ "shared-queue", shared_queue },
-	{ "extended", extended },
-	{ "queues", queues },
-	{ "moves", moves },
-	{ "turnover", turnover },
-	{ "fork", forks },
+	{ "kinds", kinds, false },
+	{ "large", large, false },
+	{ "datagrams", datagrams, false },
+	{ "atomics", atomics, false },
+	{ "unmapped", unmapped, false },
+	{ "beyond", beyond, false },
+	{ "refused", refused, false },
+	{ "unsignaled", unsignaled, false },
+	{ "fenced", fenced, false },
+	{ "shared-queue", shared_queue, false },
+	{ "extended", extended, false },
+	{ "queues", queues, false },
+	{ "moves", moves, false },
+	{ "turnover", turnover, false },
+	{ "fork", forks, false },
+	{ "hangs", hangs, true },
 };
 
 static bool open_end(struct end *e, const char *name)
@@ -569,7 +575,7 @@ int main(int argc, char **argv)
 	for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		bool ok;
 
-		if (argc > 3 && strcmp(argv[3], cases[i].name))
+		if (argc > 3 ? strcmp(argv[3], cases[i].name) : cases[i].by_name)
 			continue;
 		ok = cases[i].run();
 		drop();

@@ -88,12 +88,23 @@ fn ends(program: &str) -> [String; 2] {
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 4] = [
+const OURS: [(&str, &str, &str); 5] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
     ("memory that is not shared", "", MEMORY),
     ("memory that is not shared, no shared heap", "unset LD_PRELOAD", MEMORY),
     ("memory that is not shared, all", "export VHOST_RDMA_PRIVATE=1", MEMORY),
+    ("memory that hangs, beside a program that works", "", HANGS),
 ];
+/// A page fault that nobody serves (userfaultfd) in one process; the other's round trips go on
+/// meanwhile, the slowest of them in less than half a second.
+const HANGS: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 hangs > /tmp/hangs & hangs=$!
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q hanging /tmp/hangs && break; done
+timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma0 > /tmp/server 2>&1 &
+sleep 1; timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma1 127.0.0.1 > /tmp/client
+grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
+slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
+wait $hangs || { cat /tmp/hangs >&2; exit 1; }
+"#;
 const MEMORY: &str = "timeout 100 /host/process-private vhost_rdma0 vhost_rdma1";
 
 /// Names, and scripts.
