@@ -9,6 +9,7 @@
 )]
 
 mod cm;
+mod crowds;
 mod data;
 mod ends;
 mod events;

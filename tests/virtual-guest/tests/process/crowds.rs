@@ -1,0 +1,108 @@
+//! Processes that become others, and more of them than there may be.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use virtual_guest::guest::Guest;
+use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::world::{Node, ipv4_gid};
+
+use crate::scene::Scene;
+
+const SOCKET: &str = "VHOST_RDMA_TEST_PROCESS";
+const LIMIT: Duration = Duration::from_secs(20);
+/// A program that gets the rights of another user (su(1)).
+const SETUID: &str = "/usr/bin/su";
+
+/// What a child does: it has objects, and becomes a program with more rights.
+#[test]
+#[ignore = "run by the test below, as a process of its own"]
+fn become_a_setuid_program() {
+    let socket = std::env::var_os(SOCKET).expect("the socket of a NIC");
+    let node = Node::process("blue", socket.as_ref(), ipv4_gid(9, 1));
+    let _kept = (node.rc(), node.area(1 << 20));
+    println!("there");
+    BufReader::new(std::io::stdin()).lines().next();
+    let error = Command::new(SETUID).args(["-s", "/bin/sh", "-c", "sleep 60"]).exec();
+    panic!("{SETUID}: {error}");
+}
+
+/// The program goes on with the process's ID, and with nothing of the NIC.
+#[test]
+fn exec_of_a_setuid_program_ends_the_session() {
+    let scene = Scene::new();
+    let stays = scene.blue();
+    let before = scene.objects("blue");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crowds::become_a_setuid_program", "--ignored", "--nocapture"])
+        .env(SOCKET, scene.blue_socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("there")));
+    assert_eq!(scene.objects("blue")["contexts"], 2);
+    drop(child.stdin.take());
+    let begin = Instant::now();
+    while scene.objects("blue")["contexts"] != 1 {
+        assert!(begin.elapsed() < LIMIT, "the session is there: {}", scene.objects("blue"));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap();
+    assert_eq!((name.trim(), child.try_wait().unwrap()), ("su", None));
+    let group = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    child.wait().unwrap();
+    assert_eq!(scene.objects("blue")["qps"], before["qps"]);
+    stays.mr(4096);
+}
+
+/// As many as may come in, and the rest is refused; who is there already does not notice.
+#[test]
+fn a_crowd_at_the_door_keeps_nobody_from_working() {
+    const CROWD: u32 = 12;
+    let scene = Scene::with(&["--max-contexts", "24"]);
+    let (mut a, b) = (scene.blue().rc(), scene.red().rc());
+    a.connect(&b, &Path::default());
+    b.connect(&a, &Path::default());
+    let (from, to) = (a.node.area(4096), b.node.area(4096));
+    let (ends, came, refused) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
+    let slowest = std::thread::scope(|scope| {
+        for _ in 0..CROWD {
+            scope.spawn(|| {
+                let mut mine = Vec::new();
+                while !ends.load(Ordering::Relaxed) {
+                    match Guest::of_process(scene.blue_socket()).and_then(|guest| {
+                        guest.open()?;
+                        Ok(guest)
+                    }) {
+                        Ok(guest) => mine.push(guest),
+                        Err(_) => drop(refused.fetch_add(1, Ordering::Relaxed)),
+                    }
+                    came.fetch_add(1, Ordering::Relaxed);
+                    if mine.len() > 2 {
+                        mine.clear();
+                    }
+                }
+            });
+        }
+        let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
+        while begin.elapsed() < Duration::from_millis(1500) {
+            let once = Instant::now();
+            a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+            slowest = slowest.max(once.elapsed());
+        }
+        ends.store(true, Ordering::Relaxed);
+        slowest
+    });
+    let (came, refused) = (came.into_inner(), refused.into_inner());
+    assert!(refused > 0 && came > refused, "{came} came, {refused} were refused");
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    drop((from, to, a, b));
+    scene.awaits_nothing("blue");
+}
