@@ -254,6 +254,50 @@ static bool moves(void)
 	return true;
 }
 
+/* Regions that go while a peer uses them, and contexts: each request ends, in whatever way. */
+static bool leaves(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL), *far_mr;
+	struct remote there = { bss[1], NULL, 1, 0 };
+	struct end other = { 0 };
+	struct ibv_wc wc;
+	int i, lap;
+
+	TRY(near_mr);
+	for (lap = 0; lap < 40; lap++) {
+		MUST(make(IBV_QPT_RC, false, false));
+		TRY((far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL)));
+		there.mr = far_mr;
+		for (i = 0; i < 24; i++)
+			MUST(post(i % 3 == 0 ? IBV_WR_RDMA_WRITE : i % 3 == 1 ? IBV_WR_RDMA_READ :
+				  IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED,
+				  sge(bss[0], i % 3 == 2 ? 8 : ROOM, near_mr), there));
+		for (i = 0; i < lap % 12; i++)
+			TRY(next(&ends[0], &wc) >= 0);
+		TRY(!ibv_dereg_mr(far_mr));
+		for (i = lap % 12; i < 24; i++)
+			TRY(next(&ends[0], &wc) >= 0);
+	}
+	/* The context ends with all that was registered, while it is used. */
+	for (lap = 0; lap < 8; lap++) {
+		drop();
+		MUST(open_end(&other, ibv_get_device_name(ends[1].ctx->device)));
+		MUST(make_qp(&ends[0], IBV_QPT_RC, false, false) && make_qp(&other, IBV_QPT_RC, false, false));
+		MUST(connect_qp(&ends[0], &other) && connect_qp(&other, &ends[0]));
+		TRY((far_mr = ibv_reg_mr(other.pd, bss[1], ROOM, ALL)));
+		there.mr = far_mr;
+		for (i = 0; i < 24; i++)
+			MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, sge(bss[0], ROOM, near_mr), there));
+		for (i = 0; i < lap; i++)
+			TRY(next(&ends[0], &wc) == IBV_WC_SUCCESS);
+		TRY(!ibv_close_device(other.ctx));
+		ibv_destroy_qp(ends[0].qp);
+		ends[0].qp = NULL;
+	}
+	TRY(!ibv_dereg_mr(near_mr));
+	return true;
+}
+
 /* More registrations than a session has pieces of memory, of all sizes, again and again. */
 static bool turnover(void)
 {

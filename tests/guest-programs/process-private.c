@@ -163,6 +163,20 @@ static bool make(enum ibv_qp_type type, bool srq, bool extended)
 	       connect_qp(&ends[0], &ends[1]) && connect_qp(&ends[1], &ends[0]);
 }
 
+static bool open_end(struct end *e, const char *name)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL), **at;
+
+	for (at = list; at && *at && strcmp(ibv_get_device_name(*at), name); at++)
+		;
+	TRY(at && *at);
+	TRY((e->ctx = ibv_open_device(*at)));
+	ibv_free_device_list(list);
+	TRY((e->pd = ibv_alloc_pd(e->ctx)));
+	TRY(!ibv_query_gid(e->ctx, 1, 0, &e->gid));
+	return true;
+}
+
 /* ---- Work requests ------------------------------------------------------------------------------ */
 
 /* The status of the next completion of a kind, and the completion; -1: none came. */
@@ -542,24 +556,11 @@ static const struct {
 	{ "extended", extended, false },
 	{ "queues", queues, false },
 	{ "moves", moves, false },
+	{ "leaves", leaves, false },
 	{ "turnover", turnover, false },
 	{ "fork", forks, false },
 	{ "hangs", hangs, true },
 };
-
-static bool open_end(struct end *e, const char *name)
-{
-	struct ibv_device **list = ibv_get_device_list(NULL), **at;
-
-	for (at = list; at && *at && strcmp(ibv_get_device_name(*at), name); at++)
-		;
-	TRY(at && *at);
-	TRY((e->ctx = ibv_open_device(*at)));
-	ibv_free_device_list(list);
-	TRY((e->pd = ibv_alloc_pd(e->ctx)));
-	TRY(!ibv_query_gid(e->ctx, 1, 0, &e->gid));
-	return true;
-}
 
 int main(int argc, char **argv)
 {
