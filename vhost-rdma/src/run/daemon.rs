@@ -117,7 +117,8 @@ impl Daemon {
         count: u32,
         network: Option<&str>,
     ) -> Result<Vec<(PathBuf, Ipv4Addr)>, Fault> {
-        (0..count).map(|_| self.add_nic(network)).collect()
+        // Another may have the same address: once more, with another.
+        (0..count).map(|_| self.add_nic(network).or_else(|_| self.add_nic(network))).collect()
     }
 
     fn add_nic(&self, network: Option<&str>) -> Result<(PathBuf, Ipv4Addr), Fault> {
@@ -137,11 +138,12 @@ impl Daemon {
             ])
         });
         let address = std::net::Ipv6Addr::new(0xfd76, 0x7264, 0x6d61, 0, a, b, c, d).to_string();
+        // First, since programs that know both kinds (libfabric) take the first for all of them.
         let v4 = v4(random);
-        let second = v4.to_string();
+        let first = v4.to_string();
         let network = network.unwrap_or(crate::node::DEFAULT_NETWORK);
         let args = ["nic", "add", &name, "--for", "process", "--network", network, "--address"];
-        let args = args.into_iter().chain([address.as_str(), "--address", second.as_str()]);
+        let args = args.into_iter().chain([first.as_str(), "--address", address.as_str()]);
         let said = self.ask(&args.map(OsStr::new).collect::<Vec<_>>())?;
         self.nics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name);
         let nic: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();

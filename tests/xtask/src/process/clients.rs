@@ -1,4 +1,4 @@
-//! What stands above libibverbs: UCX, Open MPI, and the files that they look for.
+//! What stands above libibverbs: UCX, Open MPI, libfabric, and the files that they look for.
 //!
 //! Both ranks of Open MPI are in one container, with TCP and shared memory of UCX switched off.
 
@@ -22,6 +22,17 @@ timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx python3 /hos
 grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
 "#;
 
+/// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c` compares
+/// what arrived.
+const LIBFABRIC: &str = r#"address=$(ibv_devinfo -v -d vhost_rdma0 | sed -n 's/.*::ffff:\([0-9.]*\),.*/\1/p')
+ip address add $address/32 dev lo
+timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 > /tmp/server 2>&1 & server=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; grep -qi ':B9E8 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
+timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 $address > /tmp/client 2>&1 && wait $server ||
+  { cat /tmp/server /tmp/client >&2; exit 1; }
+grep -q '^64k *100 *=100' /tmp/client
+"#;
+
 /// What a kernel's driver would have there; other paths are as they are.
 const FILES: &str = "test -c /dev/infiniband/vhost_rdma0
 [ \"$(cat /sys/class/infiniband/vhost_rdma0/ports/1/gid_attrs/types/0)\" = 'RoCE v2' ]
@@ -38,11 +49,19 @@ pub(super) fn all() -> Vec<(String, String)> {
     let mpi = |name: &str, check: &str, last: &str| {
         (format!("open mpi over ucx: {name}"), MPI.replace("$CHECK", check).replace("$LAST", last))
     };
+    let fabric = |name: &str, kind: &str| {
+        (
+            format!("libfabric over verbs: {name}"),
+            LIBFABRIC.replace("$KIND", &kind.replace(';', "\\;")),
+        )
+    };
     vec![
         ("files of a device".into(), FILES.into()),
         ucx("rc_verbs", "rc_v"),
         ucx("ud_verbs", "ud_v"),
         mpi("messages, collectives, one-sided", "mpi-check.py messages windows", "windows"),
         mpi("training of a network", "mpi-train.py", "training"),
+        fabric("messages", "-p verbs -e msg"),
+        fabric("reliable datagrams", "-p verbs;ofi_rxm -e rdm"),
     ]
 }
