@@ -3,7 +3,8 @@
 //!
 //! The libraries are built from the distribution's source, the programs unpacked from its packages,
 //! and `vhost-rdma run` does the rest. Beside each figure stands TCP over loopback, measured in the
-//! same minute. Missing: `rping`, since there is no rdma_cm for processes yet.
+//! same minute. `rping` finds its server by the NIC's address, through our librdmacm, and compares what
+//! it sent.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +24,17 @@ use crate::rows::{self, Row};
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
 /// What the programs are in, and what they are linked with beside libibverbs.
-const PACKAGES: [&str; 5] = ["ibverbs-utils", "perftest", "librdmacm1", "libibumad3", "libpci3"];
+const PACKAGES: [&str; 6] =
+    ["ibverbs-utils", "perftest", "rdmacm-utils", "librdmacm1", "libibumad3", "libpci3"];
+/// Two programs, each with a NIC of its own.
+const RPING: &str = r#"set -- $VHOST_RDMA_ADDRESSES; address=$1
+set -- $(echo "$VHOST_RDMA_DEVICES" | tr : " ")
+VHOST_RDMA_DEVICES=$1 rping -s -a $address -v -C 100 > /dev/null & server=$!
+for i in 1 2 3 4 5 6 7 8 9; do
+  sleep 0.2
+  if VHOST_RDMA_DEVICES=$2 rping -c -a $address -v -C 100; then wait $server; exit; fi
+done
+exit 1"#;
 /// See the module
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -220,6 +231,26 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// A hundred exchanges over a connection of rdma_cm.
+    fn rping(&self) -> Row {
+        let said = self.run(RPING);
+        let pings = said.as_ref().map_or(0, |said| said.matches("ping data: rdma-ping-").count());
+        if let Err(error) = said {
+            eprintln!("rping: {error:#}");
+        }
+        Row {
+            name: "rping -v -C 100: exchanges".to_owned(),
+            ok: pings == 100,
+            value: Some(f64::from(u32::try_from(pings).unwrap_or(u32::MAX))),
+            reference: None,
+            ratio: None,
+            unit: String::new(),
+            target: String::new(),
+        }
+    }
+}
+
 /// The one folder of libraries in a root, whatever the machine's name is.
 fn library_path(root: &Path) -> Result<PathBuf> {
     let mut dirs = fs::read_dir(root.join("usr/lib"))?.flatten().map(|entry| entry.path());
@@ -253,6 +284,7 @@ impl Args {
         for program in &PROGRAMS {
             rows.push(lab.row(program)?);
         }
+        rows.push(lab.rping());
         rows::print_table(&rows, "vhost-rdma", "TCP");
         println!("{:.1} s, as user {}", begin.elapsed().as_secs_f64(), user());
         if let Some(path) = &self.json {

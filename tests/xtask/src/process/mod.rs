@@ -3,11 +3,12 @@
 //! The programs run in containers whose file system is that of the lab's guests, so that a release's
 //! own programs, linker and C library meet libraries that were built on this machine. No VM, no
 //! kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all of
-//! perftest's and libibverbs' examples that need neither XRC nor raw packets nor rdma_cm, and UCX and
-//! Open MPI over it.
+//! perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
+//! (`connections`), and UCX and Open MPI over it.
 
 mod bench;
 mod clients;
+mod connections;
 mod container;
 pub(crate) mod products;
 mod programs;
@@ -158,12 +159,16 @@ impl Args {
             fs::write(container.share().join(name), text)?;
         }
         let mut rows = Vec::new();
-        for (program, script) in programs::all().into_iter().chain(clients::all()) {
+        let pairs = programs::all().into_iter().chain(clients::all());
+        let pairs = pairs.map(|(program, script)| (2, program, script));
+        let more = connections::all().into_iter();
+        let more = more.map(|(program, script)| (connections::NICS, program, script));
+        for (nics, program, script) in pairs.chain(more) {
             if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
                 continue;
             }
             let begin = Instant::now();
-            let done = container.run(2, &script, WAIT);
+            let done = container.run(nics, &script, WAIT);
             let name = format!("{}: {program}", container.release.name());
             match &done {
                 Ok(_) => eprintln!("    {name}: ok"),

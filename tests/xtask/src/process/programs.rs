@@ -16,7 +16,7 @@ done
 "#;
 
 /// Programs of perftest, with the devices that they are to use. Not: raw_ethernet_*, which send
-/// frames of their own making, and what takes connections by rdma_cm (`-R`).
+/// frames of their own making. What takes connections by rdma_cm (`-R`) is in `connections`.
 const PERFTEST: &[&str] = &[
     "ib_write_bw",
     "ib_write_bw -b -q 4",

@@ -1,0 +1,67 @@
+//! Programs of rdma_cm: rdmacm-utils, and perftest's `-R`. Each end has one NIC, as if it were on a
+//! machine of its own, and finds the other by its address.
+
+/// The addresses of the NICs in order (`$A`, `$B`, `$C`), and one NIC for who is behind `nic N`.
+const PLACES: &str = r#"set -- $VHOST_RDMA_ADDRESSES; A=$1; B=$2; C=$3
+nic() { n=$1; shift; VHOST_RDMA_DEVICES=/run/sockets/$n timeout 60 "$@"; }
+"#;
+
+/// The server is there when somebody listens, which the client tries again and again.
+const BOTH: &str = r#"nic 0 $SERVER > /tmp/server 2>&1 & server=$!
+for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
+  sleep 0.2
+  if nic 1 $CLIENT > /tmp/client 2>&1; then wait $server && exit 0; break; fi
+  kill -0 $server 2> /dev/null || break
+done
+echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client; exit 1
+"#;
+
+/// Servers and clients. What is compared, they compare themselves: `-v`, `-T v`.
+const PAIRS: &[(&str, &str)] = &[
+    ("rping -s -v -C 10", "rping -c -a $A -v -C 10"),
+    ("rping -s -a $A -v -C 10 -p 99", "rping -c -a $A -I $B -v -C 10 -p 99"),
+    ("ucmatose -C 20", "ucmatose -s $A -C 20"),
+    ("ucmatose -c 20 -C 10", "ucmatose -s $A -c 20 -C 10"),
+    ("udaddy", "udaddy -s $A"),
+    ("rstream -S 65536 -T v", "rstream -s $A -S 65536 -T v"),
+    ("rstream -S 4096 -T n -T v", "rstream -s $A -S 4096 -T n -T v"),
+    ("ib_send_bw -R -F -n 500", "ib_send_bw -R -F -n 500 $A"),
+    ("ib_write_bw -R -F -n 500", "ib_write_bw -R -F -n 500 $A"),
+    ("ib_write_bw -R -F -n 500 -q 4", "ib_write_bw -R -F -n 500 -q 4 $A"),
+    ("ib_send_lat -R -F -n 500 -c UD", "ib_send_lat -R -F -n 500 -c UD $A"),
+];
+
+/// One sends to a group that two have joined; each counts what comes, and ends with the last.
+const GROUP: &str = r#"for n in 0 1; do
+  nic $n mckey -m 224.1.2.3 -b $(eval echo \$$((n+1))) -C 20 > /tmp/receiver$n 2>&1 &
+  eval receiver$n=$!
+done
+sleep 1
+if nic 2 mckey -m 224.1.2.3 -b $C -s -C 20 > /tmp/sender 2>&1; then
+  wait $receiver0 && wait $receiver1 && exit 0
+fi
+cat /tmp/sender /tmp/receiver0 /tmp/receiver1; exit 1
+"#;
+
+/// With all NICs in one program: which it is, addresses say.
+const SEVERAL: &str = r#"timeout 60 rping -s -a $B -v -C 10 > /tmp/server 2>&1 & server=$!
+sleep 0.5
+timeout 60 rping -c -a $B -I $C -v -C 10 && wait $server && exit 0
+cat /tmp/server; exit 1
+"#;
+
+/// NICs of a container for these.
+pub(super) const NICS: u32 = 3;
+
+/// Names, and scripts.
+pub(super) fn all() -> Vec<(String, String)> {
+    let pairs = PAIRS.iter().map(|(server, client)| {
+        let both = BOTH.replace("$SERVER", server).replace("$CLIENT", client);
+        let name = [" -a $A", " -s $A", " $A", " $B"].iter();
+        let name = name.fold((*client).to_owned(), |name, place| name.replace(place, ""));
+        (name, format!("{PLACES}{both}"))
+    });
+    let more = [("mckey, two receivers", GROUP), ("rping, several NICs each", SEVERAL)];
+    let more = more.map(|(name, script)| (name.to_owned(), format!("{PLACES}{script}")));
+    pairs.chain(more).map(|(name, script)| (format!("rdma_cm: {name}"), script)).collect()
+}
