@@ -167,7 +167,7 @@ pub(crate) fn bandwidth() -> Result<f64> {
 }
 
 /// Debian's programs, of this machine's release; no package is installed.
-fn programs(cache: &Cache) -> Result<PathBuf> {
+pub(crate) fn programs(cache: &Cache) -> Result<PathBuf> {
     let versions = capture(tied("apt-cache").arg("policy").args(PACKAGES), RUN_WAIT)?;
     cache.artefact("process-programs", &versions, |tmp| {
         let log = cache.log("process-programs");
@@ -252,7 +252,7 @@ impl Lab {
 }
 
 /// The one folder of libraries in a root, whatever the machine's name is.
-fn library_path(root: &Path) -> Result<PathBuf> {
+pub(crate) fn library_path(root: &Path) -> Result<PathBuf> {
     let mut dirs = fs::read_dir(root.join("usr/lib"))?.flatten().map(|entry| entry.path());
     let found = dirs.find(|dir| dir.to_string_lossy().contains("-linux-gnu"));
     found.context("the packages have no libraries")

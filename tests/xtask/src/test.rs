@@ -10,8 +10,8 @@ use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    ages, clients, cni_rdma, drivers, iommu, life, nvme, pair, pods, pyverbs, rnic, sriov,
-    stranger, verbs,
+    ages, clients, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs, rnic,
+    sriov, stranger, verbs,
 };
 use crate::{attempt, chores, process};
 
@@ -48,6 +48,7 @@ impl Args {
             })?;
             steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
             steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
+            steps.step("a process and Linux", || neighbour::Args::default().run(cache))?;
             steps.step("atomics against the guests' CPUs", || {
                 let only = Some("atomic -t".to_owned());
                 let options = Options { cpus: 2, only, ..Default::default() };

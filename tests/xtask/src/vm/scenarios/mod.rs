@@ -9,6 +9,7 @@ pub(crate) mod drivers;
 pub(crate) mod fixture;
 pub(crate) mod iommu;
 pub(crate) mod life;
+pub(crate) mod neighbour;
 pub(crate) mod nvme;
 pub(crate) mod pair;
 pub(crate) mod pods;
@@ -36,6 +37,8 @@ pub(crate) enum Scenario {
     /// A Linux guest and a driver written from the specification alone: ibv_rc_pingpong, each
     /// calling the other
     Stranger(stranger::Args),
+    /// A process of the host and a Linux guest in one network, connected by rdma_cm both ways
+    Neighbour(neighbour::Args),
     /// Guests on an RNIC of their host: rdma_rxe in a VM, with plain rxe as a third-party host
     Rnic(rnic::Args),
     /// The rxe baseline alone
@@ -79,6 +82,7 @@ impl Scenario {
         match self {
             Self::Pair(args) => args.run(cache),
             Self::Stranger(args) => args.run(cache),
+            Self::Neighbour(args) => args.run(cache),
             Self::Rnic(args) => args.run(cache),
             Self::Rxe(args) => args.run(cache),
             Self::Ages(args) => args.run(cache),

@@ -1,0 +1,146 @@
+//! A process of the host and a Linux guest on two NICs of one network, connected by rdma_cm.
+//!
+//! The guest's connection manager is Linux's, the process's the daemon's: so this is where the two
+//! meet, both ways of calling. The programs are Debian's on both sides; on the host they have our
+//! libraries. Nobody answers ARP for the address of a NIC for processes, so the guest has a fixed
+//! neighbour.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::fixture::{Fixture, Options};
+use crate::attempt;
+use crate::cache::Cache;
+use crate::exec::{self, tied};
+use crate::process::products;
+use crate::rows::{self, Row};
+use crate::vm::guest::{self, Guest};
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+}
+
+const NIC: &str = "neighbour";
+const NUMBER: u8 = 9;
+/// Addresses of the guest and of the process's NIC.
+const GUEST: &str = "10.9.0.1";
+const HOST: &str = "10.9.0.9";
+const SHORT: Duration = Duration::from_secs(30);
+const TALK: Duration = Duration::from_secs(60);
+/// A client calls until somebody listens.
+const CALL: &str = "ulimit -l unlimited; n=0
+until timeout 20 $CLIENT; do n=$((n+1)); [ $n -lt 10 ] || exit 1; sleep 0.3; done";
+
+/// Servers and clients; `@` is where the server is.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("rping -s -a @ -v -C 20", "rping -c -a @ -v -C 20"),
+    ("ucmatose -b @ -C 20", "ucmatose -s @ -C 20"),
+    ("udaddy -b @", "udaddy -s @"),
+];
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let (libraries, programs) = (products::libraries(cache)?, attempt::programs(cache)?);
+        let mut fixture = Fixture::start(cache, self.options.wish(1))?;
+        let mac = guest::mac(NUMBER);
+        let nic = ["nic", "add", NIC, "--for", "process", "--network", "red", "--mac", &mac];
+        fixture.daemon.cli(&[&nic[..], &["--address", HOST]].concat())?;
+        fixture.attach()?;
+        let known = format!("ip neigh replace {HOST} lladdr {mac} dev eth0 nud permanent");
+        first(&mut fixture)?.must(&known, SHORT)?;
+        let mut meeting = Meeting { fixture, libraries, programs };
+        let mut table = Vec::new();
+        for (server, client) in PROGRAMS {
+            for guest_serves in [true, false] {
+                let at = if guest_serves { GUEST } else { HOST };
+                let who = if guest_serves { "a process calls" } else { "Linux calls" };
+                let program = client.split(' ').next().unwrap_or_default();
+                let name = format!("{program}, {who}");
+                if self.options.chosen(&name) {
+                    let talk = (server.replace('@', at), client.replace('@', at));
+                    table.push(meeting.row(name, &talk, guest_serves)?);
+                }
+            }
+        }
+        let clean = meeting.fixture.clean();
+        rows::print_table(&table, "seconds", "-");
+        self.options.write(&table)?;
+        Ok(clean && !table.is_empty() && table.iter().all(|r| r.ok))
+    }
+}
+
+fn first(fixture: &mut Fixture) -> Result<&mut Guest> {
+    fixture.lab.guests.first_mut().context("there is no guest")
+}
+
+struct Meeting {
+    fixture: Fixture,
+    libraries: PathBuf,
+    programs: PathBuf,
+}
+
+impl Meeting {
+    fn row(&mut self, name: String, talk: &(String, String), guest_serves: bool) -> Result<Row> {
+        let start = Instant::now();
+        let said = if guest_serves { self.guest_serves(talk) } else { self.host_serves(talk) };
+        exec::check_interrupt()?;
+        match &said {
+            Ok(()) => eprintln!("    {name}: ok"),
+            Err(e) => eprintln!("    {name}: {e:#}\n{}", self.fixture.daemon.log_tail(10)),
+        }
+        Ok(Row {
+            name,
+            ok: said.is_ok(),
+            value: Some(start.elapsed().as_secs_f64()),
+            reference: None,
+            ratio: None,
+            unit: "s".into(),
+            target: String::new(),
+        })
+    }
+
+    fn guest_serves(&mut self, (server, client): &(String, String)) -> Result<()> {
+        let line = format!("ulimit -l unlimited\nexec timeout 60 {server}");
+        let job = first(&mut self.fixture)?.spawn(&line)?;
+        let mut caller = self.on_host(&CALL.replace("$CLIENT", client))?;
+        let ended = exec::wait(&mut caller, TALK, || {})?;
+        let served = first(&mut self.fixture)?.wait(job, SHORT)?;
+        ensure!(ended.success(), "the process is not content; Linux: {served:?}");
+        ensure!(served.ok(), "Linux: {served:?}");
+        Ok(())
+    }
+
+    fn host_serves(&mut self, (server, client): &(String, String)) -> Result<()> {
+        let mut serving = self.on_host(&format!("exec timeout 60 {server}"))?;
+        let called = first(&mut self.fixture)?.must(&CALL.replace("$CLIENT", client), TALK);
+        let ended =
+            exec::wait(&mut serving, if called.is_ok() { SHORT } else { Duration::ZERO }, || {});
+        called?;
+        ensure!(ended?.success(), "the process is not content");
+        Ok(())
+    }
+
+    /// A program with the NIC.
+    fn on_host(&self, script: &str) -> Result<Child> {
+        let mut command: Command = tied("sh");
+        let socket = self.fixture.daemon.socket(NIC).with_file_name("process.sock");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.programs.join("usr/bin").display()));
+        command.env("VHOST_RDMA_DEVICES", socket);
+        command.env("LD_LIBRARY_PATH", library_path(&self.libraries, &self.programs)?);
+        let log = std::fs::File::create(self.fixture.lab.run.path().join("neighbour.log"))?;
+        command.stdout(log.try_clone()?).stderr(log);
+        command.args(["-c", script]).spawn().context("cannot start sh")
+    }
+}
+
+/// Our libraries before those of the programs.
+fn library_path(ours: &Path, programs: &Path) -> Result<String> {
+    let theirs = attempt::library_path(programs)?;
+    Ok(format!("{}:{}", ours.display(), theirs.display()))
+}
