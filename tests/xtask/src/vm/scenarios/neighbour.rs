@@ -41,6 +41,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("rping -s -a @ -v -C 20", "rping -c -a @ -v -C 20"),
     ("ucmatose -b @ -C 20", "ucmatose -s @ -C 20"),
     ("udaddy -b @", "udaddy -s @"),
+    ("ib_write_bw -R -F -n 1000", "ib_write_bw -R -F -n 1000 @"),
+    ("ib_send_bw -R -c UD -F -n 500", "ib_send_bw -R -c UD -F -n 500 @"),
 ];
 
 impl Args {
