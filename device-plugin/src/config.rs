@@ -430,6 +430,16 @@ impl PoolConfig {
         .find_map(|(set, name)| set.then_some(name))
     }
 
+    /// Whether NICs have the addresses that the CNI plugin names: those of processes, which no guest
+    /// sets, and VMs' where the pool says so.
+    #[must_use]
+    pub fn has_cnis_addresses(&self) -> bool {
+        match self.kind {
+            Kind::Process => true,
+            kind => kind.is_served() && self.addresses == AddressPolicy::Ipam,
+        }
+    }
+
     /// The directory of the libraries for processes on the host.
     #[must_use]
     pub fn libraries(&self) -> &str {
@@ -499,6 +509,18 @@ mod tests {
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(text, Path::new("f.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn whose_addresses_the_cni_plugin_names() {
+        let pools = "[[pools]]\nname = \"a\"\nkind = \"process\"\ncount = 1\n\
+                     [[pools]]\nname = \"b\"\nkind = \"vhost-user\"\ncount = 1\n\
+                     [[pools]]\nname = \"c\"\nkind = \"vhost-user\"\ncount = 1\n\
+                     companion = { bridge = \"br0\" }\naddresses = \"ipam\"\n";
+        let config = parse(pools).unwrap();
+        let named: Vec<bool> =
+            config.pools.iter().map(super::PoolConfig::has_cnis_addresses).collect();
+        assert_eq!(named, [true, false, true]);
     }
 
     #[test]

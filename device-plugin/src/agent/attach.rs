@@ -14,7 +14,6 @@ use super::allocate::limits;
 use super::health::defect;
 use super::ownership::{self, Witness};
 use super::{Agent, State, now};
-use crate::config::AddressPolicy;
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
 use crate::kubelet::Kubelet;
@@ -272,9 +271,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         for done in asked.nics {
             let mut slot = known(&state, &done.nic)?;
             let id = done.nic.clone();
-            let ipam = pools.device(&id).is_some_and(|(pool, _)| {
-                pool.config.kind.is_served() && pool.config.addresses == AddressPolicy::Ipam
-            });
+            let ipam = pools.device(&id).is_some_and(|(pool, _)| pool.config.has_cnis_addresses());
             let addresses: Vec<String> = done
                 .addresses
                 .iter()
@@ -591,7 +588,7 @@ fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
         if grant.mac.as_ref().is_some_and(|mac| !mac.eq_ignore_ascii_case(&nic.mac)) {
             differs.push(format!("its MAC address is {}", nic.mac));
         }
-        if pool.config.addresses == AddressPolicy::Ipam && grant.addresses != nic.addresses {
+        if pool.config.has_cnis_addresses() && grant.addresses != nic.addresses {
             differs
                 .push(format!("it may use {:?}, IPAM gave {:?}", nic.addresses, grant.addresses));
         }

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use crate::cache::Cache;
 use crate::host::Archive;
 use crate::k8s::image::Image;
-use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::Bench;
+use crate::k8s::{ours, plane};
 use crate::process::products;
 use crate::roots::{Recipe, mmdebstrap, owned};
 
@@ -100,6 +100,8 @@ impl Bench<'_> {
 /// Two of one network, and one of another.
 pub(crate) fn pods(bench: &mut Bench<'_>) -> Result<()> {
     bench.install_for_processes()?;
+    // A chain without addresses of its own: a NIC has its pod's.
+    plane::write_network(bench.node, "1.0.0", Some(ours::CHAINED))?;
     bench.offered(POOL, 4)?;
     let a = bench.plain_pod("plain-a", POOL)?;
     let b = bench.plain_pod("plain-b", POOL)?;
@@ -111,6 +113,13 @@ pub(crate) fn pods(bench: &mut Bench<'_>) -> Result<()> {
     let [at_a, at_b] = bench.grown(compared, [&a, &b])?;
     ensure!(at_a == at_b && at_a >= 2 * 200 * 4096, "the NICs moved {at_a} and {at_b} bytes");
     bench.between("ib_write_bw -F -x 0 -n 200", &a, &b)?;
+    for pod in [&a, &b] {
+        let nic = ours::nic(bench.node, &pod.id)?;
+        let addresses = nic.get("addresses").cloned().unwrap_or_default();
+        ensure!(addresses == serde_json::json!([pod.ip]), "{}: {addresses}", pod.ip);
+    }
+    // The daemon's connection manager knows the pods by these.
+    bench.between("ib_write_bw -R -F -n 200", &a, &b)?;
     let refused = || {
         let reached = bench.between("ibv_rc_pingpong -g 0 -n 2", &a, &stranger);
         ensure!(reached.is_err(), "a pod of another network reached {}", a.name);
