@@ -26,6 +26,8 @@ use crate::transport::{Nak, NicId, Outcome, Owner, Request};
 
 /// Jobs of one context that are under way.
 const JOBS: usize = 256;
+/// Bits of a number that are counted; those above are the NIC's.
+const NUMBERS: u32 = 40;
 /// The shortest time that a requester waits for another's owner: a process that others keep from
 /// running for a moment is not gone.
 pub(super) const PATIENCE: Nanos = 500_000_000;
@@ -49,6 +51,12 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
+    /// Those of a NIC: no other on this shard has a job of the same number, or an owner that a
+    /// requester has left could answer in the place of the one that it asks now.
+    pub(super) fn of(id: NicId) -> Self {
+        Self { last: u64::from(id.0) << NUMBERS, ..Self::default() }
+    }
+
     pub(super) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }

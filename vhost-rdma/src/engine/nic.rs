@@ -56,7 +56,7 @@ impl Soft {
             wakes: Vec::new(),
             turns: 0,
             pace: Pace::default(),
-            mirror: Jobs::default(),
+            mirror: Jobs::of(id),
         }
     }
 }

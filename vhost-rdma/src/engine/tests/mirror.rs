@@ -295,6 +295,36 @@ fn an_answer_to_an_earlier_life_of_a_queue_pair_is_none() {
     assert_eq!(s.statuses(), [wc_status::SUCCESS]);
 }
 
+/// The requester has left an owner that has its first job, for another that has its first.
+#[test]
+fn an_owner_answers_for_no_other() {
+    let mut s = scene(qpt::RC);
+    let mut c = s.world.guest(1, 3);
+    s.world.shard.serve_mirrors(c.nic, c.ctx);
+    let (_, theirs) = region(&mut s.world, &mut c);
+    let qc = s.world.qp(&mut c, qpt::RC, 16, None);
+    s.world.connect(&c, &qc, qpt::RC, (s.qa.qpn, s.a.gid));
+    let to = s.a.alloc(8);
+    s.post(opcode::RDMA_READ, 0, (to, 8));
+    let left = s.job();
+    let qa = s.qa.clone();
+    s.world.modify(&s.a, &qa, state_attr(qps::RESET)).unwrap();
+    s.a.raw_reset(&qa);
+    s.qa.posted = [0; 2];
+    for attr in [init_attr(qpt::RC), rtr_attr(qpt::RC, (qc.qpn, c.gid)), rts_attr(qpt::RC)] {
+        s.world.modify(&s.a, &qa, attr).unwrap();
+    }
+    let sge = s.a.sge(to, 8);
+    s.a.post_send(&mut s.qa, request(opcode::RDMA_READ, theirs, AT), &[sge]);
+    s.world.settle();
+    let asked = c.jobs();
+    assert_eq!(asked.len(), 1);
+    s.answer(&left, Some(0));
+    assert!(s.statuses().is_empty(), "an owner answered for another");
+    s.world.shard.owner_answered(c.nic, c.ctx, &[(asked[0].number, Some(0))]);
+    assert_eq!(s.statuses(), [wc_status::SUCCESS]);
+}
+
 #[test]
 fn as_many_jobs_wait_as_may() {
     let mut s = scene(qpt::RC);
