@@ -136,6 +136,22 @@ fn peers_reach_memory_that_is_not_shared() {
     assert_eq!((result.word(0), owner.words[1].load(Ordering::SeqCst)), (42, 7));
 }
 
+#[test]
+fn a_peer_knows_of_one_half() {
+    let scene = Scene::new();
+    let owner = scene.red();
+    let _channel = owner.guest.process().mirrors().unwrap();
+    let mr = region(&owner);
+    for offset in [HALF - 4, HALF, 2 * HALF - 8] {
+        let (mut a, b) = (scene.blue().rc(), owner.rc());
+        a.connect(&b, &Path::default());
+        b.connect(&a, &Path::default());
+        let from = a.node.area(8);
+        let write = SendWr::write(1, &[from.sge()], mr.addr(offset), mr.rkey);
+        assert_eq!(a.run(&write).status, status::REM_ACCESS_ERR, "{offset:#x}");
+    }
+}
+
 /// The process's processors and its peers add to one word at the same time.
 #[test]
 fn atomics_lose_nothing_against_the_processs_own() {
