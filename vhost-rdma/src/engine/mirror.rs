@@ -32,21 +32,14 @@ const NUMBERS: u32 = 40;
 /// running for a moment is not gone.
 pub(super) const PATIENCE: Nanos = 500_000_000;
 
-/// A job whose answer is awaited.
-#[derive(Debug)]
-struct Open {
-    ctx: u32,
-    requester: Waiter,
-}
-
-/// The jobs of one NIC's owners.
+/// The jobs of one NIC's owners. Whatever ends with a context is found by it, so that the end of
+/// one costs nothing on account of others.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     last: u64,
-    open: BTreeMap<u64, Open>,
-    /// Contexts that take jobs, and how many they have.
-    owners: BTreeMap<u32, usize>,
-    /// On their way to the port, with the context.
+    /// Contexts that take jobs, and who waits for each that is under way.
+    owners: BTreeMap<u32, BTreeMap<u64, Waiter>>,
+    /// On their way to the port, with the context; some may be nobody's any more.
     unsent: VecDeque<(u32, Job)>,
 }
 
@@ -67,34 +60,26 @@ impl Jobs {
 
     /// A context is gone, and nobody answers its jobs.
     pub(super) fn end(&mut self, ctx: u32) {
-        if self.owners.remove(&ctx).is_some() {
-            self.open.retain(|_, open| open.ctx != ctx);
-            self.unsent.retain(|(of, _)| *of != ctx);
-        }
+        self.owners.remove(&ctx);
     }
 
-    /// Whether a job of this requester is under way.
-    fn waits(&self, number: u64, requester: Waiter) -> bool {
-        self.open.get(&number).is_some_and(|open| open.requester == requester)
+    /// Who waits for a job of a context.
+    fn waiter(&self, ctx: u32, number: u64) -> Option<Waiter> {
+        self.owners.get(&ctx)?.get(&number).copied()
     }
 
     /// `None`: the context takes no more.
     fn begin(&mut self, ctx: u32, requester: Waiter, job: Job) -> Option<u64> {
-        let count = self.owners.get_mut(&ctx).filter(|count| **count < JOBS)?;
-        *count += 1;
+        let open = self.owners.get_mut(&ctx).filter(|open| open.len() < JOBS)?;
         self.last += 1;
-        self.open.insert(self.last, Open { ctx, requester });
+        open.insert(self.last, requester);
         self.unsent.push_back((ctx, Job { number: self.last, ..job }));
         Some(self.last)
     }
 
-    /// Who waits for a job of the context, if anybody does.
+    /// Who waited for a job of the context, if anybody did.
     fn answered(&mut self, ctx: u32, number: u64) -> Option<Waiter> {
-        self.open.get(&number).filter(|open| open.ctx == ctx)?;
-        if let Some(count) = self.owners.get_mut(&ctx) {
-            *count = count.saturating_sub(1);
-        }
-        self.open.remove(&number).map(|open| open.requester)
+        self.owners.get_mut(&ctx)?.remove(&number)
     }
 }
 
@@ -183,7 +168,9 @@ impl Nic {
         match request.owner {
             Owner::Did(value) => Ok(value),
             Owner::Failed => Err(self.refuse(qpn, request, Nak::RemoteOperation)),
-            Owner::Asked(job) if jobs.waits(job, requester) => Err(Outcome::Pending(job)),
+            Owner::Asked(job) if jobs.waiter(task.ctx, job) == Some(requester) => {
+                Err(Outcome::Pending(job))
+            }
             Owner::Unasked | Owner::Asked(_) => {
                 let begun = jobs.begin(task.ctx, requester, task.job);
                 Err(begun.map_or(Outcome::NoAnswer, Outcome::Pending))
@@ -202,8 +189,9 @@ impl Nic {
 
     /// Gives jobs to the port, as far as it takes them now.
     pub(super) fn send_jobs(&mut self) {
-        while let Some((ctx, job)) = self.backing.mirror.unsent.front() {
-            if !self.outbox.port().owner_job(*ctx, *job) {
+        while let Some(&(ctx, job)) = self.backing.mirror.unsent.front() {
+            let awaited = self.backing.mirror.waiter(ctx, job.number).is_some();
+            if awaited && !self.outbox.port().owner_job(ctx, job) {
                 return;
             }
             self.backing.mirror.unsent.pop_front();
