@@ -129,7 +129,10 @@ static int opened(opening *real, const char *path, int flags, mode_t mode)
 
 static mode_t mode_of(int flags, va_list list)
 {
-	return flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0;
+	/* O_TMPFILE has the bit of O_DIRECTORY, with which no mode comes. */
+	int makes = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
+
+	return makes ? va_arg(list, mode_t) : 0;
 }
 
 #define OPEN(name)                                                                                 \
@@ -217,7 +220,7 @@ EXPORT int access(const char *path, int mode)
 }
 
 /* Of what a file that we make up is: as any file of sysfs. */
-#define FILL(text, about)                                                                          \
+#define FILL(about)                                                                                \
 	do {                                                                                       \
 		memset(about, 0, sizeof(*(about)));                                                \
 		(about)->st_mode = S_IFREG | 0444;                                                 \
@@ -237,7 +240,7 @@ EXPORT int access(const char *path, int mode)
 			return real(NODES_STAND_IN, about);                                        \
 		if (!text_of(path))                                                                \
 			return ret;                                                                \
-		FILL(text, about);                                                                 \
+		FILL(about);                                                                 \
 		return 0;                                                                          \
 	}
 
@@ -257,7 +260,7 @@ STAT(stat64, stat64)
 			return real(version, NODES_STAND_IN, about);                               \
 		if (!text_of(path))                                                                \
 			return ret;                                                                \
-		FILL(text, about);                                                                 \
+		FILL(about);                                                                 \
 		return 0;                                                                          \
 	}
 
