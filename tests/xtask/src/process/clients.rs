@@ -7,8 +7,11 @@ const UCX: &str = r#"export UCX_LOG_LEVEL=fatal UCX_TLS=$TLS
 # Of those that are built with MPI, it wants to be told that this is none.
 p=$(ucx_perftest -h 2>&1 | grep -q -- ' -P ' && echo '-P 0' || true)
 UCX_NET_DEVICES=vhost_rdma0:1 timeout 60 ucx_perftest $p -f -b /host/ucx.batch > /tmp/server 2>&1 &
-for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
-UCX_NET_DEVICES=vhost_rdma1:1 timeout 60 ucx_perftest $p -f -b /host/ucx.batch 127.0.0.1 > /tmp/client 2>&1 ||
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  sleep 0.3; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break
+done
+export UCX_NET_DEVICES=vhost_rdma1:1
+timeout 60 ucx_perftest $p -f -b /host/ucx.batch 127.0.0.1 > /tmp/client 2>&1 ||
   { cat /tmp/server /tmp/client >&2; exit 1; }
 for t in tag_lat tag put get am cswap; do
   grep -q "^ *$t  *[0-9]" /tmp/client || { (echo "no $t"; cat /tmp/client) >&2; exit 1; }
@@ -17,17 +20,21 @@ done
 
 const MPI: &str = r#"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export UCX_TLS=rc_v,ud_v,self UCX_LOG_LEVEL=fatal
-timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx python3 /host/$CHECK > /tmp/mpi 2>&1 ||
+timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx \
+  python3 /host/$CHECK > /tmp/mpi 2>&1 ||
   { tail -n 30 /tmp/mpi >&2; exit 1; }
 grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
 "#;
 
 /// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c` compares
 /// what arrived.
-const LIBFABRIC: &str = r#"address=$(ibv_devinfo -v -d vhost_rdma0 | sed -n 's/.*::ffff:\([0-9.]*\),.*/\1/p')
+const LIBFABRIC: &str = r#"address=$(ibv_devinfo -v -d vhost_rdma0 |
+  sed -n 's/.*::ffff:\([0-9.]*\),.*/\1/p')
 ip address add $address/32 dev lo
 timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 > /tmp/server 2>&1 & server=$!
-for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; grep -qi ':B9E8 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  sleep 0.3; grep -qi ':B9E8 [0-9A-F:]* 0A ' /proc/net/tcp* && break
+done
 timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 $address > /tmp/client 2>&1 && wait $server ||
   { cat /tmp/server /tmp/client >&2; exit 1; }
 grep -q '^64k *100 *=100' /tmp/client
