@@ -7,6 +7,7 @@
  * WR_FLUSH_ERR (section 5.6), so that a program that only polls comes to an end too.
  */
 #include "doorbell.h"
+#include "idle.h"
 #include "mirror.h"
 #include "virtio_rdma.h"
 
@@ -304,6 +305,8 @@ int vrdma_poll_cq(struct ibv_cq *ibcq, int num_entries, struct ibv_wc *wc)
 	if (cq->consumer != first)
 		vrdma_cq_publish(cq);
 	vrdma_unlock(&cq->lock);
+	if (!n && num_entries)
+		vrdma_polled_nothing();
 	return n;
 }
 

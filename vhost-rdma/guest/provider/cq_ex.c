@@ -5,6 +5,8 @@
  */
 #include "virtio_rdma.h"
 
+#include "idle.h"
+
 static void cq_ex_set_current(struct vrdma_cq *cq, const struct virtio_rdma_cqe *cqe)
 {
 	cq->cur = cqe;
@@ -42,8 +44,10 @@ static int cq_ex_start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *att
 	vrdma_lock(&cq->lock);
 	ret = cq_ex_next_poll(ibcq);
 	/* Without an entry there is no ibv_end_poll(); discarded entries that were skipped are given back here. */
-	if (ret)
+	if (ret) {
 		cq_ex_end_poll(ibcq);
+		vrdma_polled_nothing();
+	}
 	return ret;
 }
 

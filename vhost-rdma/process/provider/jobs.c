@@ -23,6 +23,9 @@
 #include "private.h"
 
 #define STACK ((size_t)256 << 10)
+/* Of one packet: jobs that may come (4.8), answers that are sent. */
+#define JOBS 8
+#define ANSWERS 4
 
 enum kind {
 	ARRIVED = 1,
@@ -161,24 +164,41 @@ static struct done serve(struct vrdma_mirror *mirror, const struct job *job)
 	};
 }
 
-/* To the end of the channel, which is that of the device or of the context. */
+static void say(const struct vrdma_mirror *mirror, const struct done *done, size_t count)
+{
+	ssize_t n;
+
+	do
+		n = send(mirror->jobs, done, count * sizeof(*done), MSG_NOSIGNAL);
+	while (n < 0 && errno == EINTR);
+}
+
+/*
+ * To the end of the channel, which is that of the device or of the context. What has come together
+ * is answered in a few parts, so that others go on meanwhile and are not woken for each.
+ */
 static void *serve_all(void *arg)
 {
 	struct vrdma_mirror *mirror = arg;
-	struct done done;
-	struct job job;
+	struct done done[ANSWERS];
+	struct job jobs[JOBS];
+	size_t i, count, ready;
 	ssize_t n;
 
 	for (;;) {
-		n = recv(mirror->jobs, &job, sizeof(job), 0);
+		n = recv(mirror->jobs, jobs, sizeof(jobs), 0);
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n != sizeof(job))
+		if (n <= 0 || (size_t)n % sizeof(jobs[0]))
 			return NULL;
-		done = serve(mirror, &job);
-		do
-			n = send(mirror->jobs, &done, sizeof(done), MSG_NOSIGNAL);
-		while (n < 0 && errno == EINTR);
+		count = (size_t)n / sizeof(jobs[0]);
+		for (i = 0, ready = 0; i < count; i++) {
+			done[ready++] = serve(mirror, &jobs[i]);
+			if (ready == ANSWERS || i + 1 == count) {
+				say(mirror, done, ready);
+				ready = 0;
+			}
+		}
 	}
 }
 

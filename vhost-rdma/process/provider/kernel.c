@@ -329,8 +329,12 @@ int vrdma_local_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_
 	cq->handle = le32toh(made.object);
 	cq->cqe = (int)drv->entries;
 	cq->context = context;
+	cq->channel = channel;
 	answer->cqn = cq->handle;
-	return 0;
+	ret = channel ? vrdma_sleeper_add(vrdma_session_of(context), cq) : 0;
+	if (ret)
+		(void)vrdma_destroy(context, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->handle);
+	return ret;
 }
 
 int vrdma_local_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd, size_t cmd_size,
@@ -382,6 +386,8 @@ int vrdma_local_destroy_cq(struct ibv_cq *cq)
 
 	if (ret)
 		return ret;
+	if (session && cq->channel)
+		vrdma_sleeper_drop(session, cq);
 	for (channel = session ? session->channels : NULL; channel; channel = channel->next) {
 		if (channel->of == cq->channel)
 			vrdma_events_drop(&channel->events, (uintptr_t)cq, 8);

@@ -315,6 +315,12 @@ void vrdma_session_close(struct vrdma_session *session)
 	vrdma_private_end(session);
 	if (session->socket >= 0)
 		close_all(session);
+	while (session->sleepers) {
+		struct vrdma_sleeper *sleeper = session->sleepers;
+
+		session->sleepers = sleeper->next;
+		free(sleeper);
+	}
 	while (session->pieces) {
 		struct vrdma_piece *piece = session->pieces;
 
@@ -331,6 +337,58 @@ void vrdma_session_close(struct vrdma_session *session)
 	free(session);
 }
 
+int vrdma_sleeper_add(struct vrdma_session *session, const struct ibv_cq *cq)
+{
+	struct vrdma_sleeper *sleeper = calloc(1, sizeof(*sleeper));
+
+	if (!sleeper)
+		return ENOMEM;
+	sleeper->cq = cq;
+	pthread_mutex_lock(&session->tables);
+	sleeper->next = session->sleepers;
+	session->sleepers = sleeper;
+	pthread_mutex_unlock(&session->tables);
+	return 0;
+}
+
+void vrdma_sleeper_drop(struct vrdma_session *session, const struct ibv_cq *cq)
+{
+	struct vrdma_sleeper **at, *gone;
+
+	pthread_mutex_lock(&session->tables);
+	for (at = &session->sleepers; *at && (*at)->cq != cq; at = &(*at)->next)
+		;
+	gone = *at;
+	if (gone)
+		*at = gone->next;
+	pthread_mutex_unlock(&session->tables);
+	free(gone);
+}
+
+/*
+ * Whoever sleeps for completions finds those of all that was outstanding when he polls; behind them
+ * a channel has its end, as that of a device whose driver is gone (uverbs_main.c,
+ * ib_uverbs_comp_event_read: EIO).
+ */
+static void wake(struct vrdma_session *session)
+{
+	struct vrdma_channel *channel;
+	struct vrdma_sleeper *sleeper;
+
+	pthread_mutex_lock(&session->tables);
+	for (channel = session->channels; channel; channel = channel->next) {
+		for (sleeper = session->sleepers; sleeper; sleeper = sleeper->next) {
+			__le64 cookie = htole64((uintptr_t)sleeper->cq);
+
+			if (sleeper->cq->channel == channel->of)
+				(void)!send(channel->events.put, &cookie, sizeof(cookie),
+					    MSG_DONTWAIT | MSG_NOSIGNAL);
+		}
+		shutdown(channel->events.put, SHUT_WR);
+	}
+	pthread_mutex_unlock(&session->tables);
+}
+
 /* Everyone who waits is told: pollers by the status page, sleepers by an event. */
 static void lost(struct vrdma_session *session)
 {
@@ -339,6 +397,7 @@ static void lost(struct vrdma_session *session)
 	mmap(session->status_map, (size_t)sysconf(_SC_PAGESIZE), PROT_READ,
 	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	(void)!send(session->events.put, &event, sizeof(event), MSG_DONTWAIT | MSG_NOSIGNAL);
+	wake(session);
 }
 
 static void *watch(void *arg)

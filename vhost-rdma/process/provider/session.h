@@ -59,6 +59,12 @@ struct vrdma_channel {
 	struct vrdma_events events;
 };
 
+/* A CQ whose users may sleep at a channel. */
+struct vrdma_sleeper {
+	struct vrdma_sleeper *next;
+	const struct ibv_cq *cq;
+};
+
 struct vrdma_piece {
 	struct vrdma_piece *next;
 	uintptr_t base;
@@ -80,6 +86,7 @@ struct vrdma_session {
 	pthread_mutex_t lock;		/* the socket */
 	pthread_mutex_t tables;		/* what follows */
 	struct vrdma_channel *channels;
+	struct vrdma_sleeper *sleepers;
 	struct vrdma_piece *pieces;	/* memory that the device reaches */
 	struct vrdma_db {
 		struct vrdma_db *next;
@@ -112,6 +119,9 @@ int vrdma_command(struct ibv_context *context, uint16_t opcode, const void *req,
 int vrdma_command_making(struct ibv_context *context, uint16_t opcode, struct vrdma_made made,
 			 const void *req, size_t req_len, void *resp, size_t resp_len);
 int vrdma_destroy(struct ibv_context *context, uint16_t opcode, uint32_t object);
+/* A CQ with a channel is there; an errno. It is gone. */
+int vrdma_sleeper_add(struct vrdma_session *session, const struct ibv_cq *cq);
+void vrdma_sleeper_drop(struct vrdma_session *session, const struct ibv_cq *cq);
 /* Takes events of one object out of a channel. */
 void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size_t size);
 /* Watches the socket, and lets everyone know when it ends. */

@@ -22,7 +22,7 @@ use super::{Nanos, Shard};
 use crate::memory::Borrowed;
 use crate::nic::qp::Wait;
 use crate::nic::{Job, JobKind};
-use crate::transport::{Nak, NicId, Outcome, Owner, Request};
+use crate::transport::{Nak, NicId, Operation, Outcome, Owner, Request};
 
 /// Jobs of one context that are under way.
 const JOBS: usize = 256;
@@ -66,6 +66,12 @@ impl Jobs {
     /// Who waits for a job of a context.
     fn waiter(&self, ctx: u32, number: u64) -> Option<Waiter> {
         self.owners.get(&ctx)?.get(&number).copied()
+    }
+
+    /// Whether the context takes a job whose turn has not come: half of the room is for those whose
+    /// turn it is.
+    fn has_room_ahead(&self, ctx: u32) -> bool {
+        self.owners.get(&ctx).is_some_and(|open| open.len() < JOBS / 2)
     }
 
     /// `None`: the context takes no more.
@@ -178,12 +184,39 @@ impl Nic {
         }
     }
 
+    /// Executes the part of a piece that comes before its owner's, ahead of its turn, and asks the
+    /// owner. A piece that cannot be executed changes nothing.
+    pub(super) fn ask_owner_ahead(&mut self, request: &Request<'_>) -> Option<u64> {
+        let qp = self.qps.get(&request.flow.dest_qpn)?;
+        let qpn = qp.qpn;
+        if !qp.state.receives() || !self.is_addressed(qp, request) {
+            return None;
+        }
+        let (rights, kind) = match request.operation {
+            Operation::Write => (access::REMOTE_WRITE, JobKind::Arrived),
+            Operation::Read => (access::REMOTE_READ, JobKind::Wanted),
+            _ => return None,
+        };
+        let target = self.remote(qpn, request, rights).ok()?;
+        let task = self.task(kind, request, &target)?;
+        if !self.backing.mirror.has_room_ahead(task.ctx) {
+            return None;
+        }
+        if kind == JobKind::Arrived {
+            self.place(request, target).ok()?;
+        }
+        let requester = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
+        self.backing.mirror.begin(task.ctx, requester, task.job)
+    }
+
     /// The answer that one of this NIC's queue pairs waits for, unless it does no longer.
     fn owner_answered(&mut self, qpn: u32, number: u64, answer: Owner) {
         let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut()) else { return };
         if matches!(send.wait, Wait::Owner(_)) && send.owner == Owner::Asked(number) {
             (send.owner, send.wait) = (answer, Wait::None);
             self.schedule(qpn);
+        } else {
+            send.ahead.answered(number, answer);
         }
     }
 

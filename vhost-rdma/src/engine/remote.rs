@@ -48,28 +48,35 @@ impl Nic {
         }
     }
 
+    /// Copies a piece of a write to the memory that the message names.
+    pub(super) fn place(
+        &self,
+        request: &Request<'_>,
+        target: Borrowed<'_>,
+    ) -> Result<(), memory::Fault> {
+        let at = u64::from(request.offset);
+        match request.payload {
+            Payload::Inline(bytes) => memory::write(&[target], at, bytes),
+            Payload::Memory(source) => {
+                memory::copy(&[target], at, source, at, u64::from(request.len))
+            }
+        }
+    }
+
     pub(super) fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         if let Err(outcome) = self.goes_on(qpn, request) {
             return outcome;
         }
         if request.len > 0 {
             let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
-                Ok(target) => [target],
+                Ok(target) => target,
                 Err(nak) => return self.refuse(qpn, request, nak),
             };
-            let at = u64::from(request.offset);
-            let moved = match request.payload {
-                // It was, before its owner was asked.
-                _ if request.owner != Owner::Unasked => Ok(()),
-                Payload::Inline(bytes) => memory::write(&target, at, bytes),
-                Payload::Memory(source) => {
-                    memory::copy(&target, at, source, at, u64::from(request.len))
-                }
-            };
-            if moved.is_err() {
+            // Else it was placed before its owner was asked.
+            if request.owner == Owner::Unasked && self.place(request, target).is_err() {
                 return Outcome::LocalFault;
             }
-            if let Some(task) = self.task(JobKind::Arrived, request, &target[0])
+            if let Some(task) = self.task(JobKind::Arrived, request, &target)
                 && let Err(outcome) = self.owner_did(qpn, request, task)
             {
                 return outcome;

@@ -84,6 +84,10 @@ impl Responder for Nic {
         }
     }
 
+    fn ask_ahead(&mut self, request: &Request<'_>) -> Option<u64> {
+        (self.life == NicState::Ready).then(|| self.ask_owner_ahead(request)).flatten()
+    }
+
     fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         match (self.life, request.flow.dest_qpn, first) {
             (NicState::Ready, MULTICAST_QPN, _) => self.receive_multicast(request, first, most),
@@ -125,7 +129,7 @@ impl Nic {
     }
 
     /// Whether the QP takes requests of this service from this sender.
-    fn is_addressed(&self, qp: &Qp, request: &Request<'_>) -> bool {
+    pub(super) fn is_addressed(&self, qp: &Qp, request: &Request<'_>) -> bool {
         let Flow { source_qpn, source_gid, dest_gid, .. } = request.flow;
         let from_peer = || {
             let av = qp.attrs.av();

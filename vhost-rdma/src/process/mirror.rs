@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd as _;
 
+use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -15,8 +16,10 @@ use super::messages::{MirrorDone, MirrorJob};
 use super::socket::{self, Channel};
 use crate::nic::Job;
 
-/// Answers that are taken in one go.
-const BATCH: usize = 64;
+/// Jobs of one packet, at most.
+const PACK: usize = 8;
+/// Packets of answers that are taken in one go.
+const BATCH: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -46,30 +49,34 @@ impl Mirrors {
     /// Gives jobs to the process, as far as its channel has room.
     pub(super) fn give(&mut self, jobs: Vec<Job>) {
         self.waiting.extend(jobs);
-        while let Some(job) = self.waiting.front() {
-            if !self.channel.put(MirrorJob::from(job).as_bytes()) {
+        while !self.waiting.is_empty() {
+            let count = self.waiting.len().min(PACK);
+            let packet: ArrayVec<MirrorJob, PACK> =
+                self.waiting.iter().take(count).map(MirrorJob::from).collect();
+            if !self.channel.put(packet.as_slice().as_bytes()) {
                 return;
             }
-            self.asked.insert(job.number);
-            self.waiting.pop_front();
+            self.asked.extend(self.waiting.drain(..count).map(|job| job.number));
         }
     }
 
     /// The process's answers: numbers of jobs, and the values; `None`: it could not.
     pub(super) fn take(&mut self) -> Result<Vec<(u64, Option<u64>)>, Broken> {
         let mut done = Vec::new();
-        while done.len() < BATCH {
+        for _ in 0..BATCH {
             let packet = match socket::receive(self.channel.as_fd()) {
                 Ok(Some(packet)) if !packet.cut => packet,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Ok(_) | Err(_) => return Err(Broken),
             };
-            let answer = MirrorDone::read_from_bytes(packet.bytes()).map_err(|_| Broken)?;
-            let number = answer.number.get();
-            if answer.reserved.get() != 0 || !self.asked.remove(&number) {
-                return Err(Broken);
+            let answers = <[MirrorDone]>::ref_from_bytes(packet.bytes()).map_err(|_| Broken)?;
+            for answer in answers {
+                let number = answer.number.get();
+                if answer.reserved.get() != 0 || !self.asked.remove(&number) {
+                    return Err(Broken);
+                }
+                done.push((number, (answer.status.get() == 0).then_some(answer.value.get())));
             }
-            done.push((number, (answer.status.get() == 0).then_some(answer.value.get())));
         }
         Ok(done)
     }
@@ -107,12 +114,17 @@ mod tests {
         let (mut mirrors, process) = begun();
         mirrors.give(vec![job(1), job(2)]);
         let packet = socket::receive(process.as_fd()).unwrap().unwrap();
-        let seen = MirrorJob::read_from_bytes(packet.bytes()).unwrap();
-        assert_eq!((seen.number.get(), seen.kind.get(), seen.key.get()), (1, 2, 7));
+        let seen = <[MirrorJob]>::ref_from_bytes(packet.bytes()).unwrap();
+        let numbers: Vec<u64> = seen.iter().map(|job| job.number.get()).collect();
+        assert_eq!((numbers, seen[0].kind.get(), seen[0].key.get()), (vec![1, 2], 2, 7));
         say(&process, &answer(2, 14));
         say(&process, &answer(1, 0));
         assert_eq!(mirrors.take().unwrap(), [(2, None), (1, Some(5))]);
         assert!(mirrors.take().unwrap().is_empty());
+        mirrors.give(vec![job(3), job(4)]);
+        let both = [answer(3, 0), answer(4, 0)];
+        socket::send(process.as_fd(), both.as_bytes(), &[]).unwrap();
+        assert_eq!(mirrors.take().unwrap(), [(3, Some(5)), (4, Some(5))]);
     }
 
     #[test]
@@ -138,9 +150,10 @@ mod tests {
         let mut seen = 0;
         while seen < 4000 {
             while let Ok(Some(packet)) = socket::receive(process.as_fd()) {
-                seen += 1;
-                let job = MirrorJob::read_from_bytes(packet.bytes()).unwrap();
-                assert_eq!(job.number.get(), seen);
+                for job in <[MirrorJob]>::ref_from_bytes(packet.bytes()).unwrap() {
+                    seen += 1;
+                    assert_eq!(job.number.get(), seen);
+                }
             }
             mirrors.give(Vec::new());
         }

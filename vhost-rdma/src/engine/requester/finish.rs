@@ -39,6 +39,7 @@ impl Nic {
             self.complete(turn.cqn, &mut failed_send(turn.qpn, request, status), true);
         }
         send.retire();
+        send.ahead.forget_pieces();
         if turn.kind == Kind::Rc {
             self.enter_error(turn.qpn);
         } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {

@@ -24,6 +24,9 @@ impl Shard {
             (Outcome::NotReady(_) | Outcome::NoAnswer, did @ Owner::Did(_)) => did,
             _ => Owner::Unasked,
         };
+        if !matches!(outcome, Outcome::Done | Outcome::Pending(_)) {
+            send.ahead.forget_pieces();
+        }
         match outcome {
             Outcome::Done => {
                 turn.rearm_retries(send);

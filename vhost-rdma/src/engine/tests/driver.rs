@@ -151,6 +151,13 @@ pub(crate) struct Qp {
     pub(crate) posted: [u32; 2],
 }
 
+impl Qp {
+    /// Where its send ring is.
+    pub(crate) const fn send_ring(&self) -> u64 {
+        self.sq
+    }
+}
+
 pub(crate) const SQ_STRIDE: u8 = 8;
 pub(crate) const RQ_STRIDE: u8 = 7;
 

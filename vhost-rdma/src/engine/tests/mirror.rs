@@ -13,23 +13,23 @@ use crate::memory::PageList;
 use crate::nic::budget::Looked;
 use crate::transport::PIECE;
 
-const SIGNALED: u8 = send_flags::SIGNALED;
+pub(super) const SIGNALED: u8 = send_flags::SIGNALED;
 const RIGHTS: u32 = 0x1f | access::MIRRORED;
 /// Where the region's memory is for its owner, and its half.
-const AT: u64 = 0x7f00_0000;
-const HALF: u64 = 512 << 10;
-const SECOND: u64 = 1_000_000_000;
+pub(super) const AT: u64 = 0x7f00_0000;
+pub(super) const HALF: u64 = 512 << 10;
+pub(super) const SECOND: u64 = 1_000_000_000;
 
 /// A requester, and an owner of a mirrored region.
-struct Scene {
-    world: World,
-    a: Guest,
-    b: Guest,
-    qa: Qp,
-    qb: Qp,
+pub(super) struct Scene {
+    pub(super) world: World,
+    pub(super) a: Guest,
+    pub(super) b: Guest,
+    pub(super) qa: Qp,
+    pub(super) qb: Qp,
     /// The shadow in the owner's shared memory.
-    shadow: u64,
-    key: u32,
+    pub(super) shadow: u64,
+    pub(super) key: u32,
 }
 
 fn region(world: &mut World, owner: &mut Guest) -> (u64, u32) {
@@ -40,7 +40,7 @@ fn region(world: &mut World, owner: &mut Guest) -> (u64, u32) {
     (shadow, world.register(owner, AT, map, RIGHTS).unwrap())
 }
 
-fn scene(kind: u32) -> Scene {
+pub(super) fn scene(kind: u32) -> Scene {
     let mut world = World::new();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (qa, qb) = world.pair(&mut a, &mut b, kind);
@@ -49,7 +49,7 @@ fn scene(kind: u32) -> Scene {
     Scene { world, a, b, qa, qb, shadow, key }
 }
 
-fn request(code: u8, key: u32, addr: u64) -> abi::SqWqe {
+pub(super) fn request(code: u8, key: u32, addr: u64) -> abi::SqWqe {
     let mut request = wqe(code, SIGNALED, 9);
     (request.remote_addr, request.rkey) = (U64::new(addr), U32::new(key));
     request
@@ -57,28 +57,28 @@ fn request(code: u8, key: u32, addr: u64) -> abi::SqWqe {
 
 impl Scene {
     /// What the owner has been asked since the last look.
-    fn jobs(&mut self) -> Vec<Job> {
+    pub(super) fn jobs(&mut self) -> Vec<Job> {
         self.world.settle();
         self.b.jobs()
     }
 
-    fn job(&mut self) -> Job {
+    pub(super) fn job(&mut self) -> Job {
         let jobs = self.jobs();
         assert_eq!(jobs.len(), 1, "{jobs:?}");
         jobs[0]
     }
 
-    fn answer(&mut self, job: &Job, value: Option<u64>) {
+    pub(super) fn answer(&mut self, job: &Job, value: Option<u64>) {
         self.world.shard.owner_answered(self.b.nic, self.b.ctx, &[(job.number, value)]);
         self.world.settle();
     }
 
-    fn statuses(&mut self) -> Vec<u8> {
+    pub(super) fn statuses(&mut self) -> Vec<u8> {
         self.world.settle();
         self.a.drain(&mut self.qa.cq).iter().map(|cqe| cqe.status).collect()
     }
 
-    fn post(&mut self, code: u8, offset: u64, local: (u64, u32)) {
+    pub(super) fn post(&mut self, code: u8, offset: u64, local: (u64, u32)) {
         let sge = self.a.sge(local.0, local.1);
         self.a.post_send(&mut self.qa, request(code, self.key, AT + offset), &[sge]);
     }
@@ -124,15 +124,16 @@ fn long_messages_go_piece_by_piece() {
     {
         s.post(code, 0, (local, len as u32));
         let mut done = 0;
-        while done < len as u64 {
-            let job = s.job();
+        for job in s.jobs() {
             assert_eq!((job.kind, job.address), (kind, AT + done));
+            assert!(job.length <= PIECE, "{}", job.length);
             let (at, part) = (s.shadow + done, job.length as usize);
             let bytes = s.b.read(at, part);
             s.b.write(at + HALF, &bytes);
             done += u64::from(job.length);
             s.answer(&job, Some(0));
         }
+        assert_eq!(done, len as u64, "all pieces are asked for at once");
         assert_eq!(s.statuses(), [wc_status::SUCCESS]);
     }
     assert!(s.b.read(s.shadow, len) == bytes && s.a.read(to, len) == bytes);
@@ -151,15 +152,20 @@ fn a_piece_stays_what_its_owner_was_asked_about() {
         };
         pace(&mut s, SECOND);
         s.post(code, 0, (local, 16 << 10));
-        let job = s.job();
-        assert_eq!((job.address, job.length), (AT, 4096));
-        s.b.write(s.shadow + HALF, &bytes[..4096]);
-        pace(&mut s, 0);
-        s.answer(&job, Some(0));
-        let job = s.job();
-        assert_eq!((job.address, job.length), (AT + 4096, 12 << 10));
-        s.b.write(s.shadow + HALF + 4096, &bytes[4096..]);
-        s.answer(&job, Some(0));
+        s.b.write(s.shadow + HALF, &bytes);
+        let jobs = s.jobs();
+        assert_eq!((jobs[0].address, jobs[0].length), (AT, 4096));
+        let mut end = AT;
+        for job in &jobs {
+            assert_eq!(job.address, end);
+            end += u64::from(job.length);
+        }
+        assert_eq!(end, AT + (16 << 10));
+        for (at, job) in jobs.iter().enumerate() {
+            pace(&mut s, if at % 2 == 0 { 0 } else { SECOND });
+            s.answer(job, Some(0));
+            assert!(s.jobs().is_empty(), "the owner is asked again");
+        }
         assert_eq!(s.statuses(), [wc_status::SUCCESS]);
     }
     assert!(s.b.read(s.shadow, 16 << 10) == bytes && s.a.read(to, 16 << 10) == bytes);
@@ -171,12 +177,18 @@ fn pieces_for_an_owner_grow_again() {
     let mut s = scene(qpt::RC);
     let nic = s.world.shard.nic_mut(s.a.nic).unwrap();
     (0..5).for_each(|_| nic.backing.pace.judge(Looked { charged: 1_000, lasted: SECOND }));
-    let to = s.a.alloc(256 << 10);
-    s.post(opcode::RDMA_READ, 0, (to, 256 << 10));
+    let to = s.a.alloc(512 << 10);
+    s.post(opcode::RDMA_READ, 0, (to, 512 << 10));
     let mut lengths = Vec::new();
-    while let [job] = s.jobs()[..] {
-        lengths.push(job.length);
-        s.answer(&job, Some(0));
+    loop {
+        let jobs = s.jobs();
+        if jobs.is_empty() {
+            break;
+        }
+        for job in jobs {
+            lengths.push(job.length);
+            s.answer(&job, Some(0));
+        }
     }
     assert_eq!(s.statuses(), [wc_status::SUCCESS]);
     assert_eq!(lengths[0], 4096);

@@ -1,6 +1,7 @@
 //! The engine driven without a device: two NICs, anonymous guest memory, a clock that the test
 //! turns.
 
+mod ahead;
 mod budgets;
 mod connected;
 mod datagram;

@@ -1,5 +1,6 @@
 //! Queue pairs as a guest sees them: their state machine, their attributes, and their send queue.
 
+mod ahead;
 pub(crate) mod attrs;
 pub(crate) mod send;
 pub(crate) mod state;

@@ -3,6 +3,7 @@
 use virtio_rdma_abi::{SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
+use super::ahead::{Ahead, Early};
 use crate::memory::Ring;
 use crate::nic::Nanos;
 use crate::nic::receive::{BadIndex, SgeList, read_sges};
@@ -34,8 +35,12 @@ pub(crate) struct SendQueue {
     pub(crate) max_inline: u32,
     producer: u32,
     taken: u32,
+    /// What is under way behind the work request that is being executed; nothing for most.
+    pub(crate) ahead: Ahead,
     /// The work request being executed, copied out of the ring once.
     pub(crate) current: Option<SqWqe>,
+    /// Its free-running index.
+    index: u32,
     /// Its elements or inline bytes have been copied too.
     pub(crate) fetched: bool,
     /// Its scatter-gather elements.
@@ -76,7 +81,9 @@ impl SendQueue {
             max_inline: shape.max_inline,
             producer: 0,
             taken: 0,
+            ahead: Ahead::default(),
             current: None,
+            index: u32::MAX,
             fetched: false,
             sges: SgeList::new(),
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
@@ -97,7 +104,7 @@ impl SendQueue {
 
     /// Free-running index of the work request being executed.
     pub(crate) const fn current_index(&self) -> u32 {
-        self.taken.wrapping_sub(1)
+        self.index
     }
 
     /// Work requests posted and not taken.
@@ -106,13 +113,14 @@ impl SendQueue {
     }
 
     /// Whether anything is left to execute or to flush.
-    pub(crate) const fn has_work(&self) -> bool {
-        self.current.is_some() || self.waiting() > 0
+    pub(crate) fn has_work(&self) -> bool {
+        self.current.is_some() || self.waiting() > 0 || self.ahead.has_requests()
     }
 
     pub(crate) fn reset(&mut self) {
         self.producer = 0;
         self.taken = 0;
+        self.ahead = Ahead::default();
         self.retire();
     }
 
@@ -145,19 +153,71 @@ impl SendQueue {
     /// `fetch_sges` and `fetch_inline`.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<SqWqe> {
-        if self.waiting() == 0 {
-            return None;
+        if let Some(early) = self.ahead.take() {
+            return Some(self.begin(early));
         }
-        let mut header = [0; size_of::<SqWqe>()];
-        self.ring.read(self.slot(self.taken), &mut header);
+        let wqe = self.peek()?;
+        self.index = self.taken;
         self.taken = self.taken.wrapping_add(1);
         self.done = 0;
         self.owner = Owner::Unasked;
         self.fanout = Fanout::default();
         self.fetched = false;
         self.wait = Wait::None;
-        self.current = SqWqe::read_from_bytes(&header).ok();
+        self.current = Some(wqe);
         self.current
+    }
+
+    /// One that was taken before its turn.
+    #[cold]
+    fn begin(&mut self, early: Early) -> SqWqe {
+        self.retire();
+        (self.index, self.fetched, self.sges) = (early.index, true, early.sges);
+        self.current = Some(early.wqe);
+        early.wqe
+    }
+
+    fn peek(&self) -> Option<SqWqe> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        let mut header = [0; size_of::<SqWqe>()];
+        self.ring.read(self.slot(self.taken), &mut header);
+        SqWqe::read_from_bytes(&header).ok()
+    }
+
+    /// Takes the next work request before its turn, if it is one that `may` be; its elements with
+    /// it, so that the guest cannot change what was looked at.
+    pub(crate) fn take_early(&mut self, may: impl FnOnce(&SqWqe) -> bool) -> bool {
+        let Some(wqe) = self.peek().filter(may) else { return false };
+        let count = u32::from(wqe.num_sge.get());
+        if count > self.max_sge {
+            return false;
+        }
+        let at = self.slot(self.taken) + wqe_shape::SQ_WQE_DATA as u64;
+        let mut early = Early { wqe, index: self.taken, sges: SgeList::new() };
+        read_sges(&self.ring, at, count, &mut early.sges);
+        self.taken = self.taken.wrapping_add(1);
+        self.ahead.push(early);
+        true
+    }
+
+    /// The work request of a place: 0 is the one being executed, those behind it were taken early.
+    pub(crate) fn request_at(&self, place: usize) -> Option<(&SqWqe, &SgeList)> {
+        match place.checked_sub(1) {
+            None => self.current.as_ref().map(|wqe| (wqe, &self.sges)),
+            Some(early) => self.ahead.request(early).map(|early| (&early.wqe, &early.sges)),
+        }
+    }
+
+    /// What was asked ahead for the piece that is next, if anything was.
+    #[inline]
+    pub(crate) fn catch_up(&mut self) {
+        if self.owner == Owner::Unasked
+            && let Some(asked) = self.ahead.next_piece()
+        {
+            (self.owner, self.piece) = (asked.owner, asked.len);
+        }
     }
 
     /// Copies the current work request's elements; the caller has checked `count` against
