@@ -13,6 +13,10 @@ use crate::node::{LimitsPatch, MacAddr};
 
 /// The admin socket's name in the runtime directory.
 pub const ADMIN_SOCKET: &str = "admin.sock";
+/// Connections with other daemons where nothing says how many.
+pub const DEFAULT_DAEMONS: u32 = 1024;
+/// The most of them that can be asked for.
+pub const DAEMONS_MAX: u32 = 1 << 16;
 /// The directory of root's daemon.
 pub const SYSTEM_DIR: &str = "/run/vhost-rdma";
 /// How long a worker polls before it sleeps, in microseconds.
@@ -42,6 +46,14 @@ pub enum ConfigError {
     /// There is no default.
     #[error("no runtime directory: XDG_RUNTIME_DIR is not set; set it, or use --runtime-dir DIR")]
     NoRuntimeDir,
+    /// Out of range.
+    #[error(
+        "{daemons} connections with other daemons are not possible: it must be 1 to {DAEMONS_MAX}"
+    )]
+    Daemons {
+        /// As given.
+        daemons: u32,
+    },
     /// Out of range.
     #[error("{workers} workers are not possible: it must be 1 to {WORKERS_MAX}")]
     Workers {
@@ -88,8 +100,13 @@ pub struct Cm {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authority of all daemons.
+    /// The authority of all daemons; several while one takes the place of another.
     pub ca: PathBuf,
+    /// Connections with other daemons, in each direction, at most.
+    pub daemons: Option<u32>,
+    /// Start although there is no certificate yet; it is read with the configuration.
+    #[serde(default)]
+    pub wait: bool,
 }
 
 /// Owner, group (names or numbers), octal mode and access control list of a socket.
@@ -115,6 +132,21 @@ pub struct Network {
     pub name: String,
     /// Absent: a free one, kept over restarts.
     pub vni: Option<u32>,
+    /// Whom its NICs on RNICs may reach beyond this host.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
+}
+
+/// A peer of a network in the configuration file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// As guests name it: an address, or a prefix such as 10.0.0.0/24.
+    pub address: String,
+    /// The address of the host that has it; absent: the same.
+    pub through: Option<String>,
+    /// The daemon that serves it, as `HOST:PORT`.
+    pub daemon: Option<String>,
 }
 
 /// A NIC in the configuration file.
@@ -213,6 +245,17 @@ pub fn default_workers() -> u32 {
     u32::try_from(cores / 4).unwrap_or(WORKERS_MAX).clamp(1, WORKERS_MAX)
 }
 
+/// Checks the number of connections with other daemons.
+///
+/// # Errors
+/// [`ConfigError::Daemons`].
+pub const fn check_daemons(daemons: u32) -> Result<u32, ConfigError> {
+    if daemons == 0 || daemons > DAEMONS_MAX {
+        return Err(ConfigError::Daemons { daemons });
+    }
+    Ok(daemons)
+}
+
 /// Checks the number of workers.
 ///
 /// # Errors
@@ -237,13 +280,17 @@ mod tests {
             poll_us = 0
             metrics = "127.0.0.1:9745"
             cm_ports = [7471]
-            cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem" }
+            cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem", daemons = 9, wait = true }
             ephemeral = true
             log = "vhost_rdma::admin=debug,info"
             admin = { group = "kvm", mode = "0660" }
             [[networks]]
             name = "blue"
             vni = 7
+            peers = [
+                { address = "10.1.0.0/16" },
+                { address = "10.2.0.5", through = "192.0.2.1", daemon = "192.0.2.1:4790" },
+            ]
             [[nics]]
             name = "n1"
             network = "blue"
@@ -260,6 +307,7 @@ mod tests {
         assert_eq!(file.admin.mode, Some(0o660));
         assert_eq!(file.nics[0].limits.max_qps, Some(5));
         assert_eq!(file.nics[0].addresses.len(), 2);
+        assert_eq!(file.networks[0].peers.len(), 2);
     }
 
     #[test]
@@ -271,6 +319,8 @@ mod tests {
             "admin={mode='99'}",
             "cm={listen='0.0.0.0:1'}",
             "[[networks]]\nvni=3",
+            "[[networks]]\nname='a'\npeers=['10.0.0.1']",
+            "[[networks]]\nname='a'\npeers=[{address='10.0.0.1', source='hand'}]",
         ] {
             assert!(toml::from_str::<File>(text).is_err(), "{text}");
         }

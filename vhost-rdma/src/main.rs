@@ -9,6 +9,7 @@ use clap::Parser as _;
 use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
 use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
+use vhost_rdma::config::ConfigError;
 use vhost_rdma::dataplane::LocalDataplane;
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Backend, Dataplane};
@@ -107,7 +108,7 @@ impl Plan {
         let workers = config::check_workers(
             args.workers.or(file.workers).unwrap_or_else(config::default_workers),
         )?;
-        let channel = channel_settings(args, &file);
+        let channel = channel_settings(args, &file)?;
         let given = !args.cm_ports.is_empty();
         let ports = if given { args.cm_ports.clone() } else { file.cm_ports.clone() };
         let metrics = match (&args.metrics, &file.metrics) {
@@ -147,6 +148,7 @@ impl Plan {
     fn restarts(&self, new: &Self) -> Vec<String> {
         let (ours, theirs) = (&self.settings, &new.settings);
         let listen = |plan: &Self| plan.channel.as_ref().map(|channel| channel.listen);
+        let daemons = |plan: &Self| plan.channel.as_ref().map(|channel| channel.daemons);
         let differ = [
             ("runtime_dir", ours.runtime_dir != theirs.runtime_dir),
             ("workers", ours.workers != theirs.workers),
@@ -154,6 +156,7 @@ impl Plan {
             ("ephemeral", ours.ephemeral != theirs.ephemeral),
             ("metrics", ours.metrics != theirs.metrics),
             ("cm.listen", listen(self) != listen(new)),
+            ("cm.daemons", daemons(self) != daemons(new)),
             ("cm_ports", self.ports != new.ports),
         ];
         let differ = differ.into_iter().filter(|(_, is)| *is);
@@ -182,7 +185,7 @@ impl Reloader {
         let filter = telemetry::Filter::new(new.log.as_deref()).map_err(|error| anyhow!(error))?;
         // Also where the same files are named: what is in them may be new.
         let renewed = match (self.reached.renewal.get(), &new.channel) {
-            (Some(renewal), Some(channel)) => Some(renewal.read(&channel.files)?),
+            (Some(renewal), Some(channel)) => Some(renewal.read(channel)?),
             _ => None,
         };
         let (running, reached) = (Arc::clone(&self.running), Arc::clone(&self.reached));
@@ -257,19 +260,26 @@ fn local(plan: &Plan, reached: &Reached) -> Result<LocalDataplane, AttachError> 
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.
-fn channel_settings(args: &ServeArgs, file: &config::File) -> Option<channel::Settings> {
+fn channel_settings(
+    args: &ServeArgs,
+    file: &config::File,
+) -> Result<Option<channel::Settings>, ConfigError> {
     let given = (args.cm_listen, &args.cm_cert, &args.cm_key, &args.cm_ca);
     let (listen, cert, key, ca) = match (given, &file.cm) {
         ((Some(listen), Some(cert), Some(key), Some(ca)), _) => (listen, cert, key, ca),
         (_, Some(cm)) => (cm.listen, &cm.cert, &cm.key, &cm.ca),
-        _ => return None,
+        _ => return Ok(None),
     };
     let files = Files { cert: cert.clone(), key: key.clone(), ca: ca.clone() };
-    Some(channel::Settings { listen, files })
+    let chosen = args.cm_daemons.or(file.cm.as_ref().and_then(|cm| cm.daemons));
+    let daemons = config::check_daemons(chosen.unwrap_or(config::DEFAULT_DAEMONS))?;
+    let daemons = usize::try_from(daemons).unwrap_or(usize::MAX);
+    let wait = args.cm_wait || file.cm.as_ref().is_some_and(|cm| cm.wait);
+    Ok(Some(channel::Settings { listen, files, daemons, wait }))
 }
 
 fn serve_code(error: &anyhow::Error) -> &'static str {
-    if error.downcast_ref::<config::ConfigError>().is_some() {
+    if error.downcast_ref::<ConfigError>().is_some() {
         return "invalid_argument";
     }
     match error.downcast_ref::<RunError<AttachError>>() {

@@ -14,6 +14,8 @@ mod daemon;
 mod json;
 #[path = "cli/mistakes.rs"]
 mod mistakes;
+#[path = "cli/peers.rs"]
+mod peers;
 #[path = "cli/reload.rs"]
 mod reload;
 #[path = "cli/run.rs"]

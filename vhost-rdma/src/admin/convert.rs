@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use tonic::{Code, Status};
 use vhost_rdma_proto::v1;
 
-use super::daemon::{Error, NicView};
+use super::daemon::{Error, NicView, PeersUpdate, Version};
 use super::users::{acl, acl_text, group_id, group_name, user_id, user_name};
 use crate::node::{self, AttachError, LimitsPatch, NicPatch, NicSpec, Session, SocketAccess};
 
@@ -23,9 +23,12 @@ fn code(error: &Error) -> Code {
             | E::VniTaken { .. }
             | E::MacTaken { .. }
             | E::AddressTaken { .. } => Code::AlreadyExists,
-            E::NetworkNotEmpty { .. } | E::DefaultNetwork | E::NoFreeVni => {
-                Code::FailedPrecondition
-            }
+            E::NetworkNotEmpty { .. }
+            | E::DefaultNetwork
+            | E::NoFreeVni
+            | E::PeerOfAnother { .. }
+            | E::OldPeers { .. }
+            | E::UnknownBase { .. } => Code::FailedPrecondition,
             E::Attach {
                 source: AttachError::SocketInUse { .. } | AttachError::Backing(_), ..
             } => Code::FailedPrecondition,
@@ -135,7 +138,25 @@ pub(super) fn peer(peer: &node::Peer) -> v1::Peer {
         address: peer.to_string(),
         through: peer.through.map(|host| host.to_string()).unwrap_or_default(),
         daemon: peer.daemon.clone().unwrap_or_default(),
+        source: peer.source.name().to_owned(),
     }
+}
+
+pub(super) fn peers_update(request: v1::ReplacePeersRequest) -> Result<PeersUpdate, Error> {
+    let v1::ReplacePeersRequest { network, version, base, add, remove } = request;
+    let network = if network.is_empty() { node::DEFAULT_NETWORK.to_owned() } else { network };
+    let of = |message: v1::Peer| {
+        if !message.network.is_empty() && message.network != network {
+            let why = "it is of another network";
+            return Err(node::Error::BadPeer { text: message.address, why }.into());
+        }
+        peer_of(&v1::Peer { network: network.clone(), ..message })
+    };
+    let add = add.into_iter().map(of).collect::<Result<_, Error>>()?;
+    let gone = remove.iter().map(|text| node::Peer::parse(&network, text, None));
+    let remove = gone.collect::<Result<_, _>>()?;
+    let version = version.map(|of| Version { epoch: of.epoch, generation: of.generation });
+    Ok(PeersUpdate { network, version, base, add, remove })
 }
 
 pub(super) fn nic(view: NicView) -> v1::Nic {

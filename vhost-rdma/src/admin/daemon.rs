@@ -5,17 +5,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(super) use self::peers::{PeersUpdate, Version};
 pub use self::reload::Reloaded;
 use super::store::{Store, StoreError};
 use super::users::{UserError, acl, group_id, user_id};
 use crate::config;
 use crate::mark;
 use crate::node::{
-    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Peer,
-    Registry, Saved, Session, SocketAccess,
+    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Registry,
+    Saved, Session, SocketAccess,
 };
 use crate::socket;
 
+mod peers;
 pub(super) mod reload;
 
 /// Why a request failed.
@@ -77,6 +79,14 @@ struct Known {
     registry: Registry,
     /// NICs that could not be served when the daemon started, and why.
     broken: BTreeMap<String, String>,
+    /// Which set of peers the controller gave each network in this run.
+    versions: BTreeMap<String, Version>,
+}
+
+impl Known {
+    const fn new(registry: Registry) -> Self {
+        Self { registry, broken: BTreeMap::new(), versions: BTreeMap::new() }
+    }
 }
 
 impl<B: Backend> Daemon<B> {
@@ -102,9 +112,9 @@ impl<B: Backend> Daemon<B> {
             nics_dir,
             store,
             changing: Mutex::new(()),
-            known: Mutex::new(Known { registry, broken: BTreeMap::new() }),
+            known: Mutex::new(Known::new(registry)),
         };
-        daemon.tell_peers(&daemon.known().registry);
+        daemon.tell_all_peers(&daemon.known().registry);
         for nic in nics {
             if let Err(error) = daemon.attach(&nic) {
                 tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
@@ -195,57 +205,12 @@ impl<B: Backend> Daemon<B> {
             .forget_network(network.vni)
             .map_err(|source| node::Error::Network { name: name.to_owned(), source })?;
         if let Err(error) = self.commit(registry) {
-            self.tell_peers(&self.known().registry);
+            self.tell_peers(&self.known().registry, name);
             return Err(error.into());
         }
+        self.known().versions.remove(name);
         tracing::info!(network = name, "network removed");
         Ok(network)
-    }
-
-    /// Tells the device layer the peers of every network.
-    fn tell_peers(&self, registry: &Registry) {
-        for network in registry.networks() {
-            let peers: Vec<Peer> = registry.peers(Some(&network.name)).cloned().collect();
-            self.backend.set_peers(network.vni, &peers);
-        }
-    }
-
-    /// Lets NICs of a network reach a peer.
-    ///
-    /// # Errors
-    /// The network does not exist, or the state cannot be kept.
-    pub fn add_peer(&self, peer: Peer) -> Result<Peer, Error> {
-        let (_alone, mut registry) = self.change();
-        registry.add_peer(peer.clone())?;
-        self.commit(registry.clone())?;
-        self.tell_peers(&registry);
-        tracing::info!(network = peer.network, %peer, "peer added");
-        Ok(peer)
-    }
-
-    /// Forbids it again; connections to it end.
-    ///
-    /// # Errors
-    /// There is no such peer, or the state cannot be kept.
-    pub fn remove_peer(&self, peer: &Peer) -> Result<(), Error> {
-        let (_alone, mut registry) = self.change();
-        registry.remove_peer(peer)?;
-        self.commit(registry.clone())?;
-        self.tell_peers(&registry);
-        tracing::info!(network = peer.network, %peer, "peer removed");
-        Ok(())
-    }
-
-    /// All peers, or those of one network.
-    ///
-    /// # Errors
-    /// The network does not exist.
-    pub fn peers(&self, network: Option<&str>) -> Result<Vec<Peer>, Error> {
-        let registry = &self.known().registry;
-        if let Some(network) = network {
-            registry.network(network)?;
-        }
-        Ok(registry.peers(network).cloned().collect())
     }
 
     /// Every network, with how many NICs it has.
@@ -452,6 +417,13 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
         registry
             .add_network(&network.name, None, true)
             .map_err(|error| configured("network", &network.name, error.into()))?;
+    }
+    for network in &file.networks {
+        for peer in &network.peers {
+            peers::of_file(&network.name, peer)
+                .and_then(|peer| registry.add_peer(peer).map_err(Into::into))
+                .map_err(|error| configured("network", &network.name, error))?;
+        }
     }
     for nic in &file.nics {
         let spec = spec_of(nic, &saved).map_err(|error| configured("NIC", &nic.name, error))?;

@@ -36,6 +36,9 @@ const LAST_CALLS: Duration = Duration::from_secs(2);
 /// Between attempts to accept a connection where that fails.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
+/// Bytes of a request: all the peers that a network may have.
+const REQUEST_MAX: usize = 32 << 20;
+
 /// How the daemon runs.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -416,7 +419,7 @@ async fn until_signal<B: Backend>(
     let mut int = signal(SignalKind::interrupt()).map_err(fault)?;
     let (stop, stopped) = oneshot::channel::<()>();
     let server = Server::builder()
-        .add_service(AdminServer::new(service))
+        .add_service(AdminServer::new(service).max_decoding_message_size(REQUEST_MAX))
         .serve_with_incoming_shutdown(Incoming { listener, pause: None }, async {
             // Either way, sent or dropped, it is time to stop.
             let _ = stopped.await;

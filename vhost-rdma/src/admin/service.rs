@@ -166,6 +166,19 @@ impl<B: Backend> Admin for Service<B> {
         .await
     }
 
+    async fn replace_peers(
+        &self,
+        request: Request<v1::ReplacePeersRequest>,
+    ) -> Result<Response<v1::ReplacePeersResponse>, Status> {
+        let request = request.into_inner();
+        self.call(move |daemon| {
+            let done = daemon.replace_peers(convert::peers_update(request)?)?;
+            let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+            Ok(v1::ReplacePeersResponse { added: count(done.added), removed: count(done.removed) })
+        })
+        .await
+    }
+
     async fn list_peers(
         &self,
         request: Request<v1::ListPeersRequest>,

@@ -1,16 +1,17 @@
 //! The way in: daemons that connect, and what they may say.
 //!
 //! A connection that has not shown a certificate of the authority yet is a stranger's. Strangers
-//! have 32 places of their own and five seconds, daemons have 64, and whoever comes always finds
-//! one (`places`): when there are too many, the oldest connection of whoever has the most is
-//! closed. Strangers are told apart by their address, of IPv6 by the 64 bits of its network;
-//! daemons by their certificate. That is:
+//! have 32 places of their own and five seconds, daemons have as many as the operator chose, and
+//! whoever comes always finds one (`places`): when there are too many, the oldest connection of
+//! whoever has the most is closed. Strangers are told apart by their address, of IPv6 by the 64 bits
+//! of its network; daemons by their certificate. That is:
 //!
 //! - Nothing that strangers do ends the connection of a daemon, or takes its place.
 //! - Strangers at fewer than 32 addresses keep no daemon at one of its own from its handshake,
 //!   however many connections they open.
-//! - A daemon that opens many connections loses its own. Where more than 64 daemons are connected
-//!   the oldest connection goes, and comes back when it has something to say.
+//! - A daemon that opens many connections loses its own: it has four at most, where one is enough.
+//!   Where more daemons are connected than there are places the oldest connection goes, and comes
+//!   back when it has something to say. Those that say nothing for two minutes go anyway.
 //!
 //! Not guaranteed is the handshake of a daemon at an address that strangers have as well (behind
 //! one NAT, say), or while strangers come from more addresses: then 32 newer connections in the
@@ -30,17 +31,18 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::Known;
 use super::frame::Decoder;
 use super::places::{Place, Places};
-use super::tls::{Identity, is_for};
+use super::tls::is_for;
 use crate::rnic::Directory;
 
 /// Connections that have not said yet who they are.
 pub(super) const STRANGERS: usize = 32;
 /// How long one may take to say that.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections of daemons.
-pub(super) const DAEMONS: usize = 64;
+/// Connections of one daemon: one, and what is left of those before.
+pub(super) const OF_ONE: usize = 4;
 /// How long one may say nothing: longer than the other side keeps a connection that carries
 /// nothing.
 const IDLE: Duration = Duration::from_secs(120);
@@ -49,19 +51,21 @@ type Certificate = CertificateDer<'static>;
 
 /// Who may come in, and how many.
 struct Door {
-    identity: watch::Receiver<Identity>,
+    identity: watch::Receiver<Known>,
     directory: Arc<Directory>,
-    daemons: Arc<Places<Vec<u8>>>,
+    /// Holders are told apart by their certificates.
+    daemons: Arc<Places<Arc<[u8]>>>,
 }
 
 /// Takes connections for ever.
 pub(super) async fn listen(
     listener: TcpListener,
-    identity: watch::Receiver<Identity>,
+    identity: watch::Receiver<Known>,
     directory: Arc<Directory>,
+    daemons: usize,
 ) {
-    let strangers = Places::new(STRANGERS);
-    let door = Arc::new(Door { identity, directory, daemons: Places::new(DAEMONS) });
+    let strangers = Places::new(STRANGERS, STRANGERS);
+    let door = Arc::new(Door { identity, directory, daemons: Places::new(daemons, OF_ONE) });
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -72,7 +76,7 @@ pub(super) async fn listen(
                 continue;
             }
         };
-        let place = strangers.take(origin(from));
+        let place = strangers.take(&origin(from));
         let door = door.clone();
         tokio::spawn(async move {
             if let Err(error) = door.serve(stream, from, place).await {
@@ -102,7 +106,9 @@ impl Door {
         mut stranger: Place<IpAddr>,
     ) -> io::Result<()> {
         let mut identity = self.identity.clone();
-        let acceptor = TlsAcceptor::from(identity.borrow_and_update().server.clone());
+        let server = identity.borrow_and_update().as_ref().map(|known| known.server.clone());
+        let Some(server) = server else { return Ok(()) };
+        let acceptor = TlsAcceptor::from(server);
         let stream = tokio::select! {
             made = timeout(HANDSHAKE, acceptor.accept(stream)) => made??,
             () = stranger.lost() => {
@@ -115,7 +121,7 @@ impl Door {
             let chain = session.peer_certificates().and_then(<[_]>::first);
             chain.cloned().ok_or(io::ErrorKind::PermissionDenied)?
         };
-        let mut place = self.daemons.take(certificate.to_vec());
+        let mut place = self.daemons.take(&certificate.as_ref().into());
         drop(stranger);
         tracing::debug!(%from, "another daemon is connected");
         tokio::select! {

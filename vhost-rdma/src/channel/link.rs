@@ -5,6 +5,11 @@
 //! connection manager sends again, and a daemon that hangs costs a share of each NIC that speaks to
 //! it and nobody's time. The share is of this queue alone, so a NIC that waits for one daemon still
 //! speaks to the others.
+//!
+//! There are as many connections as the operator chose, at most. A guest chooses whom it has
+//! something to say to, so where there are too many the oldest of the NIC that caused the most is
+//! closed (`places`), and what waited for it is lost: a NIC that speaks to a thousand daemons takes
+//! nobody's connection to the one it needs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +25,9 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::Known;
 use super::frame::Frame;
-use super::tls::Identity;
+use super::places::Places;
 use crate::node::host_and_port;
 use crate::rnic::{ForwardQuota, QuotaPermit};
 
@@ -31,6 +37,9 @@ const STEP: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(60);
 /// Between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// Links that have ended are looked for when there are so many, or twice as many as there were.
+const SWEEP: usize = 64;
 
 /// A message on its way.
 #[derive(Debug)]
@@ -67,16 +76,31 @@ impl Way {
 /// Hands messages to the connections of their daemons, until nobody sends any more.
 pub(super) async fn dispatch(
     mut queue: UnboundedReceiver<Outgoing>,
-    identity: watch::Receiver<Identity>,
+    identity: watch::Receiver<Known>,
+    daemons: usize,
 ) {
+    let places = Places::new(daemons, daemons);
     let mut links: BTreeMap<Arc<str>, Way> = BTreeMap::new();
+    let mut sweep = SWEEP;
     while let Some(Outgoing { daemon, frame, permit }) = queue.recv().await {
-        // Only names of peer entries come here; those that are no longer used end by themselves.
-        links.retain(|_, way| !way.queue.is_closed());
+        // Only names of peer entries come here; links that are no longer used end by themselves.
+        if links.get(&daemon).is_some_and(|way| way.queue.is_closed()) {
+            links.remove(&daemon);
+        }
+        if links.len() >= sweep {
+            links.retain(|_, way| !way.queue.is_closed());
+            sweep = SWEEP.max(2 * links.len());
+        }
         let way = links.entry(daemon.clone()).or_insert_with(|| {
             let (way, queue) = Way::new();
             let link = Link { daemon, identity: identity.clone(), queue };
-            tokio::spawn(link.run());
+            let mut place = places.take(&permit.whose());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = link.run() => {}
+                    () = place.lost() => tracing::debug!("too many connections to other daemons"),
+                }
+            });
             way
         });
         if !way.put(frame, &permit) {
@@ -89,7 +113,7 @@ pub(super) async fn dispatch(
 
 struct Link {
     daemon: Arc<str>,
-    identity: watch::Receiver<Identity>,
+    identity: watch::Receiver<Known>,
     queue: UnboundedReceiver<Waiting>,
 }
 
@@ -118,9 +142,10 @@ impl Link {
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
         let (host, port) = host_and_port(&self.daemon).ok_or_else(wrong)?;
         let name = ServerName::try_from(host.to_owned()).map_err(|_| wrong())?;
+        let config = self.identity.borrow_and_update().as_ref().map(|known| known.client.clone());
+        let config = config.ok_or_else(|| io::Error::other("there is no certificate yet"))?;
         let stream = timeout(STEP, TcpStream::connect((host, port))).await??;
         stream.set_nodelay(true)?;
-        let config = self.identity.borrow_and_update().client.clone();
         let connector = TlsConnector::from(config);
         timeout(STEP, connector.connect(name, stream)).await?
     }

@@ -22,6 +22,8 @@ mod inbound;
 mod link;
 mod places;
 #[cfg(test)]
+mod rotation;
+#[cfg(test)]
 mod tests;
 mod tls;
 
@@ -41,6 +43,9 @@ use self::tls::Identity;
 use crate::cm::Mad;
 use crate::rnic::{Carrier, Directory, NicQuota};
 
+/// Who this daemon is, once that is known.
+type Known = Option<Identity>;
+
 /// How the channel runs.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -48,6 +53,20 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Who this one is.
     pub files: Files,
+    /// Connections with daemons, in each direction, at most.
+    pub daemons: usize,
+    /// The certificate may come later: until then nobody is spoken with.
+    pub wait: bool,
+}
+
+impl Settings {
+    /// Who this one is, as far as that is known.
+    fn identity(&self) -> Result<Option<Identity>, TlsError> {
+        if self.wait && !self.files.cert.exists() {
+            return Ok(None);
+        }
+        Identity::load(&self.files).map(Some)
+    }
 }
 
 /// Why there is no channel.
@@ -79,7 +98,7 @@ pub enum ChannelError {
 /// Gives the channel other certificates while it runs.
 #[derive(Clone)]
 pub struct Renewal {
-    identity: watch::Sender<Identity>,
+    identity: watch::Sender<Known>,
 }
 
 impl fmt::Debug for Renewal {
@@ -90,8 +109,8 @@ impl fmt::Debug for Renewal {
 
 /// Certificates that were read and fit each other.
 pub struct Renewed {
-    to: watch::Sender<Identity>,
-    identity: Identity,
+    to: watch::Sender<Known>,
+    identity: Known,
 }
 
 impl fmt::Debug for Renewed {
@@ -105,8 +124,11 @@ impl Renewal {
     ///
     /// # Errors
     /// They cannot be used.
-    pub fn read(&self, files: &Files) -> Result<Renewed, TlsError> {
-        Ok(Renewed { to: self.identity.clone(), identity: Identity::load(files)? })
+    pub fn read(&self, settings: &Settings) -> Result<Renewed, TlsError> {
+        // One that went is no reason to forget it.
+        let may_wait = settings.wait && self.identity.borrow().is_none();
+        let settings = Settings { wait: may_wait, ..settings.clone() };
+        Ok(Renewed { to: self.identity.clone(), identity: settings.identity()? })
     }
 }
 
@@ -116,7 +138,8 @@ impl Renewed {
     pub fn take_effect(self) -> bool {
         let new = self.identity;
         self.to.send_if_modified(|identity| {
-            let differ = identity.held != new.held;
+            let held = |identity: &Known| identity.as_ref().map(|known| known.held.clone());
+            let differ = held(identity) != held(&new);
             if differ {
                 *identity = new;
             }
@@ -158,8 +181,12 @@ impl Channel {
     /// # Errors
     /// See [`ChannelError`].
     pub fn start(settings: &Settings, directory: &Arc<Directory>) -> Result<Self, ChannelError> {
-        let identity = Identity::load(&settings.files)?;
-        let address = settings.listen;
+        let identity = settings.identity()?;
+        if identity.is_none() {
+            let cert = settings.files.cert.display();
+            tracing::warn!(%cert, "no certificate yet: nobody is spoken with until it is read");
+        }
+        let (address, daemons) = (settings.listen, settings.daemons);
         let listening = |source| ChannelError::Listen { address, source };
         let listener = std::net::TcpListener::bind(address).map_err(listening)?;
         listener.set_nonblocking(true).map_err(listening)?;
@@ -177,11 +204,11 @@ impl Channel {
             runtime.block_on(async move {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
-                        tokio::spawn(inbound::listen(listener, known_as.clone(), theirs));
+                        tokio::spawn(inbound::listen(listener, known_as.clone(), theirs, daemons));
                     }
                     Err(error) => tracing::error!(%error, "other daemons cannot connect"),
                 }
-                tokio::spawn(link::dispatch(waiting, known_as));
+                tokio::spawn(link::dispatch(waiting, known_as, daemons));
                 // Either way, sent or dropped, it is time to stop.
                 let _ = stopped.await;
             });

@@ -19,6 +19,8 @@ use crate::rnic::{PER_NIC, Peer, Remote};
 use crate::transport::Gid;
 
 const HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// Connections of daemons, where a test asks for no other number.
+const DAEMONS: usize = 64;
 const STRANGE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 /// More than there are places for strangers and daemons together.
 const MANY: usize = 300;
@@ -59,14 +61,18 @@ fn a_flood_of_datagrams_takes_no_other_nics_place() {
     assert_eq!(ahead, Some(flooders.len() * PER_NIC), "it waits for a share of each, no more");
 }
 
-/// Two certificates for the same host, by an authority of their own.
+/// Certificates for the same host, by an authority of their own.
 struct Certified {
     _dir: tempfile::TempDir,
-    identities: [Identity; 2],
+    identities: Vec<Identity>,
 }
 
 impl Certified {
     fn new() -> Self {
+        Self::many(2)
+    }
+
+    fn many(count: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, pem: String| -> PathBuf {
             let path = dir.path().join(name);
@@ -78,13 +84,14 @@ impl Certified {
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca = write("ca.pem", authority.self_signed(&key).unwrap().pem());
         let issuer = Issuer::new(authority, key);
-        let identities = std::array::from_fn(|n| {
+        let identity = |n| {
             let key = KeyPair::generate().unwrap();
             let own = CertificateParams::new(vec![HOST.to_string()]).unwrap();
             let cert = write(&format!("{n}.pem"), own.signed_by(&key, &issuer).unwrap().pem());
             let key = write(&format!("{n}.key"), key.serialize_pem());
             Identity::load(&Files { cert, key, ca: ca.clone() }).unwrap()
-        });
+        };
+        let identities = (0..count).map(identity).collect();
         Self { _dir: dir, identities }
     }
 }
@@ -94,12 +101,15 @@ struct Listening {
     at: SocketAddr,
     certified: Certified,
     inbox: Arc<Inbox>,
-    identity: watch::Sender<Identity>,
+    identity: watch::Sender<Known>,
 }
 
 impl Listening {
     async fn new() -> Self {
-        let certified = Certified::new();
+        Self::with(Certified::new(), DAEMONS).await
+    }
+
+    async fn with(certified: Certified, daemons: usize) -> Self {
         let inbox = Arc::new(Inbox::new(Arc::new(|| {})));
         let directory: Arc<Directory> = Arc::default();
         directory.add_holder(("rxe0", 7, gid(2)), gid(2), inbox.clone());
@@ -109,8 +119,8 @@ impl Listening {
         directory.set_peers(7, vec![Peer { address, prefix_len: 32, through, remote }]);
         let listener = TcpListener::bind((HOST, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
-        let (identity, known_as) = watch::channel(certified.identities[0].clone());
-        tokio::spawn(inbound::listen(listener, known_as, directory));
+        let (identity, known_as) = watch::channel(Some(certified.identities[0].clone()));
+        tokio::spawn(inbound::listen(listener, known_as, directory, daemons));
         Self { at, certified, inbox, identity }
     }
 
@@ -214,11 +224,74 @@ async fn a_daemon_that_opens_many_connections_loses_its_own() {
     let listening = Listening::new().await;
     let mut stream = listening.connect().await.unwrap();
     let mut held = Vec::new();
-    for _ in 0..inbound::DAEMONS + 6 {
+    for _ in 0..inbound::OF_ONE + 6 {
         held.push(listening.connect_by(1).await.expect("a daemon finds a place"));
     }
     assert!(listening.brings(&mut stream, 1).await);
-    assert_eq!(open(&mut held).await, inbound::DAEMONS - 1);
+    assert_eq!(open(&mut held).await, inbound::OF_ONE);
+}
+
+#[tokio::test]
+async fn a_hundred_daemons_are_heard_at_once() {
+    let listening = Listening::with(Certified::many(100), 100).await;
+    let mut held = Vec::new();
+    for n in 0..100 {
+        held.push(listening.connect_by(n).await.expect("a daemon finds a place"));
+    }
+    for (stream, first) in held.iter_mut().zip(0..) {
+        assert!(listening.brings(stream, first).await, "daemon {first}");
+    }
+}
+
+#[tokio::test]
+async fn there_are_as_many_daemons_as_the_operator_chose() {
+    let listening = Listening::with(Certified::many(12), 5).await;
+    let mut held = Vec::new();
+    for n in 0..12 {
+        held.push(listening.connect_by(n).await.expect("a daemon finds a place"));
+    }
+    assert_eq!(open(&mut held).await, 5);
+    let newest = held.last_mut().unwrap();
+    assert!(listening.brings(newest, 1).await, "the newest has its place");
+}
+
+#[tokio::test]
+async fn a_nic_that_speaks_to_many_daemons_takes_no_other_nics_connection() {
+    let certified = Certified::new();
+    let listener = TcpListener::bind((HOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (queue, waiting) = mpsc::unbounded_channel();
+    let out = Out { queue };
+    let (_identity, known_as) = watch::channel(Some(certified.identities[0].clone()));
+    tokio::spawn(link::dispatch(waiting, known_as, 3));
+    let (flooder, bystander) = (NicQuota::default(), NicQuota::default());
+    // Every address of 127.0.0.0/8 is the listener's; it says nothing, and so TLS never begins.
+    let any = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
+    let many = any.local_addr().unwrap().port();
+    let daemon: Arc<str> = format!("{HOST}:{port}").into();
+    assert!(out.carry(&bystander, &daemon, "net", mad(3, 0)));
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    let mut flood = Vec::new();
+    for n in 1..20 {
+        let daemon: Arc<str> = format!("127.0.1.{n}:{many}").into();
+        assert!(out.carry(&flooder, &daemon, "net", mad(1, 0)));
+        flood.push(any.accept().await.unwrap().0);
+    }
+    let hello = |stream: TcpStream| async move {
+        // The beginning of TLS is there; what follows is nothing, or the end.
+        let (mut stream, mut bytes) = (stream, [0; 4096]);
+        let first = stream.read(&mut bytes).await.unwrap_or(0);
+        let more = timeout(Duration::from_millis(200), stream.read(&mut bytes)).await;
+        first > 0 && more.is_err()
+    };
+    let mut there = 0;
+    for stream in flood {
+        there += usize::from(hello(stream).await);
+    }
+    assert_eq!(there, 2, "as many as are left");
+    let mut bytes = [0; 4096];
+    assert!(theirs.read(&mut bytes).await.unwrap() > 0);
+    assert_eq!(open(std::slice::from_mut(&mut theirs)).await, 1, "the bystander's is there");
 }
 
 #[tokio::test]
@@ -228,7 +301,7 @@ async fn certificates_that_are_renewed_end_connections_by_the_old_ones() {
     assert!(listening.brings(&mut stream, 1).await);
     // Another authority: whoever has a certificate of the old one is a stranger now.
     let other = Certified::new();
-    listening.identity.send_replace(other.identities[0].clone());
+    listening.identity.send_replace(Some(other.identities[0].clone()));
     assert_eq!(open(std::slice::from_mut(&mut stream)).await, 0, "it is not spoken with any more");
     let mut refused = listening.connect().await;
     let entered = match &mut refused {

@@ -162,9 +162,17 @@ pub struct ServeArgs {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "cm_listen")]
     pub cm_key: Option<PathBuf>,
-    /// The authority that all daemons have their certificates of (PEM)
+    /// The authority that all daemons have their certificates of (PEM); both in one file while a
+    /// new one takes the place of the old
     #[arg(long, value_name = "FILE", requires = "cm_listen")]
     pub cm_ca: Option<PathBuf>,
+    /// Connections with other daemons, in each direction, at most; idle ones are closed anyway
+    /// [default: 1024]
+    #[arg(long, value_name = "N", requires = "cm_listen")]
+    pub cm_daemons: Option<u32>,
+    /// Start although the certificate is not there yet; `reload` takes it up
+    #[arg(long, requires = "cm_listen")]
+    pub cm_wait: bool,
     /// A port at which third-party hosts reach guests on RNICs by rdma_cm, on all addresses of this
     /// host; may be given again
     #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -223,6 +231,24 @@ pub enum PeerCommand {
         /// The network
         #[arg(long, default_value = "default")]
         network: String,
+    },
+    /// Replace the set of peers that the cluster's controller gives a network: all of it or nothing
+    ///
+    /// What was added with `peer add`, or stands in the configuration file, stays.
+    Replace {
+        /// The network
+        #[arg(long, default_value = "default")]
+        network: String,
+        /// The set as `peer list --json` prints it: a list of {"address", "through", "daemon"}; `-`
+        /// is standard input
+        #[arg(long, value_name = "FILE")]
+        file: PathBuf,
+        /// Which set it is: one with a smaller generation of the same epoch is refused
+        #[arg(long, value_name = "N")]
+        generation: Option<u64>,
+        /// Of which count; generations of different ones are not compared
+        #[arg(long, value_name = "N", default_value_t = 0, requires = "generation")]
+        epoch: u64,
     },
     /// Show all peers
     List {

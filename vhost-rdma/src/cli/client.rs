@@ -17,6 +17,9 @@ use crate::node::SOCKET_PATH_MAX;
 /// instant.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of an answer. It is our own daemon's, which may have many peers.
+const ANSWER_MAX: usize = 256 << 20;
+
 /// A client of the daemon behind `path`.
 pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure> {
     let length = path.as_os_str().len();
@@ -46,7 +49,7 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
         .connect_with_connector(connector)
         .await
         .map_err(|error| Failure::silent(&error.to_string()))?;
-    Ok(AdminClient::new(channel))
+    Ok(AdminClient::new(channel).max_decoding_message_size(ANSWER_MAX))
 }
 
 fn unreachable(path: &Path, error: &io::Error) -> Failure {

@@ -12,9 +12,10 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
 use super::view::{
-    Changed, Network, Nic, Peer, Reloaded, Removed, Status, Versions, print, print_json, show,
+    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Status, Versions, print,
+    print_json, show,
 };
-use super::{Failure, client, vf};
+use super::{Failure, client, peer_set, vf};
 use crate::config;
 
 /// Runs any command but `serve`.
@@ -131,13 +132,21 @@ async fn peer(
     match command {
         PeerCommand::Add { address, network, through, daemon } => {
             let (through, daemon) = (through.unwrap_or_default(), daemon.unwrap_or_default());
-            let added = client.add_peer(v1::Peer { network, address, through, daemon }).await?;
+            let added = client
+                .add_peer(v1::Peer { network, address, through, daemon, ..v1::Peer::default() })
+                .await?;
             show(json, &Peer::from(added.into_inner()))
         }
         PeerCommand::Rm { address, network } => {
             let gone = v1::Peer { network, address: address.clone(), ..v1::Peer::default() };
             client.remove_peer(gone).await?;
             show(json, &removed(address, String::new()))
+        }
+        PeerCommand::Replace { network, file, generation, epoch } => {
+            let add = peer_set::read(&file)?;
+            let version = generation.map(|generation| v1::PeersVersion { epoch, generation });
+            let request = v1::ReplacePeersRequest { network, version, add, ..Default::default() };
+            show(json, &PeersReplaced::from(client.replace_peers(request).await?.into_inner()))
         }
         PeerCommand::List { network } => {
             let network = network.unwrap_or_default();

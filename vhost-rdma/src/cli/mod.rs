@@ -12,6 +12,7 @@ mod args;
 mod client;
 mod commands;
 mod error;
+mod peer_set;
 mod vf;
 mod view;
 

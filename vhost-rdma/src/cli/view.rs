@@ -64,6 +64,7 @@ type ObjectsMessage = v1::Objects;
 type StatusMessage = v1::GetStatusResponse;
 type NetworkMessage = v1::Network;
 type PeerMessage = v1::Peer;
+type ReplacedMessage = v1::ReplacePeersResponse;
 
 mirror!(Limits from LimitsMessage {
     max_contexts: u32, max_pds: u32, max_mrs: u32, max_mr_bytes: u64, max_kept_bytes: u64,
@@ -81,7 +82,10 @@ mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,
     nics_ready: u32, ephemeral: bool, instance: String,
 });
-mirror!(Peer from PeerMessage { network: String, address: String, through: String, daemon: String });
+mirror!(Peer from PeerMessage {
+    network: String, address: String, through: String, daemon: String, source: String,
+});
+mirror!(PeersReplaced from ReplacedMessage { added: u32, removed: u32 });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
 
 impl Nic {
@@ -281,11 +285,18 @@ impl Show for Peer {
     }
 }
 
+impl Show for PeersReplaced {
+    fn text(&self) -> String {
+        columns(&self.rows())
+    }
+}
+
 impl Show for Vec<Peer> {
     fn text(&self) -> String {
-        let head = ["NETWORK", "ADDRESS", "THROUGH", "DAEMON"].map(str::to_owned);
+        let head = ["NETWORK", "ADDRESS", "THROUGH", "DAEMON", "SOURCE"].map(str::to_owned);
         let row = |peer: &Peer| {
-            [&peer.network, &peer.address, &peer.through, &peer.daemon].map(String::clone)
+            [&peer.network, &peer.address, &peer.through, &peer.daemon, &peer.source]
+                .map(String::clone)
         };
         columns(&std::iter::once(head).chain(self.iter().map(row)).collect::<Vec<_>>())
     }

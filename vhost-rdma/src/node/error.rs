@@ -204,6 +204,56 @@ pub enum Error {
         /// The network.
         network: String,
     },
+    /// Somebody else named it.
+    #[error(
+        "peer {peer} of network {network:?} was not added by hand, but {by}; it can be taken away only there"
+    )]
+    PeerOfAnother {
+        /// As given.
+        peer: String,
+        /// The network.
+        network: String,
+        /// Who named it, in words.
+        by: &'static str,
+    },
+    /// Twice in one set.
+    #[error("peer {peer} is in the set twice; leave one of them out")]
+    PeerTwice {
+        /// The prefix.
+        peer: String,
+    },
+    /// Too many.
+    #[error(
+        "network {network:?} cannot have {count} peers: {most} are the most; name larger prefixes"
+    )]
+    TooManyPeers {
+        /// The network.
+        network: String,
+        /// It would have.
+        count: usize,
+        /// It may have.
+        most: usize,
+    },
+    /// Older than what is there.
+    #[error(
+        "the peers of network {network:?} are of generation {held} already, and {given} is not after it; nothing has changed"
+    )]
+    OldPeers {
+        /// The network.
+        network: String,
+        /// What is there.
+        held: u64,
+        /// What came.
+        given: u64,
+    },
+    /// A change of a set that is not there.
+    #[error(
+        "the daemon does not have the set of network {network:?} that this is a change of; give the whole set"
+    )]
+    UnknownBase {
+        /// The network.
+        network: String,
+    },
     /// Longer than `sun_path`.
     #[error(
         "the socket path {path} has {length} bytes, a unix socket allows {}; use a shorter NIC name, or a shorter --runtime-dir for the daemon",

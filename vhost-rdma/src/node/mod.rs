@@ -25,6 +25,7 @@ mod error;
 mod mac;
 mod name;
 mod peer;
+mod peer_set;
 mod registry;
 mod types;
 
@@ -35,7 +36,8 @@ pub use dataplane::{Connection, Dataplane, Ending};
 pub use error::Error;
 pub use mac::MacAddr;
 pub use name::{check_name, near};
-pub use peer::{Peer, host_and_port};
+pub use peer::{Peer, PeerSource, host_and_port};
+pub use peer_set::{PEERS_MAX, PeerChange, Replaced};
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
     BadGuests, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,

@@ -5,7 +5,35 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Registry};
+use super::Error;
+
+/// Who named a peer. Each has entries of its own, and takes away none of another's; where two name
+/// the same prefix, the first of these counts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerSource {
+    /// Somebody, one at a time.
+    #[default]
+    Hand,
+    /// The configuration file.
+    File,
+    /// Who gives the whole set of a network: the cluster's controller, by the node's agent.
+    Controller,
+}
+
+impl PeerSource {
+    /// As users see it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hand => "hand",
+            Self::File => "file",
+            Self::Controller => "controller",
+        }
+    }
+}
 
 /// Addresses that NICs of a network on an RNIC may connect to. NICs on the daemon's own engine
 /// never leave the host.
@@ -22,6 +50,9 @@ pub struct Peer {
     /// The daemon that serves it, as `HOST:PORT`, if one of ours does.
     #[serde(default)]
     pub daemon: Option<String>,
+    /// Who named it.
+    #[serde(default)]
+    pub source: PeerSource,
 }
 
 impl fmt::Display for Peer {
@@ -91,7 +122,14 @@ impl Peer {
                 })
             })
             .transpose()?;
-        Ok(Self { network: network.to_owned(), address, prefix_len, through, daemon: None })
+        let network = network.to_owned();
+        Ok(Self { network, address, prefix_len, through, daemon: None, source: PeerSource::Hand })
+    }
+
+    /// The same, named by another.
+    #[must_use]
+    pub fn named_by(self, source: PeerSource) -> Self {
+        Self { source, ..self }
     }
 
     /// The same, served by the daemon at `HOST:PORT`.
@@ -101,44 +139,6 @@ impl Peer {
     pub fn served_by(self, daemon: &str) -> Result<Self, Error> {
         host_and_port(daemon).ok_or_else(|| Error::BadDaemon { text: daemon.to_owned() })?;
         Ok(Self { daemon: Some(daemon.to_owned()), ..self })
-    }
-}
-
-impl Registry {
-    /// All peers, or those of one network.
-    pub fn peers<'a>(&'a self, network: Option<&'a str>) -> impl Iterator<Item = &'a Peer> {
-        self.peers.iter().filter(move |peer| network.is_none_or(|name| peer.network == name))
-    }
-
-    /// Lets the NICs of a network reach a peer; one that was there before is replaced.
-    ///
-    /// # Errors
-    /// The network does not exist.
-    pub fn add_peer(&mut self, peer: Peer) -> Result<(), Error> {
-        self.network(&peer.network)?;
-        self.forget_peer(&peer);
-        self.peers.insert(peer);
-        Ok(())
-    }
-
-    /// Forbids it again.
-    ///
-    /// # Errors
-    /// There is no such network or peer.
-    pub fn remove_peer(&mut self, peer: &Peer) -> Result<(), Error> {
-        self.network(&peer.network)?;
-        if self.forget_peer(peer) {
-            Ok(())
-        } else {
-            Err(Error::NoSuchPeer { peer: peer.to_string(), network: peer.network.clone() })
-        }
-    }
-
-    fn forget_peer(&mut self, peer: &Peer) -> bool {
-        let before = self.peers.len();
-        let key = |peer: &Peer| (peer.network.clone(), peer.address, peer.prefix_len);
-        self.peers.retain(|other| key(other) != key(peer));
-        self.peers.len() < before
     }
 }
 
@@ -169,33 +169,5 @@ mod tests {
         {
             assert!(peer().served_by(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn a_peer_is_of_its_network_and_goes_with_it() {
-        let mut registry = Registry::new("/run".into());
-        let peer =
-            |network: &str, through| Peer::parse(network, "10.0.0.5", through).expect("good");
-        assert!(matches!(registry.add_peer(peer("blue", None)), Err(Error::NoSuchNetwork { .. })));
-        registry.add_network("blue", None, false).expect("new");
-        registry.add_peer(peer("blue", None)).expect("new");
-        registry.add_peer(peer("blue", Some("192.0.2.1"))).expect("replaced");
-        registry.add_peer(peer("default", None)).expect("of another network");
-        assert_eq!(registry.peers(None).count(), 2);
-        assert!(registry.peers(Some("blue")).all(|peer| peer.through.is_some()));
-        let saved = registry.save();
-        let mut restored = Registry::new("/run".into());
-        restored.restore(saved).expect("its own state");
-        assert_eq!(
-            restored.peers(None).collect::<Vec<_>>(),
-            registry.peers(None).collect::<Vec<_>>()
-        );
-        registry.remove_network("blue").expect("empty");
-        assert_eq!(registry.peers(None).count(), 1);
-        registry.remove_peer(&peer("default", None)).expect("there");
-        assert!(matches!(
-            registry.remove_peer(&peer("default", None)),
-            Err(Error::NoSuchPeer { .. })
-        ));
     }
 }

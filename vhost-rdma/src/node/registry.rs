@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::name::{check_name, near};
+use super::peer_set::PeerSets;
 use super::types::{
     COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, Guests, LimitsPatch,
     NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
@@ -69,7 +70,7 @@ pub struct Saved {
     pub networks: Vec<NetworkConfig>,
     /// Every NIC.
     pub nics: Vec<NicConfig>,
-    /// Every peer.
+    /// Every peer, but for those of the configuration file.
     #[serde(default)]
     pub peers: Vec<Peer>,
     /// The VNI that was last given to a network that named none.
@@ -83,7 +84,7 @@ pub struct Registry {
     nics_dir: PathBuf,
     networks: BTreeMap<String, NetworkConfig>,
     nics: BTreeMap<String, NicConfig>,
-    pub(super) peers: BTreeSet<Peer>,
+    pub(super) peers: PeerSets,
     /// The VNI that was last given to a network that named none.
     last_vni: u32,
 }
@@ -99,7 +100,7 @@ impl Registry {
             nics_dir,
             networks: BTreeMap::from([(default.name.clone(), default)]),
             nics: BTreeMap::new(),
-            peers: BTreeSet::new(),
+            peers: PeerSets::default(),
             last_vni: DEFAULT_VNI,
         }
     }
@@ -210,7 +211,7 @@ impl Registry {
             return Err(Error::DefaultNetwork);
         }
         self.networks.remove(name);
-        self.peers.retain(|peer| peer.network != name);
+        self.peers.forget(name);
         Ok(network)
     }
 
@@ -354,7 +355,7 @@ impl Registry {
         Saved {
             networks: self.networks.values().cloned().collect(),
             nics: self.nics.values().cloned().collect(),
-            peers: self.peers.iter().cloned().collect(),
+            peers: self.peers.saved(),
             last_vni: self.last_vni,
         }
     }

@@ -34,6 +34,10 @@ impl Transport for Local {
         }
     }
 
+    fn ask_ahead(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Option<u64> {
+        fabric.responder(request.flow.source, &request.flow.dest_gid)?.ask_ahead(request)
+    }
+
     fn completed(&mut self) -> Option<Completed> {
         None
     }

@@ -234,6 +234,10 @@ pub trait Responder {
     /// memory demand.
     fn receive(&mut self, request: &Request<'_>) -> Outcome;
 
+    /// Asks the owner of the memory for its part of a piece whose turn has not come: the job's
+    /// number. `None`, and nothing has changed: there is no such owner, or the piece is not good.
+    fn ask_ahead(&mut self, request: &Request<'_>) -> Option<u64>;
+
     /// Gives a datagram to those of its group here from number `first` on, to `most` at the most:
     /// how many that were, and whether the requester's own memory faulted. Fewer than `most`: there
     /// are no more.
@@ -259,6 +263,11 @@ pub trait Fabric {
 pub trait Transport {
     /// Brings one request to its responder.
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome;
+
+    /// Asks ahead, as [`Responder::ask_ahead`] does, where the transport can.
+    fn ask_ahead(&mut self, _: &mut dyn Fabric, _: &Request<'_>) -> Option<u64> {
+        None
+    }
 
     /// Answers that became known since the last call; called once per round of the shard.
     fn completed(&mut self) -> Option<Completed>;

@@ -40,6 +40,13 @@ impl<B: Backend> Daemon<B> {
         for network in new.networks().filter(|network| old.network(&network.name).is_err()) {
             done.changed.push(format!("network {:?} added", network.name));
         }
+        for network in new.networks() {
+            let peers = new.effective_peers(&network.name);
+            if peers != old.effective_peers(&network.name) {
+                self.backend.set_peers(network.vni, &peers);
+                done.changed.push(format!("peers of network {:?} changed", network.name));
+            }
+        }
         let mut refused = Vec::new();
         for nic in new.nics() {
             let broken = self.known().broken.contains_key(&nic.name);
