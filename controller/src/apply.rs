@@ -56,20 +56,25 @@ pub fn name(write: &Write) -> &'static str {
         Write::BlockStatus(_) => "block_status",
         Write::DeleteBlock(..) => "delete_block",
         Write::TenantStatus(_) => "tenant_status",
+        Write::ExpireReservations(..) => "expire_reservations",
         Write::PolicyStatus(_) => "policy_status",
         Write::ClassStatus(_) => "class_status",
         Write::NicStatus(_) => "nic_status",
         Write::ApplyAttachment(_) => "apply_attachment",
         Write::DeleteAttachment(_) => "delete_attachment",
         Write::Evict { .. } => "evict",
+        Write::Authority(..) => "authority",
+        Write::PublishRoots(..) => "publish_roots",
+        Write::GrantRequest { .. } => "grant_request",
+        Write::RefuseRequest { .. } => "refuse_request",
     }
 }
 
 /// Does writes.
 #[derive(Clone)]
 pub struct Writer {
-    client: Client,
-    namespace: String,
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
 }
 
 impl Debug for Writer {
@@ -78,9 +83,9 @@ impl Debug for Writer {
     }
 }
 
-type Done = Result<Outcome, kube::Error>;
+pub(crate) type Done = Result<Outcome, kube::Error>;
 
-fn post() -> PostParams {
+pub(crate) fn post() -> PostParams {
     PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() }
 }
 
@@ -90,7 +95,7 @@ fn exactly(uid: Option<String>, version: Option<String>) -> DeleteParams {
 }
 
 /// A conflict, and an object that is there already or gone already, are no failures.
-fn outcome<T>(result: Result<T, kube::Error>) -> Done {
+pub(crate) fn outcome<T>(result: Result<T, kube::Error>) -> Done {
     match result {
         Ok(_) => Ok(Outcome::Done),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Outcome::Conflict),
@@ -160,6 +165,7 @@ impl Writer {
             Write::BlockStatus(o) => self.status::<RdmaIPBlock>(&o).await,
             Write::DeleteBlock(o, guard) => self.delete::<RdmaIPBlock>(&o, Some(&guard)).await,
             Write::TenantStatus(o) => self.status::<RdmaTenant>(&stamp!(o)).await,
+            Write::ExpireReservations(tenant, uids) => self.expire(tenant, &uids).await,
             Write::PolicyStatus(o) => self.status::<RdmaNodePolicy>(&stamp!(o)).await,
             Write::ClassStatus(o) => self.status::<RdmaNicClass>(&stamp!(o)).await,
             Write::NicStatus(o) => {
@@ -176,6 +182,14 @@ impl Writer {
                 outcome(self.attachments().delete(&o.name, &exactly(Some(o.uid), None)).await)
             }
             Write::Evict { namespace, pod, uid } => self.evict(&namespace, &pod, &uid).await,
+            Write::Authority(step, version) => self.authority(step, &version).await,
+            Write::PublishRoots(roots, version) => self.publish(&roots, &version).await,
+            Write::GrantRequest { request, asked, proof, life } => {
+                self.grant(&request, &asked, proof.as_ref(), life).await
+            }
+            Write::RefuseRequest { request, reason, message } => {
+                self.refuse(&request, reason, &message).await
+            }
         }
     }
 
@@ -216,6 +230,27 @@ impl Writer {
         }
         let params = exactly(object.uid(), object.resource_version());
         outcome(self.all::<K>().delete(&object.name_any(), &params).await)
+    }
+
+    /// Takes places of pods that are gone, or have ended, out of a tenant's status.
+    async fn expire(&self, mut tenant: RdmaTenant, uids: &[String]) -> Done {
+        let status = tenant.status.get_or_insert_default();
+        let mut gone = Vec::new();
+        for place in status.reserved.iter().filter(|place| uids.contains(&place.pod_uid)) {
+            let pods: Api<Pod> = Api::namespaced(self.client.clone(), &place.namespace);
+            let found = pods.get_opt(&place.pod).await?;
+            let found = found.filter(|pod| pod.uid().as_ref() == Some(&place.pod_uid));
+            let phase = found.map(|pod| pod.status.and_then(|status| status.phase));
+            let ended = |phase: &str| ["Succeeded", "Failed"].contains(&phase);
+            if phase.is_none_or(|phase| phase.as_deref().is_some_and(ended)) {
+                gone.push(place.pod_uid.clone());
+            }
+        }
+        if gone.is_empty() {
+            return Ok(Outcome::Done);
+        }
+        status.reserved.retain(|place| !gone.contains(&place.pod_uid));
+        self.status::<RdmaTenant>(&tenant).await
     }
 
     /// Asks the API server itself: a read without a version is answered by a quorum.

@@ -47,6 +47,12 @@ pub struct ServeArgs {
     /// Health (/healthz, /readyz) and metrics (/metrics) over HTTP
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9747")]
     pub http: SocketAddr,
+    /// Where agents follow where the addresses of their networks are, over TLS
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9748")]
+    pub peers: SocketAddr,
+    /// Where the API server asks whether a pod may have its NICs, over TLS
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9749")]
+    pub admission: SocketAddr,
     /// Seconds that a node may be gone from the cluster before its address blocks go to others
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -55,6 +61,22 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub network_deadline: u64,
+    /// The account of the nodes' agents, as the API server calls it; absent: `vhost-rdma-agent` of
+    /// the namespace
+    #[arg(long, value_name = "USER")]
+    pub agent: Option<String>,
+    /// Believe an agent whose token says neither its node nor its pod: any agent can then have a
+    /// certificate for any node
+    #[arg(long)]
+    pub unproven_agents: bool,
+    /// Seconds that a node's certificate holds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400,
+        value_parser = clap::value_parser!(u64).range(600..=2_592_000))]
+    pub certificate_life: u64,
+    /// Seconds that a new root is published before it signs
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600,
+        value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub root_grace: u64,
     /// How many objects are written at a time
     #[arg(long, value_name = "N", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -81,6 +103,12 @@ impl ServeArgs {
             namespace: self.namespace.clone(),
             node_grace: Duration::from_secs(self.node_grace),
             network_deadline: Duration::from_secs(self.network_deadline),
+            agent: self.agent.clone().unwrap_or_else(|| {
+                format!("system:serviceaccount:{}:vhost-rdma-agent", self.namespace)
+            }),
+            unproven: self.unproven_agents,
+            certificate_life: Duration::from_secs(self.certificate_life),
+            root_grace: Duration::from_secs(self.root_grace),
         }
     }
 

@@ -1,14 +1,16 @@
 //! Objects of the API as the planners know them, and back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Secret};
 use kube::api::{ApiResource, DynamicObject, ObjectMeta};
 use kube::core::GroupVersionKind;
 use vhost_rdma_cluster_api::MANAGER;
 
-use crate::core::{Attachment, Claim, NamespaceInfo, NodeInfo};
+use crate::core::{Attachment, Authority, Claim, NamespaceInfo, NodeInfo, Request, Roots};
+use crate::pki::{self, Pair, Root};
 
 /// The label of leases that are claims.
 pub const CLAIM_LABEL: &str = "vhost-rdma.io/claim";
@@ -16,6 +18,12 @@ pub const CLAIM_LABEL: &str = "vhost-rdma.io/claim";
 pub const CLAIM_VNI: &str = "vni";
 /// The label by which an object says who made it.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// What an administrator puts on the authority's Secret to have another root.
+pub const ROTATE: &str = "vhost-rdma.io/rotate";
+/// What the API server says of whoever made a request.
+const ON_NODE: &str = "authentication.kubernetes.io/node-name";
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 /// The annotation that leads Multus to a resource.
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
@@ -36,6 +44,102 @@ pub fn node(node: &Node) -> NodeInfo {
         name: node.metadata.name.clone().unwrap_or_default(),
         labels: node.metadata.labels.clone().unwrap_or_default(),
         ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+        addresses: addresses(node),
+    }
+}
+
+/// Addresses that a kubelet says its node has. Names are none.
+fn addresses(node: &Node) -> BTreeSet<std::net::IpAddr> {
+    let all = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
+    all.filter_map(|address| address.address.parse().ok()).collect()
+}
+
+/// The three places of a root in the authority's Secret; keys are under the same names.
+pub const CURRENT: &str = "current";
+/// The root that will sign.
+pub const NEXT: &str = "next";
+/// The root that did: its certificate only.
+pub const OLD: &str = "old";
+
+fn text(secret: &Secret, key: &str) -> Option<String> {
+    let bytes = secret.data.as_ref()?.get(key)?;
+    String::from_utf8(bytes.0.clone()).ok()
+}
+
+/// A certificate and its key, out of the authority's Secret.
+#[must_use]
+pub fn pair(secret: &Secret, place: &str) -> Option<Pair> {
+    let cert = text(secret, &format!("{place}.crt"))?;
+    Some(Pair { cert, key: text(secret, &format!("{place}.key"))? })
+}
+
+/// The secret part of the path at which the API server asks whether pods may be made.
+pub const TOKEN: &str = "admission.token";
+
+/// That part, out of the authority's Secret.
+#[must_use]
+pub fn token(secret: &Secret) -> Option<String> {
+    text(secret, TOKEN)
+}
+
+/// The authority, without its keys.
+#[must_use]
+pub fn authority(secret: &Secret) -> Authority {
+    let root = |place: &str| {
+        let pem = text(secret, &format!("{place}.crt"))?;
+        Root::read(&pem)
+            .inspect_err(|error| tracing::error!(place, %error, "the authority is damaged"))
+            .ok()
+    };
+    let annotations = secret.metadata.annotations.as_ref();
+    Authority {
+        version: secret.metadata.resource_version.clone().unwrap_or_default(),
+        current: root(CURRENT),
+        next: root(NEXT),
+        old: root(OLD),
+        rotate: annotations.is_some_and(|all| all.contains_key(ROTATE)),
+    }
+}
+
+/// The roots that are published.
+#[must_use]
+pub fn roots(map: &ConfigMap) -> Roots {
+    let of = |key: &str| map.data.as_ref().and_then(|data| data.get(key)).cloned();
+    Roots {
+        version: map.metadata.resource_version.clone().unwrap_or_default(),
+        certificates: of("ca.crt").unwrap_or_default(),
+        current: of("current").unwrap_or_default(),
+    }
+}
+
+/// A request for a certificate.
+#[must_use]
+pub fn request(request: &CertificateSigningRequest) -> Request {
+    let spec = &request.spec;
+    let extra = |key: &str| {
+        let values = spec.extra.as_ref()?.get(key)?;
+        if let [one] = &values[..] { Some(one.clone()) } else { None }
+    };
+    let conditions = || request.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let has = |what: &str| conditions().any(|c| c.type_ == what);
+    let signed = request.status.as_ref().is_some_and(|status| status.certificate.is_some());
+    let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
+    usages.sort_unstable();
+    let asked = if usages == ["client auth", "digital signature", "server auth"] {
+        pki::read_request(&spec.request.0)
+    } else {
+        Err("the usages are not digital signature, client auth and server auth".to_owned())
+    };
+    Request {
+        name: request.metadata.name.clone().unwrap_or_default(),
+        uid: request.metadata.uid.clone().unwrap_or_default(),
+        user: spec.username.clone().unwrap_or_default(),
+        on_node: extra(ON_NODE),
+        pod: extra(POD_NAME).zip(extra(POD_UID)),
+        asked,
+        life: spec.expiration_seconds.and_then(|life| u64::try_from(life).ok()),
+        approved: has("Approved"),
+        done: signed || has("Denied") || has("Failed"),
     }
 }
 

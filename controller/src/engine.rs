@@ -16,9 +16,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use vhost_rdma_cluster_api::{Condition, GROUP};
 
+use crate::admission::Question;
 use crate::apply::{self, Outcome, Writer};
 use crate::core::{Key, Kind, Settings, World, Write, plan};
 use crate::metrics::{Loop, Metrics, OfKind, Written};
+use crate::peers::Hub;
+use crate::trust::wall;
 use crate::watch::Change;
 
 /// Between two writes of one sum: what changes meanwhile is written together.
@@ -90,6 +93,19 @@ pub struct Parts {
     pub workers: usize,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Who follows where addresses are.
+    pub hub: Arc<Hub>,
+    /// The version of the authority, for whoever has a certificate of it.
+    pub authority: Arc<watch::Sender<String>>,
+}
+
+/// What the engine hears.
+#[derive(Debug)]
+pub struct Ears<'a> {
+    /// Changes of the cluster.
+    pub changes: mpsc::Receiver<Change>,
+    /// Questions of admission.
+    pub questions: &'a mut mpsc::Receiver<Question>,
 }
 
 /// What became of a key's writes.
@@ -126,8 +142,11 @@ impl Engine {
         if !parts.attachments {
             missing.remove(&Kind::Attachment);
         }
+        let mut world = World::new(parts.attachments);
+        world.set_epoch(wall());
+        parts.hub.reset();
         Self {
-            world: World::new(parts.attachments),
+            world,
             parts,
             recorder,
             started: Instant::now(),
@@ -143,7 +162,8 @@ impl Engine {
     }
 
     /// Turns until the watches end.
-    pub async fn run(mut self, mut changes: mpsc::Receiver<Change>) {
+    pub async fn run(mut self, ears: Ears<'_>) {
+        let Ears { mut changes, questions } = ears;
         loop {
             let wake = self.queue.next().filter(|_| self.may_write() && !self.is_full());
             let beat = Instant::now() + HEARTBEAT;
@@ -159,6 +179,10 @@ impl Engine {
                     }
                     None => return,
                 },
+                // What is not in the copy yet would look as if it were not there.
+                Some((asks, answer)) = questions.recv(), if self.missing.is_empty() => {
+                    let _ = answer.send(self.world.admits(&asks));
+                }
                 Some(finished) = self.done.recv() => self.finish(finished),
                 () = tokio::time::sleep_until(wake.unwrap_or(beat).min(beat)) => {}
                 _ = self.parts.leader.changed() => {}
@@ -168,9 +192,25 @@ impl Engine {
                 let at = self.quiet.get(&key).copied().unwrap_or(now).max(now);
                 self.queue.push(key, at);
             }
+            self.tell();
             self.dispatch(now);
             self.count();
         }
+    }
+
+    /// Tells the other parts of the process what they need of the copy.
+    fn tell(&mut self) {
+        if self.missing.is_empty() {
+            self.parts.hub.update(&mut self.world);
+        }
+        let version = self.world.authority_version();
+        self.parts.authority.send_if_modified(|known| {
+            let changed = known != version;
+            if changed {
+                version.clone_into(known);
+            }
+            changed
+        });
     }
 
     fn now(&self) -> Duration {
@@ -298,6 +338,8 @@ impl Engine {
         metrics.waiting.set(i64::try_from(self.queue.len()).unwrap_or(i64::MAX));
         metrics.leader.set((*self.parts.leader.borrow()).into());
         metrics.synced.set(self.missing.is_empty().into());
+        let until = self.world.root_until().unwrap_or(0);
+        metrics.root_until.set(i64::try_from(until).unwrap_or(i64::MAX));
         metrics.turned.set(self.now().as_secs_f64());
         for kind in Kind::ALL {
             let count = i64::try_from(self.world.count(kind)).unwrap_or(i64::MAX);

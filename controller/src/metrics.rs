@@ -32,6 +32,20 @@ pub struct OfKind {
     pub kind: &'static str,
 }
 
+/// What was said of pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Verdict {
+    /// `admitted`, `refused`, `failed`.
+    pub verdict: &'static str,
+}
+
+/// In which form peers were told.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Form {
+    /// `whole` or `delta`.
+    pub form: &'static str,
+}
+
 /// All of them.
 #[derive(Debug)]
 pub struct Metrics {
@@ -51,13 +65,23 @@ pub struct Metrics {
     pub leader: Gauge,
     /// 1 if the copy is complete.
     pub synced: Gauge,
+    /// When the root that signs ends, seconds since 1970.
+    pub root_until: Gauge,
+    /// Pods that the API server asked about.
+    pub admissions: Family<Verdict, Counter>,
+    /// Agents that follow where addresses are.
+    pub peers_clients: Gauge,
+    /// Lists that were sent to them, and changes of lists.
+    pub peers_updates: Family<Form, Counter>,
+    /// Agents that were left because they did not read.
+    pub peers_slow: Counter,
     /// When the engine last turned, seconds since the process started.
     pub turned: Gauge<f64, AtomicU64>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self {
+        let new = Self {
             plans: Family::default(),
             writes: Family::default(),
             seconds: Histogram::new([0.005, 0.02, 0.1, 0.5, 2.0, 10.0]),
@@ -66,8 +90,21 @@ impl Default for Metrics {
             waiting: Gauge::default(),
             leader: Gauge::default(),
             synced: Gauge::default(),
+            root_until: Gauge::default(),
+            admissions: Family::default(),
+            peers_clients: Gauge::default(),
+            peers_updates: Family::default(),
+            peers_slow: Counter::default(),
             turned: Gauge::default(),
+        };
+        // A rate of what never happened is zero and not unknown.
+        for verdict in ["admitted", "refused", "failed"] {
+            let _ = new.admissions.get_or_create(&Verdict { verdict });
         }
+        for form in ["whole", "delta"] {
+            let _ = new.peers_updates.get_or_create(&Form { form });
+        }
+        new
     }
 }
 
@@ -88,6 +125,27 @@ impl Metrics {
         all.register("waiting", "Objects that wait to be looked at", self.waiting.clone());
         all.register("leader", "1 if this replica writes", self.leader.clone());
         all.register("synced", "1 if the copy of the cluster is complete", self.synced.clone());
+        all.register(
+            "root_expiry_timestamp_seconds",
+            "When the root that signs nodes' certificates ends, since 1970; 0 if there is none",
+            self.root_until.clone(),
+        );
+        all.register("admissions", "Pods that the API server asked about", self.admissions.clone());
+        all.register(
+            "peers_clients",
+            "Agents that follow where addresses are",
+            self.peers_clients.clone(),
+        );
+        all.register(
+            "peers_updates",
+            "Lists of peers that were sent, and changes of them",
+            self.peers_updates.clone(),
+        );
+        all.register(
+            "peers_slow",
+            "Agents that were left because they did not read",
+            self.peers_slow.clone(),
+        );
         all.register(
             "turned_seconds",
             "When the engine last turned, since the process started",

@@ -6,8 +6,9 @@
 use std::fmt::Debug;
 
 use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Secret};
 use kube::api::DynamicObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -15,7 +16,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use vhost_rdma_cluster_api::{
-    RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy, RdmaTenant,
+    AUTHORITY, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy,
+    RdmaTenant, SIGNER,
 };
 
 use crate::convert;
@@ -68,6 +70,7 @@ pub fn all(client: &Client, namespace: &str, attachments: bool) -> mpsc::Receive
         everywhere(Kind::Claim)
             .follow(watcher(leases, claims), |lease| convert::claim(&lease).map(Object::Claim)),
     );
+    trust(client, namespace, &queue);
     if attachments {
         let api: Api<DynamicObject> =
             Api::namespaced_with(client.clone(), namespace, &convert::attachment_kind());
@@ -79,6 +82,26 @@ pub fn all(client: &Client, namespace: &str, attachments: bool) -> mpsc::Receive
         );
     }
     changes
+}
+
+/// The authority, its roots, and requests to it.
+fn trust(client: &Client, namespace: &str, queue: &mpsc::Sender<Change>) {
+    let of = |kind| Follow { kind, queue: queue.clone() };
+    let named = |name| watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    tokio::spawn(of(Kind::Authority).follow(watcher(secrets, named(AUTHORITY)), |secret| {
+        Some(Object::Authority(convert::authority(&secret)))
+    }));
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    tokio::spawn(
+        of(Kind::Roots)
+            .follow(watcher(maps, named(ROOTS)), |map| Some(Object::Roots(convert::roots(&map)))),
+    );
+    let ours = watcher::Config::default().fields(&format!("spec.signerName={SIGNER}"));
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    tokio::spawn(of(Kind::Request).follow(watcher(requests, ours), |request| {
+        Some(Object::Request(convert::request(&request)))
+    }));
 }
 
 struct Follow {

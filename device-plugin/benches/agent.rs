@@ -61,6 +61,7 @@ fn start<D: Daemon>((dir, run): Place<'_>, daemon: D, count: usize) -> TheAgent<
         reconnect: Duration::ZERO,
         auto_cdi: false,
         cluster: false,
+        channel: None,
         undo: vhost_rdma_agent::agent::Undo::Here,
         start: Duration::ZERO,
         patience: Duration::ZERO,

@@ -1,7 +1,7 @@
 //! The command line: the agent itself, and what an operator says to one that runs.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +10,8 @@ use vhost_rdma_agent_api::{
     CallError, DEFAULT_SOCKET, Fault, FaultKind, Reply, Request, SOCKET_ENV, Status, Target, call,
 };
 
+/// The port of the controller's lists of peers.
+const PEERS_PORT: u16 = 9748;
 /// How long a command waits for the agent.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -121,6 +123,23 @@ pub struct ServeArgs {
     /// Offer what the cluster's controller says of this node (its RdmaNode), beside the file
     #[arg(long, requires = "node_name")]
     pub cluster: bool,
+    /// This node's address at which other nodes' daemons reach its own: the daemon has a certificate
+    /// for it and follows the controller's lists of peers; none by default
+    #[arg(long, value_name = "IP", requires = "cluster")]
+    pub channel_address: Option<IpAddr>,
+    /// The port there: that of the daemon's --cm-listen
+    #[arg(long, value_name = "PORT", default_value_t = 4790, value_parser = clap::value_parser!(u16).range(1..))]
+    pub channel_port: u16,
+    /// Where the certificate is put for the daemon, whose --cm-cert, --cm-key and --cm-ca are
+    /// current/cert.pem, key.pem and ca.pem in there
+    #[arg(long, value_name = "DIR", default_value = "/run/vhost-rdma/channel")]
+    pub channel_dir: PathBuf,
+    /// The controller's namespace [default: that of the agent's pod, else vhost-rdma]
+    #[arg(long, value_name = "NAME")]
+    pub controller_namespace: Option<String>,
+    /// Where the controller's lists of peers are [default: vhost-rdma-controller.NAMESPACE.svc:9748]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub controller: Option<String>,
     /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was
     /// started again
     #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "pod_namespace")]
@@ -148,6 +167,26 @@ pub struct ServeArgs {
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,
+}
+
+impl ServeArgs {
+    /// How the node takes part in the channel between nodes, if it does.
+    #[must_use]
+    pub fn channel(&self) -> Option<crate::channel::Settings> {
+        let address = self.channel_address?;
+        let namespace = self.controller_namespace.clone().or_else(|| self.pod_namespace.clone());
+        let namespace = namespace.unwrap_or_else(|| "vhost-rdma".to_owned());
+        let controller_name = format!("vhost-rdma-controller.{namespace}.svc");
+        let given = self.controller.clone();
+        Some(crate::channel::Settings {
+            node: self.node_name.clone()?,
+            endpoint: SocketAddr::new(address, self.channel_port),
+            shared: self.channel_dir.clone(),
+            controller: given.unwrap_or_else(|| format!("{controller_name}:{PEERS_PORT}")),
+            controller_name,
+            namespace,
+        })
+    }
 }
 
 /// Why a command failed.

@@ -431,11 +431,12 @@ impl PoolConfig {
     }
 
     /// Whether NICs have the addresses that the CNI plugin names: those of processes, which no guest
-    /// sets, and VMs' where the pool says so.
+    /// sets, unless the controller's network has addresses of its own; and VMs' where the pool says
+    /// so.
     #[must_use]
     pub fn has_cnis_addresses(&self) -> bool {
         match self.kind {
-            Kind::Process => true,
+            Kind::Process => !self.cluster.as_ref().is_some_and(|of| of.ipam),
             kind => kind.is_served() && self.addresses == AddressPolicy::Ipam,
         }
     }

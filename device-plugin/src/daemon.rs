@@ -76,6 +76,13 @@ pub trait Daemon: Send + Sync + 'static {
     -> impl Future<Output = Done<()>> + Send;
     /// Removes a network, if the one of this name has this VNI.
     fn remove_network(&self, name: &str, vni: u32) -> impl Future<Output = Done<()>> + Send;
+    /// Replaces the controller's peers of a network, or changes them.
+    fn replace_peers(
+        &self,
+        request: v1::ReplacePeersRequest,
+    ) -> impl Future<Output = Done<()>> + Send;
+    /// Has it read its files again.
+    fn reload(&self) -> impl Future<Output = Done<()>> + Send;
     /// Makes a NIC.
     fn add_nic(&self, request: v1::AddNicRequest) -> impl Future<Output = Done<v1::Nic>> + Send;
     /// Changes a NIC.
@@ -168,6 +175,16 @@ impl Daemon for AdminApi {
             Ok(_) | Err(DaemonError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    async fn replace_peers(&self, request: v1::ReplacePeersRequest) -> Done<()> {
+        within(PATIENCE, self.client.clone().replace_peers(request)).await.map(|_| ())
+    }
+
+    async fn reload(&self) -> Done<()> {
+        // What else the file asks for and could not be had is the operator's business, and in the
+        // daemon's log.
+        within(PATIENCE, self.client.clone().reload(v1::ReloadRequest {})).await.map(|_| ())
     }
 
     async fn add_nic(&self, request: v1::AddNicRequest) -> Done<v1::Nic> {

@@ -22,6 +22,7 @@ use vhost_rdma_cluster_api::{
 };
 
 use crate::agent::Agent;
+use crate::channel::certify;
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
 
@@ -50,9 +51,15 @@ pub async fn run<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, node: String) {
 
 async fn by_client<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, node: &str, client: Client) {
     agent.meet(client.clone());
+    let certificates = client.clone();
+    let certified = async {
+        if let Some(channel) = agent.channel() {
+            certify::run(agent, channel, certificates).await;
+        }
+    };
     let api: Api<RdmaNode> = Api::all(client);
     let (newest, seen) = watch::channel(None);
-    tokio::join!(look(&api, node, &newest), take(agent, seen), tell(agent, &api, node));
+    tokio::join!(look(&api, node, &newest), take(agent, seen), tell(agent, &api, node), certified);
 }
 
 async fn look(api: &Api<RdmaNode>, node: &str, newest: &watch::Sender<Option<RdmaNode>>) {

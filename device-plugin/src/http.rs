@@ -158,6 +158,10 @@ impl View {
             let gauge = ConstGauge::new(i64::from(value));
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
+        for (name, help, value) in &self.0.channel {
+            let gauge = ConstGauge::new(*value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
         Ok(())
     }
 }

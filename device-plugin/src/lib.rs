@@ -13,7 +13,8 @@
 //!   disk ─────────── journal    append, fsync, checksum
 //!   daemon ───────── daemon     NICs by the admin API
 //!   host ─────────── host       PFs, VFs, RDMA devices (crate rdma-netlink), files for pods
-//!   API server ───── events     optional
+//!   API server ───── events, follow   optional: the node's object of the cluster's controller
+//!   controller ───── channel    certificates and peers of the daemon
 //! ```
 //!
 //! One rule holds the whole: **the ledger is written before the world is changed**, so that after
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod channel;
 pub mod cli;
 pub mod cluster;
 pub mod cni;
@@ -41,6 +43,7 @@ mod kubelet_api;
 pub mod ledger;
 pub mod pool;
 pub mod preferred;
+pub mod sealed;
 pub mod serve;
 
 pub use kubelet_api::{podresources, v1beta1};

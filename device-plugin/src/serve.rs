@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agent::{Agent, Parts, Settings, undo};
+use crate::channel;
 use crate::cli::ServeArgs;
 use crate::cni::CniSocket;
 use crate::config::{Config, ConfigError, Injection, KubeletPaths};
@@ -85,6 +86,12 @@ async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
     if let Some(node) = args.node_name.clone().filter(|_| args.cluster) {
         tasks.push(tokio::spawn(follow::run(Arc::clone(&agent), node)));
     }
+    let led = Arc::clone(&agent);
+    tasks.push(tokio::spawn(async move {
+        if let Some(channel) = led.channel() {
+            channel::run(&*led, channel).await;
+        }
+    }));
     if let Some(address) = args.http {
         tasks.push(tokio::spawn(http::serve(listen(address).await?, Arc::clone(&agent))));
     }
@@ -169,6 +176,7 @@ async fn parts(
         patience: Duration::from_secs(args.allocate_wait),
         own_pod: args.pod_namespace.clone().zip(args.pod_name.clone()),
         cluster: args.cluster,
+        channel: args.channel(),
     };
     Parts {
         settings,

@@ -18,6 +18,7 @@ use crate::{Condition, Quantity};
     status = "RdmaNicClassStatus",
     derive = "PartialEq",
     doc = "What a NIC may hold and how fast it may be. A change reaches NICs that run.",
+    printcolumn(name = "Consumer", type_ = "string", json_path = ".spec.consumer"),
     printcolumn(name = "QPs", type_ = "integer", json_path = ".spec.limits.maxQps"),
     printcolumn(name = "Memory", type_ = "string", json_path = ".spec.limits.maxMrBytes"),
     printcolumn(name = "Bandwidth", type_ = "string", json_path = ".spec.rates.bandwidth"),
@@ -26,6 +27,9 @@ use crate::{Condition, Quantity};
 )]
 #[serde(rename_all = "camelCase", default)]
 pub struct RdmaNicClassSpec {
+    /// Who uses the NICs; fixed when a NIC is made.
+    #[serde(skip_serializing_if = "Consumer::is_vm")]
+    pub consumer: Consumer,
     /// Objects and memory that a guest may hold.
     pub limits: Limits,
     /// How fast a NIC may be.
@@ -38,6 +42,24 @@ pub struct RdmaNicClassSpec {
     pub addresses: AddressPolicy,
     /// Who may open the NIC's socket.
     pub socket: SocketAccess,
+}
+
+/// Who uses a NIC.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Consumer {
+    /// A VM in the pod, by a vhost-user socket.
+    #[default]
+    Vm,
+    /// The pod's own processes. Such a NIC is carried by the daemon itself, never by an RNIC.
+    Process,
+}
+
+impl Consumer {
+    /// What a class without a word of it means, so that nodes' objects stay as they were.
+    #[must_use]
+    pub fn is_vm(&self) -> bool {
+        *self == Self::Vm
+    }
 }
 
 /// Limits over the daemon's defaults. What is absent has the default.

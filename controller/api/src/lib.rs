@@ -35,6 +35,8 @@ mod network;
 #[allow(unreachable_pub, reason = "the schema macro makes a public type of its own")]
 mod nic;
 mod node;
+#[cfg(feature = "peers")]
+pub mod peers;
 mod policy;
 mod quantity;
 mod selector;
@@ -43,7 +45,8 @@ mod tenant;
 pub use block::{RdmaIPBlock, RdmaIPBlockSpec, RdmaIPBlockStatus, block_name};
 pub use cidr::{Cidr, CidrError};
 pub use class::{
-    AddressPolicy, Limits, Rates, RdmaNicClass, RdmaNicClassSpec, RdmaNicClassStatus, SocketAccess,
+    AddressPolicy, Consumer, Limits, Rates, RdmaNicClass, RdmaNicClassSpec, RdmaNicClassStatus,
+    SocketAccess,
 };
 pub use condition::{Condition, ConditionStatus, set_condition};
 pub use network::{
@@ -52,8 +55,9 @@ pub use network::{
 };
 pub use nic::{RdmaNic, RdmaNicSpec, RdmaNicStatus};
 pub use node::{
-    Channel, DaemonStatus, NicStatus, NodeBlock, NodeNetwork, NodeNetworkStatus, NodePool,
-    NodeTenant, PortStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus, RnicStatus,
+    Channel, ChannelCertificate, DaemonStatus, NicStatus, NodeBlock, NodeNetwork,
+    NodeNetworkStatus, NodePool, NodeTenant, PortStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus,
+    RnicStatus,
 };
 pub use policy::{
     PolicyPool, PolicyRnic, RdmaNodePolicy, RdmaNodePolicySpec, RdmaNodePolicyStatus, RnicSelector,
@@ -61,11 +65,18 @@ pub use policy::{
 };
 pub use quantity::{Quantity, QuantityError};
 pub use selector::{LabelSelector, Operator, Requirement};
-pub use tenant::{Quota, RdmaTenant, RdmaTenantSpec, RdmaTenantStatus, Usage};
+pub use tenant::{Quota, RdmaTenant, RdmaTenantSpec, RdmaTenantStatus, Reservation, Usage};
 
 /// The group of all kinds.
 pub const GROUP: &str = "vhost-rdma.io";
 /// What keeps a network until nobody uses it.
 pub const NETWORK_FINALIZER: &str = "vhost-rdma.io/network";
+/// Who signs the certificates of the channel between nodes.
+pub const SIGNER: &str = "vhost-rdma.io/channel";
+/// The Secret of the controller's namespace that holds the signing keys.
+pub const AUTHORITY: &str = "vhost-rdma-channel-ca";
+/// The ConfigMap of the controller's namespace that holds the roots to trust: `ca.crt`, and under
+/// `current` the digest of the one that signs.
+pub const ROOTS: &str = "vhost-rdma-channel-roots";
 /// The field manager of everything that the controller writes.
 pub const MANAGER: &str = "vhost-rdma-controller";

@@ -250,6 +250,19 @@ pub struct DaemonStatus {
 pub struct Channel {
     /// Address and port.
     pub endpoint: String,
+    /// The certificate that it shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<ChannelCertificate>,
+}
+
+/// A certificate that the controller signed.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct ChannelCertificate {
+    /// When it ends.
+    pub not_after: String,
+    /// The root that signed it: SHA-256 of its DER, in hexadecimal digits.
+    pub issuer: String,
 }
 
 /// What a node has of a network.

@@ -111,6 +111,20 @@ impl Usage {
     }
 }
 
+/// A place in a quota, of a pod that was let in and whose NICs no node has reported yet.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Reservation {
+    /// The pod's UID.
+    pub pod_uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// What it asked for.
+    pub usage: Usage,
+}
+
 /// What a tenant's namespaces hold, as agents reported it.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -122,6 +136,9 @@ pub struct RdmaTenantStatus {
     pub namespaces: u32,
     /// What they hold.
     pub used: Usage,
+    /// What pods were let in for that start.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<Reservation>,
     /// `Accepted`, `Conflicted`, `OverQuota`.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -6,6 +6,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use vhost_rdma_cluster_api::{RdmaNode, RdmaNodePolicy, RdmaNodeStatus, RdmaTenant, Usage};
 
@@ -95,8 +96,10 @@ impl Sum {
 /// What an agent's report adds up to, kept so that it can be taken away again.
 #[derive(Debug, Clone, Default)]
 struct Report {
+    addresses: BTreeSet<IpAddr>,
     by_namespace: BTreeMap<String, Sum>,
     by_network: BTreeMap<String, u32>,
+    by_pod: BTreeMap<String, u32>,
     held: BTreeSet<String>,
     hosted: BTreeSet<String>,
     outdated: BTreeSet<String>,
@@ -109,6 +112,8 @@ impl Report {
             ..Self::default()
         };
         let Some(status) = &node.status else { return report };
+        let addresses = status.rnics.iter().filter_map(|rnic| rnic.host_address.as_ref());
+        report.addresses = addresses.filter_map(|address| address.parse().ok()).collect();
         report.held = status.networks.iter().map(|network| network.uid.clone()).collect();
         for nic in &status.nics {
             report
@@ -116,6 +121,7 @@ impl Report {
                 .entry(nic.namespace.clone())
                 .or_default()
                 .change(Sum::of(nic.usage()), true);
+            *report.by_pod.entry(nic.pod_uid.clone()).or_default() += 1;
             *report.by_network.entry(nic.network.clone()).or_default() += 1;
             if is_outdated(&node.spec, nic) {
                 // A pool that is gone concerns every policy of the node; the empty name stands for
@@ -157,6 +163,28 @@ pub(super) struct Index {
     owned: Names,
     contested: Names,
     identities: BTreeMap<(String, String), BTreeSet<Claimant>>,
+    kubelet_addresses: BTreeMap<IpAddr, BTreeSet<String>>,
+    rnic_addresses: BTreeMap<IpAddr, BTreeSet<String>>,
+    requests: Names,
+    pods: BTreeMap<String, u32>,
+}
+
+/// Who has an address changed.
+fn set_address(
+    all: &mut BTreeMap<IpAddr, BTreeSet<String>>,
+    address: IpAddr,
+    node: &str,
+    present: bool,
+) {
+    let nodes = all.entry(address).or_default();
+    if present {
+        nodes.insert(node.to_owned());
+    } else {
+        nodes.remove(node);
+    }
+    if nodes.is_empty() {
+        all.remove(&address);
+    }
 }
 
 impl Index {
@@ -286,8 +314,18 @@ impl Index {
                     self.nics.remove(network);
                 }
             }
+            for (pod, count) in &report.by_pod {
+                let all = self.pods.entry(pod.clone()).or_default();
+                *all = if add { *all + count } else { all.saturating_sub(*count) };
+                if *all == 0 {
+                    self.pods.remove(pod);
+                }
+            }
             for uid in &report.held {
                 self.holders.set(uid, name.to_owned(), add);
+            }
+            for address in &report.addresses {
+                set_address(&mut self.rnic_addresses, *address, name, add);
             }
             for network in &report.hosted {
                 self.hosts.set(network, name.to_owned(), add);
@@ -316,6 +354,11 @@ impl Index {
             self.reports.insert(name.to_owned(), new);
         }
         changed
+    }
+
+    /// How many NICs nodes report of a pod.
+    pub(super) fn nics_of_pod(&self, uid: &str) -> u32 {
+        self.pods.get(uid).copied().unwrap_or(0)
     }
 
     pub(super) fn serves(&self, node: &str) -> bool {
@@ -406,6 +449,36 @@ impl Index {
         key: &(String, String),
     ) -> impl Iterator<Item = &(String, String)> {
         self.identities.get(key).into_iter().flatten().map(|(_, who)| who)
+    }
+
+    pub(super) fn set_kubelet_addresses(
+        &mut self,
+        node: &str,
+        addresses: &BTreeSet<IpAddr>,
+        present: bool,
+    ) {
+        for address in addresses {
+            set_address(&mut self.kubelet_addresses, *address, node, present);
+        }
+    }
+
+    /// Nodes whose kubelets say that they have an address.
+    pub(super) fn said_by_kubelets(&self, address: &IpAddr) -> Option<&BTreeSet<String>> {
+        self.kubelet_addresses.get(address)
+    }
+
+    /// Nodes whose agents say that an RNIC has an address.
+    pub(super) fn found_on_rnics(&self, address: &IpAddr) -> Option<&BTreeSet<String>> {
+        self.rnic_addresses.get(address)
+    }
+
+    pub(super) fn set_request(&mut self, node: &str, request: String, present: bool) {
+        self.requests.set(node, request, present);
+    }
+
+    /// Requests for a certificate of a node.
+    pub(super) fn requests_of(&self, node: &str) -> impl Iterator<Item = &str> {
+        names(&self.requests, node)
     }
 
     pub(super) fn set_named(&mut self, network: &str, nic: String, present: bool) {

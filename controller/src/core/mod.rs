@@ -17,8 +17,10 @@
 //! So two controllers at once, old copies and repeated writes cost time and nothing else; the lease
 //! that elects a leader saves work and is not what keeps things right. `tests/model` plays that.
 
+mod admission;
 mod ask;
 mod attachment;
+mod authority;
 mod blocks;
 mod condition;
 mod index;
@@ -26,19 +28,24 @@ mod network;
 mod nic;
 mod node;
 mod object;
+mod peers;
 mod policy;
+mod signer;
 mod tenant;
+mod trust;
 mod vni;
 mod world;
 mod write;
 
 use std::time::Duration;
 
+pub use admission::{Answer, Asks};
 pub use attachment::{Attachment, NO_ATTACHMENTS};
 pub use node::{effective_pools, render};
-pub use object::{Claim, Kind, NamespaceInfo, NodeInfo, Object};
+pub use object::{Authority, Claim, Kind, NamespaceInfo, NodeInfo, Object, Request, Roots};
+pub use peers::{Board, Entry, News};
 pub use world::World;
-pub use write::{Guard, Key, Plan, Write};
+pub use write::{Guard, Key, Plan, Proof, Step, Write};
 
 /// The time since the process started.
 pub type Mono = Duration;
@@ -52,6 +59,15 @@ pub struct Settings {
     pub node_grace: Duration,
     /// How long a network that is deleted waits for pods that use it.
     pub network_deadline: Duration,
+    /// The account of the nodes' agents, as the API server calls it.
+    pub agent: String,
+    /// Whether an agent is believed to be on the node that it names, although the API server does
+    /// not vouch for that.
+    pub unproven: bool,
+    /// How long certificates of nodes hold at most.
+    pub certificate_life: Duration,
+    /// How long a new root is known before it signs.
+    pub root_grace: Duration,
 }
 
 impl Default for Settings {
@@ -60,6 +76,10 @@ impl Default for Settings {
             namespace: "vhost-rdma".to_owned(),
             node_grace: Duration::from_secs(600),
             network_deadline: Duration::from_secs(600),
+            agent: "system:serviceaccount:vhost-rdma:vhost-rdma-agent".to_owned(),
+            unproven: false,
+            certificate_life: Duration::from_secs(86_400),
+            root_grace: Duration::from_secs(3600),
         }
     }
 }
@@ -72,11 +92,13 @@ pub fn plan(world: &World, key: &Key, now: Mono, settings: &Settings) -> Plan {
         Key::Claim(number) => vni::plan(world, *number),
         Key::Node(name) => node::plan(world, name, now, settings),
         Key::Block(name) => blocks::plan(world, name),
-        Key::Tenant(name) => tenant::plan(world, name),
+        Key::Tenant(name) => tenant::plan(world, name, now),
         Key::Policy(name) => policy::plan(world, name),
         Key::Class(name) => policy::plan_class(world, name),
         Key::Pool(name) => attachment::plan(world, name),
         Key::Nic(namespace, name) => nic::plan(world, namespace, name),
+        Key::Authority => authority::plan(world, now, settings),
+        Key::Request(name) => signer::plan(world, name, now, settings),
     }
 }
 

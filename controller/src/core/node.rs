@@ -59,8 +59,22 @@ pub(super) fn obstacle(world: &World, pool: &PolicyPool) -> Option<String> {
         Some(class) if !world.classes.contains_key(class) => {
             of(format!("there is no class {class:?}"))
         }
+        Some(class) if is_for_processes(world, class) && is_on_rnics(world, &pool.network) => {
+            of(format!(
+                "the class {class:?} is for processes, which have no NICs on RNICs; {:?} is on some",
+                pool.network
+            ))
+        }
         _ => None,
     }
+}
+
+fn is_for_processes(world: &World, class: &str) -> bool {
+    world.classes.get(class).is_some_and(|class| !class.spec.consumer.is_vm())
+}
+
+fn is_on_rnics(world: &World, network: &str) -> bool {
+    world.networks.get(network).is_some_and(|network| network.spec.rnic.is_some())
 }
 
 /// Whether nodes may offer NICs of the network.
@@ -148,7 +162,7 @@ fn rendered(world: &World, name: &str) -> Option<NodeNetwork> {
 /// A digest of what is fixed when a NIC is made.
 fn revision(network: &RdmaNetwork, nic: &RdmaNicClassSpec) -> String {
     let rnic = network.spec.rnic.as_ref();
-    let fixed = serde_json::json!([
+    let mut fixed = serde_json::json!([
         network.metadata.uid,
         rnic.map(|rnic| (&rnic.fabric, rnic.addressing)),
         network.spec.companion,
@@ -156,6 +170,10 @@ fn revision(network: &RdmaNetwork, nic: &RdmaNicClassSpec) -> String {
         nic.addresses,
         nic.socket,
     ]);
+    // Only where it says more than its forerunners knew: their NICs are not outdated by it.
+    if let (false, Some(fixed)) = (nic.consumer.is_vm(), fixed.as_array_mut()) {
+        fixed.push("processes".into());
+    }
     format!("{:016x}", digest(&fixed.to_string()))
 }
 

@@ -1,12 +1,15 @@
 //! The objects that the controller watches, each as far as it cares.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use vhost_rdma_cluster_api::{
-    RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy, RdmaTenant,
+    AUTHORITY, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy,
+    RdmaTenant,
 };
 
 use super::Attachment;
+use crate::pki::{Asked, Root};
 
 /// A node of the cluster, as far as the controller cares.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -17,6 +20,8 @@ pub struct NodeInfo {
     pub labels: BTreeMap<String, String>,
     /// Whether its kubelet is heard of.
     pub ready: bool,
+    /// Addresses that its kubelet says it has.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// A namespace, as far as the controller cares.
@@ -62,6 +67,62 @@ impl Claim {
     }
 }
 
+/// The authority that signs the nodes' certificates: its Secret without the keys.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Authority {
+    /// Its version.
+    pub version: String,
+    /// The root that signs; nothing if the Secret is damaged.
+    pub current: Option<Root>,
+    /// The one that will, trusted already.
+    pub next: Option<Root>,
+    /// The one that did, trusted still.
+    pub old: Option<Root>,
+    /// Whether an administrator wants another root now.
+    pub rotate: bool,
+}
+
+impl Authority {
+    /// The roots to trust: the one that signs first.
+    pub fn roots(&self) -> impl Iterator<Item = &Root> {
+        self.current.iter().chain(&self.next).chain(&self.old)
+    }
+}
+
+/// The roots that are published: a ConfigMap.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Roots {
+    /// Its version; empty for one that is to be made.
+    pub version: String,
+    /// The certificates to trust, in PEM.
+    pub certificates: String,
+    /// The digest of the one that signs.
+    pub current: String,
+}
+
+/// An agent's request for a certificate, as far as it concerns us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Who made it.
+    pub user: String,
+    /// The node that the API server says the user is on.
+    pub on_node: Option<String>,
+    /// The pod that the API server says the user is: name, UID.
+    pub pod: Option<(String, String)>,
+    /// What it asks for, or what is wrong with it.
+    pub asked: Result<Asked, String>,
+    /// How long the certificate is to hold, in seconds.
+    pub life: Option<u64>,
+    /// Whether somebody approved it.
+    pub approved: bool,
+    /// Whether it has its certificate or its refusal.
+    pub done: bool,
+}
+
 /// An object of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "each is what it holds")]
@@ -77,6 +138,9 @@ pub enum Object {
     Namespace(NamespaceInfo),
     Claim(Claim),
     Attachment(Attachment),
+    Authority(Authority),
+    Roots(Roots),
+    Request(Request),
 }
 
 /// What kind of object.
@@ -94,11 +158,14 @@ pub enum Kind {
     Namespace,
     Claim,
     Attachment,
+    Authority,
+    Roots,
+    Request,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Tenant,
         Self::Network,
         Self::Class,
@@ -110,6 +177,9 @@ impl Kind {
         Self::Namespace,
         Self::Claim,
         Self::Attachment,
+        Self::Authority,
+        Self::Roots,
+        Self::Request,
     ];
 }
 
@@ -129,6 +199,9 @@ impl Kind {
             Self::Namespace => "namespace",
             Self::Claim => "claim",
             Self::Attachment => "attachment",
+            Self::Authority => "authority",
+            Self::Roots => "roots",
+            Self::Request => "request",
         }
     }
 }
@@ -149,6 +222,9 @@ impl Object {
             Self::Namespace(_) => Kind::Namespace,
             Self::Claim(_) => Kind::Claim,
             Self::Attachment(_) => Kind::Attachment,
+            Self::Authority(_) => Kind::Authority,
+            Self::Roots(_) => Kind::Roots,
+            Self::Request(_) => Kind::Request,
         }
     }
 
@@ -171,6 +247,9 @@ impl Object {
             Self::Namespace(o) => o.name.clone(),
             Self::Claim(o) => o.vni.to_string(),
             Self::Attachment(o) => o.name.clone(),
+            Self::Authority(_) => AUTHORITY.to_owned(),
+            Self::Roots(_) => ROOTS.to_owned(),
+            Self::Request(o) => o.name.clone(),
         }
     }
 }

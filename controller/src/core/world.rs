@@ -8,12 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
-    Condition, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy,
-    RdmaTenant,
+    AUTHORITY, Condition, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode,
+    RdmaNodePolicy, RdmaTenant,
 };
 
 use super::index::Index;
-use super::{Attachment, Claim, Key, Kind, Mono, NamespaceInfo, NodeInfo, Object};
+use super::peers::{self, Changed};
+use super::{
+    Attachment, Authority, Claim, Key, Kind, Mono, NamespaceInfo, NodeInfo, Object, Request, Roots,
+};
+
 /// The copy of the cluster.
 #[derive(Debug, Clone, Default)]
 pub struct World {
@@ -33,18 +37,36 @@ pub struct World {
     dirty: BTreeSet<Key>,
     pub(super) gone: BTreeMap<String, Mono>,
     pub(super) deleting: BTreeMap<String, Mono>,
+    pub(super) authority: Option<Authority>,
+    pub(super) roots: Option<Roots>,
+    /// Since when these roots are known to be published.
+    pub(super) published_since: Option<Mono>,
+    pub(super) requests: BTreeMap<String, Request>,
+    pub(super) asked_since: BTreeMap<String, Mono>,
+    /// What time it was when the process started.
+    pub(super) epoch: u64,
+    peers: Changed,
+    /// Since when places in quotas are known, by the pod's UID.
+    pub(super) reserved_since: BTreeMap<String, Mono>,
 }
 
 impl World {
     /// A cluster of which nothing is known, and whether it knows attachment definitions.
     #[must_use]
     pub fn new(has_attachments: bool) -> Self {
-        Self { has_attachments, ..Self::default() }
+        // An authority that is not there is to be made, and nothing will say so.
+        let dirty = BTreeSet::from([Key::Authority]);
+        Self { has_attachments, dirty, ..Self::default() }
     }
 
     /// The keys that changes have marked since the last call.
     pub fn take_dirty(&mut self) -> BTreeSet<Key> {
         std::mem::take(&mut self.dirty)
+    }
+
+    /// What changed since the last call in what peers are told.
+    pub(super) fn take_peers(&mut self) -> Changed {
+        std::mem::take(&mut self.peers)
     }
 
     /// How many objects of a kind there are.
@@ -62,6 +84,9 @@ impl World {
             Kind::Namespace => self.namespaces.len(),
             Kind::Claim => self.claims.len(),
             Kind::Attachment => self.attachments.len(),
+            Kind::Authority => self.authority.iter().count(),
+            Kind::Roots => self.roots.iter().count(),
+            Kind::Request => self.requests.len(),
         }
     }
 
@@ -80,6 +105,9 @@ impl World {
             Kind::Namespace => self.namespaces.keys().cloned().collect(),
             Kind::Claim => self.claims.keys().map(u32::to_string).collect(),
             Kind::Attachment => self.attachments.keys().cloned().collect(),
+            Kind::Authority => self.authority.iter().map(|_| AUTHORITY.to_owned()).collect(),
+            Kind::Roots => self.roots.iter().map(|_| ROOTS.to_owned()).collect(),
+            Kind::Request => self.requests.keys().cloned().collect(),
         }
     }
 
@@ -105,7 +133,7 @@ impl World {
     pub fn apply(&mut self, object: Object, now: Mono) {
         let name = object.name();
         match object {
-            Object::Tenant(new) => self.set_tenant(&name, Some(new)),
+            Object::Tenant(new) => self.set_tenant(&name, Some(new), now),
             Object::Network(new) => self.set_network(&name, Some(new), now),
             Object::Class(new) => self.set_class(&name, Some(new)),
             Object::Policy(new) => self.set_policy(&name, Some(new)),
@@ -116,13 +144,16 @@ impl World {
             Object::Namespace(new) => self.set_namespace(&name, Some(new)),
             Object::Claim(new) => self.set_claim(new.vni, Some(new)),
             Object::Attachment(new) => self.set_attachment(&name, Some(new)),
+            Object::Authority(new) => self.set_authority(Some(new)),
+            Object::Roots(new) => self.set_roots(Some(new), now),
+            Object::Request(new) => self.set_request(&name, Some(new), now),
         }
     }
 
     /// An object is gone.
     pub fn remove(&mut self, kind: Kind, name: &str, now: Mono) {
         match kind {
-            Kind::Tenant => self.set_tenant(name, None),
+            Kind::Tenant => self.set_tenant(name, None, now),
             Kind::Network => self.set_network(name, None, now),
             Kind::Class => self.set_class(name, None),
             Kind::Policy => self.set_policy(name, None),
@@ -137,10 +168,13 @@ impl World {
                 }
             }
             Kind::Attachment => self.set_attachment(name, None),
+            Kind::Authority => self.set_authority(None),
+            Kind::Roots => self.set_roots(None, now),
+            Kind::Request => self.set_request(name, None, now),
         }
     }
 
-    fn mark(&mut self, keys: impl IntoIterator<Item = Key>) {
+    pub(super) fn mark(&mut self, keys: impl IntoIterator<Item = Key>) {
         self.dirty.extend(keys);
     }
 
@@ -162,12 +196,23 @@ impl World {
         nodes.iter().for_each(|node| self.mark_node(node));
     }
 
-    fn set_tenant(&mut self, name: &str, new: Option<RdmaTenant>) {
+    fn set_tenant(&mut self, name: &str, new: Option<RdmaTenant>, now: Mono) {
         let old = match &new {
             Some(tenant) => self.tenants.insert(name.to_owned(), tenant.clone()),
             None => self.tenants.remove(name),
         };
         self.mark([Key::Tenant(name.to_owned())]);
+        for (tenant, present) in [(&old, false), (&new, true)] {
+            let status = tenant.as_ref().and_then(|tenant| tenant.status.as_ref());
+            let kept = new.as_ref().and_then(|tenant| tenant.status.as_ref());
+            for place in status.into_iter().flat_map(|status| &status.reserved) {
+                if present {
+                    self.reserved_since.entry(place.pod_uid.clone()).or_insert(now);
+                } else if !kept.is_some_and(|kept| kept.reserved.contains(place)) {
+                    self.reserved_since.remove(&place.pod_uid);
+                }
+            }
+        }
         if old.as_ref().map(|t| &t.spec) == new.as_ref().map(|t| &t.spec) {
             return;
         }
@@ -256,6 +301,7 @@ impl World {
         if matters(&old) == matters(&new) {
             return;
         }
+        self.peers.networks.insert(name.to_owned());
         self.mark_nodes_of_network(name);
         let uids = [&old, &new].into_iter().flatten().filter_map(|n| n.metadata.uid.as_ref());
         let mut keys: Vec<Key> =
@@ -344,6 +390,12 @@ impl World {
         if old == new && new.is_some() {
             return;
         }
+        for (node, present) in [(&old, false), (&new, true)] {
+            if let Some(node) = node {
+                self.index.set_kubelet_addresses(name, &node.addresses, present);
+            }
+        }
+        self.mark_requests(name);
         if new.is_some() {
             self.gone.remove(name);
         } else {
@@ -378,6 +430,9 @@ impl World {
         } else {
             self.gone.remove(name);
         }
+        if peers::differs(self.rdma_nodes.get(name), new.as_ref()) {
+            self.peers.nodes.insert(name.to_owned());
+        }
         let mut networks = self.index.networks_at(name);
         let mut uids: BTreeSet<String> = self.index.held_by(name).map(str::to_owned).collect();
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
@@ -398,6 +453,7 @@ impl World {
                 None => world.rdma_nodes.remove(name),
             };
         });
+        self.mark_requests(name);
         networks.extend(self.index.networks_at(name));
         uids.extend(self.index.held_by(name).map(str::to_owned));
         let mut keys: Vec<Key> =
@@ -429,6 +485,7 @@ impl World {
             self.index.set_block(name, &block.spec.node, &block.spec.network, present);
             self.mark([Key::Node(block.spec.node), Key::Network(block.spec.network)]);
         }
+        self.peers.blocks.insert(name.to_owned());
         self.mark([Key::Block(name.to_owned())]);
     }
 

@@ -6,7 +6,8 @@ use vhost_rdma_cluster_api::{
     RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy, RdmaTenant,
 };
 
-use super::{Attachment, Claim};
+use super::{Attachment, Claim, Request, Roots};
+use crate::pki::Asked;
 
 /// What may have to be brought in order, each by itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +30,10 @@ pub enum Key {
     Pool(String),
     /// A named NIC: namespace, name.
     Nic(String, String),
+    /// The authority that signs certificates, and its roots.
+    Authority,
+    /// A request for a certificate.
+    Request(String),
 }
 
 impl Key {
@@ -45,6 +50,8 @@ impl Key {
             Self::Class(_) => "class",
             Self::Pool(_) => "pool",
             Self::Nic(..) => "nic",
+            Self::Authority => "authority",
+            Self::Request(_) => "request",
         }
     }
 
@@ -81,6 +88,30 @@ pub enum Guard {
     },
 }
 
+/// What becomes of the authority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It is made, with a root of its own.
+    Create,
+    /// It gets a root that will sign.
+    Begin,
+    /// That root signs from now on, and the one before stays trusted.
+    Switch,
+    /// The root before is trusted no longer.
+    Retire,
+}
+
+/// By what the API server vouches that a user is on a node, if the user's token does not say it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proof {
+    /// The pod, of the agents' namespace.
+    pub pod: String,
+    /// Its UID.
+    pub uid: String,
+    /// The node that it must be on.
+    pub node: String,
+}
+
 /// One write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
@@ -108,6 +139,8 @@ pub enum Write {
     DeleteBlock(RdmaIPBlock, Guard),
     /// A tenant's status.
     TenantStatus(RdmaTenant),
+    /// Takes places of pods that are gone out of a tenant's status: of these, by UID.
+    ExpireReservations(RdmaTenant, Vec<String>),
     /// A policy's status.
     PolicyStatus(RdmaNodePolicy),
     /// A class's status.
@@ -126,6 +159,30 @@ pub enum Write {
         pod: String,
         /// Its UID: a pod of the same name that came later stays.
         uid: String,
+    },
+    /// The authority's next step, from this version on.
+    Authority(Step, String),
+    /// Publishes roots, of this version of the authority.
+    PublishRoots(Roots, String),
+    /// Approves a request and signs its certificate.
+    GrantRequest {
+        /// The request.
+        request: Request,
+        /// What is signed.
+        asked: Asked,
+        /// What must be true for it.
+        proof: Option<Proof>,
+        /// For how many seconds.
+        life: u64,
+    },
+    /// Refuses a request for good.
+    RefuseRequest {
+        /// The request.
+        request: Request,
+        /// A word.
+        reason: &'static str,
+        /// A sentence.
+        message: String,
     },
 }
 

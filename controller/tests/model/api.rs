@@ -1,12 +1,16 @@
 //! An API server as far as the controller can tell: versions, UIDs, generations, finalizers,
 //! preconditions, and for each kind a log of what changed that watchers follow at their own pace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
-use vhost_rdma_cluster_api::RdmaNode;
-use vhost_rdma_controller::core::{Attachment, Guard, Kind, NodeInfo, Object, Write};
+use vhost_rdma_cluster_api::{AUTHORITY, ROOTS, RdmaNode};
+use vhost_rdma_controller::core::{
+    Attachment, Authority, Guard, Kind, NodeInfo, Object, Request, Roots, Step, Write,
+};
+use vhost_rdma_controller::pki::{Asked, Root};
 
 /// What a write came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub(crate) struct Api {
     counter: u64,
     /// Writes that did something.
     pub(crate) writes: u64,
+    /// The last certificate of each node: its addresses, and who signed it.
+    pub(crate) signed: BTreeMap<String, (BTreeSet<IpAddr>, String)>,
 }
 
 fn meta(object: &mut Object) -> Option<&mut ObjectMeta> {
@@ -40,9 +46,13 @@ fn meta(object: &mut Object) -> Option<&mut ObjectMeta> {
         Object::RdmaNode(o) => &mut o.metadata,
         Object::Block(o) => &mut o.metadata,
         Object::Nic(o) => &mut o.metadata,
-        Object::Node(_) | Object::Namespace(_) | Object::Claim(_) | Object::Attachment(_) => {
-            return None;
-        }
+        Object::Node(_)
+        | Object::Namespace(_)
+        | Object::Claim(_)
+        | Object::Attachment(_)
+        | Object::Authority(_)
+        | Object::Roots(_)
+        | Object::Request(_) => return None,
     })
 }
 
@@ -75,8 +85,13 @@ impl Api {
         let version = self.tick();
         if let Some(meta) = meta(&mut object) {
             meta.resource_version = Some(version);
-        } else if let Object::Claim(claim) = &mut object {
-            claim.version = version;
+        } else {
+            match &mut object {
+                Object::Claim(claim) => claim.version = version,
+                Object::Authority(authority) => authority.version = version,
+                Object::Roots(roots) => roots.version = version,
+                _ => {}
+            }
         }
         self.logs.entry(object.kind()).or_default().push(Event::Apply(Box::new(object.clone())));
         self.objects.entry(object.kind()).or_default().insert(object.name(), object);
@@ -200,14 +215,109 @@ impl Api {
             Write::BlockStatus(o) => self.replace(Object::Block(o), true),
             Write::DeleteBlock(o, _) => self.delete_exact(Object::Block(o)),
             Write::TenantStatus(o) => self.replace(Object::Tenant(o), true),
+            Write::ExpireReservations(mut o, uids) => {
+                let status = o.status.get_or_insert_default();
+                status.reserved.retain(|place| !uids.contains(&place.pod_uid));
+                self.replace(Object::Tenant(o), true)
+            }
             Write::PolicyStatus(o) => self.replace(Object::Policy(o), true),
             Write::ClassStatus(o) => self.replace(Object::Class(o), true),
             Write::NicStatus(o) => self.replace(Object::Nic(o), true),
             Write::ApplyAttachment(o) => self.apply_attachment(o),
             Write::DeleteAttachment(o) => self.delete_exact(Object::Attachment(o)),
+            Write::Authority(step, version) => self.authority(step, &version),
+            Write::PublishRoots(roots, version) => self.publish(roots, &version),
+            Write::GrantRequest { request, asked, .. } => self.grant(request, &asked),
+            Write::RefuseRequest { mut request, .. } => {
+                if self.get(Kind::Request, &request.name) != Some(&Object::Request(request.clone()))
+                {
+                    return Outcome::Conflict;
+                }
+                request.done = true;
+                self.store(Object::Request(request));
+                Outcome::Done
+            }
             // The pod is ended by whoever plays the agents.
             Write::Evict { .. } => Outcome::Done,
         }
+    }
+
+    pub(crate) fn authority_now(&self) -> Option<&Authority> {
+        match self.get(Kind::Authority, AUTHORITY)? {
+            Object::Authority(authority) => Some(authority),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn roots_now(&self) -> Option<&Roots> {
+        match self.get(Kind::Roots, ROOTS)? {
+            Object::Roots(roots) => Some(roots),
+            _ => None,
+        }
+    }
+
+    /// A root that was never there before, and outlives the model's clocks.
+    fn root(&mut self) -> Root {
+        let id = format!("root-{};", self.tick());
+        Root { pem: id.clone(), id, from: 0, until: u64::MAX / 4 }
+    }
+
+    fn authority(&mut self, step: Step, version: &str) -> Outcome {
+        let Some(mut found) = self.authority_now().cloned() else {
+            if step != Step::Create {
+                return Outcome::Conflict;
+            }
+            let current = Some(self.root());
+            return self.create(Object::Authority(Authority { current, ..Authority::default() }));
+        };
+        if step == Step::Create || found.version != version {
+            return Outcome::Conflict;
+        }
+        match step {
+            Step::Create => {}
+            Step::Begin => {
+                found.next = Some(self.root());
+                found.rotate = false;
+            }
+            Step::Switch => {
+                let known = |next: &Root| {
+                    self.roots_now().is_some_and(|roots| roots.certificates.contains(&next.pem))
+                };
+                if !found.next.as_ref().is_some_and(known) {
+                    return Outcome::Refused;
+                }
+                found.old = found.current.take();
+                found.current = found.next.take();
+            }
+            Step::Retire => found.old = None,
+        }
+        self.store(Object::Authority(found));
+        Outcome::Done
+    }
+
+    fn publish(&mut self, roots: Roots, version: &str) -> Outcome {
+        if self.authority_now().is_none_or(|found| found.version != version) {
+            return Outcome::Conflict;
+        }
+        let there = self.roots_now().map(|found| found.version.clone()).unwrap_or_default();
+        if there != roots.version {
+            return Outcome::Conflict;
+        }
+        self.store(Object::Roots(roots));
+        Outcome::Done
+    }
+
+    fn grant(&mut self, mut request: Request, asked: &Asked) -> Outcome {
+        if self.get(Kind::Request, &request.name) != Some(&Object::Request(request.clone())) {
+            return Outcome::Conflict;
+        }
+        let Some(root) = self.authority_now().and_then(|a| a.current.clone()) else {
+            return Outcome::Refused;
+        };
+        request.done = true;
+        self.signed.insert(asked.node.clone(), (asked.addresses.clone(), root.id));
+        self.store(Object::Request(request));
+        Outcome::Done
     }
 
     fn apply_attachment(&mut self, mut wanted: Attachment) -> Outcome {

@@ -69,6 +69,17 @@ pub(crate) fn always(
             }
         }
     }
+    // A certificate names what the node has, and at most two roots are trusted.
+    for (node, (addresses, _)) in &api.signed {
+        if addresses.iter().any(|address| *address != crate::address(node)) {
+            return Err(format!("{node} has a certificate for {addresses:?}"));
+        }
+    }
+    if let Some(authority) = api.authority_now()
+        && (authority.current.is_none() || authority.roots().count() > 2)
+    {
+        return Err(format!("roots: {authority:?}"));
+    }
     let mut used: BTreeMap<(String, String), &str> = BTreeMap::new();
     for (agent_name, agent) in agents {
         for (block_uid, cidr) in agent.in_use() {
@@ -185,7 +196,27 @@ pub(crate) fn at_rest(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(),
     }
     let attachments: BTreeSet<String> = api.list(Kind::Attachment).map(Object::name).collect();
     must(attachments == offered, format!("definitions {attachments:?}, pools {offered:?}"))?;
+    at_rest_trust(api)?;
     at_rest_tenants(api, agents)
+}
+
+/// One root, published; every request of a node that is there has its answer.
+fn at_rest_trust(api: &Api) -> Result<(), String> {
+    let (Some(authority), Some(roots)) = (api.authority_now(), api.roots_now()) else {
+        return Err("there is no authority".to_owned());
+    };
+    let current = authority.current.as_ref().map(|root| &root.id);
+    if authority.next.is_some() || authority.old.is_some() || authority.rotate {
+        return Err(format!("a rotation does not end: {authority:?}"));
+    }
+    if current != Some(&roots.current) || current != Some(&roots.certificates) {
+        return Err(format!("published: {roots:?}, {current:?} signs"));
+    }
+    let open = api.list(Kind::Request).find(|object| match object {
+        Object::Request(request) => !request.done,
+        _ => false,
+    });
+    open.map_or(Ok(()), |open| Err(format!("without an answer: {open:?}")))
 }
 
 fn at_rest_blocks(
@@ -239,6 +270,9 @@ fn at_rest_tenants(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(), St
     for tenant in tenants(api) {
         let wanted = sums.get(name(&tenant.metadata)).copied().unwrap_or_default();
         let status = tenant.status.clone().unwrap_or_default();
+        if !status.reserved.is_empty() {
+            return Err(format!("places of pods that never came: {status:?}"));
+        }
         if (status.namespaces, status.used) != wanted {
             return Err(format!("{:?}: {status:?}, wanted {wanted:?}", tenant.metadata.name));
         }

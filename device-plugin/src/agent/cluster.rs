@@ -84,6 +84,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             .filter(|(uid, _)| !used(uid))
             .map(|(uid, network)| (uid.clone(), network.name.clone(), network.vni))
             .collect();
+        if leaving.is_empty() {
+            return;
+        }
+        // Whoever gives the daemon peers of these is waited for: it makes networks.
+        let _telling = self.teller.lock().await;
         for (uid, name, vni) in leaving {
             match self.daemon.remove_network(&name, vni).await {
                 Ok(()) => self.be_rid_of(state, &uid, &name).await,

@@ -11,6 +11,7 @@ mod attach;
 mod cluster;
 mod health;
 mod ownership;
+mod peers;
 mod reconcile;
 mod report;
 mod status;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_rdma_agent_api::RESOURCES;
 
+use crate::channel::book::Book;
+use crate::channel::{self, Channel};
 use crate::cluster::render::render;
 use crate::cluster::{Snapshot as NodeFile, Standing};
 use crate::config::{Config, Injection};
@@ -69,6 +72,8 @@ pub struct Settings {
     pub own_pod: Option<PodKey>,
     /// The controller says what the node offers, beside the file.
     pub cluster: bool,
+    /// How the node takes part in the channel between nodes, if it does.
+    pub channel: Option<channel::Settings>,
 }
 
 /// Who has the CNI plugin called for what a runtime forgot.
@@ -103,6 +108,9 @@ pub struct Agent<D, K> {
     state_dir: PathBuf,
     /// The API server, once there is one.
     client: OnceLock<kube::Client>,
+    channel: Option<Channel>,
+    /// Held over calls of the daemon about peers. Whoever needs both has `state` first.
+    teller: Mutex<peers::Teller>,
 }
 
 impl<D, K> std::fmt::Debug for Agent<D, K> {
@@ -273,6 +281,12 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             reconnect: parts.settings.reconnect,
             start: parts.settings.start,
         };
+        let settings = parts.settings.channel.clone();
+        let channel = settings.map(|settings| Channel::new(settings, state_dir));
+        let book = if parts.settings.cluster { Book::read(state_dir) } else { Book::default() };
+        if let Some(channel) = &channel {
+            channel.count(book.entries());
+        }
         let agent = Arc::new(Self {
             settings: parts.settings,
             daemon: parts.daemon,
@@ -288,6 +302,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             noted: Notify::new(),
             state_dir: state_dir.to_owned(),
             client: OnceLock::new(),
+            channel,
+            teller: peers::Teller::new(book),
         });
         Ok(agent)
     }

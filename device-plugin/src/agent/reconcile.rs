@@ -72,6 +72,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         for id in gone {
             self.reclaim(&id).await;
         }
+        if self.settings.cluster {
+            self.tell_peers().await;
+        }
     }
 
     pub(super) fn see_daemon(&self, state: &mut State, view: Result<View, DaemonError>) {

@@ -28,7 +28,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             return None;
         }
         self.learn_uids(&mut state).await;
-        Some((state.standing.uid.clone(), status(&state)))
+        let mut status = status(&state);
+        if let Some(channel) = &self.channel {
+            status.channel = Some(channel.reported());
+            let generation = Some(state.standing.generation);
+            let more = channel.conditions().map(|condition| condition.of(generation));
+            status.conditions.extend(more);
+        }
+        Some((state.standing.uid.clone(), status))
     }
 
     /// Comes back when there may be something new to report.

@@ -7,6 +7,7 @@ use vhost_rdma_proto::v1;
 
 use super::health::defect;
 use super::{Agent, Counters, State};
+use crate::channel::Channel;
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
 use crate::kubelet::Kubelet;
@@ -25,6 +26,8 @@ pub struct Snapshot {
     pub daemon_up: bool,
     /// NICs of the daemon by ID.
     pub nics: Vec<(String, v1::Nic)>,
+    /// Figures of the channel between nodes: names, explanations, values.
+    pub channel: Vec<(&'static str, &'static str, i64)>,
 }
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
@@ -43,7 +46,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 
     pub(super) fn note(&self, state: &State) {
-        let snapshot = Arc::new(Self::look(state));
+        let snapshot = Arc::new(Snapshot {
+            channel: self.channel.as_ref().map(Channel::figures).unwrap_or_default(),
+            ..Self::look(state)
+        });
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
         self.noted.notify_one();
     }
@@ -60,6 +66,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     Some((name.strip_prefix(crate::grant::NIC_PREFIX)?.to_owned(), nic.clone()))
                 })
                 .collect(),
+            channel: Vec::new(),
         }
     }
 }

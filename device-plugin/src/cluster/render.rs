@@ -6,7 +6,8 @@
 
 use vhost_rdma_agent_api::Kind;
 use vhost_rdma_cluster_api::{
-    Addressing, NodeNetwork, NodePool, PolicyRnic, RdmaNicClassSpec, RdmaNodeSpec, RnicSelector,
+    Addressing, Consumer, NodeNetwork, NodePool, PolicyRnic, RdmaNicClassSpec, RdmaNodeSpec,
+    RnicSelector,
 };
 
 use crate::config::{
@@ -46,9 +47,17 @@ fn offered(
             format!("the controller says nothing of its network {:?}", pool.network)
         })?;
     let nic = &pool.nic;
+    let kind = match nic.consumer {
+        Consumer::Vm => Kind::VhostUser,
+        Consumer::Process if network.fabric.is_some() => {
+            return Err("processes have no NICs on RNICs".to_owned());
+        }
+        Consumer::Process => Kind::Process,
+    };
+    let of_vms = kind == Kind::VhostUser;
     let mut taken = PoolConfig {
         name: pool.name.clone(),
-        kind: Kind::VhostUser,
+        kind,
         count: Some(pool.count),
         network: Some(network.name.clone()),
         vni: Some(network.vni),
@@ -56,7 +65,7 @@ fn offered(
         mtu: network.mtu,
         addresses: match nic.addresses {
             // The agent gives them, not the pod network.
-            _ if network.ipam => AddressPolicy::Any,
+            _ if network.ipam || !of_vms => AddressPolicy::Any,
             vhost_rdma_cluster_api::AddressPolicy::Any => AddressPolicy::Any,
             vhost_rdma_cluster_api::AddressPolicy::Ipam => AddressPolicy::Ipam,
         },
@@ -66,7 +75,11 @@ fn offered(
         limits: limits(nic),
         socket: socket(nic)?,
         companion: Companion {
-            bridge: network.companion.as_ref().map(|companion| companion.bridge.clone()),
+            bridge: network
+                .companion
+                .as_ref()
+                .filter(|_| of_vms)
+                .map(|companion| companion.bridge.clone()),
             ..Companion::default()
         },
         libraries: None,
@@ -166,7 +179,7 @@ mod tests {
     use serde_json::json;
     use vhost_rdma_cluster_api::RdmaNodeSpec;
 
-    use super::render;
+    use super::{Kind, render};
     use crate::config::{AddressPolicy, Config};
     use crate::host::{Function, Inventory};
 
@@ -219,6 +232,24 @@ mod tests {
         let cluster = pool.cluster.as_ref().unwrap();
         assert_eq!((cluster.revision.as_str(), cluster.network_uid.as_str()), ("r1", "u"));
         assert_eq!(config.pools[0].cluster, None);
+    }
+
+    #[test]
+    fn a_class_for_processes_makes_a_pool_without_a_vms_things() {
+        let class = json!({"consumer": "Process", "addresses": "Ipam", "limits": {"maxQps": 7}});
+        for ipam in [false, true] {
+            let mut network = blue();
+            network["ipam"] = ipam.into();
+            let (config, problems) = rendered(&spec(&network, &class), &Inventory::default());
+            assert_eq!(problems, Vec::<String>::new());
+            let pool = &config.pools[1];
+            assert_eq!((pool.kind, pool.limits.max_qps), (Kind::Process, Some(7)));
+            assert_eq!((pool.companion.bridge.as_deref(), pool.backing.as_deref()), (None, None));
+            assert_eq!(pool.has_cnis_addresses(), !ipam, "a network's blocks come first");
+        }
+        let fabric = json!({"name": "blue", "uid": "u", "vni": 7, "fabric": "east"});
+        let (config, problems) = rendered(&spec(&fabric, &class), &Inventory::default());
+        assert!(config.pools.len() == 1 && problems[0].contains("RNICs"), "{problems:?}");
     }
 
     #[test]

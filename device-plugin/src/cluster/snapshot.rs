@@ -1,22 +1,18 @@
 //! The last copy of the node's object on the disk, and what the agent owes for it.
 //!
-//! ```text
-//!   vhost-rdma-agent-node 1
-//!   7d0a36c1 {"uid":"…","generation":3,"spec":{…},"hosted":{…}}      CRC-32 of the rest of the line
-//! ```
-//!
-//! It is replaced as a whole (a new file, `fsync`, `rename`), before what it says is done: so a
+//! It is replaced as a whole (`sealed`), before what it says is done: so a
 //! node that boots without a control plane offers what it offered, and a network whose VNI the
 //! controller may only give to others when this node is rid of it is never forgotten. A damaged one
 //! is not believed: the ledger knows what pods have, and the controller says the rest again.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use vhost_rdma_cluster_api::{Cidr, NodeBlock, RdmaNodeSpec};
+
+use crate::sealed::Sealed;
 
 const HEADER: &str = "vhost-rdma-agent-node 1\n";
 /// Its name in the state directory.
@@ -87,14 +83,14 @@ impl Standing {
 /// The file.
 #[derive(Debug)]
 pub struct Snapshot {
-    dir: PathBuf,
+    file: Sealed,
 }
 
 impl Snapshot {
     /// The snapshot in a state directory.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+        Self { file: Sealed::new(dir, FILE, HEADER, SIZE_MAX) }
     }
 
     /// What it says, if there is one.
@@ -102,14 +98,7 @@ impl Snapshot {
     /// # Errors
     /// It cannot be read, or is damaged.
     pub fn read(&self) -> io::Result<Option<Standing>> {
-        let file = match File::open(self.dir.join(FILE)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut text = String::new();
-        file.take(SIZE_MAX).read_to_string(&mut text)?;
-        parse(&text).map(Some).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
+        self.file.read()
     }
 
     /// Replaces it; when this returns it is on the disk.
@@ -117,27 +106,8 @@ impl Snapshot {
     /// # Errors
     /// The disk is full or broken; the old one stays.
     pub fn write(&self, standing: &Standing) -> io::Result<()> {
-        let json = serde_json::to_string(standing)?;
-        let text = format!("{HEADER}{:08x} {json}\n", crc32fast::hash(json.as_bytes()));
-        std::fs::create_dir_all(&self.dir)?;
-        let new = self.dir.join("node.new");
-        let mut file = File::create(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, self.dir.join(FILE))?;
-        File::open(&self.dir)?.sync_all()
+        self.file.write(standing)
     }
-}
-
-fn parse(text: &str) -> Result<Standing, String> {
-    let body = text.strip_prefix(HEADER).ok_or("it does not begin as a snapshot does")?;
-    let body = body.strip_suffix('\n').ok_or("it ends too early")?;
-    let (sum, json) = body.split_once(' ').ok_or("it has no checksum")?;
-    let said = u32::from_str_radix(sum, 16).map_err(|_| "its checksum is no number")?;
-    if said != crc32fast::hash(json.as_bytes()) {
-        return Err("its checksum is wrong".to_owned());
-    }
-    serde_json::from_str(json).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -23,6 +23,12 @@ pub(crate) struct Table {
     pub(crate) refuses: Option<String>,
     /// The next look is answered with what there is now, but late.
     pub(crate) late: Option<Arc<Late>>,
+    /// The controller's peers by network, and the set's version.
+    pub(crate) peers: BTreeMap<String, (v1::PeersVersion, BTreeMap<String, v1::Peer>)>,
+    /// Calls that brought peers, and whether each was whole.
+    pub(crate) told: Vec<bool>,
+    /// How often it read its files.
+    pub(crate) reloads: u32,
 }
 
 /// An answer that is on its way.
@@ -58,6 +64,8 @@ impl FakeDaemon {
         let mut table = self.table();
         table.runs += 1;
         table.down = false;
+        // As after a reboot.
+        table.peers.clear();
         for nic in table.nics.values_mut() {
             nic.set_session(v1::Session::Absent);
         }
@@ -109,6 +117,31 @@ impl Daemon for FakeDaemon {
             return Err(DaemonError::Refused(format!("{name} has NICs")));
         }
         table.networks.retain(|network| network != name);
+        Ok(())
+    }
+
+    async fn replace_peers(&self, request: v1::ReplacePeersRequest) -> Result<(), DaemonError> {
+        let mut table = self.change()?;
+        let v1::ReplacePeersRequest { network, version, base, add, remove } = request;
+        if !table.networks.contains(&network) {
+            return Err(DaemonError::NotFound(network));
+        }
+        let version = version.unwrap();
+        let held = table.peers.get(&network).filter(|(of, _)| of.epoch == version.epoch);
+        let mut peers = match (base, held) {
+            (None, _) => BTreeMap::new(),
+            (Some(base), Some((of, peers))) if of.generation == base => peers.clone(),
+            _ => return Err(DaemonError::Refused("no such base".to_owned())),
+        };
+        peers.retain(|address, _| !remove.contains(address));
+        peers.extend(add.into_iter().map(|peer| (peer.address.clone(), peer)));
+        table.peers.insert(network, (version, peers));
+        table.told.push(base.is_none());
+        Ok(())
+    }
+
+    async fn reload(&self) -> Result<(), DaemonError> {
+        self.change()?.reloads += 1;
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 
 mod allocation;
 mod attachment;
+mod channel;
 mod cluster;
 mod crash;
 mod daemon;

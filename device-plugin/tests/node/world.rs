@@ -49,6 +49,7 @@ pub(crate) struct World {
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) undo: Undo,
     pub(crate) cluster: bool,
+    pub(crate) channel: Option<vhost_rdma_agent::channel::Settings>,
 }
 
 pub(crate) fn config(text: &str) -> Config {
@@ -79,6 +80,7 @@ impl World {
             hardware: Arc::default(),
             undo: Undo::Here,
             cluster: false,
+            channel: None,
         };
         world.start_agent(CONFIG).await;
         world
@@ -125,6 +127,7 @@ impl World {
             patience: self.patience,
             own_pod: self.own_pod.clone(),
             cluster: self.cluster,
+            channel: self.channel.clone(),
         };
         let parts = Parts {
             settings,

@@ -1,0 +1,301 @@
+//! Where the addresses of each network are, and what has changed in that.
+//!
+//! A list has one entry for each block of addresses, so it grows with nodes and not with NICs. It
+//! counts its changes, and remembers which block each of the last ones concerned, but not what it
+//! was: whoever lags behind is told how those blocks are *now*. So nothing is queued for anybody,
+//! however slow, and whoever lags too far is sent the whole list. What a change costs depends on
+//! the blocks that it touches and on the nodes that are to hear of it.
+//!
+//! Addresses of hosts and endpoints come from agents: what is none is left out, so an agent that
+//! lies can make its own node's blocks unreachable and nobody else's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use vhost_rdma_cluster_api::{Addressing, Cidr, NetworkBacking, RdmaNode};
+
+use super::World;
+
+/// The changes that a list remembers.
+const LOG: usize = 2048;
+
+/// What concerns lists of peers and has changed in the copy of the cluster.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Changed {
+    pub(super) networks: BTreeSet<String>,
+    pub(super) nodes: BTreeSet<String>,
+    pub(super) blocks: BTreeSet<String>,
+}
+
+/// Whether two states of a node's object differ in what peers are told.
+pub(super) fn differs(old: Option<&RdmaNode>, new: Option<&RdmaNode>) -> bool {
+    let said = |node: Option<&RdmaNode>| {
+        let status = node.and_then(|node| node.status.as_ref());
+        let rnics: Vec<_> = status
+            .iter()
+            .flat_map(|status| &status.rnics)
+            .map(|rnic| (rnic.fabric.clone(), rnic.host_address.clone()))
+            .collect();
+        let channel = status.and_then(|status| status.channel.as_ref());
+        (networks(node), rnics, channel.map(|channel| channel.endpoint.clone()))
+    };
+    said(old) != said(new)
+}
+
+/// UIDs of networks that a node hosts: those that it shall, and those that it still has.
+fn networks(node: Option<&RdmaNode>) -> BTreeSet<String> {
+    let Some(node) = node else { return BTreeSet::new() };
+    let shall = node.spec.networks.iter().map(|network| &network.uid);
+    let has = node.status.iter().flat_map(|status| &status.networks).map(|network| &network.uid);
+    shall.chain(has).cloned().collect()
+}
+
+/// Where a block is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The node, which is not told of its own; nothing for a range beyond the network.
+    pub node: Option<String>,
+    /// The host's address on the fabric; empty if guests have addresses of the fabric.
+    pub through: String,
+    /// The endpoint of the daemon's channel; empty if it has none.
+    pub daemon: String,
+}
+
+/// What a node is to be told of one network, as of one generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// The network.
+    pub network: String,
+    /// Its UID.
+    pub uid: String,
+    /// The generation that this leads to.
+    pub generation: u64,
+    /// Whether this is all; otherwise it is what changed.
+    pub whole: bool,
+    /// Blocks that are there.
+    pub add: Vec<(Cidr, Arc<Entry>)>,
+    /// Blocks that are not.
+    pub remove: Vec<Cidr>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    name: String,
+    generation: u64,
+    /// Whoever holds an older generation than this is told everything.
+    floor: u64,
+    blocks: BTreeMap<Cidr, Arc<Entry>>,
+    allow: BTreeMap<Cidr, Arc<Entry>>,
+    log: VecDeque<(u64, Cidr)>,
+}
+
+impl List {
+    fn changed(&mut self, generation: u64, cidr: Cidr) {
+        self.generation = generation;
+        self.log.push_back((generation, cidr));
+        if self.log.len() > LOG
+            && let Some((generation, _)) = self.log.pop_front()
+        {
+            self.floor = generation;
+        }
+    }
+
+    /// What a node sees of a block.
+    fn seen_by(&self, node: &str, cidr: &Cidr) -> Option<Arc<Entry>> {
+        let found = self.blocks.get(cidr).or_else(|| self.allow.get(cidr))?;
+        (found.node.as_deref() != Some(node)).then(|| Arc::clone(found))
+    }
+}
+
+/// The lists of all networks.
+#[derive(Debug, Default)]
+pub struct Board {
+    generation: u64,
+    lists: BTreeMap<String, List>,
+    uids: BTreeMap<String, String>,
+    hosted: BTreeMap<String, BTreeSet<String>>,
+    hosts: BTreeMap<String, BTreeSet<String>>,
+    places: BTreeMap<String, (String, Cidr)>,
+}
+
+impl Board {
+    /// Takes over what has changed in the copy of the cluster; the nodes that are to hear of it.
+    pub fn update(&mut self, world: &mut World) -> BTreeSet<String> {
+        let mut changed = world.take_peers();
+        let mut woken = BTreeSet::new();
+        if changed.networks.is_empty() && changed.nodes.is_empty() && changed.blocks.is_empty() {
+            return woken;
+        }
+        self.generation += 1;
+        let mut touched = BTreeSet::new();
+        for name in std::mem::take(&mut changed.networks) {
+            touched.extend(self.set_network(world, &name));
+            changed.blocks.extend(world.index.blocks_of_network(&name).map(str::to_owned));
+        }
+        for node in std::mem::take(&mut changed.nodes) {
+            if self.set_node(world, &node) {
+                woken.insert(node.clone());
+            }
+            changed.blocks.extend(world.index.blocks_of(&node).map(str::to_owned));
+        }
+        for block in changed.blocks {
+            touched.extend(self.set_block(world, &block));
+        }
+        for uid in touched {
+            woken.extend(self.hosts.get(&uid).into_iter().flatten().cloned());
+        }
+        woken
+    }
+
+    /// A network came, went, or has other ranges beyond it.
+    fn set_network(&mut self, world: &World, name: &str) -> Option<String> {
+        let found = world.networks.get(name).filter(|network| network.spec.rnic.is_some());
+        let uid = found.and_then(|network| network.metadata.uid.clone());
+        if let Some(old) = self.uids.get(name)
+            && uid.as_ref() != Some(old)
+        {
+            self.lists.remove(old);
+            self.uids.remove(name);
+        }
+        let (network, uid) = (found?, uid?);
+        let generation = self.generation;
+        self.uids.insert(name.to_owned(), uid.clone());
+        let list = self.lists.entry(uid.clone()).or_insert_with(|| List {
+            name: name.to_owned(),
+            // A list of a former life of the controller has no generation in common with this one.
+            generation,
+            floor: generation,
+            ..List::default()
+        });
+        let beyond = Arc::new(Entry { node: None, through: String::new(), daemon: String::new() });
+        let wanted: BTreeMap<Cidr, Arc<Entry>> =
+            network.spec.allow.iter().map(|cidr| (*cidr, Arc::clone(&beyond))).collect();
+        let differing: Vec<Cidr> = wanted
+            .keys()
+            .filter(|cidr| !list.allow.contains_key(cidr))
+            .chain(list.allow.keys().filter(|cidr| !wanted.contains_key(cidr)))
+            .copied()
+            .collect();
+        list.allow = wanted;
+        for cidr in &differing {
+            list.changed(generation, *cidr);
+        }
+        (!differing.is_empty()).then_some(uid)
+    }
+
+    /// Which networks a node hosts; whether it has one more.
+    fn set_node(&mut self, world: &World, node: &str) -> bool {
+        let new = networks(world.rdma_nodes.get(node));
+        let old = self.hosted.remove(node).unwrap_or_default();
+        for uid in old.difference(&new) {
+            if let Some(hosts) = self.hosts.get_mut(uid) {
+                hosts.remove(node);
+                if hosts.is_empty() {
+                    self.hosts.remove(uid);
+                }
+            }
+        }
+        let mut more = false;
+        for uid in new.difference(&old) {
+            self.hosts.entry(uid.clone()).or_default().insert(node.to_owned());
+            more = true;
+        }
+        if !new.is_empty() {
+            self.hosted.insert(node.to_owned(), new);
+        }
+        more
+    }
+
+    /// Where a block is now; the list that this changes.
+    fn set_block(&mut self, world: &World, block: &str) -> Option<String> {
+        let new = entry(world, block).filter(|(uid, ..)| self.lists.contains_key(uid));
+        let old = self.places.remove(block);
+        let generation = self.generation;
+        let place = new.as_ref().map(|(uid, cidr, _)| (uid.clone(), *cidr));
+        let mut touched = None;
+        if let Some((uid, cidr)) = old.filter(|old| Some(old) != place.as_ref())
+            && let Some(list) = self.lists.get_mut(&uid)
+            && list.blocks.remove(&cidr).is_some()
+        {
+            list.changed(generation, cidr);
+            touched = Some(uid);
+        }
+        let Some((uid, cidr, entry)) = new else { return touched };
+        self.places.insert(block.to_owned(), (uid.clone(), cidr));
+        if let Some(list) = self.lists.get_mut(&uid)
+            && list.blocks.get(&cidr).is_none_or(|found| **found != entry)
+        {
+            list.blocks.insert(cidr, Arc::new(entry));
+            list.changed(generation, cidr);
+            touched = Some(uid);
+        }
+        touched
+    }
+
+    /// UIDs of networks that a node hosts.
+    pub fn hosted(&self, node: &str) -> impl Iterator<Item = &str> {
+        self.hosted.get(node).into_iter().flatten().map(String::as_str)
+    }
+
+    /// What a node is to be told of a network, if it holds this generation of it; nothing if it is
+    /// told already, or does not host it.
+    #[must_use]
+    pub fn news(&self, node: &str, uid: &str, held: Option<u64>) -> Option<News> {
+        let list = self.lists.get(uid)?;
+        if held == Some(list.generation) || !self.hosted.get(node)?.contains(uid) {
+            return None;
+        }
+        let held = held.filter(|held| (list.floor..list.generation).contains(held));
+        let mut news = News {
+            network: list.name.clone(),
+            uid: uid.to_owned(),
+            generation: list.generation,
+            whole: held.is_none(),
+            add: Vec::new(),
+            remove: Vec::new(),
+        };
+        let concerned: BTreeSet<Cidr> = match held {
+            Some(held) => {
+                let since = list.log.iter().rev().take_while(|(generation, _)| *generation > held);
+                since.map(|(_, cidr)| *cidr).collect()
+            }
+            None => list.blocks.keys().chain(list.allow.keys()).copied().collect(),
+        };
+        for cidr in concerned {
+            match list.seen_by(node, &cidr) {
+                Some(entry) => news.add.push((cidr, entry)),
+                None if news.whole => {}
+                None => news.remove.push(cidr),
+            }
+        }
+        Some(news)
+    }
+}
+
+/// Where a block is, if others can reach it: the network's UID, the range, the entry.
+fn entry(world: &World, name: &str) -> Option<(String, Cidr, Entry)> {
+    let block = world.blocks.get(name)?;
+    let network = world.networks.get(&block.spec.network)?;
+    if network.metadata.uid.as_ref() != Some(&block.spec.network_uid) {
+        return None;
+    }
+    let NetworkBacking::Rnic(rnic) = network.spec.backing()? else { return None };
+    let node = world.rdma_nodes.get(&block.spec.node)?;
+    let status = node.status.as_ref()?;
+    let through = match rnic.addressing {
+        Addressing::Flat => String::new(),
+        Addressing::Translated => {
+            let on_fabric =
+                status.rnics.iter().filter(|found| found.fabric.as_ref() == Some(&rnic.fabric));
+            let address: IpAddr =
+                on_fabric.filter_map(|found| found.host_address.as_ref()?.parse().ok()).next()?;
+            address.to_string()
+        }
+    };
+    let endpoint = status.channel.as_ref().map(|channel| channel.endpoint.as_str());
+    let daemon = endpoint.filter(|text| text.parse::<SocketAddr>().is_ok()).unwrap_or_default();
+    let node = Some(block.spec.node.clone());
+    let entry = Entry { node, through, daemon: daemon.to_owned() };
+    Some((block.spec.network_uid.clone(), block.spec.cidr, entry))
+}

@@ -1,0 +1,270 @@
+//! Lists of peers: whatever changes, and whenever an agent looks, what it is told adds up to what
+//! the objects say.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use vhost_rdma_cluster_api::{
+    Addressing, Channel, Cidr, NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork,
+    RdmaNetworkSpec, RdmaNode, RdmaNodeSpec, RdmaNodeStatus, Rnic, RnicStatus, block_name,
+};
+use vhost_rdma_controller::core::{Board, Kind, News, Object, World};
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+const NETWORKS: [&str; 2] = ["blue", "red"];
+
+/// The objects, and the copy of the cluster that hears of them.
+#[derive(Default)]
+struct Cluster {
+    networks: BTreeMap<String, RdmaNetwork>,
+    nodes: BTreeMap<String, RdmaNode>,
+    blocks: BTreeMap<String, RdmaIPBlock>,
+    world: World,
+    board: Board,
+    serial: u32,
+}
+
+type Entry = (String, String);
+/// What an agent has of each network: generation, entries by range.
+type Held = BTreeMap<String, (u64, BTreeMap<String, Entry>)>;
+
+fn cidr(n: usize) -> Cidr {
+    format!("10.0.0.{}/30", n * 4).parse().unwrap()
+}
+
+impl Cluster {
+    fn apply(&mut self, object: Object) {
+        self.world.apply(object, Duration::ZERO);
+    }
+
+    fn network(&mut self, pick: usize) {
+        let name = NETWORKS[pick % 2];
+        if (pick / 2).is_multiple_of(5) {
+            self.networks.remove(name);
+            self.world.remove(Kind::Network, name, Duration::ZERO);
+            return;
+        }
+        let flat = name == "red";
+        let addressing = if flat { Addressing::Flat } else { Addressing::Translated };
+        let spec = RdmaNetworkSpec {
+            rnic: Some(Rnic { fabric: "f".to_owned(), addressing }),
+            allow: (0..pick / 16 % 3).map(|n| cidr(60 + n)).collect(),
+            ..RdmaNetworkSpec::default()
+        };
+        let mut network = RdmaNetwork::new(name, spec);
+        self.serial += 1;
+        let serial = self.serial;
+        let uid = self.networks.get(name).and_then(|found| found.metadata.uid.clone());
+        network.metadata.uid = Some(uid.unwrap_or_else(|| format!("{name}-{serial}")));
+        self.networks.insert(name.to_owned(), network.clone());
+        self.apply(Object::Network(network));
+    }
+
+    fn node(&mut self, pick: usize) {
+        let name = NODES[pick % 3];
+        let rest = pick / 3;
+        if rest.is_multiple_of(7) {
+            self.nodes.remove(name);
+            self.world.remove(Kind::RdmaNode, name, Duration::ZERO);
+            return;
+        }
+        let hosted = NETWORKS.iter().enumerate().filter(|(n, _)| rest >> n & 1 == 1);
+        let networks = hosted
+            .filter_map(|(_, network)| self.networks.get(*network))
+            .map(|network| NodeNetwork {
+                name: network.metadata.name.clone().unwrap(),
+                uid: network.metadata.uid.clone().unwrap(),
+                ..NodeNetwork::default()
+            })
+            .collect();
+        let mut node = RdmaNode::new(name, RdmaNodeSpec { networks, ..RdmaNodeSpec::default() });
+        let address = ["", "rubbish", "10.9.0.1", "10.9.0.2"][rest / 4 % 4];
+        let endpoint = ["", "rubbish", "10.8.0.1:4000"][rest / 16 % 3];
+        node.status = Some(RdmaNodeStatus {
+            rnics: vec![RnicStatus {
+                fabric: Some("f".to_owned()),
+                host_address: (!address.is_empty()).then(|| address.to_owned()),
+                ..RnicStatus::default()
+            }],
+            channel: (!endpoint.is_empty())
+                .then(|| Channel { endpoint: endpoint.to_owned(), certificate: None }),
+            ..RdmaNodeStatus::default()
+        });
+        self.nodes.insert(name.to_owned(), node.clone());
+        self.apply(Object::RdmaNode(node));
+    }
+
+    fn block(&mut self, pick: usize) {
+        let network = NETWORKS[pick % 2];
+        let cidr = cidr(pick / 2 % 6);
+        let name = block_name(network, &cidr);
+        let Some(found) = self.networks.get(network) else { return };
+        if self.blocks.remove(&name).is_some() {
+            self.world.remove(Kind::Block, &name, Duration::ZERO);
+            return;
+        }
+        let spec = RdmaIPBlockSpec {
+            network: network.to_owned(),
+            network_uid: found.metadata.uid.clone().unwrap(),
+            cidr,
+            node: NODES[pick / 12 % 3].to_owned(),
+            releasing: false,
+        };
+        let block = RdmaIPBlock::new(&name, spec);
+        self.blocks.insert(name, block.clone());
+        self.apply(Object::Block(block));
+    }
+
+    /// What a node should know, worked out from the objects.
+    fn wanted(&self, node: &str) -> BTreeMap<String, BTreeMap<String, Entry>> {
+        let mut wanted = BTreeMap::new();
+        let Some(own) = self.nodes.get(node) else { return wanted };
+        for hosted in &own.spec.networks {
+            let found = self.networks.get(&hosted.name);
+            let Some(network) = found.filter(|n| n.metadata.uid.as_ref() == Some(&hosted.uid))
+            else {
+                continue;
+            };
+            let beyond = network.spec.allow.iter().map(|cidr| (cidr.to_string(), Entry::default()));
+            let mut entries: BTreeMap<String, Entry> = beyond.collect();
+            let of = self.blocks.values().filter(|b| b.spec.network_uid == hosted.uid);
+            for block in of.filter(|block| block.spec.node != node) {
+                let status = self.nodes.get(&block.spec.node).and_then(|n| n.status.clone());
+                let Some(status) = status else { continue };
+                let address = status.rnics[0].host_address.clone().unwrap_or_default();
+                let flat = hosted.name == "red";
+                if !flat && !address.starts_with("10.") {
+                    continue;
+                }
+                let through = if flat { String::new() } else { address };
+                let daemon = status.channel.map(|channel| channel.endpoint).unwrap_or_default();
+                let daemon = if daemon.starts_with("10.") { daemon } else { String::new() };
+                entries.insert(block.spec.cidr.to_string(), (through, daemon));
+            }
+            wanted.insert(hosted.uid.clone(), entries);
+        }
+        wanted
+    }
+
+    /// An agent looks.
+    fn look(&self, node: &str, held: &mut Held) -> u32 {
+        let mut messages = 0;
+        let uids: Vec<String> = self.board.hosted(node).map(str::to_owned).collect();
+        for uid in uids {
+            let has = held.get(&uid).map(|(generation, _)| *generation);
+            let Some(news) = self.board.news(node, &uid, has) else { continue };
+            messages += 1;
+            let News { generation, whole, add, remove, .. } = news;
+            assert!(!whole || remove.is_empty());
+            assert!(whole || has.is_some(), "a delta on nothing");
+            let entry = held.entry(uid).or_default();
+            if whole {
+                entry.1.clear();
+            }
+            entry.0 = generation;
+            for (cidr, found) in add {
+                assert!(found.node.as_deref() != Some(node), "a node is told of its own block");
+                let value = (found.through.clone(), found.daemon.clone());
+                entry.1.insert(cidr.to_string(), value);
+            }
+            for cidr in remove {
+                entry.1.remove(&cidr.to_string());
+            }
+        }
+        messages
+    }
+
+    fn check(&self, node: &str, held: &Held) -> Result<(), String> {
+        for (uid, wanted) in self.wanted(node) {
+            let found = held.get(&uid).map(|(_, entries)| entries.clone());
+            if found.as_ref() != Some(&wanted) {
+                return Err(format!("{node} has of {uid} {found:?}, wanted {wanted:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None,
+        ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_an_agent_is_told_adds_up(
+        steps in proptest::collection::vec((0_u8..12, any::<u16>()), 0..200),
+    ) {
+        let mut cluster = Cluster::default();
+        let mut agents: BTreeMap<&str, Held> = NODES.map(|node| (node, Held::new())).into();
+        for (op, pick) in steps {
+            let pick = usize::from(pick);
+            match op {
+                0 => cluster.network(pick),
+                1..=3 => cluster.node(pick),
+                4..=7 => cluster.block(pick),
+                // The hub takes changes over, one or many at a time.
+                8 | 9 => drop(cluster.board.update(&mut cluster.world)),
+                // An agent that looks, however late.
+                _ => {
+                    let node = NODES[pick % 3];
+                    cluster.board.update(&mut cluster.world);
+                    let held = agents.get_mut(node).unwrap();
+                    cluster.look(node, held);
+                    let right = cluster.check(node, held);
+                    prop_assert!(right.is_ok(), "{}", right.unwrap_err());
+                    prop_assert_eq!(cluster.look(node, held), 0, "told twice");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_is_concerned_is_woken(
+        steps in proptest::collection::vec((0_u8..8, any::<u16>()), 0..120),
+    ) {
+        let mut cluster = Cluster::default();
+        let mut agents: BTreeMap<&str, Held> = NODES.map(|node| (node, Held::new())).into();
+        for (op, pick) in steps {
+            let pick = usize::from(pick);
+            match op {
+                0 => cluster.network(pick),
+                1..=3 => cluster.node(pick),
+                _ => cluster.block(pick),
+            }
+            let woken = cluster.board.update(&mut cluster.world);
+            for node in NODES {
+                let held = agents.get_mut(node).unwrap();
+                if woken.contains(node) {
+                    cluster.look(node, held);
+                }
+                let right = cluster.check(node, held);
+                prop_assert!(right.is_ok(), "{}", right.unwrap_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_lags_too_far_is_told_everything_and_nobody_holds_memory_for_it() {
+    let mut cluster = Cluster::default();
+    cluster.network(1 + 2); // red, which is flat
+    for n in 0..3 {
+        cluster.node(n + 3 * 2);
+    }
+    cluster.board.update(&mut cluster.world);
+    let mut held = Held::new();
+    cluster.look("n1", &mut held);
+    let uid = cluster.networks["red"].metadata.uid.clone().unwrap();
+    let before = held[&uid].0;
+    // A block of n2 that comes and goes.
+    for round in 1..=3000_u32 {
+        cluster.block(1 + 12);
+        let woken = cluster.board.update(&mut cluster.world);
+        assert!(woken.contains("n1") && woken.len() == 3, "{woken:?}");
+        let news = cluster.board.news("n1", &uid, Some(before)).expect("news");
+        assert!(news.add.len() + news.remove.len() <= 1, "a change is told as it is now");
+        assert_eq!(news.whole, round > 2048, "round {round}");
+    }
+}
