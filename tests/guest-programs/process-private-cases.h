@@ -403,6 +403,52 @@ static bool hangs(void)
 
 enum { BLOCK = 65536, BLOCKS = 16, WRITES = 20000 };
 
+/* ---- The device goes --------------------------------------------------------------------------- */
+
+static void *sleep_for_the_device(void *type)
+{
+	struct ibv_async_event event;
+
+	if (!ibv_get_async_event(ends[0].ctx, &event)) {
+		*(int *)type = event.event_type;
+		ibv_ack_async_event(&event);
+	}
+	return NULL;
+}
+
+/* Whoever runs this ends the daemon when it has said that it sleeps. */
+static bool asleep(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(ends[0].ctx);
+	struct ibv_cq *which, *cq = ibv_create_cq(ends[0].ctx, 4, NULL, channel, 0);
+	struct ibv_qp_init_attr how = {
+		.send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	int bits = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	struct ibv_recv_wr *bad, receive = { .wr_id = 7 };
+	struct ibv_qp *qp = cq ? ibv_create_qp(ends[0].pd, &how) : NULL;
+	struct ibv_wc wc;
+	pthread_t other;
+	void *context;
+	int type = -1;
+
+	TRY(channel && qp);
+	TRY(!ibv_modify_qp(qp, &init, bits) && !ibv_post_recv(qp, &receive, &bad));
+	TRY(!ibv_req_notify_cq(cq, 0) && !pthread_create(&other, NULL, sleep_for_the_device, &type));
+	printf("asleep\n");
+	fflush(stdout);
+	TRY(!ibv_get_cq_event(channel, &which, &context) && which == cq);
+	ibv_ack_cq_events(cq, 1);
+	TRY(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 7 && wc.status == IBV_WC_WR_FLUSH_ERR);
+	TRY(ibv_req_notify_cq(cq, 0) == 0 && ibv_poll_cq(cq, 1, &wc) == 0);
+	/* Nothing will ever come: nobody may sleep for it. */
+	TRY(ibv_get_cq_event(channel, &which, &context));
+	TRY(!pthread_join(other, NULL) && type == IBV_EVENT_DEVICE_FATAL);
+	TRY(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel));
+	return true;
+}
+
 static bool measure(const char *name, uint8_t *near, uint8_t *far)
 {
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, near, BLOCK * BLOCKS, ALL);

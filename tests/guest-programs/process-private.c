@@ -364,6 +364,43 @@ static bool large(void)
 }
 
 /* A header of 40 bytes comes first; a datagram is shorter than what it is received in. */
+/*
+ * What is posted at once is done in its order: the last of many writes to one place stays, a read
+ * behind them brings it, and who is told by a message behind them finds it.
+ */
+static bool ordered(void)
+{
+	enum { MANY = 12 };
+	uint8_t *near = map((MANY + 1) * ROOM, PROT_READ | PROT_WRITE);
+	uint8_t *far = map(ROOM, PROT_READ | PROT_WRITE), *last = near + (MANY - 1) * ROOM;
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, near, (MANY + 1) * ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, far, ROOM, ALL);
+	struct remote there = { far + AT, far_mr, 0, 0 };
+	struct ibv_sge back = sge(near + MANY * ROOM + AT, LEN, near_mr), room = sge(far, 64, far_mr);
+	struct ibv_wc wc;
+	int round, i;
+
+	TRY(near && far && near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	for (round = 0; round < 50; round++) {
+		fill(near, MANY * ROOM, (unsigned int)round);
+		memset(far, 0xee, ROOM);
+		MUST(receive(&ends[1], 1, &room, 1));
+		for (i = 0; i < MANY; i++)
+			MUST(post(IBV_WR_RDMA_WRITE, 0, sge(near + i * ROOM + AT, LEN, near_mr), there));
+		MUST(post(IBV_WR_RDMA_READ, 0, back, there));
+		MUST(post(IBV_WR_SEND, IBV_SEND_SIGNALED, sge(near, 8, near_mr), (struct remote){ 0 }));
+		MUST(done(&ends[1], &wc, IBV_WC_SUCCESS));
+		TRY(!memcmp(far + AT, last + AT, LEN));
+		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
+		TRY(!memcmp(near + MANY * ROOM + AT, last + AT, LEN));
+	}
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	munmap(near, (MANY + 1) * ROOM);
+	munmap(far, ROOM);
+	return true;
+}
+
 static bool datagrams(void)
 {
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
@@ -545,6 +582,7 @@ static const struct {
 } cases[] = {
 	{ "kinds", kinds, false },
 	{ "large", large, false },
+	{ "ordered", ordered, false },
 	{ "datagrams", datagrams, false },
 	{ "atomics", atomics, false },
 	{ "unmapped", unmapped, false },
@@ -560,6 +598,7 @@ static const struct {
 	{ "turnover", turnover, false },
 	{ "fork", forks, false },
 	{ "hangs", hangs, true },
+	{ "asleep", asleep, true },
 };
 
 int main(int argc, char **argv)

@@ -210,11 +210,17 @@ impl Guest {
     pub fn command(&self, opcode: u16, ctx: u32, body: &[u8], response: u32) -> Result<Vec<u8>> {
         let header = Put::new().u16(opcode).zero(2).u32(ctx).u64(0).done(16);
         if let Some(process) = &self.0.process {
-            let bytes = process.command(process.given(), &[&header, body].concat())?;
+            let given = process.given();
+            let bytes = process.command(given, &[&header, body].concat())?;
             let status = bytes.0;
             witness::answered(opcode, status);
             return match status {
-                err::OK if bytes.1.len() == response as usize => Ok(bytes.1),
+                err::OK if bytes.1.len() == response as usize => {
+                    if matches!(opcode, cmd::CQ_CREATE | cmd::QP_CREATE | cmd::SRQ_CREATE) {
+                        process.made(given.0, bytes.1.u32_at(0));
+                    }
+                    Ok(bytes.1)
+                }
                 err::OK => Err(Error::Broken(format!("command {opcode:#x}: another response"))),
                 status => Err(Error::Status { opcode, status }),
             };
@@ -252,6 +258,15 @@ impl Guest {
         self.command(cmd::SHUTDOWN, 0, &[], 0)?;
         self.release_all();
         Ok(())
+    }
+
+    /// The NIC answers a command of this guest's.
+    #[track_caller]
+    pub fn works(&self) {
+        match self.0.process {
+            Some(_) => drop(self.query_port().expect("QUERY_PORT")),
+            None => self.keepalive().expect("KEEPALIVE"),
+        }
     }
 
     /// Shows and asks for a sign of life.

@@ -102,6 +102,14 @@ impl Guest {
 
     /// The next asynchronous event within `timeout`.
     pub fn async_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
+        if let Some(process) = &self.0.process {
+            // It knows objects by names of its own, and has one context.
+            let event = process.event(timeout);
+            return Ok(event.map(|(name, kind)| {
+                let object = process.number_of(name).unwrap_or(name as u32);
+                AsyncEvent { kind, object, ctx: 0 }
+            }));
+        }
         let bytes = self.with_async(|q| q.take(timeout))?;
         let event =
             bytes.map(|b| AsyncEvent { kind: b.u32_at(0), object: b.u32_at(4), ctx: b.u32_at(8) });
@@ -129,8 +137,12 @@ impl Guest {
         }
     }
 
-    /// The next completion event of `vector` within `timeout`.
+    /// The next completion event of `vector` within `timeout`. A process has channels of its own
+    /// instead ([`crate::process::Channel`]).
     pub fn comp_event(&self, vector: usize, timeout: Duration) -> Result<Option<CompEvent>> {
+        if self.0.process.is_some() {
+            return Ok(None);
+        }
         let bytes = self.with_comp(vector, |q| q.take(timeout))?;
         Ok(bytes.map(|b| CompEvent { cqn: b.u32_at(0), arm_seq: b.u32_at(4) }))
     }

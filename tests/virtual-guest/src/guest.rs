@@ -12,6 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -258,8 +259,12 @@ impl Guest {
     /// driver, whose commands go by the socket. It has no virtqueues, no kernel and no life of its
     /// own.
     pub fn of_process(path: &Path) -> Result<Self> {
+        Self::of_process_with(path, GuestConfig::default())
+    }
+
+    /// As [`Self::of_process`], with as much memory as `config` says.
+    pub fn of_process_with(path: &Path, config: GuestConfig) -> Result<Self> {
         let (process, welcome) = Process::connect(path)?;
-        let config = GuestConfig::default();
         let ram = Ram::sealed(config.ram_base, config.ram_bytes)?;
         for region in ram.regions() {
             process.add_memory((region.gpa(), region.size(), 0), region.fd())?;
@@ -356,21 +361,38 @@ impl Guest {
     /// Plugs memory in and tells the device.
     pub fn add_memory(&self, gpa: u64, size: u64) -> Result<Arc<Region>> {
         let region = self.ram().add_region(gpa, size)?;
-        self.front(|f| f.add_mem_region(&region_info(&region)).map(drop))?;
+        self.tell_of(&region)?;
         Ok(region)
     }
 
-    /// Plugs in memory that is a file of the caller's.
+    fn tell_of(&self, region: &Region) -> Result<()> {
+        match &self.0.process {
+            Some(process) => {
+                process.add_memory((region.gpa(), region.size(), 0), region.fd())?;
+            }
+            None => self.front(|f| f.add_mem_region(&region_info(region)).map(drop))?,
+        }
+        Ok(())
+    }
+
+    /// Plugs in memory that is a file of the caller's; a process's is sealed.
     pub fn add_file(&self, gpa: u64, size: u64, file: OwnedFd) -> Result<Arc<Region>> {
+        if self.0.process.is_some() {
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)
+                .map_err(std::io::Error::from)?;
+        }
         let region = self.ram().add_file(gpa, size, file)?;
-        self.front(|f| f.add_mem_region(&region_info(&region)).map(drop))?;
+        self.tell_of(&region)?;
         Ok(region)
     }
 
     /// Unplugs the region at `gpa`; the device has let go of it when this returns.
     pub fn remove_memory(&self, gpa: u64) -> Result<()> {
         let region = self.ram().remove_region(gpa).ok_or(Error::Disconnected)?;
-        self.front(|f| f.remove_mem_region(&region_info(&region)))
+        match &self.0.process {
+            Some(process) => process.remove_memory(region.gpa(), region.size()),
+            None => self.front(|f| f.remove_mem_region(&region_info(&region))),
+        }
     }
 
     /// Sends the whole memory table again, which moves every region in the daemon.
@@ -406,6 +428,12 @@ impl Guest {
         } else {
             f(&mut lock(&self.0.kicks[index - self.first_kick_queue()]))
         }
+    }
+
+    /// All that the device can be kicked by.
+    pub fn kick_fds(&self) -> Result<Vec<EventFd>> {
+        let first = if self.0.process.is_some() { self.first_kick_queue() } else { 0 };
+        (first..self.queue_count()).map(|index| self.kick_fd(index)).collect()
     }
 
     /// The eventfd that kicks virtqueue `index`.

@@ -1,11 +1,13 @@
 //! A process's side of its NIC's socket (docs/virtio-rdma-process.md): messages in packets, with
 //! descriptors. Every one can be malformed on purpose.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,6 +39,9 @@ pub mod op {
     pub const CM_COMMAND: u32 = 18;
 }
 
+/// Where names begin that no test has given.
+const UNNAMED: u64 = 1 << 63;
+
 /// What an answer is.
 pub type Answer = (u32, Vec<u8>, Vec<OwnedFd>);
 
@@ -48,6 +53,8 @@ pub struct Process {
     events: OwnedFd,
     /// What objects that are made are called, and their channel.
     given: Mutex<(u64, u32)>,
+    /// Objects that a test did not name, by the names that they have.
+    made: Mutex<BTreeMap<u64, u32>>,
 }
 
 /// The answer to HELLO.
@@ -77,7 +84,11 @@ pub struct Channel {
 
 /// The channel of jobs for mirrored regions.
 #[derive(Debug)]
-pub struct Mirrors(OwnedFd);
+pub struct Mirrors {
+    channel: OwnedFd,
+    /// Jobs of the last packet that nobody has asked for yet.
+    came: Mutex<VecDeque<Job>>,
+}
 
 /// What the owner of a mirrored region is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,15 +114,21 @@ pub mod job {
 impl Mirrors {
     /// The next job, if one comes.
     pub fn job(&self, time: Duration) -> Option<Job> {
-        let (bytes, _) = wait(&self.0, time).then(|| receive(&self.0).ok())??;
-        (bytes.len() == 48).then(|| Job {
-            number: bytes.u64_at(0),
-            kind: bytes.u32_at(8),
-            key: bytes.u32_at(12),
-            address: bytes.u64_at(16),
-            length: bytes.u32_at(24),
-            operands: [bytes.u64_at(32), bytes.u64_at(40)],
-        })
+        let mut came = self.came.lock().expect("whole");
+        if came.is_empty() {
+            let channel = &self.channel;
+            let (bytes, _) = wait(channel, time).then(|| receive(channel).ok())??;
+            assert!(bytes.len().is_multiple_of(48) && bytes.len() <= 8 * 48, "{}", bytes.len());
+            came.extend(bytes.chunks(48).map(|job| Job {
+                number: job.u64_at(0),
+                kind: job.u32_at(8),
+                key: job.u32_at(12),
+                address: job.u64_at(16),
+                length: job.u32_at(24),
+                operands: [job.u64_at(32), job.u64_at(40)],
+            }));
+        }
+        came.pop_front()
     }
 
     /// Answers one.
@@ -122,7 +139,7 @@ impl Mirrors {
 
     /// Says anything.
     pub fn say(&self, bytes: &[u8]) -> std::io::Result<()> {
-        send(&self.0, bytes, &[])
+        send(&self.channel, bytes, &[])
     }
 }
 
@@ -142,6 +159,13 @@ pub fn send(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> std::i
         assert!(control.push(SendAncillaryMessage::ScmRights(files)), "there is room");
     }
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Sends a packet if there is room, and waits for nothing.
+pub fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> std::io::Result<()> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::send(socket, bytes, flags)?;
     Ok(())
 }
 
@@ -230,7 +254,8 @@ impl Process {
             addresses: body.u16_at(12),
             mac: body[14..20].try_into().expect("six bytes"),
         };
-        Ok((Self { socket, events, given: Mutex::default() }, welcome))
+        let (given, made) = (Mutex::default(), Mutex::default());
+        Ok((Self { socket, events, given, made }, welcome))
     }
 
     /// The socket.
@@ -271,7 +296,23 @@ impl Process {
 
     /// What is made now has this cookie and channel.
     pub(crate) fn given(&self) -> (u64, u32) {
-        *lock(&self.given)
+        static NEXT: AtomicU64 = AtomicU64::new(UNNAMED);
+        match *lock(&self.given) {
+            (0, channel) => (NEXT.fetch_add(1, Ordering::Relaxed), channel),
+            given => given,
+        }
+    }
+
+    /// An object of this name has this number.
+    pub(crate) fn made(&self, name: u64, number: u32) {
+        if name >= UNNAMED {
+            lock(&self.made).insert(name, number);
+        }
+    }
+
+    /// The number of an object that no test has named.
+    pub(crate) fn number_of(&self, name: u64) -> Option<u32> {
+        lock(&self.made).get(&name).copied()
     }
 
     /// CHANNEL_ADD.
@@ -288,7 +329,7 @@ impl Process {
         let (_, files) = ok(op::MIRROR_ADD, self.ask(op::MIRROR_ADD, &[], &[])?)?;
         let [channel]: [OwnedFd; 1] =
             files.try_into().map_err(|files| Error::Broken(format!("{files:?}")))?;
-        Ok(Mirrors(channel))
+        Ok(Mirrors { channel, came: Mutex::default() })
     }
 
     /// CHANNEL_REMOVE; its status.

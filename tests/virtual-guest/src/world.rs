@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::control::{Ctx, Mr};
 use crate::daemon::{Daemon, DaemonOptions};
-use crate::guest::{Guest, GuestConfig};
+use crate::guest::{Guest, GuestConfig, Result};
 use crate::qp::{Path, Qp, QpSpec, SendWr};
 use crate::rings::{Cq, Cqe, Sge};
 use crate::spec::{self, access};
@@ -70,9 +70,21 @@ pub struct Node {
     pub gid: [u8; 16],
 }
 
+/// How one comes to a NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Door {
+    /// As a guest, by its monitor's connection.
+    #[default]
+    Monitor,
+    /// As a process.
+    Process,
+}
+
 /// A NIC whose guest has yet to come.
 #[derive(Debug, Clone)]
 pub struct Vacancy {
+    /// Who may come.
+    pub door: Door,
     /// The NIC's name.
     pub name: String,
     /// The NIC's socket.
@@ -148,10 +160,8 @@ impl World {
     /// As [`Self::node`], on another network, with options of `nic add`, and another guest.
     #[track_caller]
     pub fn node_with(&self, network: &str, options: &[&str], config: GuestConfig) -> Node {
-        let Vacancy { name, socket, gid } = self.vacancy_with(network, options);
-        let guest = Guest::connect(&socket, config)
-            .unwrap_or_else(|e| panic!("{name}: {e}\n{}", self.daemon.log()));
-        Node::start(name, socket, guest, gid)
+        let place = self.vacancy_with(network, options);
+        place.enter(config).unwrap_or_else(|e| panic!("{}: {e}\n{}", place.name, self.daemon.log()))
     }
 
     /// A new NIC on `net` without a guest.
@@ -163,11 +173,24 @@ impl World {
     /// As [`Self::vacancy`], on another network and with options of `nic add`.
     #[track_caller]
     pub fn vacancy_with(&self, network: &str, options: &[&str]) -> Vacancy {
+        self.vacancy_by(Door::Monitor, network, options)
+    }
+
+    /// As [`Self::vacancy_with`], for whoever comes by this door.
+    #[track_caller]
+    pub fn vacancy_by(&self, door: Door, network: &str, options: &[&str]) -> Vacancy {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let name = format!("nic{n}");
-        let socket = self.daemon.add_nic(&name, network, options);
         let [net, host] = n.to_be_bytes();
-        Vacancy { name, socket, gid: ipv4_gid(net, host) }
+        let address = format!("10.0.{net}.{host}");
+        let socket = match door {
+            Door::Monitor => self.daemon.add_nic(&name, network, options),
+            Door::Process => {
+                let options = [&["--address", &address], options].concat();
+                self.daemon.add_process_nic(&name, network, &options)
+            }
+        };
+        Vacancy { door, name, socket, gid: ipv4_gid(net, host) }
     }
 
     /// Two guests with a connected pair of RC queue pairs.
@@ -184,6 +207,46 @@ impl World {
         a.connect(&b, path);
         b.connect(&a, path);
         (a, b)
+    }
+}
+
+impl Vacancy {
+    /// Comes to the NIC, with a context and a protection domain.
+    pub fn enter(&self, config: GuestConfig) -> Result<Node> {
+        let Self { door, name, socket, gid } = self.clone();
+        let guest = match door {
+            Door::Monitor => Guest::connect(&socket, config)?,
+            Door::Process => Guest::of_process_with(&socket, config)?,
+        };
+        if door == Door::Monitor {
+            guest.init()?;
+            guest.set_gid(0, spec::GID_ROCE_V2, gid)?;
+        }
+        let ctx = guest.open()?;
+        let pdn = ctx.create_pd()?;
+        Ok(Node { name, socket, guest, ctx, pdn, gid })
+    }
+
+    /// One more context with a domain at the NIC where `node` is: the same guest's, or another
+    /// process.
+    pub fn another(&self, node: &Node, config: GuestConfig) -> Result<Node> {
+        if self.door == Door::Process {
+            return self.enter(config);
+        }
+        let ctx = node.guest.open()?;
+        let pdn = ctx.create_pd()?;
+        Ok(Node { ctx, pdn, ..node.clone() })
+    }
+
+    /// A context ends, with all that is in it; a process's with its session.
+    pub fn leave(&self, node: &Node) -> Result<()> {
+        match self.door {
+            Door::Monitor => node.ctx.destroy(),
+            Door::Process => {
+                node.guest.disconnect();
+                Ok(())
+            }
+        }
     }
 }
 
@@ -205,10 +268,9 @@ impl Node {
     /// A process at a NIC for processes, whose address this is.
     #[track_caller]
     pub fn process(name: &str, socket: &std::path::Path, gid: [u8; 16]) -> Self {
-        let guest = Guest::of_process(socket).expect("a session");
-        let ctx = guest.open().expect("CONTEXT_CREATE");
-        let pdn = ctx.create_pd().expect("PD_CREATE");
-        Self { name: name.to_owned(), socket: socket.to_owned(), guest, ctx, pdn, gid }
+        let (name, socket) = (name.to_owned(), socket.to_owned());
+        let place = Vacancy { door: Door::Process, name, socket, gid };
+        place.enter(GuestConfig::default()).expect("a session")
     }
 
     /// INIT, GID 0, a context and a protection domain.

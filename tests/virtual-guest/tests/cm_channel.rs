@@ -68,10 +68,16 @@ impl Host {
         let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
         let at = format!("{address}:{port}");
         let cert = authority.certify(name);
-        let key = Path::new(&cert).with_extension("key").display().to_string();
-        let options = ["--cm-listen", &at, "--cm-cert", &cert, "--cm-key", &key, "--cm-ca"];
+        Self::spawn(at, &cert, authority.ca(), &[])
+    }
+
+    /// A daemon with these files, which need not be there yet.
+    fn spawn(at: String, cert: &str, ca: String, more: &[&str]) -> Self {
+        let key = Path::new(cert).with_extension("key").display().to_string();
+        let options = ["--cm-listen", &at, "--cm-cert", cert, "--cm-key", &key, "--cm-ca"];
         let mut args: Vec<String> = options.map(str::to_owned).into();
-        args.push(authority.ca());
+        args.push(ca);
+        args.extend(more.iter().map(|arg| (*arg).to_owned()));
         let daemon = Daemon::spawn(&DaemonOptions { args, ..DaemonOptions::default() });
         daemon.add_network("net", 100);
         Self { daemon, at }
@@ -241,5 +247,110 @@ fn a_network_that_comes_after_another_inherits_no_peer() {
         b.says("no peer entry of this network names its source and the daemon that sent it");
         let to = Av::to(on_a.node.gid);
         assert!(on_b.node.ctx.create_ah(on_b.node.pdn, &to).is_err(), "{name} {vni:?}");
+    }
+}
+
+/// Files of a daemon that others renew.
+struct Files {
+    dir: tempfile::TempDir,
+    host: &'static str,
+}
+
+impl Files {
+    fn new(host: &'static str) -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), host }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn certify(&self, authority: &Authority) {
+        let made = authority.certify(self.host);
+        let key = Path::new(&made).with_extension("key");
+        std::fs::copy(key, self.path("own.key")).unwrap();
+        std::fs::copy(made, self.path("own.pem")).unwrap();
+    }
+
+    fn trust(&self, roots: &[&Authority]) {
+        let read = |root: &&Authority| std::fs::read_to_string(root.ca()).unwrap();
+        std::fs::write(self.path("ca.pem"), roots.iter().map(read).collect::<String>()).unwrap();
+    }
+}
+
+/// Sends as a connection manager does, again and again until it has arrived.
+fn arrives(from: &mut End, to: &mut End, seed: u64) {
+    let area = to.node.area((GRH + MAD) as u64);
+    to.qp.post_recv(seed, &[area.sge()]);
+    let received = (0..40).find_map(|_| {
+        send(from, to.node.gid, seed);
+        to.rcq.wait(Duration::from_millis(500) * patience())
+    });
+    let received = received.expect("a datagram arrives");
+    assert_eq!((received.wr_id, received.src_qp), (seed, 1));
+}
+
+/// As in a cluster: daemons begin without certificate and peers, are given both, and another root
+/// takes the place of the first while guests speak.
+#[test]
+fn daemons_that_are_given_peers_and_certificates_later_and_other_ones_after_that() {
+    let _watchdog = Watchdog::new(Duration::from_secs(300) * patience());
+    let (old, new) = (Authority::new(), Authority::new());
+    let files = [Files::new(A), Files::new(B)];
+    let start = |files: &Files| {
+        let port = TcpListener::bind((files.host, 0)).unwrap().local_addr().unwrap().port();
+        let at = format!("{}:{port}", files.host);
+        Host::spawn(at, &files.path("own.pem"), files.path("ca.pem"), &["--cm-wait"])
+    };
+    let hosts = [start(&files[0]), start(&files[1])];
+    let (mut on_a, mut on_b) = (hosts[0].guest("net", 1), hosts[1].guest("net", 2));
+    for (host, other, guest) in [(&hosts[0], &hosts[1], 2), (&hosts[1], &hosts[0], 1)] {
+        let set = format!(r#"[{{"address": "10.0.0.{guest}/32", "daemon": "{}"}}]"#, other.at);
+        let path = files[0].path("set.json");
+        std::fs::write(&path, set).unwrap();
+        let command = ["peer", "replace", "--network", "net", "--generation", "1", "--file", &path];
+        host.daemon.run(&command);
+    }
+    stays_away(&mut on_a, &mut on_b);
+    // The receive of the datagram that stayed away is still there.
+    let mut first = true;
+    let mut both_speak = |step: &str| {
+        if std::mem::take(&mut first) {
+            for _ in 0..40 {
+                send(&mut on_a, on_b.node.gid, 1);
+                if on_b.rcq.wait(Duration::from_millis(500) * patience()).is_some() {
+                    break;
+                }
+            }
+        }
+        eprintln!("{step}");
+        for seed in 0..5 {
+            arrives(&mut on_a, &mut on_b, 2 * seed);
+            arrives(&mut on_b, &mut on_a, 2 * seed + 1);
+        }
+    };
+    let reload = |host: &Host| {
+        assert!(host.daemon.run(&["reload"]).contains("certificates"), "something is new");
+    };
+    for (host, files) in hosts.iter().zip(&files) {
+        files.certify(&old);
+        files.trust(&[&old]);
+        reload(host);
+    }
+    both_speak("with certificates that came later");
+    for (host, files) in hosts.iter().zip(&files) {
+        files.trust(&[&old, &new]);
+        reload(host);
+        both_speak("while both roots are trusted");
+    }
+    for (host, files) in hosts.iter().zip(&files) {
+        files.certify(&new);
+        reload(host);
+        both_speak("with a renewed certificate");
+    }
+    for (host, files) in hosts.iter().zip(&files) {
+        files.trust(&[&new]);
+        reload(host);
+        both_speak("without the old root");
     }
 }

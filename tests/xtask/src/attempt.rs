@@ -24,8 +24,16 @@ use crate::rows::{self, Row};
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
 /// What the programs are in, and what they are linked with beside libibverbs.
-const PACKAGES: [&str; 6] =
-    ["ibverbs-utils", "perftest", "rdmacm-utils", "librdmacm1", "libibumad3", "libpci3"];
+const PACKAGES: [&str; 7] = [
+    "ibverbs-utils",
+    "perftest",
+    "rdmacm-utils",
+    "librdmacm1",
+    "libibumad3",
+    "libpci3",
+    // perftest is linked with the providers of hardware.
+    "ibverbs-providers",
+];
 /// Two programs, each with a NIC of its own.
 const RPING: &str = r#"set -- $VHOST_RDMA_ADDRESSES; address=$1
 set -- $(echo "$VHOST_RDMA_DEVICES" | tr : " ")

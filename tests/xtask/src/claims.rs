@@ -20,12 +20,13 @@ use crate::vm::scenarios::clients;
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
-const ROOTS: [&str; 6] = [
+const ROOTS: [&str; 7] = [
     "tests/virtual-guest/tests",
     "vhost-rdma/src",
     "device-plugin/tests",
     "cni-plugin/tests",
     "cni-plugin/src",
+    "controller/src",
     "controller/tests",
 ];
 /// Sections in which every list item is a claim.

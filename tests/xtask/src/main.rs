@@ -17,6 +17,9 @@
 //! cargo xtask lint
 //! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
 //! cargo xtask spec                                        # the specification as LaTeX, as the virtio TC takes it
+//! cargo xtask dashboard                                   # manifests/monitoring/dashboard.json
+//! cargo xtask chart DIR                                   # the Helm chart, from manifests
+//! cargo xtask monitoring                                  # plays each alert by promtool
 //! cargo xtask crds                                        # manifests/crds from controller/api
 //! ```
 //! For work on the guest side:
@@ -30,6 +33,7 @@
 
 mod attempt;
 mod cache;
+mod chart;
 mod chores;
 mod claims;
 mod debug_kernel;
@@ -37,6 +41,7 @@ mod exec;
 mod fabtests;
 mod host;
 mod k8s;
+mod monitoring;
 mod node_bench;
 mod packages;
 mod process;
@@ -125,6 +130,15 @@ enum Chore {
     Lint,
     /// Write manifests/crds anew from controller/api
     Crds,
+    /// Write manifests/monitoring/dashboard.json anew
+    Dashboard,
+    /// Write the Helm chart, made of manifests
+    Chart {
+        /// The directory
+        dir: PathBuf,
+    },
+    /// Play each alert of manifests/monitoring
+    Monitoring,
     /// Write the manual page to standard output, or one page per command to a directory
     Man {
         /// The directory
@@ -163,6 +177,9 @@ fn run(cli: &Cli) -> Result<bool> {
             steps.finish(None)
         }
         Chore::Crds => chores::crds(),
+        Chore::Dashboard => monitoring::write_dashboard(),
+        Chore::Chart { dir } => chart::write(&Cache::open()?, dir),
+        Chore::Monitoring => monitoring::run(&Cache::open()?),
         Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Results(what) => what.run(),
         Chore::Spec(args) => args.run(),

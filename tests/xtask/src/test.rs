@@ -70,6 +70,9 @@ impl Args {
             })?;
         }
         if self.full {
+            steps.step("two containers with RDMA devices", || {
+                process::ContainersArgs::default().run(cache)
+            })?;
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps
                 .step("driver and device of different ages", || ages::Args::default().run(cache))?;

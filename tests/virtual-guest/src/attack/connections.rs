@@ -8,8 +8,10 @@ use crate::guest::Guest;
 use crate::world::Node;
 
 pub(super) const ALL: &[Attack] = &[
-    Attack::new("connections", "connections that say nothing, or half a word", connections),
-    Attack::new("drivers", "a driver that loads, makes a queue pair and is killed", drivers),
+    Attack::new("connections", "connections that say nothing, or half a word", connections)
+        .by_monitors(),
+    Attack::new("drivers", "a driver that loads, makes a queue pair and is killed", drivers)
+        .by_monitors(),
 ];
 
 fn connections(ground: &Ground<'_>) -> Box<dyn Strike> {

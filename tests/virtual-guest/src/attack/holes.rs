@@ -28,12 +28,15 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes).blocking(),
     Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching).blocking(),
     Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes)
+        .by_monitors()
         .blocking()
         .beside("own_holes"),
     Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes)
+        .by_monitors()
         .blocking()
         .beside("own_holes"),
-    Attack::new("own_holes", "the same holes, filled by the villain's own CPU", own_holes),
+    Attack::new("own_holes", "the same holes, filled by the villain's own CPU", own_holes)
+        .by_monitors(),
 ];
 
 const PLUGGED: u64 = 0x2_0000_0000;
@@ -131,7 +134,8 @@ fn hugetlb_file(size: u64) -> OwnedFd {
 }
 
 fn memfd(size: u64) -> OwnedFd {
-    let fd = rustix::fs::memfd_create("villain", MemfdFlags::CLOEXEC).expect("memfd");
+    let fd = rustix::fs::memfd_create("villain", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .expect("memfd");
     ftruncate(&fd, size).expect("its size");
     fd
 }

@@ -15,12 +15,14 @@ use crate::spec::{self, ARM_ANY, PAGE, access};
 use crate::world::{End, Node};
 
 pub(super) const ALL: &[Attack] = &[
-    Attack::new("waiters", "a call descriptor that 100 000 epoll entries wait for", waiters),
+    Attack::new("waiters", "a call descriptor that 100 000 epoll entries wait for", waiters)
+        .by_monitors(),
     Attack::new("unplug", "memory unplugged under 16 000 CQs", unplug).within(48),
     Attack::new("plug", "memory plugged and unplugged beside 60 000 regions", plug).within(64),
     Attack::new("tables", "the memory table sent again and again, 16 000 regions in it", tables)
+        .by_monitors()
         .within(48),
-    Attack::new("pauses", "all rings stopped and started without end", pauses),
+    Attack::new("pauses", "all rings stopped and started without end", pauses).by_monitors(),
 ];
 
 /// Where plugged memory lies.
@@ -87,7 +89,7 @@ fn unplug(ground: &Ground<'_>) -> Box<dyn Strike> {
 }
 
 /// Registers one page many times.
-fn regions(node: &Node, count: usize) {
+pub(super) fn regions(node: &Node, count: usize) {
     let page = node.guest.ram().regions()[0].gpa();
     let list = PageList::contiguous(page, 1, 0, 12);
     for _ in 0..count {

@@ -18,6 +18,7 @@ mod holes;
 mod machine;
 mod objects;
 mod queues;
+mod sessions;
 mod traffic;
 
 use std::fmt;
@@ -26,12 +27,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::backing::rules;
-use crate::guest::{Guest, GuestConfig};
+use crate::guest::GuestConfig;
 use crate::pages::PageList;
 use crate::qp::{Path, QpSpec, SendWr};
 use crate::ram::lock;
 use crate::spec::{Put, Take, cmd, qpt};
-use crate::world::{End, Node, Vacancy, World};
+use crate::world::{Door, End, Node, Vacancy, World};
 
 /// The network that villains live in.
 pub const NETWORK: &str = "villains";
@@ -87,6 +88,8 @@ pub struct Attack {
     /// The kernel can make a single access to its memory last, which nobody can cut short: turns
     /// are as long as that (docs/THREAT_MODEL.md, "Pages that are slow to come").
     pub blocks: bool,
+    /// By which doors it can be carried out.
+    doors: &'static [Door],
     /// The attack that does the same to the host without the device: what it takes from a victim in
     /// another process is not the device's doing.
     pub control: Option<&'static str>,
@@ -101,7 +104,26 @@ impl fmt::Debug for Attack {
 
 impl Attack {
     const fn new(name: &'static str, about: &'static str, set_up: SetUp) -> Self {
-        Self { name, about, villains: 1, budget: 12, blocks: false, control: None, set_up }
+        let doors = &[Door::Monitor, Door::Process];
+        let (villains, budget, blocks, control) = (1, 12, false, None);
+        Self { name, about, villains, budget, blocks, doors, control, set_up }
+    }
+
+    /// What only a monitor can do, or a guest's kernel.
+    const fn by_monitors(mut self) -> Self {
+        self.doors = &[Door::Monitor];
+        self
+    }
+
+    /// What only a process can do.
+    const fn by_processes(mut self) -> Self {
+        self.doors = &[Door::Process];
+        self
+    }
+
+    /// Whether it can be carried out by this door.
+    pub fn comes_by(&self, door: Door) -> bool {
+        self.doors.contains(&door)
     }
 
     const fn by(mut self, villains: usize) -> Self {
@@ -131,12 +153,12 @@ impl Attack {
 
     /// Makes the network and NICs for it.
     #[track_caller]
-    pub fn ground<'a>(&self, world: &'a World, size: Size) -> Ground<'a> {
+    pub fn ground<'a>(&self, world: &'a World, door: Door, size: Size) -> Ground<'a> {
         world.daemon.add_network(NETWORK, 666);
         if !rules().groups_end_with_the_network {
             world.daemon.add_peer(datagrams::GROUP_NAME, NETWORK);
         }
-        let places = (0..self.villains).map(|_| world.vacancy_with(NETWORK, &[])).collect();
+        let places = (0..self.villains).map(|_| world.vacancy_by(door, NETWORK, &[])).collect();
         Ground { world, places, size }
     }
 
@@ -157,6 +179,7 @@ fn families() -> impl Iterator<Item = &'static [Attack]> {
         machine::ALL,
         holes::ALL,
         connections::ALL,
+        sessions::ALL,
     ]
     .into_iter()
 }
@@ -192,10 +215,10 @@ impl Ground<'_> {
     /// One of the villains.
     #[track_caller]
     fn nth(&self, n: usize, config: GuestConfig) -> Node {
-        let Vacancy { name, socket, gid } = self.places[n].clone();
-        let guest = Guest::connect(&socket, config)
-            .unwrap_or_else(|e| panic!("{name}: {e}\n{}", self.world.daemon.log()));
-        Node::start(name, socket, guest, gid)
+        let place = &self.places[n];
+        place
+            .enter(config)
+            .unwrap_or_else(|e| panic!("{}: {e}\n{}", place.name, self.world.daemon.log()))
     }
 
     /// All villains.

@@ -1,20 +1,20 @@
 //! Objects by the thousand: made, ended, looked at in each round.
 
 use super::{Attack, Ground, Strike, blind_cq, rc, take_events, with_ram};
-use crate::control::Ctx;
 use crate::pages::PageList;
 use crate::qp::{Path, Qp, QpSpec};
 use crate::ram::Pages;
 use crate::spec::{Put, Take, access, cmd, qpt};
-use crate::world::Node;
+use crate::world::{Door, Node};
 
 pub(super) const ALL: &[Attack] = &[
     Attack::new("pd_destroy", "PD_DESTROY beside 65 000 regions", pd_destroy).within(48),
     Attack::new("doorbell_pages", "4096 doorbell pages, each looked at for what was posted", pages)
+        .by_monitors()
         .within(24),
     Attack::new("context_ends", "CONTEXT_DESTROY of 16 000 CQs, 4000 regions and 500 QPs", context)
         .within(64),
-    Attack::new("resets", "a NIC with 8000 CQs that is reset", resets).within(48),
+    Attack::new("resets", "a NIC with 8000 CQs that is reset", resets).by_monitors().within(48),
     Attack::new("qp_churn", "queue pairs made, connected and destroyed", qp_churn),
     Attack::new("mr_churn", "MR_REG and MR_DEREG of 4096 pages beside 30 000 regions", mr_churn)
         .within(64),
@@ -82,23 +82,16 @@ fn pages(ground: &Ground<'_>) -> Box<dyn Strike> {
     Box::new(ManyPages { node, page, contexts: Vec::new(), most: ground.sized(1023, 250) })
 }
 
-/// A context of the villain's own with a domain.
-fn context_of(node: &Node) -> Option<Node> {
-    let ctx = node.guest.open().ok()?;
-    let pdn = ctx.create_pd().ok()?;
-    Some(Node { ctx, pdn, ..node.clone() })
-}
-
 fn small() -> QpSpec {
     QpSpec { sq: 2, rq: 2, send_sge: 1, recv_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) }
 }
 
 fn context(ground: &Ground<'_>) -> Box<dyn Strike> {
-    let node = ground.villain(with_ram(48));
-    let page = node.guest.ram().alloc(1);
+    let (node, place) = (ground.villain(with_ram(48)), ground.places[0].clone());
     let [cqs, mrs, qps] = ground.sized([16_000, 4000, 500], [800, 300, 60]);
     Box::new(move || {
-        let Some(inner) = context_of(&node) else { return };
+        let Ok(inner) = place.another(&node, with_ram(48)) else { return };
+        let page = inner.guest.ram().alloc(1);
         for _ in 0..cqs {
             let _refused = blind_cq(&inner, page.gpa(0));
         }
@@ -109,7 +102,7 @@ fn context(ground: &Ground<'_>) -> Box<dyn Strike> {
                 let _state = qp.connect((inner.gid, qp.qpn), &Path::default());
             }
         }
-        let _gone = Ctx::destroy(&inner.ctx);
+        let _gone = place.leave(&inner);
         take_events(&node);
     })
 }
@@ -144,7 +137,11 @@ fn mr_churn(ground: &Ground<'_>) -> Box<dyn Strike> {
     let page = node.guest.ram().alloc(1);
     regions(&node, page.gpa(0), ground.sized(30_000, 1000));
     let pages = node.guest.ram().alloc_scattered(4096);
-    let list = PageList::tree(node.guest.ram(), pages.gpas(), 0, 12, 2);
+    // A process's memory is contiguous as it names it.
+    let list = match ground.places[0].door {
+        Door::Monitor => PageList::tree(node.guest.ram(), pages.gpas(), 0, 12, 2),
+        Door::Process => PageList::contiguous(pages.gpa(0), 4096, 0, 12),
+    };
     Box::new(move || {
         let _held = (&page, &pages);
         let made = node.ctx.mr_reg(node.pdn, access::ALL, (0, 4096 << 12), &list);
@@ -155,10 +152,10 @@ fn mr_churn(ground: &Ground<'_>) -> Box<dyn Strike> {
 }
 
 fn context_churn(ground: &Ground<'_>) -> Box<dyn Strike> {
-    let node = ground.villain(with_ram(16));
+    let (node, place) = (ground.villain(with_ram(16)), ground.places[0].clone());
     Box::new(move || {
-        if let Some(inner) = context_of(&node) {
-            let _gone = Ctx::destroy(&inner.ctx);
+        if let Ok(inner) = place.another(&node, with_ram(8)) {
+            let _gone = place.leave(&inner);
         }
     })
 }

@@ -1,13 +1,12 @@
 //! Completion queues and shared receive queues that are moved, filled and overrun.
 
 use super::{Attack, Ground, Pump, Pumps, Strike, alone, breathe, rc, take_events, with_ram};
-use crate::control::Ctx;
 use crate::pages::{Buf, PageList};
 use crate::qp::{Av, Path, Qp, QpSpec, SendWr};
 use crate::ram::Pages;
 use crate::rings::{Cq, ring_with_control};
 use crate::spec::{self, Put, Take, cmd, qpt};
-use crate::world::Node;
+use crate::world::{Node, Vacancy};
 
 pub(super) const ALL: &[Attack] = &[
     Attack::new("srq_modify", "an SRQ whose 64 MiB of receives move to another ring", srq_modify),
@@ -128,6 +127,7 @@ fn seen(cq: &Cq, n: u32) -> bool {
 
 /// A CQ, all that complete to it, and what overruns it.
 struct Crowd {
+    place: Vacancy,
     node: Node,
     size: usize,
     burst: u32,
@@ -135,9 +135,7 @@ struct Crowd {
 
 impl Strike for Crowd {
     fn strike(&mut self) {
-        let ctx = self.node.guest.open().expect("CONTEXT_CREATE");
-        let pdn = ctx.create_pd().expect("PD_CREATE");
-        let node = Node { ctx, pdn, ..self.node.clone() };
+        let node = self.place.another(&self.node, with_ram(64)).expect("a context");
         // A device that refuses some of it has its reasons.
         if let Some(mut sender) = self.gather(&node) {
             sender.ring_sq();
@@ -146,7 +144,7 @@ impl Strike for Crowd {
                 take_events(&node);
             }
         }
-        let _gone: Result<(), _> = Ctx::destroy(&node.ctx);
+        let _gone = self.place.leave(&node);
     }
 }
 
@@ -181,6 +179,6 @@ impl Crowd {
 }
 
 fn overrun(ground: &Ground<'_>) -> Box<dyn Strike> {
-    let node = ground.villain(with_ram(64));
-    Box::new(Crowd { node, size: ground.sized(4000, 300), burst: 256 })
+    let (place, node) = (ground.places[0].clone(), ground.villain(with_ram(64)));
+    Box::new(Crowd { place, node, size: ground.sized(4000, 300), burst: 256 })
 }

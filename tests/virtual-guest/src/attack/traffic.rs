@@ -14,12 +14,15 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("writes_1m_by_8", "the same by eight NICs", large).by(8).within(48),
     Attack::new("small_writes", "64 QPs whose rings are full of writes of 8 bytes", small)
         .within(24),
-    Attack::new("fast_registrations", "16 QPs that register 512 pages by each request", fastreg),
+    Attack::new("fast_registrations", "16 QPs that register 512 pages by each request", fastreg)
+        .by_monitors(),
     Attack::new("flush", "rings of 16 384 requests that go to ERR", flush),
     Attack::new("rnr_timers", "1024 senders without a receiver, each again after 10 us", rnr)
         .within(24),
     Attack::new("ack_timers", "256 senders to nobody, each again after 8 us", silence).within(24),
-    Attack::new("arms", "256 CQs, armed and completed again and again", arms).within(24),
+    Attack::new("arms", "256 CQs, armed and completed again and again", arms)
+        .by_monitors()
+        .within(24),
     Attack::new("kicks", "every kick descriptor, written to without end", kicks),
     Attack::new("doorbells", "summary bytes that say of 960 queues that they changed", doorbells)
         .within(24),
@@ -223,8 +226,7 @@ fn arms(ground: &Ground<'_>) -> Box<dyn Strike> {
 
 fn kicks(ground: &Ground<'_>) -> Box<dyn Strike> {
     let node = ground.villain(with_ram(16));
-    let all: Vec<_> =
-        (0..node.guest.queue_count()).map(|q| node.guest.kick_fd(q).expect("it")).collect();
+    let all = node.guest.kick_fds().expect("descriptors");
     Box::new(move || {
         for _ in 0..100 {
             all.iter().for_each(|kick| drop(kick.write(1)));

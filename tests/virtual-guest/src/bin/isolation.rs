@@ -1,4 +1,4 @@
-//! `isolation [--json FILE] [--quick] [--loose] [FILTER…]`: what each attack costs a victim in
+//! `isolation [--json FILE] [--quick] [--loose] [--processes] [FILTER…]`: what each attack costs a victim in
 //! another network, a row each.
 //!
 //! A row that did not run fails the program, and so does one that missed a target. The targets are
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use virtual_guest::bench::isolation::{Bounds, Effort, Row, names, run};
+use virtual_guest::bench::isolation::{Bounds, Effort, Row, names, names_by_processes, run};
 
 #[derive(Debug, Parser)]
 #[command(about = "What attacks by one network cost a victim in another on the same worker")]
@@ -23,6 +23,9 @@ struct Args {
     /// For a busy machine: fail only where a row shows that the worker stood still
     #[arg(long)]
     loose: bool,
+    /// The villains are processes
+    #[arg(long)]
+    processes: bool,
     /// Only attacks whose name contains one of these
     filter: Vec<String>,
 }
@@ -31,7 +34,9 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let wanted =
         |name: &str| args.filter.is_empty() || args.filter.iter().any(|f| name.contains(f));
-    let chosen: Vec<_> = names().filter(|name| wanted(name)).collect();
+    let all: Vec<_> =
+        if args.processes { names_by_processes().collect() } else { names().collect() };
+    let chosen: Vec<_> = all.into_iter().filter(|name| wanted(name)).collect();
     anyhow::ensure!(!chosen.is_empty(), "no attack matches {:?}", args.filter);
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
     println!("{}", Row::heading());

@@ -17,7 +17,7 @@ use virtual_guest::guest::{Guest, GuestConfig};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::scene::{SOON, Scene, case};
-use crate::vmm::{message, send_with};
+use crate::vmm::{message, send_with, stream};
 
 const VERSION: u32 = 1;
 const SET_VRING_ERR: u32 = 14;
@@ -38,7 +38,7 @@ fn tell(stream: &mut UnixStream, request: u32, value: u64) {
 
 /// The villain's connection, through with the handshake.
 fn shaken(scene: &Scene) -> UnixStream {
-    let mut stream = scene.stream();
+    let mut stream = stream(scene);
     stream.set_read_timeout(Some(SOON)).expect("a timeout");
     stream.write_all(&message(3, VERSION, 0, &[])).expect("SET_OWNER");
     let _features = ask(&mut stream, 1);
@@ -169,7 +169,7 @@ fn a_daemon_without_descriptors_refuses_and_says_so() {
             held.push(UnixStream::connect(daemon.admin_socket()).expect("the admin socket"));
             std::thread::sleep(Duration::from_millis(5));
         }
-        let mut stream = scene.stream();
+        let mut stream = stream(scene);
         stream.set_read_timeout(Some(SOON)).expect("a timeout");
         let heard = stream.read(&mut [0]);
         scene.others_go_on();
@@ -203,7 +203,7 @@ fn files(pid: u32) -> impl Iterator<Item = u64> {
 #[test]
 fn the_last_region_is_unplugged_and_the_connection_goes_on() {
     case(|scene| {
-        let mut front = Frontend::from_stream(scene.stream(), 8);
+        let mut front = Frontend::from_stream(stream(scene), 8);
         front.set_owner().expect("SET_OWNER");
         let offered = front.get_features().expect("GET_FEATURES");
         let protocol = front.get_protocol_features().expect("GET_PROTOCOL_FEATURES");

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
 use virtual_guest::daemon::tries;
+use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{QpSpec, SendWr};
 use virtual_guest::spec::{access, event, qps, qpt, status};
 
@@ -99,8 +100,8 @@ fn keys_that_are_old_foreign_or_numbers_of_other_things_open_nothing() {
         let villain = scene.villain();
         let old = villain.area(64);
         villain.ctx.dereg(old.mr.lkey).expect("MR_DEREG");
-        let other = villain.guest.open().expect("CONTEXT_CREATE");
-        let foreign = other.mr(other.create_pd().expect("PD_CREATE"), 64, access::ALL).expect("MR");
+        let other = scene.place.another(&villain, GuestConfig::default()).expect("a context");
+        let foreign = other.mr(64);
         let own = villain.area(64);
         let qpn = villain.rc().qp.qpn;
         // As the local key of a write, and as the remote key of one to itself.

@@ -27,8 +27,12 @@ mod outspend;
 mod races;
 mod rings;
 mod scene;
+mod suffer;
 mod turns;
 mod vmm;
 
 /// What carries the villain's NIC, if not what carries all.
 pub(crate) const BACKING: Option<&str> = None;
+
+/// How the villain comes to its NIC.
+pub(crate) const DOOR: virtual_guest::world::Door = virtual_guest::world::Door::Monitor;

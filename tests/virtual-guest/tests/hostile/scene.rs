@@ -1,6 +1,5 @@
 //! What all cases share: a daemon, a villain's NIC, two bystanders, and the verdict.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -8,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
 use virtual_guest::daemon::DaemonOptions;
-use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::qpt;
 use virtual_guest::vitals::Vitals;
-use virtual_guest::world::{Node, Vacancy, World, pattern};
+use virtual_guest::world::{Door, Node, Vacancy, World, pattern};
 
 /// The most that a turn may be charged, in seconds: by the daemon's own count of the work in it,
 /// which does not know how fast this machine is or who else runs on it. How long turns *last* is a
@@ -40,6 +39,8 @@ pub(crate) struct Scene {
     stop: Arc<AtomicBool>,
     traffic: Option<JoinHandle<()>>,
     before: Vitals,
+    /// What the daemon has for the villain's NIC while nobody is there.
+    empty: serde_json::Value,
     budget: u64,
 }
 
@@ -67,10 +68,11 @@ impl Scene {
         let options = DaemonOptions { args, ..DaemonOptions::default() };
         let world = World::with(&options, Duration::from_secs(240));
         let (a, b) = bystanders(&world);
-        let place = world.vacancy();
+        let place = world.vacancy_by(crate::DOOR, "net", &[]);
         // What a connection takes for the first time (threads, their allocators) is no villain's
         // doing.
-        Guest::connect(&place.socket, GuestConfig::default()).expect("a first connection");
+        moves_a_word(&place.enter(GuestConfig::default()).expect("a first connection"));
+        let empty = left_behind(&world, &place);
         let (messages, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&messages), Arc::clone(&stop));
         let traffic = std::thread::spawn(move || bystand(&a, &b, &count, &end));
@@ -81,6 +83,7 @@ impl Scene {
             stop,
             traffic: Some(traffic),
             before: Vitals::default(),
+            empty,
             budget,
         };
         scene.others_go_on();
@@ -97,16 +100,7 @@ impl Scene {
     /// As [`Self::villain`], another guest.
     #[track_caller]
     pub(crate) fn villain_with(&self, config: GuestConfig) -> Node {
-        let Vacancy { name, socket, gid } = self.place.clone();
-        let guest = Guest::connect(&socket, config)
-            .unwrap_or_else(|e| panic!("{e}\n{}", self.world.daemon.log()));
-        Node::start(name, socket, guest, gid)
-    }
-
-    /// The villain's socket, connected.
-    #[track_caller]
-    pub(crate) fn stream(&self) -> UnixStream {
-        UnixStream::connect(&self.place.socket).expect("the NIC's socket")
+        self.place.enter(config).unwrap_or_else(|e| panic!("{e}\n{}", self.world.daemon.log()))
     }
 
     /// Verified messages of the bystanders so far.
@@ -168,13 +162,7 @@ impl Scene {
     #[track_caller]
     pub(crate) fn works_again(&self) {
         let node = self.villain();
-        let mut end = node.rc();
-        end.qp.connect(end.address(), &Path::default()).expect("to itself");
-        let word = node.area(8);
-        end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[9; 8]));
-        if rules().moves_data {
-            assert_eq!(word.bytes(), [9; 8]);
-        }
+        moves_a_word(&node);
         node.guest.disconnect();
     }
 
@@ -203,7 +191,7 @@ impl Scene {
         assert!(traffic.join().is_ok(), "the bystanders' traffic failed");
         let shown = self.world.daemon.show_nic(&self.place.name);
         for (kind, count) in shown["objects"].as_object().expect("objects") {
-            assert_eq!(count.as_u64(), Some(0), "{kind} of the villain are left");
+            assert_eq!(*count, self.empty[kind], "{kind} of the villain are left");
         }
         let after = self.world.daemon.vitals();
         assert!(
@@ -232,6 +220,35 @@ fn bystanders(world: &World) -> (Node, Node) {
     world.daemon.add_network("bystanders", 300);
     let node = || world.node_with("bystanders", &["--backing", "soft"], GuestConfig::default());
     (node(), node())
+}
+
+/// A NIC does what it is there for.
+#[track_caller]
+fn moves_a_word(node: &Node) {
+    let mut end = node.rc();
+    end.qp.connect(end.address(), &Path::default()).expect("to itself");
+    let word = node.area(8);
+    end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[9; 8]));
+    if rules().moves_data {
+        assert_eq!(word.bytes(), [9; 8]);
+    }
+}
+
+/// What the daemon keeps for a NIC when its first user has gone: nothing of a guest, and of
+/// processes what it has for all that may come.
+fn left_behind(world: &World, place: &Vacancy) -> serde_json::Value {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let shown = world.daemon.show_nic(&place.name);
+        let objects = shown["objects"].as_object().expect("objects");
+        let mut held = objects.iter().filter(|(kind, _)| *kind != "kept_bytes");
+        if shown["session"] == "absent" && held.all(|(_, count)| count == 0) {
+            assert!(place.door == Door::Process || shown["objects"]["kept_bytes"] == 0);
+            return shown["objects"].clone();
+        }
+        assert!(Instant::now() < deadline, "a first connection does not end: {shown}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Moves data from `a` to `b` by all kinds of requests and compares it, until told to stop.

@@ -30,9 +30,14 @@ mod races;
 mod rings;
 #[path = "../hostile/scene.rs"]
 mod scene;
+#[path = "../hostile/suffer.rs"]
+mod suffer;
 #[path = "../hostile/vmm.rs"]
 mod vmm;
 
 /// What carries the villain's NIC: any address of the guest's, behind the null device's only one
 /// (RFC 5737).
 pub(crate) const BACKING: Option<&str> = Some("rnic:null@192.0.2.1");
+
+/// How the villain comes to its NIC.
+pub(crate) const DOOR: virtual_guest::world::Door = virtual_guest::world::Door::Monitor;

@@ -20,17 +20,17 @@ use crate::k8s::test::Bench;
 
 /// Where the administrator has the files.
 const DIR: &str = "/lab/cluster";
-const NAMESPACE: &str = "vhost-rdma";
+pub(crate) const NAMESPACE: &str = "vhost-rdma";
 const KUBECONFIG: &str = "/lab/pki/controller.kubeconfig";
 const WAIT: Duration = Duration::from_secs(60);
 /// How long a changed class may take to hold on a NIC that runs.
 const LIVE: Duration = Duration::from_secs(2);
-const POOL: &str = "cyan";
+pub(crate) const POOL: &str = "cyan";
 const COUNT: usize = 4;
 /// A pool of a network that has addresses.
-const ADDRESSED: &str = "plum";
+pub(crate) const ADDRESSED: &str = "plum";
 /// Pods of the tenant that live through these steps.
-const USERS: [&str; 2] = ["c-one", "c-two"];
+pub(crate) const USERS: [&str; 2] = ["c-one", "c-two"];
 
 fn copy(from: &str, bench: &Bench<'_>) -> Result<()> {
     let to = bench.node.path(DIR).join(from);
@@ -51,7 +51,8 @@ fn apply(kubectl: Kubectl<'_>, objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-fn ours_is(kind: &str, name: &str, spec: &Value) -> Value {
+/// One of our objects.
+pub(crate) fn ours_is(kind: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "vhost-rdma.io/v1alpha1", "kind": kind,
         "metadata": {"name": name}, "spec": spec,
@@ -66,7 +67,7 @@ fn class(qps: u32) -> Value {
     ours_is("RdmaNicClass", "lab", &spec)
 }
 
-fn tenant(quota: Option<u32>) -> Value {
+pub(crate) fn tenant(quota: Option<u32>) -> Value {
     let mut spec = json!({
         "namespaceSelector": {"matchLabels": {"team": "physics"}}, "networks": [POOL, ADDRESSED],
     });
@@ -97,7 +98,7 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     account(bench)?;
     start_controller(bench)?;
     bench.node.kill(ours::AGENT, "TERM")?;
-    ours::start_agent_with(bench.node, &["--cluster"])?;
+    ours::start_agent_with(bench.node, &["--cluster", "--http=127.0.0.1:9746"])?;
     bench.undisturbed()
 }
 
@@ -147,21 +148,26 @@ END"
     bench.node.sh(&script).map(drop)
 }
 
-fn start_controller(bench: &Bench<'_>) -> Result<()> {
+pub(crate) fn start_controller(bench: &Bench<'_>) -> Result<()> {
+    start_controller_with(bench, &[])
+}
+
+/// The same with more options.
+pub(crate) fn start_controller_with(bench: &Bench<'_>, options: &[&str]) -> Result<()> {
     let variable = format!("KUBECONFIG={KUBECONFIG}");
-    bench.node.spawn(
-        ours::CONTROLLER,
-        &[
-            "env",
-            &variable,
-            "/usr/bin/vhost-rdma-controller",
-            "serve",
-            "--identity",
-            "lab",
-            "--node-grace",
-            "5",
-        ],
-    )?;
+    let command = [
+        "env",
+        &variable,
+        "/usr/bin/vhost-rdma-controller",
+        "serve",
+        "--identity",
+        "lab",
+        "--node-grace",
+        "5",
+        "--root-grace",
+        "3",
+    ];
+    bench.node.spawn(ours::CONTROLLER, &[&command[..], options].concat())?;
     wait_for("the controller", WAIT, || {
         bench.node.check_alive(ours::CONTROLLER)?;
         std::thread::sleep(Duration::from_millis(200));
@@ -226,7 +232,7 @@ fn addressed(bench: &Bench<'_>) -> Result<()> {
 }
 
 /// Waits until the node's object and the sums made of it name exactly these pods.
-fn reported(bench: &Bench<'_>, pods: &[String]) -> Result<()> {
+pub(crate) fn reported(bench: &Bench<'_>, pods: &[String]) -> Result<()> {
     let mut last = Value::Null;
     let mut names: Vec<&str> = pods.iter().map(String::as_str).collect();
     names.sort_unstable();

@@ -20,6 +20,7 @@ use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::{Bench, POOL as FORMER};
 use crate::k8s::{parts, plane, restarts};
+use crate::process::products;
 use crate::products::static_programs;
 
 const NAMESPACE: &str = "vhost-rdma";
@@ -30,8 +31,11 @@ const DAEMON: &str = "vhost-rdma-daemon";
 const AGENT: &str = "vhost-rdma-agent";
 const CNI: &str = "vhost-rdma-cni";
 const IMAGE: &str = "localhost/vhost-rdma-node";
-/// Where the administrator has the files.
-const DIR: &str = "/lab/manifests";
+/// Where the administrator has the files, and the overlay for pools of kind process over them.
+const DIR: &str = "/lab/node";
+const OVERLAY: &str = "/lab/node-process";
+/// Where pods' programs find the libraries on the node.
+const LIBRARIES: &str = "/usr/lib/vhost-rdma";
 const CHAIN: &str = "/etc/cni/net.d/00-vhost-rdma.conflist";
 const PLUGIN: &str = "/opt/cni/bin/vhost-rdma-cni";
 const WAIT: Duration = Duration::from_secs(240);
@@ -65,6 +69,17 @@ fn copy(node: &Node, changes: &[(&str, String)]) -> Result<()> {
     Ok(())
 }
 
+/// The overlay as it stands, beside what it is over.
+fn copy_overlay(node: &Node) -> Result<()> {
+    let to = node.path(OVERLAY);
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(workspace().join("manifests/node-process"))? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
 /// Writes image, pools and chain where the README says.
 fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> {
     let text = fs::read_to_string(workspace().join("manifests/node/kustomization.yaml"))?;
@@ -89,6 +104,7 @@ fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> 
             plane::network(node, "1.0.0", Some(ours::CHAINED)).into(),
         );
     }
+    copy_overlay(node)?;
     copy(node, &[("kustomization.yaml", kustomization), ("config.yaml", config.to_string())])
 }
 
@@ -122,7 +138,30 @@ fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
     for (program, name) in programs(bench, release)? {
         image = image.file(&program, &format!("usr/local/bin/{name}"));
     }
+    for library in libraries(bench)? {
+        let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        image = image.file(&library, &format!("usr/local/lib/vhost-rdma/{name}"));
+    }
     image.import(bench.node, &format!("{IMAGE}:{release}"))
+}
+
+/// The libraries of NICs for processes, as they are built.
+fn libraries(bench: &Bench<'_>) -> Result<Vec<PathBuf>> {
+    let dir = fs::read_dir(products::libraries(bench.cache)?)?;
+    Ok(dir.flatten().map(|entry| entry.path()).collect())
+}
+
+/// Those of the image are on the node, each whole, and nothing else is there.
+fn libraries_are_there(bench: &Bench<'_>) -> Result<()> {
+    let wanted = libraries(bench)?;
+    for library in &wanted {
+        let at = bench.node.path(LIBRARIES).join(library.file_name().unwrap_or_default());
+        let same = fs::read(&at).with_context(|| at.display().to_string())? == fs::read(library)?;
+        ensure!(same, "{} is not the image's", at.display());
+    }
+    let there = fs::read_dir(bench.node.path(LIBRARIES))?.count();
+    ensure!(there == wanted.len(), "{there} files in {LIBRARIES}, {} in the image", wanted.len());
+    Ok(())
 }
 
 /// Waits for the one pod of each DaemonSet, all of it ready, of this release; the pods' names.
@@ -210,8 +249,7 @@ fn clear(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// What docs/KUBERNETES.md §5 removes by hand.
-const LEFT_BY_HAND: &str =
-    "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent";
+const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent /usr/lib/vhost-rdma";
 
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, RELEASES[0])?;
@@ -219,13 +257,14 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     customise(bench.node, RELEASES[0], 4, true)?;
     let kubectl = bench.pods.kubectl;
     let refused = refused(bench)?;
-    kubectl.run(&["apply", "-k", DIR])?;
+    kubectl.run(&["apply", "-k", OVERLAY])?;
     let pods = ready(bench, &all_of(RELEASES[0]))?;
     let agent = pods.get(1).context("an agent's pod")?;
     wait_for("the CNI configuration", WAIT, || Ok(bench.node.path(CHAIN).exists().then_some(())))?;
     bench.offered(MINE, 4)?;
     bench.offered(FORMER, 0)?;
     plugin_is(bench, RELEASES[0])?;
+    libraries_are_there(bench)?;
     let users = [
         bench.pods.start(&Wanted::new(USERS[0], MINE))?,
         bench.pods.start(&Wanted::new(USERS[1], MINE))?,
@@ -273,7 +312,7 @@ fn works(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
 /// A changed ConfigMap reaches the agent and, by it, the kubelet; an Event says so.
 fn reloads(bench: &Bench<'_>) -> Result<()> {
     customise(bench.node, RELEASES[0], 6, true)?;
-    bench.pods.kubectl.run(&["apply", "-k", DIR])?;
+    bench.pods.kubectl.run(&["apply", "-k", OVERLAY])?;
     bench.offered(MINE, 6)?;
     bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
 }
@@ -382,7 +421,7 @@ pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     customise(bench.node, RELEASES[1], 6, true)?;
     let kubectl = bench.pods.kubectl;
     let begun = Instant::now();
-    kubectl.run(&["apply", "-k", DIR])?;
+    kubectl.run(&["apply", "-k", OVERLAY])?;
     let replaced = [(DAEMON, RELEASES[0]), (AGENT, RELEASES[1]), (CNI, RELEASES[1])];
     let pods = ready(bench, &replaced)?;
     eprintln!("    agent and plugin were replaced in {:.1} s", begun.elapsed().as_secs_f64());
@@ -420,11 +459,11 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     bench.consistent(&[])?;
     // Without its key the chain goes, while the plugin is still there.
     customise(bench.node, RELEASES[1], 6, false)?;
-    kubectl.run(&["apply", "-k", DIR])?;
+    kubectl.run(&["apply", "-k", OVERLAY])?;
     wait_for("the CNI configuration to go", WAIT, || {
         Ok((!bench.node.path(CHAIN).exists()).then_some(()))
     })?;
-    kubectl.run(&["delete", "-k", DIR, "--wait=false"])?;
+    kubectl.run(&["delete", "-k", OVERLAY, "--wait=false"])?;
     kubectl.wait_gone(&["namespace", NAMESPACE])?;
     for program in ["vhost-rdma", "vhost-rdma-agen", "install-cni"] {
         let alive = bench.node.sh(&format!("pgrep -x {program} || true"))?;

@@ -4,10 +4,11 @@
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
 //! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
-//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `vms` and
-//! `manifests` the rows.
+//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `trust`, `channel`,
+//! `tutorial`, `vms` and `manifests` the rows.
 
 mod attach;
+mod channel;
 mod cluster;
 mod huge;
 pub(crate) mod image;
@@ -19,9 +20,11 @@ mod ours;
 pub(crate) mod parts;
 mod plane;
 mod pods;
-mod processes;
+pub(crate) mod processes;
 mod restarts;
 pub(crate) mod test;
+mod trust;
+mod tutorial;
 mod vms;
 
 use std::time::Instant;

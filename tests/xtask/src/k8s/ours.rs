@@ -148,7 +148,13 @@ pub(crate) fn copy(first: &Node, second: &Node) -> Result<()> {
 
 /// Starts the daemon on the node and waits until it answers.
 pub(crate) fn start_daemon(node: &Node) -> Result<()> {
-    node.spawn(DAEMON, &["/usr/bin/vhost-rdma", "serve", "--metrics", METRICS])?;
+    start_daemon_with(node, &[])
+}
+
+/// The same with more options.
+pub(crate) fn start_daemon_with(node: &Node, options: &[&str]) -> Result<()> {
+    let command = ["/usr/bin/vhost-rdma", "serve", "--metrics", METRICS];
+    node.spawn(DAEMON, &[&command[..], options].concat())?;
     wait_for("the daemon", WAIT, || {
         node.check_alive(DAEMON)?;
         Ok(daemon(node, &["status"]).ok())
@@ -171,10 +177,15 @@ pub(crate) fn start_agent(node: &Node) -> Result<()> {
 
 /// The same with more options.
 pub(crate) fn start_agent_with(node: &Node, options: &[&str]) -> Result<()> {
-    let variable = "KUBECONFIG=/lab/pki/agent.kubeconfig";
+    start_agent_as(node, "/lab/pki/agent.kubeconfig", options)
+}
+
+/// The same with an account of its own.
+pub(crate) fn start_agent_as(node: &Node, account: &str, options: &[&str]) -> Result<()> {
+    let variable = format!("KUBECONFIG={account}");
     let name = node.name();
     let mut command =
-        vec!["env", variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", &name];
+        vec!["env", &variable, "/usr/bin/vhost-rdma-agent", "serve", "--node-name", &name];
     command.extend_from_slice(options);
     node.spawn(AGENT, &command)?;
     wait_for("the agent", WAIT, || {
@@ -220,7 +231,7 @@ pub(crate) fn nic(node: &Node, id: &str) -> Result<Value> {
 }
 
 /// The daemon's metrics page, by the way that it offers.
-fn metrics(node: &Node) -> Result<String> {
+pub(crate) fn metrics(node: &Node) -> Result<String> {
     let Ok(mut socket) = UnixStream::connect(node.path(METRICS_SOCKET)) else {
         // In the network namespace that the daemon is in: the node's, or its pod's.
         let get = format!("busybox wget -q -O - http://{METRICS}/metrics");

@@ -6,9 +6,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
 use crate::cache::Cache;
 use crate::host::Archive;
+use crate::k8s::cluster::{ADDRESSED, ours_is};
 use crate::k8s::image::Image;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::Bench;
@@ -20,12 +22,14 @@ const POOL: &str = "plain";
 const OTHER: &str = "apart";
 const IMAGE: &str = "localhost/perftest:lab";
 const SUITE: &str = "bookworm";
-const PACKAGES: [&str; 4] = ["coreutils", "dash", "ibverbs-utils", "perftest"];
+/// A pool that the controller makes, of a network that has addresses.
+const LED: &str = "shells";
+const PACKAGES: [&str; 5] = ["coreutils", "dash", "ibverbs-utils", "perftest", "rdmacm-utils"];
 /// Where the agent has the libraries from, unless its configuration says otherwise.
 const LIBRARIES: &str = "/usr/lib/vhost-rdma";
 
 /// Debian's packages and what they need, and nothing else.
-fn root(cache: &Cache) -> Result<PathBuf> {
+pub(crate) fn root(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
     let inputs = format!("1\n{}", archive.resolve(&PACKAGES)?.join("\n"));
     let name = "k8s-perftest";
@@ -130,4 +134,49 @@ pub(crate) fn pods(bench: &mut Bench<'_>) -> Result<()> {
     bench.consistent(&[a.clone(), b.clone(), stranger.clone()])?;
     bench.pods.kubectl.delete_pods(&[&a.name, &b.name, &stranger.name])?;
     bench.consistent(&[])
+}
+
+/// A class for processes, by `kubectl`: its pods have libraries, and NICs with addresses of the
+/// network's own, by which rdma_cm connects them.
+pub(crate) fn led(bench: &mut Bench<'_>) -> Result<()> {
+    bench.install_for_processes()?;
+    let kubectl = bench.pods.kubectl;
+    let class = json!({
+        "consumer": "Process", "limits": {"maxQps": 32},
+        // The user of the pods, who opens it.
+        "socket": {"owner": 1000, "group": 1000, "mode": "0660"},
+    });
+    kubectl.apply(&ours_is("RdmaNicClass", LED, &class))?;
+    let pool = json!({"name": LED, "network": ADDRESSED, "class": LED, "count": 2});
+    kubectl.apply(&ours_is(
+        "RdmaNodePolicy",
+        LED,
+        &json!({"nodeSelector": {}, "pools": [pool]}),
+    ))?;
+    bench.offered(LED, 2)?;
+    let pods = [bench.plain_pod("led-a", LED)?, bench.plain_pod("led-b", LED)?];
+    let [a, b] = &pods;
+    let mut addresses = Vec::new();
+    for pod in &pods {
+        let nic = ours::nic(bench.node, &pod.id)?;
+        let address = nic.pointer("/addresses/0").and_then(serde_json::Value::as_str);
+        let address = address.filter(|address| address.starts_with("10.77."));
+        addresses
+            .push(address.with_context(|| format!("the NIC has the addresses {nic}"))?.to_owned());
+        ensure!(nic.pointer("/limits/max_qps") == Some(&32.into()), "the class's limit: {nic}");
+    }
+    let server = format!("rping -s -a {} -C 20 > /dev/null 2>&1 &", addresses[0]);
+    bench.in_pod(a, &server)?;
+    let client = format!(
+        "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; rping -c -a {} -C 20 -v && exit; done; exit 1",
+        addresses[0]
+    );
+    let said = bench.in_pod(b, &client).context("rping between the pods' NICs")?;
+    let pings = said.matches("ping data: rdma-ping-").count();
+    ensure!(pings == 20, "{pings} pings of 20:\n{said}");
+    kubectl.delete_pods(&[&a.name, &b.name])?;
+    for object in [format!("rdmanodepolicy/{LED}"), format!("rdmanicclass/{LED}")] {
+        kubectl.run(&["delete", &object])?;
+    }
+    bench.offered(LED, 0)
 }

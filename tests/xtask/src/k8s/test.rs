@@ -14,7 +14,10 @@ use crate::exec::{check_interrupt, wait_for};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
-use crate::k8s::{attach, cluster, huge, manifests, ours, plane, processes, restarts, vms};
+use crate::k8s::{
+    attach, channel, cluster, huge, manifests, ours, plane, processes, restarts, trust, tutorial,
+    vms,
+};
 use crate::rows::{self, Row};
 
 /// The pool of most pods, and how many NICs it has.
@@ -88,8 +91,14 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "controller: a limit by kubectl on a running NIC", cluster::limit),
     (Usual, "controller: another tenant's pod is refused", cluster::foreign),
     (Usual, "controller: a pod too many for the quota", cluster::quota),
+    (Usual, "controller: a pod too many is not even made", trust::admission),
+    (Usual, "controller: certificates of nodes, another root", trust::certificates),
+    (Usual, "controller: each metric of alerts is there", trust::metrics),
+    (Usual, "controller: a class for processes", processes::led),
     (Usual, "controller: a second node joins and leaves", cluster::second),
     (Usual, "controller: no control plane, agent restarted", cluster::alone),
+    (Usual, "controller: two nodes' certificates and peers", channel::two_nodes),
+    (Usual, "controller: the commands of the tutorial", tutorial::followed),
     (Usual, "controller: network deleted, VNI given back", cluster::removed),
     (Full, "two pods on huge pages", huge::pods),
     (Full, "VMs in pods: daemon killed", vms::daemon_killed),

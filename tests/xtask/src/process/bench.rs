@@ -8,6 +8,7 @@
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -55,6 +56,7 @@ struct Reference {
 }
 
 const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(copies());
+const RELAY: fn(&Container) -> Result<f64> = |_| relay();
 const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(hand_off());
 const TCP_BANDWIDTH: fn(&Container) -> Result<f64> = |_| bandwidth();
 const TCP_ONE_WAY: fn(&Container) -> Result<f64> = |_| Ok(round_trip(8)? / 2.0);
@@ -93,7 +95,11 @@ const PROGRAMS: [Program; 6] = [
         command: "ib_write_bw -n 5000",
         column: 3,
         unit: "MiB/s",
-        references: &[against("memcpy", MEMCPY, ">=0.35"), against("TCP", TCP_BANDWIDTH, "")],
+        references: &[
+            against("memcpy", MEMCPY, ">=0.35"),
+            against("three threads that copy", RELAY, ""),
+            against("TCP", TCP_BANDWIDTH, ""),
+        ],
     },
     Program {
         name: "send, 64 KiB, other memory",
@@ -101,7 +107,10 @@ const PROGRAMS: [Program; 6] = [
         command: "ib_send_bw -n 10000",
         column: 3,
         unit: "MiB/s",
-        references: &[against("memcpy", MEMCPY, ">=0.35")],
+        references: &[
+            against("memcpy", MEMCPY, ">=0.35"),
+            against("three threads that copy", RELAY, ""),
+        ],
     },
     Program {
         name: "messages, 8 B, lists of 16",
@@ -142,6 +151,49 @@ fn copies() -> f64 {
         black_box(&mut to).copy_from_slice(black_box(&from));
     }
     (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
+}
+
+/// MiB a second that go through three threads, each of which copies what it got: what private memory
+/// of two processes takes, without anything that takes care of it.
+fn relay() -> Result<f64> {
+    const TIMES: usize = 20_000;
+    const ROOM: usize = 4;
+    let full = || sync_channel::<Vec<u8>>(ROOM);
+    let (first, second, spare_first, spare_second) = (full(), full(), full(), full());
+    for _ in 0..ROOM {
+        spare_first.0.send(vec![0; SIZE])?;
+        spare_second.0.send(vec![0; SIZE])?;
+    }
+    let (from, mut to) = (vec![1u8; SIZE], vec![0u8; SIZE]);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let (out, spare) = (first.0, spare_first.1);
+        scope.spawn(move || {
+            (0..TIMES).try_for_each(|_| {
+                let mut piece = spare.recv().ok()?;
+                piece.copy_from_slice(&from);
+                out.send(piece).ok()
+            })
+        });
+        let (came, back, out, spare) = (first.1, spare_first.0, second.0, spare_second.1);
+        scope.spawn(move || {
+            (0..TIMES).try_for_each(|_| {
+                let (piece, mut next) = (came.recv().ok()?, spare.recv().ok()?);
+                next.copy_from_slice(&piece);
+                // The first thread may have ended.
+                let _unwanted = back.send(piece);
+                out.send(next).ok()
+            })
+        });
+        for _ in 0..TIMES {
+            let piece = second.1.recv()?;
+            to.copy_from_slice(&piece);
+            let _unwanted = spare_second.0.send(piece);
+        }
+        Ok::<_, RecvError>(())
+    })?;
+    black_box(&to);
+    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
 }
 
 /// Microseconds that a word takes from one spinning thread to another.
@@ -235,6 +287,6 @@ mod tests {
     fn the_median_is_the_middle() {
         assert!((median([3.0, 1.0, 2.0].into_iter()) - 2.0).abs() < f64::EPSILON);
         assert!(median(std::iter::empty()).is_nan());
-        assert!(copies() > 0.0 && hand_off() > 0.0);
+        assert!(copies() > 0.0 && hand_off() > 0.0 && relay().is_ok_and(|speed| speed > 0.0));
     }
 }

@@ -10,6 +10,7 @@ mod bench;
 mod clients;
 mod connections;
 mod container;
+mod engine;
 pub(crate) mod products;
 mod programs;
 mod release;
@@ -34,6 +35,7 @@ const WAIT: Duration = Duration::from_secs(120);
 /// What the programs find in `/host`.
 const FILES: &[(&str, &str)] = &[
     ("fork.py", include_str!("../../../guest-programs/process-fork.py")),
+    ("nccl-looks.py", include_str!("../../../guest-programs/nccl-looks.py")),
     ("mpi-check.py", include_str!("../../../guest-programs/mpi-check.py")),
     ("mpi-train.py", include_str!("../../../guest-programs/mpi-train.py")),
     ("ucx.batch", UCX_BATCH),
@@ -46,6 +48,18 @@ pub(crate) enum Command {
     Test(Args),
     /// perftest between two processes, beside memcpy, TCP and UCX's shared memory
     Bench(BenchArgs),
+    /// The example for CI runners: two containers of podman's
+    Containers(ContainersArgs),
+}
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ContainersArgs {
+    /// With a daemon that is not optimised, which is built sooner
+    #[arg(long)]
+    debug: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -86,7 +100,20 @@ impl Command {
         match self {
             Self::Test(args) => args.run(cache),
             Self::Bench(args) => args.run(cache),
+            Self::Containers(args) => args.run(cache),
         }
+    }
+}
+
+impl ContainersArgs {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let table = engine::run(cache, self.debug)?;
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
     }
 }
 

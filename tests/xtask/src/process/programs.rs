@@ -88,13 +88,32 @@ fn ends(program: &str) -> [String; 2] {
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 5] = [
+const OURS: [(&str, &str, &str); 7] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
+    ("what NCCL looks for", "", "timeout 60 python3 /host/nccl-looks.py"),
     ("memory that is not shared", "", MEMORY),
     ("memory that is not shared, no shared heap", "unset LD_PRELOAD", MEMORY),
     ("memory that is not shared, all", "export VHOST_RDMA_PRIVATE=1", MEMORY),
     ("memory that hangs, beside a program that works", "", HANGS),
+    ("asleep when the device goes", "", ASLEEP),
 ];
+/// The network's process is killed under a program that sleeps: the one whose forefather is the run
+/// that this script is of.
+const ASLEEP: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 asleep > /tmp/asleep & it=$!
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q asleep /tmp/asleep && break; done
+parent() { sed -n 's/^PPid:[[:space:]]*//p' /proc/$1/status 2> /dev/null; }
+says() { tr '\0' ' ' < /proc/$1/cmdline 2> /dev/null; }
+run=$$; while [ "$run" != 1 ]; do case "$(says $run)" in *" run --nics "*) break;; esac; run=$(parent $run); done
+# Of no other run may a process be touched.
+[ "$run" != 1 ]
+for p in $(cd /proc; echo [0-9]*); do
+  case "$(says $p)" in *network-process*) ;; *) continue;; esac
+  up=$p; while [ "${up:-1}" -gt 1 ] && [ "$up" != "$run" ]; do up=$(parent $up); done
+  [ "$up" = "$run" ] && kill -9 $p && echo killed >> /tmp/killed
+done
+[ -s /tmp/killed ]; timeout 20 tail --pid=$it -f /dev/null
+wait $it || { cat /tmp/asleep >&2; exit 1; }
+"#;
 /// A page fault that nobody serves (userfaultfd) in one process; the other's round trips go on
 /// meanwhile, the slowest of them in less than half a second.
 const HANGS: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 hangs > /tmp/hangs & hangs=$!

@@ -42,7 +42,7 @@ use super::cores::Cores;
 use crate::attack::{self, Attack, Campaign, Size};
 use crate::daemon::DaemonOptions;
 use crate::vitals::Turns;
-use crate::world::World;
+use crate::world::{Door, World};
 
 pub use report::{Bounds, Row};
 use victim::{REST, Victim};
@@ -72,6 +72,8 @@ const STRIKE: Duration = Duration::from_secs(3);
 
 /// What ends the name of a row whose networks have a process each.
 const APART: &str = "_apart";
+/// What begins the name of a row whose villain is a process.
+const BY_PROCESS: &str = "process_";
 /// The victim's network.
 const VICTIM: &str = "net";
 
@@ -85,16 +87,28 @@ pub fn names() -> impl Iterator<Item = String> {
         std::iter::once(attack.name.to_owned()).chain(apart)
     };
     std::iter::once("none".to_owned()).chain(
-        all.into_iter().filter(move |attack| !controls.contains(&attack.name)).flat_map(rows),
+        all.into_iter()
+            .filter(|attack| attack.comes_by(Door::Monitor))
+            .filter(move |attack| !controls.contains(&attack.name))
+            .flat_map(rows),
     )
+}
+
+/// The names of rows whose villains are processes.
+pub fn names_by_processes() -> impl Iterator<Item = String> {
+    let all = attack::all().into_iter().filter(|attack| attack.comes_by(Door::Process));
+    all.map(|attack| format!("{BY_PROCESS}{}", attack.name))
 }
 
 /// Measures the row of that name.
 pub fn run(name: &str, effort: Effort) -> Row {
     Cores::get().guest();
-    let shared = name.strip_suffix(APART);
-    let attack = Attack::named(shared.unwrap_or(name));
-    let place = if shared.is_some() { Place::Apart } else { Place::Shared };
+    let (attack, place) = match (name.strip_suffix(APART), name.strip_prefix(BY_PROCESS)) {
+        (Some(attack), _) => (attack, Place::Apart),
+        (_, Some(attack)) => (attack, Place::Processes),
+        _ => (name, Place::Shared),
+    };
+    let attack = Attack::named(attack);
     catch_unwind(AssertUnwindSafe(|| measure((name, place), attack, effort)))
         .unwrap_or_else(|cause| Row::failed(name, super::report::panic_text(cause.as_ref())))
 }
@@ -106,13 +120,15 @@ enum Place {
     Shared,
     /// Each in its network's process.
     Apart,
+    /// On one worker, the villain a process.
+    Processes,
 }
 
 impl Place {
     /// Gives the victim's worker the last core, and all other threads the first.
     fn settle(self, daemon: &crate::daemon::Daemon) {
         match self {
-            Self::Shared => Cores::get().worker_alone(&daemon.pids()),
+            Self::Shared | Self::Processes => Cores::get().worker_alone(&daemon.pids()),
             Self::Apart => {
                 let own = daemon.pid_of(VICTIM).expect("the victim's network has a process");
                 Cores::get().worker_of(own, &daemon.pids());
@@ -120,9 +136,16 @@ impl Place {
         }
     }
 
+    const fn door(self) -> Door {
+        match self {
+            Self::Shared | Self::Apart => Door::Monitor,
+            Self::Processes => Door::Process,
+        }
+    }
+
     fn turns(self, daemon: &crate::daemon::Daemon) -> Turns {
         match self {
-            Self::Shared => daemon.turns(),
+            Self::Shared | Self::Processes => daemon.turns(),
             Self::Apart => daemon.turns_of(VICTIM),
         }
     }
@@ -143,7 +166,7 @@ struct Seen {
 
 fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort) -> Row {
     let mut args = vec!["--workers", "1", "--poll-us", "1000"];
-    if place == Place::Shared {
+    if place != Place::Apart {
         args.push("--one-process");
     }
     let args = args.into_iter().map(str::to_owned).collect();
@@ -151,7 +174,7 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     let world = World::with(&options, LIMIT);
     let mut victim = Victim::new(&world);
     place.settle(&world.daemon);
-    let ground = attack.map(|a| a.ground(&world, effort.size));
+    let ground = attack.map(|a| a.ground(&world, place.door(), effort.size));
     let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
     // Sessions have brought threads of their own.
     place.settle(&world.daemon);
@@ -182,7 +205,7 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     });
     let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
     drop(campaign);
-    let attack = attack.map(|a| (a.villains, a.blocks && place == Place::Shared));
+    let attack = attack.map(|a| (a.villains, a.blocks && place != Place::Apart));
     let seen = [&quiet, &attacked, &controlled];
     Row::new((name, attack), seen, place.turns(&world.daemon), strikes)
 }
