@@ -20,6 +20,19 @@ pub struct Vitals {
     pub mappings: usize,
 }
 
+impl Vitals {
+    /// The lesser of two, each quantity by itself.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.min(other.memory),
+            files: self.files.min(other.files),
+            threads: self.threads.min(other.threads),
+            mappings: self.mappings.min(other.mappings),
+        }
+    }
+}
+
 /// How the engine's workers have been since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Turns {
