@@ -93,7 +93,11 @@ impl Meeting {
         exec::check_interrupt()?;
         match &said {
             Ok(()) => eprintln!("    {name}: ok"),
-            Err(e) => eprintln!("    {name}: {e:#}\n{}", self.fixture.daemon.log_tail(10)),
+            Err(e) => eprintln!(
+                "    {name}: {e:#}\nthe process: {}\n{}",
+                std::fs::read_to_string(self.log()).unwrap_or_default(),
+                self.fixture.daemon.log_tail(10)
+            ),
         }
         Ok(Row {
             name,
@@ -127,6 +131,11 @@ impl Meeting {
         Ok(())
     }
 
+    /// What the program with the NIC says.
+    fn log(&self) -> PathBuf {
+        self.fixture.lab.run.path().join("neighbour.log")
+    }
+
     /// A program with the NIC.
     fn on_host(&self, script: &str) -> Result<Child> {
         let mut command: Command = tied("sh");
@@ -135,7 +144,7 @@ impl Meeting {
         command.env("PATH", format!("{}:{path}", self.programs.join("usr/bin").display()));
         command.env("VHOST_RDMA_DEVICES", socket);
         command.env("LD_LIBRARY_PATH", library_path(&self.libraries, &self.programs)?);
-        let log = std::fs::File::create(self.fixture.lab.run.path().join("neighbour.log"))?;
+        let log = std::fs::File::create(self.log())?;
         command.stdout(log.try_clone()?).stderr(log);
         command.args(["-c", script]).spawn().context("cannot start sh")
     }
