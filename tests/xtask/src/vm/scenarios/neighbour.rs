@@ -32,9 +32,17 @@ const GUEST: &str = "10.9.0.1";
 const HOST: &str = "10.9.0.9";
 const SHORT: Duration = Duration::from_secs(30);
 const TALK: Duration = Duration::from_secs(60);
-/// A client calls until somebody listens.
+/// A client calls until somebody listens. One that crashes is not called again.
 const CALL: &str = "ulimit -l unlimited; n=0
-until timeout 20 $CLIENT; do n=$((n+1)); [ $n -lt 10 ] || exit 1; sleep 0.3; done";
+until timeout 20 $CLIENT; do
+[ $? -lt 128 ] || exit 1; n=$((n+1)); [ $n -lt 10 ] || exit 1; sleep 0.3; done";
+/// What perftest's client says when it lost its race with the server: after their first connection
+/// the server begins to listen for the second, and nothing keeps the client from calling before. Its
+/// own repetition then crashes (mended in 26.04, upstream's commit 3d9d8d0). A guest that is
+/// emulated loses the race in one of some ten meetings, which says nothing of the device.
+const CALLED_TOO_EARLY: &str = "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.";
+/// How often two programs that met too early meet again.
+const MEETINGS: u32 = 6;
 
 /// Servers and clients; `@` is where the server is.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -89,13 +97,19 @@ struct Meeting {
 impl Meeting {
     fn row(&mut self, name: String, talk: &(String, String), guest_serves: bool) -> Result<Row> {
         let start = Instant::now();
-        let said = if guest_serves { self.guest_serves(talk) } else { self.host_serves(talk) };
-        exec::check_interrupt()?;
+        let mut said = self.meet(talk, guest_serves)?;
+        for _ in 1..MEETINGS {
+            if said.is_ok() || !self.log().contains(CALLED_TOO_EARLY) {
+                break;
+            }
+            eprintln!("    {name}: perftest called before its server listened; once more");
+            said = self.meet(talk, guest_serves)?;
+        }
         match &said {
             Ok(()) => eprintln!("    {name}: ok"),
             Err(e) => eprintln!(
                 "    {name}: {e:#}\nthe process: {}\n{}",
-                std::fs::read_to_string(self.log()).unwrap_or_default(),
+                self.log(),
                 self.fixture.daemon.log_tail(10)
             ),
         }
@@ -110,11 +124,21 @@ impl Meeting {
         })
     }
 
+    /// One meeting; only an interrupt is an error of this.
+    fn meet(&mut self, talk: &(String, String), guest_serves: bool) -> Result<Result<()>> {
+        let said = if guest_serves { self.guest_serves(talk) } else { self.host_serves(talk) };
+        exec::check_interrupt()?;
+        Ok(said)
+    }
+
     fn guest_serves(&mut self, (server, client): &(String, String)) -> Result<()> {
         let line = format!("ulimit -l unlimited\nexec timeout 60 {server}");
         let job = first(&mut self.fixture)?.spawn(&line)?;
         let mut caller = self.on_host(&CALL.replace("$CLIENT", client))?;
         let ended = exec::wait(&mut caller, TALK, || {})?;
+        if !ended.success() {
+            first(&mut self.fixture)?.kill(job)?;
+        }
         let served = first(&mut self.fixture)?.wait(job, SHORT)?;
         ensure!(ended.success(), "the process is not content; Linux: {served:?}");
         ensure!(served.ok(), "Linux: {served:?}");
@@ -131,8 +155,12 @@ impl Meeting {
         Ok(())
     }
 
-    /// What the program with the NIC says.
-    fn log(&self) -> PathBuf {
+    /// What the program with the NIC said.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
         self.fixture.lab.run.path().join("neighbour.log")
     }
 
@@ -144,7 +172,7 @@ impl Meeting {
         command.env("PATH", format!("{}:{path}", self.programs.join("usr/bin").display()));
         command.env("VHOST_RDMA_DEVICES", socket);
         command.env("LD_LIBRARY_PATH", library_path(&self.libraries, &self.programs)?);
-        let log = std::fs::File::create(self.log())?;
+        let log = std::fs::File::create(self.log_path())?;
         command.stdout(log.try_clone()?).stderr(log);
         command.args(["-c", script]).spawn().context("cannot start sh")
     }
