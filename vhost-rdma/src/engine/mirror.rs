@@ -212,11 +212,15 @@ impl Nic {
     /// The answer that one of this NIC's queue pairs waits for, unless it does no longer.
     fn owner_answered(&mut self, qpn: u32, number: u64, answer: Owner) {
         let Some(send) = self.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut()) else { return };
-        if matches!(send.wait, Wait::Owner(_)) && send.owner == Owner::Asked(number) {
-            (send.owner, send.wait) = (answer, Wait::None);
-            self.schedule(qpn);
-        } else {
+        if send.owner != Owner::Asked(number) {
             send.ahead.answered(number, answer);
+            return;
+        }
+        // Whatever the wait: one that a timer has ended takes the answer in its next turn.
+        send.owner = answer;
+        if matches!(send.wait, Wait::Owner(_)) {
+            send.wait = Wait::None;
+            self.schedule(qpn);
         }
     }
 

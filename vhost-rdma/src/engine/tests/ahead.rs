@@ -198,6 +198,24 @@ fn the_ring_is_read_once() {
     assert_eq!(s.completed(), [(0, ok), (1, ok), (2, ok)]);
 }
 
+/// An answer between a requester's timer and its next turn is the answer: an owner that is asked
+/// again could find what a later write of the same queue pair has put there.
+#[test]
+fn an_answer_behind_the_timer_is_not_asked_for_again() {
+    let mut s = scene(qpt::RC);
+    s.post_writes(2);
+    let jobs = s.jobs();
+    assert_eq!(jobs.len(), 2);
+    let deadline = s.world.shard.next_deadline().unwrap();
+    s.world.now = deadline;
+    s.world.shard.timer_fired(s.a.nic, s.qa.qpn, deadline);
+    s.answer(&jobs[0], Some(0));
+    assert!(s.jobs().is_empty(), "the owner is asked again");
+    assert_eq!(s.completed(), [(0, wc_status::SUCCESS)]);
+    s.answer(&jobs[1], Some(0));
+    assert_eq!(s.completed(), [(1, wc_status::SUCCESS)]);
+}
+
 /// A region that goes while a write to it is under way is missed in the write's turn.
 #[test]
 fn every_check_is_made_again_in_its_turn() {
