@@ -21,7 +21,8 @@ struct vrdma_idle {
 	uint32_t wait;
 };
 
-extern __thread struct vrdma_idle vrdma_idle;
+/* With the thread's own block: a library's variable is else found by a call, at each poll. */
+extern __thread struct vrdma_idle vrdma_idle __attribute__((tls_model("initial-exec")));
 
 void vrdma_offer_processor(struct vrdma_idle *idle);
 

@@ -29,10 +29,15 @@ mod outcome;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
-/// Bytes of one turn. Larger ones cost less (four pieces: 13 % of a worker's time for 64 KiB), and
-/// take it from neighbours that have less to send: beside eight NICs with writes of 1 MiB (`cargo
-/// xtask bench isolation -- writes_1m_by_8`) they halve what is left to the victim.
+/// Bytes of one turn.
 const TURN_BYTES: u32 = PIECE;
+/// Bytes of one turn of whom nobody waits for, and its time. A round costs what a small message
+/// does, so that longer turns cost less; but they take from neighbours that have less to send:
+/// beside eight NICs with writes of 1 MiB (`cargo xtask bench isolation -- writes_1m_by_8`), turns
+/// of four pieces halve what is left to the victim. Who comes new waits no longer than this, which
+/// is what a turn of [`TURN_BYTES`] is charged.
+const LONE_TURN_BYTES: u32 = 4 * PIECE;
+const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
 /// An address that nobody holds.
@@ -113,18 +118,24 @@ impl Shard {
 
     fn send_turn(&mut self, id: NicId, qpn: u32, budget: &mut Budget, now: Nanos) {
         let Some(nic) = self.nic_mut(id) else { return };
+        let lone = nic.run.is_empty() && self.rounds.is_lone();
+        let Some(nic) = self.nic_mut(id) else { return };
         let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         let mut bytes = 0u32;
         let mut more = false;
         // What the last look found is of another's time.
         budget.looked();
+        let began = budget.seen();
         for count in 0.. {
             if send.wait != Wait::None || !send.has_work() {
                 break;
             }
             // One at least: what came before in this round may have used it up.
             let over = count > 0 && self.is_over(id, budget);
-            if count == TURN_REQUESTS || bytes >= TURN_BYTES || over {
+            let goes_on = lone
+                && bytes < LONE_TURN_BYTES
+                && budget.seen().saturating_sub(began) < LONE_TURN;
+            if count == TURN_REQUESTS || over || (bytes >= TURN_BYTES && !goes_on) {
                 more = true;
                 break;
             }

@@ -61,6 +61,8 @@ pub(super) struct Rounds {
     floor: Nanos,
     /// This round's queue, kept for its allocation.
     ready: BinaryHeap<Reverse<(Nanos, usize)>>,
+    /// Whether the NIC that is being served is the last that has work.
+    lone: bool,
     /// The place, among those that are awake, whose doorbells are looked at first.
     scan_from: usize,
     /// The place whose guest is told first.
@@ -74,6 +76,11 @@ pub(super) struct Rounds {
 impl Rounds {
     pub(super) const fn look_for_vanished(&mut self) {
         self.vanished = Some(0);
+    }
+
+    /// Whether nobody but the NIC that is being served is known to have work.
+    pub(super) const fn is_lone(&self) -> bool {
+        self.lone
     }
 
     /// What is to be added to a NIC's service.
@@ -254,6 +261,7 @@ impl Shard {
         }
         let mut busy = false;
         while let Some(Reverse((served, index))) = ready.pop() {
+            self.rounds.lone = ready.is_empty();
             let (charged, seen) = (self.meter.charged(), budget.seen());
             let probe = self.strains.turn(index, now, &self.meter);
             let (did, more) = self.serve_nic(index, now, budget);

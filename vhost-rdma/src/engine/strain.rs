@@ -11,7 +11,8 @@
 //!
 //! To be sure that it was the NIC's memory costs two system calls around a turn
 //! ([`Clock::usage`]), so they are made for suspects only: the NICs of a round after which the
-//! clock had gone on for longer than the round was worth. A turn in which the host ran somebody
+//! clock had gone on for longer than the round was worth, with a page fault since the last such
+//! round. A turn in which the host ran somebody
 //! else proves nothing, and a turn without a fault neither.
 //!
 //! One turn in [`SAMPLE`] is measured in any case, and its page faults stand for those of all:
@@ -68,6 +69,8 @@ pub(super) struct Strains {
     round: u64,
     /// When the last round began and what had been charged by then; `None` after a sleep.
     last: Option<(Nanos, Nanos)>,
+    /// Page faults of the thread, when a round was last found late.
+    faults: u64,
 }
 
 /// A turn of a suspect.
@@ -92,9 +95,15 @@ impl Strains {
         }
         let charged = meter.charged();
         let last = self.last.replace((now, charged));
-        let suspicious = last.is_some_and(|(then, before)| {
+        let late = last.is_some_and(|(then, before)| {
             too_long(now.saturating_sub(then), charged.wrapping_sub(before))
         });
+        // Without a fault since the last late round it was not memory that came late. On a busy
+        // host many rounds are late, and a suspect's turns cost a fifth more.
+        let suspicious = late && {
+            let faults = meter.usage().faults;
+            std::mem::replace(&mut self.faults, faults) != faults
+        };
         if suspicious {
             let round = self.round;
             for nic in self.nics.iter_mut().filter(|nic| nic.served == round) {

@@ -1,17 +1,20 @@
 //! `cargo xtask process bench`: perftest between two processes, beside what the same machine does
 //! without a device in the same minute.
 //!
-//! The references are a copy by the C library, two threads that hand a word to and fro, TCP over
-//! loopback, and UCX over its own shared memory. They take turns with the programs, so that what
+//! The references are a copy by the C library and one by the kernel, two threads that hand a word to
+//! and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the programs, so that what
 //! else the machine does is everybody's. A row is the median of its turns; its ratio is the median
 //! of the turns' ratios, and its spread stands in the name.
 
 use std::hint::{black_box, spin_loop};
+use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
 use super::container::Container;
 use crate::attempt::{bandwidth, column, round_trip};
@@ -56,6 +59,7 @@ struct Reference {
 }
 
 const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(copies());
+const KERNEL: fn(&Container) -> Result<f64> = |_| copies_by_the_kernel();
 const RELAY: fn(&Container) -> Result<f64> = |_| relay();
 const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(hand_off());
 const TCP_BANDWIDTH: fn(&Container) -> Result<f64> = |_| bandwidth();
@@ -97,6 +101,7 @@ const PROGRAMS: [Program; 6] = [
         unit: "MiB/s",
         references: &[
             against("memcpy", MEMCPY, ">=0.35"),
+            against("process_vm_readv", KERNEL, ""),
             against("three threads that copy", RELAY, ""),
             against("TCP", TCP_BANDWIDTH, ""),
         ],
@@ -109,6 +114,7 @@ const PROGRAMS: [Program; 6] = [
         unit: "MiB/s",
         references: &[
             against("memcpy", MEMCPY, ">=0.35"),
+            against("process_vm_readv", KERNEL, ""),
             against("three threads that copy", RELAY, ""),
         ],
     },
@@ -151,6 +157,23 @@ fn copies() -> f64 {
         black_box(&mut to).copy_from_slice(black_box(&from));
     }
     (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
+}
+
+/// MiB a second of one thread that has the kernel copy 64 KiB of a process's memory again and again:
+/// the least that memory which is not shared takes, and what a process of another's privilege may
+/// not ask.
+fn copies_by_the_kernel() -> Result<f64> {
+    const TIMES: usize = 10_000;
+    let (from, mut to) = (vec![1u8; SIZE], vec![0u8; SIZE]);
+    let remote = [RemoteIoVec { base: black_box(&from).as_ptr() as usize, len: SIZE }];
+    let begin = Instant::now();
+    for _ in 0..TIMES {
+        let local = &mut [IoSliceMut::new(&mut to)];
+        let copied = process_vm_readv(Pid::this(), local, &remote).context("process_vm_readv")?;
+        ensure!(copied == SIZE, "process_vm_readv copied {copied} bytes");
+    }
+    ensure!(to == from, "process_vm_readv copied something else");
+    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
 }
 
 /// MiB a second that go through three threads, each of which copies what it got: what private memory
@@ -288,5 +311,6 @@ mod tests {
         assert!((median([3.0, 1.0, 2.0].into_iter()) - 2.0).abs() < f64::EPSILON);
         assert!(median(std::iter::empty()).is_nan());
         assert!(copies() > 0.0 && hand_off() > 0.0 && relay().is_ok_and(|speed| speed > 0.0));
+        assert!(copies_by_the_kernel().is_ok_and(|speed| speed > 0.0));
     }
 }
