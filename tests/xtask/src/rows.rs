@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,14 @@ fn number(v: Option<f64>) -> String {
     }
 }
 
+/// Names of rows that failed, in the tables that were printed since somebody asked.
+static FAILED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// The rows that failed since this was asked last: what a long log's end tells.
+pub(crate) fn take_failed() -> Vec<String> {
+    std::mem::take(&mut *FAILED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// Prints the rows with a closing line.
 pub(crate) fn print_table(rows: &[Row], ours: &str, reference: &str) {
     println!(
@@ -69,7 +78,9 @@ pub(crate) fn print_table(rows: &[Row], ours: &str, reference: &str) {
             r.target
         );
     }
-    let bad = rows.iter().filter(|r| !r.ok).count();
+    let failed: Vec<String> = rows.iter().filter(|r| !r.ok).map(|r| r.name.clone()).collect();
+    let bad = failed.len();
+    FAILED.lock().unwrap_or_else(PoisonError::into_inner).extend(failed);
     let bounds = rows.iter().filter_map(Row::met).collect::<Vec<_>>();
     let kept = bounds.iter().filter(|m| **m).count();
     if !bounds.is_empty() {

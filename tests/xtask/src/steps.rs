@@ -23,18 +23,27 @@ struct Done {
     failure: Option<String>,
 }
 
+/// Why a step failed that had no error.
+fn told(failed: &[String]) -> String {
+    match failed {
+        [] => "what it printed above says why".to_owned(),
+        rows => format!("{}; what it printed above says why", rows.join(", ")),
+    }
+}
+
 impl Steps {
     /// Runs one step; an error or `false` is its failure. Only an interrupt ends everything.
     pub(crate) fn step(&mut self, name: &str, run: impl FnOnce() -> Result<bool>) -> Result<()> {
         check_interrupt()?;
         eprintln!("==> {name}");
+        rows::take_failed();
         let start = Instant::now();
         let result = run();
         let took = start.elapsed();
         check_interrupt()?;
         let failure = match result {
             Ok(true) => None,
-            Ok(false) => Some("its rows above say what failed".to_owned()),
+            Ok(false) => Some(told(&rows::take_failed())),
             Err(e) => {
                 eprintln!("error: {e:#}");
                 Some(format!("{e:#}"))
@@ -73,5 +82,33 @@ impl Steps {
             rows::write_json(path, &self.done.iter().map(row).collect::<Vec<_>>())?;
         }
         Ok(bad == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_names_the_rows_that_failed() {
+        let row = |name: &str, ok| Row {
+            name: name.into(),
+            ok,
+            value: None,
+            reference: None,
+            ratio: None,
+            unit: String::new(),
+            target: String::new(),
+        };
+        let mut steps = Steps::default();
+        let table = || {
+            rows::print_table(&[row("rping", false), row("udaddy", true)], "", "");
+            Ok(false)
+        };
+        steps.step("a step", table).unwrap();
+        steps.step("another", || Ok(false)).unwrap();
+        let failure = |at: usize| steps.done[at].failure.clone().unwrap();
+        assert!(failure(0).starts_with("rping; "), "{}", failure(0));
+        assert!(!failure(1).contains("rping"), "{}", failure(1));
     }
 }

@@ -29,14 +29,12 @@ mod outcome;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
-/// Bytes of one turn.
+/// Bytes of one turn, beside others that have work too.
 const TURN_BYTES: u32 = PIECE;
-/// Bytes of one turn of whom nobody waits for, and its time. A round costs what a small message
-/// does, so that longer turns cost less; but they take from neighbours that have less to send:
-/// beside eight NICs with writes of 1 MiB (`cargo xtask bench isolation -- writes_1m_by_8`), turns
-/// of four pieces halve what is left to the victim. Who comes new waits no longer than this, which
-/// is what a turn of [`TURN_BYTES`] is charged.
-const LONE_TURN_BYTES: u32 = 4 * PIECE;
+/// How long a turn may go on while nobody else is known to have work: what [`TURN_BYTES`] are
+/// charged. A round costs as much as a few small messages, so longer turns cost less. But they take
+/// from neighbours that have less to send: beside eight NICs with writes of 1 MiB (`cargo xtask
+/// bench isolation -- writes_1m_by_8`), longer turns for all halve what is left to the victim.
 const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
@@ -132,9 +130,7 @@ impl Shard {
             }
             // One at least: what came before in this round may have used it up.
             let over = count > 0 && self.is_over(id, budget);
-            let goes_on = lone
-                && bytes < LONE_TURN_BYTES
-                && budget.seen().saturating_sub(began) < LONE_TURN;
+            let goes_on = lone && budget.seen().saturating_sub(began) < LONE_TURN;
             if count == TURN_REQUESTS || over || (bytes >= TURN_BYTES && !goes_on) {
                 more = true;
                 break;

@@ -199,6 +199,47 @@ fn who_wants_little_is_served_in_the_next_round() {
     }
 }
 
+/// A clock that is so many nanoseconds later at each look.
+#[derive(Debug)]
+struct Late(Nanos, AtomicU64);
+
+impl Clock for Late {
+    fn now(&self) -> Nanos {
+        self.1.fetch_add(self.0, Ordering::Relaxed)
+    }
+}
+
+/// Messages of 64 KiB that the first round moves for each of so many NICs, and how many looks at
+/// the clock are `apart`.
+fn moved(nics: u8, apart: Nanos) -> Vec<usize> {
+    const LEN: u32 = 64 << 10;
+    let late = Late(apart, AtomicU64::new(0));
+    let mut world = World::of(Shard::new(Box::new(Lcg(7))).with_clock(Box::new(late)));
+    let mut writers: Vec<(Guest, Qp)> = Vec::new();
+    for host in 1..=nics {
+        let mut guest = world.guest(1, host);
+        let cq = world.cq(&mut guest, 64);
+        let mut qp = world.qp_on(&mut guest, (qpt::RC, 16, None), cq);
+        let (qpn, gid) = (qp.qpn, guest.gid);
+        world.connect(&guest, &qp, qpt::RC, (qpn, gid));
+        let (from, to) = (guest.alloc(LEN.into()), guest.alloc(LEN.into()));
+        for _ in 0..16 {
+            guest.post_send(&mut qp, write_to(&guest, to), &[guest.sge(from, LEN)]);
+        }
+        writers.push((guest, qp));
+    }
+    world.shard.poll(0);
+    writers.iter_mut().map(|(guest, qp)| guest.statuses(&mut qp.cq).len()).collect()
+}
+
+#[test]
+fn who_is_alone_goes_on_and_who_is_not_takes_turns() {
+    assert!(moved(1, 100)[0] >= 5, "alone, and quick: {:?}", moved(1, 100));
+    assert_eq!(moved(1, 10_000), [3], "alone, and slow");
+    let beside = moved(3, 100);
+    assert!(beside.iter().all(|&count| (1..=4).contains(&count)), "{beside:?}");
+}
+
 #[test]
 fn all_that_write_much_get_the_same() {
     let mut world = World::new();
