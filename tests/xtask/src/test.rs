@@ -10,8 +10,8 @@ use crate::roots::Debian;
 use crate::steps::Steps;
 use crate::vm::scenarios::fixture::Options;
 use crate::vm::scenarios::{
-    ages, clients, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs, rnic,
-    sriov, stranger, verbs,
+    ages, clients, cluster, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs,
+    rnic, sriov, stranger, verbs,
 };
 use crate::{attempt, chores, process};
 
@@ -79,6 +79,9 @@ impl Args {
             steps.step("machines with an IOMMU", || iommu::Args::default().run(cache))?;
             steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
             steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
+            steps.step("networks on RNICs across two nodes", || {
+                cluster::Args::default().run(cache)
+            })?;
             steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods on a node with hardware", || pods::Args::default().run(cache))?;

@@ -8,18 +8,18 @@
 //! | request | answer |
 //! |---|---|
 //! | `{"do":"status"}` | session number (1 is the first), MAC, GID, QPN of the last queue pair |
-//! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways |
+//! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways; with `--address` also a datagram of QP 1 each way, and how often it was sent |
 //! | `{"do":"peer",…}` | from another of its kind: the passive side of a transfer |
 //!
 //! Queue pair numbers and addresses are exchanged over that TCP connection, so the pods' own
 //! network is used as by real programs.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path as FsPath, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -28,14 +28,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use virtual_guest::control::Mr;
 use virtual_guest::guest::{Guest, GuestConfig};
-use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::qp::{Av, Path, SendWr};
 use virtual_guest::rings::Cqe;
-use virtual_guest::spec::status;
+use virtual_guest::spec::{GSI_QKEY, status};
 use virtual_guest::world::{End, Node, pattern};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often a daemon that is away is looked for.
 const RETRY: Duration = Duration::from_millis(100);
+/// After how long a connection manager says again what nobody answered, and how often it does.
+const AGAIN: Duration = Duration::from_secs(1);
+const TRIES: u64 = 15;
+/// A datagram of the connection manager, and what stands before it where it arrives.
+const MAD: u32 = 256;
+const GRH: u32 = 40;
 /// A pod's memory limit is small.
 const RAM: u64 = 16 << 20;
 
@@ -49,6 +55,9 @@ struct Args {
     /// Where requests come in
     #[arg(long, default_value = "0.0.0.0:7471")]
     listen: SocketAddr,
+    /// The NIC's own address; without it, the link-local one of its MAC address, and QP 1 is not used
+    #[arg(long)]
+    address: Option<IpAddr>,
     /// Stay without a NIC when the daemon has ended the session, as QEMU does
     #[arg(long)]
     no_reconnect: bool,
@@ -67,6 +76,7 @@ enum Request {
     Transfer { peer: SocketAddr, bytes: u32 },
     Peer(Half),
     Check,
+    Datagram,
     Bye,
 }
 
@@ -84,21 +94,29 @@ struct Half {
 /// One life of the connection to the daemon.
 struct Session {
     node: Node,
+    /// QP 1, of a guest with an address.
+    cm: Option<Cm>,
     /// Shares the connection, to see it end.
     watch: UnixStream,
 }
 
 impl Session {
-    fn open(socket: &FsPath, huge_pages: bool) -> Result<Self> {
+    fn open(socket: &FsPath, args: &Args) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("cannot connect to {}", socket.display()))?;
         let watch = stream.try_clone()?;
+        let huge_pages = args.huge_pages;
         let config = GuestConfig { ram_bytes: RAM, huge_pages, ..Default::default() };
         let guest = Guest::attach(stream, config)?;
-        let gid = link_local(guest.device().mac);
+        let gid = match args.address {
+            Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped().octets(),
+            Some(IpAddr::V6(v6)) => v6.octets(),
+            None => link_local(guest.device().mac),
+        };
         // The driver's steps panic where the device refuses them.
         let node = quietly(|| Node::start("pod".into(), socket.to_path_buf(), guest, gid))?;
-        Ok(Self { node, watch })
+        let cm = args.address.map(|_| Cm::new(&node)).transpose()?;
+        Ok(Self { node, cm, watch })
     }
 }
 
@@ -201,6 +219,78 @@ fn completed(what: &str, cqe: Option<Cqe>) -> Result<()> {
     }
 }
 
+/// QP 1, and its one posted receive.
+struct Cm {
+    end: End,
+    said: Mr,
+    heard: Mr,
+}
+
+impl Cm {
+    fn new(node: &Node) -> Result<Self> {
+        let mut cm = quietly(|| {
+            let end = node.gsi();
+            let (said, heard) = (end.node.mr(MAD.into()), end.node.mr((GRH + MAD).into()));
+            Self { end, said, heard }
+        })?;
+        cm.listen();
+        Ok(cm)
+    }
+
+    fn listen(&mut self) {
+        let sge = [self.heard.sge(0, GRH + MAD)];
+        self.end.qp.post_recv(1, &sge);
+    }
+
+    fn say(&mut self, to: [u8; 16], seed: u64) -> Result<()> {
+        let ah = self.end.node.ctx.create_ah(self.end.node.pdn, &Av::to(to))?;
+        self.said.view().write(0, &pattern(seed, MAD as usize));
+        let sge = [self.said.sge(0, MAD)];
+        self.end.qp.post_send(&SendWr::datagram(2, &sge, ah, 1, GSI_QKEY));
+        completed("a datagram of QP 1", self.end.scq.wait(PATIENCE))?;
+        Ok(self.end.node.ctx.destroy_ah(ah)?)
+    }
+
+    /// Whether a datagram of this sender with the pattern of `seed` came within `time`. What is
+    /// left of earlier conversations is not for us.
+    fn hear(&mut self, from: [u8; 16], seed: u64, time: Duration) -> Result<bool> {
+        let Some(cqe) = self.end.rcq.wait(time) else { return Ok(false) };
+        completed("the receive of QP 1", Some(cqe))?;
+        let bytes = self.heard.view().vec(0, (GRH + MAD).into());
+        self.listen();
+        let (grh, data) = bytes.split_at_checked(GRH as usize).context("a short datagram")?;
+        // The last 20 bytes of the header are IPv4's where the addresses are.
+        let sender = if from.starts_with(&[0; 10]) { grh.get(32..36) } else { grh.get(8..24) };
+        let known = from.get(if from.starts_with(&[0; 10]) { 12.. } else { 0.. });
+        Ok(sender == known && data == pattern(seed, MAD as usize))
+    }
+}
+
+/// The active side says something, again where nobody answers, as connection managers do; how often
+/// it did.
+fn call(cm: &mut Cm, to: [u8; 16], seed: u64) -> Result<u64> {
+    for times in 1..=TRIES {
+        cm.say(to, seed + 4)?;
+        if cm.hear(to, seed + 5, AGAIN)? {
+            return Ok(times);
+        }
+    }
+    bail!("no answer to {TRIES} datagrams of QP 1")
+}
+
+/// The passive side answers each until the other has no more to say.
+fn respond(cm: &mut Cm, to: [u8; 16], seed: u64, talk: &mut Talk) -> Result<()> {
+    let begun = Instant::now();
+    talk.say(&json!({}))?;
+    while !talk.speaks()? {
+        if cm.hear(to, seed + 4, RETRY)? {
+            cm.say(to, seed + 5)?;
+        }
+        ensure!(begun.elapsed() < AGAIN * 20, "the other side says no more");
+    }
+    Ok(())
+}
+
 /// A line-wise conversation.
 struct Talk {
     lines: BufReader<TcpStream>,
@@ -225,6 +315,13 @@ impl Talk {
         Ok(line)
     }
 
+    /// Whether the other side has said something, or is gone.
+    fn speaks(&self) -> Result<bool> {
+        let mut fds = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        Ok(!self.lines.buffer().is_empty() || poll(&mut fds, Some(&now))? > 0)
+    }
+
     /// An answer that is not `{"error":…}`.
     fn answer(&mut self) -> Result<Value> {
         let value: Value = serde_json::from_str(&self.hear()?)?;
@@ -246,8 +343,14 @@ fn in_context(node: &Node, f: impl FnOnce(&Node) -> Result<Value>) -> Result<Val
 }
 
 /// The active side: everything is checked by the side that received it.
-fn transfer(node: &Node, peer: SocketAddr, bytes: u32, qpn: &mut u32) -> Result<Value> {
-    let seed = std::process::id().into();
+fn transfer(
+    node: &Node,
+    cm: Option<&mut Cm>,
+    (peer, bytes): (SocketAddr, u32),
+    qpn: &mut u32,
+) -> Result<Value> {
+    // No two conversations have the same bytes.
+    let seed = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
     let mut side = Side::new(node, bytes, seed)?;
     let half = side.half();
     *qpn = half.qpn;
@@ -273,17 +376,26 @@ fn transfer(node: &Node, peer: SocketAddr, bytes: u32, qpn: &mut u32) -> Result<
     talk.say(&json!({"do": "check"}))?;
     talk.answer()?;
     side.received(seed + 3)?;
+    let mut datagrams = 0;
+    if let Some(cm) = cm {
+        talk.say(&json!({"do": "datagram"}))?;
+        talk.answer()?;
+        datagrams = call(cm, theirs.gid, seed)?;
+    }
     talk.say(&json!({"do": "bye"}))?;
     talk.answer()?;
     for mr in [from, into] {
         node.ctx.dereg(mr.lkey)?;
     }
     side.close()?;
-    Ok(json!({"bytes": 4 * u64::from(bytes), "qpn": half.qpn, "peer_qpn": theirs.qpn}))
+    Ok(json!({
+        "bytes": 4 * u64::from(bytes), "qpn": half.qpn, "peer_qpn": theirs.qpn,
+        "datagrams": datagrams,
+    }))
 }
 
 /// The passive side, from the peer's first word to its last.
-fn serve_peer(node: &Node, theirs: &Half, talk: &mut Talk) -> Result<Value> {
+fn serve_peer(node: &Node, cm: Option<&mut Cm>, theirs: &Half, talk: &mut Talk) -> Result<Value> {
     let mut side = Side::new(node, theirs.bytes, theirs.seed)?;
     side.connect(theirs)?;
     talk.say(&serde_json::to_value(side.half())?)?;
@@ -293,7 +405,12 @@ fn serve_peer(node: &Node, theirs: &Half, talk: &mut Talk) -> Result<Value> {
     side.received(theirs.seed + 2)?;
     side.send(theirs.seed + 3)?;
     talk.say(&json!({}))?;
-    let word: Request = serde_json::from_str(&talk.hear()?)?;
+    let mut word: Request = serde_json::from_str(&talk.hear()?)?;
+    if matches!(word, Request::Datagram) {
+        let cm = cm.context("this guest has no address, so it does not use QP 1")?;
+        respond(cm, theirs.gid, theirs.seed, talk)?;
+        word = serde_json::from_str(&talk.hear()?)?;
+    }
     ensure!(matches!(word, Request::Bye), "expected bye");
     side.close()?;
     Ok(json!({}))
@@ -305,9 +422,9 @@ struct Seen {
     qpn: u32,
 }
 
-fn answer(session: Option<&Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
+fn answer(session: Option<&mut Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
     let request: Request = serde_json::from_str(&talk.hear()?).context("no request")?;
-    let Some(Session { node, .. }) = session else {
+    let Some(Session { node, cm, .. }) = session else {
         return match request {
             Request::Status => Ok(json!({"session": seen.session, "connected": false})),
             _ => bail!("not connected to a NIC"),
@@ -322,10 +439,10 @@ fn answer(session: Option<&Session>, seen: &mut Seen, talk: &mut Talk) -> Result
             }))
         }
         Request::Transfer { peer, bytes } => {
-            in_context(node, |node| transfer(node, peer, bytes, &mut seen.qpn))
+            in_context(node, |node| transfer(node, cm.as_mut(), (peer, bytes), &mut seen.qpn))
         }
-        Request::Peer(half) => in_context(node, |node| serve_peer(node, &half, talk)),
-        Request::Check | Request::Bye => bail!("not in a transfer"),
+        Request::Peer(half) => in_context(node, |node| serve_peer(node, cm.as_mut(), &half, talk)),
+        Request::Check | Request::Datagram | Request::Bye => bail!("not in a transfer"),
     }
 }
 
@@ -363,14 +480,14 @@ fn given() -> Result<PathBuf> {
 
 fn run() -> Result<()> {
     let args = Args::parse();
-    let socket = args.socket.map_or_else(given, Ok)?;
+    let socket = args.socket.clone().map_or_else(given, Ok)?;
     let listener = TcpListener::bind(args.listen)?;
     let mut session: Option<Session> = None;
     let mut seen = Seen { session: 0, qpn: 0 };
     let mut since = Instant::now();
     loop {
         if session.is_none() && !(args.no_reconnect && seen.session > 0) {
-            match Session::open(&socket, args.huge_pages) {
+            match Session::open(&socket, &args) {
                 Ok(new) => {
                     seen.session += 1;
                     eprintln!("session {} on {}", seen.session, socket.display());
@@ -386,7 +503,7 @@ fn run() -> Result<()> {
         }
         let Some(stream) = next(&listener, &mut session)? else { continue };
         let mut talk = Talk::new(stream)?;
-        let said = answer(session.as_ref(), &mut seen, &mut talk)
+        let said = answer(session.as_mut(), &mut seen, &mut talk)
             .unwrap_or_else(|e| json!({"error": format!("{e:#}")}));
         if let Err(e) = talk.say(&said) {
             eprintln!("no answer: {e:#}");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::exec::{wait_for, workspace};
 use crate::k8s::kubectl::Kubectl;
-use crate::k8s::node::Life;
+use crate::k8s::node::{Life, Node};
 use crate::k8s::ours;
 use crate::k8s::plane;
 use crate::k8s::pods::{Wanted, resource};
@@ -32,8 +32,8 @@ pub(crate) const ADDRESSED: &str = "plum";
 /// Pods of the tenant that live through these steps.
 pub(crate) const USERS: [&str; 2] = ["c-one", "c-two"];
 
-fn copy(from: &str, bench: &Bench<'_>) -> Result<()> {
-    let to = bench.node.path(DIR).join(from);
+fn copy(from: &str, node: &Node) -> Result<()> {
+    let to = node.path(DIR).join(from);
     fs::create_dir_all(&to)?;
     for entry in fs::read_dir(workspace().join("manifests").join(from))? {
         let entry = entry?;
@@ -80,8 +80,25 @@ pub(crate) fn tenant(quota: Option<u32>) -> Value {
 /// Definitions, accounts, the controller; the agent begins anew and follows it.
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
-    for dir in ["crds/no-cel", "controller", "node", "cluster-no-cel"] {
-        copy(dir, bench)?;
+    for dir in ["node", "cluster-no-cel"] {
+        copy(dir, bench.node)?;
+    }
+    defined(bench.node)?;
+    taken(kubectl)?;
+    // The lab's agent is a user and no pod.
+    let (role, user) = ("--clusterrole=vhost-rdma-agent-cluster", "--user=vhost-rdma-agent");
+    kubectl.run(&["create", "clusterrolebinding", "lab-agent-cluster", role, user])?;
+    start_controller(bench)?;
+    bench.node.kill(ours::AGENT, "TERM")?;
+    ours::start_agent_with(bench.node, &["--cluster", "--http=127.0.0.1:9746"])?;
+    bench.undisturbed()
+}
+
+/// The kinds, the namespace, and the accounts with their rights.
+pub(crate) fn defined(node: &Node) -> Result<()> {
+    let kubectl = Kubectl::new(node);
+    for dir in ["crds/no-cel", "controller"] {
+        copy(dir, node)?;
     }
     // A namespace that is there already (from manifests) is as good.
     kubectl.apply(
@@ -91,15 +108,7 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     for file in ["rbac", "agent-rbac"] {
         kubectl.run(&["apply", "-f", &format!("{DIR}/controller/{file}.yaml")])?;
     }
-    taken(kubectl)?;
-    // The lab's agent is a user and no pod.
-    let (role, user) = ("--clusterrole=vhost-rdma-agent-cluster", "--user=vhost-rdma-agent");
-    kubectl.run(&["create", "clusterrolebinding", "lab-agent-cluster", role, user])?;
-    account(bench)?;
-    start_controller(bench)?;
-    bench.node.kill(ours::AGENT, "TERM")?;
-    ours::start_agent_with(bench.node, &["--cluster", "--http=127.0.0.1:9746"])?;
-    bench.undisturbed()
+    account(node)
 }
 
 /// The API server takes `manifests/cluster-no-cel` as it is, and its agents follow the controller.
@@ -126,8 +135,8 @@ fn taken(kubectl: Kubectl<'_>) -> Result<()> {
 }
 
 /// A kubeconfig with the token of the controller's account.
-fn account(bench: &Bench<'_>) -> Result<()> {
-    let kubectl = bench.pods.kubectl;
+fn account(node: &Node) -> Result<()> {
+    let kubectl = Kubectl::new(node);
     let get = ["get", "serviceaccount", "vhost-rdma-controller", "-n", NAMESPACE, "-o"];
     let secret = wait_for("the account's token", WAIT, || {
         let mut args = get.to_vec();
@@ -145,7 +154,7 @@ contexts: [{{name: lab, context: {{cluster: lab, user: controller}}}}]
 current-context: lab
 END"
     );
-    bench.node.sh(&script).map(drop)
+    node.sh(&script).map(drop)
 }
 
 pub(crate) fn start_controller(bench: &Bench<'_>) -> Result<()> {
@@ -154,6 +163,11 @@ pub(crate) fn start_controller(bench: &Bench<'_>) -> Result<()> {
 
 /// The same with more options.
 pub(crate) fn start_controller_with(bench: &Bench<'_>, options: &[&str]) -> Result<()> {
+    start_controller_on(bench.node, options)
+}
+
+/// The same where there are no pods.
+pub(crate) fn start_controller_on(node: &Node, options: &[&str]) -> Result<()> {
     let variable = format!("KUBECONFIG={KUBECONFIG}");
     let command = [
         "env",
@@ -167,12 +181,12 @@ pub(crate) fn start_controller_with(bench: &Bench<'_>, options: &[&str]) -> Resu
         "--root-grace",
         "3",
     ];
-    bench.node.spawn(ours::CONTROLLER, &[&command[..], options].concat())?;
+    node.spawn(ours::CONTROLLER, &[&command[..], options].concat())?;
     wait_for("the controller", WAIT, || {
-        bench.node.check_alive(ours::CONTROLLER)?;
+        node.check_alive(ours::CONTROLLER)?;
         std::thread::sleep(Duration::from_millis(200));
         let get = "busybox wget -q -O - http://127.0.0.1:9747/readyz";
-        Ok(bench.node.sh(get).ok())
+        Ok(node.sh(get).ok())
     })
     .map(drop)
 }

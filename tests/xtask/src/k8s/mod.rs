@@ -8,22 +8,22 @@
 //! `tutorial`, `vms` and `manifests` the rows.
 
 mod attach;
-mod channel;
-mod cluster;
+pub(crate) mod channel;
+pub(crate) mod cluster;
 mod huge;
 pub(crate) mod image;
 mod join;
-mod kubectl;
+pub(crate) mod kubectl;
 mod manifests;
-mod node;
-mod ours;
+pub(crate) mod node;
+pub(crate) mod ours;
 pub(crate) mod parts;
-mod plane;
+pub(crate) mod plane;
 mod pods;
 pub(crate) mod processes;
 mod restarts;
 pub(crate) mod test;
-mod trust;
+pub(crate) mod trust;
 mod tutorial;
 mod vms;
 

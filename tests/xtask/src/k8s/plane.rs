@@ -231,11 +231,11 @@ pub(crate) fn wait_ready(
     .map(drop)
 }
 
-/// The whole cluster on `node`; returns when it is Ready.
-pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
+/// etcd, the API server, controller manager and scheduler on `node`, which itself is in no cluster
+/// yet.
+pub(crate) fn start_servers(node: &Node, parts: &Parts) -> Result<()> {
     furnish(node, parts)?;
-    let mut progress = Progress::new("starting a cluster");
-    node.spawn("containerd", &["containerd"])?;
+    let mut progress = Progress::new("starting the servers of a cluster");
     node.spawn("etcd", ETCD)?;
     node.run(&["sh", "-ec", &format!("mkdir -p /lab/pki; {PKI}"), "sh", "/lab/pki"])?;
     wait_for("etcd", WAIT, || {
@@ -252,6 +252,16 @@ pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
     })?;
     start(node, "kube-controller-manager", KCM)?;
     start(node, "kube-scheduler", SCHEDULER)?;
+    progress.done("they answer");
+    Ok(())
+}
+
+/// The whole cluster on `node`; returns when it is Ready.
+pub(crate) fn start_all(node: &Node, parts: &Parts) -> Result<()> {
+    start_servers(node, parts)?;
+    let mut progress = Progress::new("starting a node");
+    let kubectl = Kubectl::new(node);
+    node.spawn("containerd", &["containerd"])?;
     wait_for("containerd", WAIT, || {
         node.check_alive("containerd")?;
         progress.tick();

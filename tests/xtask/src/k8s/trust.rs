@@ -61,7 +61,7 @@ END
 
 /// A node of the cluster that is nowhere: its name and its address.
 const ELSEWHERE: [&str; 2] = ["elsewhere", "10.98.0.1"];
-const NODE: &str = r#"
+pub(crate) const NODE: &str = r#"
 k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig'
 printf '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "%s"}}' "$1" | $k create -f -
 $k get node "$1" -o json   | sed 's/"status": {/"status": {"addresses": [{"type": "InternalIP", "address": "'"$2"'"}],/' > /lab/trust/node.json

@@ -61,6 +61,8 @@ pub(crate) struct Spec {
     pub(crate) words: String,
     /// It starts guests of its own: it gets what they are made of, see `nested`.
     pub(crate) hosts: bool,
+    /// QEMU runs in the network namespace of this process: what its user-mode network reaches.
+    pub(crate) network_of: Option<u32>,
 }
 
 impl Spec {
@@ -147,8 +149,10 @@ impl Guest {
     /// Starts QEMU and returns while the guest boots.
     pub(crate) fn start(qemu_root: &Path, run: &Path, spec: &Spec) -> Result<Self> {
         let files = Files::new(run, &spec.name)?;
-        let mut cmd = tied_private_mounts("sh");
-        cmd.args(["-ec", ENTER, "sh"]).arg(qemu_root).arg(run).arg(&spec.image.dir);
+        let mut cmd = tied_private_mounts("nsenter");
+        let own = std::process::id();
+        cmd.arg(format!("--net=/proc/{}/ns/net", spec.network_of.unwrap_or(own)));
+        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(qemu_root).arg(run).arg(&spec.image.dir);
         if let Some(dir) = spec.vhost_socket.as_deref().and_then(Path::parent)
             && !dir.starts_with(run)
         {

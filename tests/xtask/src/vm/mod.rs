@@ -27,6 +27,8 @@ pub(crate) struct Lab {
     pub(crate) guests: Vec<Guest>,
     pub(crate) run: RunDir,
     pub(crate) cache: Cache,
+    /// A process in whose network namespace the monitors run, if not in this one.
+    pub(crate) network_of: Option<u32>,
     qemu: PathBuf,
     specs: Vec<Spec>,
 }
@@ -50,6 +52,8 @@ pub(crate) enum Nic {
     Options(Vec<String>),
     /// None, but guests of its own: see `nested`.
     Host,
+    /// The same, with machine, memory and network cards by these options.
+    HostWith(Vec<String>),
 }
 
 /// Enough for every program of the lists.
@@ -68,6 +72,7 @@ impl Lab {
             guests: Vec::new(),
             run: RunDir::new()?,
             cache: cache.clone(),
+            network_of: None,
             qemu,
             specs: Vec::new(),
         })
@@ -89,9 +94,9 @@ impl Lab {
             let (vhost_socket, nic_args) = match nic {
                 Nic::None | Nic::Host => (None, Vec::new()),
                 Nic::Socket(path) => (Some(path.clone()), Vec::new()),
-                Nic::Options(options) => (None, options.clone()),
+                Nic::Options(options) | Nic::HostWith(options) => (None, options.clone()),
             };
-            let hosts = matches!(nic, Nic::Host);
+            let hosts = matches!(nic, Nic::Host | Nic::HostWith(_));
             let spec = Spec {
                 name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
@@ -103,6 +108,7 @@ impl Lab {
                 nic_args,
                 words: words.to_owned(),
                 peer: names.get(n ^ 1).map(|p| (*p).to_owned()),
+                network_of: self.network_of,
             };
             self.guests.push(Guest::start(&self.qemu, self.run.path(), &spec)?);
             self.specs.push(spec);

@@ -4,6 +4,7 @@
 pub(crate) mod ages;
 mod client;
 pub(crate) mod clients;
+pub(crate) mod cluster;
 pub(crate) mod cni_rdma;
 pub(crate) mod drivers;
 pub(crate) mod fixture;
@@ -63,6 +64,9 @@ pub(crate) enum Scenario {
     /// Virtual functions of an emulated SR-IOV NIC: made, set, passed through, killed at every
     /// step; RDMA netlink beside iproute2
     Sriov(sriov::Args),
+    /// Networks on RNICs of two rxe VMs by the cluster's controller alone: peers, certificates,
+    /// another root under traffic, a node that restarts without a control plane
+    Cluster(cluster::Args),
     /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the
     /// kinds of NIC that need hardware
     Pods(pods::Args),
@@ -94,6 +98,7 @@ impl Scenario {
             Self::Life(args) => args.run(cache),
             Self::Clients(args) => args.run(cache),
             Self::Sriov(args) => args.run(cache),
+            Self::Cluster(args) => args.run(cache),
             Self::Pods(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),

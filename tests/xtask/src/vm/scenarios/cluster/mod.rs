@@ -1,0 +1,154 @@
+//! Networks on RNICs across two machines, by the cluster's controller alone: two VMs with rdma_rxe
+//! are two nodes, an API server and the controller run beside them.
+//!
+//! ```text
+//!   namespace of the servers          VM a = node-a                 VM b = node-b
+//!     API server, controller <──┐       agent ─> daemon ─ rxe0        rxe0 ─ daemon <─ agent
+//!                               ├─────────┘        └── 10.9.0.1 ══════ 10.9.0.2 ──┘     │
+//!                               └───────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Tenant, networks and node policy are applied by `kubectl`; nobody writes a peer or a certificate.
+//! The controller gives each node a block of each network and signs its certificate; the agents
+//! follow its lists over mTLS and give them to the daemons. The VMs have no kubelet (that an agent
+//! gives NICs to pods is `cargo xtask k8s test`), so the NICs are added by the daemons' command
+//! line, each with the first address of its node's block.
+//!
+//! | row | what is looked at |
+//! |---|---|
+//! | `peers and certificates` | both nodes are Certified and follow the lists; each daemon knows the other's blocks, and no other |
+//! | `requests both ways` | virtual guests: RC with every byte looked at, QP 1 through the daemons' channel |
+//! | `another network` | a NIC of another VNI, on the same devices, reaches none of the first's |
+//! | `another root under traffic` | the signer's root is replaced while requests go both ways: none fails |
+//! | `a node restarts alone` | without API server and controller, from its own disk |
+//!
+//! The VMs reach the servers by QEMU's user-mode network, whose monitor runs in the servers' network
+//! namespace; nothing listens on the machine's own addresses.
+
+mod node;
+mod plane;
+mod traffic;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::fixture;
+use crate::cache::Cache;
+use crate::chores::RNIC_PACKAGES;
+use crate::exec;
+use crate::host;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::{Lab, Nic, Plan};
+use node::Host;
+use plane::Plane;
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Release of the VMs
+    #[arg(long, value_enum, default_value_t = Debian::Trixie)]
+    debian: Debian,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    keep: bool,
+}
+
+/// All that runs. The VMs end before the servers' namespace does.
+struct World {
+    lab: Lab,
+    hosts: [Host; 2],
+    plane: Plane,
+}
+
+type Step = (&'static str, fn(&mut World) -> Result<()>);
+
+/// Each stands on those before it.
+const STEPS: &[Step] = &[
+    ("peers and certificates", World::introduced),
+    ("requests both ways", World::both_ways),
+    ("another network", World::another_network),
+    ("another root under traffic", World::rotated),
+    ("a node restarts alone", World::restarted),
+];
+
+impl Args {
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let mut lab = Lab::prepare(cache)?;
+        if self.keep {
+            lab.run.keep();
+            eprintln!("    consoles and logs stay in {}", lab.run.path().display());
+        }
+        host::ensure_packages(cache, RNIC_PACKAGES)?;
+        let products = node::build(cache)?;
+        let plane = Plane::start(cache, &products)?;
+        lab.network_of = Some(plane.node.pid());
+        let options = |n| node::options(lab.run.path(), n).map(Nic::Options);
+        let nics = vec![options(0)?, options(1)?];
+        lab.boot(&Plan { image: lab.image(self.debian)?, cpus: 1, nics })?;
+        lab.deliver(&products.of_nodes(&lab.run.path().join("stripped"))?)?;
+        let hosts = [Host::new(1), Host::new(2)];
+        let mut world = World { lab, hosts, plane };
+        let table = world.steps()?;
+        rows::print_table(&table, "seconds", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+}
+
+impl World {
+    fn steps(&mut self) -> Result<Vec<Row>> {
+        let mut table = Vec::new();
+        for (name, step) in STEPS {
+            let begun = Instant::now();
+            let result = step(self);
+            exec::check_interrupt()?;
+            let seconds = begun.elapsed().as_secs_f64();
+            table.push(row(name, result.is_ok(), Some(seconds)));
+            if let Err(error) = result {
+                eprintln!("    {name}: FAILED\n{error:#}\n{}", self.tails());
+                // The others stand on it.
+                break;
+            }
+            eprintln!("    {name}: ok ({seconds:.1} s)");
+        }
+        for (name, _) in STEPS.iter().skip(table.len()) {
+            table.push(row(name, false, None));
+        }
+        for guest in &mut self.lab.guests {
+            let clean = fixture::kernel_is_clean(guest);
+            table.push(row(&format!("kernel of {}", guest.name), clean, None));
+        }
+        Ok(table)
+    }
+
+    /// The ends of the logs, for a step that failed.
+    fn tails(&self) -> String {
+        let mut text = exec::tail(&self.plane.node.log("vhost-rdma-controller"), 0, 15);
+        for guest in &self.lab.guests {
+            for file in ["agent.log", "daemon.log"] {
+                let end = exec::tail(&guest.share().join(file), 0, 15);
+                text.push_str(&format!("the end of {}'s {file}:\n{end}", guest.name));
+            }
+        }
+        text
+    }
+
+    /// A host and its VM.
+    fn host(&mut self, n: usize) -> Result<(&Host, &mut crate::vm::guest::Guest)> {
+        let guest = self.lab.guests.get_mut(n).context("no such VM")?;
+        Ok((self.hosts.get(n).context("no such host")?, guest))
+    }
+}
+
+fn row(name: &str, ok: bool, value: Option<f64>) -> Row {
+    let unit = value.map_or("", |_| "s").to_owned();
+    let name = name.to_owned();
+    Row { name, ok, value, reference: None, ratio: None, unit, target: String::new() }
+}
