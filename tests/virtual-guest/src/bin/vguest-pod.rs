@@ -422,7 +422,7 @@ struct Seen {
     qpn: u32,
 }
 
-fn answer(session: Option<&mut Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
+fn answer(session: &mut Option<Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
     let request: Request = serde_json::from_str(&talk.hear()?).context("no request")?;
     let Some(Session { node, cm, .. }) = session else {
         return match request {
@@ -503,7 +503,7 @@ fn run() -> Result<()> {
         }
         let Some(stream) = next(&listener, &mut session)? else { continue };
         let mut talk = Talk::new(stream)?;
-        let said = answer(session.as_mut(), &mut seen, &mut talk)
+        let said = answer(&mut session, &mut seen, &mut talk)
             .unwrap_or_else(|e| json!({"error": format!("{e:#}")}));
         if let Err(e) = talk.say(&said) {
             eprintln!("no answer: {e:#}");

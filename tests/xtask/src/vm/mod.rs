@@ -52,8 +52,6 @@ pub(crate) enum Nic {
     Options(Vec<String>),
     /// None, but guests of its own: see `nested`.
     Host,
-    /// The same, with machine, memory and network cards by these options.
-    HostWith(Vec<String>),
 }
 
 /// Enough for every program of the lists.
@@ -94,9 +92,9 @@ impl Lab {
             let (vhost_socket, nic_args) = match nic {
                 Nic::None | Nic::Host => (None, Vec::new()),
                 Nic::Socket(path) => (Some(path.clone()), Vec::new()),
-                Nic::Options(options) | Nic::HostWith(options) => (None, options.clone()),
+                Nic::Options(options) => (None, options.clone()),
             };
-            let hosts = matches!(nic, Nic::Host | Nic::HostWith(_));
+            let hosts = matches!(nic, Nic::Host);
             let spec = Spec {
                 name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
