@@ -8,9 +8,9 @@
 //!                               └───────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Tenant, networks and node policy are applied by `kubectl`; nobody writes a peer or a certificate.
-//! The controller gives each node a block of each network and signs its certificate; the agents
-//! follow its lists over mTLS and give them to the daemons. The VMs have no kubelet (that an agent
+//! Tenant, networks and node policy are applied by `kubectl`; nobody writes a peer or a
+//! certificate. The controller gives each node a block of each network and signs its certificate;
+//! the agents follow its lists over mTLS and give them to the daemons. The VMs have no kubelet (that an agent
 //! gives NICs to pods is `cargo xtask k8s test`), so the NICs are added by the daemons' command
 //! line, each with the first address of its node's block.
 //!
@@ -22,8 +22,8 @@
 //! | `another root under traffic` | the signer's root is replaced while requests go both ways: none fails |
 //! | `a node restarts alone` | without API server and controller, from its own disk |
 //!
-//! The VMs reach the servers by QEMU's user-mode network, whose monitor runs in the servers' network
-//! namespace; nothing listens on the machine's own addresses.
+//! The VMs reach the servers by QEMU's user-mode network: their monitors run in the servers' network
+//! namespace, and nothing listens on the machine's own addresses.
 
 mod node;
 mod plane;

@@ -43,7 +43,8 @@ done
 
 /// The agent; its file has no pools, those are the controller's.
 const AGENT: &str = "set -e
-mkdir -p /var/lib/kubelet/device-plugins /etc/vhost-rdma-agent; : > /etc/vhost-rdma-agent/config.toml
+mkdir -p /var/lib/kubelet/device-plugins /etc/vhost-rdma-agent
+: > /etc/vhost-rdma-agent/config.toml
 KUBECONFIG=/host/agent.kubeconfig setsid vhost-rdma-agent serve --node-name @NODE@ --cluster \
   --channel-address @ADDRESS@ --controller @CONTROLLER@ < /dev/null >> /host/agent.log 2>&1 &
 n=0; until vhost-rdma-agent status > /dev/null 2>&1; do
