@@ -7,13 +7,13 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use vhost_rdma_cluster_api::peers::v1::Held;
 use vhost_rdma_cluster_api::peers::v1::peers_client::PeersClient;
 use vhost_rdma_cluster_api::{
-    NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNode,
-    RdmaNodeSpec, RdmaNodeStatus, Rnic, block_name,
+    NODE_PREFIX, NODES, NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec,
+    RdmaNode, RdmaNodeSpec, RdmaNodeStatus, Rnic, block_name,
 };
 
 use super::*;
 use crate::core::Object;
-use crate::pki::{self, NODE_PREFIX, NODES, Pair, Root};
+use crate::pki::{self, Pair, Root};
 
 const NAME: &str = "vhost-rdma-controller.vhost-rdma.svc";
 const WAIT: Duration = Duration::from_secs(20);

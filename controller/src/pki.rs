@@ -17,6 +17,7 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber, SubjectPublicKeyInfo,
 };
 use time::OffsetDateTime;
+use vhost_rdma_cluster_api::{NODE_PREFIX, NODES};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::oid_registry::{
@@ -25,10 +26,6 @@ use x509_parser::oid_registry::{
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// What precedes the node's name in a certificate's common name.
-pub const NODE_PREFIX: &str = "vhost-rdma:node:";
-/// The organization of every node.
-pub const NODES: &str = "vhost-rdma:nodes";
 /// The largest request that is looked at; one of the agent's has less than 1 KiB.
 const REQUEST_MAX: usize = 8 << 10;
 /// The most addresses in a request.

@@ -119,11 +119,17 @@ impl Follow {
     }
 
     /// Ends when the engine does.
-    async fn follow<K: Send>(
+    async fn follow<K: Resource + Send>(
         self,
         changes: impl Stream<Item = watcher::Result<Event<K>>> + Send,
         convert: impl Fn(K) -> Option<Object> + Send,
     ) {
+        // Who wrote which field is nothing to the planners and much of an object's memory. Where a
+        // write leaves it out the API server keeps what it has.
+        let convert = move |mut object: K| {
+            object.meta_mut().managed_fields = None;
+            convert(object)
+        };
         let mut changes = Box::pin(changes.default_backoff());
         while let Some(change) = changes.next().await {
             let change = match change {

@@ -73,6 +73,10 @@ pub const GROUP: &str = "vhost-rdma.io";
 pub const NETWORK_FINALIZER: &str = "vhost-rdma.io/network";
 /// Who signs the certificates of the channel between nodes.
 pub const SIGNER: &str = "vhost-rdma.io/channel";
+/// The common name of a node's certificate is this and the node's name.
+pub const NODE_PREFIX: &str = "vhost-rdma:node:";
+/// The organization of all nodes' certificates.
+pub const NODES: &str = "vhost-rdma:nodes";
 /// The Secret of the controller's namespace that holds the signing keys.
 pub const AUTHORITY: &str = "vhost-rdma-channel-ca";
 /// The ConfigMap of the controller's namespace that holds the roots to trust: `ca.crt`, and under

@@ -53,6 +53,17 @@ impl<V: Ord> Multi<String, V> {
     fn of(&self, key: &str) -> impl Iterator<Item = &V> {
         self.0.get(key).into_iter().flatten()
     }
+
+    fn count(&self, key: &str) -> usize {
+        self.0.get(key).map_or(0, BTreeSet::len)
+    }
+
+    fn has<Q: Ord + ?Sized>(&self, key: &str, value: &Q) -> bool
+    where
+        V: std::borrow::Borrow<Q>,
+    {
+        self.0.get(key).is_some_and(|values| values.contains(value))
+    }
 }
 
 type Names = Multi<String, String>;
@@ -141,6 +152,8 @@ pub(super) type Claimant = (String, (String, String));
 pub(super) struct Index {
     matched: Names,
     selected: Names,
+    /// Of the nodes that a policy selects, those that serve it.
+    ready: Names,
     pool_policies: Names,
     network_policies: Names,
     network_pools: BTreeMap<String, BTreeMap<String, u32>>,
@@ -155,6 +168,8 @@ pub(super) struct Index {
     blocks_by_network: Names,
     claims: Multi<String, u32>,
     nics: BTreeMap<String, BTreeMap<String, u32>>,
+    /// The sums of these.
+    nics_in: BTreeMap<String, u32>,
     reports: BTreeMap<String, Report>,
     serving: BTreeSet<String>,
     outdated: Names,
@@ -190,8 +205,25 @@ fn set_address(
 impl Index {
     /// Policies that select a node changed.
     pub(super) fn set_match(&mut self, policy: &str, node: &str, matches: bool) {
+        if self.is_match(policy, node) == matches {
+            return;
+        }
         self.matched.set(policy, node.to_owned(), matches);
         self.selected.set(node, policy.to_owned(), matches);
+        self.ready.set(policy, node.to_owned(), matches && self.serving.contains(node));
+    }
+
+    pub(super) fn is_match(&self, policy: &str, node: &str) -> bool {
+        self.matched.has(policy, node)
+    }
+
+    pub(super) fn matched_count(&self, policy: &str) -> usize {
+        self.matched.count(policy)
+    }
+
+    /// How many of the nodes that a policy selects serve what they were told.
+    pub(super) fn ready_count(&self, policy: &str) -> usize {
+        self.ready.count(policy)
     }
 
     pub(super) fn matched(&self, policy: &str) -> impl Iterator<Item = &str> {
@@ -304,6 +336,11 @@ impl Index {
                 self.used.entry(namespace.clone()).or_default().change(*sum, add);
             }
             for (network, count) in &report.by_network {
+                let sum = self.nics_in.entry(network.clone()).or_default();
+                *sum = if add { sum.saturating_add(*count) } else { sum.saturating_sub(*count) };
+                if *sum == 0 {
+                    self.nics_in.remove(network);
+                }
                 let nodes = self.nics.entry(network.clone()).or_default();
                 if add {
                     nodes.insert(name.to_owned(), *count)
@@ -344,16 +381,27 @@ impl Index {
         }
         let serves =
             |status: &RdmaNodeStatus, node: &RdmaNode| status.serves(node.metadata.generation);
-        if node.is_some_and(|node| node.status.as_ref().is_some_and(|status| serves(status, node)))
-        {
-            self.serving.insert(name.to_owned());
-        } else {
-            self.serving.remove(name);
-        }
+        let now = node
+            .is_some_and(|node| node.status.as_ref().is_some_and(|status| serves(status, node)));
+        self.set_serving(name, now);
         if node.is_some() {
             self.reports.insert(name.to_owned(), new);
         }
         changed
+    }
+
+    fn set_serving(&mut self, node: &str, now: bool) {
+        if self.serving.contains(node) == now {
+            return;
+        }
+        if now {
+            self.serving.insert(node.to_owned());
+        } else {
+            self.serving.remove(node);
+        }
+        for policy in names(&self.selected, node) {
+            self.ready.set(policy, node.to_owned(), now);
+        }
     }
 
     /// How many NICs nodes report of a pod.
@@ -361,14 +409,9 @@ impl Index {
         self.pods.get(uid).copied().unwrap_or(0)
     }
 
-    pub(super) fn serves(&self, node: &str) -> bool {
-        self.serving.contains(node)
-    }
-
     /// Nodes on which a pod has a NIC that is not what this policy, or none any more, says.
     pub(super) fn outdated(&self, policy: &str) -> impl Iterator<Item = &str> {
-        let orphaned = names(&self.outdated, "")
-            .filter(move |node| self.matched.0.get(policy).is_some_and(|m| m.contains(*node)));
+        let orphaned = names(&self.outdated, "").filter(move |node| self.is_match(policy, node));
         names(&self.outdated, policy).chain(orphaned)
     }
 
@@ -377,7 +420,7 @@ impl Index {
     }
 
     pub(super) fn nics_of(&self, network: &str) -> u32 {
-        self.nics.get(network).into_iter().flat_map(BTreeMap::values).sum()
+        self.nics_in.get(network).copied().unwrap_or(0)
     }
 
     pub(super) fn nodes_with_nics(&self, network: &str) -> impl Iterator<Item = &str> {
@@ -407,6 +450,10 @@ impl Index {
         names(&self.hosts, network)
     }
 
+    pub(super) fn hosts_count(&self, network: &str) -> usize {
+        self.hosts.count(network)
+    }
+
     pub(super) fn set_block(&mut self, name: &str, node: &str, network: &str, present: bool) {
         self.blocks_by_node.set(node, name.to_owned(), present);
         self.blocks_by_network.set(network, name.to_owned(), present);
@@ -421,7 +468,7 @@ impl Index {
     }
 
     pub(super) fn blocks_in(&self, network: &str) -> usize {
-        self.blocks_by_network.0.get(network).map_or(0, BTreeSet::len)
+        self.blocks_by_network.count(network)
     }
 
     pub(super) fn set_claim(&mut self, uid: &str, vni: u32, present: bool) {

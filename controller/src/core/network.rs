@@ -69,7 +69,7 @@ fn sums(
     settings: &Settings,
 ) -> RdmaNetworkStatus {
     let mut status = network.status.clone().unwrap_or_default();
-    status.nodes = count(world.index.hosts(name).count());
+    status.nodes = count(world.index.hosts_count(name));
     status.nics = world.index.nics_of(name);
     status.users = some(world.users(name));
     status.attachment_definitions = some(

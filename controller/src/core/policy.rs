@@ -17,14 +17,13 @@ use super::write::{Plan, Write};
 pub(super) fn plan(world: &World, name: &str) -> Plan {
     let Some(policy) = world.policies.get(name) else { return Plan::default() };
     let generation = policy.metadata.generation;
-    let matched: Vec<&str> = world.index.matched(name).collect();
     let outdated: BTreeSet<&str> = world.index.outdated(name).collect();
     let mut status = policy.status.clone().unwrap_or_default();
     status.observed_generation = generation;
-    status.matched = count(matched.len());
-    status.ready = count(matched.iter().filter(|node| world.index.serves(node)).count());
+    status.matched = count(world.index.matched_count(name));
+    status.ready = count(world.index.ready_count(name));
     status.outdated = count(outdated.len());
-    status.conflicts = conflicts(world, name, &matched);
+    status.conflicts = conflicts(world, name);
     status.rolling = rolling(policy, &outdated);
     accepted(&mut status.conditions, &check::policy(&policy.spec), generation);
     let conflicted = if status.conflicts.is_empty() {
@@ -58,16 +57,25 @@ fn rolling(policy: &RdmaNodePolicy, outdated: &BTreeSet<&str>) -> Vec<String> {
     now
 }
 
-fn conflicts(world: &World, name: &str, matched: &[&str]) -> Vec<String> {
+/// What of a policy does not count, and why. Each node's report asks for it, so no more nodes are
+/// looked at than another policy with a pool of the same name has in common with this one.
+fn conflicts(world: &World, name: &str) -> Vec<String> {
     let mut all = BTreeSet::new();
+    let mut others: BTreeSet<&str> = BTreeSet::new();
     for pool in &world.policies[name].spec.pools {
         all.extend(obstacle(world, pool));
+        others.extend(world.policies_with_pool(&pool.name).take_while(|other| *other != name));
     }
-    // Another policy can only come first where it selects the same node.
-    for node in matched {
-        if world.policies_of(node).nth(1).is_none() {
-            continue;
-        }
+    let mut looked: BTreeSet<&str> = BTreeSet::new();
+    for other in others {
+        let (few, many) = if world.index.matched_count(other) < world.index.matched_count(name) {
+            (other, name)
+        } else {
+            (name, other)
+        };
+        looked.extend(world.index.matched(few).filter(|node| world.index.is_match(many, node)));
+    }
+    for node in looked {
         for (policy, why) in effective_pools(world, node).1 {
             if policy == name {
                 all.insert(why);

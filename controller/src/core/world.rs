@@ -403,7 +403,7 @@ impl World {
         }
         let mut keys = Vec::new();
         for (policy, object) in &self.policies {
-            let matched = self.index.matched(policy).any(|node| node == name);
+            let matched = self.index.is_match(policy, name);
             let matches =
                 new.as_ref().is_some_and(|n| object.spec.node_selector.matches(&n.labels));
             if matched || matches {

@@ -32,7 +32,8 @@ pub(crate) const ADDRESSED: &str = "plum";
 /// Pods of the tenant that live through these steps.
 pub(crate) const USERS: [&str; 2] = ["c-one", "c-two"];
 
-fn copy(from: &str, node: &Node) -> Result<()> {
+/// A directory of `manifests`, for an administrator on the node.
+pub(crate) fn copy(from: &str, node: &Node) -> Result<()> {
     let to = node.path(DIR).join(from);
     fs::create_dir_all(&to)?;
     for entry in fs::read_dir(workspace().join("manifests").join(from))? {

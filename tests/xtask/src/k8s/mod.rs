@@ -5,7 +5,7 @@
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
 //! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
 //! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `trust`, `channel`,
-//! `tutorial`, `vms` and `manifests` the rows.
+//! `tutorial`, `vms` and `manifests` the rows; `scale` is a cluster without pods, which is large.
 
 mod attach;
 pub(crate) mod channel;
@@ -22,6 +22,7 @@ pub(crate) mod plane;
 mod pods;
 pub(crate) mod processes;
 mod restarts;
+mod scale;
 pub(crate) mod test;
 pub(crate) mod trust;
 mod tutorial;
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Up,
     /// Everything that a node must do: pods with NICs, restarts and deaths of its parts, CNI
     Test(test::Args),
+    /// The controller and thousands of played agents: what a change costs, and whether that grows
+    Scale(scale::Args),
     /// End the cluster that `up` made; fails if anything of it is left on the machine
     Down,
 }
@@ -58,6 +61,7 @@ impl Command {
         match self {
             Self::Up => up(cache),
             Self::Test(args) => args.run(cache),
+            Self::Scale(args) => args.run(cache),
             Self::Down => down(),
         }
     }

@@ -47,6 +47,11 @@ client node2 /O=system:nodes/CN=system:node:node2
 client kcm /CN=system:kube-controller-manager
 client scheduler /CN=system:kube-scheduler
 client agent /CN=vhost-rdma-agent
+account() { # file, account of our namespace
+  client "$1" "/O=system:serviceaccounts/O=system:serviceaccounts:vhost-rdma/CN=system:serviceaccount:vhost-rdma:$2"
+}
+account of-controller vhost-rdma-controller
+account of-agents vhost-rdma-agent
 "#;
 
 /// `restrict_oom_score_adj`: root in a container often has no CAP_SYS_RESOURCE, without which runc
@@ -231,11 +236,16 @@ pub(crate) fn wait_ready(
     .map(drop)
 }
 
-/// etcd, the API server, controller manager and scheduler on `node`, which itself is in no cluster
-/// yet.
-pub(crate) fn start_servers(node: &Node, parts: &Parts) -> Result<()> {
+/// etcd and the API server, alone: who needs no pods needs nothing else.
+pub(crate) fn start_api(node: &Node, parts: &Parts) -> Result<()> {
     furnish(node, parts)?;
-    let mut progress = Progress::new("starting the servers of a cluster");
+    let mut progress = Progress::new("starting an API server");
+    serve_api(node, &mut progress)?;
+    progress.done("it answers");
+    Ok(())
+}
+
+fn serve_api(node: &Node, progress: &mut Progress) -> Result<()> {
     node.spawn("etcd", ETCD)?;
     node.run(&["sh", "-ec", &format!("mkdir -p /lab/pki; {PKI}"), "sh", "/lab/pki"])?;
     wait_for("etcd", WAIT, || {
@@ -244,12 +254,20 @@ pub(crate) fn start_servers(node: &Node, parts: &Parts) -> Result<()> {
         Ok(node.sh("busybox wget -q -O /dev/null http://127.0.0.1:2379/health").ok())
     })?;
     start(node, "kube-apiserver", APISERVER)?;
-    let kubectl = Kubectl::new(node);
     wait_for("the API server", WAIT, || {
         node.check_alive("kube-apiserver")?;
         progress.tick();
-        Ok(kubectl.run(&["get", "--raw", "/readyz"]).ok())
-    })?;
+        Ok(Kubectl::new(node).run(&["get", "--raw", "/readyz"]).ok())
+    })
+    .map(drop)
+}
+
+/// etcd, the API server, controller manager and scheduler on `node`, which itself is in no cluster
+/// yet.
+pub(crate) fn start_servers(node: &Node, parts: &Parts) -> Result<()> {
+    furnish(node, parts)?;
+    let mut progress = Progress::new("starting the servers of a cluster");
+    serve_api(node, &mut progress)?;
     start(node, "kube-controller-manager", KCM)?;
     start(node, "kube-scheduler", SCHEDULER)?;
     progress.done("they answer");
