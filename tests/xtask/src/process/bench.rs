@@ -2,9 +2,9 @@
 //! without a device in the same minute.
 //!
 //! The references are a copy by the C library and one by the kernel, two threads that hand a word to
-//! and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the programs, so that what
-//! else the machine does is everybody's. A row is the median of its turns; its ratio is the median
-//! of the turns' ratios, and its spread stands in the name.
+//! and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the
+//! programs, so that what else the machine does is everybody's. A row is the median of its turns;
+//! its ratio is the median of the turns' ratios, and its spread stands in the name.
 
 use std::hint::{black_box, spin_loop};
 use std::io::IoSliceMut;

@@ -10,9 +10,9 @@
 //!
 //! Tenant, networks and node policy are applied by `kubectl`; nobody writes a peer or a
 //! certificate. The controller gives each node a block of each network and signs its certificate;
-//! the agents follow its lists over mTLS and give them to the daemons. The VMs have no kubelet (that an agent
-//! gives NICs to pods is `cargo xtask k8s test`), so the NICs are added by the daemons' command
-//! line, each with the first address of its node's block.
+//! the agents follow its lists over mTLS and give them to the daemons. The VMs have no kubelet
+//! (that an agent gives NICs to pods is `cargo xtask k8s test`), so the NICs are added by the
+//! daemons' command line, each with the first address of its node's block.
 //!
 //! | row | what is looked at |
 //! |---|---|
