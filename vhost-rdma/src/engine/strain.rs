@@ -265,6 +265,24 @@ mod tests {
         assert!(!world.strains.rests(0, now + 256 * 20 * MS), "256 times as long by now");
     }
 
+    /// Rounds of a busy host are late again and again; who touched no missing page is not watched.
+    #[test]
+    fn a_late_round_without_a_page_fault_makes_no_suspect() {
+        let mut world = World::new();
+        let watched = |world: &World| world.strains.nics[0].watched_until > 0;
+        // The first has nothing to be held against.
+        world.round(&[(0, 20 * MS, 1, 0)]);
+        world.round(&[(0, 1000, 0, 0)]);
+        world.strains.nics[0].watched_until = 0;
+        for _ in 0..10 {
+            world.round(&[(0, 20 * MS, 0, 1)]);
+        }
+        assert!(!watched(&world), "the host ran others");
+        world.round(&[(0, 20 * MS, 1, 0)]);
+        world.round(&[(0, 1000, 0, 0)]);
+        assert!(watched(&world), "a page was missing");
+    }
+
     #[test]
     fn what_is_a_little_slow_rests_twice_as_long_each_time() {
         let mut world = World::new();
