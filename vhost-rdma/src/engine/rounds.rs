@@ -284,6 +284,8 @@ impl Shard {
             }
         }
         self.rounds.ready = ready;
+        // A command that runs a queue pair between rounds has others waiting.
+        self.rounds.lone = false;
         busy
     }
 
