@@ -13,7 +13,7 @@ use crate::config;
 use crate::mark;
 use crate::node::{
     self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Registry,
-    Saved, Session, SocketAccess,
+    Renewed, Saved, Session, SocketAccess,
 };
 use crate::socket;
 
@@ -211,6 +211,21 @@ impl<B: Backend> Daemon<B> {
         self.known().versions.remove(name);
         tracing::info!(network = name, "network removed");
         Ok(network)
+    }
+
+    /// Has another process go on with a network's NICs.
+    ///
+    /// # Errors
+    /// There is no such network, or no process of its own serves it.
+    pub fn restart_network(&self, name: &str) -> Result<Renewed, Error> {
+        let network = self.known().registry.network(name)?.clone();
+        let renewed = self
+            .backend
+            .renew(network.vni)
+            .map_err(|source| node::Error::Network { name: name.to_owned(), source })?;
+        let (kept, lost) = (renewed.kept.len(), renewed.lost.len());
+        tracing::info!(network = name, kept, lost, pause = ?renewed.pause, "network restarted");
+        Ok(renewed)
     }
 
     /// Every network, with how many NICs it has.

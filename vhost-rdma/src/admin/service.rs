@@ -10,7 +10,7 @@ use vhost_rdma_proto::v1::admin_server::Admin;
 use super::convert;
 use super::daemon::{Daemon, Error, Reloaded};
 use super::serve::Reloading;
-use crate::node::{Backend, NetworkConfig, Session};
+use crate::node::{Backend, NetworkConfig, Renewed, Session};
 
 /// What does not change while the daemon runs.
 #[derive(Debug, Clone)]
@@ -144,6 +144,19 @@ impl<B: Backend> Admin for Service<B> {
             Ok(v1::ListNetworksResponse {
                 networks: daemon.networks().into_iter().map(network).collect(),
             })
+        })
+        .await
+    }
+
+    async fn restart_network(
+        &self,
+        request: Request<v1::RestartNetworkRequest>,
+    ) -> Result<Response<v1::RestartNetworkResponse>, Status> {
+        let name = request.into_inner().name;
+        self.call(move |daemon| {
+            let Renewed { kept, lost, pause } = daemon.restart_network(&name)?;
+            let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+            Ok(v1::RestartNetworkResponse { kept, lost, pause_us })
         })
         .await
     }

@@ -201,6 +201,14 @@ pub enum NetworkCommand {
         /// Which one
         name: String,
     },
+    /// Have another process go on with a network's NICs; their guests notice a short pause
+    ///
+    /// For a daemon whose processes are to forget what they have become: memory that is in pieces, a
+    /// log filter, a core that they are bound to. NICs for processes lose their processes.
+    Restart {
+        /// Which one
+        name: String,
+    },
     /// Show all networks
     List,
 }

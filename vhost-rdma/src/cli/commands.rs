@@ -12,8 +12,8 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
 use super::view::{
-    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Status, Versions, print,
-    print_json, show,
+    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Restarted, Status, Versions,
+    print, print_json, show,
 };
 use super::{Failure, client, peer_set, vf};
 use crate::config;
@@ -113,6 +113,14 @@ async fn network(
             let answer =
                 client.remove_network(v1::RemoveNetworkRequest { name: name.clone() }).await?;
             show(json, &removed(name, answer.into_inner().warning))
+        }
+        NetworkCommand::Restart { name } => {
+            let done = client.restart_network(v1::RestartNetworkRequest { name }).await?;
+            let done = Restarted::from(done.into_inner());
+            show(json, &done)?;
+            let lost =
+                |nic: &String| Failure::Partly(format!("the guest of {nic} lost its device"));
+            done.lost.first().map_or(Ok(()), |nic| Err(lost(nic)))
         }
         NetworkCommand::List => {
             let list = client.list_networks(v1::ListNetworksRequest {}).await?;

@@ -259,6 +259,29 @@ impl From<v1::ReloadResponse> for Reloaded {
     }
 }
 
+/// What has become of a network's NICs.
+#[derive(Debug, Serialize)]
+pub(super) struct Restarted {
+    pub(super) kept: Vec<String>,
+    pub(super) lost: Vec<String>,
+    pub(super) pause_us: u64,
+}
+
+impl From<v1::RestartNetworkResponse> for Restarted {
+    fn from(message: v1::RestartNetworkResponse) -> Self {
+        let v1::RestartNetworkResponse { kept, lost, pause_us } = message;
+        Self { kept, lost, pause_us }
+    }
+}
+
+impl Show for Restarted {
+    fn text(&self) -> String {
+        let lost: String = self.lost.iter().map(|nic| format!("lost: {nic}\n")).collect();
+        let (kept, pause) = (self.kept.len(), self.pause_us);
+        format!("{kept} NICs went on after {pause} us\n{lost}")
+    }
+}
+
 impl Show for Reloaded {
     fn text(&self) -> String {
         let lines = |what: &str, all: &[String]| -> String {

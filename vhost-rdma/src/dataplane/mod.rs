@@ -7,6 +7,7 @@
 
 mod cm_bridge;
 mod rnic;
+mod saved;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +20,7 @@ use crate::device::connection::Connection;
 use crate::device::events::NoPort;
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::device::queues::QueueLayout;
+use crate::device::saved::SavedSession;
 use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
     self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus,
@@ -39,6 +41,10 @@ struct Placed {
 struct State {
     nics: BTreeMap<String, Placed>,
     placement: Placement,
+    /// Sessions that an earlier process saved, by NIC, until they go on.
+    saved: BTreeMap<String, SavedSession>,
+    /// NICs whose sessions do.
+    loaded: Vec<String>,
 }
 
 /// Serves NICs with a pool of workers, all in this process.
@@ -68,7 +74,12 @@ impl LocalDataplane {
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
         let workers = Workers::start(config)?;
         let placement = Placement::new(workers.handles().len());
-        let state = Mutex::new(State { nics: BTreeMap::new(), placement });
+        let state = Mutex::new(State {
+            nics: BTreeMap::new(),
+            placement,
+            saved: BTreeMap::new(),
+            loaded: Vec::new(),
+        });
         Ok(Self {
             state,
             directory: Arc::default(),
@@ -115,7 +126,8 @@ impl LocalDataplane {
         Ok(Box::new(Connection::start(&self.known(name)?, vmm, journal)?))
     }
 
-    /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it.
+    /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it, and
+    /// what that process has saved ([`Self::load`]).
     ///
     /// # Errors
     /// As [`Dataplane::connect`], or what is left makes no session.
@@ -123,9 +135,14 @@ impl LocalDataplane {
         &self,
         name: &str,
         vmm: UnixStream,
-        kept: (Vec<Kept>, Arc<dyn Journal>),
+        (kept, journal): (Vec<Kept>, Arc<dyn Journal>),
     ) -> io::Result<Box<dyn node::Connection>> {
-        Ok(Box::new(Connection::take_up(&self.known(name)?, vmm, kept)?))
+        let saved = self.state().saved.remove(name);
+        let connection = Connection::take_up(&self.known(name)?, vmm, (kept, saved), journal)?;
+        if connection.has_kept_all() {
+            self.state().loaded.push(name.to_owned());
+        }
+        Ok(Box::new(connection))
     }
 
     fn known(&self, name: &str) -> io::Result<Arc<Nic>> {

@@ -15,6 +15,7 @@ use super::journal::{Change, Forgetful, Journal, Kept};
 use super::nic::Nic;
 use super::queue_thread::QueueThread;
 use super::restore::{self, Agreed, Handler};
+use super::saved::{self, SavedSession};
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::Vring;
 use crate::node::{self, Ending};
@@ -59,11 +60,13 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Goes on with a session whose process has ended, and which `kept` is what is left of.
+    /// Goes on with a session whose process has ended, and which `kept` is what is left of. With
+    /// what that process has `saved` the guest does not notice; else its device is lost.
     pub(crate) fn take_up(
         nic: &Arc<Nic>,
         stream: UnixStream,
-        (mut kept, journal): (Vec<Kept>, Arc<dyn Journal>),
+        (mut kept, saved): (Vec<Kept>, Option<SavedSession>),
+        journal: Arc<dyn Journal>,
     ) -> io::Result<Self> {
         let mut connection = Self::quiet(nic, stream)?;
         connection.nic.connected();
@@ -82,14 +85,40 @@ impl Connection {
         restore::shake_hands(&mut handler, &mut near, Agreed::take(&mut kept))?;
         {
             let mut frontend = frontend.lock().unwrap_or_else(PoisonError::into_inner);
-            for (change, files) in kept {
-                frontend.restore(&change, files).map_err(io::Error::other)?;
+            let (memory, queues): (Vec<Kept>, Vec<Kept>) =
+                kept.into_iter().partition(|(change, _)| matches!(change, Change::Plugged(_)));
+            let mut restore = |kept: Vec<Kept>| {
+                let mut kept = kept.into_iter();
+                kept.try_for_each(|(change, files)| frontend.restore(&change, files))
+                    .map_err(io::Error::other)
+            };
+            restore(memory)?;
+            // Its objects lie in that memory, and must be there before a request comes.
+            if let Some(saved) = saved {
+                connection.load(nic, saved);
             }
+            restore(queues)?;
             frontend.tell(journal.clone());
         }
+        saved::tell_all(&connection.vrings);
         restore::turn_to(&handler, &connection.stream)?;
         connection.listen(handler, journal)?;
         Ok(connection)
+    }
+
+    /// Goes on with what was saved. What does not fit is lost.
+    fn load(&self, nic: &Nic, saved: SavedSession) {
+        match self.session.go_on_with(nic, saved) {
+            Ok(()) => tracing::info!(nic = nic.name, "the guest's objects go on"),
+            Err(error) => {
+                tracing::error!(nic = nic.name, %error, "the guest's objects are lost");
+            }
+        }
+    }
+
+    /// Whether the guest has lost nothing by the end of an earlier process.
+    pub(crate) fn has_kept_all(&self) -> bool {
+        !self.session.is_lost()
     }
 
     /// A connection whose messages nobody reads yet.
@@ -100,6 +129,7 @@ impl Connection {
             .collect::<Result<_, _>>()
             .map_err(|error| io::Error::other(error.to_string()))?;
         let queues = QueueThread::start(session.clone(), vrings.clone())?;
+        nic.serves(&session);
         Ok(Self { nic: nic.clone(), stream, session, queues, vrings, messages: None })
     }
 
@@ -112,12 +142,14 @@ impl Connection {
     fn listen(&mut self, mut handler: Handler, journal: Arc<dyn Journal>) -> io::Result<()> {
         let end = HangUp(self.stream.try_clone()?);
         let stream = self.stream.try_clone()?;
+        let session = self.session.clone();
         let thread = std::thread::Builder::new().name(format!("vhost-{}", self.nic.name));
         self.messages = Some(thread.spawn(move || {
             let _end = end;
             loop {
                 // Whoever keeps the session knows which message was never answered.
                 await_message(&stream);
+                let _alone = session.messages();
                 journal.begun();
                 if let Err(error) = handler.handle_request() {
                     return error;

@@ -80,8 +80,7 @@ pub(crate) struct Controller {
     kick_base: u32,
     /// The nonce of the last INIT that was accepted.
     nonce: Option<u64>,
-    /// The capabilities beyond [`cap::BASE`] that are in effect. A life that another process goes on
-    /// with has none: who adds the first has to hand this on too.
+    /// The capabilities beyond [`cap::BASE`] that are in effect.
     agreed: u64,
     /// The queue began anew, and nobody has said yet whether this life's driver is still there.
     suspended: bool,
@@ -94,6 +93,16 @@ impl Controller {
     /// That of a life that has begun already, by somebody else.
     pub(crate) const fn begun(kick_base: u16) -> Self {
         Self { nonce: Some(1), ..Self::new(kick_base) }
+    }
+
+    /// What a life has agreed on, for whoever goes on with it: nonce and capabilities.
+    pub(crate) const fn agreed(&self) -> (Option<u64>, u64) {
+        (self.nonce, self.agreed)
+    }
+
+    /// That of a life that an earlier process has saved.
+    pub(crate) const fn of((nonce, agreed): (Option<u64>, u64), kick_base: u16) -> Self {
+        Self { nonce, agreed, ..Self::new(kick_base) }
     }
 
     /// Kick queues begin at virtqueue `kick_base`.

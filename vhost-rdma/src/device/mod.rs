@@ -43,6 +43,7 @@ mod notifier;
 mod queue_thread;
 pub(crate) mod queues;
 mod restore;
+pub(crate) mod saved;
 mod session;
 mod trust;
 mod vring;

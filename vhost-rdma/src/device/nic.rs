@@ -4,13 +4,14 @@
 use std::fs::File;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
+use super::session::Session;
 use super::trust::Trust;
 use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::memory::Account;
@@ -38,6 +39,8 @@ pub(crate) struct Stats {
 struct Link {
     connected: bool,
     error: Option<String>,
+    /// The session of the VMM that is or was connected last.
+    session: Weak<Session>,
 }
 
 /// See the module.
@@ -261,7 +264,29 @@ impl Nic {
 
     /// A VMM connected; what was wrong with the last one is forgotten.
     pub(crate) fn connected(&self) {
-        *self.link() = Link { connected: true, error: None };
+        let mut link = self.link();
+        (link.connected, link.error) = (true, None);
+    }
+
+    /// Its VMM's session is this one.
+    pub(super) fn serves(&self, session: &Arc<Session>) {
+        self.link().session = Arc::downgrade(session);
+    }
+
+    /// The session of its VMM, if one is connected.
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        let link = self.link();
+        link.session.upgrade().filter(|_| link.connected)
+    }
+
+    /// Whether this worker serves it.
+    pub(crate) fn is_on(&self, worker: &WorkerHandle) -> bool {
+        self.worker.is_same(worker)
+    }
+
+    /// What the worker knows it by.
+    pub(crate) const fn id(&self) -> NicId {
+        self.id
     }
 
     /// The VMM is gone.

@@ -15,8 +15,8 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockResult};
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -45,7 +45,7 @@ pub(super) const QUEUE_SIZE: u16 = 1024;
 const KEEPALIVE_WAIT: Duration = Duration::from_secs(1);
 
 /// See the module.
-pub(super) struct Session {
+pub(crate) struct Session {
     nic: Arc<Nic>,
     gate: Gate,
     /// The guest's memory, for the queues.
@@ -63,6 +63,8 @@ pub(super) struct Session {
     lost: AtomicBool,
     /// The control queue runs on from there, and is not new.
     continued: AtomicBool,
+    /// Held while a message of the VMM is dealt with; for ever, once the session is another's.
+    messages: Mutex<()>,
 }
 
 impl Session {
@@ -82,6 +84,7 @@ impl Session {
             ring_broken: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             continued: AtomicBool::new(false),
+            messages: Mutex::default(),
         }
     }
 
@@ -90,6 +93,38 @@ impl Session {
     pub(super) fn take_up(&self, running: bool) {
         self.lost.store(true, Ordering::Release);
         self.continued.store(running, Ordering::Release);
+    }
+
+    /// No message of the VMM is dealt with while this is held.
+    pub(super) fn messages(&self) -> MutexGuard<'_, ()> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, if none is.
+    pub(super) fn try_messages(&self) -> TryLockResult<MutexGuard<'_, ()>> {
+        self.messages.try_lock()
+    }
+
+    /// Serves no request of the guest any more; false if one is not over until then.
+    pub(super) fn rest(&self, until: Instant) -> bool {
+        self.gate.seal();
+        self.gate.wait_idle(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the guest's device is lost, and it was told or will be.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// What the guest's driver has agreed on.
+    pub(super) fn agreed(&self) -> (Option<u64>, u64) {
+        self.controller().agreed()
+    }
+
+    /// The guest's driver goes on: nothing is lost.
+    pub(super) fn continue_as(&self, controller: Controller) {
+        *self.controller() = controller;
+        self.lost.store(false, Ordering::Release);
     }
 
     /// The guest's memory.
@@ -160,7 +195,7 @@ impl Session {
         self.nic.trust.begin();
         let told = (notifier.bell(), self.nic.trust.clone());
         let port = EventPort::new(queues, self.memory.clone(), told);
-        let lost = self.continued.load(Ordering::Acquire);
+        let lost = self.continued.load(Ordering::Acquire) && self.lost.load(Ordering::Acquire);
         self.nic.post(move |shard, id, _| {
             shard.set_port(id, Box::new(port));
             if lost {

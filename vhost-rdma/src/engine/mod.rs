@@ -43,6 +43,7 @@ mod remote;
 mod requester;
 mod responder;
 mod rounds;
+mod saved;
 mod slots;
 mod srq;
 mod steps;
@@ -55,6 +56,8 @@ pub(crate) mod window;
 use std::collections::VecDeque;
 use std::fmt;
 
+use rustc_hash::FxHashMap;
+
 pub use crate::nic::{
     BlockingJob, Command, Counters, DeferredDrop, Job, JobKind, Limits, Nanos, NicSettings,
     NicSnapshot, Objects, Port, Reply, Status, control_offset,
@@ -63,6 +66,7 @@ pub use crate::ordering::Visible;
 pub use numbers::Random;
 pub(crate) use on_shard::{OnShard, Provided};
 pub use rounds::Look;
+pub use saved::SavedNic;
 
 use self::network::Networks;
 use self::nic::Nic;
@@ -99,6 +103,8 @@ pub struct Shard {
     rounds: Rounds,
     strains: Strains,
     meter: Meter,
+    /// Numbers that NICs had in an earlier process, until they run.
+    former: FxHashMap<NicId, NicId>,
 }
 
 impl fmt::Debug for Shard {
@@ -127,6 +133,7 @@ impl Shard {
             rounds: Rounds::default(),
             strains: Strains::default(),
             meter: Meter::default(),
+            former: FxHashMap::default(),
         }
     }
 
@@ -148,6 +155,11 @@ impl Shard {
     #[must_use]
     pub const fn suspect(&self) -> Option<NicId> {
         self.serving
+    }
+
+    #[cfg(test)]
+    fn settings(&self, id: NicId) -> NicSettings {
+        self.slots.get(id).and_then(AnyNic::own).map(|nic| nic.settings.clone()).unwrap()
     }
 
     /// Deadlines of all NICs.

@@ -8,13 +8,15 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Sge, access};
 
 use super::numbers::{Numbers, Random};
-use super::window::Window;
-use crate::memory::{AddressSpace, Borrowed, Translation};
+use super::window::{SavedWindow, Window};
+use crate::memory::{AddressSpace, Borrowed, SavedMap, Translation};
 use crate::nic::Status;
 use crate::nic::roster::Roster;
+use crate::nic::saved::BadState;
 use crate::nic::shards::Shards;
 
 /// Rights that a registration may ask for.
@@ -51,6 +53,24 @@ pub(super) struct Mr {
 }
 
 impl Mr {
+    fn save(&self) -> Option<SavedRegion> {
+        let Self { ctx, pdn, key, access, iova, len, fast_pages, since, .. } = *self;
+        let map = match &self.map {
+            Some(map) => Some(map.save()?),
+            None => None,
+        };
+        Some(SavedRegion { ctx, pdn, key, access, iova, len, map, fast_pages, since })
+    }
+
+    fn load(saved: &SavedRegion, map: Option<Arc<Translation>>) -> Result<Self, BadState> {
+        let SavedRegion { ctx, pdn, key, access, iova, len, fast_pages, since, .. } = *saved;
+        let inside = map.as_ref().is_none_or(|map| len <= map.len());
+        if !inside || iova.checked_add(len.saturating_sub(1)).is_none() {
+            return Err(BadState::Content("a region of such a length"));
+        }
+        Ok(Self { ctx, pdn, key, access, iova, len, map, fast_pages, windows: 0, since })
+    }
+
     /// Bytes that count against the NIC's limit: what the guest chose to register, not the whole
     /// guest of a DMA key.
     fn charged(&self) -> u64 {
@@ -76,6 +96,36 @@ impl Mr {
 pub(super) enum Keyed {
     Region(Mr),
     Window(Window),
+}
+
+/// What is saved of a region.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedRegion {
+    ctx: u32,
+    pdn: u32,
+    key: u32,
+    access: u32,
+    iova: u64,
+    len: u64,
+    map: Option<SavedMap>,
+    fast_pages: u32,
+    since: u64,
+}
+
+/// What is saved of all keys. Windows come behind the regions that they show.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SavedKeys {
+    changes: u64,
+    regions: Vec<SavedRegion>,
+    windows: Vec<SavedWindow>,
+    resting: Vec<u32>,
+}
+
+impl SavedKeys {
+    /// How many keys there are.
+    pub(super) const fn len(&self) -> usize {
+        self.regions.len() + self.windows.len()
+    }
 }
 
 /// What a registration names.
@@ -188,6 +238,60 @@ impl MrTable {
         };
         self.insert(mr);
         Ok(key)
+    }
+
+    /// See [`crate::nic::saved`]; `None` if a region's memory is no guest's.
+    pub(super) fn save(&self) -> Option<SavedKeys> {
+        let (mut regions, mut windows) = (Vec::new(), Vec::new());
+        let mut walk = self.numbers.walk();
+        while let Some(number) = walk.next(&self.numbers) {
+            match self.by_number.get(&number)? {
+                Keyed::Region(mr) => regions.push(mr.save()?),
+                Keyed::Window(window) => windows.push(window.save()),
+            }
+        }
+        let resting = self.random.resting().collect();
+        Some(SavedKeys { changes: self.changes, regions, windows, resting })
+    }
+
+    /// What was saved, in this memory.
+    pub(super) fn load(saved: SavedKeys, space: &AddressSpace) -> Result<Self, BadState> {
+        let twice = BadState::Content("the same key twice");
+        let mut table = Self { changes: saved.changes, ..Self::default() };
+        for region in &saved.regions {
+            let map = table.load_map(region.map.as_ref(), space)?;
+            let mr = Mr::load(region, map)?;
+            if !table.random.claim(mr.key >> 8) {
+                return Err(twice);
+            }
+            table.insert(mr);
+        }
+        for window in &saved.windows {
+            let window = Window::load(window);
+            if !table.random.claim(window.key >> 8) {
+                return Err(twice);
+            }
+            if let Some(region) = window.region() {
+                let shown = table.get_mut(region);
+                shown.ok_or(BadState::Content("a window without its region"))?.windows += 1;
+            }
+            table.join(window.key >> 8, window.pdn);
+            table.by_number.insert(window.key >> 8, Keyed::Window(window));
+        }
+        saved.resting.into_iter().for_each(|number| table.random.rest(number));
+        Ok(table)
+    }
+
+    fn load_map(
+        &mut self,
+        saved: Option<&SavedMap>,
+        space: &AddressSpace,
+    ) -> Result<Option<Arc<Translation>>, BadState> {
+        match saved {
+            Some(map) if map.is_identity() => Ok(Some(self.all.of(space))),
+            Some(map) => Ok(Some(map.load(space)?)),
+            None => Ok(None),
+        }
     }
 
     pub(super) fn insert(&mut self, mr: Mr) {

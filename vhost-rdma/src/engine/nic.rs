@@ -44,6 +44,8 @@ pub(super) struct Soft {
     pub(super) pace: Pace,
     /// What the owners of mirrored regions are asked to do.
     pub(super) mirror: Jobs,
+    /// It was loaded, and ran before it was saved.
+    pub(super) goes_on: bool,
 }
 
 impl Soft {
@@ -57,6 +59,7 @@ impl Soft {
             turns: 0,
             pace: Pace::default(),
             mirror: Jobs::of(id),
+            goes_on: false,
         }
     }
 }

@@ -40,6 +40,23 @@ impl Numbers {
             .find(|&number| number >= 2 && self.taken.insert(number, ()).is_none())
     }
 
+    /// Takes this number, which somebody has; false if it is in use.
+    pub(super) fn claim(&mut self, number: u32) -> bool {
+        self.taken.insert(number, ()).is_none()
+    }
+
+    /// Numbers that rest, the longest first.
+    pub(super) fn resting(&self) -> impl Iterator<Item = u32> {
+        self.freed.iter().copied()
+    }
+
+    /// Has a number rest that is not in use.
+    pub(super) fn rest(&mut self, number: u32) {
+        if self.claim(number) {
+            self.free(number);
+        }
+    }
+
     /// Gives a number back; it stays unused for the next few thousand frees.
     pub(super) fn free(&mut self, number: u32) {
         self.freed.push_back(number);

@@ -1,15 +1,18 @@
 //! Queue pairs: what the engine keeps of each beside the guest's part, above all of the message
 //! that comes in.
 
+use serde::{Deserialize, Serialize};
+
 use super::nic::Soft;
-use crate::nic::receive::Receive;
+use crate::nic::receive::{Receive, SavedReceive};
+use crate::nic::saved::BadState;
 use crate::transport::NicId;
 
 /// A queue pair whose work requests the daemon executes.
 pub(super) type Qp = crate::nic::objects::Qp<Soft>;
 
 /// A requester that found no receive and wants to know of the next one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Waiter {
     pub(super) nic: NicId,
     pub(super) qpn: u32,
@@ -51,5 +54,54 @@ impl Inbound {
         self.draining = false;
         self.last_wqe_raised = false;
         self.refused = 0;
+    }
+}
+
+/// What is saved of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SavedInbound {
+    open: Option<SavedReceive>,
+    arrived: u32,
+    stamp: Option<u64>,
+    waiter: Option<Waiter>,
+    established: bool,
+    draining: bool,
+    last_wqe_raised: bool,
+    groups: u32,
+    refused: u32,
+}
+
+impl Inbound {
+    pub(super) fn save(&self) -> SavedInbound {
+        let Self { arrived, stamp, waiter, established, draining, .. } = *self;
+        let Self { last_wqe_raised, groups, refused, .. } = *self;
+        let open = self.open_taken.then(|| self.open.save());
+        SavedInbound {
+            open,
+            arrived,
+            stamp,
+            waiter,
+            established,
+            draining,
+            last_wqe_raised,
+            groups,
+            refused,
+        }
+    }
+
+    pub(super) fn load(saved: &SavedInbound) -> Result<Self, BadState> {
+        let open = saved.open.as_ref().map(Receive::load).transpose()?;
+        Ok(Self {
+            open_taken: open.is_some(),
+            open: open.unwrap_or_default(),
+            arrived: saved.arrived,
+            stamp: saved.stamp,
+            waiter: saved.waiter,
+            established: saved.established,
+            draining: saved.draining,
+            last_wqe_raised: saved.last_wqe_raised,
+            groups: saved.groups,
+            refused: saved.refused,
+        })
     }
 }

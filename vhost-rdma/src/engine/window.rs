@@ -5,6 +5,7 @@
 //! on which they were bound. A region with bound windows cannot be deregistered, so a window never
 //! outlives what it shows.
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::access;
 
 use super::mr::{Access, Denied, Keyed, MrTable};
@@ -20,14 +21,14 @@ const RIGHTS: u32 = access::REMOTE_WRITE
     | access::OPTIONAL_MASK;
 
 /// The type of a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum WindowKind {
     One,
     Two,
 }
 
 /// What a bound window shows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Binding {
     /// Key of the region.
     region: u32,
@@ -50,7 +51,28 @@ pub(super) struct Window {
     since: u64,
 }
 
+/// What is saved of a window.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SavedWindow {
+    ctx: u32,
+    pdn: u32,
+    pub(super) key: u32,
+    kind: WindowKind,
+    binding: Option<Binding>,
+    since: u64,
+}
+
 impl Window {
+    pub(super) const fn save(&self) -> SavedWindow {
+        let Self { ctx, pdn, key, kind, binding, since } = *self;
+        SavedWindow { ctx, pdn, key, kind, binding, since }
+    }
+
+    pub(super) const fn load(saved: &SavedWindow) -> Self {
+        let SavedWindow { ctx, pdn, key, kind, binding, since } = *saved;
+        Self { ctx, pdn, key, kind, binding, since }
+    }
+
     /// Key of the region that it shows.
     pub(super) fn region(&self) -> Option<u32> {
         self.binding.map(|binding| binding.region)

@@ -43,6 +43,12 @@ impl Account {
         self.0.used.load(Ordering::Relaxed)
     }
 
+    /// The limit.
+    #[must_use]
+    pub fn most(&self) -> u64 {
+        self.0.most.load(Ordering::Relaxed)
+    }
+
     /// Another limit from now on: below what is used it takes nothing away, and refuses more.
     pub fn allow(&self, most: u64) {
         self.0.most.store(most, Ordering::Relaxed);

@@ -54,21 +54,13 @@ impl PageList {
             if let Some(flat) = self.one_piece(space, len, needed) {
                 return flat.counted(space);
             }
+            let addr = |n: u64| n.checked_mul(page).and_then(|off| self.addr.checked_add(off));
+            return Builder::of_pages(self, space, len, (0..needed).map(addr));
         }
         let share = space.share(needed.saturating_mul(8)).ok_or(Fault::Room)?;
-        let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
+        let mut builder = Builder::new(space, page);
         builder.tables.reserve(usize::try_from(needed.min(ENTRIES)).map_err(|_| Fault::Shape)?);
-        if self.levels == 0 {
-            for index in 0..needed {
-                let addr = index
-                    .checked_mul(page)
-                    .and_then(|off| self.addr.checked_add(off))
-                    .ok_or(Fault::Address)?;
-                builder.push(addr)?;
-            }
-        } else {
-            builder.walk(self.addr, self.levels, needed)?;
-        }
+        builder.walk(self.addr, self.levels, needed)?;
         let Builder { tables, regions, .. } = builder;
         let pages = Pages::from_table(tables, page);
         let map = Translation::new(first, len, self.page_shift, pages, regions);
@@ -133,7 +125,7 @@ impl PageArray {
             return Err(Fault::Shape);
         }
         let share = space.share(needed.saturating_mul(8)).ok_or(Fault::Room)?;
-        let mut builder = Builder { space, page, tables: Vec::new(), regions: Vec::new() };
+        let mut builder = Builder::new(space, page);
         for index in 0..needed {
             let entry = self.addr.checked_add(index * 8).ok_or(Fault::Address)?;
             builder.push(space.load_u64(entry)?)?;
@@ -145,14 +137,41 @@ impl PageArray {
     }
 }
 
-struct Builder<'a> {
+pub(super) struct Builder<'a> {
     space: &'a AddressSpace,
     page: u64,
     tables: Vec<HostPtr>,
     regions: Vec<Region>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(space: &'a AddressSpace, page: u64) -> Self {
+        Self { space, page, tables: Vec::new(), regions: Vec::new() }
+    }
+
+    /// The first `len` bytes of these pages, which `shape` counts and tells the size of. An address
+    /// that is none is `None`.
+    pub(super) fn of_pages(
+        shape: &PageList,
+        space: &'a AddressSpace,
+        len: u64,
+        pages: impl Iterator<Item = Option<u64>>,
+    ) -> Result<Translation, Fault> {
+        shape.check_shape(len)?;
+        let page = 1u64 << shape.page_shift;
+        let first = u64::from(shape.offset);
+        let needed = (first + len).div_ceil(page);
+        let share = space.share(needed.saturating_mul(8)).ok_or(Fault::Room)?;
+        let mut builder = Self::new(space, page);
+        for addr in pages.take(usize::try_from(needed).map_err(|_| Fault::Shape)?) {
+            builder.push(addr.ok_or(Fault::Address)?)?;
+        }
+        let Self { tables, regions, .. } = builder;
+        let pages = Pages::from_table(tables, page);
+        let map = Translation::new(first, len, shape.page_shift, pages, regions);
+        map.shared(share).ok_or(Fault::Room)?.counted(space)
+    }
+
     fn push(&mut self, addr: u64) -> Result<(), Fault> {
         if !addr.is_multiple_of(self.page) {
             return Err(Fault::Address);

@@ -40,6 +40,10 @@ impl Ring {
         self.0.populate(go_on)
     }
 
+    pub(super) fn map(&self) -> &Translation {
+        &self.0
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -87,6 +87,12 @@ impl Region {
         start..start + host(self.bytes())
     }
 
+    /// The guest address of a host address of this mapping, and the bytes from there to its end.
+    pub(super) fn guest_of(&self, at: HostPtr) -> Option<(u64, u64)> {
+        let within = at.addr().checked_sub(self.mapping.start().addr())? as u64;
+        (within < self.bytes()).then(|| (self.start + within, self.bytes() - within))
+    }
+
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

@@ -96,6 +96,19 @@ impl Translation {
         Arc::clone(EMPTY.get_or_init(empty))
     }
 
+    /// Offset of the first byte in the first page, bytes, and log2 of a page's.
+    pub(super) const fn shape(&self) -> (u64, u64, u8) {
+        (self.first, self.len, self.shift)
+    }
+
+    pub(super) const fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    pub(super) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
     /// Length in bytes.
     #[must_use]
     pub const fn len(&self) -> u64 {

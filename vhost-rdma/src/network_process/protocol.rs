@@ -15,7 +15,7 @@ use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a message.
 pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
@@ -65,6 +65,12 @@ pub enum Request {
     Kept(u64, Change),
     /// That was all of it: go on.
     GoOn(u64),
+    /// Come to rest for good, and write to the file that comes along what is to be handed on.
+    Save,
+    /// Take in what an earlier process wrote to the file that comes along.
+    Load,
+    /// All sessions are there: NICs that were loaded run.
+    Run,
     /// What does the NIC do?
     Status(String),
     /// How is the worker?
@@ -89,6 +95,8 @@ pub struct Numbered {
 pub enum Answer {
     /// It is done.
     Done,
+    /// It is done; these NICs lose nothing by it.
+    Saved(Vec<String>),
     /// It cannot be, and why.
     Refused(String),
     /// What a NIC does.
@@ -216,7 +224,8 @@ fn plain(text: &mut String) {
 impl Answer {
     fn check(&mut self) -> Result<(), BadMessage> {
         match self {
-            Self::Done => {}
+            // Names that are not known mean nothing.
+            Self::Done | Self::Saved(_) => {}
             Self::Refused(why) => plain(why),
             Self::Status(status) => {
                 status.error.iter_mut().for_each(plain);

@@ -10,8 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,9 @@ use crate::device::{Change, Journal, Kept};
 use crate::node::{Connection, Dataplane as _};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
+
+/// Room for what was saved, to begin with.
+const LOAD_PIECE: usize = 1 << 20;
 
 /// Why the process cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +57,8 @@ struct Process {
     wire: Arc<Wire>,
     dataplane: LocalDataplane,
     left: BTreeMap<u64, Left>,
+    /// All that it has is another's.
+    saved: bool,
 }
 
 /// Tells the supervisor what a session's VMM says.
@@ -73,7 +79,9 @@ pub fn serve() -> Result<(), Fault> {
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
     let mut process = match shut_in(&start) {
-        Ok(dataplane) => Process { wire: Arc::new(wire), dataplane, left: BTreeMap::new() },
+        Ok(dataplane) => {
+            Process { wire: Arc::new(wire), dataplane, left: BTreeMap::new(), saved: false }
+        }
         Err(error) => {
             let why = Answer::Refused(format!("cannot shut itself in: {error}"));
             wire.send(&encode(&Report::Answer(id, why))?, &[])?;
@@ -83,6 +91,10 @@ pub fn serve() -> Result<(), Fault> {
     process.tell(&Report::Answer(id, Answer::Done));
     while let Some(packet) = process.wire.receive()? {
         process.take(packet)?;
+    }
+    if process.saved {
+        // Nothing is closed down: streams and memory are the next process's as well.
+        std::process::exit(0);
     }
     Ok(())
 }
@@ -160,6 +172,9 @@ impl Process {
     }
 
     fn carry_out(&mut self, request: Request, files: Vec<OwnedFd>) -> Answer {
+        if self.saved {
+            return Answer::Refused("another process goes on".to_owned());
+        }
         match request {
             Request::Start(_) => Answer::Refused("it has started already".to_owned()),
             Request::Add(nic) => answer(self.dataplane.add(&nic)),
@@ -187,6 +202,15 @@ impl Process {
                 Answer::Done
             }
             Request::GoOn(session) => answer(self.go_on(session)),
+            Request::Save => match one(files) {
+                Some(file) => self.save(&file),
+                None => Answer::Refused("there is no file".to_owned()),
+            },
+            Request::Load => match one(files) {
+                Some(file) => answer(self.load(&file)),
+                None => Answer::Refused("there is no file".to_owned()),
+            },
+            Request::Run => Answer::Saved(self.dataplane.run_loaded()),
             Request::Status(name) => Answer::Status(Box::new(self.dataplane.status(&name))),
             Request::Figures => Answer::Figures(Box::new(self.figures())),
             Request::Log(log) => {
@@ -194,6 +218,35 @@ impl Process {
                 Answer::Done
             }
         }
+    }
+
+    fn save(&mut self, mut file: &File) -> Answer {
+        self.saved = true;
+        let saved = self.dataplane.save().map_err(|error| error.to_string());
+        let written = saved.and_then(|(bytes, names)| {
+            file.write_all(&bytes).map_err(|error| error.to_string())?;
+            Ok(names)
+        });
+        written.map_or_else(Answer::Refused, Answer::Saved)
+    }
+
+    /// Its end is not where it was left: the same file is open in three processes.
+    fn load(&self, file: &File) -> Result<(), String> {
+        let mut bytes = vec![0; LOAD_PIECE];
+        let mut len = 0;
+        loop {
+            match file.read_at(bytes.get_mut(len..).unwrap_or_default(), len as u64) {
+                Ok(0) => break,
+                Ok(more) => len += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            if len == bytes.len() {
+                bytes.resize(2 * len, 0);
+            }
+        }
+        bytes.truncate(len);
+        self.dataplane.load(&bytes).map_err(|error| error.to_string())
     }
 
     fn journal(&self, session: u64) -> Arc<dyn Journal> {

@@ -33,6 +33,12 @@ impl Chores {
         self.dead.push(cqn);
     }
 
+    /// CQs whose users have still to be told.
+    pub(crate) fn dead_cqs(&self) -> Vec<u32> {
+        let telling = if self.tell.is_over() { &[] } else { &self.telling[..] };
+        telling.iter().chain(&self.dead).copied().collect()
+    }
+
     /// Whether some queue pairs still wait as they did before a pause.
     pub(crate) const fn are_resuming(&self) -> bool {
         !self.resume.is_over()

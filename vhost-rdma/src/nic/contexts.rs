@@ -7,16 +7,18 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, db};
 use zerocopy::little_endian::U32;
 
 use super::command::{Reply, Status};
-use super::doorbell::{DoorbellPage, Owner, Post};
+use super::doorbell::{DoorbellPage, Owner, Post, Slot};
 use super::limits::MAX_DB_PAGES;
 use super::quota::{Kept, Kind};
 use super::roster::{Roster, Walk};
-use crate::memory::{Charge, Ring};
+use super::saved::BadState;
+use crate::memory::{AddressSpace, Charge, Ring, SavedMap};
 
 /// Bytes of a doorbell page, without its slots.
 pub(crate) const PAGE: usize = size_of::<Page>();
@@ -71,6 +73,16 @@ pub(crate) struct Contexts {
     look: Walk,
 }
 
+/// A doorbell page of a context, and its slots in use.
+type SavedPage = (SavedMap, Vec<(u32, Slot)>);
+
+/// What is saved of all contexts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedContexts {
+    next: u32,
+    all: Vec<(u32, Vec<SavedPage>)>,
+}
+
 impl Default for Contexts {
     fn default() -> Self {
         Self {
@@ -91,6 +103,46 @@ impl Contexts {
         self.all.insert(KERNEL, Context::default());
     }
 
+    /// See [`super::saved`]; `None` if a page is no guest's.
+    pub(crate) fn save(&self) -> Option<SavedContexts> {
+        let page = |at: &u32| {
+            let page = &self.pages.get(*at as usize)?.doorbells;
+            Some((page.ring().save()?, page.save()))
+        };
+        let context = |(ctx, context): (&u32, &Context)| {
+            Some((*ctx, context.pages.iter().map(page).collect::<Option<_>>()?))
+        };
+        let all = self.all.iter().map(context).collect::<Option<_>>()?;
+        Some(SavedContexts { next: self.next, all })
+    }
+
+    /// What was saved, in this memory.
+    pub(crate) fn load(
+        saved: SavedContexts,
+        space: &AddressSpace,
+        kept: &mut Kept,
+    ) -> Result<Self, BadState> {
+        let mut contexts = Self { next: saved.next, ..Self::default() };
+        for (ctx, pages) in saved.all {
+            if pages.len() > MAX_DB_PAGES {
+                return Err(BadState::Content("so many doorbell pages"));
+            }
+            kept.place(Kind::Context, contexts.all.len())?;
+            let mut context = Context::default();
+            for (map, slots) in pages {
+                let doorbells = DoorbellPage::load(Ring::load(&map, space)?, &slots);
+                let doorbells = doorbells.ok_or(BadState::Content("such a doorbell"))?;
+                context.pages.push(contexts.insert(doorbells, kept)?);
+            }
+            contexts.all.insert(ctx, context);
+        }
+        if contexts.contains(KERNEL) {
+            Ok(contexts)
+        } else {
+            Err(BadState::Content("a guest without a kernel"))
+        }
+    }
+
     /// Contexts of processes.
     pub(crate) fn processes(&self) -> usize {
         self.all.len().saturating_sub(1)
@@ -109,11 +161,15 @@ impl Contexts {
         }
     }
 
-    /// Adds a page; where it is.
+    /// Adds a page without slots; where it is.
     fn insert_page(&mut self, ring: Ring, kept: &mut Kept) -> Result<u32, Status> {
+        self.insert(DoorbellPage::new(ring), kept)
+    }
+
+    fn insert(&mut self, doorbells: DoorbellPage, kept: &mut Kept) -> Result<u32, Status> {
         kept.place(Kind::Page, self.pages.len())?;
-        let doorbells = DoorbellPage::new(ring);
-        let page = Page { doorbells, lively: false, quiet: 0, kept: kept.beside(0)? };
+        let kept = kept.beside(doorbells.kept())?;
+        let page = Page { doorbells, lively: false, quiet: 0, kept };
         let at = u32::try_from(self.pages.insert(page)).map_err(|_| Status::NOMEM)?;
         self.order.insert(at);
         Ok(at)

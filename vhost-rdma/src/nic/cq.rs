@@ -1,13 +1,16 @@
 //! Completion queues: rings that the device writes and the guest reads (docs/virtio-rdma.md §7.3,
 //! §7.4), made of any [`Words`] so that models can try them.
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Cqe, arm, ctrl, wc_status};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::Nanos;
+use super::limits::MAX_CQE;
 use super::moderation::{Moderation, Verdict};
-use crate::memory::Ring;
+use super::saved::{BadState, SavedRing};
+use crate::memory::{AddressSpace, Ring};
 use crate::ordering::{Visible, Words};
 
 const STRIDE: u32 = 64;
@@ -223,6 +226,61 @@ impl<W: Words> Cq<W> {
         self.entries = to.entries;
         self.control = control;
         Ok(std::mem::replace(&mut self.ring, to.ring))
+    }
+}
+
+/// What is saved of a completion queue.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedCq {
+    ctx: u32,
+    vector: u32,
+    ring: SavedRing,
+    produced: u32,
+    fired: u32,
+    consumer: u32,
+    looked: u32,
+    /// Solicited or failed entries since the last look at the arm word.
+    marks: [bool; 2],
+    moderation: Moderation,
+    event_pending: bool,
+    dead: bool,
+}
+
+impl Cq {
+    /// See [`super::saved`].
+    pub(crate) fn save(&self, space: &AddressSpace) -> SavedCq {
+        SavedCq {
+            ctx: self.ctx,
+            vector: self.vector,
+            ring: SavedRing::of(&self.ring, (self.entries, 6), space),
+            produced: self.produced,
+            fired: self.fired,
+            consumer: self.consumer,
+            looked: self.looked,
+            marks: [self.solicited, self.failed],
+            moderation: self.moderation.clone(),
+            event_pending: self.event_pending,
+            dead: self.dead,
+        }
+    }
+
+    /// What was saved, in this memory. Its users come afterwards, and its arm word is looked at
+    /// anew.
+    pub(crate) fn load(saved: SavedCq, space: &AddressSpace) -> Result<Self, BadState> {
+        let ring = saved.ring.load(MAX_CQE, space)?;
+        let [solicited, failed] = saved.marks;
+        Ok(Self {
+            produced: saved.produced,
+            fired: saved.fired,
+            consumer: saved.consumer,
+            looked: saved.looked,
+            solicited,
+            failed,
+            moderation: saved.moderation,
+            event_pending: saved.event_pending,
+            dead: saved.dead,
+            ..Self::new(saved.ctx, saved.vector, saved.ring.entries, ring)
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! protocol; the specification shows why no post is lost, and the models try it: a page is made of
 //! any [`Words`].
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::db;
 
 use crate::memory::Ring;
@@ -16,7 +17,7 @@ const GROUP_SLOTS: usize = db::GROUP_SLOTS as usize;
 const LOOK_GROUPS: usize = 4;
 
 /// The queue that owns a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Owner {
     /// The send queue of a QP, by QPN.
     Send(u32),
@@ -48,8 +49,8 @@ pub(crate) struct DoorbellPage<W = Ring> {
 /// Bytes of what is kept for a slot.
 pub(crate) const SLOT: usize = size_of::<Slot>();
 
-#[derive(Clone, Copy, Debug)]
-struct Slot {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slot {
     owner: Owner,
     seen: u32,
 }
@@ -161,6 +162,40 @@ impl<W: Words> DoorbellPage<W> {
                 posts.push(Post { owner: slot.owner, producer });
             }
         }
+    }
+}
+
+impl<W> DoorbellPage<W> {
+    /// Its slots that are in use, by number.
+    pub(crate) fn save(&self) -> Vec<(u32, Slot)> {
+        let used = |slot: &usize| {
+            let group = self.used.get(slot / GROUP_SLOTS).copied().unwrap_or_default();
+            group & 1 << (slot % GROUP_SLOTS) != 0
+        };
+        let slots = self.slots.iter().enumerate().filter(|(number, _)| used(number));
+        slots.filter_map(|(number, slot)| Some((u32::try_from(number).ok()?, *slot))).collect()
+    }
+
+    /// The page at `ring` with these slots in use.
+    pub(crate) fn load(ring: W, slots: &[(u32, Slot)]) -> Option<Self> {
+        let mut page = Self { ring, used: [0; GROUPS], from: 0, slots: Vec::new() };
+        for &(number, slot) in slots {
+            let number = number as usize;
+            let used = page.used.get_mut(number / GROUP_SLOTS)?;
+            *used |= 1 << (number % GROUP_SLOTS);
+            if page.slots.len() <= number {
+                let group = (number + 1).next_multiple_of(GROUP_SLOTS);
+                page.slots.reserve_exact(group - page.slots.len());
+                page.slots.resize(number + 1, slot);
+            }
+            *page.slots.get_mut(number)? = slot;
+        }
+        Some(page)
+    }
+
+    /// Bytes that its slots take.
+    pub(crate) fn kept(&self) -> usize {
+        self.slots.capacity() * SLOT
     }
 }
 

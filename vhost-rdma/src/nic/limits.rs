@@ -1,5 +1,6 @@
 //! What one NIC may have: constants of the device, and limits that an operator sets.
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::U64;
 
@@ -107,7 +108,7 @@ pub struct Objects {
 }
 
 /// What happened on a NIC since it was created.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Payload bytes that left: sends, writes, atomics' operands, and what peers read.
     pub tx_bytes: u64,

@@ -40,6 +40,7 @@ pub(crate) mod quota;
 pub(crate) mod receive;
 mod resize;
 pub(crate) mod roster;
+pub mod saved;
 pub(crate) mod shape;
 pub(crate) mod shards;
 pub(crate) mod table;

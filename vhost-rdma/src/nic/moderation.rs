@@ -7,17 +7,19 @@
 //! should not wait more. Nothing here touches the ring: the arm stays in force while the event
 //! waits, so a wait that is forgotten costs an event too many and never one too few.
 
+use serde::{Deserialize, Serialize};
+
 use super::Nanos;
 
 /// What a guest asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Setting {
     count: u32,
     period: Nanos,
 }
 
 /// An event that is due and waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     /// Entries that are still to come.
     missing: u32,
@@ -25,7 +27,7 @@ struct Wait {
 }
 
 /// Moderation of one queue, off until it is set.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Moderation {
     setting: Option<Setting>,
     wait: Option<Wait>,
@@ -53,6 +55,11 @@ impl Moderation {
     /// Nobody waits for an event.
     pub(crate) const fn forget(&mut self) {
         self.wait = None;
+    }
+
+    /// Until when an event waits, if one does.
+    pub(crate) fn waits_until(&self) -> Option<Nanos> {
+        self.wait.map(|wait| wait.until)
     }
 
     pub(crate) const fn is_waiting(&self) -> bool {

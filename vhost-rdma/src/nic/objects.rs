@@ -3,6 +3,7 @@
 //! Each object belongs to a context, and no other may name it. An object that others use does not
 //! end. What a backing keeps of each is beside the guest's part (`own`).
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{self as abi, event};
 use zerocopy::little_endian::U32;
 
@@ -12,10 +13,11 @@ use super::nic::Nic;
 use super::provider::{Provider, ReceiveSide, SendSide};
 use super::qp::{Attrs, Kind, State};
 use super::quota::Kind as Place;
-use super::receive::{Moving, ReceiveRing};
+use super::receive::{Moving, ReceiveRing, SavedReceives};
+use super::saved::BadState;
 use super::timer::Waiting;
 use super::{DeferredDrop, Reply, Status, shape, table};
-use crate::memory::{Charge, Ring};
+use crate::memory::{AddressSpace, Charge, Ring};
 
 /// Events whose object is a QP.
 const QP_EVENTS: [u32; 6] = [
@@ -65,6 +67,18 @@ pub(crate) struct Srq<P: Provider> {
     _kept: Charge,
 }
 
+/// What is saved of a shared receive queue.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSrq {
+    ctx: u32,
+    pub(crate) pdn: u32,
+    max_wr: u32,
+    limit: u32,
+    doorbell: u32,
+    dead: bool,
+    receives: SavedReceives,
+}
+
 impl<P: Provider> Srq<P> {
     /// A new one, as `req` asks for.
     pub(crate) fn new(
@@ -87,6 +101,25 @@ impl<P: Provider> Srq<P> {
             own,
             _kept: kept,
         }
+    }
+
+    /// See [`super::saved`].
+    pub(crate) fn save(&self, space: &AddressSpace) -> SavedSrq {
+        let Self { ctx, pdn, max_wr, limit, doorbell, dead, .. } = *self;
+        SavedSrq { ctx, pdn, max_wr, limit, doorbell, dead, receives: self.ring.save(space) }
+    }
+
+    /// What was saved, in this memory. Its users come afterwards.
+    pub(crate) fn load(
+        saved: &SavedSrq,
+        space: &AddressSpace,
+        (kept, own): (Charge, P::Srq),
+    ) -> Result<Self, BadState> {
+        let SavedSrq { ctx, pdn, max_wr, limit, doorbell, dead, ref receives } = *saved;
+        let ring = ReceiveRing::load(receives, space)?;
+        let control = control_offset(ring.bytes());
+        let (users, _kept) = (0, kept);
+        Ok(Self { ctx, pdn, max_wr, limit, ring, doorbell, users, control, dead, own, _kept })
     }
 
     /// Tells the guest how many receives are used up.

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::U32;
 
@@ -49,7 +50,34 @@ impl fmt::Debug for Outbox {
     }
 }
 
+/// What is saved of the events of a NIC: CQs, and events by type, object and context.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SavedEvents {
+    completions: Vec<u32>,
+    events: Vec<(u32, u32, u32)>,
+}
+
 impl Outbox {
+    /// See [`super::saved`].
+    pub(crate) fn save(&self) -> SavedEvents {
+        let event = |((kind, object), ctx): ((u32, u32), &u32)| (kind, object, *ctx);
+        SavedEvents {
+            completions: self.completions.iter().map(|(cqn, ())| cqn).collect(),
+            events: self.events.iter().map(event).collect(),
+        }
+    }
+
+    /// Has wait what waited.
+    pub(crate) fn load(&mut self, saved: SavedEvents) {
+        for cqn in saved.completions {
+            self.completions.insert(cqn, ());
+        }
+        for (kind, object, ctx) in saved.events {
+            self.events.insert((kind, object), ctx);
+        }
+        self.wanted();
+    }
+
     pub(crate) fn new(port: Box<dyn Port>) -> Self {
         Self {
             port,

@@ -57,6 +57,16 @@ impl<K: Copy + Eq + Hash, V> Pending<K, V> {
         }
     }
 
+    /// What waits, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &V)> {
+        let mut place = self.first;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(place)?;
+            place = node.behind;
+            Some((node.key, &node.value))
+        })
+    }
+
     fn link(&mut self, key: K, value: V, (before, behind): (usize, usize)) {
         let place = self.nodes.insert(Node { key, value, before, behind });
         self.places.insert(key, place);

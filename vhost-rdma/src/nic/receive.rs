@@ -1,13 +1,15 @@
 //! Receive queues and SRQs: rings of receives, and one receive taken out of them.
 
 use arrayvec::ArrayVec;
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{RqWqe, Sge, ctrl, wqe_shape};
 use zerocopy::FromBytes;
 
 use super::command::Status;
 use super::cq::control_offset;
 use super::limits::MAX_SGE;
-use crate::memory::Ring;
+use super::saved::{AbiBytes, BadState, SavedRing};
+use crate::memory::{AddressSpace, Ring};
 
 /// Scatter-gather elements, copied out of a ring.
 pub(crate) type SgeList = ArrayVec<Sge, { MAX_SGE as usize }>;
@@ -61,6 +63,47 @@ impl Receive {
     }
 }
 
+/// What is saved of a receive queue.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedReceives {
+    ring: SavedRing,
+    max_sge: u32,
+    producer: u32,
+    taken: u32,
+}
+
+/// What is saved of a receive that was taken.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedReceive {
+    wr_id: u64,
+    index: u32,
+    sges: AbiBytes,
+    malformed: bool,
+}
+
+impl Receive {
+    /// See [`super::saved`].
+    pub(crate) fn save(&self) -> SavedReceive {
+        let sges = AbiBytes::of(&self.sges[..]);
+        SavedReceive { wr_id: self.wr_id, index: self.index, sges, malformed: self.malformed }
+    }
+
+    /// What was saved.
+    pub(crate) fn load(saved: &SavedReceive) -> Result<Self, BadState> {
+        let SavedReceive { wr_id, index, malformed, ref sges } = *saved;
+        Ok(Self { wr_id, index, sges: load_sges(sges)?, malformed })
+    }
+}
+
+/// Elements that were saved.
+pub(crate) fn load_sges(saved: &AbiBytes) -> Result<SgeList, BadState> {
+    let mut sges = SgeList::new();
+    for sge in saved.read_all() {
+        sges.try_push(sge?).map_err(|_| BadState::Content("so many elements"))?;
+    }
+    Ok(sges)
+}
+
 /// The guest's producer index cannot be true.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BadIndex;
@@ -70,8 +113,31 @@ impl ReceiveRing {
         Self { ring, entries, log2_stride, max_sge, producer: 0, taken: 0 }
     }
 
+    /// See [`super::saved`].
+    pub(crate) fn save(&self, space: &AddressSpace) -> SavedReceives {
+        SavedReceives {
+            ring: SavedRing::of(&self.ring, (self.entries, self.log2_stride), space),
+            max_sge: self.max_sge,
+            producer: self.producer,
+            taken: self.taken,
+        }
+    }
+
+    /// What was saved, in this memory.
+    pub(crate) fn load(saved: &SavedReceives, space: &AddressSpace) -> Result<Self, BadState> {
+        let SavedReceives { max_sge, producer, taken, ref ring } = *saved;
+        let (entries, log2_stride) = (ring.entries, ring.log2_stride);
+        let ring = ring.load_work((producer, taken), space)?;
+        Ok(Self { ring, entries, log2_stride, max_sge, producer, taken })
+    }
+
     pub(crate) const fn ring(&self) -> &Ring {
         &self.ring
+    }
+
+    /// Bytes of its entries.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.entries) << self.log2_stride
     }
 
     pub(crate) const fn max_sge(&self) -> u32 {

@@ -87,6 +87,31 @@ impl<T> Table<T> {
         Some(object)
     }
 
+    /// What is in it, by number.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.slots.iter().map(|(_, (number, object))| (*number, object))
+    }
+
+    /// How often each slot was used.
+    pub(crate) fn uses(&self) -> &[u16] {
+        &self.uses
+    }
+
+    /// A table that has these, and whose slots were used so often; `None` if that cannot be.
+    pub(crate) fn load(objects: Vec<(usize, T)>, uses: Vec<u16>) -> Option<Self> {
+        let fits = |number: usize| {
+            let used = uses
+                .get(slot(number))
+                .is_some_and(|used| usize::from(*used) == number >> SLOT_BITS);
+            used && u32::try_from(number).is_ok()
+        };
+        let all = objects.len();
+        let of_slots = objects.into_iter().filter(|(number, _)| fits(*number));
+        let slots: Slab<_> =
+            of_slots.map(|(number, object)| (slot(number), (number, object))).collect();
+        (slots.len() == all && uses.len() <= MOST as usize).then_some(Self { slots, uses })
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
         self.slots.iter_mut().map(|(_, (number, object))| (*number, object))
     }

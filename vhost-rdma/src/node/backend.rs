@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use super::{NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
 
@@ -91,6 +92,14 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Has another process go on with a network's NICs, so that their guests do not notice.
+    ///
+    /// # Errors
+    /// An [`AttachError`]: no process of its own serves the network, or none comes up again.
+    fn renew(&self, _vni: u32) -> Result<Renewed, AttachError> {
+        Err(AttachError::Resources("no process of its own serves this network".to_owned()))
+    }
+
     /// All NICs of the saved state and the configuration are there: what an earlier daemon left for
     /// others is nobody's.
     fn settled(&self) {}
@@ -107,6 +116,17 @@ pub trait Backend: Send + Sync + 'static {
     fn processes(&self) -> Vec<ProcessStatus> {
         Vec::new()
     }
+}
+
+/// What has become of a network's NICs when another process went on with them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Renewed {
+    /// Those whose guests noticed nothing.
+    pub kept: Vec<String>,
+    /// Those whose guests find their device lost.
+    pub lost: Vec<String>,
+    /// From the first that stood still to the last that ran again.
+    pub pause: Duration,
 }
 
 /// A backend that only remembers: it tests the admin side without a device.

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachError, NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
+use super::{AttachError, NicConfig, NicStatus, Peer, ProcessStatus, Renewed, WorkerStatus};
 
 /// Serves NICs whose sockets are somebody else's.
 ///
@@ -60,6 +60,17 @@ pub trait Dataplane: Send + Sync + 'static {
     /// # Errors
     /// An [`AttachError`]: something of it may still be there.
     fn forget_network(&self, vni: u32) -> Result<(), AttachError>;
+
+    /// As [`Backend::renew`](super::Backend::renew).
+    ///
+    /// # Errors
+    /// As there.
+    fn renew(&self, _vni: u32) -> Result<Renewed, AttachError> {
+        Err(AttachError::Resources(
+            "this one process serves all networks; start the daemon without --one-process"
+                .to_owned(),
+        ))
+    }
 
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;

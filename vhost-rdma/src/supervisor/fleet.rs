@@ -17,7 +17,7 @@ use crate::dataplane::LocalDataplane;
 use crate::network_process::{Figures, Start, VERSION};
 use crate::node::{
     AttachError, Backing, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus,
-    WorkerStatus,
+    Renewed, WorkerStatus,
 };
 use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
@@ -229,6 +229,13 @@ impl Dataplane for Fleet {
         let far = self.networks().into_iter();
         workers.extend(far.filter_map(|network| Some(worker(network.name(), &network.figures()?))));
         workers
+    }
+
+    fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {
+        let _alone = lock(&self.changing);
+        let network = lock(&self.networks).get(&vni).cloned();
+        let none = "no process serves this network: it has no NIC, or its NICs are on an RNIC";
+        network.ok_or_else(|| AttachError::Resources(none.to_owned()))?.renew()
     }
 
     fn processes(&self) -> Vec<ProcessStatus> {

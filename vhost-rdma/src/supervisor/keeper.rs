@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::network::{Held, Shared, hang_up};
+use super::renewal::Legacy;
 use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
 use crate::node::Ending;
 use crate::store::Store;
@@ -42,6 +43,11 @@ pub(super) fn run(shared: &Shared) {
             let mut state = shared.state();
             if state.stopping {
                 return state.mourn();
+            }
+            if state.legacy.is_some() {
+                // As it was asked to.
+                state.mourn();
+                continue;
             }
             let wait = state.restarts.died(Instant::now(), begin.elapsed());
             let failing = state.restarts.failing(Instant::now());
@@ -115,11 +121,28 @@ impl Process {
         for nic in nics {
             process.ask(shared, Request::Add(nic), &[])?;
         }
+        process.hand_on(shared)?;
+        Ok(process)
+    }
+
+    /// Has the process go on with all sessions, and with what an earlier one has left of them.
+    fn hand_on(&mut self, shared: &Shared) -> io::Result<()> {
+        let legacy = shared.state().legacy.take();
+        if let Some(Legacy { file, .. }) = &legacy {
+            match self.ask(shared, Request::Load, &[file.as_fd()]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    let network = &shared.start.network;
+                    tracing::error!(network, %error, "what was handed on is lost");
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let sessions: Vec<u64> = shared.state().sessions.keys().copied().collect();
         for session in sessions {
-            process.hand_over(shared, session)?;
+            self.hand_over(shared, session)?;
         }
-        Ok(process)
+        if legacy.is_some() { self.ask(shared, Request::Run, &[]) } else { Ok(()) }
     }
 
     /// Has the process go on with a session; one that it refuses is over.
@@ -175,6 +198,10 @@ impl Process {
             let (report, rest) = understand(packet).map_err(io::Error::other)?;
             match report {
                 Report::Answer(of, Answer::Done) if of == id => return Ok(()),
+                Report::Answer(of, Answer::Saved(nics)) if of == id => {
+                    shared.state().kept = nics.into_iter().collect();
+                    return Ok(());
+                }
                 Report::Answer(of, Answer::Refused(why)) if of == id => {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                 }

@@ -20,6 +20,7 @@ mod listener;
 mod network;
 mod peer;
 mod record;
+mod renewal;
 mod restarts;
 mod seat;
 
@@ -33,7 +34,7 @@ pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
 use crate::node::{
-    AttachError, Backend, Dataplane, Guests, NicConfig, NicStatus, Peer, ProcessStatus,
+    AttachError, Backend, Dataplane, Guests, NicConfig, NicStatus, Peer, ProcessStatus, Renewed,
     WorkerStatus,
 };
 use crate::socket;
@@ -136,6 +137,10 @@ impl Backend for Supervisor {
 
     fn workers(&self) -> Vec<WorkerStatus> {
         self.dataplane.workers()
+    }
+
+    fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {
+        self.dataplane.renew(vni)
     }
 
     fn processes(&self) -> Vec<ProcessStatus> {

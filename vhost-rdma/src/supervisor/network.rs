@@ -13,7 +13,7 @@
 //! The process is not believed. It can answer wrongly about its own NICs; it can hold up a call for
 //! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -28,6 +28,7 @@ use super::estate::Left;
 use super::keeper;
 use super::ledger::{Entry, Ledger, Whose};
 use super::record::Record;
+use super::renewal::Legacy;
 use super::restarts::Restarts;
 use crate::device::Change;
 use crate::network_process::{Answer, Figures, Numbered, Report, Request, Start, Wire, encode};
@@ -116,6 +117,10 @@ pub(super) struct State {
     last: u64,
     /// It was late with an answer; it is not asked for what is only to be shown until then.
     late_until: Option<Instant>,
+    /// What the process that is ending has left for the next one.
+    pub(super) legacy: Option<Legacy>,
+    /// NICs that the present process goes on with as if nothing had happened.
+    pub(super) kept: BTreeSet<String>,
 }
 
 impl State {
@@ -124,14 +129,25 @@ impl State {
         self.last
     }
 
+    /// Whoever asks with this number gets the answer there.
+    pub(super) fn await_answer(&mut self, answer: SyncSender<Answer>) -> u64 {
+        let id = self.number();
+        self.pending.insert(id, answer);
+        id
+    }
+
     /// The process has died: nobody waits for it any more, and nothing that it counted is lost.
     pub(super) fn mourn(&mut self) {
         self.wire = None;
         self.pid = None;
         self.pending.clear();
         self.late_until = None;
-        for nic in self.nics.values_mut() {
-            nic.before = nic.before.plus(&std::mem::take(&mut nic.now));
+        for (name, nic) in &mut self.nics {
+            let now = std::mem::take(&mut nic.now);
+            // What is handed on goes on counting where it was.
+            if !self.legacy.as_ref().is_some_and(|legacy| legacy.nics.contains(name)) {
+                nic.before = nic.before.plus(&now);
+            }
         }
         let over = |held: &Held| !held.record.is_whole() || held.has_hung_up();
         let ended: Vec<u64> =
@@ -183,7 +199,7 @@ impl Shared {
     }
 
     /// Waits for a process that is being started.
-    fn ready(&self) -> Result<(), String> {
+    pub(super) fn ready(&self) -> Result<(), String> {
         let away = |state: &mut State| state.wire.is_none() && !state.stopping;
         let waited = self.changed.wait_timeout_while(self.state(), START, away);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -204,8 +220,7 @@ impl Shared {
             let mut state = self.state();
             let away = || NoAnswer::Away("it died".to_owned());
             let wire = state.wire.clone().ok_or_else(away)?;
-            let id = state.number();
-            state.pending.insert(id, answer);
+            let id = state.await_answer(answer);
             noting(&mut state);
             (id, wire)
         };
@@ -336,6 +351,10 @@ impl Network {
             Known { config: nic.clone(), before: Counters::default(), now: Counters::default() };
         self.shared.state().nics.insert(nic.name.clone(), known);
         Ok(())
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     pub(super) fn name(&self) -> &str {

@@ -13,6 +13,8 @@
 
 mod local;
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::Segment;
 
 pub use local::Local;
@@ -31,7 +33,7 @@ pub const GRH_LEN: u32 = 40;
 pub const MAD_LEN: u32 = 256;
 
 /// A NIC of this daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NicId(pub u32);
 
 /// A 128-bit port address; IPv4 addresses are mapped (`::ffff:a.b.c.d`).

@@ -1,6 +1,7 @@
-//! The engine's time: nanoseconds of a monotonic clock, counted from the start of the clock.
+//! The engine's time: nanoseconds of the host's monotonic clock, counted from its boot. So it is
+//! the same for all processes, and what one says of a time means the same to the next.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -14,24 +15,27 @@ pub(crate) fn thread_time() -> Duration {
 }
 
 /// A monotonic clock.
-#[derive(Debug, Clone, Copy)]
-pub struct Clock {
-    origin: Instant,
-}
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Clock;
 
 impl Clock {
-    /// A clock that begins at one: zero is never a time, so that the engine may use it as "none".
+    /// The host's.
     #[must_use]
-    pub fn new() -> Self {
-        Self { origin: Instant::now() }
+    pub const fn new() -> Self {
+        Self
     }
 
-    /// The time now.
+    /// The time now. Zero is never a time, so that the engine may use it as "none".
     #[inline]
     #[must_use]
     pub fn now(&self) -> Nanos {
-        // 64 bits of nanoseconds last for 584 years.
-        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1) + 1
+        let now = clock_gettime(ClockId::Monotonic);
+        // 64 bits of nanoseconds last for 584 years, and none of these is negative.
+        now.tv_sec
+            .cast_unsigned()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(now.tv_nsec.cast_unsigned())
+            .saturating_add(1)
     }
 }
 
@@ -43,11 +47,5 @@ impl budget::Clock for Clock {
 
     fn usage(&self) -> memory::Usage {
         memory::usage()
-    }
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -61,6 +61,12 @@ impl WorkerHandle {
         Self { mailbox, waker, turn_stats }
     }
 
+    /// Whether both are the same worker.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.turn_stats, &other.turn_stats)
+    }
+
     /// How the worker is.
     #[must_use]
     pub fn beat(&self) -> Beat {

@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::driver::{Guest, Qp, World, av, init_attr, rtr_attr, rts_attr, wqe};
 use crate::engine::{Command, Reply, Status};
 
-fn ready(world: &mut World, guest: &mut Guest) -> Qp {
+pub(super) fn ready(world: &mut World, guest: &mut Guest) -> Qp {
     let qp = world.qp(guest, qpt::UD, 16, None);
     for attr in [init_attr(qpt::UD), rtr_attr(qpt::UD, (0, [0; 16])), rts_attr(qpt::UD)] {
         world.modify(guest, &qp, attr).unwrap();
@@ -14,14 +14,14 @@ fn ready(world: &mut World, guest: &mut Guest) -> Qp {
     qp
 }
 
-fn handle(world: &mut World, guest: &Guest, dgid: [u8; 16]) -> u32 {
+pub(super) fn handle(world: &mut World, guest: &Guest, dgid: [u8; 16]) -> u32 {
     match world.ok(guest, guest.ctx, Command::AhCreate { pdn: guest.pd, av: av(dgid) }) {
         Reply::Object(number) => number,
         other => panic!("{other:?}"),
     }
 }
 
-fn datagram(ah: u32, qpn: u32, qkey: u32) -> abi::SqWqe {
+pub(super) fn datagram(ah: u32, qpn: u32, qkey: u32) -> abi::SqWqe {
     let mut request = wqe(opcode::SEND, send_flags::SIGNALED, 1);
     (request.arg0, request.rkey, request.aux) =
         (U64::new(u64::from(ah)), U32::new(qpn), U32::new(qkey));

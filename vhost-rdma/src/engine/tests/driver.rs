@@ -12,6 +12,7 @@ use crate::engine::{
     Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
 };
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
+use crate::nic::saved;
 use crate::transport::NicId;
 
 /// Bytes of guest memory, if a test says nothing else.
@@ -287,6 +288,29 @@ impl World {
 
     pub(crate) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {
         self.execute(guest, ctx, command).unwrap()
+    }
+
+    /// Has another shard go on with all NICs, from bytes alone and in the same memory mapped anew:
+    /// what happens when their process is replaced.
+    pub(crate) fn hand_over(&mut self, guests: &mut [&mut Guest]) {
+        guests.iter().for_each(|guest| self.shard.halt(guest.nic));
+        let saved: Vec<Vec<u8>> = guests
+            .iter()
+            .map(|guest| saved::seal(&self.shard.save(guest.nic).unwrap()).unwrap())
+            .collect();
+        let resting = self.shard.resting();
+        let mut next = Shard::new(Box::new(Lcg(self.now)));
+        next.rest(&resting);
+        // In another order, so that NICs have other numbers.
+        for (guest, bytes) in guests.iter_mut().zip(&saved).rev() {
+            let settings = self.shard.settings(guest.nic);
+            let port = Box::new(TestPort(Arc::clone(&guest.events)));
+            guest.nic = next.add_nic(settings, port);
+            next.load(guest.nic, saved::open(bytes).unwrap(), guest.space.clone()).unwrap();
+        }
+        self.shard = next;
+        let nics: Vec<NicId> = guests.iter().map(|guest| guest.nic).collect();
+        self.shard.go_on_with(&nics);
     }
 
     /// Hears the guests' kicks, as a worker does.

@@ -14,4 +14,5 @@ mod parking;
 mod placement;
 mod reference;
 mod rules;
+mod saved;
 mod wrap;

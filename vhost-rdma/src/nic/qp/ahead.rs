@@ -48,6 +48,11 @@ impl Ahead {
         self.pieces.iter().map(|piece| piece.len)
     }
 
+    /// What was taken early, in order.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Early> {
+        self.requests.iter()
+    }
+
     #[inline]
     pub(super) fn take(&mut self) -> Option<Early> {
         self.requests.pop_front()

@@ -7,6 +7,7 @@ use zerocopy::little_endian::U32;
 use super::state::{Kind, State};
 use crate::nic::command::Status;
 use crate::nic::limits::{MAX_RD_ATOM, MTU_ENUM};
+use crate::nic::saved::{AbiBytes, BadState};
 
 /// The Q_Key of every GSI QP (IBTA 16.1.2).
 pub(crate) const GSI_QKEY: u32 = 0x8001_0000;
@@ -58,6 +59,16 @@ impl Attrs {
         take(m::MAX_DEST_RD_ATOMIC, |own, new| own.max_dest_rd_atomic = new.max_dest_rd_atomic);
         take(m::DEST_QPN, |own, new| own.dest_qpn = new.dest_qpn);
         Ok(())
+    }
+
+    /// See [`crate::nic::saved`].
+    pub(crate) fn save(&self) -> AbiBytes {
+        AbiBytes::of(&self.0)
+    }
+
+    /// What was saved.
+    pub(crate) fn load(saved: &AbiBytes) -> Result<Self, BadState> {
+        saved.read().map(Self)
     }
 
     /// The answer to QP_QUERY.

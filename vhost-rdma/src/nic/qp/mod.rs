@@ -6,5 +6,5 @@ pub(crate) mod send;
 pub(crate) mod state;
 
 pub(crate) use attrs::Attrs;
-pub(crate) use send::{SendQueue, Wait};
+pub(crate) use send::{SavedSends, SendQueue, Wait};
 pub(crate) use state::{Kind, State};

@@ -1,16 +1,19 @@
 //! The send queue: a ring of work requests, of which one at a time is being executed.
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
 use super::ahead::{Ahead, Early};
-use crate::memory::Ring;
+use crate::memory::{AddressSpace, Ring};
 use crate::nic::Nanos;
-use crate::nic::receive::{BadIndex, SgeList, read_sges};
+use crate::nic::limits::MAX_INLINE;
+use crate::nic::receive::{BadIndex, SgeList, load_sges, read_sges};
+use crate::nic::saved::{AbiBytes, BadState, SavedRing};
 use crate::transport::{Fanout, Owner};
 
 /// What the work request that is being executed waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum Wait {
     /// Nothing: it can be executed.
     #[default]
@@ -237,5 +240,95 @@ impl SendQueue {
 
     const fn slot(&self, index: u32) -> u64 {
         ((index & (self.entries - 1)) as u64) << self.log2_stride
+    }
+}
+
+/// A work request that was taken out of its ring: itself, its index, its elements.
+type SavedRequest = (AbiBytes, u32, AbiBytes);
+
+/// What is saved of a send queue.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSends {
+    ring: SavedRing,
+    max_sge: u32,
+    max_inline: u32,
+    producer: u32,
+    taken: u32,
+    index: u32,
+    current: Option<AbiBytes>,
+    fetched: bool,
+    sges: AbiBytes,
+    inline: Vec<u8>,
+    done: u32,
+    piece: u32,
+    fanout: [u32; 2],
+    stamp: u64,
+    wait: Wait,
+    /// What is left of retries after RNR NAKs, and after silence.
+    left: [u8; 2],
+    early: Vec<SavedRequest>,
+}
+
+impl SendQueue {
+    /// See [`crate::nic::saved`].
+    pub(crate) fn save(&self, space: &AddressSpace) -> SavedSends {
+        let early =
+            |early: &Early| (AbiBytes::of(&early.wqe), early.index, AbiBytes::of(&early.sges[..]));
+        SavedSends {
+            ring: SavedRing::of(&self.ring, (self.entries, self.log2_stride), space),
+            max_sge: self.max_sge,
+            max_inline: self.max_inline,
+            producer: self.producer,
+            taken: self.taken,
+            index: self.index,
+            current: self.current.as_ref().map(AbiBytes::of),
+            fetched: self.fetched,
+            sges: AbiBytes::of(&self.sges[..]),
+            inline: self.inline.clone(),
+            done: self.done,
+            piece: self.piece,
+            fanout: [self.fanout.member, self.fanout.queue],
+            stamp: self.stamp,
+            wait: self.wait,
+            left: [self.rnr_left, self.retries_left],
+            early: self.ahead.requests().map(early).collect(),
+        }
+    }
+
+    /// What was saved, in this memory.
+    pub(crate) fn load(saved: SavedSends, space: &AddressSpace) -> Result<Self, BadState> {
+        let SavedSends { max_sge, max_inline, producer, taken, .. } = saved;
+        let shape = SendShape {
+            entries: saved.ring.entries,
+            log2_stride: saved.ring.log2_stride,
+            max_sge,
+            max_inline,
+        };
+        let fits = max_inline <= MAX_INLINE && saved.inline.len() <= max_inline.max(8) as usize;
+        if !fits || saved.early.len() > shape.entries as usize {
+            return Err(BadState::Content("so much in a send queue"));
+        }
+        let ring = saved.ring.load_work((producer, taken), space)?;
+        let mut queue = Self::new(ring, shape);
+        (queue.producer, queue.taken, queue.index) = (producer, taken, saved.index);
+        queue.current = saved.current.as_ref().map(AbiBytes::read).transpose()?;
+        queue.fetched = saved.fetched;
+        queue.sges = load_sges(&saved.sges)?;
+        queue.inline.extend(saved.inline);
+        (queue.done, queue.piece) = (saved.done, saved.piece);
+        let [member, place] = saved.fanout;
+        queue.fanout = Fanout { member, queue: place };
+        queue.stamp = saved.stamp;
+        // Who was to answer is another process's: it is asked again.
+        queue.wait = match saved.wait {
+            Wait::Owner(_) | Wait::Transport => Wait::None,
+            wait => wait,
+        };
+        [queue.rnr_left, queue.retries_left] = saved.left;
+        for (wqe, index, sges) in &saved.early {
+            let early = Early { wqe: wqe.read()?, index: *index, sges: load_sges(sges)? };
+            queue.ahead.push(early);
+        }
+        Ok(queue)
     }
 }

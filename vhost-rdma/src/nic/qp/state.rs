@@ -1,12 +1,13 @@
 //! The QP state machine: which transition takes which attributes (docs/virtio-rdma.md §8.2; IBTA
 //! 10.3; Linux drivers/infiniband/core/verbs.c, qp_state_table).
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
 
 use crate::nic::Status;
 
 /// A QP type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Rc,
     Uc,
@@ -32,7 +33,7 @@ impl Kind {
 }
 
 /// A QP state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum State {
     #[default]
     Reset,

@@ -66,6 +66,7 @@ pub(super) enum Op {
     ReceiveShared { side: bool, into: Place, len: u16 },
     ResizeCq { side: bool, line: u8 },
     TimePasses,
+    HandOver,
     ResetNic { side: bool },
 }
 
@@ -161,6 +162,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(side, into, len)| Op::ReceiveShared { side, into, len }),
         1 => at().prop_map(|(side, line)| Op::ResizeCq { side, line }),
         3 => Just(Op::TimePasses),
+        4 => Just(Op::HandOver),
         1 => prop::bool::ANY.prop_map(|side| Op::ResetNic { side }),
     ]
 }

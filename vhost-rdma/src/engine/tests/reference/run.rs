@@ -153,6 +153,10 @@ impl Run {
                 self.world.advance(2_000_000_000);
                 self.model.time_passes();
             }
+            Op::HandOver => {
+                let [a, b] = &mut self.sides;
+                self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
+            }
             Op::ResetNic { side } => self.reset(side.into()),
         }
         self.compare(op);

@@ -2,6 +2,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
 
+mod renewal;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -63,6 +65,30 @@ fn writes(ends: &mut (End, End), value: u8) {
     let word = ends.1.node.area(8);
     ends.0.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[value; 8]));
     assert_eq!(word.bytes(), [value; 8]);
+}
+
+/// Runs `meanwhile` while small writes go over these ends one by one, each of which must succeed;
+/// how many there have been is told to it. The longest of them, and how many there were.
+fn under_traffic(ends: &mut (End, End), meanwhile: impl FnOnce(&AtomicU64)) -> (Duration, u64) {
+    let word = ends.1.node.area(64);
+    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut longest = Duration::ZERO;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let value = sent.load(Ordering::Relaxed).to_le_bytes();
+                let write = SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&value);
+                let begin = Instant::now();
+                assert_eq!(ends.0.run(&write).status, status::SUCCESS);
+                longest = longest.max(begin.elapsed());
+                assert_eq!(word.bytes()[..8], value);
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        meanwhile(&sent);
+        over.store(true, Ordering::Relaxed);
+    });
+    (longest, sent.into_inner())
 }
 
 /// Kills the process of a network and waits for the next.
@@ -151,17 +177,7 @@ fn another_networks_guests_notice_nothing() {
     let world = world();
     let (a, b) = (node(&world, "net"), node(&world, "net"));
     let (c, d) = (node(&world, "red"), node(&world, "red"));
-    let mut there = pair(&c, &d);
-    let word = there.1.node.area(64);
-    let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                let write = SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[5; 8]);
-                assert_eq!(there.0.run(&write).status, status::SUCCESS);
-                sent.fetch_add(1, Ordering::Relaxed);
-            }
-        });
+    under_traffic(&mut pair(&c, &d), |sent| {
         for _ in 0..3 {
             let before = sent.load(Ordering::Relaxed);
             replace(&world.daemon, "net");
@@ -169,7 +185,6 @@ fn another_networks_guests_notice_nothing() {
                 sent.load(Ordering::Relaxed) > before + 100
             });
         }
-        over.store(true, Ordering::Relaxed);
     });
     assert_eq!(world.daemon.show_nic(&c.name)["session"], "driver_ready");
     told_that_it_is_lost(&a.guest);

@@ -1,0 +1,93 @@
+//! Another process goes on with a network, as planned: its guests notice a pause and nothing else.
+//!
+//! The process is asked to come to rest and to write what a crash would lose into a file of memory
+//! that is the supervisor's (`dataplane::saved`). The supervisor does not look into it: it was
+//! written by a process that guests talk to, and is read by one for the same guests. The next
+//! process is started as after a crash, by the keeper, and gets the file beside the sessions. What
+//! cannot be handed on so is lost as in a crash; nothing else is.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::network::{Network, Shared, hang_up};
+use crate::network_process::{Answer, Numbered, Request, Wire, encode};
+use crate::node::{AttachError, Renewed};
+
+/// How long a process may take to come to rest and to write: it waits half a second for its guests,
+/// and a hundred thousand objects are written in less than one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a process has left for the next one.
+#[derive(Debug)]
+pub(super) struct Legacy {
+    pub(super) file: OwnedFd,
+    /// The NICs that it has something of.
+    pub(super) nics: BTreeSet<String>,
+}
+
+impl Network {
+    /// See the module.
+    pub(super) fn renew(&self) -> Result<Renewed, AttachError> {
+        let shared = self.shared();
+        let trouble = |why: String| AttachError::Resources(format!("its process: {why}"));
+        shared.ready().map_err(trouble)?;
+        let begin = Instant::now();
+        let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)
+            .map_err(|error| AttachError::io("make a file of memory", error.into()))?;
+        let (wire, id, answered) = shared.take_wire().map_err(trouble)?;
+        let names = save(&wire, (id, &answered), &file);
+        let served: Vec<String> = {
+            let mut state = shared.state();
+            match names {
+                Ok(names) => {
+                    let nics = names.into_iter().collect();
+                    state.legacy = Some(Legacy { file, nics });
+                }
+                Err(why) => {
+                    let network = self.name();
+                    tracing::error!(network, why, "nothing is handed on: devices are lost");
+                }
+            }
+            state.sessions.values().map(|held| held.nic.clone()).collect()
+        };
+        // The keeper starts the next one as soon as this one has ended.
+        hang_up(&wire);
+        shared.ready().map_err(trouble)?;
+        let kept = std::mem::take(&mut shared.state().kept);
+        let (kept, lost) = served.into_iter().partition(|nic| kept.contains(nic));
+        Ok(Renewed { kept, lost, pause: begin.elapsed() })
+    }
+}
+
+impl Shared {
+    /// The way to the process, for one last question: nobody else finds it from now on, and waits
+    /// for the next one.
+    fn take_wire(&self) -> Result<(Arc<Wire>, u64, Receiver<Answer>), String> {
+        let mut state = self.state();
+        let wire = state.wire.take().ok_or("it died")?;
+        let (answer, answered) = sync_channel(1);
+        let id = state.await_answer(answer);
+        Ok((wire, id, answered))
+    }
+}
+
+/// Has the process save what it has to `file`; of which NICs.
+fn save(
+    wire: &Wire,
+    (id, answered): (u64, &Receiver<Answer>),
+    file: &OwnedFd,
+) -> Result<Vec<String>, String> {
+    let bytes = encode(&Numbered { id, request: Request::Save }).map_err(|e| e.to_string())?;
+    wire.send(&bytes, &[file.as_fd()]).map_err(|error| error.to_string())?;
+    match answered.recv_timeout(PATIENCE) {
+        Ok(Answer::Saved(names)) => Ok(names),
+        Ok(Answer::Refused(why)) => Err(why),
+        Ok(_) => Err("it answers something else".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
