@@ -27,7 +27,12 @@ pub struct DaemonOptions {
     pub processes: bool,
     /// A parent starts it again (`vhost-rdma keep`), and it keeps its NICs.
     pub kept: bool,
+    /// It runs from a file of its own ([`Daemon::install`]), and keeps its NICs.
+    pub installed: bool,
 }
+
+/// Where a daemon's own copy of the program is, in its directory.
+const PROGRAM: &str = "vhost-rdma";
 
 /// A running daemon.
 #[derive(Debug)]
@@ -124,10 +129,17 @@ impl Daemon {
                 command
             }
         };
-        command.args(["--pdeathsig", "KILL"]).arg(&binary);
+        command.args(["--pdeathsig", "KILL"]);
+        if options.installed {
+            let program = dir.path().join(PROGRAM);
+            std::fs::copy(&binary, &program).expect("a copy of the program");
+            command.arg(program);
+        } else {
+            command.arg(&binary);
+        }
         command.args(if options.kept { &["keep", "--", "serve"][..] } else { &["serve"] });
         command.arg("--runtime-dir").arg(dir.path()).args(&options.args);
-        if !options.kept {
+        if !options.kept && !options.installed {
             command.arg("--ephemeral");
         }
         // Both shapes of the daemon are to pass the same tests.
@@ -146,6 +158,16 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(2));
         }
         daemon
+    }
+
+    /// Installs another program in the place of the one that runs, as a package does.
+    pub fn install(&self, program: &[u8]) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let new = self.dir.path().join("new");
+        std::fs::write(&new, program).expect("room for a program");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&new, mode).expect("it is ours");
+        std::fs::rename(&new, self.dir.path().join(PROGRAM)).expect("it takes the old one's place");
     }
 
     /// The socket of the admin API.

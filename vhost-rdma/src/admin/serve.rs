@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::Server;
@@ -29,6 +29,7 @@ use super::users::UserError;
 use crate::config::{self, ADMIN_SOCKET};
 use crate::node::{AttachError, Backend, SOCKET_PATH_MAX, SocketAccess};
 use crate::socket;
+use crate::store::{Successor, become_successor};
 
 /// How long open API calls may take to end after a signal.
 const LAST_CALLS: Duration = Duration::from_secs(2);
@@ -249,13 +250,34 @@ pub fn run<B: Backend, E>(
         admin_socket: path.clone(),
         admin: Mutex::new(settings.admin.clone()),
     });
-    let api = Api { runtime, hangup, reloading };
+    let successor = Successor::find().map_err(|error| error.to_string());
+    let api = Api { runtime, hangup, reloading, successor: successor.clone() };
     let served = serve_api(settings, &path, bound, &daemon, api);
+    if let (Ok(Ended::Upgrade), Ok(successor)) = (&served, successor) {
+        upgrade(&daemon, &successor);
+    }
     // Tells the service manager that the end is wanted; there may be none.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     daemon.stop();
     tracing::info!("stopped");
-    served.map_err(RunError::Serve)
+    served.map(drop).map_err(RunError::Serve)
+}
+
+/// Becomes the next program; the present one if there is none after all. Returns if not even that
+/// is possible: then the daemon ends, and what serves it starts it again.
+fn upgrade<B: Backend>(daemon: &Daemon<B>, successor: &Successor) {
+    tracing::info!(program = %successor.path().display(), "becoming another program");
+    let heirlooms = daemon.hand_down();
+    let error = become_successor(successor.path(), &heirlooms);
+    tracing::error!(%error, "it cannot be started; going on with the program that runs");
+    let error = become_successor(Path::new("/proc/self/exe"), &heirlooms);
+    tracing::error!(%error, "nor can that");
+}
+
+/// Why the API is not served any more.
+enum Ended {
+    Stop,
+    Upgrade,
 }
 
 /// Why a run ended.
@@ -327,6 +349,7 @@ struct Api {
     runtime: Runtime,
     hangup: Signal,
     reloading: Arc<Reloading>,
+    successor: Result<Successor, String>,
 }
 
 fn runtime() -> Result<Runtime, ServeError> {
@@ -343,8 +366,9 @@ fn serve_api<B: Backend>(
     bound: std::os::unix::net::UnixListener,
     daemon: &Arc<Daemon<B>>,
     api: Api,
-) -> Result<(), ServeError> {
-    let Api { runtime, hangup, reloading } = api;
+) -> Result<Ended, ServeError> {
+    let Api { runtime, hangup, reloading, successor } = api;
+    let (upgrade, asked) = mpsc::channel(1);
     let served = runtime.block_on(async {
         let listener = adopt(bound)?;
         if let Some(address) = &settings.metrics {
@@ -357,8 +381,9 @@ fn serve_api<B: Backend>(
             started: Instant::now(),
             instance: instance(),
         };
-        let service = Service { daemon: Arc::clone(daemon), about, reloading };
-        until_signal(listener, service, path, hangup).await
+        let daemon = Arc::clone(daemon);
+        let service = Service { daemon, about, reloading, successor, upgrade };
+        until_asked(listener, service, path, (hangup, asked)).await
     });
     if let Some(MetricsAddress::Unix(path)) = &settings.metrics {
         socket::remove(path);
@@ -407,12 +432,12 @@ impl Stream for Incoming {
     }
 }
 
-async fn until_signal<B: Backend>(
+async fn until_asked<B: Backend>(
     listener: UnixListener,
     service: Service<B>,
     path: &Path,
-    mut hangup: Signal,
-) -> Result<(), ServeError> {
+    (mut hangup, mut upgrade): (Signal, mpsc::Receiver<()>),
+) -> Result<Ended, ServeError> {
     let fault = |source| ServeError::Io { action: "watch for signals", source };
     let (daemon, reloading) = (Arc::clone(&service.daemon), Arc::clone(&service.reloading));
     let mut term = signal(SignalKind::terminate()).map_err(fault)?;
@@ -426,11 +451,12 @@ async fn until_signal<B: Backend>(
         });
     tokio::pin!(server);
     announce(path);
-    let name = loop {
+    let (why, end) = loop {
         tokio::select! {
-            ended = &mut server => return Ok(ended?),
-            _ = term.recv() => break "SIGTERM",
-            _ = int.recv() => break "SIGINT",
+            ended = &mut server => return Ok(ended.map(|()| Ended::Stop)?),
+            _ = term.recv() => break ("SIGTERM", Ended::Stop),
+            _ = int.recv() => break ("SIGINT", Ended::Stop),
+            Some(()) = upgrade.recv() => break ("upgrade", Ended::Upgrade),
             _ = hangup.recv() => {
                 let (daemon, reloading) = (Arc::clone(&daemon), Arc::clone(&reloading));
                 tracing::info!(signal = "SIGHUP", "reading the configuration again");
@@ -439,12 +465,12 @@ async fn until_signal<B: Backend>(
             }
         }
     };
-    tracing::info!(signal = name, "stopping");
+    tracing::info!(why, "stopping");
     drop(stop);
     match tokio::time::timeout(LAST_CALLS, server).await {
-        Ok(ended) => Ok(ended?),
+        Ok(ended) => Ok(ended.map(|()| end)?),
         // A client that keeps its connection open does not keep the daemon alive.
-        Err(_) => Ok(()),
+        Err(_) => Ok(end),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 use vhost_rdma_proto::v1;
 use vhost_rdma_proto::v1::admin_server::Admin;
@@ -11,6 +12,7 @@ use super::convert;
 use super::daemon::{Daemon, Error, Reloaded};
 use super::serve::Reloading;
 use crate::node::{Backend, NetworkConfig, Renewed, Session};
+use crate::store::Successor;
 
 /// What does not change while the daemon runs.
 #[derive(Debug, Clone)]
@@ -27,6 +29,10 @@ pub(super) struct Service<B> {
     pub(super) daemon: Arc<Daemon<B>>,
     pub(super) about: About,
     pub(super) reloading: Arc<Reloading>,
+    /// The program that this one can become; why there is none.
+    pub(super) successor: Result<Successor, String>,
+    /// Tells that it is to.
+    pub(super) upgrade: mpsc::Sender<()>,
 }
 
 impl<B: Backend> Service<B> {
@@ -111,6 +117,29 @@ impl<B: Backend> Admin for Service<B> {
                 Err(Status::internal("the daemon failed at this request; its log has more"))
             }
         }
+    }
+
+    async fn upgrade(
+        &self,
+        request: Request<v1::UpgradeRequest>,
+    ) -> Result<Response<v1::UpgradeResponse>, Status> {
+        let force = request.into_inner().force;
+        let (daemon, successor) = (Arc::clone(&self.daemon), self.successor.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let lost = daemon.may_upgrade(force)?;
+            let successor = successor?;
+            let program = successor.path().display().to_string();
+            let wrong = |why| format!("{program} is no vhost-rdma: {why}; install one there");
+            let version = successor.version().map_err(wrong)?;
+            Ok::<_, String>(v1::UpgradeResponse { version, program, lost })
+        });
+        let answer = looked
+            .await
+            .unwrap_or_else(|error| Err(error.to_string()))
+            .map_err(Status::failed_precondition)?;
+        let asked = self.upgrade.try_send(());
+        asked.map_err(|_| Status::failed_precondition("an upgrade is under way already"))?;
+        Ok(Response::new(answer))
     }
 
     async fn add_network(

@@ -101,6 +101,15 @@ pub enum Command {
     Peer(PeerCommand),
     /// Have the daemon read its configuration file and certificates again, as SIGHUP does
     Reload,
+    /// Have the daemon become the program that was installed in its place
+    ///
+    /// VMs keep their connections and their queue pairs: traffic pauses for some milliseconds, and
+    /// nothing fails. The program is the file that the daemon was started from, as it is now.
+    Upgrade {
+        /// Also if guests lose their device by it: on RNICs, of processes, with --one-process
+        #[arg(long)]
+        force: bool,
+    },
     /// Show the daemon's state
     Status,
     /// Show the versions of this program and of the daemon

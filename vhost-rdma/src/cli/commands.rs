@@ -1,6 +1,7 @@
 //! One function for each command: a call of the API, then something shown.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use clap::CommandFactory as _;
 use tonic::transport::Channel;
@@ -12,8 +13,8 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
 use super::view::{
-    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Restarted, Status, Versions,
-    print, print_json, show,
+    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Restarted, Status, Upgraded,
+    Versions, print, print_json, show,
 };
 use super::{Failure, client, peer_set, vf};
 use crate::config;
@@ -53,6 +54,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
                 show(json, &done)?;
                 done.failed.first().map_or(Ok(()), |why| Err(Failure::Partly(why.clone())))
             }
+            Command::Upgrade { force } => upgrade(json, &socket, force).await,
             Command::Network(command) => {
                 network(json, client::connect(&socket).await?, command).await
             }
@@ -97,6 +99,41 @@ async fn version(json: bool, socket: &Path) -> Result<(), Failure> {
         Err(other) => return Err(other),
     };
     show(json, &Versions { client: env!("CARGO_PKG_VERSION"), daemon })
+}
+
+/// How long the next program may take to answer.
+const UPGRADE: Duration = Duration::from_secs(60);
+
+async fn upgrade(json: bool, socket: &Path, force: bool) -> Result<(), Failure> {
+    let mut client = client::connect(socket).await?;
+    let before = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
+    let begin = Instant::now();
+    let answer = client.upgrade(v1::UpgradeRequest { force }).await?.into_inner();
+    drop(client);
+    let after = loop {
+        if let Ok(mut client) = client::connect(socket).await
+            && let Ok(status) = client.get_status(v1::GetStatusRequest {}).await
+            && status.get_ref().instance != before.instance
+        {
+            break status.into_inner();
+        }
+        if begin.elapsed() > UPGRADE {
+            return Err(Failure::Unreachable(format!(
+                "{} does not answer as the daemon; its log tells why",
+                answer.program
+            )));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let (ready_before, ready) = (before.nics_ready, after.nics_ready);
+    let (from, to) = (before.version, after.version);
+    show(json, &Upgraded { from, to, ready_before, ready, lost: answer.lost, ms })?;
+    if ready < ready_before {
+        let lost = ready_before - ready;
+        return Err(Failure::Partly(format!("{lost} guests lost their device")));
+    }
+    Ok(())
 }
 
 async fn network(

@@ -259,6 +259,26 @@ impl From<v1::ReloadResponse> for Reloaded {
     }
 }
 
+/// What an upgrade has done.
+#[derive(Debug, Serialize)]
+pub(super) struct Upgraded {
+    pub(super) from: String,
+    pub(super) to: String,
+    /// NICs whose guests had their device before.
+    pub(super) ready_before: u32,
+    pub(super) ready: u32,
+    pub(super) lost: Vec<String>,
+    /// Until the next program answered.
+    pub(super) ms: u64,
+}
+
+impl Show for Upgraded {
+    fn text(&self) -> String {
+        let Self { from, to, ready_before, ready, ms, .. } = self;
+        format!("{from} became {to} within {ms} ms; {ready} of {ready_before} guests go on\n")
+    }
+}
+
 /// What has become of a network's NICs.
 #[derive(Debug, Serialize)]
 pub(super) struct Restarted {

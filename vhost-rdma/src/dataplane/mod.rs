@@ -23,8 +23,8 @@ use crate::device::queues::QueueLayout;
 use crate::device::saved::SavedSession;
 use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
-    self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, WorkerStatus,
-    host_and_port,
+    self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, Session,
+    WorkerStatus, host_and_port,
 };
 use crate::process::House;
 use crate::rnic::{Directory, Remote};
@@ -292,6 +292,12 @@ impl Dataplane for LocalDataplane {
         }
         self.directory.forget_network(vni);
         Ok(())
+    }
+
+    /// Nothing of this process outlives it.
+    fn would_lose(&self) -> Vec<String> {
+        let names: Vec<String> = self.state().nics.keys().cloned().collect();
+        names.into_iter().filter(|name| self.status(name).session != Session::Absent).collect()
     }
 
     fn status(&self, name: &str) -> NicStatus {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +57,9 @@ impl AttachError {
     }
 }
 
+/// A descriptor that outlives this program, and its name.
+pub type Heirloom = (String, OwnedFd);
+
 /// The device layer, as the admin side sees it.
 ///
 /// Calls may block for a bounded time and come one at a time for each NIC. The directory of the
@@ -98,6 +102,17 @@ pub trait Backend: Send + Sync + 'static {
     /// An [`AttachError`]: no process of its own serves the network, or none comes up again.
     fn renew(&self, _vni: u32) -> Result<Renewed, AttachError> {
         Err(AttachError::Resources("no process of its own serves this network".to_owned()))
+    }
+
+    /// Everything that the next program of this process needs to go on with its VMMs. What is done
+    /// afterwards is lost: the process becomes that program, or ends.
+    fn hand_down(&self) -> Vec<Heirloom> {
+        Vec::new()
+    }
+
+    /// NICs whose guests would lose their device by [`Self::hand_down`].
+    fn would_lose(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// All NICs of the saved state and the configuration are there: what an earlier daemon left for

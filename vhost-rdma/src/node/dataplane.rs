@@ -9,7 +9,9 @@ use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachError, NicConfig, NicStatus, Peer, ProcessStatus, Renewed, WorkerStatus};
+use super::{
+    AttachError, Heirloom, NicConfig, NicStatus, Peer, ProcessStatus, Renewed, WorkerStatus,
+};
 
 /// Serves NICs whose sockets are somebody else's.
 ///
@@ -60,6 +62,16 @@ pub trait Dataplane: Send + Sync + 'static {
     /// # Errors
     /// An [`AttachError`]: something of it may still be there.
     fn forget_network(&self, vni: u32) -> Result<(), AttachError>;
+
+    /// As [`Backend::hand_down`](super::Backend::hand_down).
+    fn hand_down(&self) -> Vec<Heirloom> {
+        Vec::new()
+    }
+
+    /// As [`Backend::would_lose`](super::Backend::would_lose).
+    fn would_lose(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// As [`Backend::renew`](super::Backend::renew).
     ///

@@ -30,7 +30,7 @@ mod registry;
 mod types;
 
 pub use acl::{ACL_MAX, AclEntry, Who};
-pub use backend::{AttachError, Backend, NullBackend, Renewed};
+pub use backend::{AttachError, Backend, Heirloom, NullBackend, Renewed};
 pub use backing::{Backing, BadBacking};
 pub use dataplane::{Connection, Dataplane, Ending};
 pub use error::Error;

@@ -10,12 +10,15 @@
 //! Nothing here knows what is kept; that is the supervisor's (`supervisor::estate`).
 
 pub mod keep;
+mod successor;
+
+pub use self::successor::{Successor, become_successor};
 
 use std::env;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -35,13 +38,14 @@ const FIRST: i32 = 3;
 /// More than any daemon keeps.
 const MOST: i32 = 1 << 20;
 
-/// A descriptor that an earlier process left, and its name.
-pub type Heirloom = (String, OwnedFd);
+pub use crate::node::Heirloom;
 
 /// The way to the store; without a service manager nothing is kept.
 #[derive(Debug, Clone, Default)]
 pub struct Store {
     socket: Option<Arc<OwnedFd>>,
+    /// In this process, for the program that it becomes.
+    own: Option<Arc<Mutex<Vec<Heirloom>>>>,
 }
 
 impl Store {
@@ -56,19 +60,35 @@ impl Store {
                 None
             }
         });
-        (Self { socket }, inherited())
+        let mut files = inherited();
+        files.extend(successor::inherited());
+        (Self { socket, own: None }, files)
     }
 
     /// One whose datagrams go to the other end of `socket`.
     #[cfg(test)]
     pub(crate) fn to(socket: OwnedFd) -> Self {
-        Self { socket: Some(Arc::new(socket)) }
+        Self { socket: Some(Arc::new(socket)), own: None }
+    }
+
+    /// One that this process has itself.
+    #[must_use]
+    pub fn own() -> Self {
+        Self { socket: None, own: Some(Arc::default()) }
+    }
+
+    /// What this process keeps itself.
+    #[must_use]
+    pub fn take(&self) -> Vec<Heirloom> {
+        let own = self.own.as_ref();
+        own.map(|own| std::mem::take(&mut *own.lock().unwrap_or_else(PoisonError::into_inner)))
+            .unwrap_or_default()
     }
 
     /// Whether there is one.
     #[must_use]
     pub const fn is_there(&self) -> bool {
-        self.socket.is_some()
+        self.socket.is_some() || self.own.is_some()
     }
 
     /// Has a descriptor outlive this process under a name of its own.
@@ -76,12 +96,19 @@ impl Store {
     /// # Errors
     /// The service manager does not take it.
     pub fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
+        if let Some(own) = &self.own {
+            let heirloom = (name.to_owned(), file.try_clone_to_owned()?);
+            own.lock().unwrap_or_else(PoisonError::into_inner).push(heirloom);
+        }
         // It is not to look whether the other end is closed: that is the heir's to find out.
         self.say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), &[file])
     }
 
     /// Has it end with this process, if it ends.
     pub fn forget(&self, name: &str) {
+        if let Some(own) = &self.own {
+            own.lock().unwrap_or_else(PoisonError::into_inner).retain(|(kept, _)| kept != name);
+        }
         if let Err(error) = self.say(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
             tracing::warn!(name, %error, "the service manager keeps a descriptor of ours");
         }

@@ -38,6 +38,8 @@ pub struct Estate {
     pub(super) store: Store,
     /// By NIC.
     left: Mutex<BTreeMap<String, Left>>,
+    /// What processes have saved, by network.
+    states: Mutex<BTreeMap<String, OwnedFd>>,
 }
 
 /// What a name in the store says.
@@ -46,6 +48,8 @@ enum Kind {
     Stream(u64),
     Ledger(u64, u64),
     Wire,
+    /// What a network's process has saved.
+    State,
 }
 
 fn parse(name: &str) -> Option<(Kind, &str)> {
@@ -57,6 +61,7 @@ fn parse(name: &str) -> Option<(Kind, &str)> {
         "stream" => Kind::Stream(number()?),
         "ledger" => Kind::Ledger(number()?, number()?),
         "wire" => Kind::Wire,
+        "state" => Kind::State,
         _ => return None,
     };
     Some((kind, whose))
@@ -77,6 +82,7 @@ impl Estate {
     pub fn read(store: Store, heirlooms: Vec<Heirloom>) -> Self {
         let mut parts: BTreeMap<(String, u64), Part> = BTreeMap::new();
         let (mut wires, mut strange) = (Vec::new(), Vec::new());
+        let mut states = BTreeMap::new();
         for (name, file) in heirlooms {
             let Some((kind, whose)) = parse(&name) else {
                 tracing::error!(name, "the store has a descriptor that is none of ours");
@@ -86,6 +92,10 @@ impl Estate {
             let serial = match kind {
                 Kind::Wire => {
                     wires.push((whose.to_owned(), name, file));
+                    continue;
+                }
+                Kind::State => {
+                    states.insert(whose.to_owned(), file);
                     continue;
                 }
                 Kind::Stream(serial) | Kind::Ledger(serial, _) => serial,
@@ -115,7 +125,7 @@ impl Estate {
             strange.push(name);
         }
         strange.iter().for_each(|name| store.forget(name));
-        Self { store, left: Mutex::new(left) }
+        Self { store, left: Mutex::new(left), states: Mutex::new(states) }
     }
 
     /// The session of this NIC, if it has one that can go on.
@@ -131,6 +141,11 @@ impl Estate {
         tracing::error!(nic = nic.name, why, "the VMM's session cannot go on");
         self.let_go(&left);
         None
+    }
+
+    /// What the process of this network has saved.
+    pub(super) fn state(&self, network: &str) -> Option<OwnedFd> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner).remove(network)
     }
 
     /// Whatever nobody has claimed ends.

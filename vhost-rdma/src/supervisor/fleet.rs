@@ -19,6 +19,7 @@ use crate::node::{
     AttachError, Backing, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus,
     Renewed, WorkerStatus,
 };
+use crate::store::{Heirloom, Store};
 use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
@@ -125,6 +126,9 @@ impl Fleet {
         let network = nic.network.clone();
         let start = Start { version: VERSION, network, poll_us, log_format, log };
         let network = Arc::new(Network::start(start, self.estate.store.clone())?);
+        if let Some(state) = self.estate.state(&nic.network) {
+            network.load(&state);
+        }
         lock(&self.networks).insert(nic.vni, network.clone());
         Ok(network)
     }
@@ -201,6 +205,25 @@ impl Dataplane for Fleet {
 
     fn settled(&self) {
         self.estate.close();
+        self.networks().iter().for_each(|network| network.run());
+    }
+
+    fn hand_down(&self) -> Vec<Heirloom> {
+        // Nobody makes or ends a NIC any more.
+        std::mem::forget(lock(&self.changing));
+        let store = Store::own();
+        for network in self.networks() {
+            if let Err(error) = network.hand_down(&store) {
+                tracing::error!(network = network.name(), %error, "it is not handed down");
+            }
+        }
+        store.take()
+    }
+
+    fn would_lose(&self) -> Vec<String> {
+        let own = self.own.get().map(Dataplane::would_lose).unwrap_or_default();
+        let far = self.networks().into_iter().flat_map(|network| network.would_lose());
+        own.into_iter().chain(far).collect()
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {

@@ -34,8 +34,8 @@ pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
 use crate::node::{
-    AttachError, Backend, Dataplane, Guests, NicConfig, NicStatus, Peer, ProcessStatus, Renewed,
-    WorkerStatus,
+    AttachError, Backend, Dataplane, Guests, Heirloom, NicConfig, NicStatus, Peer, ProcessStatus,
+    Renewed, WorkerStatus,
 };
 use crate::socket;
 
@@ -137,6 +137,14 @@ impl Backend for Supervisor {
 
     fn workers(&self) -> Vec<WorkerStatus> {
         self.dataplane.workers()
+    }
+
+    fn hand_down(&self) -> Vec<Heirloom> {
+        self.dataplane.hand_down()
+    }
+
+    fn would_lose(&self) -> Vec<String> {
+        self.dataplane.would_lose()
     }
 
     fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {

@@ -87,6 +87,14 @@ impl Held {
         self.ledger.settle(noted, &self.record);
     }
 
+    /// Has the session be in `store` alone, for the next daemon.
+    pub(super) fn hand_down(&mut self, store: &Store, whose: Whose) {
+        let mut ledger = Ledger::new(store, whose);
+        ledger.begin(&self.stream, &self.record);
+        // The old one's descriptors are let go of; those that are handed down live on.
+        self.ledger = ledger;
+    }
+
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
@@ -167,7 +175,7 @@ type Asked<'a> = (Request, &'a [BorrowedFd<'a>]);
 type New = (u64, Held, Receiver<Ending>);
 
 /// Why a request has no answer.
-enum NoAnswer {
+pub(super) enum NoAnswer {
     /// There was nobody to ask.
     Away(String),
     /// It was asked, and nobody knows how far it came.
@@ -209,7 +217,7 @@ impl Shared {
 
     /// Asks the process, and waits for its answer. `noting` happens once there is one to ask, and
     /// before it, or its successor, can know of the request.
-    fn call(
+    pub(super) fn call(
         &self,
         (request, files): Asked<'_>,
         patience: Duration,

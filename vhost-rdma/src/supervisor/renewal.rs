@@ -6,17 +6,20 @@
 //! process is started as after a crash, by the keeper, and gets the file beside the sessions. What
 //! cannot be handed on so is lost as in a crash; nothing else is.
 
-use std::collections::BTreeSet;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::network::{Network, Shared, hang_up};
+use super::ledger::Whose;
+use super::network::{Network, NoAnswer, Shared, hang_up};
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
-use crate::node::{AttachError, Renewed};
+use crate::node::{AttachError, Guests, NicConfig, Renewed, Session};
+use crate::store::Store;
 
 /// How long a process may take to come to rest and to write: it waits half a second for its guests,
 /// and a hundred thousand objects are written in less than one.
@@ -31,6 +34,60 @@ pub(super) struct Legacy {
 }
 
 impl Network {
+    /// Takes in what an earlier daemon's process has saved.
+    pub(super) fn load(&self, file: &OwnedFd) {
+        let loaded = self.shared().ask((Request::Load, &[file.as_fd()]));
+        if let Err(why) = loaded {
+            tracing::error!(network = self.name(), why, "what was handed down is lost");
+        }
+    }
+
+    /// All that was handed down is there.
+    pub(super) fn run(&self) {
+        if let Err(why) = self.shared().ask((Request::Run, &[])) {
+            tracing::error!(network = self.name(), why, "what was handed down does not run");
+        }
+    }
+
+    /// NICs that have programs, which nobody hands on.
+    pub(super) fn would_lose(&self) -> Vec<String> {
+        let state = self.shared().state();
+        let of_processes =
+            state.nics.values().filter(|known| known.config.guests == Guests::Process);
+        let names: Vec<String> = of_processes.map(|known| known.config.name.clone()).collect();
+        drop(state);
+        names.into_iter().filter(|name| self.status(name).session != Session::Absent).collect()
+    }
+
+    /// The end of this daemon's part in it: what its process has saved is in `store` afterwards,
+    /// and all sessions are.
+    pub(super) fn hand_down(&self, store: &Store) -> io::Result<()> {
+        let shared = self.shared();
+        let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)?;
+        let saved = shared.take_wire().and_then(|(wire, id, answered)| {
+            let saved = save(&wire, (id, &answered), &file);
+            shared.state().stopping = true;
+            hang_up(&wire);
+            saved
+        });
+        match saved {
+            Ok(_) => store.keep(&format!("state@{}", self.name()), file.as_fd())?,
+            Err(why) => {
+                let network = self.name();
+                tracing::error!(network, why, "nothing is handed on: devices are lost");
+            }
+        }
+        let mut state = shared.state();
+        let configs: BTreeMap<String, NicConfig> =
+            state.nics.iter().map(|(name, known)| (name.clone(), known.config.clone())).collect();
+        for (id, held) in &mut state.sessions {
+            if let Some(config) = configs.get(&held.nic) {
+                held.hand_down(store, Whose::of(config, *id));
+            }
+        }
+        Ok(())
+    }
+
     /// See the module.
     pub(super) fn renew(&self) -> Result<Renewed, AttachError> {
         let shared = self.shared();
@@ -65,6 +122,15 @@ impl Network {
 }
 
 impl Shared {
+    fn ask(&self, asked: (Request, &[BorrowedFd<'_>])) -> Result<(), String> {
+        self.ready()?;
+        match self.call(asked, PATIENCE, |_| ()) {
+            Ok(Answer::Done | Answer::Saved(_)) => Ok(()),
+            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why)) => Err(why),
+            Ok(_) => Err("it answers something else".to_owned()),
+        }
+    }
+
     /// The way to the process, for one last question: nobody else finds it from now on, and waits
     /// for the next one.
     fn take_wire(&self) -> Result<(Arc<Wire>, u64, Receiver<Answer>), String> {

@@ -1,0 +1,131 @@
+//! The daemon becomes another program: `vhost-rdma upgrade`.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::Value;
+use virtual_guest::daemon::{Daemon, DaemonOptions, binary, patience};
+use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::world::{Node, World};
+
+use super::{eventually, node, pair, processes, replace, replace_supervisor, start_anew};
+use super::{told_that_it_is_lost, under_traffic, writes};
+
+fn world(kept: bool) -> World {
+    let options =
+        DaemonOptions { processes: true, installed: true, kept, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    world.daemon.add_network("red", 200);
+    world
+}
+
+fn program() -> Vec<u8> {
+    std::fs::read(binary()).expect("the program")
+}
+
+/// Upgrades to a new file; what is said of it.
+fn upgrade(daemon: &Daemon) -> Value {
+    daemon.install(&program());
+    let (pid, before) = (daemon.supervisor(), processes(daemon));
+    let said = daemon.run(&["upgrade", "--json"]);
+    assert_eq!(daemon.supervisor(), pid, "it is the same process");
+    assert!(processes(daemon).values().all(|pid| !before.values().any(|old| old == pid)));
+    serde_json::from_str(&said).expect("JSON")
+}
+
+fn lives_through_upgrades(world: &World) {
+    let nodes = ["net", "net", "red", "red"].map(|network| node(world, network));
+    let (mut here, mut there) = (pair(&nodes[0], &nodes[1]), pair(&nodes[2], &nodes[3]));
+    let (longest, _) = under_traffic(&mut here, |sent| {
+        under_traffic(&mut there, |_| {
+            for _ in 0..3 {
+                let said = upgrade(&world.daemon);
+                assert_eq!(
+                    (&said["ready_before"], &said["ready"]),
+                    (&4.into(), &4.into()),
+                    "{said}"
+                );
+                let before = sent.load(Ordering::Relaxed);
+                eventually("nothing goes on", || sent.load(Ordering::Relaxed) > before + 20);
+            }
+        });
+    });
+    assert!(longest < Duration::from_secs(5) * patience(), "{longest:?}");
+    for node in &nodes {
+        assert_eq!(node.guest.async_event(Duration::ZERO).expect("its queue"), None);
+        assert_eq!(world.daemon.show_nic(&node.name)["session"], "driver_ready");
+    }
+    writes(&mut pair(&nodes[1], &nodes[0]), 3);
+    writes(&mut here, 4);
+    // The sockets are the next program's.
+    nodes[3].guest.disconnect();
+    let name = &nodes[3].name;
+    eventually("the VMM is not gone", || world.daemon.show_nic(name)["session"] == "absent");
+    let again = Guest::connect(&nodes[3].socket, GuestConfig::default()).expect("it gets in");
+    let again = Node::start(name.clone(), nodes[3].socket.clone(), again, nodes[3].gid);
+    writes(&mut pair(&again, &nodes[2]), 5);
+    // What it took over dies and goes on like what it began itself.
+    replace(&world.daemon, "net");
+    told_that_it_is_lost(&nodes[0].guest);
+    let anew = start_anew(&nodes[0]);
+    writes(&mut pair(&anew, &anew), 6);
+}
+
+#[test]
+fn queue_pairs_live_on_under_another_program() {
+    lives_through_upgrades(&world(false));
+}
+
+#[test]
+fn queue_pairs_live_on_under_another_program_of_a_daemon_that_is_kept() {
+    let world = world(true);
+    lives_through_upgrades(&world);
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    upgrade(&world.daemon);
+    // What the parent keeps is the present program's.
+    replace_supervisor(&world.daemon);
+    told_that_it_is_lost(&a.guest);
+    told_that_it_is_lost(&b.guest);
+    let (a, b) = (start_anew(&a), start_anew(&b));
+    writes(&mut pair(&a, &b), 7);
+}
+
+#[test]
+fn nothing_happens_where_there_is_no_program_of_ours() {
+    let world = world(false);
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let mut ends = pair(&a, &b);
+    let before = processes(&world.daemon);
+    for (program, why) in [
+        ("#!/bin/sh\necho frobnicate 1.0\n", "it says"),
+        ("#!/bin/sh\nexit 3\n", "ends with"),
+        ("#!/bin/sh\nexec sleep 60\n", "does not say its version"),
+        ("no program at all", "is no vhost-rdma"),
+    ] {
+        world.daemon.install(program.as_bytes());
+        let refused = world.daemon.cli(&["upgrade"]).expect_err("it is none");
+        assert!(refused.contains(why) && refused.contains("install one"), "{refused}");
+        writes(&mut ends, 1);
+    }
+    assert_eq!(processes(&world.daemon), before);
+    // A package that is whole again.
+    upgrade(&world.daemon);
+    writes(&mut ends, 2);
+}
+
+#[test]
+fn what_would_be_lost_is_said_first() {
+    let options = DaemonOptions { processes: true, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(60));
+    let a = node(&world, "net");
+    let refused = world.daemon.cli(&["upgrade"]).expect_err("it forgets its NICs");
+    assert!(refused.contains("ephemeral") && refused.contains(&a.name), "{refused}");
+
+    let args = vec!["--one-process".to_owned()];
+    let options = DaemonOptions { args, installed: true, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(60));
+    let a = node(&world, "net");
+    let refused = world.daemon.cli(&["upgrade"]).expect_err("its guest would lose its device");
+    assert!(refused.contains(&a.name) && refused.contains("--force"), "{refused}");
+    writes(&mut pair(&a, &a), 1);
+}
