@@ -6,6 +6,7 @@
 //! what finds it full is dropped, as on a wire: the connection manager sends again (IBTA 12.9.8).
 
 use std::fmt;
+use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -15,6 +16,8 @@ use crate::transport::{self, Gid};
 pub const MAD_LEN: usize = transport::MAD_LEN as usize;
 /// Datagrams that wait for one NIC.
 pub(crate) const ROOM: usize = 128;
+/// Numbers that sources are counted by; those of one number share.
+const SHARES: usize = 256;
 
 /// A datagram from one QP 1 to another, with addresses as the guests name them.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,11 +46,13 @@ impl fmt::Debug for Mad {
 /// Lets a worker look at its NICs again.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
+/// A datagram, and whose it is ([`Inbox::put_of`]).
+type Owned = (Option<u64>, Mad);
 /// A place for one datagram.
-type Slot = Mutex<Option<Mad>>;
+type Slot = Mutex<Option<Owned>>;
 
 /// A place's content, unless somebody is at it just now.
-fn try_slot(slot: &Slot) -> Option<MutexGuard<'_, Option<Mad>>> {
+fn try_slot(slot: &Slot) -> Option<MutexGuard<'_, Option<Owned>>> {
     match slot.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -68,6 +73,9 @@ pub struct Inbox {
     head: AtomicUsize,
     /// How many wait: looked at in every round of a worker.
     len: AtomicUsize,
+    /// How many of a source wait, by a number that it cannot foresee.
+    shares: Box<[AtomicUsize]>,
+    seed: u64,
     wake: Wake,
 }
 
@@ -83,16 +91,43 @@ impl Inbox {
     pub fn new(wake: Wake) -> Self {
         let slots = (0..ROOM).map(|_| Slot::default()).collect();
         let [tail, head, len] = [const { AtomicUsize::new(0) }; 3];
-        Self { slots, tail, head, len, wake }
+        let shares = (0..SHARES).map(|_| AtomicUsize::new(0)).collect();
+        let seed = std::hash::RandomState::new().hash_one(0);
+        Self { slots, tail, head, len, shares, seed, wake }
     }
 
     /// Puts a datagram in; false if it found no room.
     pub fn put(&self, mad: Mad) -> bool {
+        self.put_in((None, mad))
+    }
+
+    /// As [`Self::put`], of a source with this number, which gets no more places than are left: who
+    /// floods has half of them, and who else comes finds one.
+    pub fn put_of(&self, whose: u64, mad: Mad) -> bool {
+        let share = self.share(whose);
+        let left = ROOM.saturating_sub(self.len.load(Ordering::Acquire));
+        if share.load(Ordering::Relaxed) >= left {
+            return false;
+        }
+        share.fetch_add(1, Ordering::Relaxed);
+        let taken = self.put_in((Some(whose), mad));
+        if !taken {
+            share.fetch_sub(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    fn share(&self, whose: u64) -> &AtomicUsize {
+        let mixed = (whose ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shares[(mixed >> 56) as usize % SHARES]
+    }
+
+    fn put_in(&self, owned: Owned) -> bool {
         for _ in 0..ROOM {
             let at = self.tail.fetch_add(1, Ordering::Relaxed) % ROOM;
             let Some(mut slot) = try_slot(&self.slots[at]) else { continue };
             if slot.is_none() {
-                *slot = Some(mad);
+                *slot = Some(owned);
                 // Before anybody can take it, so that the number never falls below none.
                 self.len.fetch_add(1, Ordering::Release);
                 drop(slot);
@@ -106,15 +141,24 @@ impl Inbox {
     /// The oldest. What is just being put in comes with the next look.
     #[must_use]
     pub fn take(&self) -> Option<Mad> {
+        self.take_of().map(|(_, mad)| mad)
+    }
+
+    /// As [`Self::take`], with the source's number.
+    #[must_use]
+    pub fn take_of(&self) -> Option<(u64, Mad)> {
         if self.is_empty() {
             return None;
         }
         let head = self.head.load(Ordering::Relaxed);
         (head..head + ROOM).find_map(|at| {
-            let mad = try_slot(&self.slots[at % ROOM])?.take()?;
+            let (whose, mad) = try_slot(&self.slots[at % ROOM])?.take()?;
+            if let Some(whose) = whose {
+                self.share(whose).fetch_sub(1, Ordering::Relaxed);
+            }
             self.len.fetch_sub(1, Ordering::Release);
             self.head.store((at + 1) % ROOM, Ordering::Relaxed);
-            Some(mad)
+            Some((whose.unwrap_or(0), mad))
         })
     }
 
@@ -153,6 +197,19 @@ mod tests {
         assert!(inbox.put(mad(9)));
         inbox.clear();
         assert!(inbox.is_empty() && inbox.take().is_none());
+    }
+
+    #[test]
+    fn who_floods_leaves_places_to_others() {
+        let inbox = Inbox::new(Arc::new(|| {}));
+        let flood = (0..=255).filter(|&n| inbox.put_of(1, mad(n))).count();
+        assert_eq!(flood, ROOM / 2);
+        let other = (2..).find(|n| !std::ptr::eq(inbox.share(*n), inbox.share(1))).unwrap();
+        let second = (0..=255).filter(|&n| inbox.put_of(other, mad(n))).count();
+        assert_eq!(second, ROOM / 4);
+        assert_eq!(std::iter::from_fn(|| inbox.take_of()).count(), ROOM / 2 + ROOM / 4);
+        assert!(inbox.shares.iter().all(|share| share.load(Ordering::Relaxed) == 0));
+        assert!(inbox.put_of(1, mad(0)), "it has places again");
     }
 
     #[test]

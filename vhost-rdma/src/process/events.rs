@@ -215,13 +215,16 @@ impl Port for ProcessPort {
     }
 
     fn management(&mut self, flow: &Flow, bytes: &[u8; MAD_LEN]) -> bool {
-        self.inbox.put(Mad {
+        let mad = Mad {
             source: flow.source_gid,
             dest: flow.dest_gid,
             traffic_class: flow.traffic_class,
             sl: flow.sl,
             bytes: *bytes,
-        })
+        };
+        // A NIC's MAC address is its own, however many other addresses it has.
+        let [a, b, c, d, e, f] = flow.source_mac;
+        self.inbox.put_of(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), mad)
     }
 
     fn flush(&mut self) {}

@@ -1,5 +1,6 @@
 //! The connection manager of processes (section 8), as raw commands over the real socket.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use virtual_guest::guest::GuestConfig;
@@ -252,6 +253,63 @@ fn a_flood_of_requests_leaves_others_alone() {
     assert_eq!(victim.accept(passive, 2, Some(0x22)), err::OK);
     bystander.expects(event::CONNECT_RESPONSE);
     assert_eq!(bystander.accept(id, 0, None), err::OK);
+}
+
+/// A VM that asks for connections without end and takes none up: those of others come about without
+/// a datagram that has to be said again (the first wait is 250 ms).
+#[test]
+fn a_flood_of_connections_delays_no_others() {
+    const COUNT: usize = 20;
+    let scene = Scene::new();
+    let victim = Program::of(scene.red());
+    victim.listen(7, 64);
+    let flooder = Speaker::new(&scene, ipv4_gid(9, 2));
+    let bystander = Program::of(scene.blue());
+    let stop = AtomicBool::new(false);
+    let mut waits = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut flooder = flooder;
+            for n in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                flooder.says(&request(&flooder.gid(), n));
+            }
+        });
+        scope.spawn(|| {
+            // It takes up whatever comes.
+            let mut qpn = 0x1000;
+            while !stop.load(Ordering::Relaxed) {
+                let event = victim.event(Duration::from_millis(20));
+                if let Some((event::CONNECT_REQUEST, id, ..)) = event {
+                    victim.accept(id, id.into(), Some(qpn));
+                    qpn += 1;
+                }
+            }
+        });
+        std::thread::sleep(Duration::from_secs(2));
+        let waits: Vec<Duration> = (0..COUNT as u32)
+            .map(|n| {
+                let begin = Instant::now();
+                let id = bystander.connect(1, 2, 0x100 + n);
+                let event = bystander.event(SOON);
+                let took = begin.elapsed();
+                if event.is_none_or(|event| event.0 != event::CONNECT_RESPONSE) {
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("no answer but {event:?} after {took:?}");
+                }
+                assert_eq!(bystander.accept(id, 0, None), err::OK);
+                bystander.destroy(id);
+                took
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        waits
+    });
+    waits.sort_unstable();
+    println!("{waits:?}");
+    let most = Duration::from_millis(250) * virtual_guest::daemon::patience();
+    assert!(waits[COUNT * 3 / 4] < most, "{waits:?}");
 }
 
 /// Noise of every kind from QP 1 of a VM, beside a connection that stays.

@@ -149,7 +149,10 @@ impl Machine {
     }
 
     pub(super) fn next_event(&mut self, asker: Asker) -> Result<Reply, Status> {
-        let event = self.channel(asker)?.events.pop_front().ok_or(Status::BUSY)?;
+        // What a program waits for is behind no request of a stranger.
+        let channel = self.channel(asker)?;
+        let event = channel.events.pop_front().or_else(|| channel.requests.pop());
+        let event = event.ok_or(Status::BUSY)?;
         if let Some(id) = self.ids.get_mut(&event.of) {
             id.reported = id.reported.wrapping_add(1);
             if let Some(group) = event.group.and_then(|group| id.groups.get_mut(&group)) {
@@ -296,6 +299,7 @@ impl Machine {
                 id.state = State::Over;
                 id.last = Some(message.clone());
                 let listener = id.listener.take();
+                self.opened(number);
                 self.answered(listener);
                 self.tell(number, &message);
             }

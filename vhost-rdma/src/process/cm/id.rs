@@ -113,6 +113,10 @@ pub(super) struct Id {
     pub(super) reported: u32,
     /// Groups that it joined, and how many events of each its program has taken.
     pub(super) groups: BTreeMap<u32, u32>,
+    /// The peer's NIC, of who was asked.
+    pub(super) whose: u64,
+    /// It was asked and is not up: the session that it counts for.
+    pub(super) half_open: Option<u64>,
     /// The session that its queue pair is claimed by.
     pub(super) claimed: bool,
     pub(super) _kept: Charge,
@@ -144,6 +148,8 @@ impl Id {
             listener: None,
             reported: 0,
             groups: BTreeMap::new(),
+            whose: 0,
+            half_open: None,
             claimed: false,
             _kept: kept,
         }

@@ -4,11 +4,15 @@
 //! own session. What a program may have is counted (identifiers, groups, events that it has not
 //! taken) and charged to the NIC's account, so that no request of a peer and no program can make
 //! this grow without bound. Each command is a bounded amount of work.
+//!
+//! Whatever has an end is shared by whose it is (`Whose`, `fair`): who takes all that there is gets
+//! no more than half of it, and who comes then finds some.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 
+use super::fair::Fair;
 use super::id::{Again, Event, Id, Kind, Said, Space};
 use crate::cm::Mad;
 use crate::cm::message::Message;
@@ -20,16 +24,33 @@ use crate::transport::Gid;
 /// Identifiers of a NIC, and of a session.
 const IDS: usize = 8192;
 const SESSION_IDS: u32 = 1024;
+/// Identifiers whose programs are gone and whose peers have yet to answer; beyond, they are told
+/// once.
+const ORPHANS: u32 = 1024;
 /// What is kept for an identifier, its events included.
 const ID: u64 = 2048;
 /// Datagrams that wait to be sent; what comes beyond is lost, as on a wire.
 const SENDS: usize = 512;
+
+/// Whose something is that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Whose {
+    /// A session's.
+    Session(u64),
+    /// An answer to a peer's NIC.
+    Peer(u64),
+    /// Of programs that are gone.
+    Nobody,
+}
+
 /// A channel of events.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) session: u64,
     pub(super) bell: Bell,
     pub(super) events: VecDeque<Event>,
+    /// Requests of peers, which wait for each other by whose they are and for nothing else.
+    pub(super) requests: Fair<u64, Event>,
     /// Events that the session has not put a token of into the process's channel.
     pub(super) untold: u32,
     pub(super) ids: u32,
@@ -64,7 +85,11 @@ pub(super) struct Machine {
     /// Queue pairs of this NIC that connections have named, by whom, how often.
     pub(super) claims: FxHashMap<u32, (u64, u32)>,
     pub(super) timers: BTreeSet<(Nanos, u32)>,
-    sends: VecDeque<Mad>,
+    /// Passive identifiers of a session that are not up, by the peer's NIC.
+    pub(super) half_open: FxHashMap<(u64, u64), u32>,
+    /// Identifiers without a program.
+    orphans: u32,
+    sends: Fair<Whose, Mad>,
 }
 
 impl Machine {
@@ -84,7 +109,9 @@ impl Machine {
             by_qpn: FxHashMap::default(),
             claims: FxHashMap::default(),
             timers: BTreeSet::new(),
-            sends: VecDeque::new(),
+            half_open: FxHashMap::default(),
+            orphans: 0,
+            sends: Fair::new(SENDS),
         }
     }
 
@@ -101,8 +128,10 @@ impl Machine {
 
     pub(super) fn add_channel(&mut self, session: u64, bell: Bell) -> u32 {
         let number = self.number();
-        let events = VecDeque::new();
-        self.channels.insert(number, Channel { session, bell, events, untold: 0, ids: 0 });
+        // There are never more requests than identifiers.
+        let (events, requests) = (VecDeque::new(), Fair::new(IDS));
+        let channel = Channel { session, bell, events, requests, untold: 0, ids: 0 };
+        self.channels.insert(number, channel);
         number
     }
 
@@ -156,9 +185,10 @@ impl Machine {
         unwanted: impl Fn(&Event) -> bool,
     ) -> (Vec<Event>, u32) {
         let Some(channel) = self.channels.get_mut(&channel) else { return (Vec::new(), 0) };
-        let (gone, rest) = std::mem::take(&mut channel.events).into_iter().partition(unwanted);
+        let (gone, rest) = std::mem::take(&mut channel.events).into_iter().partition(&unwanted);
         channel.events = rest;
-        let gone: VecDeque<Event> = gone;
+        let mut gone: VecDeque<Event> = gone;
+        gone.extend(channel.requests.take(&unwanted));
         let count = u32::try_from(gone.len()).unwrap_or(u32::MAX);
         let never_told = channel.untold.min(count);
         channel.untold -= never_told;
@@ -166,8 +196,12 @@ impl Machine {
     }
 
     pub(super) fn push(&mut self, channel: u32, event: Event) {
+        let whose = self.ids.get(&event.id).map_or(0, |id| id.whose);
         if let Some(channel) = self.channels.get_mut(&channel) {
-            channel.events.push_back(event);
+            match event.kind {
+                Kind::Request => channel.requests.push(whose, event),
+                _ => channel.events.push_back(event),
+            }
             channel.untold = channel.untold.saturating_add(1);
             channel.bell.ring();
         }
@@ -190,7 +224,8 @@ impl Machine {
     pub(super) fn create(&mut self, channel: u32, space: Space) -> Result<u32, Status> {
         let session = self.session_of(Some(channel)).ok_or(Status::NOENT)?;
         let count = self.sessions.get(&session).copied().unwrap_or(0);
-        if self.ids.len() >= IDS || count >= SESSION_IDS {
+        let left = u32::try_from(IDS.saturating_sub(self.ids.len())).unwrap_or(0);
+        if count >= SESSION_IDS.min(left) {
             return Err(Status::NOMEM);
         }
         let kept = self.account.charge(ID).ok_or(Status::NOMEM)?;
@@ -212,11 +247,49 @@ impl Machine {
         self.ids.get_mut(&number).ok_or(Status::NOENT)
     }
 
+    /// Whether there is room for a request from this NIC beside what it has that is not up.
+    pub(super) fn has_room_for(&self, session: u64, whose: u64) -> bool {
+        let count = self.sessions.get(&session).copied().unwrap_or(0);
+        let left = SESSION_IDS.saturating_sub(count);
+        self.half_open.get(&(session, whose)).copied().unwrap_or(0) < left
+    }
+
+    /// Counts a passive identifier that is not up, from a peer's NIC.
+    pub(super) fn opens(&mut self, number: u32, whose: u64) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        id.whose = whose;
+        let Some(session) = id.channel.and_then(|it| Some(self.channels.get(&it)?.session)) else {
+            return;
+        };
+        id.half_open = Some(session);
+        *self.half_open.entry((session, whose)).or_default() += 1;
+    }
+
+    /// It is up, or ends.
+    pub(super) fn opened(&mut self, number: u32) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let Some(session) = id.half_open.take() else { return };
+        let share = (session, id.whose);
+        if let Some(count) = self.half_open.get_mut(&share) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.half_open.remove(&share);
+            }
+        }
+    }
+
+    /// Whether one more may stay without a program until its peer has answered.
+    pub(super) const fn may_stay(&self) -> bool {
+        self.orphans <= ORPHANS
+    }
+
     /// Takes an identifier out of its channel: from now on it has no program.
     pub(super) fn orphan(&mut self, number: u32) {
+        self.opened(number);
         let Some(id) = self.ids.get_mut(&number) else { return };
         let Some(channel) = id.channel.take() else { return };
         let listener = id.listener.take();
+        self.orphans += 1;
         if let Some(channel) = self.channels.get_mut(&channel) {
             channel.ids = channel.ids.saturating_sub(1);
             if let Some(count) = self.sessions.get_mut(&channel.session) {
@@ -262,7 +335,10 @@ impl Machine {
         self.unclaim(number);
         self.disarm(number);
         self.unlink(number);
-        self.ids.remove(&number);
+        if self.ids.remove(&number).is_some() {
+            // All that end have been made one.
+            self.orphans = self.orphans.saturating_sub(1);
+        }
     }
 
     /// Takes an identifier out of what peers are looked up in.
@@ -299,20 +375,44 @@ impl Machine {
     }
 
     /// Has a datagram sent.
-    pub(super) fn send(&mut self, (from, to): (Gid, Gid), class: u8, bytes: [u8; 256]) {
-        if self.sends.len() < SENDS {
-            let mad = Mad { source: from, dest: to, traffic_class: class, sl: 0, bytes };
-            self.sends.push_back(mad);
-        }
+    pub(super) fn send(
+        &mut self,
+        whose: Whose,
+        (source, dest): (Gid, Gid),
+        traffic_class: u8,
+        bytes: [u8; 256],
+    ) {
+        self.sends.push(whose, Mad { source, dest, traffic_class, sl: 0, bytes });
     }
 
     /// Datagrams to be sent, some at a time.
     pub(super) fn take_sends(&mut self, most: usize) -> Vec<Mad> {
-        self.sends.drain(..most.min(self.sends.len())).collect()
+        (0..most).map_while(|_| self.sends.pop()).collect()
     }
 
     pub(super) fn has_sends(&self) -> bool {
         !self.sends.is_empty()
+    }
+
+    /// Makes room at a listener for a request from this NIC: the last of whoever has more there,
+    /// which its program has not seen, is as if it had not been heard.
+    pub(super) fn make_room(&mut self, listener: u32, whose: u64) -> bool {
+        let channel = self.ids.get(&listener).and_then(|it| it.channel);
+        let Some(channel) = channel.and_then(|number| self.channels.get_mut(&number)) else {
+            return false;
+        };
+        let here = |event: &Event| event.of == listener;
+        let (own, Some((heaviest, most))) = channel.requests.shares(whose, here) else {
+            return false;
+        };
+        if own + 1 >= most {
+            return false;
+        }
+        let Some(event) = channel.requests.pop_last(heaviest, here) else { return false };
+        // Its token finds no event, or has not been put in.
+        channel.untold = channel.untold.saturating_sub(1);
+        self.forget(event.id);
+        true
     }
 
     /// Puts the event of a request into its listener's channel.
@@ -351,5 +451,7 @@ impl Machine {
             && self.by_qpn.is_empty()
             && self.claims.is_empty()
             && self.timers.is_empty()
+            && self.half_open.is_empty()
+            && self.orphans == 0
     }
 }

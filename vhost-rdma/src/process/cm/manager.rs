@@ -1,7 +1,7 @@
 //! The thread of a NIC's connection manager, and the way of others to it.
 //!
 //! Sessions give commands under a lock that is held for one command at a time. The thread takes
-//! datagrams in, does what is due, and has the worker send: one job at a time, of a few datagrams,
+//! datagrams in, of each NIC in turn, does what is due, and has the worker send: one job at a time, of a few datagrams,
 //! and it waits for that. So however much processes ask for, a worker has one job of their
 //! connection manager, and what is too much waits here or is lost.
 //!
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::fair::Fair;
 use super::layout::{Command, Reply};
 use super::machine::{Asker, Machine};
-use crate::cm::Inbox;
+use crate::cm::{Inbox, Mad};
 use crate::device::nic::{Nic, PATIENCE};
 use crate::nic::{Nanos, Status};
 use crate::process::events::Bell;
@@ -26,6 +27,8 @@ use crate::transport::Gid;
 
 /// Datagrams that are taken in and sent in one turn.
 const TURN: usize = 16;
+/// Datagrams that wait here to be taken in.
+const HEARD: usize = 512;
 /// Stack of the thread.
 const STACK: usize = 128 << 10;
 
@@ -33,6 +36,8 @@ const STACK: usize = 128 << 10;
 struct Shared {
     nic: Arc<Nic>,
     machine: Mutex<Machine>,
+    /// Datagrams that were taken in, by the NIC that they came from.
+    heard: Mutex<Fair<u64, (u64, Mad)>>,
     inbox: Arc<Inbox>,
     bell: Bell,
     begun: Instant,
@@ -76,16 +81,23 @@ impl Shared {
     /// When the next one is to be.
     fn turn(&self) -> Option<Nanos> {
         self.bell.heard();
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut machine = self.machine();
         let now = self.now();
+        // All that is there, so that what comes next finds room; then some of each.
+        for _ in 0..HEARD {
+            let Some((whose, mad)) = self.inbox.take_of() else { break };
+            heard.push(whose, (whose, mad));
+        }
         for _ in 0..TURN {
-            let Some(mad) = self.inbox.take() else { break };
-            machine.datagram(&mad, now);
+            let Some((whose, mad)) = heard.pop() else { break };
+            machine.datagram((&mad, whose), now);
         }
         machine.tick(now);
         let sends = machine.take_sends(TURN);
-        let next = if machine.has_sends() { Some(0) } else { machine.deadline() };
-        drop(machine);
+        let at_once = machine.has_sends() || !heard.is_empty();
+        let next = if at_once { Some(0) } else { machine.deadline() };
+        drop((machine, heard));
         if !sends.is_empty() {
             // A worker that does not answer loses them, as a wire does.
             let _ = self.nic.call(PATIENCE, move |shard, id, _| {
@@ -122,6 +134,7 @@ impl Manager {
         let shared = Arc::new(Shared {
             nic,
             machine: Mutex::new(machine),
+            heard: Mutex::new(Fair::new(HEARD)),
             inbox: Arc::new(Inbox::new(Arc::new(move || ring.ring()))),
             bell,
             begun: Instant::now(),

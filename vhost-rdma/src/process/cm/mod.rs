@@ -22,6 +22,7 @@
 //! queue pair has lied to its peer, whose queue pair takes no request of another (IBTA 9.9).
 
 mod commands;
+mod fair;
 mod id;
 mod layout;
 mod machine;

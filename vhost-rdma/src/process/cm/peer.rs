@@ -10,7 +10,7 @@
 //! old connection is under way, so no queue pair number has to rest (IBTA 12.9.8.4).
 
 use super::id::{Kind, Said, Space, State};
-use super::machine::Machine;
+use super::machine::{Machine, Whose};
 use crate::cm::Mad;
 use crate::cm::message::{Ends, Message, Offer, Parsed, build, parse, reason};
 use crate::nic::Nanos;
@@ -34,6 +34,9 @@ const TIMED_OUT: i32 = -110;
 const SIDR_UNSUPPORTED: u8 = 1;
 const SIDR_REJECT: u8 = 2;
 
+/// A datagram, and a number for the NIC that it came from.
+type From<'a> = (&'a Mad, u64);
+
 /// How long an answer is waited for at first, and how often a message is said again.
 pub(super) const fn patience(message: &Message) -> (Nanos, u32) {
     match message {
@@ -54,38 +57,44 @@ fn seen(offer: &Offer) -> Offer {
 impl Machine {
     /// Sends a message of an identifier to its peer.
     pub(super) fn tell(&mut self, number: u32, message: &Message) {
+        let session = self.session_of(self.ids.get(&number).and_then(|id| id.channel));
+        self.tell_by(session.map_or(Whose::Nobody, Whose::Session), number, message);
+    }
+
+    fn tell_by(&mut self, whose: Whose, number: u32, message: &Message) {
         let Some(id) = self.ids.get(&number) else { return };
         let (way, class) = ((id.local, id.peer), id.traffic_class);
-        self.send(way, class, build(message, number));
+        self.send(whose, way, class, build(message, number));
     }
 
     /// Answers a datagram that belongs to nothing.
-    fn reply(&mut self, mad: &Mad, message: &Message) {
+    fn reply(&mut self, (mad, whose): From<'_>, message: &Message) {
         let mut bytes = build(message, 0);
         // An answer is of its request's transaction.
         bytes[8..16].copy_from_slice(&mad.bytes[8..16]);
-        self.send((mad.dest, mad.source), mad.traffic_class, bytes);
+        self.send(Whose::Peer(whose), (mad.dest, mad.source), mad.traffic_class, bytes);
     }
 
-    /// A datagram has come.
-    pub(super) fn datagram(&mut self, mad: &Mad, now: Nanos) {
+    /// A datagram has come, from this NIC.
+    pub(super) fn datagram(&mut self, from: From<'_>, now: Nanos) {
+        let mad = from.0;
         let message = match parse(&mad.bytes) {
             Parsed::Message(message) => message,
             Parsed::Unserved(unserved) => {
-                return self.reply(mad, &rejection(unserved.local, reason::INVALID_SERVICE));
+                return self.reply(from, &rejection(unserved.local, reason::INVALID_SERVICE));
             }
             Parsed::Other => return,
         };
         match message {
             Message::Req { local, ends, offer, mtu, private } => {
-                self.request(mad, (local, ends, Some((offer, mtu))), private, now);
+                self.request(from, (local, ends, Some((offer, mtu))), private, now);
             }
             Message::SidrReq { id, space, ends, private } => {
                 let Some(space) = Space::of(space) else { return };
-                self.service_request(mad, (id, space, ends), private);
+                self.service_request(from, (id, space, ends), private);
             }
             Message::Rep { local, remote, offer, private } => {
-                self.reply_came(mad, (local, remote), offer, private);
+                self.reply_came(from, (local, remote), offer, private);
             }
             Message::Rtu { remote, .. } => {
                 if self.of_peer(mad, remote) == Some(State::Answered) {
@@ -100,7 +109,7 @@ impl Machine {
                     self.rejected(mad, number, reason, private);
                 }
             }
-            Message::Dreq { local, remote, qpn } => self.leaves(mad, (local, remote, qpn), now),
+            Message::Dreq { local, remote, qpn } => self.leaves(from, (local, remote, qpn), now),
             Message::Drep { remote, .. } => {
                 if self.of_peer(mad, remote) == Some(State::Leaving) {
                     self.ended(remote, now);
@@ -130,7 +139,7 @@ impl Machine {
     }
 
     /// Somebody who asks again is told again.
-    fn repeat(&mut self, number: u32) {
+    fn repeat(&mut self, number: u32, whose: u64) {
         let Some(id) = self.ids.get(&number) else { return };
         let remote = id.remote;
         let again = match id.state {
@@ -141,18 +150,24 @@ impl Machine {
             _ => id.last.clone(),
         };
         if let Some(message) = again {
-            self.tell(number, &message);
+            self.tell_by(Whose::Peer(whose), number, &message);
         }
     }
 
     /// Makes an identifier for a request, if its listener has room.
-    fn take_in(&mut self, mad: &Mad, listener: u32, ends: &Ends) -> Result<u32, Status> {
+    fn take_in(
+        &mut self,
+        (mad, whose): From<'_>,
+        listener: u32,
+        ends: &Ends,
+    ) -> Result<u32, Status> {
         let id = self.ids.get(&listener).ok_or(Status::NOENT)?;
         let (space, channel) = (id.space, id.channel.ok_or(Status::NOENT)?);
-        if id.unanswered >= id.backlog {
+        let (full, class) = (id.unanswered >= id.backlog, id.traffic_class);
+        let session = self.session_of(Some(channel)).ok_or(Status::NOENT)?;
+        if !self.has_room_for(session, whose) || full && !self.make_room(listener, whose) {
             return Err(Status::BUSY);
         }
-        let class = id.traffic_class;
         let number = self.create(channel, space)?;
         let Some(id) = self.ids.get_mut(&number) else { return Err(Status::NOMEM) };
         id.state = State::Wanted;
@@ -161,38 +176,40 @@ impl Machine {
         (id.local, id.peer) = (mad.dest, mad.source);
         id.own = Some(super::layout::socket_address(&ends.dest, ends.dest_port));
         id.dest = Some(super::layout::socket_address(&ends.source, ends.source_port));
+        self.opens(number, whose);
         Ok(number)
     }
 
     fn request(
         &mut self,
-        mad: &Mad,
+        from: From<'_>,
         (remote, ends, offered): (u32, Ends, Option<(Offer, u8)>),
         private: Vec<u8>,
         now: Nanos,
     ) {
+        let mad = from.0;
         let Some((offer, mtu)) = offered else { return };
         if let Some(&known) = self.by_peer.get(&(mad.source, remote, false)) {
-            return self.repeat(known);
+            return self.repeat(known, from.1);
         }
         if (ends.source, ends.dest) != (mad.source, mad.dest) {
-            return self.reply(mad, &rejection(remote, reason::INVALID_GID));
+            return self.reply(from, &rejection(remote, reason::INVALID_GID));
         }
         // A queue pair has one connection: its owner has forgotten the one that is known here (IBTA
         // 12.9.8.3.1).
         if let Some(&stale) = self.by_qpn.get(&(mad.source, offer.qpn)) {
-            self.reply(mad, &rejection(remote, reason::STALE));
+            self.reply(from, &rejection(remote, reason::STALE));
             let _ = self.disconnect(stale, now);
             return;
         }
         let Some(listener) = self.listener(Space::Tcp, &mad.dest, ends.dest_port) else {
-            return self.reply(mad, &rejection(remote, reason::INVALID_SERVICE));
+            return self.reply(from, &rejection(remote, reason::INVALID_SERVICE));
         };
-        let number = match self.take_in(mad, listener, &ends) {
+        let number = match self.take_in(from, listener, &ends) {
             Ok(number) => number,
             // It asks again, and there may be room then.
             Err(Status::BUSY) => return,
-            Err(_) => return self.reply(mad, &rejection(remote, reason::NO_RESOURCES)),
+            Err(_) => return self.reply(from, &rejection(remote, reason::NO_RESOURCES)),
         };
         let Some(id) = self.ids.get_mut(&number) else { return };
         id.remote = remote;
@@ -208,24 +225,25 @@ impl Machine {
 
     fn service_request(
         &mut self,
-        mad: &Mad,
+        from: From<'_>,
         (remote, space, ends): (u32, Space, Ends),
         private: Vec<u8>,
     ) {
+        let mad = from.0;
         if let Some(&known) = self.by_peer.get(&(mad.source, remote, true)) {
-            return self.repeat(known);
+            return self.repeat(known, from.1);
         }
         let refused =
             |status| Message::SidrRep { id: remote, status, qpn: 0, qkey: 0, private: Vec::new() };
         let true_ends = (ends.source, ends.dest) == (mad.source, mad.dest);
         let listener = self.listener(space, &mad.dest, ends.dest_port).filter(|_| true_ends);
         let Some(listener) = listener else {
-            return self.reply(mad, &refused(SIDR_UNSUPPORTED));
+            return self.reply(from, &refused(SIDR_UNSUPPORTED));
         };
-        let number = match self.take_in(mad, listener, &ends) {
+        let number = match self.take_in(from, listener, &ends) {
             Ok(number) => number,
             Err(Status::BUSY) => return,
-            Err(_) => return self.reply(mad, &refused(SIDR_REJECT)),
+            Err(_) => return self.reply(from, &refused(SIDR_REJECT)),
         };
         if let Some(id) = self.ids.get_mut(&number) {
             id.remote = remote;
@@ -238,11 +256,12 @@ impl Machine {
     /// A REP: the peer takes the connection.
     fn reply_came(
         &mut self,
-        mad: &Mad,
+        from: From<'_>,
         (local, number): (u32, u32),
         offer: Offer,
         private: Vec<u8>,
     ) {
+        let (mad, whose) = from;
         match self.of_peer(mad, number) {
             Some(State::Asked) => {
                 self.calm(number);
@@ -260,9 +279,9 @@ impl Machine {
             Some(State::Heard) => {
                 let message =
                     Message::Mra { local: number, remote: local, of: 1, timeout: SERVICE };
-                self.tell(number, &message);
+                self.tell_by(Whose::Peer(whose), number, &message);
             }
-            Some(State::Up) => self.repeat(number),
+            Some(State::Up) => self.repeat(number, whose),
             // Who asked is gone, and cannot be told by it.
             None => {
                 let message = Message::Rej {
@@ -272,7 +291,7 @@ impl Machine {
                     reason: reason::INVALID_ID,
                     private: Vec::new(),
                 };
-                self.reply(mad, &message);
+                self.reply(from, &message);
             }
             Some(_) => {}
         }
@@ -306,6 +325,7 @@ impl Machine {
         self.calm(number);
         if let Some(id) = self.ids.get_mut(&number) {
             id.state = State::Up;
+            self.opened(number);
             self.happened(number, Kind::Established, 0, Said::Connection(Offer::default(), vec![]));
         }
     }
@@ -332,13 +352,14 @@ impl Machine {
     }
 
     /// A DREQ: the peer hangs up. It is answered whatever is known here, so that it finds its end.
-    fn leaves(&mut self, mad: &Mad, (local, number, qpn): (u32, u32, u32), now: Nanos) {
+    fn leaves(&mut self, from: From<'_>, (local, number, qpn): (u32, u32, u32), now: Nanos) {
+        let mad = from.0;
         let known = self.of_peer(mad, number);
         let mine = self.ids.get(&number).map(|id| (id.mine.qpn, id.remote));
         if known.is_some() && mine != Some((qpn, local)) {
             return;
         }
-        self.reply(mad, &Message::Drep { local: number, remote: local });
+        self.reply(from, &Message::Drep { local: number, remote: local });
         if matches!(known, Some(State::Answered | State::Up | State::Leaving | State::Heard)) {
             self.ended(number, now);
         }
@@ -447,6 +468,10 @@ impl Machine {
             }
             State::Up | State::Answered => {
                 let _ = self.disconnect(number, now);
+                if !self.may_stay() {
+                    // Its peer was told, and is not told again.
+                    self.forget(number);
+                }
             }
             State::Leaving => {}
             _ => self.forget(number),

@@ -123,7 +123,7 @@ impl Host {
 
     fn hears(&mut self, mads: &[Mad]) {
         for mad in mads {
-            self.machine.datagram(mad, self.now);
+            self.machine.datagram((mad, mad.source[15].into()), self.now);
         }
     }
 

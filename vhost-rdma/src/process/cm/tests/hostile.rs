@@ -107,13 +107,7 @@ fn a_flood_of_requests_ends_at_the_backlog() {
     let id = host.create(7, Space::Tcp);
     host.ask(Command::Bind { id, address: everywhere(80) }).unwrap();
     host.ask(Command::Listen { id, backlog: 5 }).unwrap();
-    for n in 0..100_000u32 {
-        let ends = Ends { source: gid(2), source_port: 1, dest: gid(1), dest_port: 80 };
-        let offer = Offer { qpn: n, ..Offer::default() };
-        let message = Message::Req { local: n, ends, offer, mtu: 5, private: Vec::new() };
-        let bytes = build(&message, n);
-        host.hears(&[Mad { source: gid(2), dest: gid(1), traffic_class: 0, sl: 0, bytes }]);
-    }
+    (0..100_000).for_each(|n| host.hears(&[request(2, n)]));
     assert!(host.sends().len() <= 512, "what is to be sent is bounded");
     let mut seen = 0;
     while let Some(event) = host.event() {
@@ -123,6 +117,107 @@ fn a_flood_of_requests_ends_at_the_backlog() {
     assert_eq!(seen, 5);
     host.machine.end_session(1, 0);
     assert!(host.machine.is_empty(), "{:?}", host.machine);
+}
+
+/// A REQ for port 80 of host 1, of this communication ID and queue pair.
+fn request(from: u8, n: u32) -> Mad {
+    let ends = Ends { source: gid(from), source_port: 1, dest: gid(1), dest_port: 80 };
+    let offer = Offer { qpn: n, ..Offer::default() };
+    let message = Message::Req { local: n, ends, offer, mtu: 5, private: Vec::new() };
+    let bytes = build(&message, n);
+    Mad { source: gid(from), dest: gid(1), traffic_class: 0, sl: 0, bytes }
+}
+
+/// A listener that is full has a place for who did not fill it, and its program finds that one next.
+#[test]
+fn a_flood_of_requests_keeps_no_other_peer_from_a_listener() {
+    let mut host = Host::new(1);
+    let id = host.create(7, Space::Tcp);
+    host.ask(Command::Bind { id, address: everywhere(80) }).unwrap();
+    host.ask(Command::Listen { id, backlog: 5 }).unwrap();
+    host.hears(&(0..1000).map(|n| request(2, n)).collect::<Vec<_>>());
+    host.hears(&[request(3, 7)]);
+    let seen: Vec<Event> = std::iter::from_fn(|| host.event()).collect();
+    let from = |event: &Event| match host.machine.ids[&event.id].peer {
+        peer if peer == gid(2) => 2,
+        _ => 3,
+    };
+    assert_eq!(seen.iter().map(from).collect::<Vec<_>>(), [2, 3, 2, 2, 2]);
+    // What was put out to make room is as if it had not been heard: it comes when it is said again.
+    seen.iter().for_each(|event| drop(host.ask(Command::Destroy { id: event.id }).unwrap()));
+    host.sends();
+    host.hears(&[request(2, 4)]);
+    host.expects(Kind::Request);
+    host.machine.end_session(1, 0);
+    assert!(host.machine.is_empty(), "{:?}", host.machine);
+}
+
+/// A peer whose requests are accepted and which never goes on, so that each keeps an identifier.
+#[test]
+fn connections_that_are_never_up_leave_identifiers_to_others() {
+    let mut host = Host::new(1);
+    host.listen(7, Space::Tcp, 80);
+    for n in 0..5000 {
+        host.hears(&[request(2, n)]);
+        while let Some(event) = host.event() {
+            host.ask(Command::Accept { id: event.id, uid: 2, param: Some(param(9, b"")) }).unwrap();
+        }
+        host.sends();
+    }
+    host.hears(&[request(3, 7)]);
+    let event = host.expects(Kind::Request);
+    assert_eq!(host.machine.ids[&event.id].peer, gid(3));
+    host.create(1, Space::Tcp);
+}
+
+/// What sessions say goes out in turn; so do answers to peers, who cannot fill the way out either.
+#[test]
+fn what_one_has_to_say_waits_for_no_flood_of_anothers() {
+    let mut host = Host::new(1);
+    // More answers than there is room for.
+    host.hears(&(0..2000).map(|n| request(2, n)).collect::<Vec<_>>());
+    let other = host.another_session(2);
+    for n in 0..1000 {
+        let Ok(Reply::Number(id)) = host.by(other, Command::Create { uid: 1, space: Space::Udp })
+        else {
+            panic!("an identifier")
+        };
+        host.by(other, Command::Resolve { id, source: None, dest: at(9, 80) }).unwrap();
+        host.by(other, Command::Route { id }).unwrap();
+        host.by(other, Command::Connect { id, param: param(1000 + n, b"") }).unwrap();
+        while host.by(other, Command::GetEvent).is_ok() {}
+    }
+    host.connect((1, Space::Tcp), at(3, 80), param(1, b""));
+    let first = host.machine.take_sends(3);
+    assert!(first.iter().any(|mad| mad.dest == gid(3)), "{first:?}");
+}
+
+/// A session that connects, ends and comes again leaves much to be told; identifiers are left all
+/// the same.
+#[test]
+fn what_sessions_leave_behind_takes_no_room_from_others() {
+    let mut host = Host::new(1);
+    for round in 0..12u32 {
+        let other = host.another_session(2);
+        for n in 0..1024 {
+            let create = Command::Create { uid: 1, space: Space::Tcp };
+            let Ok(Reply::Number(id)) = host.by(other, create) else { break };
+            host.by(other, Command::Resolve { id, source: None, dest: at(9, 80) }).unwrap();
+            host.by(other, Command::Route { id }).unwrap();
+            host.by(other, Command::Connect { id, param: param(n, b"") }).unwrap();
+            let offer = Offer { qpn: 5000 * round + n, ..Offer::default() };
+            let reply = Message::Rep { local: n, remote: id, offer, private: Vec::new() };
+            let bytes = build(&reply, id);
+            host.hears(&[Mad { source: gid(9), dest: gid(1), traffic_class: 0, sl: 0, bytes }]);
+            host.by(other, Command::Accept { id, uid: 0, param: None }).unwrap();
+            while host.by(other, Command::GetEvent).is_ok() {}
+            host.sends();
+        }
+        host.machine.end_session(2, host.now);
+    }
+    for _ in 0..1000 {
+        host.create(1, Space::Tcp);
+    }
 }
 
 proptest! {
