@@ -196,8 +196,11 @@ pub fn knock(path: &Path) -> std::io::Result<OwnedFd> {
 
 /// Asks and waits for the answer.
 pub fn ask(socket: impl AsFd, request: &[u8], files: &[BorrowedFd<'_>]) -> Result<Answer> {
-    send(&socket, request, files)?;
-    ask_none(socket)
+    // Who is turned away is told so before it has said anything, and then nobody listens.
+    match send(&socket, request, files) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => ask_none(socket),
+    }
 }
 
 /// Waits for an answer to nothing.

@@ -7,7 +7,6 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Attack, Ground, Strike, alone, blind_cq, breathe, rc, take_events, with_ram};
-use crate::control::Ctx;
 use crate::guest::GuestConfig;
 use crate::pages::PageList;
 use crate::qp::SendWr;
@@ -67,23 +66,21 @@ fn waiters(ground: &Ground<'_>) -> Box<dyn Strike> {
 }
 
 fn unplug(ground: &Ground<'_>) -> Box<dyn Strike> {
-    let node = ground.villain(with_ram(16));
+    let (node, place) = (ground.villain(with_ram(16)), ground.places[0].clone());
     let cqs = ground.sized(16_000, 800);
     Box::new(move || {
-        if node.guest.add_memory(PLUGGED, 2 << 20).is_err() {
-            return;
-        }
-        let Ok(ctx) = node.guest.open() else { return };
-        let inner = Node { ctx, ..node.clone() };
+        // A process's memory is its session's.
+        let inner = place.another(&node, with_ram(8)).expect("a context");
+        inner.guest.add_memory(PLUGGED, 2 << 20).expect("memory");
         for _ in 0..cqs {
             let _refused = blind_cq(&inner, PLUGGED);
         }
-        let _gone = node.guest.remove_memory(PLUGGED);
+        inner.guest.remove_memory(PLUGGED).expect("it is there");
         for _ in 0..20 {
-            take_events(&node);
+            take_events(&inner);
             breathe();
         }
-        let _gone = Ctx::destroy(&inner.ctx);
+        place.leave(&inner).expect("the end of the context");
         take_events(&node);
     })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::SendWr;
-use virtual_guest::spec::{self, Put, cmd, err, event};
+use virtual_guest::spec::{self, Put, cmd, err};
 use virtual_guest::world::Node;
 
 use crate::scene::{SOON, Scene, case, hasty};
@@ -275,39 +275,4 @@ impl Attempt for Node {
     fn rc_if_possible(&self) -> Option<virtual_guest::world::End> {
         self.guest.keepalive().ok().map(|()| self.rc())
     }
-}
-
-#[test]
-fn requests_of_every_opcode_with_noise_are_answered() {
-    case(|scene| {
-        let node = scene.villain();
-        let mut noise = crate::scene::Noise(0x0dd_ba11);
-        scene.during(|| {
-            for n in 0..3000u32 {
-                let mut request: Vec<u8> =
-                    (0..16).flat_map(|_| noise.next().to_le_bytes()).collect();
-                let opcode = (n % 0x50) as u16;
-                if opcode == cmd::SHUTDOWN || opcode == cmd::INIT {
-                    continue;
-                }
-                request[..2].copy_from_slice(&opcode.to_le_bytes());
-                // Its own context, or any.
-                let ctx = if n % 3 == 0 { noise.next() as u32 } else { node.ctx.id() };
-                request[4..8].copy_from_slice(&ctx.to_le_bytes());
-                // Small numbers reach further.
-                for byte in request[16..].iter_mut().skip((n % 7) as usize) {
-                    if !noise.next().is_multiple_of(3) {
-                        *byte = (noise.next() % 4) as u8;
-                    }
-                }
-                let len = 16 + (noise.next() % 112) as usize;
-                let answer = node.guest.raw_control(&[&request[..len]], &[256], SOON);
-                let (len, _) = answer.expect("the control queue").expect("an answer");
-                assert!(len >= 8, "opcode {opcode:#x}: {len} bytes");
-            }
-        });
-        while let Ok(Some(event)) = node.guest.async_event(Duration::ZERO) {
-            assert_ne!(event.kind, event::DEVICE_FATAL);
-        }
-    });
 }

@@ -6,39 +6,22 @@ use std::time::{Duration, Instant};
 use virtual_guest::backing::rules;
 use virtual_guest::daemon::tries;
 use virtual_guest::guest::GuestConfig;
-use virtual_guest::pages::{Buf, PageList};
+use virtual_guest::pages::PageList;
 use virtual_guest::qp::{Av, Path, Qp, QpSpec, SendWr};
-use virtual_guest::spec::{self, Put, access, cmd, err, qpt, wr};
-use virtual_guest::world::{End, Node};
+use virtual_guest::spec::{Put, Take, access, cmd, err, qpt};
+use virtual_guest::world::{Door, End, Node};
 
+use crate::DOOR;
 use crate::scene::{case, case_within, hasty};
 
 const TIME: Duration = Duration::from_secs(2);
-
-#[test]
-fn commands_without_end() {
-    case(|scene| {
-        let node = scene.villain();
-        let deadline = Instant::now() + TIME;
-        let mut sent = 0;
-        scene.during(|| {
-            while Instant::now() < deadline || sent < 100 {
-                node.guest.keepalive().expect("KEEPALIVE");
-                let pdn = node.ctx.create_pd().expect("PD_CREATE");
-                node.ctx.destroy_pd(pdn).expect("PD_DESTROY");
-                sent += 3;
-            }
-        });
-    });
-}
 
 #[test]
 fn doorbells_and_kicks_without_end() {
     case(|scene| {
         let node = scene.villain();
         let stop = AtomicBool::new(false);
-        let kicks: Vec<_> =
-            (0..node.guest.queue_count()).map(|q| node.guest.kick_fd(q).expect("it")).collect();
+        let kicks = node.guest.kick_fds().expect("descriptors");
         scene.during(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -58,7 +41,7 @@ fn doorbells_and_kicks_without_end() {
                 stop.store(true, Ordering::Relaxed);
             });
         });
-        node.guest.keepalive().expect("the NIC works");
+        node.guest.works();
     });
 }
 
@@ -141,62 +124,6 @@ fn datagrams_to_as_many_receivers_as_can_be() {
     });
 }
 
-/// Each registration by a work request looks 512 pages up.
-#[test]
-fn fast_registrations_without_end() {
-    const PAGES: u64 = 512;
-    case(|scene| {
-        let node = scene.villain();
-        let kernel = node.guest.kernel().expect("the kernel's context");
-        let pdn = kernel.create_pd().expect("PD_CREATE");
-        let kernel = Node { ctx: kernel, pdn, ..node.clone() };
-        let buf = Buf::scattered(node.guest.ram(), 0, PAGES * spec::PAGE);
-        let list = Buf::contiguous(node.guest.ram(), spec::PAGE);
-        for (n, gpa) in buf.pages().gpas().iter().enumerate() {
-            list.view().store64(8 * n as u64, *gpa, Ordering::Relaxed);
-        }
-        let alloc = Put::new().u32(pdn).u32(PAGES as u32).done(8);
-        if node.guest.query_device().expect("QUERY_DEVICE").caps & spec::cap::MEM_MGT == 0 {
-            // What is not offered is refused.
-            let refused = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).map(drop);
-            assert_eq!(refused.expect_err("not offered").status(), Some(err::NOTSUPP));
-            return;
-        }
-        let mut ends: Vec<(End, u32)> = (0..16)
-            .map(|_| {
-                let end = kernel.rc();
-                end.qp.connect(end.address(), &hasty()).expect("to itself");
-                let answer = kernel.ctx.command(cmd::MR_ALLOC, &alloc, 8).expect("MR_ALLOC");
-                (end, u32::from_le_bytes(answer[..4].try_into().expect("a key")))
-            })
-            .collect();
-        let deadline = Instant::now() + TIME;
-        scene.during(|| {
-            while Instant::now() < deadline {
-                for (end, key) in &mut ends {
-                    for _ in 0..30 {
-                        end.qp.queue_send(&SendWr {
-                            rkey: *key,
-                            imm: access::ALL,
-                            remote_addr: 0,
-                            arg0: PAGES * spec::PAGE,
-                            arg1: list.pages().gpa(0) | 12 << 56,
-                            aux: PAGES as u32,
-                            ..SendWr::new(1, wr::REG_MR, &[])
-                        });
-                        let undo = SendWr { imm: *key, ..SendWr::new(2, wr::LOCAL_INV, &[]) };
-                        end.qp.queue_send(&undo);
-                    }
-                    end.qp.ring_sq();
-                }
-                for (end, _) in &mut ends {
-                    (0..60).for_each(|_| assert_eq!(end.scq.ok().status, 0));
-                }
-            }
-        });
-    });
-}
-
 /// Makes `n` queue pairs on one pair of CQs, and raises an event on each for which there is no
 /// buffer.
 fn crowd(node: &Node, n: u32) {
@@ -218,19 +145,20 @@ fn thousands_of_objects_with_events_that_wait_go_at_once() {
     case_within(32 << 20, |scene| {
         let config =
             GuestConfig { event_buffers: 0, ram_bytes: 96 << 20, ..GuestConfig::default() };
-        let node = scene.villain_with(config);
+        let node = scene.villain_with(config.clone());
         scene.during(|| crowd(&node, tries(1500) as u32));
         let gpa = node.guest.ram().regions()[0].gpa();
         let one = PageList::contiguous(gpa, 1, 0, 12);
         for n in 0..tries(3000) {
             node.ctx.mr_reg(node.pdn, access::ALL, (n << 12, 4096), &one).expect("MR_REG");
         }
-        scene.during(|| node.ctx.destroy().expect("CONTEXT_DESTROY"));
-        let again = node.guest.open().expect("CONTEXT_CREATE");
-        let pdn = again.create_pd().expect("PD_CREATE");
-        let again = Node { ctx: again, pdn, ..node };
+        scene.during(|| scene.place.leave(&node).expect("CONTEXT_DESTROY"));
+        let again = scene.place.another(&node, config).expect("a context");
         crowd(&again, tries(500) as u32);
-        scene.during(|| again.guest.reset().expect("a reset"));
+        scene.during(|| match DOOR {
+            Door::Monitor => again.guest.reset().expect("a reset"),
+            Door::Process => again.guest.disconnect(),
+        });
     });
 }
 
@@ -245,11 +173,14 @@ fn doorbell_pages_come_to_an_end() {
         let mut pages = 0;
         scene.during(|| {
             for _ in 0..200 {
+                // A process has the one that it has.
                 let made = node.ctx.command(cmd::CONTEXT_CREATE, &add, 8);
-                let Ok(made) = made else { break };
-                let number: [u8; 4] = made[..4].try_into().expect("a context");
+                let number = match (made, DOOR) {
+                    (Ok(made), _) => made.u32_at(0),
+                    (Err(_), Door::Process) => node.ctx.id(),
+                    (Err(_), Door::Monitor) => break,
+                };
                 loop {
-                    let number = u32::from_le_bytes(number);
                     match node.guest.command(cmd::DB_PAGE_ADD, number, &add, 8) {
                         Ok(_) => pages += 1,
                         Err(refused) => {
@@ -260,6 +191,7 @@ fn doorbell_pages_come_to_an_end() {
                     assert!(pages < 2000, "there is no end to it");
                 }
             }
+            assert!(pages > 0, "not one");
         });
     });
 }
@@ -267,14 +199,23 @@ fn doorbell_pages_come_to_an_end() {
 #[test]
 fn ten_thousand_connections() {
     use std::os::unix::net::UnixStream;
+    use virtual_guest::guest::Guest;
+    use virtual_guest::process::{Process, knock};
     case(|scene| {
+        let socket = &scene.place.socket;
         scene.during(|| {
             for n in 0..tries(10_000) {
-                let stream = UnixStream::connect(&scene.place.socket).expect("a connection");
-                if n % 100 == 0 {
-                    // Some say something.
-                    let _refused =
-                        virtual_guest::guest::Guest::attach(stream, GuestConfig::default());
+                // Some say something.
+                let talks = n % 100 == 0;
+                match DOOR {
+                    Door::Monitor => {
+                        let stream = UnixStream::connect(socket).expect("a connection");
+                        let _refused = talks.then(|| Guest::attach(stream, GuestConfig::default()));
+                    }
+                    Door::Process => {
+                        let stream = knock(socket).expect("a connection");
+                        let _refused = talks.then(|| Process::hello(stream));
+                    }
                 }
             }
         });

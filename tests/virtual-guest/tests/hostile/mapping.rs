@@ -1,18 +1,15 @@
 //! Memory that a VMM gives, takes and pulls away: descriptors, sizes, slots, holes, and the moments
 //! between.
 
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::MemfdFlags;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtual_guest::guest::{Guest, GuestConfig};
-use virtual_guest::pages::{Buf, PageList};
-use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::pages::PageList;
 use virtual_guest::spec::{self, PAGE, Put, access, err};
 use virtual_guest::world::Node;
 
@@ -251,58 +248,4 @@ fn memory_that_is_replaced_and_cut_off_under_a_command() {
             scene.await_state("absent");
         }
     });
-}
-
-/// Punches holes into a region until told to stop.
-fn punch(file: &File, size: u64, step: u64, stop: &AtomicBool) -> u64 {
-    let mut holes = 0;
-    while !stop.load(Ordering::Relaxed) {
-        for at in (0..size).step_by(step as usize) {
-            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(file, how, at, step).expect("a hole");
-            holes += 1;
-        }
-    }
-    holes
-}
-
-/// Runs requests whose every element lies in a page of its own, while these pages are taken away.
-fn holes(scene: &Scene, size: u64, page: u64, step: u64) {
-    let node = scene.villain();
-    node.guest.add_memory(PLUGGED, size).expect("ADD_MEM_REG");
-    let buf = Arc::new(Buf::contiguous_in(node.guest.ram(), PLUGGED, size));
-    let mr = node.ctx.register(node.pdn, buf, access::ALL).expect("MR_REG");
-    let plugged = node.guest.ram().regions()[1].clone();
-    let file = File::from(plugged.fd().try_clone_to_owned().expect("dup"));
-    let mut end = node.rc();
-    end.qp.connect(end.address(), &Path::default()).expect("to itself");
-    let word = node.area(8);
-    let stop = AtomicBool::new(false);
-    let (rounds, holes) = std::thread::scope(|scope| {
-        let puncher = scope.spawn(|| punch(&file, size, step, &stop));
-        let rounds = scene.during(|| {
-            let (begin, mut rounds) = (Instant::now(), 0);
-            while begin.elapsed() < Duration::from_secs(2) {
-                for at in (0..size).step_by(page as usize).take(32) {
-                    let write = SendWr::write(at, &[], mr.addr(at), mr.rkey).inline(&[7; 8]);
-                    end.qp.queue_send(&write);
-                }
-                end.qp.ring_sq();
-                let posted = (size / page).min(32);
-                (0..posted).for_each(|_| assert_eq!(end.scq.ok().status, 0));
-                rounds += 1;
-            }
-            rounds
-        });
-        stop.store(true, Ordering::Relaxed);
-        (rounds, puncher.join().expect("the puncher"))
-    });
-    assert!(rounds > 0 && holes > 0, "{rounds} rounds, {holes} holes");
-    end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
-    node.guest.keepalive().expect("the NIC works");
-}
-
-#[test]
-fn small_holes_under_requests_cost_their_own_guest_only() {
-    case_within(24 << 20, |scene| holes(scene, 4 << 20, PAGE * 7, 64 << 10));
 }

@@ -3,46 +3,14 @@
 
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::PageList;
+use virtual_guest::process::Process;
 use virtual_guest::qp::{Av, Qp, QpSpec};
 use virtual_guest::rings::Srq;
-use virtual_guest::spec::{PAGE, Put, Take, access, cmd, err, qpt};
-use virtual_guest::world::Node;
+use virtual_guest::spec::{PAGE, Put, access, cmd, err, qpt};
+use virtual_guest::world::{Door, Node};
 
+use crate::DOOR;
 use crate::scene::{Scene, case_within};
-
-const PLUGGED: u64 = 0x2_0000_0000;
-
-/// A key for all of the guest's memory is a key, however many pieces the memory has.
-#[test]
-fn keys_for_all_of_a_memory_in_pieces_share_it() {
-    const PIECES: u64 = 200;
-    const KEYS: usize = 12_000;
-    case_within(24 << 20, |scene| {
-        let config = GuestConfig { memory_table: false, ..GuestConfig::default() };
-        let node = scene.villain_with(config);
-        // Gaps between them, so that each is a region of its own.
-        for n in 0..PIECES {
-            node.guest.add_memory(PLUGGED + n * 2 * PAGE, PAGE).expect("ADD_MEM_REG");
-        }
-        let kernel = node.guest.kernel().expect("the kernel's context");
-        let pdn = kernel.create_pd().expect("PD_CREATE");
-        let mut made = 0;
-        scene.during(|| {
-            while made < KEYS {
-                match kernel.mr_dma(pdn, access::LOCAL_WRITE) {
-                    Ok(_) => made += 1,
-                    Err(refused) => {
-                        assert_eq!(refused.status(), Some(err::NOMEM), "after {made} keys");
-                        break;
-                    }
-                }
-            }
-        });
-        assert!(made > 0, "a kernel needs one");
-        scene.is_within_its_budget();
-        node.guest.keepalive().expect("the NIC works");
-    });
-}
 
 /// The limits that the case sets: an eighth of what a NIC has by default.
 const LIMITS: [(&str, u32); 7] = [
@@ -130,9 +98,11 @@ fn everything(scene: &Scene, node: &Node) {
     });
     fill("domains", limit("--max-pds"), &mut || status(ctx.create_pd()));
     let context = Put::new().u64(page.gpa(0)).done(8);
-    fill("contexts", limit("--max-contexts"), &mut || {
-        let made = ctx.command(cmd::CONTEXT_CREATE, &context, 8).map(|b| b.u32_at(0));
-        made.map(drop).map_err(|e| e.status())
+    let mut sessions = Vec::new();
+    fill("contexts", limit("--max-contexts"), &mut || match DOOR {
+        Door::Monitor => status(ctx.command(cmd::CONTEXT_CREATE, &context, 8)),
+        // A process's context is its session.
+        Door::Process => status(Process::connect(&node.socket).map(|it| sessions.push(it))),
     });
 }
 
@@ -154,7 +124,7 @@ fn objects_to_their_limits_stay_within_the_budget() {
             scene.villain_with(GuestConfig { ram_bytes: 64 << 20, ..GuestConfig::default() });
         scene.during(|| everything(scene, &node));
         scene.is_within_its_budget();
-        node.guest.keepalive().expect("the NIC works");
+        node.guest.works();
     });
 }
 
@@ -206,11 +176,19 @@ fn a_full_account_refuses_and_what_ends_is_given_back() {
         refused(make());
         // Lowered below what is there it takes nothing away.
         set("1M");
-        node.guest.keepalive().expect("the NIC works");
+        node.guest.works();
         refused(make());
         set("5M");
         qps.push(make().unwrap_or_else(|status| panic!("more is allowed: {status:?}")));
-        node.guest.init().expect("INIT");
+        match DOOR {
+            Door::Monitor => drop(node.guest.init().expect("INIT")),
+            Door::Process => {
+                node.guest.disconnect();
+                scene.await_state("absent");
+                // The first one that comes begins anew.
+                drop(scene.villain());
+            }
+        }
         let [_, none] = cost(scene);
         assert!(none < 1 << 20, "a new driver begins with {none} bytes");
     });

@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::{Av, QpSpec, SendWr};
 use virtual_guest::rings::Srq;
 use virtual_guest::spec::{err, qpt};
-use virtual_guest::world::{Area, End, Node};
+use virtual_guest::world::{Area, Door, End, Node, Vacancy};
 
+use crate::DOOR;
 use crate::scene::{case, hasty};
 
 const TIME: Duration = Duration::from_secs(2);
@@ -30,15 +32,9 @@ fn pour(end: &mut End, area: &Area, stop: &AtomicBool) {
     }
 }
 
-fn process(node: &Node) -> Node {
-    let ctx = node.guest.open().expect("CONTEXT_CREATE");
-    let pdn = ctx.create_pd().expect("PD_CREATE");
-    Node { ctx, pdn, ..node.clone() }
-}
-
 /// One connection with itself in full traffic, and what `end_it` does to it.
-fn under_traffic(node: &Node, end_it: impl Fn(&Node, (u32, u32, u32), &Area)) {
-    let process = process(node);
+fn under_traffic(place: &Vacancy, node: &Node, end_it: impl Fn(&Node, (u32, u32, u32), &Area)) {
+    let process = place.another(node, GuestConfig::default()).expect("a context");
     let area = process.area(32 << 10);
     let mut end = process.rc();
     end.qp.connect(end.address(), &hasty()).expect("to itself");
@@ -51,7 +47,7 @@ fn under_traffic(node: &Node, end_it: impl Fn(&Node, (u32, u32, u32), &Area)) {
         stop.store(true, Ordering::Relaxed);
     });
     // Destroyed by the end of its context, if not before.
-    let _gone = process.ctx.destroy();
+    let _gone = place.leave(&process);
 }
 
 #[test]
@@ -63,7 +59,7 @@ fn objects_destroyed_in_full_traffic_are_gone_when_the_command_returns() {
         scene.during(|| {
             let mut n = 0;
             while Instant::now() < deadline {
-                under_traffic(&node, |process, (qpn, scq, _), area| {
+                under_traffic(&scene.place, &node, |process, (qpn, scq, _), area| {
                     let ctx = &process.ctx;
                     match n % 5 {
                         0 => {
@@ -81,7 +77,7 @@ fn objects_destroyed_in_full_traffic_are_gone_when_the_command_returns() {
                             std::thread::sleep(Duration::from_millis(2));
                             assert!(area.mr.view().vec(0, 1024).iter().all(|b| *b == 0x11));
                         }
-                        3 => ctx.destroy().expect("CONTEXT_DESTROY"),
+                        3 => scene.place.leave(process).expect("CONTEXT_DESTROY"),
                         _ => {
                             let busy = ctx.destroy_pd(process.pdn).expect_err("it is in use");
                             assert_eq!(busy.status(), Some(err::BUSY));
@@ -101,7 +97,8 @@ fn shared_queues_and_handles_go_away_under_their_users() {
         let deadline = Instant::now() + TIME;
         scene.during(|| {
             while Instant::now() < deadline {
-                let process = process(&node);
+                let process =
+                    scene.place.another(&node, GuestConfig::default()).expect("a context");
                 let mut srq = Srq::create(&process.ctx, process.pdn, 64, 1, 8).expect("SRQ_CREATE");
                 let area = process.area(512);
                 let mut b = process.end(&QpSpec::new(qpt::RC).with_srq(&srq));
@@ -127,7 +124,7 @@ fn shared_queues_and_handles_go_away_under_their_users() {
                 }
                 d.qp.ring_sq();
                 process.ctx.destroy_ah(ah).expect("AH_DESTROY");
-                process.ctx.destroy().expect("CONTEXT_DESTROY");
+                scene.place.leave(&process).expect("CONTEXT_DESTROY");
             }
         });
     });
@@ -140,10 +137,10 @@ fn a_device_that_is_reset_and_cut_off_in_full_traffic_leaves_nothing() {
         let mut n = 0;
         while Instant::now() < deadline {
             let node = scene.villain();
-            under_traffic(&node, |process, _, _| {
-                scene.during(|| match n % 3 {
-                    0 => process.guest.reset().expect("a reset"),
-                    1 => process.guest.shutdown().expect("SHUTDOWN"),
+            under_traffic(&scene.place, &node, |process, _, _| {
+                scene.during(|| match (n % 3, DOOR) {
+                    (0, Door::Monitor) => process.guest.reset().expect("a reset"),
+                    (1, Door::Monitor) => process.guest.shutdown().expect("SHUTDOWN"),
                     _ => process.guest.disconnect(),
                 });
             });

@@ -211,11 +211,13 @@ impl Drop for Scene {
     }
 }
 
-/// Two guests of the villain's network; of another one where the villain's NIC moves nothing, and
+/// One that came by the villain's door and a guest, of the villain's network; of another one where the villain's NIC moves nothing, and
 /// nobody could tell what it did to them.
 fn bystanders(world: &World) -> (Node, Node) {
     if rules().moves_data {
-        return (world.node(), world.node());
+        let place = world.vacancy_by(crate::DOOR, "net", &[]);
+        let one = place.enter(GuestConfig::default());
+        return (one.expect("a bystander"), world.node());
     }
     world.daemon.add_network("bystanders", 300);
     let node = || world.node_with("bystanders", &["--backing", "soft"], GuestConfig::default());

@@ -11,11 +11,13 @@ use virtual_guest::backing::rules;
 use virtual_guest::daemon::tries;
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::pages::{Buf, PageList};
+use virtual_guest::process::Process;
 use virtual_guest::qp::{Av, Path, Qp, QpSpec, SendWr};
 use virtual_guest::rings::{Sge, Srq, ring_with_control};
 use virtual_guest::spec::{self, Put, access, cap, cmd, qpt};
-use virtual_guest::world::{End, Node};
+use virtual_guest::world::{Door, End, Node};
 
+use crate::DOOR;
 use crate::scene::{Scene, case, case_within, hasty};
 
 /// The most that a turn may be charged, in seconds: jobs, a round, what is told at its end, and the
@@ -214,12 +216,19 @@ fn a_domain_and_a_context_of_thousands_of_regions() {
 
 #[test]
 fn a_thousand_processes_that_do_nothing() {
-    case_within(32 << 20, |scene| {
+    // Each session has a thread.
+    let budget = if DOOR == Door::Process { 64 << 20 } else { 32 << 20 };
+    case_within(budget, |scene| {
         let node = scene.villain_with(large());
         let page = node.guest.ram().alloc(1).gpa(0);
         let open = Put::new().u64(page).done(8);
+        let mut sessions = Vec::new();
         for _ in 0..tries(1000) {
-            if node.ctx.command(cmd::CONTEXT_CREATE, &open, 8).is_err() {
+            let came = match DOOR {
+                Door::Monitor => node.ctx.command(cmd::CONTEXT_CREATE, &open, 8).map(drop),
+                Door::Process => Process::connect(&node.socket).map(|it| sessions.push(it)),
+            };
+            if came.is_err() {
                 break;
             }
         }

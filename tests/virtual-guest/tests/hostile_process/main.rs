@@ -1,7 +1,7 @@
-//! Cases of the hostile guest suite once more, the villain a process (docs/virtio-rdma-process.md),
-//! the bystanders guests on the same worker. What is particular to a process's door is in `process`:
-//! its messages, its descriptors, its end. What only a monitor or a guest's kernel can do (memory
-//! tables, virtqueues, rings that stop) is left to `hostile`.
+//! The cases of the hostile guest suite once more, the villain a process (docs/virtio-rdma-process.md)
+//! and one of the bystanders, too, on the same worker. `left` says which are not here, and why: a
+//! process has no virtqueues, no vhost-user messages and no kernel. What is particular to a process's
+//! door is in `process`: its messages, its descriptors, its end.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -12,8 +12,19 @@
 )]
 
 mod attacks;
+#[path = "../hostile/floods.rs"]
+mod floods;
 #[path = "../hostile/keys.rs"]
 mod keys;
+mod left;
+#[path = "../hostile/memory.rs"]
+mod memory;
+#[path = "../hostile/outspend.rs"]
+mod outspend;
+#[path = "../hostile/races.rs"]
+mod races;
+#[path = "../hostile/requests.rs"]
+mod requests;
 #[path = "../hostile/rings.rs"]
 mod rings;
 #[path = "../hostile/scene.rs"]

@@ -20,12 +20,16 @@ mod attacks;
 mod chains;
 #[path = "../hostile/floods.rs"]
 mod floods;
+#[path = "../hostile/kernel.rs"]
+mod kernel;
 #[path = "../hostile/memory.rs"]
 mod memory;
 #[path = "../hostile/outspend.rs"]
 mod outspend;
 #[path = "../hostile/races.rs"]
 mod races;
+#[path = "../hostile/requests.rs"]
+mod requests;
 #[path = "../hostile/rings.rs"]
 mod rings;
 #[path = "../hostile/scene.rs"]
