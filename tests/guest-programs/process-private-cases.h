@@ -1,6 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* Cases of process-private.c: queues, registrations, processes; and the measurement. */
 
+/* ---- Windows ------------------------------------------------------------------------------------ */
+
+/* Has a window of the second end cover a part of memory: type 1 by ibv_bind_mw(), 2 by a request. */
+static bool bind_window(struct ibv_mw *mw, struct ibv_mw_bind_info info, enum ibv_wc_status wanted)
+{
+	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
+	struct ibv_send_wr *bad, wr = {
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = { .mw = mw, .rkey = ibv_inc_rkey(mw->rkey), .bind_info = info },
+	};
+	struct ibv_wc wc;
+
+	if (mw->type == IBV_MW_TYPE_1) {
+		TRY(!ibv_bind_mw(ends[1].qp, mw, &bind));
+	} else {
+		TRY(!ibv_post_send(ends[1].qp, &wr, &bad));
+		mw->rkey = wr.bind_mw.rkey;
+	}
+	return done(&ends[1], &wc, wanted);
+}
+
+/* What a peer does through a window reaches the program's own memory, there and nowhere else. */
+static bool through(struct ibv_mr *near_mr, uint8_t *far, const struct ibv_mw *mw)
+{
+	const struct ibv_mr named = { .rkey = mw->rkey };
+	struct remote there = { far + AT, &named, 3, 0 };
+	uint64_t word = 40, before;
+
+	fill(bss[0], ROOM, 8);
+	memset(far, 0xee, ROOM);
+	MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr), there, IBV_WC_SUCCESS));
+	MUST(moved(bss[0], far));
+	fill(far, ROOM, 9);
+	memset(bss[0], 0xee, ROOM);
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + AT, LEN, near_mr), there, IBV_WC_SUCCESS));
+	MUST(moved(far, bss[0]));
+	memcpy(far + AT, &word, 8);
+	MUST(does(IBV_WR_ATOMIC_FETCH_AND_ADD, sge(bss[0] + 8, 8, near_mr), there, IBV_WC_SUCCESS));
+	memcpy(&before, bss[0] + 8, 8);
+	memcpy(&word, far + AT, 8);
+	TRY(before == 40 && word == 43);
+	/* A byte before the window, though the region has it. */
+	there.addr = far + AT - 8;
+	MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0], 16, near_mr), there, IBV_WC_REM_ACCESS_ERR));
+	return true;
+}
+
+/* Windows of both types on private memory; they move, and what is past the region has none. */
+static bool windows(void)
+{
+	const enum ibv_mw_type types[] = { IBV_MW_TYPE_1, IBV_MW_TYPE_2 };
+	uint8_t *far = map(2 * ROOM, PROT_READ | PROT_WRITE);
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, far, 2 * ROOM, BINDS);
+	struct ibv_mw_bind_info info = { .mr = far_mr, .mw_access_flags = ALL & ~IBV_ACCESS_LOCAL_WRITE };
+	int i, turn;
+
+	TRY(far && near_mr && far_mr);
+	for (i = 0; i < 2; i++) {
+		struct ibv_mw *mw = ibv_alloc_mw(ends[1].pd, types[i]);
+
+		TRY(mw);
+		for (turn = 0; turn < 2; turn++) {
+			uint8_t *at = far + turn * ROOM;
+
+			MUST(make(IBV_QPT_RC, false, false));
+			info.addr = (uintptr_t)at + AT;
+			info.length = LEN;
+			/* One of type 2 is of the queue pair that is gone. */
+			if (turn && mw->type == IBV_MW_TYPE_2) {
+				TRY(!ibv_dealloc_mw(mw) && (mw = ibv_alloc_mw(ends[1].pd, types[i])));
+			}
+			MUST(bind_window(mw, info, IBV_WC_SUCCESS) && through(near_mr, at, mw));
+		}
+		/* The shadow is larger than what was registered. */
+		MUST(make(IBV_QPT_RC, false, false));
+		TRY(!ibv_dealloc_mw(mw) && (mw = ibv_alloc_mw(ends[1].pd, types[i])));
+		info.addr = (uintptr_t)far + 2 * ROOM - 8;
+		info.length = 16;
+		MUST(bind_window(mw, info, IBV_WC_MW_BIND_ERR));
+		TRY(!ibv_dealloc_mw(mw));
+	}
+	drop();
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	munmap(far, 2 * ROOM);
+	return true;
+}
+
 /* A completion is of all reads before it too. */
 static bool unsignaled(void)
 {

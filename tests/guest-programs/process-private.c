@@ -36,6 +36,7 @@ enum {
 	DEPTH = 64,
 	ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
 	      IBV_ACCESS_REMOTE_ATOMIC,
+	BINDS = ALL | IBV_ACCESS_MW_BIND,
 };
 
 /* One end: a context, and one QP with what it needs. */
@@ -588,6 +589,7 @@ static const struct {
 	{ "unmapped", unmapped, false },
 	{ "beyond", beyond, false },
 	{ "refused", refused, false },
+	{ "windows", windows, false },
 	{ "unsignaled", unsignaled, false },
 	{ "fenced", fenced, false },
 	{ "shared-queue", shared_queue, false },

@@ -150,6 +150,22 @@ static void leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t ind
 	vrdma_region_put(region);
 }
 
+/*
+ * A window covers what the program has registered, which the device does not know: it takes the
+ * shadow, which is larger, for the region.
+ */
+static void confine(struct vrdma_mirror *mirror, struct virtio_rdma_sq_wqe *wqe)
+{
+	struct vrdma_region *region = vrdma_region_get(mirror, (uint32_t)le64toh(wqe->arg1));
+	size_t at;
+
+	if (!region)
+		return;
+	if (!vrdma_inside(region, le64toh(wqe->remote_addr), le64toh(wqe->arg0), &at))
+		wqe->remote_addr = htole64(region->iova + 2 * region->half);
+	vrdma_region_put(region);
+}
+
 /* One that has no elements says so: its `num_sge` is 0. */
 void vrdma_mirror_leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t index)
 {
@@ -159,6 +175,8 @@ void vrdma_mirror_leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32
 
 	if (wqe->flags & VIRTIO_RDMA_SEND_INLINE)
 		return;
+	if (wqe->opcode == VIRTIO_RDMA_WR_BIND_MW)
+		confine(mirror, wqe);
 	for (i = 0; i < le16toh(wqe->num_sge); i++) {
 		if (result(wqe))
 			expect(mirror, &sges[i]);
