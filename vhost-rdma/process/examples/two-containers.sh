@@ -25,6 +25,10 @@ engine=${CONTAINERS:-$(command -v podman || command -v docker)} || {
 	echo "$0: neither podman nor docker is on the PATH" >&2
 	exit 1
 }
+case $VHOST_RDMA_DEVICES in
+*:*) ;;
+*) echo "$0: one NIC is not enough for two containers: start me with \"vhost-rdma run --nics 2 --\"" >&2; exit 2 ;;
+esac
 first=${VHOST_RDMA_DEVICES%%:*}
 second=${VHOST_RDMA_DEVICES#*:}
 second=${second%%:*}
@@ -36,7 +40,7 @@ container() { # SOCKET OPTION... IMAGE COMMAND...
 	socket=$1
 	shift
 	# shellcheck disable=SC2086 # words are meant
-	"$engine" ${ENGINE_OPTIONS:-} run --rm ${CONTAINER_OPTIONS:-} \
+	"$engine" ${ENGINE_OPTIONS:-} run ${CONTAINER_OPTIONS:-} \
 		-v "$socket:/run/vhost-rdma/process/nic" \
 		-v "$VHOST_RDMA_LIBRARIES:/run/vhost-rdma/lib:ro" \
 		-e LD_LIBRARY_PATH=/run/vhost-rdma/lib \
@@ -44,6 +48,7 @@ container() { # SOCKET OPTION... IMAGE COMMAND...
 		"$@"
 }
 
+# The server's stays until the end, for what it has said.
 trap '"$engine" rm -f "$server" > /dev/null 2>&1 || true' EXIT
 # shellcheck disable=SC2086
 container "$first" -d --name "$server" $image sh -c "exec $serves" > /dev/null
@@ -53,8 +58,8 @@ asks=$(printf %s "$asks" | sed "s/SERVER_ADDRESS/${address:-127.0.0.1}/g; s/NIC_
 for _ in 1 2 3 4 5 6 7 8 9; do
 	sleep 0.5
 	# shellcheck disable=SC2086
-	if container "$second" $image sh -c "$asks"; then exit 0; fi
-	"$engine" inspect "$server" > /dev/null 2>&1 || break
+	if container "$second" --rm $image sh -c "$asks"; then exit 0; fi
+	[ "$("$engine" inspect -f '{{.State.Running}}' "$server")" = true ] || break
 done
 echo "$0: the client found no server; the server said:" >&2
 "$engine" logs "$server" >&2 || true

@@ -22,21 +22,41 @@ const ENGINE: &str = "--runtime /usr/sbin/runc --cgroup-manager=cgroupfs";
 /// Less than what an engine asks for by itself, which not every root may have.
 const LIMITS: &str = "--ulimit nofile=1024:1024 --ulimit nproc=1024:1024";
 
-/// A name, the network, both programs, and what the client says when all went well.
-const PAIRS: [(&str, &str, &str, &str, &str); 2] = [
+/// What a pair is to come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Good,
+    /// The script fails, and says so.
+    Bad,
+}
+
+/// A name, the network and how many NICs there are, both programs, and what is said in the end.
+type Pair = (&'static str, (&'static str, &'static str), [&'static str; 2], (End, &'static str));
+
+const PAIRS: [Pair; 4] = [
     (
         "two containers without a network: rping",
-        "none",
-        "rping -s -C 10",
-        "rping -c -a NIC_ADDRESS -C 10 -v",
-        "ping data: rdma-ping-9",
+        ("none", "2"),
+        ["rping -s -C 10", "rping -c -a NIC_ADDRESS -C 10 -v"],
+        (End::Good, "ping data: rdma-ping-9"),
     ),
     (
         "two containers: ib_write_bw",
-        "host",
-        "ib_write_bw -F -n 500",
-        "ib_write_bw -F -n 500 SERVER_ADDRESS",
-        " 65536      500 ",
+        ("host", "2"),
+        ["ib_write_bw -F -n 500", "ib_write_bw -F -n 500 SERVER_ADDRESS"],
+        (End::Good, " 65536      500 "),
+    ),
+    (
+        "two containers: a server that fails is heard",
+        ("none", "2"),
+        ["ls /its-last-words", "rping -c -a NIC_ADDRESS -C 10"],
+        (End::Bad, "cannot access '/its-last-words'"),
+    ),
+    (
+        "two containers: one NIC is not enough",
+        ("none", "1"),
+        ["rping -s -C 10", "rping -c -a NIC_ADDRESS -C 10"],
+        (End::Bad, "one NIC is not enough"),
     ),
 ];
 
@@ -47,19 +67,21 @@ pub(super) fn run(cache: &Cache, debug: bool) -> Result<Vec<Row>> {
     let image = format!("--rootfs {}", processes::root(cache)?.display());
     let script = workspace().join("vhost-rdma/process/examples/two-containers.sh");
     let mut rows = Vec::new();
-    for (name, network, server, client, wanted) in PAIRS {
+    for (name, (network, nics), [server, client], (end, wanted)) in PAIRS {
         let begin = Instant::now();
         let mut run = tied(&daemon);
         run.env("VHOST_RDMA_LIBRARIES", &libraries);
         run.env("CONTAINERS", "podman").env("ENGINE_OPTIONS", ENGINE);
         run.env("CONTAINER_OPTIONS", format!("--network {network} {LIMITS}"));
-        run.args(["run", "--nics", "2", "--"]).arg(&script).args([&image, server, client]);
+        run.args(["run", "--nics", nics, "--"]).arg(&script).args([&image, server, client]);
         let said = capture(&mut run, WAIT);
-        let ok = said.as_ref().is_ok_and(|said| said.contains(wanted));
-        match &said {
-            Ok(_) if ok => eprintln!("    {name}: ok"),
-            Ok(said) => eprintln!("    {name}: the client said\n{said}"),
-            Err(error) => eprintln!("    {name}: {error:#}"),
+        let good = said.is_ok() == (end == End::Good);
+        let said = said.unwrap_or_else(|error| format!("{error:#}"));
+        let ok = good && said.contains(wanted);
+        if ok {
+            eprintln!("    {name}: ok");
+        } else {
+            eprintln!("    {name}: it said\n{said}");
         }
         rows.push(row(name.to_owned(), ok, begin.elapsed().as_secs_f64()));
     }
