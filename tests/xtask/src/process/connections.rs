@@ -13,7 +13,31 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
   if nic 1 $CLIENT > /tmp/client 2>&1; then wait $server && exit 0; break; fi
   kill -0 $server 2> /dev/null || break
 done
-echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client; exit 1
+(echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client) >&2; exit 1
+"#;
+
+/// cmtime's ends agree over TCP as well, under the address that they connect to.
+const CMTIME: &str = r#"ip address add $A/32 dev lo
+nic 0 cmtime -c 50 > /tmp/server 2>&1 & server=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  sleep 0.3; grep -qi ':1D2F [0-9A-F:]* 0A ' /proc/net/tcp* && break
+done
+nic 1 cmtime -s $A -c 50 > /tmp/client 2>&1 && wait $server && exit 0
+(echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client) >&2; exit 1
+"#;
+
+/// The server of rstream closes as soon as it has sent its last message, and its client, which polls
+/// (`-T a`), may find that and the message at once. It takes POLLHUP for the end before it takes the
+/// data: `do_poll()` of librdmacm/examples/common.c, where rpoll() says both (rsocket.c, rs_poll_rs).
+/// So its status may be 16, POLLHUP, after all that the server has sent; never another.
+const POLLED: &str = r#"nic 0 rstream -S 65536 -T a > /tmp/server 2>&1 & server=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  sleep 0.2
+  nic 1 rstream -s $A -S 65536 -T a > /tmp/client 2>&1 && status=0 || status=$?
+  case $status in 0|16) wait $server && exit 0; break;; esac
+  kill -0 $server 2> /dev/null || break
+done
+(echo "client ($status):"; cat /tmp/client; echo "server:"; cat /tmp/server) >&2; exit 1
 "#;
 
 /// Servers and clients. What is compared, they compare themselves: `-v`, `-T v`.
@@ -40,14 +64,14 @@ sleep 1
 if nic 2 mckey -m 224.1.2.3 -b $C -s -C 20 > /tmp/sender 2>&1; then
   wait $receiver0 && wait $receiver1 && exit 0
 fi
-cat /tmp/sender /tmp/receiver0 /tmp/receiver1; exit 1
+cat /tmp/sender /tmp/receiver0 /tmp/receiver1 >&2; exit 1
 "#;
 
 /// With all NICs in one program: which it is, addresses say.
 const SEVERAL: &str = r#"timeout 60 rping -s -a $B -v -C 10 > /tmp/server 2>&1 & server=$!
 sleep 0.5
 timeout 60 rping -c -a $B -I $C -v -C 10 && wait $server && exit 0
-cat /tmp/server; exit 1
+cat /tmp/server >&2; exit 1
 "#;
 
 /// NICs of a container for these.
@@ -61,7 +85,12 @@ pub(super) fn all() -> Vec<(String, String)> {
         let name = name.fold((*client).to_owned(), |name, place| name.replace(place, ""));
         (name, format!("{PLACES}{both}"))
     });
-    let more = [("mckey, two receivers", GROUP), ("rping, several NICs each", SEVERAL)];
+    let more = [
+        ("mckey, two receivers", GROUP),
+        ("rping, several NICs each", SEVERAL),
+        ("cmtime", CMTIME),
+        ("rstream -T a", POLLED),
+    ];
     let more = more.map(|(name, script)| (name.to_owned(), format!("{PLACES}{script}")));
     pairs.chain(more).map(|(name, script)| (format!("rdma_cm: {name}"), script)).collect()
 }
