@@ -1,13 +1,15 @@
 //! `cargo xtask process bench`: perftest between two processes, beside what the same machine does
 //! without a device in the same minute.
 //!
-//! The references are a copy by the C library and one by the kernel, two threads that hand a word to
+//! The references are a copy by the C library and two by the kernel, two threads that hand a word to
 //! and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the
 //! programs, so that what else the machine does is everybody's. A row is the median of its turns;
 //! its ratio is the median of the turns' ratios, and its spread stands in the name.
 
+use std::fs::File;
 use std::hint::{black_box, spin_loop};
 use std::io::IoSliceMut;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvError, sync_channel};
 use std::time::{Duration, Instant};
@@ -60,6 +62,7 @@ struct Reference {
 
 const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(copies());
 const KERNEL: fn(&Container) -> Result<f64> = |_| copies_by_the_kernel();
+const OWN_MEMORY: fn(&Container) -> Result<f64> = |_| copies_of_own_memory();
 const RELAY: fn(&Container) -> Result<f64> = |_| relay();
 const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(hand_off());
 const TCP_BANDWIDTH: fn(&Container) -> Result<f64> = |_| bandwidth();
@@ -102,6 +105,7 @@ const PROGRAMS: [Program; 6] = [
         references: &[
             against("memcpy", MEMCPY, ">=0.35"),
             against("process_vm_readv", KERNEL, ""),
+            against("/proc/self/mem", OWN_MEMORY, ""),
             against("three threads that copy", RELAY, ""),
             against("TCP", TCP_BANDWIDTH, ""),
         ],
@@ -173,6 +177,20 @@ fn copies_by_the_kernel() -> Result<f64> {
         ensure!(copied == SIZE, "process_vm_readv copied {copied} bytes");
     }
     ensure!(to == from, "process_vm_readv copied something else");
+    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
+}
+
+/// The same by a descriptor of the process's memory, which it could hand over.
+fn copies_of_own_memory() -> Result<f64> {
+    const TIMES: usize = 10_000;
+    let (from, mut to) = (vec![1u8; SIZE], vec![0u8; SIZE]);
+    let memory = File::open("/proc/self/mem").context("/proc/self/mem")?;
+    let at = black_box(&from).as_ptr() as u64;
+    let begin = Instant::now();
+    for _ in 0..TIMES {
+        memory.read_exact_at(black_box(&mut to), at).context("/proc/self/mem")?;
+    }
+    ensure!(to == from, "/proc/self/mem has something else");
     Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
 }
 
@@ -312,5 +330,6 @@ mod tests {
         assert!(median(std::iter::empty()).is_nan());
         assert!(copies() > 0.0 && hand_off() > 0.0 && relay().is_ok_and(|speed| speed > 0.0));
         assert!(copies_by_the_kernel().is_ok_and(|speed| speed > 0.0));
+        assert!(copies_of_own_memory().is_ok_and(|speed| speed > 0.0));
     }
 }
