@@ -49,8 +49,7 @@ const CHANNEL: u64 = 2048;
 const NAMED: u64 = 128;
 /// What is kept for the channel of jobs, and those that wait.
 const MIRRORS: u64 = 32 << 10;
-/// What is kept for the session itself, a thread with its stack and its part of the allocator among
-/// it (measured by `hostile_process::outspend`).
+/// What is kept for the session itself: a thread, its stack and its part of the allocator.
 const SELF: u64 = 80 << 10;
 
 /// A completion channel.
