@@ -152,7 +152,7 @@ fn is_a_test(root: &Path, name: &str) -> bool {
     let Some((file, test)) = name.rsplit_once("::") else { return false };
     let texts = ROOTS.iter().flat_map(|dir| {
         let at = root.join(dir).join(file);
-        [at.with_extension("rs"), at.join("mod.rs")]
+        [at.with_extension("rs"), at.join("mod.rs"), at.join("main.rs")]
     });
     texts.filter_map(|path| fs::read_to_string(path).ok()).any(|text| has_test(&text, test))
 }
