@@ -199,7 +199,13 @@ pub fn ask(socket: impl AsFd, request: &[u8], files: &[BorrowedFd<'_>]) -> Resul
     // Who is turned away is told so before it has said anything, and then nobody listens.
     match send(&socket, request, files) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => ask_none(socket),
+        // What was said and not read is told first, and then what there is.
+        _ => match ask_none(&socket) {
+            Err(Error::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                ask_none(socket)
+            }
+            answer => answer,
+        },
     }
 }
 

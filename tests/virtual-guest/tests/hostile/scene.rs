@@ -184,6 +184,10 @@ impl Scene {
         self.is_within_its_budget();
         let charged = self.world.daemon.turns().charged;
         assert!(charged <= CHARGED, "a turn was charged {:.3} ms", charged * 1e3);
+        if crate::DOOR == Door::Process {
+            // Who comes while others are still there finds what their life has left in tables.
+            self.await_state("absent");
+        }
         self.works_again();
         self.await_state("absent");
         self.stop.store(true, Ordering::Relaxed);
