@@ -194,6 +194,10 @@ impl Args {
             if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
                 continue;
             }
+            let bookworm = container.release == Release::Debian(Debian::Bookworm);
+            if bookworm && program == connections::NOT_ON_BOOKWORM {
+                continue;
+            }
             let begin = Instant::now();
             let done = container.run(nics, &script, WAIT);
             let name = format!("{}: {program}", container.release.name());
