@@ -16,6 +16,7 @@ pub mod isolation;
 mod latency;
 mod null_rnic;
 mod report;
+mod restart;
 mod scale;
 
 pub use echo::serve as serve_echo;
@@ -111,4 +112,5 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("wr_qps_1000", |n, e| scale::queue_pairs(n, 1000, e)),
     Benchmark::new("wr_qps_10000", |n, e| scale::queue_pairs(n, 10_000, e)),
     Benchmark::new("wr_mrs_100000", |n, e| scale::regions(n, 100_000, e)),
+    Benchmark::new("restart_pause", |n, e| restart::pause(n, 1000, e)),
 ];
