@@ -275,7 +275,7 @@ impl Engine {
             self.retries.remove(&key);
             return;
         }
-        if key.is_sum() {
+        if self.world.is_sum(&key) {
             self.quiet.insert(key.clone(), now + SUM_PERIOD);
         }
         let news = plan.writes.iter().flat_map(|write| self.news(write)).collect();
@@ -329,6 +329,7 @@ impl Engine {
             Write::NetworkStatus(o) => of!(Kind::Network, o),
             Write::TenantStatus(o) => of!(Kind::Tenant, o),
             Write::PolicyStatus(o) => of!(Kind::Policy, o),
+            Write::ClassStatus(o) => of!(Kind::Class, o),
             _ => Vec::new(),
         }
     }
@@ -422,7 +423,10 @@ fn was_done<E: std::fmt::Display>(key: &Key, write: &str, result: Result<Outcome
 
 #[cfg(test)]
 mod tests {
+    use vhost_rdma_cluster_api::{RdmaNetwork, RdmaNetworkSpec, RdmaNetworkStatus};
+
     use super::*;
+    use crate::core::Object;
 
     fn key(name: &str) -> Key {
         Key::Node(name.to_owned())
@@ -443,6 +447,18 @@ mod tests {
         assert_eq!(queue.pop(later, |k| *k != key("a")), Some(key("b")));
         assert_eq!(queue.pop(later, |_| true), Some(key("a")));
         assert_eq!(queue.pop(later, |_| true), None);
+    }
+
+    #[test]
+    fn a_network_that_waits_for_its_number_is_no_sum() {
+        let key = Key::Network("blue".to_owned());
+        let mut world = World::new(false);
+        let mut network = RdmaNetwork::new("blue", RdmaNetworkSpec::default());
+        world.apply(Object::Network(network.clone()), Duration::ZERO);
+        assert!(!world.is_sum(&key));
+        network.status = Some(RdmaNetworkStatus { vni: Some(7), ..RdmaNetworkStatus::default() });
+        world.apply(Object::Network(network), Duration::ZERO);
+        assert!(world.is_sum(&key));
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Default for Metrics {
         for verdict in ["admitted", "refused", "failed"] {
             let _ = new.admissions.get_or_create(&Verdict { verdict });
         }
-        for form in ["whole", "delta"] {
+        for form in ["whole", "delta", "same"] {
             let _ = new.peers_updates.get_or_create(&Form { form });
         }
         new

@@ -8,7 +8,7 @@
 //! A client is the agent of the node that its certificate names, and hears of the networks of that
 //! node and of no others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 use vhost_rdma_cluster_api::peers::v1::peers_server::{Peers, PeersServer};
-use vhost_rdma_cluster_api::peers::v1::{FollowRequest, PeerEntry, Update};
+use vhost_rdma_cluster_api::peers::v1::{FollowRequest, Held, PeerEntry, Update};
 
 use crate::core::{Board, News, World};
 use crate::metrics::{Form, Metrics};
@@ -100,13 +100,17 @@ impl Hub {
     /// Takes over what has changed. The copy is complete.
     pub fn update(&self, world: &mut World) {
         let mut state = self.state();
-        let woken = state.board.update(world);
-        if state.epoch == 0 {
-            // Without randomness the time tells runs of one replica apart.
-            state.epoch = getrandom::u64().unwrap_or_else(|_| wall()).max(1);
-        }
-        for client in woken.iter().filter_map(|node| state.clients.get(node)) {
+        let State { board, clients, epoch, .. } = &mut *state;
+        let concerned = board.update(world);
+        for client in concerned.nodes.iter().filter_map(|node| clients.get(node)) {
             client.wake.notify_one();
+        }
+        for hosts in concerned.lists.iter().map(|uid| board.hosts(uid)) {
+            wake(clients, hosts);
+        }
+        if *epoch == 0 {
+            // Without randomness the time tells runs of one replica apart.
+            *epoch = getrandom::u64().unwrap_or_else(|_| wall()).max(1);
         }
     }
 
@@ -138,6 +142,20 @@ impl Hub {
         self.metrics.peers_clients.set(i64::try_from(state.clients.len()).unwrap_or(i64::MAX));
     }
 
+    /// What a client holds of another run of a controller, and is as it is now: it is told so, and
+    /// sent nothing.
+    fn same(&self, follower: &Follower, held: &Held) -> Option<Update> {
+        let state = self.state();
+        if state.epoch != follower.epoch {
+            return None;
+        }
+        let generation = state.board.same(&follower.node, &held.network_uid, &held.digest)?;
+        let network = state.board.name(&held.network_uid)?.to_owned();
+        let (network_uid, epoch) = (held.network_uid.clone(), follower.epoch);
+        let same = true;
+        Some(Update { network, network_uid, epoch, generation, same, ..Update::default() })
+    }
+
     /// The first thing that a client is to be told; why its stream ends, if it does.
     fn next(&self, follower: &Follower) -> Result<Option<News>, Status> {
         let state = self.state();
@@ -151,6 +169,19 @@ impl Hub {
         let mut hosted = state.board.hosted(&follower.node);
         Ok(hosted
             .find_map(|uid| state.board.news(&follower.node, uid, follower.told.get(uid).copied())))
+    }
+}
+
+/// Wakes the clients among these nodes; either may be many.
+fn wake(clients: &BTreeMap<String, Client>, nodes: &BTreeSet<String>) {
+    if nodes.len() < clients.len() {
+        for client in nodes.iter().filter_map(|node| clients.get(node)) {
+            client.wake.notify_one();
+        }
+    } else {
+        for (_, client) in clients.iter().filter(|(node, _)| nodes.contains(*node)) {
+            client.wake.notify_one();
+        }
     }
 }
 
@@ -171,7 +202,16 @@ impl Drop for Follower {
 }
 
 impl Follower {
-    async fn run(mut self, wake: Arc<Notify>) {
+    async fn run(mut self, wake: Arc<Notify>, of_others: Vec<Held>) {
+        for held in of_others {
+            let Some(update) = self.hub.same(&self, &held) else { continue };
+            let (uid, generation) = (update.network_uid.clone(), update.generation);
+            self.count("same");
+            if self.send(update).await.is_err() {
+                return;
+            }
+            self.told.insert(uid, generation);
+        }
         // Clients that came together do not come again together.
         let end = Instant::now() + LIFE - SPREAD * u32::try_from(self.number % 64).unwrap_or(0);
         loop {
@@ -210,22 +250,28 @@ impl Follower {
     }
 
     async fn tell(&mut self, news: News) -> Result<(), Status> {
-        let form = Form { form: if news.whole { "whole" } else { "delta" } };
-        self.hub.metrics.peers_updates.get_or_create(&form).inc();
+        self.count(if news.whole { "whole" } else { "delta" });
         let (uid, generation) = (news.uid.clone(), news.generation);
         for update in updates(news, self.epoch) {
-            let sent = tokio::time::timeout(PATIENCE, self.out.send(Ok(update))).await;
-            match sent {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(Status::cancelled("the client is gone")),
-                Err(_) => {
-                    self.hub.metrics.peers_slow.inc();
-                    return Err(Status::deadline_exceeded("the client does not read"));
-                }
-            }
+            self.send(update).await?;
         }
         self.told.insert(uid, generation);
         Ok(())
+    }
+
+    fn count(&self, form: &'static str) {
+        self.hub.metrics.peers_updates.get_or_create(&Form { form }).inc();
+    }
+
+    async fn send(&self, update: Update) -> Result<(), Status> {
+        match tokio::time::timeout(PATIENCE, self.out.send(Ok(update))).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Status::cancelled("the client is gone")),
+            Err(_) => {
+                self.hub.metrics.peers_slow.inc();
+                Err(Status::deadline_exceeded("the client does not read"))
+            }
+        }
     }
 }
 
@@ -253,6 +299,7 @@ fn updates(news: News, epoch: u64) -> impl Iterator<Item = Update> {
             add: entries,
             remove: remove.by_ref().take(left).map(|cidr| cidr.to_string()).collect(),
             more: n + 1 < messages,
+            same: false,
         }
     })
 }
@@ -290,11 +337,12 @@ impl Peers for Service {
             return Err(Status::invalid_argument(format!("more than {HELD_MAX} lists are held")));
         }
         let (epoch, number, wake) = self.hub.enter(&node)?;
-        let held = asked.held.into_iter().filter(|held| held.epoch == epoch);
-        let told = held.map(|held| (held.network_uid, held.generation)).collect();
+        let (held, of_others): (Vec<_>, Vec<_>) =
+            asked.held.into_iter().partition(|held| held.epoch == epoch);
+        let told = held.into_iter().map(|held| (held.network_uid, held.generation)).collect();
         let (out, stream) = mpsc::channel(UNREAD);
         let hub = Arc::clone(&self.hub);
-        tokio::spawn(Follower { hub, node, epoch, number, told, out }.run(wake));
+        tokio::spawn(Follower { hub, node, epoch, number, told, out }.run(wake, of_others));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

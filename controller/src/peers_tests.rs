@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use vhost_rdma_cluster_api::peers::v1::Held;
+use vhost_rdma_cluster_api::Cidr;
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::peers::v1::peers_client::PeersClient;
 use vhost_rdma_cluster_api::{
     NODE_PREFIX, NODES, NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec,
@@ -66,10 +67,9 @@ impl Bench {
         bench
     }
 
-    fn blocks(&mut self, range: std::ops::Range<u32>) {
-        for n in range {
-            let cidr = format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255);
-            let cidr = cidr.parse().expect("a range");
+    fn blocks(&mut self, these: std::ops::Range<u32>) {
+        for n in these {
+            let cidr = range(n);
             let spec = RdmaIPBlockSpec {
                 network: "red".to_owned(),
                 network_uid: "u".to_owned(),
@@ -115,6 +115,11 @@ impl Bench {
     }
 }
 
+fn range(n: u32) -> Cidr {
+    let cidr = format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255);
+    cidr.parse().expect("a range")
+}
+
 fn asks(node: &str, held: Vec<Held>) -> FollowRequest {
     FollowRequest { node: node.to_owned(), held }
 }
@@ -151,9 +156,12 @@ async fn an_agent_is_sent_the_list_and_then_what_changes() {
     assert_eq!(delta.add[0].cidr, "10.0.5.20/32");
     // One that comes back is sent what it lacks; one of another run everything.
     bench.blocks(1301..1303);
-    let held =
-        |epoch| vec![Held { network_uid: "u".to_owned(), epoch, generation: delta.generation }];
-    let mut again = client.follow(asks("n1", held(delta.epoch))).await.expect("in").into_inner();
+    let held = |epoch, digest| {
+        let (network_uid, generation) = ("u".to_owned(), delta.generation);
+        vec![Held { network_uid, epoch, generation, digest }]
+    };
+    let mut again =
+        client.follow(asks("n1", held(delta.epoch, Vec::new()))).await.expect("in").into_inner();
     let missed = take(&mut again).await;
     assert_eq!((missed.whole, missed.add.len()), (false, 2));
     let ended = loop {
@@ -164,8 +172,22 @@ async fn an_agent_is_sent_the_list_and_then_what_changes() {
         }
     };
     assert_eq!(ended, tonic::Code::Aborted, "one stream a node");
-    let mut other = client.follow(asks("n1", held(1))).await.expect("in").into_inner();
+    let mut other = client.follow(asks("n1", held(1, Vec::new()))).await.expect("in").into_inner();
     assert!(take(&mut other).await.whole);
+    let wrong = held(1, Digest::default().to_bytes());
+    let mut other = client.follow(asks("n1", wrong)).await.expect("in").into_inner();
+    assert!(take(&mut other).await.whole);
+    // One of another run that has all of it is told so, and then what changes.
+    let all = (0..1303).map(|n| Digest::of(&range(n), "", ""));
+    let all = all.fold(Digest::default(), Digest::and);
+    let mut same = client.follow(asks("n1", held(1, all.to_bytes()))).await.expect("in");
+    let told = take(same.get_mut()).await;
+    assert!(told.same && !told.whole && told.epoch == delta.epoch && told.network == "red");
+    assert!(told.add.is_empty() && told.remove.is_empty() && !told.more);
+    assert_eq!(told.generation, missed.generation);
+    bench.blocks(1303..1304);
+    let next = take(same.get_mut()).await;
+    assert_eq!((next.whole, next.same, next.add.len()), (false, false, 1));
     // Its own blocks are not among what a node is told.
     let mut owner = bench.agent("n2").await;
     let mut stream = owner.follow(asks("n2", Vec::new())).await.expect("in").into_inner();

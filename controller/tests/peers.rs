@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::{
     Addressing, Channel, Cidr, NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork,
     RdmaNetworkSpec, RdmaNode, RdmaNodeSpec, RdmaNodeStatus, Rnic, RnicStatus, block_name,
@@ -36,6 +37,13 @@ fn cidr(n: usize) -> Cidr {
 }
 
 impl Cluster {
+    /// The board takes changes over; who is woken.
+    fn update(&mut self) -> BTreeSet<String> {
+        let concerned = self.board.update(&mut self.world);
+        let hosts = concerned.lists.iter().flat_map(|uid| self.board.hosts(uid)).cloned();
+        hosts.chain(concerned.nodes).collect()
+    }
+
     fn apply(&mut self, object: Object) {
         self.world.apply(object, Duration::ZERO);
     }
@@ -174,7 +182,24 @@ impl Cluster {
                 entry.1.remove(&cidr.to_string());
             }
         }
+        self.digests(node, held);
         messages
+    }
+
+    /// The board knows a list by what it says, and takes no other for it.
+    fn digests(&self, node: &str, held: &Held) {
+        // A network that is gone has no list, whatever an agent still holds of it.
+        for uid in self.board.hosted(node).filter(|uid| self.board.name(uid).is_some()) {
+            let Some((generation, entries)) = held.get(uid) else { continue };
+            let of = entries.iter().map(|(cidr, (through, daemon))| {
+                Digest::of(&cidr.parse().unwrap(), through, daemon)
+            });
+            let digest = of.fold(Digest::default(), Digest::and);
+            let same = |digest: Digest| self.board.same(node, uid, &digest.to_bytes());
+            assert_eq!(same(digest), Some(*generation), "{node}, {uid}: {entries:?}");
+            let more = Digest::of(&cidr(40), "", "");
+            assert_eq!(same(digest.and(more)), None);
+        }
     }
 
     fn check(&self, node: &str, held: &Held) -> Result<(), String> {
@@ -205,11 +230,11 @@ proptest! {
                 1..=3 => cluster.node(pick),
                 4..=7 => cluster.block(pick),
                 // The hub takes changes over, one or many at a time.
-                8 | 9 => drop(cluster.board.update(&mut cluster.world)),
+                8 | 9 => drop(cluster.update()),
                 // An agent that looks, however late.
                 _ => {
                     let node = NODES[pick % 3];
-                    cluster.board.update(&mut cluster.world);
+                    cluster.update();
                     let held = agents.get_mut(node).unwrap();
                     cluster.look(node, held);
                     let right = cluster.check(node, held);
@@ -233,7 +258,7 @@ proptest! {
                 1..=3 => cluster.node(pick),
                 _ => cluster.block(pick),
             }
-            let woken = cluster.board.update(&mut cluster.world);
+            let woken = cluster.update();
             for node in NODES {
                 let held = agents.get_mut(node).unwrap();
                 if woken.contains(node) {
@@ -253,7 +278,7 @@ fn whoever_lags_too_far_is_told_everything_and_nobody_holds_memory_for_it() {
     for n in 0..3 {
         cluster.node(n + 3 * 2);
     }
-    cluster.board.update(&mut cluster.world);
+    cluster.update();
     let mut held = Held::new();
     cluster.look("n1", &mut held);
     let uid = cluster.networks["red"].metadata.uid.clone().unwrap();
@@ -261,7 +286,7 @@ fn whoever_lags_too_far_is_told_everything_and_nobody_holds_memory_for_it() {
     // A block of n2 that comes and goes.
     for round in 1..=3000_u32 {
         cluster.block(1 + 12);
-        let woken = cluster.board.update(&mut cluster.world);
+        let woken = cluster.update();
         assert!(woken.contains("n1") && woken.len() == 3, "{woken:?}");
         let news = cluster.board.news("n1", &uid, Some(before)).expect("news");
         assert!(news.add.len() + news.remove.len() <= 1, "a change is told as it is now");

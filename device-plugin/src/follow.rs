@@ -25,6 +25,7 @@ use crate::agent::Agent;
 use crate::channel::certify;
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
+use crate::repeats::Repeats;
 
 /// Between two tries to reach the API server, or the disk.
 const RETRY: Duration = Duration::from_secs(2);
@@ -65,16 +66,18 @@ async fn by_client<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, node: &str, clien
 async fn look(api: &Api<RdmaNode>, node: &str, newest: &watch::Sender<Option<RdmaNode>>) {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut changes = Box::pin(watcher(api.clone(), only).default_backoff());
+    let mut faults = Repeats::default();
     while let Some(change) = changes.next().await {
         match change {
             Ok(Event::InitApply(node) | Event::Apply(node)) => {
+                faults.log_end("the node's object is watched again");
                 newest.send_replace(Some(node));
             }
             Ok(Event::Delete(_)) => {
                 tracing::warn!("the node's object is gone; what it said last holds");
             }
             Ok(Event::Init | Event::InitDone) => {}
-            Err(error) => tracing::info!(%error, "cannot watch the node's object; trying again"),
+            Err(error) => faults.log(&error.to_string(), "cannot watch the node's object"),
         }
     }
 }
@@ -99,15 +102,19 @@ async fn take<D: Daemon, K: Kubelet>(
 
 async fn tell<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, api: &Api<RdmaNode>, node: &str) {
     let mut told: Option<(String, RdmaNodeStatus)> = None;
+    let mut faults = Repeats::default();
     loop {
         if let Some((uid, status)) = agent.report().await {
             let status = dated(status, told.as_ref().map(|(_, status)| status));
             let new = (uid, status);
             if told.as_ref() != Some(&new) {
                 match write(api, node, &new).await {
-                    Ok(()) => told = Some(new),
+                    Ok(()) => {
+                        faults.log_end("the node's status is written again");
+                        told = Some(new);
+                    }
                     Err(error) => {
-                        tracing::info!(error, "the node's status is not written; trying again");
+                        faults.log(&error, "the node's status is not written");
                         tokio::time::sleep(RETRY).await;
                         continue;
                     }

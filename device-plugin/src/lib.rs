@@ -43,6 +43,7 @@ mod kubelet_api;
 pub mod ledger;
 pub mod pool;
 pub mod preferred;
+mod repeats;
 pub mod sealed;
 pub mod serve;
 

@@ -32,7 +32,7 @@ pub struct RdmaNicClassSpec {
     pub consumer: Consumer,
     /// Objects and memory that a guest may hold.
     pub limits: Limits,
-    /// How fast a NIC may be.
+    /// How fast a NIC may be. Without effect on NICs so far, which `RatesEnforced` says.
     pub rates: Rates,
     /// Completion vectors; fixed when a NIC is made.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,8 @@ pub struct Limits {
     pub max_ahs: Option<u32>,
 }
 
-/// Rates. What is absent is not bounded.
+/// Rates. What is absent is not bounded. No daemon enforces them yet: a class that has some has the
+/// condition `RatesEnforced` False, and its bandwidth only counts towards quotas of tenants.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rates {
@@ -111,6 +112,14 @@ pub struct Rates {
     /// Control commands per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<Quantity>,
+}
+
+impl Rates {
+    /// Whether there are any.
+    #[must_use]
+    pub fn is_some(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// Which addresses a NIC may use as GIDs.
@@ -158,7 +167,7 @@ pub struct RdmaNicClassStatus {
     pub pools: u32,
     /// Some of the node policies that name it: at most 16.
     pub users: Vec<String>,
-    /// `Accepted`.
+    /// `Accepted`; `RatesEnforced` if it has rates.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }

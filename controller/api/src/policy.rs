@@ -107,7 +107,7 @@ pub struct PolicyPool {
 
 /// How a policy's change reaches pods that run.
 ///
-/// Limits and rates always do so at once. What is fixed when a NIC is made (network, backing,
+/// Limits always do so at once. What is fixed when a NIC is made (network, backing,
 /// vectors, socket access) never changes under a pod: its NIC is outdated until the pod goes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use vhost_rdma_cluster_api::{NicStatus, Usage};
+use vhost_rdma_cluster_api::{LabelSelector, NicStatus, Usage};
 
 use super::node::effective_pools;
-use super::{Mono, World};
+use super::{Mono, NodeInfo, World};
 
 impl World {
     pub(super) fn claims_of(&self, uid: &str) -> impl Iterator<Item = u32> {
@@ -72,6 +72,22 @@ impl World {
     pub(super) fn holds_block(&self, node: &str, uid: &str) -> bool {
         let status = self.rdma_nodes.get(node).and_then(|node| node.status.as_ref());
         status.is_some_and(|status| status.blocks.iter().any(|block| block == uid))
+    }
+
+    /// The nodes that a selector selects. Those with the rarest of its labels are looked at.
+    pub(super) fn nodes_selected(&self, selector: &LabelSelector) -> BTreeSet<String> {
+        let fits = |info: &NodeInfo| selector.matches(&info.labels);
+        match self.index.candidates(&selector.match_labels) {
+            Some(some) => some
+                .into_iter()
+                .filter(|name| self.nodes.get(*name).is_some_and(fits))
+                .map(str::to_owned)
+                .collect(),
+            None => {
+                let all = self.nodes.iter().filter(|(_, info)| fits(info));
+                all.map(|(name, _)| name.clone()).collect()
+            }
+        }
     }
 
     /// Pods with NICs of a network: as many as anybody wants to read.

@@ -150,6 +150,8 @@ pub(super) type Claimant = (String, (String, String));
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
+    /// Nodes by `LABEL=VALUE`.
+    labelled: Names,
     matched: Names,
     selected: Names,
     /// Of the nodes that a policy selects, those that serve it.
@@ -496,6 +498,24 @@ impl Index {
         key: &(String, String),
     ) -> impl Iterator<Item = &(String, String)> {
         self.identities.get(key).into_iter().flatten().map(|(_, who)| who)
+    }
+
+    pub(super) fn set_labels(
+        &mut self,
+        node: &str,
+        labels: &BTreeMap<String, String>,
+        present: bool,
+    ) {
+        for (key, value) in labels {
+            self.labelled.set(&format!("{key}={value}"), node.to_owned(), present);
+        }
+    }
+
+    /// Among which nodes those are that have all of these labels; nothing if it could be any.
+    pub(super) fn candidates(&self, labels: &BTreeMap<String, String>) -> Option<Vec<&str>> {
+        let of = labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let fewest = of.min_by_key(|label| self.labelled.count(label))?;
+        Some(names(&self.labelled, &fewest).collect())
     }
 
     pub(super) fn set_kubelet_addresses(

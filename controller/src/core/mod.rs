@@ -43,7 +43,7 @@ pub use admission::{Answer, Asks};
 pub use attachment::{Attachment, NO_ATTACHMENTS};
 pub use node::{effective_pools, render};
 pub use object::{Authority, Claim, Kind, NamespaceInfo, NodeInfo, Object, Request, Roots};
-pub use peers::{Board, Entry, News};
+pub use peers::{Board, Concerned, Entry, News};
 pub use world::World;
 pub use write::{Guard, Key, Plan, Proof, Step, Write};
 

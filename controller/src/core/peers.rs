@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::{Addressing, Cidr, NetworkBacking, RdmaNode};
 
 use super::World;
@@ -79,6 +80,15 @@ pub struct News {
     pub remove: Vec<Cidr>,
 }
 
+/// Whom a change concerns.
+#[derive(Debug, Default)]
+pub struct Concerned {
+    /// Lists, by the networks' UIDs: all who host them.
+    pub lists: BTreeSet<String>,
+    /// Nodes that host a network more.
+    pub nodes: BTreeSet<String>,
+}
+
 #[derive(Debug, Default)]
 struct List {
     name: String,
@@ -88,6 +98,9 @@ struct List {
     blocks: BTreeMap<Cidr, Arc<Entry>>,
     allow: BTreeMap<Cidr, Arc<Entry>>,
     log: VecDeque<(u64, Cidr)>,
+    /// That of all entries, and of those of each node, which it is not told.
+    digest: Digest,
+    own: BTreeMap<String, Digest>,
 }
 
 impl List {
@@ -101,10 +114,45 @@ impl List {
         }
     }
 
+    /// What the list says of a block.
+    fn entry(&self, cidr: &Cidr) -> Option<&Arc<Entry>> {
+        self.blocks.get(cidr).or_else(|| self.allow.get(cidr))
+    }
+
     /// What a node sees of a block.
     fn seen_by(&self, node: &str, cidr: &Cidr) -> Option<Arc<Entry>> {
-        let found = self.blocks.get(cidr).or_else(|| self.allow.get(cidr))?;
+        let found = self.entry(cidr)?;
         (found.node.as_deref() != Some(node)).then(|| Arc::clone(found))
+    }
+
+    /// The digest of what a node sees.
+    fn digest_for(&self, node: &str) -> Digest {
+        self.digest.without(self.own.get(node).copied().unwrap_or_default())
+    }
+
+    /// Makes a change that concerns these blocks, and has the digests follow it.
+    fn change(&mut self, cidrs: &[Cidr], change: impl FnOnce(&mut Self)) {
+        for cidr in cidrs {
+            self.weigh(cidr, Digest::without);
+        }
+        change(self);
+        for cidr in cidrs {
+            self.weigh(cidr, Digest::and);
+        }
+    }
+
+    fn weigh(&mut self, cidr: &Cidr, by: fn(Digest, Digest) -> Digest) {
+        let Some(entry) = self.entry(cidr).map(Arc::clone) else { return };
+        let weight = Digest::of(cidr, &entry.through, &entry.daemon);
+        self.digest = by(self.digest, weight);
+        if let Some(node) = &entry.node {
+            let own = by(self.own.get(node).copied().unwrap_or_default(), weight);
+            if own == Digest::default() {
+                self.own.remove(node);
+            } else {
+                self.own.insert(node.clone(), own);
+            }
+        }
     }
 }
 
@@ -120,32 +168,35 @@ pub struct Board {
 }
 
 impl Board {
-    /// Takes over what has changed in the copy of the cluster; the nodes that are to hear of it.
-    pub fn update(&mut self, world: &mut World) -> BTreeSet<String> {
+    /// Takes over what has changed in the copy of the cluster; who is to hear of it.
+    pub fn update(&mut self, world: &mut World) -> Concerned {
         let mut changed = world.take_peers();
-        let mut woken = BTreeSet::new();
+        let mut concerned = Concerned::default();
         if changed.networks.is_empty() && changed.nodes.is_empty() && changed.blocks.is_empty() {
-            return woken;
+            return concerned;
         }
         self.generation += 1;
-        let mut touched = BTreeSet::new();
         for name in std::mem::take(&mut changed.networks) {
-            touched.extend(self.set_network(world, &name));
+            concerned.lists.extend(self.set_network(world, &name));
             changed.blocks.extend(world.index.blocks_of_network(&name).map(str::to_owned));
         }
         for node in std::mem::take(&mut changed.nodes) {
             if self.set_node(world, &node) {
-                woken.insert(node.clone());
+                concerned.nodes.insert(node.clone());
             }
             changed.blocks.extend(world.index.blocks_of(&node).map(str::to_owned));
         }
         for block in changed.blocks {
-            touched.extend(self.set_block(world, &block));
+            concerned.lists.extend(self.set_block(world, &block));
         }
-        for uid in touched {
-            woken.extend(self.hosts.get(&uid).into_iter().flatten().cloned());
-        }
-        woken
+        concerned
+    }
+
+    /// The nodes that host a network, by its UID.
+    #[must_use]
+    pub fn hosts(&self, uid: &str) -> &BTreeSet<String> {
+        static NONE: BTreeSet<String> = BTreeSet::new();
+        self.hosts.get(uid).unwrap_or(&NONE)
     }
 
     /// A network came, went, or has other ranges beyond it.
@@ -177,7 +228,7 @@ impl Board {
             .chain(list.allow.keys().filter(|cidr| !wanted.contains_key(cidr)))
             .copied()
             .collect();
-        list.allow = wanted;
+        list.change(&differing, |list| list.allow = wanted);
         for cidr in &differing {
             list.changed(generation, *cidr);
         }
@@ -216,8 +267,9 @@ impl Board {
         let mut touched = None;
         if let Some((uid, cidr)) = old.filter(|old| Some(old) != place.as_ref())
             && let Some(list) = self.lists.get_mut(&uid)
-            && list.blocks.remove(&cidr).is_some()
+            && list.blocks.contains_key(&cidr)
         {
+            list.change(&[cidr], |list| drop(list.blocks.remove(&cidr)));
             list.changed(generation, cidr);
             touched = Some(uid);
         }
@@ -226,16 +278,30 @@ impl Board {
         if let Some(list) = self.lists.get_mut(&uid)
             && list.blocks.get(&cidr).is_none_or(|found| **found != entry)
         {
-            list.blocks.insert(cidr, Arc::new(entry));
+            list.change(&[cidr], |list| drop(list.blocks.insert(cidr, Arc::new(entry))));
             list.changed(generation, cidr);
             touched = Some(uid);
         }
         touched
     }
 
+    /// A network's name.
+    #[must_use]
+    pub fn name(&self, uid: &str) -> Option<&str> {
+        self.lists.get(uid).map(|list| list.name.as_str())
+    }
+
     /// UIDs of networks that a node hosts.
     pub fn hosted(&self, node: &str) -> impl Iterator<Item = &str> {
         self.hosted.get(node).into_iter().flatten().map(String::as_str)
+    }
+
+    /// The generation of a list, if a node that holds one of this digest holds it as it is now.
+    #[must_use]
+    pub fn same(&self, node: &str, uid: &str, digest: &[u8]) -> Option<u64> {
+        let list = self.lists.get(uid)?;
+        let hosted = self.hosted.get(node).is_some_and(|uids| uids.contains(uid));
+        (hosted && list.digest_for(node).to_bytes() == digest).then_some(list.generation)
     }
 
     /// What a node is to be told of a network, if it holds this generation of it; nothing if it is
@@ -293,9 +359,9 @@ fn entry(world: &World, name: &str) -> Option<(String, Cidr, Entry)> {
             address.to_string()
         }
     };
-    let endpoint = status.channel.as_ref().map(|channel| channel.endpoint.as_str());
-    let daemon = endpoint.filter(|text| text.parse::<SocketAddr>().is_ok()).unwrap_or_default();
+    let endpoint = status.channel.as_ref().map(|channel| channel.endpoint.parse::<SocketAddr>());
+    let daemon = endpoint.and_then(Result::ok).map(|at| at.to_string()).unwrap_or_default();
     let node = Some(block.spec.node.clone());
-    let entry = Entry { node, through, daemon: daemon.to_owned() };
+    let entry = Entry { node, through, daemon };
     Some((block.spec.network_uid.clone(), block.spec.cidr, entry))
 }

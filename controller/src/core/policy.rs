@@ -14,6 +14,9 @@ use super::network::count;
 use super::node::{effective_pools, obstacle};
 use super::write::{Plan, Write};
 
+/// Whether what a class says of rates holds; only of a class that says something.
+const RATES: &str = "RatesEnforced";
+
 pub(super) fn plan(world: &World, name: &str) -> Plan {
     let Some(policy) = world.policies.get(name) else { return Plan::default() };
     let generation = policy.metadata.generation;
@@ -99,6 +102,13 @@ pub(super) fn plan_class(world: &World, name: &str) -> Plan {
     status.pools = count(pools);
     status.users = some(users.into_iter().map(str::to_owned));
     accepted(&mut status.conditions, &[], class.metadata.generation);
+    status.conditions.retain(|condition| condition.type_ != RATES || class.spec.rates.is_some());
+    if class.spec.rates.is_some() {
+        let why = "no daemon bounds what a NIC sends: rates have no effect on NICs; bandwidth \
+                   counts towards quotas of tenants, and nothing else does";
+        let condition = Condition::new(RATES, false, "NotSupported", why);
+        set_condition(&mut status.conditions, condition.of(class.metadata.generation));
+    }
     if class.status.as_ref() == Some(&status) {
         return Plan::default();
     }

@@ -111,6 +111,20 @@ impl World {
         }
     }
 
+    /// Whether a key's writes are sums over many objects, which may wait a moment for more of them.
+    /// Those of a network without a VNI are not: others wait for its finalizer, its claim, its VNI.
+    #[must_use]
+    pub fn is_sum(&self, key: &Key) -> bool {
+        match key {
+            Key::Network(name) => {
+                let status = self.networks.get(name).and_then(|found| found.status.as_ref());
+                status.is_some_and(|status| status.vni.is_some())
+            }
+            Key::Tenant(_) | Key::Policy(_) | Key::Class(_) => true,
+            _ => false,
+        }
+    }
+
     /// The conditions of an object of a kind that the controller judges.
     #[must_use]
     pub fn conditions(&self, kind: Kind, name: &str) -> Vec<Condition> {
@@ -123,6 +137,9 @@ impl World {
             }
             Kind::Policy => {
                 self.policies.get(name).and_then(|o| o.status.as_ref()).map(|s| &s.conditions)
+            }
+            Kind::Class => {
+                self.classes.get(name).and_then(|o| o.status.as_ref()).map(|s| &s.conditions)
             }
             _ => None,
         };
@@ -375,9 +392,10 @@ impl World {
         self.mark(keys);
         self.mark_matched(name);
         let selector = new.as_ref().map(|policy| &policy.spec.node_selector);
-        for (node, info) in &self.nodes {
-            let matches = selector.is_some_and(|selector| selector.matches(&info.labels));
-            self.index.set_match(name, node, matches);
+        let now = selector.map(|selector| self.nodes_selected(selector)).unwrap_or_default();
+        let before: BTreeSet<String> = self.index.matched(name).map(str::to_owned).collect();
+        for node in before.symmetric_difference(&now) {
+            self.index.set_match(name, node, now.contains(node));
         }
         self.mark_matched(name);
     }
@@ -393,6 +411,7 @@ impl World {
         for (node, present) in [(&old, false), (&new, true)] {
             if let Some(node) = node {
                 self.index.set_kubelet_addresses(name, &node.addresses, present);
+                self.index.set_labels(name, &node.labels, present);
             }
         }
         self.mark_requests(name);

@@ -54,12 +54,6 @@ impl Key {
             Self::Request(_) => "request",
         }
     }
-
-    /// Whether what it writes are sums over many objects, which may wait a moment for more of them.
-    #[must_use]
-    pub fn is_sum(&self) -> bool {
-        matches!(self, Self::Network(_) | Self::Tenant(_) | Self::Policy(_) | Self::Class(_))
-    }
 }
 
 /// A question for the API server itself, just before something is given free.

@@ -118,6 +118,11 @@ fn reaching(state: &State) -> Vec<Reaching> {
 }
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// An event of the node, whose text is the news.
+    pub(crate) fn tells(&self, reason: &'static str, note: &str, warning: bool) {
+        self.events.configuration(reason, note, warning);
+    }
+
     /// The node's part in the channel between nodes, if it takes part.
     #[must_use]
     pub const fn channel(&self) -> Option<&Channel> {

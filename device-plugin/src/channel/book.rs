@@ -14,6 +14,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use vhost_rdma_cluster_api::Cidr;
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::peers::v1::{Held, PeerEntry, Update};
 
 use crate::sealed::Sealed;
@@ -49,6 +50,18 @@ pub struct List {
     /// What it says.
     #[serde(with = "pairs")]
     pub places: Places,
+}
+
+impl List {
+    /// What it says, as the controller works it out too.
+    fn digest(&self) -> Digest {
+        let text = |at: Option<String>| at.unwrap_or_default();
+        let of = self.places.iter().map(|(cidr, Place { through, daemon })| {
+            let through = text(through.map(|at| at.to_string()));
+            Digest::of(cidr, &through, &text(daemon.map(|at| at.to_string())))
+        });
+        of.fold(Digest::default(), Digest::and)
+    }
 }
 
 /// JSON has texts for keys only.
@@ -141,6 +154,7 @@ impl Book {
             network_uid: uid.clone(),
             epoch: list.epoch,
             generation: list.generation,
+            digest: list.digest().to_bytes(),
         });
         held.collect()
     }
@@ -179,6 +193,15 @@ impl Book {
             return Err(BadUpdate::Stranger(update.network));
         }
         let (uid, more) = (update.network_uid.clone(), update.more);
+        if update.same {
+            if incoming.0.contains_key(&uid) {
+                return Err(BadUpdate::Mixed);
+            }
+            let (epoch, generation) = (update.epoch, update.generation);
+            let list = self.lists.get_mut(&uid).ok_or(BadUpdate::Base)?;
+            (list.epoch, list.generation) = (epoch, generation);
+            return Ok(true);
+        }
         let partial = incoming.0.entry(uid.clone()).or_insert_with(|| Partial {
             whole: update.whole,
             epoch: update.epoch,
@@ -266,6 +289,7 @@ mod tests {
             add: add.iter().map(|cidr| entry(cidr, "192.0.2.1")).collect(),
             remove: remove.iter().map(|cidr| (*cidr).to_owned()).collect(),
             more: false,
+            same: false,
         }
     }
 
@@ -298,6 +322,29 @@ mod tests {
         assert_eq!(book.held()[0].generation, 8);
         assert!(!book.retain(|uid| uid == "u") && book.retain(|_| false));
         assert_eq!(book.entries(), 0);
+    }
+
+    #[test]
+    fn a_controller_that_begins_anew_need_not_send_what_is_as_it_was() {
+        let (mut book, mut incoming) = (Book::default(), Incoming::default());
+        let same = Update { epoch: 2, same: true, ..update(3, false, &[], &[]) };
+        let taken = book.take(&mut incoming, same.clone(), hosts);
+        assert_eq!(taken, Err(BadUpdate::Base), "of a list that is not here");
+        let whole = update(7, true, &["10.0.0.0/26", "10.0.0.64/26"], &[]);
+        book.take(&mut incoming, whole, hosts).unwrap();
+        let before = book.held()[0].clone();
+        assert_eq!(book.take(&mut incoming, same.clone(), hosts), Ok(true));
+        let now = book.held()[0].clone();
+        assert_eq!((now.epoch, now.generation), (2, 3));
+        assert_eq!(now.digest, before.digest);
+        assert_eq!(shown(&book), ["10.0.0.0/26", "10.0.0.64/26"]);
+        let next = Update { epoch: 2, ..update(4, false, &[], &["10.0.0.0/26"]) };
+        let half = Update { more: true, ..next.clone() };
+        assert_eq!(book.take(&mut incoming, half, hosts), Ok(false));
+        assert_eq!(book.take(&mut incoming, same, hosts), Err(BadUpdate::Mixed));
+        assert_eq!(book.take(&mut Incoming::default(), next, hosts), Ok(true));
+        let one = Digest::of(&"10.0.0.64/26".parse().unwrap(), "192.0.2.1", "");
+        assert_eq!(book.held()[0].digest, one.to_bytes());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! the answer to the one that it made. After a refusal it asks again later, with a new key, since a
 //! refused request stays refused.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt as _;
 use k8s_openapi::ByteString;
@@ -28,6 +28,7 @@ use super::{Channel, Trouble};
 use crate::agent::Agent;
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
+use crate::repeats::Repeats;
 
 /// How long the API server may take for one call.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -60,9 +61,11 @@ async fn follow_roots<D: Daemon, K: Kubelet>(
 ) {
     let only = watcher::Config::default().fields(&format!("metadata.name={ROOTS}"));
     let mut changes = Box::pin(watcher(api, only).default_backoff());
+    let mut faults = Repeats::default();
     while let Some(change) = changes.next().await {
         match change {
             Ok(Event::InitApply(map) | Event::Apply(map)) => {
+                faults.log_end("the channel's roots are watched again");
                 take_roots(channel, &map);
                 agent.channel_changed().await;
             }
@@ -70,7 +73,7 @@ async fn follow_roots<D: Daemon, K: Kubelet>(
                 tracing::warn!("the ConfigMap {ROOTS} is gone; its last roots are believed");
             }
             Ok(Event::Init | Event::InitDone) => {}
-            Err(error) => tracing::info!(%error, "cannot watch the channel's roots; trying again"),
+            Err(error) => faults.log(&error.to_string(), "cannot watch the channel's roots"),
         }
     }
 }
@@ -127,6 +130,7 @@ async fn renew<D: Daemon, K: Kubelet>(
     let mut kept = channel.kept.subscribe();
     let mut pause = REFUSED;
     let mut part = chance();
+    let mut faults = Repeats::default();
     loop {
         kept.mark_unchanged();
         // How long nothing is to be done, and whether other roots would change that. Clocks jump,
@@ -151,16 +155,19 @@ async fn renew<D: Daemon, K: Kubelet>(
         }
         match certified(channel, api).await {
             Ok(()) => {
+                if faults.ends() {
+                    agent.tells("Certified", "the node has a certificate", false);
+                }
                 channel.view().certificate_trouble = None;
                 (pause, part) = (REFUSED, chance());
                 agent.channel_changed().await;
             }
             Err(trouble) => {
-                tracing::warn!(
-                    reason = trouble.reason,
-                    message = trouble.message,
-                    "no certificate"
-                );
+                let Trouble { reason, message } = &trouble;
+                if faults.tells(&format!("{reason} {message}"), Instant::now()) {
+                    tracing::warn!(reason, message, "no certificate");
+                    agent.tells("NotCertified", &format!("{reason}: {message}"), true);
+                }
                 let away = trouble.reason == UNREACHABLE;
                 channel.view().certificate_trouble = Some(trouble);
                 agent.channel_changed().await;
@@ -286,7 +293,8 @@ fn outcome(found: CertificateSigningRequest, asked: &Request) -> Result<Option<S
             "Failed" => "Failed",
             _ => continue,
         };
-        let why = condition.message.or(condition.reason).unwrap_or_default();
+        let why = [condition.reason, condition.message].map(Option::unwrap_or_default);
+        let why = why.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
         return Err(Trouble::new(reason, why.chars().take(500).collect::<String>()));
     }
     let text = status.certificate.map(|ByteString(bytes)| String::from_utf8(bytes));
@@ -361,6 +369,7 @@ mod tests {
         assert_eq!(outcome(object(&asked), &asked), Ok(None));
         let denied = CertificateSigningRequestCondition {
             type_: "Denied".to_owned(),
+            reason: Some("NotOfNode".to_owned()),
             message: Some("not its address".to_owned()),
             ..CertificateSigningRequestCondition::default()
         };
@@ -368,7 +377,7 @@ mod tests {
             conditions: Some(vec![denied]),
             ..CertificateSigningRequestStatus::default()
         });
-        assert_eq!(refused, Err(Trouble::new("Refused", "not its address")));
+        assert_eq!(refused, Err(Trouble::new("Refused", "NotOfNode: not its address")));
         let signed = with(CertificateSigningRequestStatus {
             certificate: Some(ByteString(b"PEM".to_vec())),
             ..CertificateSigningRequestStatus::default()

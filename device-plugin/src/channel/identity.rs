@@ -14,14 +14,11 @@ use rcgen::{
     KeyUsagePurpose, PublicKeyData as _, SanType,
 };
 use serde::{Deserialize, Serialize};
+use vhost_rdma_cluster_api::{NODE_PREFIX, NODES};
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// What precedes the node's name in the common name.
-const NODE_PREFIX: &str = "vhost-rdma:node:";
-/// The organization of every node.
-const NODES: &str = "vhost-rdma:nodes";
 /// Roots at one time: the old one, the new one, and some slack.
 const ROOTS_MAX: usize = 8;
 /// Bytes of roots or of a certificate.

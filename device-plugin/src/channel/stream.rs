@@ -29,6 +29,7 @@ use super::{Channel, Trouble};
 use crate::agent::Agent;
 use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
+use crate::repeats::Repeats;
 
 /// How long each step of a connection may take.
 const STEP: Duration = Duration::from_secs(10);
@@ -87,6 +88,7 @@ fn refused(status: Status) -> Ended {
 pub(super) async fn run<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, channel: &Channel) {
     let mut kept = channel.kept.subscribe();
     let mut pause = RETRY;
+    let mut faults = Repeats::default();
     loop {
         let now = kept.borrow_and_update().clone();
         let usable = channel.look(&now).is_ok_and(|of| of.holds(SystemTime::now()));
@@ -103,7 +105,10 @@ pub(super) async fn run<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, channel: &Ch
             _ = kept.changed() => continue,
         };
         let Err(ended) = ended;
-        tracing::info!(why = %ended, "the lists of peers are not followed; trying again");
+        if begin.elapsed() > GOOD {
+            faults.ends();
+        }
+        faults.log(&ended.to_string(), "the lists of peers are not followed");
         disconnected(agent, channel, ended.reason(), &ended.to_string()).await;
         if begin.elapsed() > GOOD {
             pause = RETRY;

@@ -31,6 +31,7 @@ use super::plugin::{Plugin, options};
 use super::podresources::Kubelet;
 use crate::agent::Agent;
 use crate::daemon::Daemon;
+use crate::repeats::Repeats;
 use crate::v1beta1::device_plugin_server::DevicePluginServer;
 use crate::v1beta1::registration_client::RegistrationClient;
 use crate::v1beta1::{KUBELET_SOCKET, RegisterRequest, VERSION};
@@ -104,6 +105,7 @@ pub struct Registrar<D, K> {
     agent: Arc<Agent<D, K>>,
     dir: PathBuf,
     served: BTreeMap<String, Served>,
+    faults: Repeats,
 }
 
 impl<D, K> std::fmt::Debug for Registrar<D, K> {
@@ -115,8 +117,8 @@ impl<D, K> std::fmt::Debug for Registrar<D, K> {
 impl<D: Daemon, K: Kubelet> Registrar<D, K> {
     /// In the kubelet's plugin directory.
     #[must_use]
-    pub const fn new(agent: Arc<Agent<D, K>>, dir: PathBuf) -> Self {
-        Self { agent, dir, served: BTreeMap::new() }
+    pub fn new(agent: Arc<Agent<D, K>>, dir: PathBuf) -> Self {
+        Self { agent, dir, served: BTreeMap::new(), faults: Repeats::default() }
     }
 
     /// Works until it is dropped.
@@ -150,6 +152,7 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
         let kubelet = self.dir.join(KUBELET_SOCKET);
         let identity = Identity::of(&kubelet);
         let mut next = LOOK;
+        let mut faults = BTreeMap::new();
         for name in names {
             let lost = self.served.get(name).is_some_and(|served| {
                 served.identity.is_none() || Identity::of(&served.socket) != served.identity
@@ -164,7 +167,7 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
                         self.served.insert(name.clone(), served);
                     }
                     Err(error) => {
-                        tracing::warn!(pool = name, dir = %self.dir.display(), %error, "cannot listen in the kubelet's plugin directory");
+                        faults.insert(name, error.to_string());
                         next = next.min(RETRY_MAX / 5);
                         continue;
                     }
@@ -178,7 +181,20 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
                 self.agent.set_registered(name, known).await;
             }
         }
+        self.say(&faults);
         next
+    }
+
+    /// Why pools cannot be served: a node without a kubelet says it for all of them at once.
+    fn say(&mut self, faults: &BTreeMap<&String, String>) {
+        let dir = self.dir.display();
+        if faults.is_empty() {
+            if self.faults.ends() {
+                tracing::info!(%dir, "listening in the kubelet's plugin directory");
+            }
+        } else if self.faults.tells(&format!("{faults:?}"), Instant::now()) {
+            tracing::warn!(%dir, ?faults, "cannot listen in the kubelet's plugin directory");
+        }
     }
 
     fn listen(&self, pool: &str) -> io::Result<Served> {

@@ -29,6 +29,7 @@ use tonic::{Request, Response, Status};
 use vhost_rdma_agent::channel::identity::{Pair as Own, Request as Asked, Roots};
 use vhost_rdma_agent::channel::store::{Kept, Store};
 use vhost_rdma_agent::channel::{self, Settings};
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::peers::v1::peers_server::{Peers, PeersServer};
 use vhost_rdma_cluster_api::peers::v1::{FollowRequest, PeerEntry, Update};
 use vhost_rdma_cluster_api::{Condition, RdmaNode};
@@ -316,6 +317,7 @@ fn update(generation: u64, whole: bool, add: Vec<PeerEntry>, remove: &[&str]) ->
         add,
         remove: remove.iter().map(|cidr| (*cidr).to_owned()).collect(),
         more: false,
+        same: false,
     }
 }
 
@@ -325,6 +327,15 @@ fn first() -> Update {
 
 fn root() -> pki::Pair {
     pki::new_root(now(), LIFE).unwrap()
+}
+
+/// A controller, a node that follows it, and what is said to it.
+async fn followed() -> (Controller, Node, Said) {
+    let root = root();
+    let mut controller = Controller::start(&root, NAME, &root).await;
+    let node = Node::new(&root, &controller.at.clone()).await;
+    let (_, say) = controller.called().await;
+    (controller, node, say)
 }
 
 #[tokio::test]
@@ -379,10 +390,7 @@ async fn peers_reach_the_daemon_and_come_back_without_a_control_plane() {
 
 #[tokio::test]
 async fn what_the_controller_can_continue_is_not_sent_again() {
-    let root = root();
-    let mut controller = Controller::start(&root, NAME, &root).await;
-    let node = Node::new(&root, &controller.at.clone()).await;
-    let (_, say) = controller.called().await;
+    let (mut controller, node, say) = followed().await;
     say.send(Ok(first())).await.unwrap();
     node.has(&[THERE, ALLOWED]).await;
     // The replica goes, and the next one hears what there is.
@@ -391,6 +399,19 @@ async fn what_the_controller_can_continue_is_not_sent_again() {
     let held: Vec<_> =
         asked.held.iter().map(|h| (&*h.network_uid, h.epoch, h.generation)).collect();
     assert_eq!(held, [("uid-red", 5, 1)]);
+    // One of another run that finds it to be as it is says so.
+    let through = Digest::of(&"10.1.0.0/26".parse().unwrap(), "192.0.2.1", "192.0.2.1:4790");
+    assert_eq!(asked.held[0].digest, through.to_bytes());
+    let same = Update { epoch: 6, same: true, ..update(1, false, Vec::new(), &[]) };
+    say.send(Ok(same)).await.unwrap();
+    drop(say);
+    let (asked, say) = controller.called().await;
+    assert_eq!((asked.held[0].epoch, asked.held[0].generation), (6, 1));
+    node.has(&[THERE, ALLOWED]).await;
+    let update = |generation, whole, add, remove: &[&str]| Update {
+        epoch: 6,
+        ..update(generation, whole, add, remove)
+    };
     say.send(Ok(update(7, false, Vec::new(), &["10.1.0.0/26"]))).await.unwrap();
     node.has(&[ALLOWED]).await;
     // A network that the node does not host any more is no longer asked for.
@@ -403,10 +424,7 @@ async fn what_the_controller_can_continue_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_controller_that_is_not_good_changes_nothing_and_is_told() {
-    let root = root();
-    let mut controller = Controller::start(&root, NAME, &root).await;
-    let node = Node::new(&root, &controller.at.clone()).await;
-    let (_, say) = controller.called().await;
+    let (mut controller, node, say) = followed().await;
     say.send(Ok(first())).await.unwrap();
     node.has(&[THERE, ALLOWED]).await;
     drop(say);
@@ -439,10 +457,7 @@ async fn a_controller_that_is_not_good_changes_nothing_and_is_told() {
 
 #[tokio::test]
 async fn a_controller_that_floods_is_heard_a_few_times_a_second() {
-    let root = root();
-    let mut controller = Controller::start(&root, NAME, &root).await;
-    let node = Node::new(&root, &controller.at.clone()).await;
-    let (_, say) = controller.called().await;
+    let (_controller, node, say) = followed().await;
     let begin = std::time::Instant::now();
     for generation in 1..=2000 {
         let host = format!("192.0.2.{}", generation % 200 + 1);
@@ -478,10 +493,7 @@ async fn who_is_not_the_controller_is_not_spoken_with() {
 
 #[tokio::test]
 async fn a_daemon_that_does_not_take_them_is_asked_again_and_told_of() {
-    let root = root();
-    let mut controller = Controller::start(&root, NAME, &root).await;
-    let node = Node::new(&root, &controller.at.clone()).await;
-    let (_, say) = controller.called().await;
+    let (_controller, node, say) = followed().await;
     node.world.agent().reconcile().await;
     node.has(&[ALLOWED]).await;
     node.world.daemon.table().fuse = Some(0);

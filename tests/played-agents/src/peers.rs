@@ -13,8 +13,9 @@ use kube::api::PostParams;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::{Value, json};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::peers::v1::peers_client::PeersClient;
-use vhost_rdma_cluster_api::peers::v1::{FollowRequest, Update};
+use vhost_rdma_cluster_api::peers::v1::{FollowRequest, Held, Update};
 use vhost_rdma_cluster_api::{NODE_PREFIX, NODES, ROOTS, SIGNER};
 
 use crate::agents::{Agent, Agents, lock, until};
@@ -29,10 +30,31 @@ const SIGNED: Duration = Duration::from_secs(120);
 /// A network's list.
 #[derive(Debug, Default)]
 struct List {
-    /// Host's address by range.
-    entries: BTreeMap<String, String>,
+    uid: String,
+    epoch: u64,
+    generation: u64,
+    /// Host's address and daemon by range.
+    entries: BTreeMap<String, (String, String)>,
     /// More of the last message's generation is to come.
     partial: bool,
+    /// Told on the stream of now.
+    fresh: bool,
+}
+
+impl List {
+    /// What the agent has, as it says it when it comes back.
+    fn held(&self) -> Result<Held> {
+        let mut digest = Digest::default();
+        for (cidr, (through, daemon)) in &self.entries {
+            digest = digest.and(Digest::of(&cidr.parse()?, through, daemon));
+        }
+        Ok(Held {
+            network_uid: self.uid.clone(),
+            epoch: self.epoch,
+            generation: self.generation,
+            digest: digest.to_bytes(),
+        })
+    }
 }
 
 /// An agent that follows.
@@ -45,11 +67,13 @@ pub(crate) struct Peer {
 impl Peer {
     /// Where it was told that a range is.
     pub(crate) fn through(&self, network: &str, cidr: &str) -> Option<String> {
-        lock(&self.lists).get(network)?.entries.get(cidr).cloned()
+        lock(&self.lists).get(network)?.entries.get(cidr).map(|(through, _)| through.clone())
     }
 
     fn entries(&self, network: &str) -> usize {
-        lock(&self.lists).get(network).map_or(0, |list| list.entries.len())
+        let lists = lock(&self.lists);
+        let told = lists.get(network).filter(|list| list.fresh && !list.partial);
+        told.map_or(0, |list| list.entries.len())
     }
 
     fn take(&self, update: Update) {
@@ -58,17 +82,22 @@ impl Peer {
         if update.whole && !list.partial {
             list.entries.clear();
         }
-        list.partial = update.more;
+        (list.partial, list.fresh, list.uid) = (update.more, true, update.network_uid);
+        (list.epoch, list.generation) = (update.epoch, update.generation);
         for cidr in update.remove {
             list.entries.remove(&cidr);
         }
-        list.entries.extend(update.add.into_iter().map(|entry| (entry.cidr, entry.through)));
+        let add = update.add.into_iter();
+        list.entries.extend(add.map(|entry| (entry.cidr, (entry.through, entry.daemon))));
     }
 
     async fn follow(self: Arc<Self>, endpoint: Endpoint) {
         loop {
-            // What was told before holds, but here it must be told again.
-            lock(&self.lists).clear();
+            // What was told before holds, but here it must be told again; half a list is none.
+            lock(&self.lists).retain(|_, list| {
+                list.fresh = false;
+                !list.partial
+            });
             let _ = self.once(&endpoint).await;
             tokio::time::sleep(AGAIN).await;
         }
@@ -76,7 +105,8 @@ impl Peer {
 
     async fn once(&self, endpoint: &Endpoint) -> Result<()> {
         let mut client = PeersClient::new(endpoint.connect().await?);
-        let asked = FollowRequest { node: self.agent.name.clone(), held: Vec::new() };
+        let held = lock(&self.lists).values().map(List::held).collect::<Result<_>>()?;
+        let asked = FollowRequest { node: self.agent.name.clone(), held };
         let mut stream = client.follow(asked).await?.into_inner();
         while let Some(update) = stream.message().await? {
             self.take(update);
