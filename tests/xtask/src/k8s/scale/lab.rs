@@ -46,6 +46,10 @@ pub(super) struct Restart {
     pub(super) told: f64,
     pub(super) writes: f64,
     pub(super) cpu: f64,
+    /// Lists of peers that were sent as a whole, although nothing had changed in them, and lists
+    /// that were known by their digest.
+    pub(super) whole: f64,
+    pub(super) same: f64,
     /// The most memory that it had, MiB.
     pub(super) most: f64,
 }
@@ -241,7 +245,14 @@ impl<'a> Lab<'a> {
         self.player.say("told")?;
         let planned = self.rest()?.duration_since(begun).as_secs_f64();
         let told = number(&self.player.hear()?, "seconds")?;
+        let page = self.page()?;
+        let updates = |form: &str| {
+            let form = format!("form=\"{form}\"");
+            sum(&page, "vhost_rdma_controller_peers_updates_total", |line| line.contains(&form))
+        };
         Ok(Restart {
+            whole: updates("whole"),
+            same: updates("same"),
             planned,
             told,
             writes: self.writes()? - writes,

@@ -146,7 +146,7 @@ fn play(node: &Node, parts: &Parts, programs: &std::path::Path, size: Size) -> R
     let nics = lab.nics()?;
     ensure!(nics >= u64::from(size.nics), "agents report {nics} NICs only");
     let restart = lab.restart()?;
-    Ok(table(&tenth, &full, &restart))
+    Ok(table(&tenth, &full, &restart, size))
 }
 
 fn look(lab: &mut Lab<'_>, nodes: u32, size: Size) -> Result<Seen> {
@@ -180,7 +180,7 @@ fn row(name: String, values: (f64, Option<f64>), unit: &str, target: &str) -> Ro
     }
 }
 
-fn table(tenth: &Seen, full: &Seen, restart: &Restart) -> Vec<Row> {
+fn table(tenth: &Seen, full: &Seen, restart: &Restart, size: Size) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut add = |name: &str, values, unit: &str, target: &str| {
         rows.push(row(name.to_owned(), values, unit, target));
@@ -203,6 +203,9 @@ fn table(tenth: &Seen, full: &Seen, restart: &Restart) -> Vec<Row> {
         add(&format!("converged, {words}"), (b.seconds, Some(target)), "s", "<=1");
     }
     add("writes at a new start, of 1", (restart.writes, Some(1.0)), "", "<=0");
+    add("whole lists sent at a new start, of 1", (restart.whole, Some(1.0)), "", "<=0");
+    let peers = f64::from(size.peers);
+    add("lists known by their digest, of followers'", (restart.same, Some(peers)), "", ">=1");
     add("new start: all looked at", (restart.planned, Some(30.0)), "s", "<=1");
     add("new start: peers told", (restart.told, Some(30.0)), "s", "<=1");
     add("new start: processor", (restart.cpu, None), "s", "");
