@@ -75,6 +75,9 @@ pub(crate) struct NicView {
     pub(crate) error: Option<String>,
 }
 
+/// The program that it runs from, beside its directory.
+const PROGRAM: &str = "vhost-rdma";
+
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
@@ -106,7 +109,9 @@ impl Daemon {
         std::fs::create_dir_all(&dir)?;
         // One that follows another in the same run writes after it.
         let log = File::options().create(true).append(true).open(run.join("daemon.log"))?;
-        let child = tied(binary)
+        let own = dir.with_file_name(PROGRAM);
+        std::fs::copy(binary, &own)?;
+        let child = tied(own)
             .arg("serve")
             .arg("--runtime-dir")
             .arg(&dir)
@@ -120,6 +125,14 @@ impl Daemon {
             Ok(std::os::unix::net::UnixStream::connect(daemon.admin()).ok())
         })?;
         Ok(daemon)
+    }
+
+    /// Puts a new file of the program in the place of the one that it was started from.
+    pub(crate) fn install(&self) -> Result<()> {
+        let own = self.dir.with_file_name(PROGRAM);
+        let new = own.with_extension("new");
+        std::fs::copy(&self.binary, &new)?;
+        Ok(std::fs::rename(&new, &own)?)
     }
 
     fn admin(&self) -> PathBuf {

@@ -95,6 +95,7 @@ const STEPS: &[Step] = &[
     ("memory plugged and unplugged", Always, Life::plug_memory),
     ("guest reset under load", Always, Life::reset),
     ("VM killed under load", Always, Life::kill_vm),
+    ("network process replaced, daemon upgraded", Always, Life::upgrade),
     ("network process killed", Always, Life::kill_network),
     ("network process killed, again and again", Always, Life::lose_again_and_again),
     ("daemon hangs while a lost device goes", Always, Life::hang_while_it_goes),

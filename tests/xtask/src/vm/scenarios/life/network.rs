@@ -39,6 +39,13 @@ struct Calm {
     most_us: f64,
 }
 
+/// What `network restart` says.
+#[derive(Debug, Deserialize)]
+struct Restarted {
+    lost: Vec<String>,
+    pause_us: u64,
+}
+
 /// Two virtual guests that write to each other.
 struct Neighbours {
     child: Child,
@@ -140,6 +147,44 @@ impl Life {
             ensure!(!log.contains("vhost"), "the monitor of VM {n} complains:\n{log}");
         }
         Ok(())
+    }
+
+    /// Another process, and another program, under traffic: nobody in the guests notices.
+    pub(super) fn upgrade(&mut self) -> Result<()> {
+        const LOST: &str = "dmesg | grep -c 'the device was started again' || true";
+        let lost = |life: &mut Self| -> Result<Vec<String>> {
+            (0..2).map(|n| Ok(life.guest(n)?.must(LOST, SHORT)?.trim().to_owned())).collect()
+        };
+        let before = lost(self)?;
+        let (client, server) = self.load()?;
+        let (a, b) = (self.hold(0, &["poll", "sleep"])?, self.hold(1, &["poll"])?);
+        for network in ["red", "red", "red"] {
+            let said = self.fixture.daemon.cli(&["network", "restart", network, "--json"])?;
+            let said: Restarted = serde_json::from_str(&said).context("its JSON")?;
+            ensure!(said.lost.is_empty(), "devices were lost: {:?}", said.lost);
+            eprintln!("    a network's process: {:.1} ms", said.pause_us as f64 / 1000.0);
+            self.must_flow()?;
+        }
+        for _ in 0..2 {
+            self.fixture.daemon.install()?;
+            let said = self.fixture.daemon.cli(&["upgrade", "--json"])?;
+            eprintln!("    the daemon: {}", said.split_whitespace().collect::<String>());
+            self.must_flow()?;
+        }
+        ensure!(lost(self)? == before, "a driver found its device lost");
+        self.monitors_noticed_nothing()?;
+        self.must_go_on(client)?;
+        for (n, held) in [(0, a), (1, b)] {
+            for holder in held {
+                let ended = self.guest(n)?.finished(holder.job)?;
+                ensure!(ended.is_none(), "`vrdma-life {}` lost its device", holder.mode);
+                self.guest(n)?.kill(holder.job)?;
+            }
+        }
+        self.guest(0)?.kill(client)?;
+        self.guest(1)?.kill(server)?;
+        self.both_work()?;
+        NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))
     }
 
     pub(super) fn kill_network(&mut self) -> Result<()> {
