@@ -16,6 +16,8 @@ use crate::world::{Area, End, World};
 
 /// Milliseconds.
 const TARGET: Target = Target::Value(50.0);
+/// Pairs after which a context gets another doorbell page; one has room for some more.
+const PAGE_PAIRS: u32 = 200;
 /// How long writes go on before and after.
 const BESIDE: Duration = Duration::from_millis(20);
 
@@ -31,7 +33,11 @@ impl Network {
         let config = GuestConfig { ram_bytes: 256 << 20, ..GuestConfig::default() };
         let node = || world.node_with(name, &limits, config.clone());
         let (a, b) = (node(), node());
-        let pair = |_| {
+        let pair = |n| {
+            if n % PAGE_PAIRS == PAGE_PAIRS - 1 {
+                // Refused where there is room left.
+                let _full = (a.ctx.add_doorbell_page(), b.ctx.add_doorbell_page());
+            }
             let (near, far) = (a.rc(), b.rc());
             near.connect(&far, &Path::default());
             far.connect(&near, &Path::default());
