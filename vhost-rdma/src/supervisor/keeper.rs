@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::network::{Held, Shared, hang_up};
-use super::renewal::Legacy;
+use super::renewal::{Legacy, Standby};
+use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
-use crate::node::Ending;
+use crate::node::{Ending, NicConfig};
 use crate::store::Store;
 use crate::telemetry::FILTER_ENV;
 
@@ -28,15 +29,26 @@ const COMMAND: &str = "network-process";
 const START: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 /// How long a message may wait for a process that does not read.
 const SEND: Duration = Duration::from_secs(5);
+/// Requests whose answers may be on their way.
+const UNANSWERED: usize = 64;
 /// Messages of one process in a second: far more than VMMs cause, and little work.
 const PACE: u32 = 20_000;
 
 /// Serves the network until it is time to end.
 pub(super) fn run(shared: &Shared) {
+    let (mut next, mut last) = (None, None);
     loop {
         let begin = Instant::now();
-        let why = match Process::start(shared) {
-            Ok(mut process) => process.live(shared),
+        let started = Process::start(shared, next.take());
+        // One that has handed on what it had is at rest; its end may take a while, and nobody waits
+        // for it.
+        drop(last.take());
+        let why = match started {
+            Ok(mut process) => {
+                let why = process.live(shared, &mut next);
+                last = Some(process).filter(|_| shared.state().legacy.is_some());
+                why
+            }
             Err(error) => format!("cannot be started: {error}"),
         };
         let wait = {
@@ -105,8 +117,23 @@ fn spawn(shared: &Shared, socket: OwnedFd) -> io::Result<Child> {
 }
 
 impl Process {
-    /// Starts a process and tells it all that it has to know.
-    fn start(shared: &Shared) -> io::Result<Self> {
+    /// A process that knows all that it has to know: the one that stands by, or a new one.
+    fn start(shared: &Shared, standby: Option<Self>) -> io::Result<Self> {
+        let mut ready = None;
+        if let Some(mut process) = standby {
+            // NICs may have changed since; one that died meanwhile is of no use.
+            ready = process.tell_nics(shared, Request::Update).is_ok().then_some(process);
+        }
+        let mut process = match ready {
+            Some(process) => process,
+            None => Self::begin(shared)?,
+        };
+        process.hand_on(shared)?;
+        Ok(process)
+    }
+
+    /// Starts a process with the network's NICs.
+    fn begin(shared: &Shared) -> io::Result<Self> {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
         let child = spawn(shared, far)?;
@@ -117,12 +144,46 @@ impl Process {
             tracing::warn!(network, %error, "its sessions may not survive the daemon's end");
         }
         process.ask(shared, Request::Start(shared.start.clone()), &[])?;
-        let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
-        for nic in nics {
-            process.ask(shared, Request::Add(nic), &[])?;
-        }
-        process.hand_on(shared)?;
+        process.tell_nics(shared, Request::Add)?;
         Ok(process)
+    }
+
+    fn tell_nics(&mut self, shared: &Shared, request: fn(NicConfig) -> Request) -> io::Result<()> {
+        let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
+        nics.into_iter().try_for_each(|nic| self.ask(shared, request(nic), &[]))
+    }
+
+    /// Waits for the process, or for somebody who wants another to stand by; false: the latter.
+    fn hear(&self, shared: &Shared) -> io::Result<bool> {
+        loop {
+            let mut fds =
+                [PollFd::new(&*self.wire, PollFlags::IN), PollFd::new(&shared.bell, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(true),
+                Ok(_) => {
+                    let _ = eventfd::take(shared.bell.as_fd());
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    /// Has another process stand by, if one is wanted.
+    fn stand_by(shared: &Shared, next: &mut Option<Self>) {
+        if shared.state().standby != Standby::Wanted {
+            return;
+        }
+        match Self::begin(shared) {
+            Ok(process) => *next = Some(process),
+            Err(error) => {
+                let network = &shared.start.network;
+                tracing::warn!(network, %error, "no process stands by: the pause is a longer one");
+            }
+        }
+        shared.state().standby = Standby::Tried;
+        shared.wake();
     }
 
     /// Has the process go on with all sessions, and with what an earlier one has left of them.
@@ -167,13 +228,28 @@ impl Process {
         Ok(())
     }
 
+    /// Few of the answers are waited for: what does not fit is refused when the session is to go
+    /// on. But neither side is to wait for room while the other does.
     fn tell(&mut self, shared: &Shared, session: u64, held: &Held) -> io::Result<()> {
         let begin = Request::TakeUp(held.nic.clone(), session);
-        self.ask(shared, begin, &[held.stream.as_fd()])?;
-        for (change, files) in held.record.changes() {
-            self.ask(shared, Request::Kept(session, change), &files)?;
+        self.say(shared, begin, &[held.stream.as_fd()])?;
+        for (n, (change, files)) in held.record.changes().into_iter().enumerate() {
+            let kept = Request::Kept(session, change);
+            if n % UNANSWERED == UNANSWERED - 1 {
+                self.ask(shared, kept, &files)?;
+            } else {
+                self.say(shared, kept, &files)?;
+            }
         }
         Ok(())
+    }
+
+    /// Sends a request; its number.
+    fn say(&self, shared: &Shared, request: Request, files: &[BorrowedFd<'_>]) -> io::Result<u64> {
+        let id = shared.state().number();
+        let bytes = encode(&Numbered { id, request }).map_err(io::Error::other)?;
+        self.wire.send(&bytes, files)?;
+        Ok(id)
     }
 
     /// Asks and waits for the answer, while the keeper is the only one who speaks to the process.
@@ -184,9 +260,7 @@ impl Process {
         request: Request,
         files: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let id = shared.state().number();
-        let bytes = encode(&Numbered { id, request }).map_err(io::Error::other)?;
-        self.wire.send(&bytes, files)?;
+        let id = self.say(shared, request, files)?;
         loop {
             let mut fds = [PollFd::new(&*self.wire, PollFlags::IN)];
             if poll(&mut fds, Some(&START))? == 0 {
@@ -211,7 +285,7 @@ impl Process {
     }
 
     /// Listens to the process until it ends or talks nonsense; why.
-    fn live(&mut self, shared: &Shared) -> String {
+    fn live(&mut self, shared: &Shared, next: &mut Option<Self>) -> String {
         {
             let mut state = shared.state();
             if state.stopping {
@@ -224,8 +298,17 @@ impl Process {
         shared.wake();
         let mut pace = Pace::new(Instant::now());
         loop {
+            match self.hear(shared) {
+                Ok(true) => {}
+                Ok(false) => {
+                    Self::stand_by(shared, next);
+                    continue;
+                }
+                Err(error) => return format!("cannot be listened to: {error}"),
+            }
             let packet = match self.wire.receive() {
                 Ok(Some(packet)) => packet,
+                Ok(None) if shared.state().legacy.is_some() => return String::new(),
                 Ok(None) => return self.end(),
                 Err(error) => return format!("cannot be listened to: {error}"),
             };

@@ -22,13 +22,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 
 use super::estate::Left;
 use super::keeper;
 use super::ledger::{Entry, Ledger, Whose};
 use super::record::Record;
-use super::renewal::Legacy;
+use super::renewal::{Legacy, Standby};
 use super::restarts::Restarts;
 use crate::device::Change;
 use crate::network_process::{Answer, Figures, Numbered, Report, Request, Start, Wire, encode};
@@ -125,6 +125,8 @@ pub(super) struct State {
     last: u64,
     /// It was late with an answer; it is not asked for what is only to be shown until then.
     late_until: Option<Instant>,
+    /// Whether another process is to stand by.
+    pub(super) standby: Standby,
     /// What the process that is ending has left for the next one.
     pub(super) legacy: Option<Legacy>,
     /// NICs that the present process goes on with as if nothing had happened.
@@ -188,6 +190,8 @@ pub(super) struct Shared {
     pub(super) store: Store,
     state: Mutex<State>,
     changed: Condvar,
+    /// Has the keeper look at what is wanted of it, while it listens to the process.
+    pub(super) bell: OwnedFd,
 }
 
 impl Shared {
@@ -204,6 +208,11 @@ impl Shared {
     pub(super) fn pause(&self, time: Duration) {
         let going = |state: &mut State| !state.stopping;
         let _ = self.changed.wait_timeout_while(self.state(), time, going);
+    }
+
+    /// Waits until something is so, but not for ever.
+    pub(super) fn wait_until(&self, time: Duration, is_so: impl Fn(&State) -> bool) {
+        let _ = self.changed.wait_timeout_while(self.state(), time, |state| !is_so(state));
     }
 
     /// Waits for a process that is being started.
@@ -339,7 +348,9 @@ impl Network {
     /// Starts the network's process and waits until it is ready.
     pub(super) fn start(start: Start, store: Store) -> Result<Self, AttachError> {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { start, store, state, changed });
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| AttachError::io("make an eventfd", error.into()))?;
+        let shared = Arc::new(Shared { start, store, state, changed, bell });
         let own = shared.clone();
         // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
         let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
@@ -573,108 +584,4 @@ impl Far {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::device::{Piece, Place};
-    use crate::network_process::VERSION;
-    use crate::telemetry::LogFormat;
-
-    fn shared() -> Shared {
-        let (network, log_format) = ("net".to_owned(), LogFormat::Text);
-        let start = Start { version: VERSION, network, poll_us: 10, log_format, log: None };
-        let (store, state) = (Store::default(), Mutex::default());
-        Shared { start, store, state, changed: Condvar::new() }
-    }
-
-    /// Session `id`, and what is told at its end.
-    fn hold(shared: &Shared, id: u64) -> (UnixStream, Receiver<Ending>) {
-        let (near, far) = UnixStream::pair().unwrap();
-        let (ended, end) = channel();
-        let nic = "n".to_owned();
-        let ledger = Ledger::new(&shared.store, Whose::default());
-        let held = Held { nic, stream: near, record: Record::default(), ledger, ended };
-        shared.state().sessions.insert(id, held);
-        (far, end)
-    }
-
-    fn change() -> impl Strategy<Value = (Change, usize)> {
-        let queue = 0u32..36;
-        let piece = any::<(u64, u64, u64)>().prop_map(|(start, len, vmm)| Piece {
-            start,
-            len,
-            vmm,
-            offset: 0,
-        });
-        prop_oneof![
-            any::<u64>().prop_map(|features| (Change::Features(features), 0)),
-            Just((Change::Reset, 0)),
-            piece.prop_map(|piece| (Change::Plugged(piece), 1)),
-            any::<u64>().prop_map(|start| (Change::Unplugged(start), 0)),
-            (queue.clone(), any::<u32>()).prop_map(|(q, size)| (Change::Size(q, size), 0)),
-            (queue.clone(), any::<(u64, u64, u64)>()).prop_map(|(q, at)| {
-                let place = Place { descriptors: at.0, used: at.1, available: at.2 };
-                (Change::Place(q, place), 0)
-            }),
-            (queue.clone(), 0usize..2).prop_map(|(q, files)| (Change::Kick(q), files)),
-            (queue.clone(), 0usize..2).prop_map(|(q, files)| (Change::Call(q), files)),
-            (queue, any::<u32>()).prop_map(|(q, at)| (Change::Stopped(q, at), 0)),
-        ]
-    }
-
-    fn report() -> impl Strategy<Value = (Report, usize)> {
-        let id = 0u64..4;
-        prop_oneof![
-            (id.clone(), Just(Answer::Done)).prop_map(|(id, a)| (Report::Answer(id, a), 0)),
-            id.clone().prop_map(|id| (Report::Begun(id), 0)),
-            id.clone().prop_map(|id| (Report::Done(id), 0)),
-            id.clone().prop_map(|id| (Report::Ended(id, Ending::Closed), 0)),
-            (id, change()).prop_map(|(id, (change, files))| (Report::Changed(id, change), files)),
-        ]
-    }
-
-    proptest! {
-        /// Whatever a process tells, in whatever order, of sessions that there are or are not.
-        #[test]
-        fn no_tale_does_harm(tale in proptest::collection::vec(report(), 0..200)) {
-            let shared = shared();
-            let ends: Vec<_> = (1..3).map(|id| hold(&shared, id)).collect();
-            for (mut report, count) in tale {
-                prop_assert!(report.check(count).is_ok(), "{report:?}");
-                let null = || File::open("/dev/null").map(OwnedFd::from);
-                let files = (0..count).map(|_| null().unwrap()).collect();
-                shared.take(report, (files, false));
-            }
-            let mut state = shared.state();
-            prop_assert!(state.sessions.keys().all(|id| (1..3).contains(id)), "one came of nothing");
-            for held in state.sessions.values() {
-                prop_assert!(held.record.changes().len() < 36 * 6 + 509 + 2);
-            }
-            state.mourn();
-            drop(state);
-            for (id, (_vmm, end)) in (1..).zip(ends) {
-                let goes_on = shared.state().sessions.contains_key(&id);
-                prop_assert_eq!(goes_on, end.try_recv().is_err(), "it goes on, or is told");
-            }
-        }
-    }
-
-    #[test]
-    fn a_session_in_the_middle_of_a_message_ends_with_its_process() {
-        let shared = shared();
-        let (_quiet, quiet) = hold(&shared, 1);
-        let (_busy, busy) = hold(&shared, 2);
-        let (gone, closed) = hold(&shared, 3);
-        shared.take(Report::Begun(1), (Vec::new(), false));
-        shared.take(Report::Done(1), (Vec::new(), false));
-        shared.take(Report::Begun(2), (Vec::new(), false));
-        drop(gone);
-        shared.state().mourn();
-        assert!(quiet.try_recv().is_err(), "it goes on");
-        assert!(matches!(busy.try_recv(), Ok(Ending::Broken(_))));
-        assert_eq!(closed.try_recv(), Ok(Ending::Closed));
-    }
-}
+mod tests;

@@ -3,8 +3,9 @@
 //! The process is asked to come to rest and to write what a crash would lose into a file of memory
 //! that is the supervisor's (`dataplane::saved`). The supervisor does not look into it: it was
 //! written by a process that guests talk to, and is read by one for the same guests. The next
-//! process is started as after a crash, by the keeper, and gets the file beside the sessions. What
-//! cannot be handed on so is lost as in a crash; nothing else is.
+//! process is started by the keeper before the first comes to rest, stands by with the same NICs,
+//! and gets the file beside the sessions. What cannot be handed on so is lost as in a crash; nothing
+//! else is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,6 +18,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::ledger::Whose;
 use super::network::{Network, NoAnswer, Shared, hang_up};
+use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
 use crate::node::{AttachError, Guests, NicConfig, Renewed, Session};
 use crate::store::Store;
@@ -24,6 +26,21 @@ use crate::store::Store;
 /// How long a process may take to come to rest and to write: it waits half a second for its guests,
 /// and a hundred thousand objects are written in less than one.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the next process may take to stand by; without it traffic pauses for as long.
+const READY: Duration = Duration::from_secs(5);
+
+/// Whether another process stands by: to start one takes longer than all the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Standby {
+    /// Nobody wants one.
+    #[default]
+    No,
+    /// The keeper is to start one.
+    Wanted,
+    /// It did, or cannot.
+    Tried,
+}
 
 /// What a process has left for the next one.
 #[derive(Debug)]
@@ -93,6 +110,9 @@ impl Network {
         let shared = self.shared();
         let trouble = |why: String| AttachError::Resources(format!("its process: {why}"));
         shared.ready().map_err(trouble)?;
+        shared.state().standby = Standby::Wanted;
+        eventfd::signal(shared.bell.as_fd());
+        shared.wait_until(READY, |state| state.standby == Standby::Tried || state.wire.is_none());
         let begin = Instant::now();
         let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)
             .map_err(|error| AttachError::io("make a file of memory", error.into()))?;

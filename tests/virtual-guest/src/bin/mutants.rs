@@ -428,13 +428,16 @@ mod tests {
             mutant.seed(&fs::read_to_string(path).unwrap()).unwrap();
             for test in &mutant.tests {
                 let (program, name) = test.split_once("::").unwrap();
-                // A program of several files is a folder, and its tests have a module.
+                // A program of several files is a folder: its tests have a module, or stand in
+                // `main.rs`.
+                let folder = root.join("tests/virtual-guest/tests").join(program);
                 let (file, name) = match name.split_once("::") {
-                    Some((module, name)) => (format!("{program}/{module}.rs"), name),
-                    None => (format!("{program}.rs"), name),
+                    Some((module, name)) => (folder.join(format!("{module}.rs")), name),
+                    None if folder.is_dir() => (folder.join("main.rs"), name),
+                    None => (folder.with_extension("rs"), name),
                 };
-                let file = root.join("tests/virtual-guest/tests").join(file);
-                let text = fs::read_to_string(file).unwrap();
+                let text = fs::read_to_string(&file)
+                    .unwrap_or_else(|e| panic!("{test}: {}: {e}", file.display()));
                 assert!(text.contains(&format!("fn {name}(")), "{test} is not there");
             }
         }
