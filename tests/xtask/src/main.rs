@@ -136,6 +136,9 @@ enum Chore {
     Chart {
         /// The directory
         dir: PathBuf,
+        /// Have Helm render it, from a package of Python's registry, and compare
+        #[arg(long)]
+        helm: bool,
     },
     /// Play each alert of manifests/monitoring
     Monitoring,
@@ -178,7 +181,8 @@ fn run(cli: &Cli) -> Result<bool> {
         }
         Chore::Crds => chores::crds(),
         Chore::Dashboard => monitoring::write_dashboard(),
-        Chore::Chart { dir } => chart::write(&Cache::open()?, dir),
+        Chore::Chart { dir, helm: true } => chart::by_helm(&Cache::open()?, dir),
+        Chore::Chart { dir, helm: false } => chart::write(&Cache::open()?, dir),
         Chore::Monitoring => monitoring::run(&Cache::open()?),
         Chore::Man { dir } => chores::man(dir.as_deref()),
         Chore::Results(what) => what.run(),

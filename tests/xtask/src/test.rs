@@ -73,6 +73,7 @@ impl Args {
             steps.step("two containers with RDMA devices", || {
                 process::ContainersArgs::default().run(cache)
             })?;
+            steps.step("Helm renders the chart", || crate::chart::shown(cache))?;
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps
                 .step("driver and device of different ages", || ages::Args::default().run(cache))?;
