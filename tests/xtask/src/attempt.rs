@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,9 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
-use crate::exec::{capture, run_logged, tied};
+use crate::exec::{capture, run_logged, tied, tied_as};
+use crate::host;
 use crate::process::products::{daemon, libraries};
 use crate::rows::{self, Row};
+use crate::vm::rundir::RunDir;
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
@@ -43,6 +46,20 @@ for i in 1 2 3 4 5 6 7 8 9; do
   if VHOST_RDMA_DEVICES=$2 rping -c -a $address -v -C 100; then wait $server; exit; fi
 done
 exit 1"#;
+/// "nobody" on every distribution.
+const NOBODY: u32 = 65534;
+/// Neither a program nor the daemon's two processes may do anything that others may not.
+const POWERLESS: &str = r#"n=0
+for it in self $(grep -lzE '^(serve|network-process)$' /proc/[0-9]*/cmdline 2> /dev/null); do
+  it=${it#/proc/}; it=/proc/${it%/cmdline}/status
+  grep -qE '^Uid:(.65534){4}$' $it || continue
+  for set in Inh Prm Eff Bnd Amb; do grep -q "^Cap$set:.0*$" $it; done
+  grep -q '^NoNewPrivs:.1$' $it; n=$((n+1))
+done; [ $n -ge 3 ]"#;
+/// Copies what is run to where all may read it.
+const STAGE: &str = r#"cp -r -- "$1" "$4/vhost-rdma"; cp -r -- "$2" "$4/libraries"
+cp -r -- "$3" "$4/programs"; chmod -R go+rX "$4""#;
+
 /// See the module
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
@@ -52,6 +69,9 @@ pub(crate) struct Args {
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
+    /// Daemon and programs as user 65534, without any capability, with a home of its own: takes root
+    #[arg(long)]
+    nobody: bool,
     /// In place of the measurements, a program that gets two devices (`-- sh` for a shell)
     #[arg(last = true)]
     program: Vec<OsString>,
@@ -193,14 +213,47 @@ struct Lab {
     daemon: PathBuf,
     libraries: PathBuf,
     programs: PathBuf,
+    /// Where all this is, for a user who may not look into ours.
+    stage: Option<RunDir>,
 }
 
 impl Lab {
+    fn new(cache: &Cache, debug: bool) -> Result<Self> {
+        let (daemon, libraries) = (daemon(cache, debug)?, libraries(cache)?);
+        Ok(Self { daemon, libraries, programs: programs(cache)?, stage: None })
+    }
+
+    /// The same for user 65534: copies that all may read, and a home.
+    fn for_nobody(self) -> Result<Self> {
+        host::require_root()?;
+        let stage = RunDir::new()?;
+        let at = |name| stage.path().join(name);
+        let mut copy = tied("sh");
+        copy.args(["-ec", STAGE, "sh"]).args([&self.daemon, &self.libraries, &self.programs]);
+        capture(copy.arg(stage.path()), RUN_WAIT)?;
+        fs::create_dir(at("home"))?;
+        chown(at("home"), Some(NOBODY), Some(NOBODY))?;
+        Ok(Self {
+            daemon: at("vhost-rdma"),
+            libraries: at("libraries"),
+            programs: at("programs"),
+            stage: Some(stage),
+        })
+    }
+
     /// `vhost-rdma run`, for whatever is to follow.
     fn with_two_devices(&self) -> Result<Command> {
         let of_programs = |path: &str| self.programs.join(path).display().to_string();
-        let mut run: Command = tied(&self.daemon);
         let path = std::env::var("PATH").unwrap_or_default();
+        let mut run = match &self.stage {
+            None => tied(&self.daemon),
+            Some(stage) => {
+                let mut run = tied_as(NOBODY, &self.daemon);
+                let home = stage.path().join("home");
+                run.env_clear().env("HOME", &home).env("TMPDIR", &home).current_dir(&home);
+                run
+            }
+        };
         run.env("VHOST_RDMA_LIBRARIES", &self.libraries);
         run.env("PATH", format!("{}:{path}", of_programs("usr/bin")));
         run.env("LD_LIBRARY_PATH", library_path(&self.programs)?);
@@ -247,15 +300,21 @@ impl Lab {
         if let Err(error) = said {
             eprintln!("rping: {error:#}");
         }
-        Row {
-            name: "rping -v -C 100: exchanges".to_owned(),
-            ok: pings == 100,
-            value: Some(f64::from(u32::try_from(pings).unwrap_or(u32::MAX))),
-            reference: None,
-            ratio: None,
-            unit: String::new(),
-            target: String::new(),
-        }
+        let value = Some(f64::from(u32::try_from(pings).unwrap_or(u32::MAX)));
+        Row { value, ..verdict("rping -v -C 100: exchanges", pings == 100) }
+    }
+}
+
+/// A row that has no figure.
+fn verdict(name: &str, ok: bool) -> Row {
+    Row {
+        name: name.to_owned(),
+        ok,
+        value: None,
+        reference: None,
+        ratio: None,
+        unit: String::new(),
+        target: String::new(),
     }
 }
 
@@ -267,12 +326,14 @@ pub(crate) fn library_path(root: &Path) -> Result<PathBuf> {
 }
 
 impl Args {
+    /// What CI runs, which is root.
+    pub(crate) fn as_nobody() -> Self {
+        Self { nobody: true, ..Self::default() }
+    }
+
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let lab = Lab {
-            daemon: daemon(cache, self.debug)?,
-            libraries: libraries(cache)?,
-            programs: programs(cache)?,
-        };
+        let lab = Lab::new(cache, self.debug)?;
+        let lab = if self.nobody { lab.for_nobody()? } else { lab };
         if !self.program.is_empty() {
             return Ok(lab.with_two_devices()?.args(&self.program).status()?.success());
         }
@@ -280,21 +341,21 @@ impl Args {
         let devices = lab.run("ibv_devinfo")?;
         let both = devices.matches("PORT_ACTIVE").count() == 2;
         println!("{devices}");
-        let mut rows = vec![Row {
-            name: "ibv_devinfo: two active ports".to_owned(),
-            ok: both,
-            value: None,
-            reference: None,
-            ratio: None,
-            unit: String::new(),
-            target: String::new(),
-        }];
+        let mut rows = vec![verdict("ibv_devinfo: two active ports", both)];
+        if self.nobody {
+            rows.push(verdict("user 65534, no capability", lab.run(POWERLESS).is_ok()));
+        }
         for program in &PROGRAMS {
             rows.push(lab.row(program)?);
         }
         rows.push(lab.rping());
+        if let Some(stage) = &lab.stage {
+            let left = fs::read_dir(stage.path().join("home"))?.count();
+            rows.push(verdict("nothing is left in its home", left == 0));
+        }
         rows::print_table(&rows, "vhost-rdma", "TCP");
-        println!("{:.1} s, as user {}", begin.elapsed().as_secs_f64(), user());
+        let user = if self.nobody { NOBODY.to_string() } else { user() };
+        println!("{:.1} s, as user {user}", begin.elapsed().as_secs_f64());
         if let Some(path) = &self.json {
             rows::write_json(path, &rows)?;
         }

@@ -73,6 +73,16 @@ pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     cmd
 }
 
+/// The same as another user, without a group, a capability or a way to get one.
+pub(crate) fn tied_as(user: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let id = user.to_string();
+    let mut cmd = Command::new("setpriv");
+    cmd.args(["--pdeathsig", "KILL", "--reuid", &id, "--regid", &id, "--clear-groups"]);
+    cmd.args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]).arg(program);
+    cmd.process_group(0).stdin(Stdio::null());
+    cmd
+}
+
 /// A command in a mount namespace of its own, so that whatever it mounts is gone when it ends,
 /// however it ends.
 pub(crate) fn tied_private_mounts(program: impl AsRef<std::ffi::OsStr>) -> Command {

@@ -38,7 +38,7 @@ impl Args {
             chores::mutants(cache, &mut steps, self.full)?;
             steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
             steps.step("attacks on a neighbour's time", chores::isolation)?;
-            steps.step("processes with RDMA devices", || attempt::Args::default().run(cache))?;
+            steps.step("processes with RDMA devices", || attempt::Args::as_nobody().run(cache))?;
             steps.step("programs with NICs for processes", || {
                 let debian = (!self.full).then_some(Debian::Trixie);
                 process::Args::on(debian).run(cache)
