@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use virtual_guest::control::Mr;
 use virtual_guest::process::{Job, Mirrors, job, op};
 use virtual_guest::qp::{Path, SendWr};
-use virtual_guest::spec::{access, err, status};
+use virtual_guest::spec::{access, err, send, status};
 use virtual_guest::world::{End, Node, pattern};
 
 use crate::scene::{Scene, status as refused};
@@ -134,6 +134,40 @@ fn peers_reach_memory_that_is_not_shared() {
     assert_eq!((result.word(0), owner.words[1].load(Ordering::SeqCst)), (40, 42));
     a.run_ok(&SendWr::cas(4, result.sge(), owner.at(8), 42, 7));
     assert_eq!((result.word(0), owner.words[1].load(Ordering::SeqCst)), (42, 7));
+}
+
+/// The owner may be asked for a request before its turn, but not before what the request waits for:
+/// a fenced write sends what the read before it brings, and who is told of writes finds them.
+#[test]
+fn owners_are_asked_ahead_of_nothing_that_counts() {
+    let scene = Scene::new();
+    let (mut a, mut b) = pair(&scene.blue(), &scene.red());
+    let owner = Owner::new(&b.node);
+    let (carried, told) = (a.node.area(64), b.node.area(8));
+    for round in 1..=20u64 {
+        for (i, word) in owner.words.iter().take(8).enumerate() {
+            word.store(round << 8 | i as u64, Ordering::SeqCst);
+        }
+        let plain = a.node.area_of(&pattern(round, 64));
+        b.qp.post_recv(round, &[told.sge()]);
+        let (from, key) = owner.at(0);
+        a.qp.queue_send(&SendWr::read(1, &[carried.sge()], from, key));
+        let back = SendWr::write(2, &[carried.sge()], owner.at(4096).0, key);
+        a.qp.queue_send(&back.flag(send::FENCE));
+        for i in 0..8 {
+            let at = owner.at(8192 + 64 * i).0;
+            a.qp.queue_send(&SendWr::write(3 + i, &[plain.sge()], at, key));
+        }
+        a.qp.queue_send(&SendWr::send(11, &[a.node.area(8).sge()]));
+        a.qp.ring_sq();
+        assert_eq!(b.rcq.one().status, status::SUCCESS);
+        assert_eq!(owner.bytes(4096, 64), owner.bytes(0, 64), "{round}: sent before it was read");
+        assert_eq!(owner.bytes(8192, 512), pattern(round, 64).repeat(8), "{round}: told too early");
+        for id in 1..=11 {
+            let cqe = a.scq.one();
+            assert_eq!((cqe.wr_id, cqe.status), (id, status::SUCCESS));
+        }
+    }
 }
 
 #[test]

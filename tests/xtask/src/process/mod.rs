@@ -188,14 +188,10 @@ impl Args {
         let mut rows = Vec::new();
         let pairs = programs::all().into_iter().chain(clients::all());
         let pairs = pairs.map(|(program, script)| (2, program, script));
-        let more = connections::all().into_iter();
+        let more = connections::all(container.release).into_iter();
         let more = more.map(|(program, script)| (connections::NICS, program, script));
         for (nics, program, script) in pairs.chain(more) {
             if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
-                continue;
-            }
-            let bookworm = container.release == Release::Debian(Debian::Bookworm);
-            if bookworm && program == connections::NOT_ON_BOOKWORM {
                 continue;
             }
             let begin = Instant::now();
