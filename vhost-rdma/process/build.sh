@@ -54,7 +54,7 @@ for file in ah.c cq.c cq_ex.c dm.c mr.c post.c post_ex.c qp.c srq.c virtio_rdma.
 done
 # Two sources have the same name: rings of the guest's provider, memory of ours.
 cp "$guest/provider/memory.c" "$tree/libibverbs/local/rings.c"
-cp "$here"/provider/*.[ch] "$guest/include/virtio_rdma_uapi.h" "$abi" "$tree/libibverbs/local/"
+cp "$guest/kernel/qp_attr.h" "$here"/provider/*.[ch] "$guest/include/virtio_rdma_uapi.h" "$abi" "$tree/libibverbs/local/"
 
 generator=Ninja
 command -v ninja > /dev/null || generator='Unix Makefiles'

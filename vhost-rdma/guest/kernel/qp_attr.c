@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Queue pair attributes. The device owns the state machine (docs/virtio-rdma.md, section 8):
- * masks and values travel as they are, the numbers of both sides are those of the verbs
- * interface.
+ * Queue pair attributes. The device owns the state machine (docs/virtio-rdma.md, section 8).
  *
  * What is left to us is the kernel's rings: on the way to RESET they start over.
  */
 #include "virtio_rdma.h"
+
+#include "qp_attr.h"
 
 /*
  * Rights to operations that a device does not have (FLUSH, since Linux 6.2) enable nothing and are
@@ -25,51 +25,9 @@ static u32 vrdma_qp_rights(struct vrdma *vr, u32 rights)
 static int vrdma_attr_to_wire(struct vrdma *vr, struct virtio_rdma_qp_attr *w,
 			      const struct ib_qp_attr *a, int mask)
 {
-	w->mask = cpu_to_le32(mask);
-	w->qp_state = a->qp_state;
-	w->cur_qp_state = a->cur_qp_state;
-	w->path_mtu = a->path_mtu;
-	w->path_mig_state = a->path_mig_state;
-	w->qkey = cpu_to_le32(a->qkey);
-	w->rq_psn = cpu_to_le32(a->rq_psn);
-	w->sq_psn = cpu_to_le32(a->sq_psn);
-	w->dest_qpn = cpu_to_le32(a->dest_qp_num);
+	vrdma_values_to_wire(w, a, mask);
 	w->qp_access_flags = cpu_to_le32(vrdma_qp_rights(vr, a->qp_access_flags));
-	w->pkey_index = cpu_to_le16(a->pkey_index);
-	w->en_sqd_async_notify = a->en_sqd_async_notify;
-	w->max_rd_atomic = a->max_rd_atomic;
-	w->max_dest_rd_atomic = a->max_dest_rd_atomic;
-	w->min_rnr_timer = a->min_rnr_timer;
-	w->port_num = a->port_num;
-	w->timeout = a->timeout;
-	w->retry_cnt = a->retry_cnt;
-	w->rnr_retry = a->rnr_retry;
 	return mask & IB_QP_AV ? vrdma_av_from_attr(&w->ah, &a->ah_attr) : 0;
-}
-
-static void vrdma_attr_from_wire(struct ib_device *ib, struct ib_qp_attr *a,
-				 const struct virtio_rdma_qp_attr *w)
-{
-	a->qp_state = w->qp_state;
-	a->cur_qp_state = w->cur_qp_state;
-	a->path_mtu = w->path_mtu;
-	a->path_mig_state = w->path_mig_state;
-	a->qkey = le32_to_cpu(w->qkey);
-	a->rq_psn = le32_to_cpu(w->rq_psn);
-	a->sq_psn = le32_to_cpu(w->sq_psn);
-	a->dest_qp_num = le32_to_cpu(w->dest_qpn);
-	a->qp_access_flags = le32_to_cpu(w->qp_access_flags);
-	a->pkey_index = le16_to_cpu(w->pkey_index);
-	a->en_sqd_async_notify = w->en_sqd_async_notify;
-	a->sq_draining = w->sq_draining;
-	a->max_rd_atomic = w->max_rd_atomic;
-	a->max_dest_rd_atomic = w->max_dest_rd_atomic;
-	a->min_rnr_timer = w->min_rnr_timer;
-	a->port_num = w->port_num;
-	a->timeout = w->timeout;
-	a->retry_cnt = w->retry_cnt;
-	a->rnr_retry = w->rnr_retry;
-	vrdma_av_to_attr(ib, &a->ah_attr, &w->ah);
 }
 
 static void vrdma_set_state(struct vrdma_qp *qp, enum ib_qp_state state)
@@ -127,7 +85,8 @@ int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 	if (ret)
 		return ret;
 	memset(attr, 0, sizeof(*attr));
-	vrdma_attr_from_wire(ibqp->device, attr, &resp.attr);
+	vrdma_values_from_wire(attr, &resp.attr);
+	vrdma_av_to_attr(ibqp->device, &attr->ah_attr, &resp.attr.ah);
 	attr->cap = qp->cap;
 	memset(init, 0, sizeof(*init));
 	init->event_handler = ibqp->event_handler;

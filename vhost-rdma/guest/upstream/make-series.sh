@@ -134,8 +134,8 @@ END
 
 	dir=drivers/infiniband/hw/virtio
 	mkdir -p $dir
-	for file in "$guest"/kernel/*.c "$guest/kernel/virtio_rdma.h"; do
-		case $file in *.mod.c) continue;; esac
+	for file in "$guest"/kernel/*.[ch]; do
+		case $file in *.mod.c | */compat.h) continue;; esac
 		newest_form < "$file" > "$dir/$(basename "$file")"
 	done
 	! grep -nE 'VRDMA_(HAVE|CREATE_CQ|DMABUF|DMAH|ROBUST|RESIZE)' $dir/* ||

@@ -1,5 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB) */
-/* Queue pairs, address handles and groups: a part of kernel.c. */
+/*
+ * Queue pairs, address handles and groups: a part of kernel.c. Their attributes travel as those of a
+ * guest's kernel do, whose header serves us: libibverbs' structure has members of the same names.
+ */
+#define ib_qp_attr ibv_qp_attr
+#define cpu_to_le16 htole16
+#define cpu_to_le32 htole32
+#define le16_to_cpu le16toh
+#define le32_to_cpu le32toh
+typedef uint32_t u32;
+#include "qp_attr.h"
+#undef ib_qp_attr
 
 static void av_to_wire(struct virtio_rdma_av *av, const struct ibv_ah_attr *attr)
 {
@@ -126,25 +137,8 @@ int vrdma_local_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
 
 	if (mask & (IBV_QP_CAP | IBV_QP_ALT_PATH))
 		return EOPNOTSUPP;
-	w->mask = htole32((uint32_t)mask);
-	w->qp_state = (uint8_t)a->qp_state;
-	w->cur_qp_state = (uint8_t)a->cur_qp_state;
-	w->path_mtu = (uint8_t)a->path_mtu;
-	w->path_mig_state = (uint8_t)a->path_mig_state;
-	w->qkey = htole32(a->qkey);
-	w->rq_psn = htole32(a->rq_psn);
-	w->sq_psn = htole32(a->sq_psn);
-	w->dest_qpn = htole32(a->dest_qp_num);
+	vrdma_values_to_wire(w, a, (uint32_t)mask);
 	w->qp_access_flags = htole32(a->qp_access_flags & 0x11f);
-	w->pkey_index = htole16(a->pkey_index);
-	w->en_sqd_async_notify = a->en_sqd_async_notify;
-	w->max_rd_atomic = a->max_rd_atomic;
-	w->max_dest_rd_atomic = a->max_dest_rd_atomic;
-	w->min_rnr_timer = a->min_rnr_timer;
-	w->port_num = a->port_num;
-	w->timeout = a->timeout;
-	w->retry_cnt = a->retry_cnt;
-	w->rnr_retry = a->rnr_retry;
 	if (mask & IBV_QP_AV) {
 		if (!a->ah_attr.is_global)
 			return EINVAL;
@@ -171,25 +165,7 @@ int vrdma_local_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
 	if (ret)
 		return ret;
 	memset(a, 0, sizeof(*a));
-	a->qp_state = w->qp_state;
-	a->cur_qp_state = w->cur_qp_state;
-	a->path_mtu = w->path_mtu;
-	a->path_mig_state = w->path_mig_state;
-	a->qkey = le32toh(w->qkey);
-	a->rq_psn = le32toh(w->rq_psn);
-	a->sq_psn = le32toh(w->sq_psn);
-	a->dest_qp_num = le32toh(w->dest_qpn);
-	a->qp_access_flags = le32toh(w->qp_access_flags);
-	a->pkey_index = le16toh(w->pkey_index);
-	a->en_sqd_async_notify = w->en_sqd_async_notify;
-	a->sq_draining = w->sq_draining;
-	a->max_rd_atomic = w->max_rd_atomic;
-	a->max_dest_rd_atomic = w->max_dest_rd_atomic;
-	a->min_rnr_timer = w->min_rnr_timer;
-	a->port_num = w->port_num;
-	a->timeout = w->timeout;
-	a->retry_cnt = w->retry_cnt;
-	a->rnr_retry = w->rnr_retry;
+	vrdma_values_from_wire(a, w);
 	av_from_wire(&a->ah_attr, &w->ah);
 	memset(init, 0, sizeof(*init));
 	init->qp_context = qp->qp_context;

@@ -71,12 +71,15 @@ const PAIRS: &[(&str, &str)] = &[
     ("ib_send_lat -R -F -n 500 -c UD", "ib_send_lat -R -F -n 500 -c UD $A"),
 ];
 
-/// One sends to a group that two have joined; each counts what comes, and ends with the last.
+/// One sends to a group that two have joined; each counts what comes, and ends with the last. What
+/// is sent before they have joined nobody gets.
 const GROUP: &str = r#"for n in 0 1; do
-  nic $n mckey -m 224.1.2.3 -b $(eval echo \$$((n+1))) -C 20 > /tmp/receiver$n 2>&1 &
+  nic $n stdbuf -oL mckey -m 224.1.2.3 -b $(eval echo \$$((n+1))) -C 20 > /tmp/receiver$n 2>&1 &
   eval receiver$n=$!
 done
-sleep 1
+for n in 0 1; do
+  for i in $(seq 100); do grep -q '^mckey: joined' /tmp/receiver$n && break; sleep 0.1; done
+done
 if nic 2 mckey -m 224.1.2.3 -b $C -s -C 20 > /tmp/sender 2>&1; then
   wait $receiver0 && wait $receiver1 && exit 0
 fi

@@ -27,9 +27,16 @@ pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
     for file in &source {
         inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
     }
-    for part in ["process", "guest/provider", "guest/include", "abi/include"] {
+    let shared: fn(&str) -> bool = |name| name == "qp_attr.h";
+    for (part, counts) in [
+        ("process", is_source as fn(&str) -> bool),
+        ("guest/provider", is_source),
+        ("guest/include", is_source),
+        ("guest/kernel", shared),
+        ("abi/include", is_source),
+    ] {
         let dir = workspace().join("vhost-rdma").join(part);
-        inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, is_source)?));
+        inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, counts)?));
     }
     let made = cache.artefact("process-libraries", &inputs, |tmp| {
         host::ensure_packages(cache, &TOOLS)?;
