@@ -492,16 +492,19 @@ fn run() -> Result<()> {
                     seen.session += 1;
                     eprintln!("session {} on {}", seen.session, socket.display());
                     session = Some(new);
-                    since = Instant::now();
                 }
                 Err(e) if since.elapsed() > Duration::from_secs(args.patience) => return Err(e),
                 Err(e) if seen.session == 0 => eprintln!("{e:#}"),
                 Err(_) => {}
             }
-        } else {
+        }
+        let had_one = session.is_some();
+        let asked = next(&listener, &mut session)?;
+        // Patience begins when a session has ended, not when it was last spoken to.
+        if had_one {
             since = Instant::now();
         }
-        let Some(stream) = next(&listener, &mut session)? else { continue };
+        let Some(stream) = asked else { continue };
         let mut talk = Talk::new(stream)?;
         let said = answer(&mut session, &mut seen, &mut talk)
             .unwrap_or_else(|e| json!({"error": format!("{e:#}")}));

@@ -27,6 +27,10 @@ const PORT: &str = "4790";
 /// Where the agent puts what the daemon reads.
 const FILES: &str = "/run/vhost-rdma/channel/current";
 const ACCOUNT: &str = "channel-agent.kubeconfig";
+/// A node of the cluster that is nowhere: its name and its address.
+const ELSEWHERE: [&str; 2] = ["nowhere", "10.98.0.2"];
+/// What lets the account write Events.
+const EVENTS: &str = "channel-agent";
 const SECRET: &str = "vhost-rdma-channel-ca";
 
 fn pause() {
@@ -40,13 +44,27 @@ fn address(node: &Node) -> String {
 
 /// The agents' account on a node: a pod of it, and a token that names the pod.
 fn account(bench: &Bench<'_>, node: &Node) -> Result<()> {
+    account_of(bench, node, &node.name())
+}
+
+/// The same with the account of an agent on another node of the cluster.
+fn account_of(bench: &Bench<'_>, node: &Node, of: &str) -> Result<()> {
     let kubectl = bench.pods.kubectl;
-    let name = format!("channel-{}", node.name());
+    let name = format!("channel-{of}");
     let mut pod = Wanted { pool: None, ..Wanted::new(&name, POOL) }.manifest();
     pod["metadata"]["namespace"] = NAMESPACE.into();
     pod["spec"]["serviceAccountName"] = "vhost-rdma-agent".into();
-    pod["spec"]["nodeName"] = node.name().into();
-    kubectl.create(&pod)?;
+    pod["spec"]["nodeName"] = of.into();
+    // One that is there stays as it is.
+    kubectl.apply(&pod)?;
+    // What manifests/node/rbac.yaml gives the account; the lab's other agents are users.
+    kubectl.apply(&json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": {"name": EVENTS},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+            "name": "vhost-rdma-agent"},
+        "subjects": [{"kind": "ServiceAccount", "name": "vhost-rdma-agent", "namespace": NAMESPACE}],
+    }))?;
     bench.node.run(&["sh", "-ec", trust::TOKEN, "sh", &name])?;
     let made = bench.node.path("/lab/trust/agent.kubeconfig");
     let text = fs::read_to_string(&made).with_context(|| made.display().to_string())?;
@@ -55,9 +73,12 @@ fn account(bench: &Bench<'_>, node: &Node) -> Result<()> {
 }
 
 fn start_agent(bench: &Bench<'_>, node: &Node) -> Result<()> {
+    start_agent_at(bench, node, &address(node))
+}
+
+fn start_agent_at(bench: &Bench<'_>, node: &Node, at: &str) -> Result<()> {
     let controller = format!("{}:9748", address(bench.node));
-    let own = address(node);
-    let options = ["--cluster", "--channel-address", &own, "--controller", &controller];
+    let options = ["--cluster", "--channel-address", at, "--controller", &controller];
     ours::start_agent_as(node, &format!("/lab/pki/{ACCOUNT}"), &options)
 }
 
@@ -73,6 +94,71 @@ fn take_part(bench: &Bench<'_>, node: &Node) -> Result<()> {
         ["--cm-listen", &listen, "--cm-wait", "--cm-cert", &cert, "--cm-key", &key, "--cm-ca", &ca];
     ours::start_daemon_with(node, &options)?;
     start_agent(bench, node)
+}
+
+/// The first node's condition `Certified`.
+fn condition(kubectl: Kubectl<'_>) -> Result<Value> {
+    let object = kubectl.get(&["rdmanode", "node1"])?;
+    let all = object.pointer("/status/conditions").and_then(Value::as_array).cloned();
+    let mut all = all.into_iter().flatten();
+    Ok(all.find(|c| c.get("type") == Some(&"Certified".into())).unwrap_or_default())
+}
+
+/// Waits until the first node's agent says that it has no certificate, and why; so does an event.
+fn not_certified(bench: &Bench<'_>, words: &str) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    let mut last = Value::Null;
+    let found = wait_for("the node to say why it has no certificate", WAIT, || {
+        pause();
+        last = condition(kubectl)?;
+        let text = |key: &str| last.get(key).and_then(Value::as_str).unwrap_or_default();
+        let refused = text("status") == "False" && text("reason") == "Refused";
+        Ok((refused && text("message").contains(words)).then(|| text("message").to_owned()))
+    });
+    let message = found.with_context(|| format!("not {words:?}: {last}"))?;
+    eprintln!("    {message}");
+    wait_for("an event that says so", WAIT, || {
+        pause();
+        let events = kubectl.get(&["events", "-A", "--field-selector", "reason=NotCertified"])?;
+        Ok(events.to_string().contains(&words.replace('"', "\\\"")).then_some(()))
+    })
+}
+
+/// A node whose agent's request is refused says so: for an address that is not the node's, then by
+/// the account of another node's agent. With its own of both it has a certificate.
+pub(crate) fn refused(bench: &mut Bench<'_>) -> Result<()> {
+    let kubectl = bench.pods.kubectl;
+    for name in ["vhost-rdma-agent", "default"] {
+        // Others may have made it.
+        kubectl.run(&["create", "serviceaccount", name, "-n", NAMESPACE]).ok();
+    }
+    let done = refusals(bench);
+    let restored = restore(bench);
+    kubectl.run(&["delete", "node", ELSEWHERE[0], "--ignore-not-found"])?;
+    done?;
+    restored
+}
+
+fn refusals(bench: &Bench<'_>) -> Result<()> {
+    let node = bench.node;
+    account(bench, node)?;
+    node.kill(ours::AGENT, "TERM")?;
+    start_agent_at(bench, node, "10.99.0.1")?;
+    not_certified(bench, "NotOfNode: the node \"node1\" does not have 10.99.0.1")?;
+    let [elsewhere, there] = ELSEWHERE;
+    node.run(&["sh", "-ec", trust::NODE, "sh", elsewhere, there])?;
+    account_of(bench, node, elsewhere)?;
+    node.kill(ours::AGENT, "TERM")?;
+    start_agent(bench, node)?;
+    not_certified(bench, "AnotherNode: ")?;
+    account(bench, node)?;
+    node.kill(ours::AGENT, "TERM")?;
+    start_agent(bench, node)?;
+    wait_for("the node to be certified", WAIT, || {
+        pause();
+        let now = condition(bench.pods.kubectl)?;
+        Ok((now.get("status") == Some(&"True".into())).then_some(()))
+    })
 }
 
 /// The channel's part of a node's status, if both of its conditions hold.
@@ -248,7 +334,9 @@ fn restore(bench: &Bench<'_>) -> Result<()> {
     kubectl.run(&["delete", "rdmanodepolicy", "amber", "--ignore-not-found"])?;
     kubectl.run(&["delete", "rdmanetwork", NETWORK, "--ignore-not-found", "--wait=false"])?;
     kubectl.run(&["delete", "node", "node2", "--ignore-not-found"])?;
-    for name in ["channel-node1", "channel-node2"] {
+    kubectl.run(&["delete", "clusterrolebinding", EVENTS, "--ignore-not-found"])?;
+    for name in ["node1", "node2", ELSEWHERE[0]] {
+        let name = &format!("channel-{name}");
         let pod = ["delete", "pod", name, "-n", NAMESPACE, "--ignore-not-found"];
         kubectl.run(&[&pod[..], &["--force", "--grace-period=0", "--wait=false"]].concat())?;
     }

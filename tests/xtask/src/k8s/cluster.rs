@@ -19,7 +19,7 @@ use crate::k8s::pods::{Wanted, resource};
 use crate::k8s::test::Bench;
 
 /// Where the administrator has the files.
-const DIR: &str = "/lab/cluster";
+pub(crate) const DIR: &str = "/lab/cluster";
 pub(crate) const NAMESPACE: &str = "vhost-rdma";
 const KUBECONFIG: &str = "/lab/pki/controller.kubeconfig";
 const WAIT: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ pub(crate) fn tenant(quota: Option<u32>) -> Value {
 
 /// Definitions, accounts, the controller; the agent begins anew and follows it.
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
-    let kubectl = bench.pods.kubectl;
+    let (kubectl, sessions) = (bench.pods.kubectl, bench.sessions()?);
     for dir in ["node", "cluster-no-cel"] {
         copy(dir, bench.node)?;
     }
@@ -92,7 +92,7 @@ pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     start_controller(bench)?;
     bench.node.kill(ours::AGENT, "TERM")?;
     ours::start_agent_with(bench.node, &["--cluster", "--http=127.0.0.1:9746"])?;
-    bench.undisturbed()
+    bench.undisturbed(sessions)
 }
 
 /// The kinds, the namespace, and the accounts with their rights.
@@ -405,7 +405,7 @@ pub(crate) fn alone(bench: &mut Bench<'_>) -> Result<()> {
 
 /// A network with users stays; without, it goes with its VNI, from the node too.
 pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
-    let kubectl = bench.pods.kubectl;
+    let (kubectl, sessions) = (bench.pods.kubectl, bench.sessions()?);
     kubectl.run(&["delete", "rdmanetwork", POOL, ADDRESSED, "--wait=false"])?;
     let named = wait_for("the users to be named", WAIT, || {
         std::thread::sleep(Duration::from_millis(200));
@@ -448,5 +448,5 @@ pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
     kubectl.run(&["delete", "clusterrolebinding/lab-agent-cluster"])?;
     kubectl.run(&["delete", "-k", &format!("{DIR}/crds/no-cel")])?;
     ensure!(kubectl.allocatable(&resource(POOL))? != Some(COUNT.to_string()), "{POOL} is offered");
-    bench.undisturbed()
+    bench.undisturbed(sessions)
 }

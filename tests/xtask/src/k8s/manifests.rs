@@ -19,7 +19,7 @@ use crate::k8s::node::Node;
 use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::{Bench, POOL as FORMER};
-use crate::k8s::{parts, plane, restarts};
+use crate::k8s::{cluster, parts, plane, restarts};
 use crate::process::products;
 use crate::products::static_programs;
 
@@ -230,6 +230,66 @@ pub(crate) fn checked(bench: &mut Bench<'_>) -> Result<()> {
     }
     let made = kubectl.run(&["get", "daemonsets,configmaps", "-n", NAMESPACE, "-o", "name"])?;
     ensure!(!made.contains("vhost-rdma"), "the dry run made {made}");
+    all_rendered(bench)?;
+    rnic_checked(bench)
+}
+
+/// The kustomizations of `manifests`, by their directories.
+fn kustomizations() -> Result<Vec<String>> {
+    let root = workspace().join("manifests");
+    let mut found = Vec::new();
+    let mut dirs = vec![root.clone()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.ends_with("kustomization.yaml") {
+                found.push(dir.strip_prefix(&root)?.display().to_string());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// This old `kubectl` renders each directory.
+fn all_rendered(bench: &Bench<'_>) -> Result<()> {
+    let all = kustomizations()?;
+    ensure!(all.len() >= 13, "there are {all:?} only");
+    for dir in &all {
+        cluster::copy(dir, bench.node)?;
+    }
+    for dir in &all {
+        let path = format!("{}/{dir}", cluster::DIR);
+        let text = bench.pods.kubectl.run(&["kustomize", &path])?;
+        let objects = text.split("\n---\n").filter(|object| object.contains("kind: "));
+        let whole = objects.clone().all(|object| object.contains("apiVersion: "));
+        ensure!(whole && objects.count() >= 1, "{dir} makes:\n{text}");
+    }
+    Ok(())
+}
+
+/// The overlay for nodes with RNICs, whole; this server knows no CEL.
+fn rnic_checked(bench: &Bench<'_>) -> Result<()> {
+    let dir = format!("{}/cluster-rnic", cluster::DIR);
+    let path = bench.node.path(&dir).join("kustomization.yaml");
+    let text = fs::read_to_string(&path)?;
+    let (with, without) = ("../crds/base", "../crds/no-cel");
+    ensure!(text.contains(with), "it takes no {with}: {text}");
+    fs::write(&path, text.replace(with, without))?;
+    let said = bench.pods.kubectl.run(&["apply", "-k", &dir, "--dry-run=server"])?;
+    for object in [
+        "customresourcedefinition.apiextensions.k8s.io/rdmanodes.vhost-rdma.io",
+        "daemonset.apps/vhost-rdma-daemon",
+        "daemonset.apps/vhost-rdma-agent",
+        "deployment.apps/vhost-rdma-controller",
+    ] {
+        let told = |l: &str| l.starts_with(object) && l.ends_with("(server dry run)");
+        ensure!(said.lines().any(told), "nothing about {object}:\n{said}");
+    }
+    let taken = said.lines().all(|line| line.ends_with("(server dry run)"));
+    ensure!(taken, "not everything is taken:\n{said}");
     Ok(())
 }
 
@@ -472,10 +532,11 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     let left = kubectl.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?;
     ensure!(!left.contains("vhost-rdma"), "left in the cluster: {left}");
     bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
-    // The administrator's programs of this test, containerd's copies of images and what kubelet
-    // keeps of a pod's output for a while are not the DaemonSet's.
+    // The administrator's programs of this test and what kubectl remembers of the server's kinds,
+    // containerd's copies of images and what kubelet keeps of a pod's output for a while are not the
+    // DaemonSet's.
     let left = bench.node.sh(
-        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
+        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /root/.kube -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
          -name '*vhost*rdma*' -print 2>/dev/null | grep -v '^/usr/bin/' || true
 ip -o link | grep -o ' vr-[^:@]*' || true",
     )?;

@@ -15,14 +15,19 @@ const WAIT: Duration = Duration::from_secs(120);
 const BURST: u32 = 10;
 
 impl Bench<'_> {
-    /// The pair has its first sessions still, and they work; a new pod gets an ID that nobody has.
-    pub(crate) fn undisturbed(&self) -> Result<()> {
+    /// Which sessions of theirs the pair has now; the daemon's ends count.
+    pub(crate) fn sessions(&self) -> Result<[u64; 2]> {
+        let (a, b) = self.pair()?;
+        let number = |pod| anyhow::Ok(self.pods.session(pod)?.context("no session")?.number);
+        Ok([number(a)?, number(b)?])
+    }
+
+    /// The pair has the sessions that it had, and they work; a new pod gets an ID that nobody has.
+    pub(crate) fn undisturbed(&self, before: [u64; 2]) -> Result<()> {
         let (a, b) = self.pair()?;
         self.offered(POOL, COUNT)?;
-        for pod in [a, b] {
-            let session = self.pods.session(pod)?.context("the session is gone")?;
-            ensure!(session.number == 1, "{} lost its session: {session:?}", pod.name);
-        }
+        let now = self.sessions()?;
+        ensure!(now == before, "the pair lost sessions: {now:?}, not {before:?}");
         self.counted(a, b)?;
         // A set: the node object shows what the last kubelet offered until the new one has been
         // told, and a pod that comes too early fails.
@@ -40,6 +45,7 @@ impl Bench<'_> {
     /// set), with one ID each.
     fn killed_in_an_allocation(&self, name: &str, start: impl Fn() -> Result<()>) -> Result<()> {
         let wanted = Wanted::new("burst", POOL);
+        let sessions = self.sessions()?;
         let victim = self.node.outer_pid(name)?;
         // The daemon's directories, seen from outside: nothing is slower than an allocation here.
         let nics = self.node.path("/run/vhost-rdma/nics");
@@ -60,7 +66,7 @@ impl Bench<'_> {
         self.consistent(&[])?;
         eprintln!("    {name} was killed after {at} of {BURST} allocations");
         ensure!(at < BURST as usize, "{name} was killed too late to show anything");
-        self.undisturbed()
+        self.undisturbed(sessions)
     }
 
     pub(crate) fn restart_kubelet(&self, signal: &str) -> Result<()> {
@@ -70,8 +76,9 @@ impl Bench<'_> {
 }
 
 pub(crate) fn kubelet_term(bench: &mut Bench<'_>) -> Result<()> {
+    let sessions = bench.sessions()?;
     bench.restart_kubelet("TERM")?;
-    bench.undisturbed()
+    bench.undisturbed(sessions)
 }
 
 pub(crate) fn kubelet_kill(bench: &mut Bench<'_>) -> Result<()> {
@@ -79,9 +86,10 @@ pub(crate) fn kubelet_kill(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 pub(crate) fn agent_term(bench: &mut Bench<'_>) -> Result<()> {
+    let sessions = bench.sessions()?;
     bench.node.kill(ours::AGENT, "TERM")?;
     ours::start_agent(bench.node)?;
-    bench.undisturbed()
+    bench.undisturbed(sessions)
 }
 
 pub(crate) fn agent_kill(bench: &mut Bench<'_>) -> Result<()> {

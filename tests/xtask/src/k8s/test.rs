@@ -97,6 +97,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "controller: a class for processes", processes::led),
     (Usual, "controller: a second node joins and leaves", cluster::second),
     (Usual, "controller: no control plane, agent restarted", cluster::alone),
+    (Usual, "controller: a request for a certificate is refused", channel::refused),
     (Usual, "controller: two nodes' certificates and peers", channel::two_nodes),
     (Usual, "controller: the commands of the tutorial", tutorial::followed),
     (Usual, "controller: network deleted, VNI given back", cluster::removed),
@@ -179,12 +180,22 @@ fn row(name: &str, result: &Result<()>, took: Duration) -> Row {
 }
 
 impl Bench<'_> {
-    /// Takes away what a failed step left, so that the next one fails by its own fault only.
+    /// Takes away what a failed step left, so that the next one fails by its own fault only. The
+    /// pods that other steps stand on stay: the pair, and the tenant's.
     pub(crate) fn tidy(&self) {
-        let script = "k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig'
+        let [first, _] = cluster::USERS;
+        let script = format!(
+            "k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig'
 $k delete replicasets --all --wait=false
-$k get pods -o name | grep -vxE 'pod/(one|two)' | xargs -r $k delete --wait=false";
-        if let Err(e) = self.node.sh(script).and_then(|_| self.consistent(&[])) {
+$k get pods -o name | grep -vxE 'pod/(one|two|{first})' | xargs -r $k delete --wait=false"
+        );
+        let left = || -> Result<()> {
+            self.node.sh(&script)?;
+            let user = self.pods.kubectl.pod(first)?;
+            let user = user.map(|_| self.pods.look(first, Some(cluster::POOL))).transpose()?;
+            self.consistent(user.as_slice())
+        };
+        if let Err(e) = left() {
             eprintln!("    what the step left does not go: {e:#}");
         }
     }

@@ -61,15 +61,20 @@ pub(crate) fn followed(bench: &mut Bench<'_>) -> Result<()> {
     if kinds.trim().is_empty() {
         cluster::installed(bench)?;
     }
-    trust::hooked(bench)?;
+    let done = trust::hooked(bench).and_then(|()| follow(bench));
+    let unhooked = trust::unhooked(bench);
+    done?;
+    unhooked
+}
+
+fn follow(bench: &Bench<'_>) -> Result<()> {
     let text = fs::read_to_string(workspace().join("docs/TUTORIAL.md"))?;
     let blocks = blocks(&text);
     ensure!(blocks.len() >= 8, "the tutorial has {} blocks", blocks.len());
     for block in &blocks {
         run(bench, block).with_context(|| format!("in\n{}", block.commands))?;
     }
-    let named = ["delete", "validatingwebhookconfiguration", "vhost-rdma-controller"];
-    kubectl.run(&named).map(drop)
+    Ok(())
 }
 
 /// The shell ends at the first command that fails, as in a script of a reader who is careful.
