@@ -83,6 +83,9 @@ impl Args {
             steps.step("networks on RNICs across two nodes", || {
                 cluster::Args::default().run(cache)
             })?;
+            steps.step("real guests on RNICs of two nodes", || {
+                cluster::Args::with_real_guests().run(cache)
+            })?;
             steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods on a node with hardware", || pods::Args::default().run(cache))?;

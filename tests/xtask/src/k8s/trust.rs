@@ -280,10 +280,9 @@ fn used(kubectl: Kubectl<'_>) -> Result<(u64, usize)> {
 pub(crate) fn admission(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     let done = hooked(bench).and_then(|()| too_many(bench));
-    let unhooked = unhooked(bench);
-    kubectl.apply(&cluster::tenant(None))?;
+    let restored = unhooked(bench).and_then(|()| kubectl.apply(&cluster::tenant(None)));
     done?;
-    unhooked?;
+    restored?;
     cluster::reported(bench, &[USERS[0].to_owned()])
 }
 

@@ -256,6 +256,19 @@ impl Guest {
         &self.share
     }
 
+    /// Puts files into the guest's `/host/products`.
+    pub(crate) fn deliver(&self, files: &[PathBuf]) -> Result<()> {
+        let to = self.share.join("products");
+        fs::create_dir_all(&to)?;
+        for file in files {
+            let name =
+                file.file_name().with_context(|| format!("{} is no file", file.display()))?;
+            fs::copy(file, to.join(name))
+                .with_context(|| format!("cannot copy {}", file.display()))?;
+        }
+        Ok(())
+    }
+
     /// A connection to QEMU's monitor, which takes one at a time.
     pub(crate) fn monitor(&self) -> Result<Qmp> {
         Qmp::connect(&self.monitor)

@@ -50,8 +50,9 @@ pub(crate) enum Nic {
     Socket(PathBuf),
     /// Options that our daemon printed.
     Options(Vec<String>),
-    /// None, but guests of its own: see `nested`.
-    Host,
+    /// None, but guests of its own: see `nested`. Options for machine, memory and netdev, or none
+    /// for the lab's.
+    Host(Vec<String>),
 }
 
 /// Enough for every program of the lists.
@@ -90,11 +91,11 @@ impl Lab {
         let names = NAMES.get(..plan.nics.len()).context("too many guests")?;
         for (n, (name, nic)) in names.iter().zip(&plan.nics).enumerate() {
             let (vhost_socket, nic_args) = match nic {
-                Nic::None | Nic::Host => (None, Vec::new()),
+                Nic::None => (None, Vec::new()),
                 Nic::Socket(path) => (Some(path.clone()), Vec::new()),
-                Nic::Options(options) => (None, options.clone()),
+                Nic::Options(options) | Nic::Host(options) => (None, options.clone()),
             };
-            let hosts = matches!(nic, Nic::Host);
+            let hosts = matches!(nic, Nic::Host(_));
             let spec = Spec {
                 name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
@@ -140,17 +141,7 @@ impl Lab {
 
     /// Puts files into every guest's `/host/products`.
     pub(crate) fn deliver(&self, files: &[PathBuf]) -> Result<()> {
-        for guest in &self.guests {
-            let to = guest.share().join("products");
-            std::fs::create_dir_all(&to)?;
-            for file in files {
-                let name =
-                    file.file_name().with_context(|| format!("{} is no file", file.display()))?;
-                std::fs::copy(file, to.join(name))
-                    .with_context(|| format!("cannot copy {}", file.display()))?;
-            }
-        }
-        Ok(())
+        self.guests.iter().try_for_each(|guest| guest.deliver(files))
     }
 
     /// The two guests of a pair.

@@ -22,15 +22,20 @@ use anyhow::Result;
 use super::guest::{self, Guest, Parts};
 
 /// The inner QEMU's memory, the daemon and the programs.
-pub(super) const HOST_MEMORY_MIB: u32 = 2560;
+pub(crate) const HOST_MEMORY_MIB: u32 = 2560;
 /// One for a guest's vCPU, one for the daemon and the RNIC.
 pub(super) const HOST_CPUS: u8 = 2;
 
 /// Memory of an inner guest.
-pub(crate) const MEMORY_MIB: u32 = 640;
+const MEMORY_MIB: u32 = 640;
 const SET_UP: Duration = Duration::from_secs(120);
 /// From the start of an inner QEMU to its guest's init.
 pub(crate) const BOOT: Duration = Duration::from_secs(1500);
+
+/// What an inner kernel need not do. Its self-tests of each cipher for each extension of the CPU
+/// alone took over a quarter of an hour, page tables of five levels cost each miss more, and a
+/// watchdog takes an emulator's emulator for a lockup.
+const WORDS: &str = "cryptomgr.notests nokaslr no5lvl nowatchdog random.trust_cpu=on";
 
 /// The chroot that QEMU runs in, in the host VM. `/usr` is all that a merged-/usr system needs for
 /// a program and its libraries.
@@ -71,42 +76,46 @@ pub(crate) fn prepare(host: &mut Guest) -> Result<()> {
 }
 
 /// An inner guest to be.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Inner<'a> {
+    /// Also that of its NIC.
     pub(crate) name: &'a str,
     /// Last octet of its 10.9.0.x and of its MAC address; one that no outer guest has.
     pub(crate) number: u8,
-    /// Options for memory, machine, RDMA device and netdev `tapNUMBER`, as
-    /// `vhost-rdma nic qemu-args` prints them for a shell.
-    pub(crate) nic_args: &'a str,
+    /// How the host's daemon is told something.
+    pub(crate) cli: &'a str,
 }
 
-/// Makes the tap that `vhost-rdma nic qemu-args --netdev tap:tapNUMBER` names.
-pub(crate) fn tap(host: &mut Guest, number: u8) -> Result<()> {
-    host.must(&TAP.replace("@NUMBER@", &number.to_string()), SET_UP).map(|_| ())
-}
-
-/// Starts an inner guest; its QEMU ends with the host VM.
-pub(crate) fn start(host: &mut Guest, inner: &Inner<'_>) -> Result<Guest> {
-    let share = host.share().join("inner").join(inner.name);
-    fs::create_dir_all(share.join("cmd"))?;
-    for file in ["orders", "answers"] {
-        fs::write(share.join(file), "")?;
+impl Inner<'_> {
+    /// Adds a NIC with these options and starts a guest on it, which boots while this returns. Its
+    /// QEMU ends with the host VM.
+    pub(crate) fn start(&self, host: &mut Guest, options: &str) -> Result<Guest> {
+        let Self { name, number, cli } = self;
+        let mac = guest::mac(*number);
+        host.must(&format!("{cli} nic add {name} --mac {mac} {options}"), SET_UP)?;
+        host.must(&TAP.replace("@NUMBER@", &number.to_string()), SET_UP)?;
+        let netdev = format!("--netdev tap:tap{number} --memory {MEMORY_MIB}M");
+        let of_nic = host.must(&format!("{cli} nic qemu-args {name} {netdev}"), SET_UP)?;
+        let share = host.share().join("inner").join(name);
+        fs::create_dir_all(share.join("cmd"))?;
+        for file in ["orders", "answers"] {
+            fs::write(share.join(file), "")?;
+        }
+        let there = format!("/host/inner/{name}");
+        let machine = guest::machine_args(&Parts {
+            name,
+            number: *number,
+            cpus: 1,
+            image: "/image",
+            disk: "/dev/vdb",
+            share: &there,
+            console: &format!("{there}/console"),
+            words: WORDS,
+        });
+        let quoted: Vec<String> = machine.iter().map(|word| format!("'{word}'")).collect();
+        let agent = format!("-chardev pipe,id=agent,path=/tmp/{name} -serial chardev:agent");
+        let args = format!("{} {agent} {}", quoted.join(" "), of_nic.trim());
+        host.spawn(&QEMU.replace("@NAME@", name).replace("@ARGS@", &args))?;
+        Ok(Guest::inner(name, &share))
     }
-    let there = format!("/host/inner/{}", inner.name);
-    let machine = guest::machine_args(&Parts {
-        name: inner.name,
-        number: inner.number,
-        cpus: 1,
-        image: "/image",
-        disk: "/dev/vdb",
-        share: &there,
-        console: &format!("{there}/console"),
-        words: "",
-    });
-    let quoted: Vec<String> = machine.iter().map(|word| format!("'{word}'")).collect();
-    let agent = format!("-chardev pipe,id=agent,path=/tmp/{} -serial chardev:agent", inner.name);
-    let args = format!("{} {agent} {}", quoted.join(" "), inner.nic_args.trim());
-    host.spawn(&QEMU.replace("@NAME@", inner.name).replace("@ARGS@", &args))?;
-    Ok(Guest::inner(inner.name, &share))
 }

@@ -22,11 +22,21 @@
 //! | `another root under traffic` | the signer's root is replaced while requests go both ways: none fails |
 //! | `a node restarts alone` | without API server and controller, from its own disk |
 //!
+//! With `--nested` the guests are real, and alone: QEMU in each of the two VMs, our driver in its
+//! guest, and an unmodified rping between the two.
+//!
+//! | row | what is looked at |
+//! |---|---|
+//! | `real guests` | a guest of each node boots, has the device and the address of its NIC, and reaches the other by its netdev |
+//! | `rping, … serves` | each way: rdma_cm and data between guests of two nodes |
+//! | `another root, rping meanwhile` | the signer's root is replaced while one rping goes on; a connection that is made afterwards works |
+//!
 //! The VMs reach the servers by QEMU's user-mode network: their monitors run in the servers' network
 //! namespace, and nothing listens on the machine's own addresses.
 
 mod node;
 mod plane;
+mod real;
 mod traffic;
 
 use std::path::PathBuf;
@@ -41,7 +51,9 @@ use crate::exec;
 use crate::host;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
-use crate::vm::{Lab, Nic, Plan};
+use crate::vm::guest::Guest;
+use crate::vm::nested::HOST_MEMORY_MIB;
+use crate::vm::{Lab, MEMORY_MIB, Nic, Plan};
 use node::Host;
 use plane::Plane;
 
@@ -50,6 +62,9 @@ pub(crate) struct Args {
     /// Release of the VMs
     #[arg(long, value_enum, default_value_t = Debian::Trixie)]
     debian: Debian,
+    /// Real guests: QEMU inside the two VMs, instead of virtual guests
+    #[arg(long)]
+    nested: bool,
     /// Write the rows here
     #[arg(long)]
     json: Option<PathBuf>,
@@ -62,6 +77,8 @@ pub(crate) struct Args {
 struct World {
     lab: Lab,
     hosts: [Host; 2],
+    /// Real guests of the nodes, whose machines are in the VMs.
+    guests: Vec<Guest>,
     plane: Plane,
 }
 
@@ -76,7 +93,21 @@ const STEPS: &[Step] = &[
     ("a node restarts alone", World::restarted),
 ];
 
+/// With real guests.
+const NESTED: &[Step] = &[
+    ("peers and certificates", World::introduced),
+    ("real guests", World::real_guests),
+    ("rping, a serves", World::rping_a),
+    ("rping, b serves", World::rping_b),
+    ("another root, rping meanwhile", World::rotated_meanwhile),
+];
+
 impl Args {
+    /// The form with real guests.
+    pub(crate) fn with_real_guests() -> Self {
+        Self { nested: true, ..Self::default() }
+    }
+
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;
         if self.keep {
@@ -87,13 +118,19 @@ impl Args {
         let products = node::build(cache)?;
         let plane = Plane::start(cache, &products)?;
         lab.network_of = Some(plane.node.pid());
-        let options = |n| node::options(lab.run.path(), n).map(Nic::Options);
-        let nics = vec![options(0)?, options(1)?];
+        let memory = if self.nested { HOST_MEMORY_MIB } else { MEMORY_MIB };
+        let options = |n| node::options(lab.run.path(), n, memory);
+        let nic = if self.nested { Nic::Host } else { Nic::Options };
+        let nics = vec![nic(options(0)?), nic(options(1)?)];
         lab.boot(&Plan { image: lab.image(self.debian)?, cpus: 1, nics })?;
         lab.deliver(&products.of_nodes(&lab.run.path().join("stripped"))?)?;
         let hosts = [Host::new(1), Host::new(2)];
-        let mut world = World { lab, hosts, plane };
-        let table = world.steps()?;
+        let mut world = World { lab, hosts, guests: Vec::new(), plane };
+        if self.nested {
+            let products = crate::products::for_guest(cache, self.debian)?;
+            world.lab.deliver(&products)?;
+        }
+        let table = world.steps(if self.nested { NESTED } else { STEPS })?;
         rows::print_table(&table, "seconds", "-");
         if let Some(path) = &self.json {
             rows::write_json(path, &table)?;
@@ -103,9 +140,9 @@ impl Args {
 }
 
 impl World {
-    fn steps(&mut self) -> Result<Vec<Row>> {
+    fn steps(&mut self, steps: &[Step]) -> Result<Vec<Row>> {
         let mut table = Vec::new();
-        for (name, step) in STEPS {
+        for (name, step) in steps {
             let begun = Instant::now();
             let result = step(self);
             exec::check_interrupt()?;
@@ -118,10 +155,10 @@ impl World {
             }
             eprintln!("    {name}: ok ({seconds:.1} s)");
         }
-        for (name, _) in STEPS.iter().skip(table.len()) {
+        for (name, _) in steps.iter().skip(table.len()) {
             table.push(row(name, false, None));
         }
-        for guest in &mut self.lab.guests {
+        for guest in self.guests.iter_mut().chain(&mut self.lab.guests) {
             let clean = fixture::kernel_is_clean(guest);
             table.push(row(&format!("kernel of {}", guest.name), clean, None));
         }
@@ -141,7 +178,7 @@ impl World {
     }
 
     /// A host and its VM.
-    fn host(&mut self, n: usize) -> Result<(&Host, &mut crate::vm::guest::Guest)> {
+    fn host(&mut self, n: usize) -> Result<(&Host, &mut Guest)> {
         let guest = self.lab.guests.get_mut(n).context("no such VM")?;
         Ok((self.hosts.get(n).context("no such host")?, guest))
     }

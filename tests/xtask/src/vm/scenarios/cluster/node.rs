@@ -11,8 +11,8 @@ use super::plane::{PEERS_PORT, SERVERS};
 use crate::cache::Cache;
 use crate::exec::{capture, run_logged, tied, workspace};
 use crate::k8s::ours::CONTROLLER;
+use crate::vm::NAMES;
 use crate::vm::guest::{self, Guest};
-use crate::vm::{MEMORY_MIB, NAMES};
 
 const BUILD_WAIT: Duration = Duration::from_secs(1800);
 const STRIP_WAIT: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ impl Products {
 }
 
 /// Machine, memory and two network cards: the cable between the VMs, and the way to the servers.
-pub(super) fn options(run: &Path, n: usize) -> Result<Vec<String>> {
+pub(super) fn options(run: &Path, n: usize, memory: u32) -> Result<Vec<String>> {
     let name = |n: usize| NAMES.get(n).copied().context("too many VMs");
     let (here, there) = (guest::cable(run, name(n)?), guest::cable(run, name(n ^ 1)?));
     let (here, there) = (here.display(), there.display());
@@ -113,9 +113,9 @@ pub(super) fn options(run: &Path, n: usize) -> Result<Vec<String>> {
         "-M".to_owned(),
         "q35,memory-backend=mem".to_owned(),
         "-m".to_owned(),
-        format!("{MEMORY_MIB}M"),
+        format!("{memory}M"),
         "-object".to_owned(),
-        format!("memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on"),
+        format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
         "-netdev".to_owned(),
         format!(
             "dgram,id=n0,local.type=unix,local.path={here},remote.type=unix,remote.path={there}"

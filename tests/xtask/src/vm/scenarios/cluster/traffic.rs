@@ -27,7 +27,7 @@ const ASK: &str =
     "printf '%s\\n' '@WHAT@' | timeout @PATIENCE@ busybox nc 127.0.0.1 @AT@ | head -n 1";
 
 /// The first address of a block that NICs get: those that end in 0 or 255 are nobody's.
-fn first(block: &str) -> Result<String> {
+pub(super) fn first(block: &str) -> Result<String> {
     let (base, _) = block.split_once('/').context("a block is a CIDR")?;
     let base: Ipv4Addr = base.parse().with_context(|| block.to_owned())?;
     let plus = u32::from(base.octets()[3] == 0);
@@ -64,7 +64,7 @@ impl World {
         Ok(())
     }
 
-    fn objects(&self) -> String {
+    pub(super) fn objects(&self) -> String {
         let all = self.hosts.iter().map(|host| match self.plane.object(host) {
             Ok(object) => object.pointer("/status").map(Value::to_string).unwrap_or_default(),
             Err(error) => format!("{error:#}"),
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Every node has a certificate of this root and follows the lists.
-    fn all_of(&self, root: &str) -> Result<bool> {
+    pub(super) fn all_of(&self, root: &str) -> Result<bool> {
         for host in &self.hosts {
             if self.plane.certified(host)?.as_deref() != Some(root) {
                 return Ok(false);

@@ -18,7 +18,7 @@ mod cm;
 mod cost;
 mod faults;
 mod known;
-mod nested;
+pub(super) mod nested;
 mod pingpong;
 mod suite;
 mod verbs;
@@ -108,7 +108,7 @@ impl Args {
         host::ensure_packages(cache, RNIC_PACKAGES)?;
         let binary = daemon::build_with(cache, &["host-rnic"])?;
         let mut products = vec![binary];
-        let host = if self.nested { Nic::Host } else { Nic::None };
+        let host = if self.nested { Nic::Host(Vec::new()) } else { Nic::None };
         let mut tests = Vec::new();
         if !self.nested {
             let (programs, peers) = suite::virtual_guest(cache, self.wants_tests())?;

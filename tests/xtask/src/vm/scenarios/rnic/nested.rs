@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use super::{Args, SET_UP, row};
 use crate::cache::Cache;
 use crate::rows::Row;
-use crate::vm::guest::{self, Guest, Output};
+use crate::vm::guest::{Guest, Output};
 use crate::vm::nested::{self, Inner};
 use crate::vm::peers;
 use crate::vm::programs::{PROGRAMS, Program};
@@ -63,29 +63,21 @@ pub(super) fn cli(host: &mut Guest, command: &str) -> Result<String> {
     host.must(&format!("{CLI} {command}"), SET_UP)
 }
 
-/// A NIC with this backing and an inner guest on it, which boots while this returns. Its netdev is
-/// 10.9.0.`number`.
-pub(super) fn guest(host: &mut Guest, name: &str, number: u8, backing: &str) -> Result<Guest> {
-    let mac = guest::mac(number);
-    cli(host, &format!("nic add {name} --network net --backing {backing} --mac {mac}"))?;
-    nested::tap(host, number)?;
-    let memory = nested::MEMORY_MIB;
-    let options =
-        cli(host, &format!("nic qemu-args {name} --netdev tap:tap{number} --memory {memory}M"))?;
-    nested::start(host, &Inner { name, number, nic_args: &options })
-}
-
 /// One end of a program's conversation.
-pub(super) struct End<'a> {
-    pub(super) guest: &'a mut Guest,
+pub(in crate::vm::scenarios) struct End<'a> {
+    pub(in crate::vm::scenarios) guest: &'a mut Guest,
     /// Where programs meet.
-    pub(super) ip: String,
-    pub(super) device: (String, String),
+    ip: String,
+    device: (String, String),
 }
 
 impl<'a> End<'a> {
     /// The end whose RDMA address is `address`.
-    pub(super) fn find(guest: &'a mut Guest, ip: &str, address: &str) -> Result<Self> {
+    pub(in crate::vm::scenarios) fn find(
+        guest: &'a mut Guest,
+        ip: &str,
+        address: &str,
+    ) -> Result<Self> {
         let device = peers::find_address(guest, address)?;
         Ok(Self { guest, ip: ip.to_owned(), device })
     }
@@ -104,7 +96,7 @@ impl<'a> End<'a> {
 }
 
 /// Runs a program between two ends; the row, and what both wrote.
-pub(super) fn play(
+pub(in crate::vm::scenarios) fn play(
     name: &str,
     server: &mut End<'_>,
     client: &mut End<'_>,
@@ -147,18 +139,15 @@ impl Args {
         lab: &mut crate::vm::Lab,
         table: &mut Vec<Row>,
     ) -> Result<()> {
-        lab.deliver(&crate::products::for_guest(cache, self.debian)?)?;
+        let products = crate::products::for_guest(cache, self.debian)?;
+        lab.deliver(&products)?;
         let (host, peer) = lab.pair()?;
         serve(host)?;
         cli(host, &format!("peer add {PEER} --network net"))?;
         nested::prepare(host)?;
-        let mut inner = guest(host, "n", NUMBER, "rnic:rxe0")?;
-        let products = inner.share().join("products");
-        std::fs::create_dir_all(&products)?;
-        for entry in std::fs::read_dir(host.share().join("products"))? {
-            let entry = entry?;
-            std::fs::copy(entry.path(), products.join(entry.file_name()))?;
-        }
+        let inner = Inner { name: "n", number: NUMBER, cli: CLI };
+        let mut inner = inner.start(host, "--network net --backing rnic:rxe0")?;
+        inner.deliver(&products)?;
         inner.wait_ready_for(nested::BOOT)?;
         self.rows(&mut inner, peer, table)?;
         let clean = super::fixture::kernel_is_clean(&mut inner);
