@@ -41,7 +41,7 @@ case $? in 134|139) exit 1;; esac; n=$((n+1)); [ $n -lt 10 ] || exit 1; sleep 0.
 /// the server begins to listen for the second, and nothing keeps the client from calling before. Its
 /// own repetition then crashes (mended in 26.04, upstream's commit 3d9d8d0). A guest that is
 /// emulated loses the race in one of some ten meetings, which says nothing of the device.
-const CALLED_TOO_EARLY: &str = "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.";
+pub(crate) const CALLED_TOO_EARLY: &str = "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.";
 /// How often two programs that met too early meet again.
 const MEETINGS: u32 = 6;
 
