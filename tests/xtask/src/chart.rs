@@ -134,8 +134,10 @@ print(json.dumps(said))
 pub(crate) fn shown(cache: &Cache) -> Result<bool> {
     let dir = std::env::temp_dir().join(format!("vhost-rdma-chart-{}", std::process::id()));
     let shown = by_helm(cache, &dir);
-    fs::remove_dir_all(&dir)?;
-    shown
+    let gone = fs::remove_dir_all(&dir);
+    let shown = shown?;
+    gone?;
+    Ok(shown)
 }
 
 /// Writes the chart; Helm makes of it what it was made from.

@@ -133,9 +133,10 @@ pub(crate) fn refused(bench: &mut Bench<'_>) -> Result<()> {
         kubectl.run(&["create", "serviceaccount", name, "-n", NAMESPACE]).ok();
     }
     let done = refusals(bench);
+    let gone = kubectl.run(&["delete", "node", ELSEWHERE[0], "--ignore-not-found"]);
     let restored = restore(bench);
-    kubectl.run(&["delete", "node", ELSEWHERE[0], "--ignore-not-found"])?;
     done?;
+    gone?;
     restored
 }
 
