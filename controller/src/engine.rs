@@ -423,10 +423,13 @@ fn was_done<E: std::fmt::Display>(key: &Key, write: &str, result: Result<Outcome
 
 #[cfg(test)]
 mod tests {
-    use vhost_rdma_cluster_api::{RdmaNetwork, RdmaNetworkSpec, RdmaNetworkStatus};
+    use vhost_rdma_cluster_api::{
+        NicStatus, NodeNetworkStatus, RdmaNetwork, RdmaNetworkSpec, RdmaNetworkStatus, RdmaNode,
+        RdmaNodeSpec, RdmaNodeStatus,
+    };
 
     use super::*;
-    use crate::core::Object;
+    use crate::core::{Claim, Object};
 
     fn key(name: &str) -> Key {
         Key::Node(name.to_owned())
@@ -459,6 +462,44 @@ mod tests {
         network.status = Some(RdmaNetworkStatus { vni: Some(7), ..RdmaNetworkStatus::default() });
         world.apply(Object::Network(network), Duration::ZERO);
         assert!(world.is_sum(&key));
+    }
+
+    /// A report repeats all of a node's networks; only what is new in it concerns their sums, and
+    /// whoever waits for their numbers.
+    #[test]
+    fn a_report_concerns_networks_of_which_it_says_something_new() {
+        let mut world = World::new(false);
+        let uid = |name: &str| format!("uid-of-{name}");
+        for (vni, name) in [(7, "blue"), (8, "red")] {
+            let claim = Claim::new(vni, name, &uid(name));
+            world.apply(Object::Claim(claim), Duration::ZERO);
+        }
+        let nic = |pod: &str| NicStatus {
+            network: "red".to_owned(),
+            pod: pod.to_owned(),
+            ..NicStatus::default()
+        };
+        let mut concerned = |networks: &[&str], nics: &[&str]| -> Vec<Key> {
+            let held = |name: &&str| NodeNetworkStatus { uid: uid(name), ..Default::default() };
+            let status = RdmaNodeStatus {
+                networks: networks.iter().map(held).collect(),
+                nics: nics.iter().map(|pod| nic(pod)).collect(),
+                ..RdmaNodeStatus::default()
+            };
+            let mut node = RdmaNode::new("one", RdmaNodeSpec::default());
+            node.status = Some(status);
+            world.apply(Object::RdmaNode(node), Duration::ZERO);
+            let marked = world.take_dirty().into_iter();
+            marked.filter(|key| matches!(key, Key::Claim(_) | Key::Network(_))).collect()
+        };
+        let red = [Key::Network("red".to_owned())];
+        concerned(&["blue"], &[]);
+        assert_eq!(concerned(&["blue"], &[]), []);
+        assert_eq!(concerned(&["blue", "red"], &[]), [Key::Claim(8)]);
+        assert_eq!(concerned(&["blue", "red"], &["a"]), red);
+        assert_eq!(concerned(&["blue", "red"], &["b"]), red);
+        assert_eq!(concerned(&["red"], &["b"]), [Key::Claim(7)]);
+        assert_eq!(concerned(&["red"], &[]), red);
     }
 
     #[test]

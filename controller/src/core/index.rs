@@ -434,8 +434,14 @@ impl Index {
         names(&self.holders, uid)
     }
 
-    pub(super) fn held_by(&self, node: &str) -> impl Iterator<Item = &str> {
-        self.reports.get(node).into_iter().flat_map(|r| &r.held).map(String::as_str)
+    /// UIDs of networks that a node's agent still has.
+    pub(super) fn held_by(&self, node: &str) -> BTreeSet<String> {
+        self.reports.get(node).map(|report| report.held.clone()).unwrap_or_default()
+    }
+
+    /// Networks that a node's object says it shall host.
+    pub(super) fn hosted_by(&self, node: &str) -> BTreeSet<String> {
+        self.reports.get(node).map(|report| report.hosted.clone()).unwrap_or_default()
     }
 
     /// Networks that a node's object names: those that it shall host and those of its NICs.

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
-    AUTHORITY, Condition, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode,
-    RdmaNodePolicy, RdmaTenant,
+    AUTHORITY, Condition, NicStatus, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass,
+    RdmaNode, RdmaNodePolicy, RdmaTenant,
 };
 
 use super::index::Index;
@@ -452,8 +452,9 @@ impl World {
         if peers::differs(self.rdma_nodes.get(name), new.as_ref()) {
             self.peers.nodes.insert(name.to_owned());
         }
-        let mut networks = self.index.networks_at(name);
-        let mut uids: BTreeSet<String> = self.index.held_by(name).map(str::to_owned).collect();
+        let same_nics = nics(self.rdma_nodes.get(name)) == nics(new.as_ref());
+        let (before, held) = (self.index.networks_at(name), self.index.held_by(name));
+        let hosted = self.index.hosted_by(name);
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
         for node in self.rdma_nodes.get(name).into_iter().chain(&new) {
             let nics = node.status.iter().flat_map(|status| &status.nics);
@@ -473,12 +474,18 @@ impl World {
             };
         });
         self.mark_requests(name);
-        networks.extend(self.index.networks_at(name));
-        uids.extend(self.index.held_by(name).map(str::to_owned));
+        // A report repeats what it said of all networks: those that it says something new of count.
+        let now = self.index.hosted_by(name);
+        let mut networks: BTreeSet<String> = hosted.symmetric_difference(&now).cloned().collect();
+        if !same_nics {
+            networks.extend(before.into_iter().chain(self.index.networks_at(name)));
+        }
+        let now = self.index.held_by(name);
+        let uids = held.symmetric_difference(&now);
         let mut keys: Vec<Key> =
             self.index.selected(name).map(|policy| Key::Policy(policy.to_owned())).collect();
         keys.extend(networks.into_iter().map(Key::Network));
-        keys.extend(uids.iter().flat_map(|uid| self.index.claims_of(uid)).map(Key::Claim));
+        keys.extend(uids.flat_map(|uid| self.index.claims_of(uid)).map(Key::Claim));
         keys.extend(
             changed
                 .iter()
@@ -582,6 +589,11 @@ impl World {
         }
         self.mark([Key::Nic(key.0, key.1)]);
     }
+}
+
+fn nics(node: Option<&RdmaNode>) -> &[NicStatus] {
+    let status = node.and_then(|node| node.status.as_ref());
+    status.map(|status| status.nics.as_slice()).unwrap_or_default()
 }
 
 fn nic_key(joined: &str) -> Option<Key> {
