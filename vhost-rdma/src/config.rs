@@ -70,6 +70,8 @@ pub struct File {
     pub runtime_dir: Option<PathBuf>,
     /// Worker threads (engine shards).
     pub workers: Option<u32>,
+    /// Worker threads of each network's own process.
+    pub network_workers: Option<u32>,
     /// How long a worker polls before it sleeps, in microseconds; 0 never polls.
     pub poll_us: Option<u32>,
     /// Where metrics are served: `IP:PORT` or `unix:PATH`.

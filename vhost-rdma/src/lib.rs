@@ -1,6 +1,6 @@
 //! vhost-rdma: virtual RDMA NICs for virtual machines.
 //!
-//! Data flows one way: `device` (vhost-user, virtqueues) to `engine` (verbs) to `transport` (how a
+//! Data flows one way: `device` (vhost-user, virtqueues) to `engine` (verbs) to `link` (how a
 //! request reaches its peer), each over `memory`, the only module that touches a guest's memory.
 //! `worker` gives the engine its threads and clock. Beside them stands the operator's side: `node`
 //! holds the rules of networks and NICs, `admin` serves them, `cli` asks. docs/ARCHITECTURE.md says
@@ -16,6 +16,7 @@ pub mod device;
 pub mod engine;
 mod eventfd;
 pub mod limits;
+pub mod link;
 mod mark;
 pub mod memory;
 pub mod network_process;
@@ -30,5 +31,4 @@ pub mod socket;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;
-pub mod transport;
 pub mod worker;

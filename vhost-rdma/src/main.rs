@@ -128,6 +128,9 @@ impl Plan {
                 None => config::default_runtime_dir()?,
             },
             workers,
+            network_workers: config::check_workers(
+                args.network_workers.or(file.network_workers).unwrap_or(1),
+            )?,
             poll_us: args.poll_us.or(file.poll_us).unwrap_or(config::DEFAULT_POLL_US),
             ephemeral: args.ephemeral || file.ephemeral,
             admin: config::Access {
@@ -152,6 +155,7 @@ impl Plan {
         let differ = [
             ("runtime_dir", ours.runtime_dir != theirs.runtime_dir),
             ("workers", ours.workers != theirs.workers),
+            ("network_workers", ours.network_workers != theirs.network_workers),
             ("poll_us", ours.poll_us != theirs.poll_us),
             ("ephemeral", ours.ephemeral != theirs.ephemeral),
             ("metrics", ours.metrics != theirs.metrics),
@@ -227,6 +231,7 @@ fn backend(
 
 fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Fleet>, AttachError> {
     let settings = FleetSettings {
+        workers: plan.settings.network_workers,
         poll_us: plan.settings.poll_us,
         log_format: plan.log_format,
         log: plan.log.clone(),
@@ -245,8 +250,9 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
 /// A data plane in this process.
 fn local(plan: &Plan, reached: &Reached) -> Result<LocalDataplane, AttachError> {
     let Settings { workers, poll_us, .. } = plan.settings;
-    let mut device = LocalDataplane::start(WorkerConfig { workers, poll_us, seal: None })
-        .map_err(|error| AttachError::io("start the workers", error))?;
+    let mut device =
+        LocalDataplane::start(WorkerConfig { workers, poll_us, ..WorkerConfig::default() })
+            .map_err(|error| AttachError::io("start the workers", error))?;
     device.set_cm_ports(plan.ports.clone());
     if let Some(settings) = &plan.channel {
         let opened = device.open_channel(settings);

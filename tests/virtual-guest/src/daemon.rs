@@ -142,10 +142,12 @@ impl Daemon {
         if !options.kept && !options.installed {
             command.arg("--ephemeral");
         }
-        // Both shapes of the daemon are to pass the same tests.
-        let one = std::env::var("VHOST_RDMA_SHAPE").is_ok_and(|shape| shape == "one");
-        if one && !options.processes {
-            command.arg("--one-process");
+        // All shapes of the daemon are to pass the same tests.
+        match std::env::var("VHOST_RDMA_SHAPE").as_deref() {
+            Ok("one") if !options.processes => drop(command.arg("--one-process")),
+            // The NICs of a network are on two workers in turn.
+            Ok("spread") => drop(command.args(["--network-workers", "2"])),
+            _ => {}
         }
         command.arg("--metrics").arg(format!("unix:{}", dir.path().join("metrics.sock").display()));
         command.stdin(Stdio::null()).stdout(log).stderr(errors);

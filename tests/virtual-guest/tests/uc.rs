@@ -8,9 +8,10 @@
     reason = "a test on a 64-bit host"
 )]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
+use virtual_guest::daemon::patience;
 use virtual_guest::qp::{Path, QpSpec, SendWr};
 use virtual_guest::spec::{access, attr, cqe, qps, qpt, status, wc};
 use virtual_guest::world::{End, World, pattern};
@@ -33,7 +34,11 @@ fn send_and_write_deliver() {
         assert_eq!(to.bytes(), data);
         let done = a.run_ok(&SendWr::write(2, &from.parts(2), target.addr(0), target.rkey()));
         assert_eq!(done.opcode, wc::RDMA_WRITE);
-        assert_eq!(target.bytes(), data);
+        // Nobody tells the sender when it is there.
+        let until = Instant::now() + Duration::from_secs(5) * patience();
+        while target.bytes() != data {
+            assert!(Instant::now() < until, "the bytes do not come");
+        }
         b.qp.post_recv(3, &[]);
         a.run_ok(&SendWr::write(4, &[from.sge()], target.addr(0), target.rkey()).imm(78));
         let received = b.rcq.ok();

@@ -49,6 +49,8 @@ pub struct Settings {
     pub workers: u32,
     /// Shown in the status.
     pub poll_us: u32,
+    /// Worker threads of each network that has a process of its own.
+    pub network_workers: u32,
     /// Keep no state over a restart.
     pub ephemeral: bool,
     /// Who may open the admin socket.

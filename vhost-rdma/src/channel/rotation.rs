@@ -11,8 +11,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::cm::{Inbox, MAD_LEN};
+use crate::link::Gid;
 use crate::rnic::{Peer, Remote};
-use crate::transport::Gid;
 
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
 /// How long it may take until something arrives.

@@ -15,8 +15,8 @@ use tokio_rustls::client::TlsStream;
 use super::inbound::HANDSHAKE;
 use super::*;
 use crate::cm::{Inbox, MAD_LEN};
+use crate::link::Gid;
 use crate::rnic::{PER_NIC, Peer, Remote};
-use crate::transport::Gid;
 
 const HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Connections of daemons, where a test asks for no other number.

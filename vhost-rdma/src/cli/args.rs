@@ -140,6 +140,9 @@ pub struct ServeArgs {
     /// Worker threads, each of which owns whole NICs [default: a quarter of the CPUs]
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
+    /// Worker threads of each network's own process; its NICs are spread over them [default: 1]
+    #[arg(long, value_name = "N")]
+    pub network_workers: Option<u32>,
     /// Serve all networks in this process, not each in a sandboxed one of its own (for debugging)
     #[arg(long)]
     pub one_process: bool,

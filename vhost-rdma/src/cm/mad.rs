@@ -10,10 +10,10 @@ use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use crate::transport::{self, Gid};
+use crate::link::{self, Gid};
 
 /// Length of every datagram of QP 1 (IBTA 13.4.2).
-pub const MAD_LEN: usize = transport::MAD_LEN as usize;
+pub const MAD_LEN: usize = link::MAD_LEN as usize;
 /// Datagrams that wait for one NIC.
 pub(crate) const ROOM: usize = 128;
 /// Numbers that sources are counted by; those of one number share.

@@ -6,7 +6,7 @@
 //! of IBTA 12.6, as counted behind the 24 bytes of the MAD header.
 
 use super::MAD_LEN;
-use crate::transport::Gid;
+use crate::link::Gid;
 
 /// Management class of the connection manager, and its version (IBTA 13.4.4, 16.7).
 const CLASS: u8 = 7;

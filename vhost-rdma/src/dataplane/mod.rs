@@ -34,6 +34,8 @@ use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 struct Placed {
     nic: Arc<Nic>,
     vni: u32,
+    /// The number of its worker.
+    worker: usize,
     /// Where its processes are; none for a NIC of VMs.
     house: Option<Arc<House>>,
 }
@@ -73,7 +75,7 @@ impl LocalDataplane {
     /// The host refuses a thread, an eventfd, or random numbers.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
         let workers = Workers::start(config)?;
-        let placement = Placement::new(workers.handles().len());
+        let placement = Placement::new(workers.handles().len(), config.spread);
         let state = Mutex::new(State {
             nics: BTreeMap::new(),
             placement,
@@ -158,12 +160,16 @@ impl LocalDataplane {
     }
 
     /// Gives the NIC to a worker.
-    fn place(&self, config: &NicConfig) -> Result<Arc<Nic>, AttachError> {
+    fn place(&self, config: &NicConfig) -> Result<(Arc<Nic>, usize), AttachError> {
         let layout = layout(config)?;
-        let index = self.state().placement.add(config.vni);
-        self.place_on(index, config, layout).inspect_err(|_| {
-            self.state().placement.remove(config.vni);
-        })
+        let worker = self.state().placement.add(config.vni);
+        match self.place_on(worker, config, layout) {
+            Ok(nic) => Ok((nic, worker)),
+            Err(error) => {
+                self.state().placement.remove(config.vni, worker);
+                Err(error)
+            }
+        }
     }
 
     fn place_on(
@@ -198,11 +204,11 @@ impl LocalDataplane {
     }
 
     /// Takes the NIC from its worker.
-    fn displace(&self, nic: &Nic, vni: u32) {
+    fn displace(&self, nic: &Nic, (vni, worker): (u32, usize)) {
         if let Err(error) = nic.call(PATIENCE, |shard, id, _| shard.remove_nic(id)) {
             tracing::error!(nic = nic.name, %error, "the engine did not let go of the NIC in time");
         }
-        self.state().placement.remove(vni);
+        self.state().placement.remove(vni, worker);
     }
 }
 
@@ -218,25 +224,27 @@ fn layout(config: &NicConfig) -> Result<QueueLayout, AttachError> {
 
 impl Dataplane for LocalDataplane {
     fn add(&self, config: &NicConfig) -> Result<(), AttachError> {
-        let nic = self.place(config)?;
+        let (nic, worker) = self.place(config)?;
         let house = match config.guests {
             Guests::Vm => None,
             Guests::Process => Some(House::new(config, nic.clone()).inspect_err(|_| {
-                self.displace(&nic, config.vni);
+                self.displace(&nic, (config.vni, worker));
             })?),
         };
-        let placed = Placed { nic, vni: config.vni, house: house.map(Arc::new) };
+        let placed = Placed { nic, vni: config.vni, worker, house: house.map(Arc::new) };
         self.state().nics.insert(config.name.clone(), placed);
         Ok(())
     }
 
     fn remove(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Placed { nic, vni, house }) = self.state().nics.remove(name) else { return };
+        let Some(Placed { nic, vni, worker, house }) = self.state().nics.remove(name) else {
+            return;
+        };
         if let Some(house) = house {
             house.close();
         }
-        self.displace(&nic, vni);
+        self.displace(&nic, (vni, worker));
     }
 
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {

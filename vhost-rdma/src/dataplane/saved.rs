@@ -14,8 +14,9 @@ use super::LocalDataplane;
 use crate::device::nic::{Nic, PATIENCE};
 use crate::device::saved::SavedSession;
 use crate::engine::Shard;
+use crate::link::NicId;
 use crate::nic::saved::{BadState, open, seal};
-use crate::transport::NicId;
+use crate::worker::Progress;
 
 /// How long all sessions together may take to come to rest. Who is busy for longer is lost.
 const REST: Duration = Duration::from_millis(500);
@@ -38,6 +39,7 @@ impl LocalDataplane {
         let nics: Vec<Arc<Nic>> =
             self.state().nics.values().map(|placed| placed.nic.clone()).collect();
         let until = Instant::now() + REST;
+        self.close_bus();
         let mut saved = SavedNetwork::default();
         let sessions = nics.iter().filter_map(|nic| Some((nic, nic.session()?)));
         let (resting, busy): (Vec<_>, Vec<_>) =
@@ -84,7 +86,22 @@ impl LocalDataplane {
         std::mem::take(&mut self.state().loaded)
     }
 
-    /// Does something to all these NICs, in one turn of a worker: there is one for a network.
+    /// Has nothing more cross between workers, and waits until nothing is under way: NICs still
+    /// run, so all of it is answered.
+    fn close_bus(&self) {
+        for worker in self.workers.handles() {
+            let until = Instant::now() + PATIENCE;
+            let closed = worker.call_in_steps(None, PATIENCE, move |shard, _| {
+                let done = shard.close_bus() || Instant::now() >= until;
+                if done { Progress::Done(()) } else { Progress::More }
+            });
+            if let Err(error) = closed {
+                tracing::error!(%error, "a worker does not do what it is told");
+            }
+        }
+    }
+
+    /// Does something to all these NICs, in one turn of each worker.
     fn on_all(&self, nics: &[Arc<Nic>], each: fn(&mut Shard, &[NicId])) {
         for worker in self.workers.handles() {
             let ids: Vec<NicId> =

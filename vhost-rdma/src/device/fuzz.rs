@@ -21,8 +21,8 @@ use super::ctrl::{Controller, Executor, Outcome, Request, clear_reserved};
 use super::events::NoPort;
 use super::queues::QueueLayout;
 use crate::engine::{Command, Limits, NicSettings, Random, Shard};
+use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring};
-use crate::transport::NicId;
 
 /// A target, by name.
 pub type Target = (&'static str, fn(&[u8]));

@@ -10,6 +10,7 @@ use super::on_shard::AnyNic;
 use super::quota;
 use super::window::WindowKind;
 use super::{DeferredDrop, Nanos, Shard, attributes};
+use crate::link::{Gid, NicId, is_multicast};
 use crate::memory::{AddressSpace, Ring, Translation};
 use crate::nic::budget::cost;
 use crate::nic::limits::{MAX_WR, WINDOWS_PER_MR};
@@ -17,7 +18,6 @@ use crate::nic::objects::object;
 use crate::nic::qp::attrs::check_av;
 use crate::nic::quota::{Kept, Kind};
 use crate::nic::{Command, Reply, Status};
-use crate::transport::{Gid, NicId, is_multicast};
 
 impl Shard {
     /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.

@@ -8,6 +8,7 @@ use super::nic::Nic;
 use super::qp::{Inbound, Qp};
 use super::quota;
 use super::srq::Srq;
+use crate::link::NicId;
 use crate::memory::Ring;
 use crate::nic::doorbell::Owner;
 use crate::nic::qp::{Attrs, Kind, SendQueue, State};
@@ -16,7 +17,6 @@ use crate::nic::receive::ReceiveRing;
 use crate::nic::shape;
 use crate::nic::table;
 use crate::nic::{Reply, Status};
-use crate::transport::NicId;
 
 /// What QP_CREATE brings: the request and the resolved rings.
 type QpRequest<'a> = (&'a abi::QpCreateReq, Option<Ring>, Option<Ring>);

@@ -9,16 +9,15 @@
 
 use virtio_rdma_abi::GSI_QPN;
 
-use super::network::View;
 use super::nic::{Nic, NicState};
 use super::{NicId, Shard};
 use crate::cm::{MAD_LEN, Mad};
+use crate::link::{
+    Fanout, Flow, Gid, Operation, Outcome, Owner, Payload, Request, Service, Ticket,
+};
 use crate::memory;
 use crate::nic::budget::cost;
 use crate::nic::qp::attrs::GSI_QKEY;
-use crate::transport::{
-    Fanout, Flow, Gid, Operation, Outcome, Owner, Payload, Request, Service, Transport as _,
-};
 
 /// Hops of a datagram that leaves no host.
 const HOP_LIMIT: u8 = 64;
@@ -42,7 +41,7 @@ impl Nic {
         }
         let mut bytes = [0; MAD_LEN];
         match request.payload {
-            Payload::Inline(sent) => {
+            Payload::Inline(sent) | Payload::Piece(sent) => {
                 for (to, from) in bytes.iter_mut().zip(sent) {
                     *to = *from;
                 }
@@ -52,6 +51,7 @@ impl Nic {
                     return Outcome::LocalFault;
                 }
             }
+            Payload::Reply(_) => return self.dropped(request),
         }
         self.meter.charge(cost::DELIVERY + cost::bytes(MAD_LEN as u64));
         if self.outbox.management(request.flow, &bytes) {
@@ -83,7 +83,7 @@ impl Shard {
             hop_limit: HOP_LIMIT,
             sl: mad.sl,
         };
-        let length = crate::transport::MAD_LEN;
+        let length = crate::link::MAD_LEN;
         let request = Request {
             flow: &flow,
             service: Service::Datagram,
@@ -101,15 +101,17 @@ impl Shard {
             qkey: GSI_QKEY,
             fanout: Fanout::default(),
             owner: Owner::Unasked,
+            ticket: Ticket::default(),
         };
+        let vni = nic.settings.vni;
         let Self { slots, networks, local, .. } = self;
-        local.submit(&mut View { slots, networks }, &request);
+        Self::submit(local, (slots, networks), (vni, &request));
         true
     }
 
     /// Whether a NIC of this NIC's network holds an address now.
     pub(crate) fn reaches(&self, id: NicId, gid: &Gid) -> bool {
         let settings = self.slots.get(id).and_then(super::on_shard::AnyNic::own);
-        settings.is_some_and(|nic| self.networks.holder(nic.settings.vni, gid).is_some())
+        settings.is_some_and(|nic| self.networks.reaches(nic.settings.vni, gid))
     }
 }

@@ -7,10 +7,10 @@ use rustc_hash::FxHashMap;
 
 use super::Shard;
 use super::nic::{Nic, Soft};
+use crate::link::{Gid, NicId, is_multicast};
 use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::nic::qp::Kind;
 use crate::nic::{Reply, Status};
-use crate::transport::{Gid, NicId, is_multicast};
 
 /// The groups of one NIC and their QPs.
 pub(super) type Groups = FxHashMap<Gid, Vec<u32>>;

@@ -17,12 +17,12 @@ use virtio_rdma_abi::access;
 
 use super::mr::{Keyed, MrTable};
 use super::nic::Nic;
-use super::qp::Waiter;
+use super::qp::{Requester, Waiter};
 use super::{Nanos, Shard};
+use crate::link::{Nak, NicId, Operation, Outcome, Owner, Request};
 use crate::memory::Borrowed;
 use crate::nic::qp::Wait;
 use crate::nic::{Job, JobKind};
-use crate::transport::{Nak, NicId, Operation, Outcome, Owner, Request};
 
 /// Jobs of one context that are under way.
 const JOBS: usize = 256;
@@ -169,7 +169,7 @@ impl Nic {
         request: &Request<'_>,
         task: Task,
     ) -> Result<u64, Outcome> {
-        let requester = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
+        let requester = Waiter::of(request.flow);
         let jobs = &mut self.backing.mirror;
         match request.owner {
             Owner::Did(value) => Ok(value),
@@ -205,7 +205,7 @@ impl Nic {
         if kind == JobKind::Arrived {
             self.place(request, target).ok()?;
         }
-        let requester = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
+        let requester = Waiter::of(request.flow);
         self.backing.mirror.begin(task.ctx, requester, task.job)
     }
 
@@ -249,14 +249,15 @@ impl Shard {
     pub(crate) fn owner_answered(&mut self, id: NicId, ctx: u32, done: &[(u64, Option<u64>)]) {
         for &(number, value) in done {
             let Some(nic) = self.nic_mut(id) else { return };
-            if let Some(waiter) = nic.backing.mirror.answered(ctx, number)
-                && let Some(requester) = self.nic_mut(waiter.nic)
-            {
-                requester.owner_answered(
-                    waiter.qpn,
-                    number,
-                    value.map_or(Owner::Failed, Owner::Did),
-                );
+            let answer = value.map_or(Owner::Failed, Owner::Did);
+            let Some(waiter) = nic.backing.mirror.answered(ctx, number) else { continue };
+            match waiter.who {
+                Requester::Here(id) => {
+                    if let Some(requester) = self.nic_mut(id) {
+                        requester.owner_answered(waiter.qpn, number, answer);
+                    }
+                }
+                Requester::Elsewhere(_) => self.owner_answered_elsewhere(number, answer),
             }
         }
     }

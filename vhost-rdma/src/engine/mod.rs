@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  command ──> control ──> nic {context, pd, mr, cq, srq, qp, ah}
-//!  doorbells ─> scan ──> requester ──> Transport ──> responder (a peer's nic) ──> memory copy
+//!  doorbells ─> scan ──> requester ──> Link ──────> responder (a peer's nic) ──> memory copy
 //!                           └──> cq ──> arm? ──> Port
 //! ```
 //!
@@ -23,6 +23,7 @@
 pub(crate) mod attributes;
 mod control;
 mod create;
+mod crossing;
 mod fastreg;
 mod local;
 mod management;
@@ -68,20 +69,20 @@ pub(crate) use on_shard::{OnShard, Provided};
 pub use rounds::Look;
 pub use saved::SavedNic;
 
+use self::crossing::Waiting;
 use self::network::Networks;
 use self::nic::Nic;
 use self::numbers::Numbers;
 use self::on_shard::AnyNic;
 use self::parking::Parking;
-use self::qp::Waiter;
 use self::rounds::Rounds;
 use self::slots::Slots;
 use self::strain::Strains;
+use crate::link::{Local, NicId};
 use crate::memory::{AddressSpace, Segment};
 use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
 use crate::nic::roster::{Roster, Walk};
-use crate::transport::{Local, NicId};
 
 /// NICs that are served together, by one thread.
 pub struct Shard {
@@ -91,10 +92,13 @@ pub struct Shard {
     qpns: Numbers,
     random: Box<dyn Random>,
     local: Local,
+    /// Requests of other shards that wait for an owner.
+    waiting: Waiting,
     /// The requester's segment list, kept for its allocation.
     segments: Vec<Segment>,
     posts: Vec<Post>,
-    wakes: VecDeque<Waiter>,
+    /// NICs and QPs.
+    wakes: VecDeque<(NicId, u32)>,
     /// The NIC whose content is being looked at.
     serving: Option<NicId>,
     deferred_drops: Vec<DeferredDrop>,
@@ -124,6 +128,7 @@ impl Shard {
             qpns: Numbers::default(),
             random,
             local: Local,
+            waiting: Waiting::default(),
             segments: Vec::new(),
             posts: Vec::new(),
             wakes: VecDeque::new(),

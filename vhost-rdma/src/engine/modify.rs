@@ -5,10 +5,10 @@ use virtio_rdma_abi as abi;
 use super::nic::{KERNEL, Nic};
 use super::qp::Waiter;
 use super::{DeferredDrop, Shard};
+use crate::link::NicId;
 use crate::nic::qp::{Kind, State, state};
 use crate::nic::timer::Waiting;
 use crate::nic::{Reply, Status};
-use crate::transport::NicId;
 
 impl Shard {
     pub(super) fn destroy_qp(&mut self, id: NicId, ctx: u32, qpn: u32) -> Result<Reply, Status> {
@@ -40,7 +40,10 @@ impl Shard {
             // The peer may have been waiting for this QP to appear.
             let peer = networks.holder(nic.settings.vni, &qp.attrs.av().dgid);
             let dest_qpn = qp.attrs.dest_qpn();
-            nic.backing.wakes.extend(peer.map(|peer| Waiter { nic: peer, qpn: dest_qpn }));
+            if let (None, Some(bus)) = (peer, &mut networks.bus) {
+                bus.wake(nic.settings.vni, qp.attrs.av().dgid, dest_qpn);
+            }
+            nic.backing.wakes.extend(peer.map(|peer| Waiter::here(peer, dest_qpn)));
         }
         Ok(Reply::Done)
     }

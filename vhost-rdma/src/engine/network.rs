@@ -10,7 +10,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use super::nic::NicState;
 use super::on_shard::AnyNic;
 use super::slots::Slots;
-use crate::transport::{Fabric, Gid, NicId, Responder};
+use crate::link::{Bus, Fabric, Gid, NicId, Responder};
 
 /// The addresses of all networks of a shard, by VNI.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub(super) struct Networks {
     holders: FxHashMap<(u32, Gid), NicId>,
     /// NICs with QPs in a multicast group.
     groups: FxHashMap<(u32, Gid), IndexSet<NicId, FxBuildHasher>>,
+    /// The way to other shards, if there are any.
+    pub(super) bus: Option<Bus>,
 }
 
 impl Networks {
@@ -25,19 +27,38 @@ impl Networks {
         self.holders.get(&(vni, *gid)).copied()
     }
 
+    /// Whether a NIC of this shard or another holds it.
+    pub(super) fn reaches(&self, vni: u32, gid: &Gid) -> bool {
+        let elsewhere = || self.bus.as_ref().is_some_and(|bus| bus.holds(vni, gid));
+        self.holder(vni, gid).is_some() || elsewhere()
+    }
+
     /// Gives an address to a NIC; false if another has it.
     pub(super) fn claim(&mut self, vni: u32, gid: Gid, nic: NicId) -> bool {
-        *self.holders.entry((vni, gid)).or_insert(nic) == nic
+        if let Some(holder) = self.holder(vni, &gid) {
+            return holder == nic;
+        }
+        let free = self.bus.as_ref().is_none_or(|bus| bus.claim(vni, gid));
+        if free {
+            self.holders.insert((vni, gid), nic);
+        }
+        free
     }
 
     pub(super) fn release(&mut self, vni: u32, gid: Gid, nic: NicId) {
         if self.holder(vni, &gid) == Some(nic) {
             self.holders.remove(&(vni, gid));
+            if let Some(bus) = &self.bus {
+                bus.release(vni, gid);
+            }
         }
     }
 
     pub(super) fn join(&mut self, vni: u32, mgid: Gid, nic: NicId) {
         self.groups.entry((vni, mgid)).or_default().insert(nic);
+        if let Some(bus) = &self.bus {
+            bus.join(vni, mgid);
+        }
     }
 
     pub(super) fn leave(&mut self, vni: u32, mgid: Gid, nic: NicId) {
@@ -45,6 +66,9 @@ impl Networks {
             members.swap_remove(&nic);
             if members.is_empty() {
                 self.groups.remove(&(vni, mgid));
+                if let Some(bus) = &self.bus {
+                    bus.leave(vni, mgid);
+                }
             }
         }
     }
@@ -59,7 +83,7 @@ impl Networks {
     }
 }
 
-/// What a transport sees of a shard.
+/// What a link sees of a shard.
 pub(super) struct View<'a> {
     pub(super) slots: &'a mut Slots,
     pub(super) networks: &'a Networks,
@@ -90,9 +114,31 @@ impl View<'_> {
         }
     }
 
+    /// A NIC of the engine's own, if it is there and runs.
+    pub(super) fn ready_own(&mut self, nic: Option<NicId>) -> Option<&mut super::nic::Nic> {
+        self.slots.own_mut(nic?).filter(|nic| nic.life == NicState::Ready)
+    }
+
     fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {
-        let nic = self.slots.own_mut(nic)?;
-        (nic.life == NicState::Ready).then_some(nic)
+        self.ready_own(Some(nic)).map(|nic| nic as &mut dyn Responder)
+    }
+}
+
+/// What a request from another shard sees of this one: its own network.
+pub(super) struct Arrivals<'a> {
+    pub(super) view: View<'a>,
+    pub(super) vni: u32,
+}
+
+impl Fabric for Arrivals<'_> {
+    fn responder(&mut self, _: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
+        let peer = self.view.networks.holder(self.vni, gid)?;
+        self.view.ready(peer)
+    }
+
+    fn member(&mut self, _: NicId, mgid: &Gid, index: usize) -> Option<Option<&mut dyn Responder>> {
+        let member = self.view.networks.member(self.vni, mgid, index)?;
+        Some(self.view.ready(member))
     }
 }
 

@@ -7,18 +7,18 @@ use super::pace::Pace;
 use super::qp::{Inbound, Waiter};
 use super::steps::Work;
 use super::{DeferredDrop, Nanos, quota};
+use crate::link::{Gid, NicId};
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::doorbell::Owner;
 use crate::nic::follow::MAPPING;
 pub(super) use crate::nic::nic::{KERNEL, NicState};
 use crate::nic::provider::Provider;
-use crate::nic::qp::SendQueue;
+use crate::nic::qp::{SendQueue, Wait};
 use crate::nic::quota::Places;
 use crate::nic::receive::ReceiveRing;
 use crate::nic::roster::Walk;
 use crate::nic::{self, NicSettings, Nowhere, Objects, Port, Status};
-use crate::transport::{Gid, NicId};
 
 /// QPs of one NIC that run in one round.
 const ROUND_QPS: u32 = 16;
@@ -131,6 +131,12 @@ impl Provider for Soft {
     fn cq_died(_nic: &mut Nic, _cqn: u32) {}
 
     fn resumed(nic: &mut Nic, qpn: u32) {
+        // Its answer may have come meanwhile, and was not taken.
+        if let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut())
+            && matches!(send.wait, Wait::Link(_))
+        {
+            send.wait = Wait::None;
+        }
         nic.woken(qpn);
         nic.schedule(qpn);
     }

@@ -9,6 +9,7 @@ use std::fmt;
 
 use super::nic::{Nic, NicState, Soft};
 use super::{DeferredDrop, Nanos, NicSettings, NicSnapshot, Shard};
+use crate::link::NicId;
 use crate::memory::AddressSpace;
 use crate::nic::Port;
 use crate::nic::budget::{Budget, Meter, cost};
@@ -16,7 +17,6 @@ use crate::nic::doorbell::Post;
 use crate::nic::provider::Provider as _;
 use crate::nic::{Command, Reply, Status};
 use crate::ordering::Visible;
-use crate::transport::NicId;
 
 /// A NIC on a shard. Each call means what the shard's method of that name does.
 #[allow(missing_docs, reason = "see the methods of `Shard`")]

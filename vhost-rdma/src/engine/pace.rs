@@ -8,9 +8,9 @@
 //! worth moves smaller ones, half as large each time, and larger ones again when they come in time.
 
 use super::Nanos;
+use crate::link::PIECE;
 use crate::nic::budget::Looked;
 use crate::nic::limits::MAX_SGE;
-use crate::transport::PIECE;
 
 /// What may last longer than it was charged for, beside [`FACTOR`] times the charge.
 const SLACK: Nanos = 10_000;

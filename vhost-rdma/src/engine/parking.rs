@@ -16,9 +16,9 @@
 //! theirs to look for.
 
 use super::{Nanos, Shard};
+use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};
 use crate::ordering::{self, Cpu};
-use crate::transport::NicId;
 
 /// NICs that a round looks at.
 const LOOKS: usize = 4;

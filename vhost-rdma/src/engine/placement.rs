@@ -12,9 +12,9 @@ use virtio_rdma_abi::{access, flush};
 use super::mirror::Task;
 use super::mr::MrTable;
 use super::nic::Nic;
-use crate::memory::{self, Segment};
+use crate::link::{Nak, Operation, Outcome, Payload, Request};
+use crate::memory;
 use crate::nic::JobKind;
-use crate::transport::{Nak, Operation, Outcome, Payload, Request};
 
 impl Nic {
     pub(super) fn serve_atomic(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
@@ -26,7 +26,6 @@ impl Nic {
             Ok(target) => target,
             Err(nak) => return self.refuse(qpn, request, nak),
         };
-        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
         let [first, second] = request.operands;
         let adds = request.operation == Operation::FetchAdd;
         let atomic = if adds { JobKind::FetchAdd } else { JobKind::CompareSwap };
@@ -41,12 +40,15 @@ impl Nic {
         // A region whose host memory is not aligned like its addresses (iova ≠ va) cannot be
         // operated on atomically.
         let Ok(before) = before else { return self.refuse(qpn, request, Nak::InvalidRequest) };
-        self.atomic_done(result, before)
+        self.atomic_done(request, before)
     }
 
-    fn atomic_done(&mut self, result: &[Segment], before: u64) -> Outcome {
-        if memory::write(result, 0, &before.to_le_bytes()).is_err() {
-            return Outcome::LocalFault;
+    fn atomic_done(&mut self, request: &Request<'_>, before: u64) -> Outcome {
+        let found = before.to_le_bytes();
+        match request.payload {
+            Payload::Memory(result) if memory::write(result, 0, &found).is_ok() => {}
+            Payload::Reply(bytes) => bytes.borrow_mut().extend_from_slice(&found),
+            _ => return Outcome::LocalFault,
         }
         self.counters.rx_bytes += 8;
         self.counters.tx_bytes += 8;
@@ -56,9 +58,8 @@ impl Nic {
 
     /// The memory is its owner's, whose processors alone are atomic against each other there.
     fn serve_owners_atomic(&mut self, qpn: u32, request: &Request<'_>, task: Task) -> Outcome {
-        let Payload::Memory(result) = request.payload else { return Outcome::LocalFault };
         match self.owner_did(qpn, request, task) {
-            Ok(before) => self.atomic_done(result, before),
+            Ok(before) => self.atomic_done(request, before),
             Err(outcome) => outcome,
         }
     }
@@ -73,7 +74,9 @@ impl Nic {
         };
         let mut word = [0; 8];
         match request.payload {
-            Payload::Inline(bytes) if bytes.len() == word.len() => word.copy_from_slice(bytes),
+            Payload::Inline(bytes) | Payload::Piece(bytes) if bytes.len() == word.len() => {
+                word.copy_from_slice(bytes);
+            }
             Payload::Memory(source) if memory::read(source, 0, &mut word).is_ok() => {}
             _ => return Outcome::LocalFault,
         }

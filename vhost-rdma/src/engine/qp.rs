@@ -3,19 +3,44 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::crossing::Stream;
 use super::nic::Soft;
+use crate::link::{Flow, Gid, NicId};
 use crate::nic::receive::{Receive, SavedReceive};
 use crate::nic::saved::BadState;
-use crate::transport::NicId;
 
 /// A queue pair whose work requests the daemon executes.
 pub(super) type Qp = crate::nic::objects::Qp<Soft>;
 
-/// A requester that found no receive and wants to know of the next one.
+/// A requester that waits for something here: the next receive, or what an owner does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Waiter {
-    pub(super) nic: NicId,
+    pub(super) who: Requester,
     pub(super) qpn: u32,
+}
+
+/// Whose queue pair that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Requester {
+    /// A NIC of this shard.
+    Here(NicId),
+    /// The NIC of another shard, in the same network, that holds this address.
+    Elsewhere(Gid),
+}
+
+impl Waiter {
+    pub(super) const fn here(nic: NicId, qpn: u32) -> Self {
+        Self { who: Requester::Here(nic), qpn }
+    }
+
+    /// Who sent a request.
+    pub(super) fn of(flow: &Flow) -> Self {
+        let who = match flow.source {
+            NicId::ELSEWHERE => Requester::Elsewhere(flow.source_gid),
+            nic => Requester::Here(nic),
+        };
+        Self { who, qpn: flow.source_qpn }
+    }
 }
 
 /// What the engine keeps of a queue pair.
@@ -41,6 +66,8 @@ pub(super) struct Inbound {
     pub(super) groups: u32,
     /// Requests of an unreliable peer that were dropped since RESET for a key, range or right.
     pub(super) refused: u32,
+    /// What came from another shard.
+    pub(super) stream: Stream,
 }
 
 impl Inbound {
@@ -54,6 +81,7 @@ impl Inbound {
         self.draining = false;
         self.last_wqe_raised = false;
         self.refused = 0;
+        self.stream = Stream::default();
     }
 }
 
@@ -69,6 +97,7 @@ pub(super) struct SavedInbound {
     last_wqe_raised: bool,
     groups: u32,
     refused: u32,
+    stream: Stream,
 }
 
 impl Inbound {
@@ -86,6 +115,7 @@ impl Inbound {
             last_wqe_raised,
             groups,
             refused,
+            stream: self.stream,
         }
     }
 
@@ -102,6 +132,7 @@ impl Inbound {
             last_wqe_raised: saved.last_wqe_raised,
             groups: saved.groups,
             refused: saved.refused,
+            stream: saved.stream.resumed(),
         })
     }
 }

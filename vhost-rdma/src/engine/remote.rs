@@ -5,10 +5,10 @@ use virtio_rdma_abi::{access, wc_opcode};
 use super::mr::Access;
 use super::nic::Nic;
 use super::responder::{Opened, same_memory};
+use crate::link::{Nak, Outcome, Owner, Payload, Request};
 use crate::memory::{self, Borrowed};
 use crate::nic::JobKind;
 use crate::nic::budget::cost;
-use crate::transport::{Nak, Outcome, Owner, Payload, Request};
 
 impl Nic {
     /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
@@ -56,7 +56,8 @@ impl Nic {
     ) -> Result<(), memory::Fault> {
         let at = u64::from(request.offset);
         match request.payload {
-            Payload::Inline(bytes) => memory::write(&[target], at, bytes),
+            Payload::Inline(bytes) | Payload::Piece(bytes) => memory::write(&[target], at, bytes),
+            Payload::Reply(_) => Ok(()),
             Payload::Memory(source) => {
                 memory::copy(&[target], at, source, at, u64::from(request.len))
             }
@@ -116,9 +117,7 @@ impl Nic {
                     Err(outcome) => return outcome,
                 },
             };
-            let Payload::Memory(target) = request.payload else { return Outcome::LocalFault };
-            let at = u64::from(request.offset);
-            if memory::copy(target, at, &source, at, u64::from(request.len)).is_err() {
+            if take(request, &source).is_err() {
                 return Outcome::LocalFault;
             }
         } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_READ)) {
@@ -129,5 +128,19 @@ impl Nic {
             self.counters.rx_messages += 1;
         }
         Outcome::Done
+    }
+}
+
+/// Copies a piece of what is read to where it goes.
+fn take(request: &Request<'_>, source: &[Borrowed<'_>]) -> Result<(), memory::Fault> {
+    let at = u64::from(request.offset);
+    match request.payload {
+        Payload::Memory(target) => memory::copy(target, at, source, at, u64::from(request.len)),
+        Payload::Reply(bytes) => {
+            let bytes = &mut *bytes.borrow_mut();
+            bytes.resize(request.len as usize, 0);
+            memory::read(source, at, bytes)
+        }
+        Payload::Inline(_) | Payload::Piece(_) => Err(memory::Fault::Shape),
     }
 }

@@ -1,5 +1,5 @@
 //! The sending side: takes work requests out of send queues, checks them against this NIC's own
-//! objects, hands them to the transport piece by piece, and turns outcomes into completions, waits
+//! objects, hands them to the link piece by piece, and turns outcomes into completions, waits
 //! and errors.
 //!
 //! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a
@@ -13,15 +13,14 @@ use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::nic::Nic;
 use super::{Nanos, Shard};
-use crate::memory::Segment;
+use crate::link::{
+    Fanout, Flow, Gid, NicId, Operation, Outcome, Owner, PIECE, Payload, Request, Service, Ticket,
+};
+use crate::memory::{self, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
 use crate::nic::qp::{Kind, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
-use crate::transport::{
-    Fanout, Flow, Gid, NicId, Operation, Outcome, Owner, PIECE, Payload, Request, Service,
-    Transport,
-};
 
 mod ahead;
 mod finish;
@@ -69,6 +68,8 @@ enum Step {
     Advanced,
     /// It waits for a timer or an event.
     Waits,
+    /// The link takes no more now.
+    Later,
     /// It failed with this status.
     Failed(u8),
 }
@@ -138,6 +139,10 @@ impl Shard {
             match self.step(&turn, &mut send, &mut bytes) {
                 Step::Advanced => {}
                 Step::Waits => break,
+                Step::Later => {
+                    more = true;
+                    break;
+                }
                 Step::Failed(status) => {
                     if let Some(nic) = self.nic_mut(id) {
                         nic.send_failed(&turn, &mut send, status);
@@ -227,12 +232,19 @@ impl Shard {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
         }
         nic.meter.charge_each(cost::ELEMENT, send.sges.len());
-        // What the owner was asked about is what it did: the piece that it was, however large the
-        // next may be.
+        // What the owner was asked about is what it did, and what crossed may have been executed:
+        // the piece that it was, however large the next may be.
         let len = match send.owner {
-            Owner::Unasked => nic.piece(turn.kind, send, &planned),
+            Owner::Unasked if !send.crosses => nic.piece(turn.kind, send, &planned),
             _ => send.piece,
         };
+        if let Some(word) = send.landed.take().filter(|_| planned.operation != Operation::Read) {
+            let fetches = planned.operation.fetches();
+            if fetches && !nic.bring_home(turn, send, &planned, &word) {
+                return Step::Failed(wc_status::LOC_PROT_ERR);
+            }
+            return self.settle_crossed(turn, send, &planned, Outcome::Done);
+        }
         let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
         if !same || (!planned.inline && !nic.gather(turn, &send.sges, &planned, segments)) {
             return Step::Failed(wc_status::LOC_PROT_ERR);
@@ -244,11 +256,18 @@ impl Shard {
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
         request.owner = send.owner;
+        let vni = nic.settings.vni;
         let Self { slots, networks, local, .. } = self;
+        if let Some(bus) = &mut networks.bus {
+            if send.ticket.life == 0 {
+                send.ticket.life = bus.begin_life();
+            }
+            request.ticket = send.ticket;
+        }
         // Under an address that was withdrawn nothing leaves: its port is down, or was given
         // another.
         let outcome = match (flow.source_gid == NO_GID, turn.kind) {
-            (false, _) => local.submit(&mut super::network::View { slots, networks }, &request),
+            (false, _) => Self::submit(local, (slots, networks), (vni, &request)),
             (true, Kind::Rc) => Outcome::NoAnswer,
             (true, _) => Outcome::Done,
         };
@@ -295,6 +314,7 @@ fn request<'a>(
         qkey,
         fanout: Fanout::default(),
         owner: Owner::Unasked,
+        ticket: Ticket::default(),
     }
 }
 
@@ -400,7 +420,10 @@ impl Nic {
         }
         let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
         match u32::try_from(total) {
-            Ok(total) if total <= most => Ok(Planned { operation, total, inline }),
+            // More can be done of it than there is only if saved state says so.
+            Ok(total) if total <= most && send.done <= total => {
+                Ok(Planned { operation, total, inline })
+            }
             _ => Err(wc_status::LOC_LEN_ERR),
         }
     }
@@ -451,6 +474,22 @@ impl Nic {
         });
         segments.truncate(count);
         named
+    }
+
+    /// Puts what was read elsewhere where the work request wants it; false if it may not.
+    fn bring_home(
+        &self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        bytes: &[u8],
+    ) -> bool {
+        let mut segments = Vec::new();
+        let (len, done) = (send.piece, u64::from(send.done));
+        bytes.len() == len as usize
+            && self.opens_the_same(send, (planned.total, len))
+            && self.gather(turn, &send.sges, planned, &mut segments)
+            && memory::write(&segments, done, bytes).is_ok()
     }
 
     /// Length of the next piece. Datagrams and atomics are one.
@@ -513,7 +552,7 @@ impl Nic {
             // The wait that was cut short does not count against the retries.
             Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
             Wait::Answer(_) => {}
-            Wait::None | Wait::Owner(_) | Wait::Transport => return,
+            Wait::None | Wait::Owner(_) | Wait::Link(_) => return,
         }
         send.wait = Wait::None;
         self.schedule(qpn);

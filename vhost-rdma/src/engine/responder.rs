@@ -16,6 +16,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 use super::mr::Access;
 use super::nic::{Nic, NicState};
 use super::qp::{Qp, Waiter};
+use crate::link::{
+    Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
+    Service,
+};
 use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
 use crate::nic::grh;
@@ -23,10 +27,6 @@ use crate::nic::limits::MAX_SGE;
 use crate::nic::qp::State;
 use crate::nic::qp::state::Kind;
 use crate::nic::receive::Receive;
-use crate::transport::{
-    Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
-    Service,
-};
 
 /// Requests of an unreliable connection that are dropped for a key, range or right before it ends.
 const UNRELIABLE_REFUSALS: u32 = 256;
@@ -214,7 +214,7 @@ impl Nic {
             return Outcome::Done;
         }
         self.counters.rnr_naks_sent += 1;
-        let waiter = Waiter { nic: request.flow.source, qpn: request.flow.source_qpn };
+        let waiter = Waiter::of(request.flow);
         match qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
             Some(srq) => srq.remember(waiter),
             None => qp.own.waiter = Some(waiter),
@@ -286,7 +286,8 @@ impl Nic {
         let segments = self.receive_segments(qpn, needed).ok_or(Scatter::Denied)?;
         let at = u64::from(skip) + u64::from(request.offset);
         let moved = match request.payload {
-            Payload::Inline(bytes) => memory::write(&segments, at, bytes),
+            Payload::Inline(bytes) | Payload::Piece(bytes) => memory::write(&segments, at, bytes),
+            Payload::Reply(_) => return Err(Scatter::Denied),
             Payload::Memory(source) => memory::copy(
                 &segments,
                 at,

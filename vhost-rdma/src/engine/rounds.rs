@@ -26,11 +26,12 @@ use std::collections::BinaryHeap;
 
 use super::nic::NicState;
 use super::on_shard::AnyNic;
+use super::qp::{Requester, Waiter};
 use super::{DeferredDrop, Nanos, Shard};
+use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::timer::Waiting;
 use crate::ordering::{self, Cpu, Visible};
-use crate::transport::{NicId, Transport};
 
 /// Time for one round, without what it tells the guests at its end.
 pub(super) const ROUND: Nanos = 50_000;
@@ -101,11 +102,8 @@ impl Shard {
         self.rouse_due(now, &mut budget);
         busy |= self.scan(&mut budget);
         busy |= self.wake_waiters(&mut budget);
+        busy |= self.serve_parcels(now);
         busy |= self.serve(now, &mut budget);
-        while let Some(late) = self.local.completed() {
-            self.answered(late.nic, late.qpn, late.outcome, now);
-            busy = true;
-        }
         busy |= self.free_numbers(&mut budget);
         busy |= self.publish(now);
         if self.rounds.look.is_none() {
@@ -117,7 +115,8 @@ impl Shard {
     /// When [`Self::poll`] must be called again though nothing was posted.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.slots.next_deadline()
+        let waiting = self.waiting.deadline();
+        self.slots.next_deadline().into_iter().chain(waiting).min()
     }
 
     /// Counts work that was done for a NIC outside of a round.
@@ -162,6 +161,7 @@ impl Shard {
         }
         let mut busy = !self.freed.is_empty()
             || !self.wakes.is_empty()
+            || self.has_parcels()
             || self.rounds.vanished.is_some()
             // Its doorbells may have been passed by.
             || self.slots.has_roused();
@@ -214,18 +214,26 @@ impl Shard {
     }
 
     fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
-        for place in 0..self.slots.awake() {
-            if let Some((_, AnyNic::Own(nic))) = self.slots.awake_at(place)
+        let Self { slots, networks, wakes, .. } = self;
+        for place in 0..slots.awake() {
+            if let Some((_, AnyNic::Own(nic))) = slots.awake_at(place)
                 && !nic.backing.wakes.is_empty()
             {
-                self.wakes.extend(nic.backing.wakes.drain(..));
+                let vni = nic.settings.vni;
+                for Waiter { who, qpn } in nic.backing.wakes.drain(..) {
+                    match (who, &mut networks.bus) {
+                        (Requester::Here(nic), _) => wakes.push_back((nic, qpn)),
+                        (Requester::Elsewhere(gid), Some(bus)) => bus.wake(vni, gid, qpn),
+                        (Requester::Elsewhere(_), None) => {}
+                    }
+                }
             }
         }
         let found = !self.wakes.is_empty();
-        while let Some(waiter) = self.wakes.pop_front() {
+        while let Some((id, qpn)) = self.wakes.pop_front() {
             self.meter.charge(cost::WAKE);
-            if let Some(nic) = self.nic_mut(waiter.nic) {
-                nic.woken(waiter.qpn);
+            if let Some(nic) = self.nic_mut(id) {
+                nic.woken(qpn);
             }
             if budget.is_over(&self.meter) {
                 break;

@@ -21,10 +21,11 @@ use super::network::Networks;
 use super::nic::{Ah, KERNEL, Nic, NicState, Pd};
 use super::numbers::Numbers;
 use super::on_shard::AnyNic;
-use super::qp::{Inbound, Qp, SavedInbound, Waiter};
+use super::qp::{Inbound, Qp, Requester, SavedInbound, Waiter};
 use super::quota;
 use super::srq::{MAX_WAITERS, Srq};
 use super::{NicId, Shard};
+use crate::link::Gid;
 use crate::memory::{AddressSpace, Ring, SavedMap};
 use crate::nic::contexts::{Contexts, SavedContexts};
 use crate::nic::cq::{Cq, SavedCq};
@@ -38,7 +39,6 @@ use crate::nic::saved::{AbiBytes, BadState};
 use crate::nic::table::Table;
 use crate::nic::timer::Waiting;
 use crate::nic::{Counters, Nanos};
-use crate::transport::Gid;
 
 /// Domains or address handles of one guest, at most: more than any limit allows.
 const MOST: u32 = 1 << 24;
@@ -235,7 +235,8 @@ impl Nic {
         self.cqs = saved.cqs.load(|cq| Cq::load(cq, &space))?;
         self.load_srqs(saved.srqs, &space, &mut kept)?;
         for (present, qp) in saved.qps.into_iter().enumerate() {
-            let scheduled = qp.scheduled;
+            let asks_again = qp.sends.as_ref().is_some_and(SavedSends::asks_again);
+            let scheduled = qp.scheduled || asks_again;
             let qp = qp.load(&space, &mut kept, present)?;
             if self.qps.contains_key(&qp.qpn) {
                 return Err(BadState::Content("the same QPN twice"));
@@ -330,9 +331,9 @@ impl Shard {
     /// Pauses a NIC that is to be saved. All of a network are, before the first is saved: one that
     /// still ran would find that nobody answers.
     pub fn halt(&mut self, id: NicId) {
-        while let Some(waiter) = self.wakes.pop_front() {
-            if let Some(nic) = self.nic_mut(waiter.nic) {
-                nic.woken(waiter.qpn);
+        while let Some((id, qpn)) = self.wakes.pop_front() {
+            if let Some(nic) = self.nic_mut(id) {
+                nic.woken(qpn);
             }
         }
         let Some(nic) = self.nic_mut(id) else { return };
@@ -403,7 +404,10 @@ impl Shard {
 impl Nic {
     /// Whoever waits for it has another number by now; who is not there waits no more.
     fn rename(&mut self, former: &FxHashMap<NicId, NicId>) {
-        let present = |waiter: Waiter| former.get(&waiter.nic).map(|&nic| Waiter { nic, ..waiter });
+        let present = |waiter: Waiter| match waiter.who {
+            Requester::Here(id) => former.get(&id).map(|&nic| Waiter::here(nic, waiter.qpn)),
+            Requester::Elsewhere(_) => Some(waiter),
+        };
         let rename = |waiters: &mut Vec<Waiter>| {
             *waiters = waiters.drain(..).filter_map(present).collect();
         };
@@ -420,6 +424,10 @@ fn claim(nic: &mut Nic, networks: &mut Networks, qpns: &mut Numbers) -> Result<(
     let mut walk = nic.qp_numbers.walk();
     let mut claimed = VecDeque::new();
     while let Some(qpn) = walk.next(&nic.qp_numbers) {
+        let send = nic.qps.get(&qpn).and_then(|qp| qp.send.as_ref());
+        if let (Some(send), Some(bus)) = (send, &mut networks.bus) {
+            bus.had_life(send.ticket.life);
+        }
         if qpn != virtio_rdma_abi::GSI_QPN {
             if !qpns.claim(qpn) {
                 // They are given back by the reset that follows: only those that are its own.

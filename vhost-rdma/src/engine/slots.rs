@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 
 use super::nic::Nic;
 use super::on_shard::AnyNic;
+use crate::link::NicId;
 use crate::nic::Nanos;
-use crate::transport::NicId;
 
 /// Whether rounds visit a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,6 +208,10 @@ impl Slots {
         self.roused = true;
         if let Some(nic) = &slot.nic {
             nic.on_shard_ref().set_need_kick(false);
+        }
+        // What arrives for it in this round is stamped with the round's time.
+        if let Some(AnyNic::Own(nic)) = &mut slot.nic {
+            nic.now = nic.now.max(self.round.1);
         }
     }
 

@@ -5,7 +5,7 @@ use super::qp::Waiter;
 use crate::nic::receive::Receive;
 
 /// Requesters that are woken early, at most: peers choose how many there are.
-pub(super) const MAX_WAITERS: usize = 256;
+pub(super) const MAX_WAITERS: usize = 128;
 
 /// A shared receive queue that the daemon takes receives from.
 pub(super) type Srq = crate::nic::objects::Srq<Soft>;

@@ -13,13 +13,13 @@ use virtio_rdma_abi::{self as abi, srq_mask};
 
 use super::nic::Nic;
 use super::{DeferredDrop, Nanos, Shard};
+use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::cq;
 use crate::nic::nic::STEP;
 use crate::nic::receive::Moving;
 use crate::nic::roster::{Slots, Walk};
 use crate::nic::{Reply, Status};
-use crate::transport::NicId;
 
 /// Turns of send queues before a CQ is resized.
 const SETTLE_TURNS: u32 = 64;

@@ -3,7 +3,7 @@
 //! Everything a guest gives the device by address (rings, doorbell pages, memory regions) is
 //! resolved *once*, when the control command that names it executes, into a [`Translation`]: an
 //! immutable table from offsets to host addresses that keeps the mapping behind it alive. From then
-//! on the engine and the transports hold translations and never a guest address, so a guest that
+//! on the engine and the links hold translations and never a guest address, so a guest that
 //! changes its page tables, or a VMM that unplugs memory, can make them read stale bytes but can
 //! never make them read foreign ones.
 //!

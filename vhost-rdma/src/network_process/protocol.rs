@@ -15,7 +15,7 @@ use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a message.
 pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
@@ -35,7 +35,9 @@ pub struct Start {
     pub version: u32,
     /// The network's name, for the log.
     pub network: String,
-    /// Microseconds that its worker polls.
+    /// Worker threads; its NICs are spread over them.
+    pub workers: u32,
+    /// Microseconds that each polls.
     pub poll_us: u32,
     /// Form of the log.
     pub log_format: LogFormat,

@@ -25,7 +25,7 @@ use super::protocol::{
 use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
-use crate::node::{Connection, Dataplane as _};
+use crate::node::{Connection, Dataplane as _, WorkerStatus};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
 
@@ -141,7 +141,8 @@ fn shut_in(start: &Start) -> io::Result<LocalDataplane> {
     // What needs a file, for the last time.
     crate::device::prepare();
     let seal: Seal = || sandbox::seal().map(drop);
-    let config = WorkerConfig { workers: 1, poll_us: start.poll_us, seal: Some(seal) };
+    let Start { workers, poll_us, .. } = *start;
+    let config = WorkerConfig { workers, poll_us, spread: workers > 1, seal: Some(seal) };
     let dataplane = LocalDataplane::start(config)?;
     let sealed = sandbox::seal()?;
     tracing::info!(pid = std::process::id(), sandbox = %sealed, "serving the network");
@@ -279,7 +280,8 @@ impl Process {
     }
 
     fn figures(&self) -> Figures {
-        let worker = self.dataplane.workers().into_iter().next().unwrap_or_default();
+        let workers = self.dataplane.workers().into_iter();
+        let worker = workers.reduce(WorkerStatus::beside).unwrap_or_default();
         let nanos = |seconds: f64| {
             u64::try_from(Duration::from_secs_f64(seconds.max(0.0)).as_nanos()).unwrap_or(u64::MAX)
         };

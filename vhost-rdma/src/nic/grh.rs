@@ -4,7 +4,7 @@
 //! libibverbs tells IPv4 from IPv6 by these bytes alone and checks the IPv4 header's checksum
 //! (ibv_init_ah_from_wc), so they must be right.
 
-use crate::transport::{Flow, GRH_LEN, Gid};
+use crate::link::{Flow, GRH_LEN, Gid};
 
 const UDP: u8 = 17;
 /// UDP header, BTH, DETH and ICRC around the payload.

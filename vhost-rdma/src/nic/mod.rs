@@ -54,7 +54,7 @@ pub use limits::{Counters, Limits, Objects};
 pub(crate) use port::Nowhere;
 pub use port::{Job, JobKind, Port};
 
-use crate::transport::Gid;
+use crate::link::Gid;
 
 /// Nanoseconds of a monotonic clock.
 pub type Nanos = u64;

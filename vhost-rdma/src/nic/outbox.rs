@@ -16,7 +16,7 @@ use super::limits::Counters;
 use super::pending::Pending;
 use super::port::{Nowhere, Port};
 use super::table::Table;
-use crate::transport::{Flow, MAD_LEN};
+use crate::link::{Flow, MAD_LEN};
 
 /// Events that are offered in one round.
 const BATCH: usize = 32;

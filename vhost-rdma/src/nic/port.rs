@@ -2,7 +2,7 @@
 
 use virtio_rdma_abi as abi;
 
-use crate::transport::{Flow, MAD_LEN};
+use crate::link::{Flow, MAD_LEN};
 
 /// What the owner of a mirrored region is asked to do (docs/virtio-rdma-process.md §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use super::qp::SendQueue;
 use super::quota::Places;
 use super::receive::ReceiveRing;
 use super::{Objects, Status};
+use crate::link::Gid;
 use crate::memory::AddressSpace;
-use crate::transport::Gid;
 
 /// The sending side of a QP: the guest's ring, and what a backing keeps of it.
 pub(crate) trait SendSide: fmt::Debug + Send + 'static {

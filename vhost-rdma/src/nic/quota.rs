@@ -25,8 +25,8 @@
 use super::command::Status;
 use super::contexts::PAGE;
 use super::limits::{GID_TABLE_LEN, MAX_MCAST_GROUPS, MAX_MCAST_QPS};
+use crate::link::Gid;
 use crate::memory::{Account, AddressSpace, Charge, Region};
-use crate::transport::Gid;
 
 /// An entry of a table or map, which may be half empty, with its bookkeeping.
 pub(crate) const fn entry(bytes: usize) -> usize {

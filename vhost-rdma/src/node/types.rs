@@ -392,3 +392,19 @@ pub struct WorkerStatus {
     /// For how many seconds the present turn has lasted; 0 between turns.
     pub stalled: f64,
 }
+
+impl WorkerStatus {
+    /// Two workers of one process, as one.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        let turns = self.turns.into_iter().zip(other.turns);
+        Self {
+            network: self.network,
+            turns: turns.map(|((bound, a), (_, b))| (bound, a + b)).collect(),
+            busy: self.busy + other.busy,
+            longest: self.longest.max(other.longest),
+            charged: self.charged.max(other.charged),
+            stalled: self.stalled.max(other.stalled),
+        }
+    }
+}

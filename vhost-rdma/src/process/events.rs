@@ -16,8 +16,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtio_rdma_abi::{AsyncEvent, CompEvent, event};
 
 use crate::cm::{Inbox, MAD_LEN, Mad};
+use crate::link::Flow;
 use crate::nic::{Job, Port};
-use crate::transport::Flow;
 
 /// What wakes one session's thread; nobody else has the descriptor.
 #[derive(Debug, Clone)]

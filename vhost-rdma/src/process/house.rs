@@ -24,10 +24,10 @@ use super::session::Session;
 use super::socket;
 use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
+use crate::link::Gid;
 use crate::memory::{AddressSpace, Mapping, PAGE_SIZE, Region, Ring};
 use crate::nic::{Command, Reply, Status};
 use crate::node::{AttachError, NicConfig};
-use crate::transport::Gid;
 use crate::worker::Progress;
 
 /// Stack of a session's thread.

@@ -20,12 +20,12 @@ use super::nic::Nic;
 use super::peer_table::{Peer, PeerTable};
 use super::peers::{Agreed, Carrier, HostCm};
 use crate::cm::Inbox;
+use crate::link::{Gid, is_multicast};
 use crate::nic::budget::Budget;
 use crate::nic::contexts::KERNEL;
 use crate::nic::qp::State;
 use crate::nic::roster::{Slots, Walk};
 use crate::nic::{Nanos, Reply, Status};
-use crate::transport::{Gid, is_multicast};
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
 pub(super) fn gid_of(address: IpAddr) -> Gid {

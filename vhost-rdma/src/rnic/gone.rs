@@ -11,7 +11,7 @@ use super::verbs::{
     HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
-use crate::transport::Gid;
+use crate::link::Gid;
 
 const GONE: HostError = HostError(libc::ENODEV);
 

@@ -18,6 +18,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use super::create::QpRequest;
 use super::nic::Nic;
 use crate::cm::{Inbox, MAD_LEN, Mad};
+use crate::link::{Flow, GRH_LEN, NicId};
 use crate::memory::{self, AddressSpace, Segment, Translation};
 use crate::nic::contexts::KERNEL;
 use crate::nic::doorbell::Owner;
@@ -27,7 +28,6 @@ use crate::nic::qp::{Attrs, Kind, SendQueue, State, state};
 use crate::nic::quota::Kind as Place;
 use crate::nic::receive::{Receive, ReceiveRing};
 use crate::nic::{Reply, Status, shape};
-use crate::transport::{Flow, GRH_LEN, NicId};
 
 /// Datagrams of one round, each way, and flushed work requests.
 const TURN: usize = 16;

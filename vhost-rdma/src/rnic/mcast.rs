@@ -9,10 +9,10 @@ use virtio_rdma_abi as abi;
 
 use super::nic::Nic;
 use super::verbs::HostQp;
+use crate::link::{Gid, is_multicast};
 use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::nic::qp::Kind;
 use crate::nic::{Reply, Status};
-use crate::transport::{Gid, is_multicast};
 
 /// A group, by its host's address.
 #[derive(Debug, Default)]

@@ -20,6 +20,7 @@ use super::srq::{Held, Srq};
 use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBurst, SendBurst};
 use crate::cm::{Inbox, Wake};
 use crate::engine::{OnShard, Provided};
+use crate::link::Gid;
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, Meter};
 use crate::nic::doorbell::{Owner, Post};
@@ -33,7 +34,6 @@ use crate::nic::{
     self, Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply, Status,
 };
 use crate::ordering::Visible;
-use crate::transport::Gid;
 
 /// QPs that run in one round.
 const ROUND_QPS: usize = 16;

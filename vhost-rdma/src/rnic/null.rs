@@ -22,8 +22,8 @@ use super::verbs::{
     HostObjects, HostPart, HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError,
     QpInit, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
+use crate::link::{Gid, is_multicast};
 use crate::memory::ContiguousMapping;
-use crate::transport::{Gid, is_multicast};
 
 /// Entries of the CQ.
 const CQ_ENTRIES: u32 = 32 << 10;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::addresses::gid_of;
 use super::peers::Remote;
-use crate::transport::Gid;
+use crate::link::Gid;
 
 /// Whom NICs of a network may reach beyond this host's own NICs.
 #[derive(Debug, Clone, PartialEq, Eq)]

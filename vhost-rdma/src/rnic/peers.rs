@@ -8,7 +8,7 @@ use super::addresses::Directory;
 use super::nic_quota::{NicQuota, NicQuotas};
 use super::peer_table::Peer;
 use crate::cm::{Inbox, Mad};
-use crate::transport::Gid;
+use crate::link::Gid;
 
 /// The daemon that serves a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]

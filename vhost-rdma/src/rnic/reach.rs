@@ -12,12 +12,12 @@ use virtio_rdma_abi::{Av, QpAttr};
 use super::control::status;
 use super::nic::{Ah, Handle, Nic};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
+use crate::link::is_multicast;
 use crate::nic::nic::NicState;
 use crate::nic::objects::object;
 use crate::nic::qp::attrs::check_av;
 use crate::nic::quota::Kind;
 use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
-use crate::transport::is_multicast;
 
 /// What a peer is looked for.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use virtio_rdma_abi as abi;
 
+use crate::link::Gid;
 use crate::memory::ContiguousMapping;
-use crate::transport::Gid;
 
 /// A refusal of the host, as an errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -28,6 +28,8 @@ use crate::worker::TURN_BOUNDS;
 pub struct FleetSettings {
     /// Microseconds that a worker polls.
     pub poll_us: u32,
+    /// Worker threads of each network's process.
+    pub workers: u32,
     /// Form of the log.
     pub log_format: LogFormat,
     /// What is logged.
@@ -122,9 +124,9 @@ impl Fleet {
         if let Some(network) = lock(&self.networks).get(&nic.vni) {
             return Ok(network.clone());
         }
-        let FleetSettings { poll_us, log_format, log } = lock(&self.settings).clone();
+        let FleetSettings { poll_us, workers, log_format, log } = lock(&self.settings).clone();
         let network = nic.network.clone();
-        let start = Start { version: VERSION, network, poll_us, log_format, log };
+        let start = Start { version: VERSION, network, workers, poll_us, log_format, log };
         let network = Arc::new(Network::start(start, self.estate.store.clone())?);
         if let Some(state) = self.estate.state(&nic.network) {
             network.load(&state);

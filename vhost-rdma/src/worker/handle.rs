@@ -12,7 +12,7 @@ use super::reply::{NoAnswer, reply};
 use super::turn_stats::{Beat, TurnStats};
 use super::waker::{Waker, WatchedKick};
 use crate::engine::{Nanos, Shard};
-use crate::transport::NicId;
+use crate::link::NicId;
 
 /// What came of a step of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

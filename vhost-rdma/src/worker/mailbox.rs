@@ -61,6 +61,26 @@ impl<T> Sender<T> {
     }
 }
 
+impl<T> Sender<T> {
+    /// Puts all messages in, if that needs no wait; false if it does. If the worker is gone, they
+    /// go too.
+    pub(super) fn try_send_all(&self, messages: &mut VecDeque<T>) -> bool {
+        let mut queue = match self.0.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        match queue.as_mut() {
+            Some(queue) => {
+                queue.append(messages);
+                self.0.count.store(queue.len(), Ordering::Release);
+            }
+            None => messages.clear(),
+        }
+        true
+    }
+}
+
 impl<T> Clone for Sender<T> {
     fn clone(&self) -> Self {
         self.0.senders.fetch_add(1, Ordering::Relaxed);
@@ -90,6 +110,31 @@ impl<T> Mailbox<T> {
         let message = queue.pop_front();
         self.0.count.store(queue.len(), Ordering::Release);
         message.map_or(Found::None, Found::One)
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub(super) fn has_any(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Takes all messages, the oldest first, if that needs no wait. False: there are some, or will
+    /// be in a moment.
+    #[inline]
+    pub(super) fn take_all(&self, into: &mut VecDeque<T>) -> bool {
+        if self.0.count.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        let mut queue = match self.0.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(queue) = queue.as_mut() {
+            into.append(queue);
+            self.0.count.store(0, Ordering::Release);
+        }
+        true
     }
 
     /// Nothing was counted. Who has left has counted what it sent before.
@@ -142,6 +187,23 @@ mod tests {
         for thread in threads {
             thread.join().expect("it ends");
         }
+    }
+
+    #[test]
+    fn all_go_and_come_at_once_and_nobody_waits() {
+        let (sender, inbox) = mailbox();
+        let (mut messages, mut into) = (VecDeque::from([1, 2, 3]), VecDeque::new());
+        let held = sender.0.queue.lock().expect("not poisoned");
+        assert!(!sender.try_send_all(&mut messages), "somebody has it");
+        drop(held);
+        assert!(sender.try_send_all(&mut messages) && messages.is_empty());
+        let held = sender.0.queue.lock().expect("not poisoned");
+        assert!(!inbox.take_all(&mut into), "there are some");
+        drop(held);
+        assert!(inbox.take_all(&mut into) && inbox.take_all(&mut into));
+        assert_eq!(into, [1, 2, 3]);
+        drop(inbox);
+        assert!(sender.try_send_all(&mut into) && into.is_empty(), "to nobody");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that
 //! ever touches the objects of the NICs on it, so the data path has no locks. Everyone else sends
 //! it jobs, closures that run between two rounds of polling, and may wait for what they return.
-//! There are as many workers as configured, however many NICs there are; all NICs of a network live
-//! on one of them (`placement`), because a local copy touches both ends of a connection.
+//! There are as many workers as configured, however many NICs there are (`placement`). What one
+//! shard has for another the `carrier` brings.
 //!
 //! ```text
 //!   jobs ──> mailbox ─┐
@@ -20,6 +20,7 @@
 //! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it
 //! was for, never the thread.
 
+mod carrier;
 mod clock;
 mod handle;
 mod job_share;
@@ -32,6 +33,7 @@ mod turn_stats;
 mod waker;
 
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use clock::Clock;
@@ -41,7 +43,9 @@ pub use placement::Placement;
 pub use turn_stats::{BOUNDS as TURN_BOUNDS, Beat, TurnStats};
 pub use waker::WatchedKick;
 
+use self::carrier::Carrier;
 use crate::engine::Shard;
+use crate::link::{AddressBook, Bus, MOST_SHARDS};
 
 /// How the engine is run.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +55,8 @@ pub struct WorkerConfig {
     /// Microseconds that a worker polls on after its last work before it sleeps. More buys latency
     /// with CPU time.
     pub poll_us: u32,
+    /// NICs of one network are on different workers, and requests cross between them.
+    pub spread: bool,
     /// What each worker's thread does once it has all that it needs of the host.
     pub seal: Option<Seal>,
 }
@@ -60,7 +66,7 @@ pub type Seal = fn() -> io::Result<()>;
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { workers: 1, poll_us: 50, seal: None }
+        Self { workers: 1, poll_us: 50, spread: false, seal: None }
     }
 }
 
@@ -78,9 +84,14 @@ impl Workers {
     /// The host refuses a thread, an eventfd, or random numbers; or a thread could not be sealed.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
         let mut workers = Self { handles: Vec::new(), threads: Vec::new() };
-        for index in 0..config.workers.max(1) {
-            let shard = Shard::new(Box::new(random::SystemRandom::new()?));
-            let (handle, thread) = shard_thread::spawn(index, shard, config)?;
+        let count = (config.workers.max(1) as usize).min(MOST_SHARDS);
+        let book = Arc::new(AddressBook::default());
+        for (index, carrier) in (0..).zip(Carrier::all(count)?) {
+            let mut shard = Shard::new(Box::new(random::SystemRandom::new()?));
+            if config.spread && count > 1 {
+                shard = shard.with_bus(Bus::new(index as usize, count, book.clone()));
+            }
+            let (handle, thread) = shard_thread::spawn(index, shard, config, carrier)?;
             workers.handles.push(handle);
             workers.threads.push(thread);
         }

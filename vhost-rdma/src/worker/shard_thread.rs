@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::WorkerConfig;
+use super::carrier::Carrier;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::job_share::JobShare;
@@ -19,8 +20,8 @@ use super::turn_stats::{Counter, TurnStats};
 use super::waker::{Heard, Waker};
 use crate::engine::{Look, Nanos, Shard};
 use crate::eventfd;
+use crate::link::NicId;
 use crate::memory;
-use crate::transport::NicId;
 
 /// Time after which no further job is begun in a turn: a flood of control commands must not stop
 /// the data path.
@@ -38,14 +39,15 @@ pub(super) fn spawn(
     index: u32,
     shard: Shard,
     config: WorkerConfig,
+    carrier: Carrier,
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let (sender, mailbox) = mailbox();
-    let waker = Arc::new(Waker::new()?);
+    let waker = carrier.waker();
     let clock = Clock::new();
     let poll_for = u64::from(config.poll_us) * 1000;
     let shard = shard.with_clock(Box::new(clock)).with_patience(poll_for);
     let turn_stats = Arc::new(TurnStats::new(clock));
-    let runner = Runner::new(shard, mailbox, waker.clone(), (clock, poll_for));
+    let runner = Runner::new(shard, mailbox, carrier, (clock, poll_for));
     let (ready, sealed) = sync_channel(1);
     let thread = thread::Builder::new().name(format!("vrdma-shard-{index}")).spawn({
         let turn_stats = turn_stats.clone();
@@ -91,6 +93,7 @@ struct Runner {
     unfinished: VecDeque<(Option<NicId>, Work)>,
     job_share: JobShare,
     waker: Arc<Waker>,
+    carrier: Carrier,
     /// Kicks of guests.
     heard: Heard,
     /// When they were last asked for.
@@ -105,7 +108,7 @@ impl Runner {
     fn new(
         shard: Shard,
         mailbox: Mailbox<Message>,
-        waker: Arc<Waker>,
+        carrier: Carrier,
         (clock, poll_for): (Clock, Nanos),
     ) -> Self {
         Self {
@@ -114,7 +117,8 @@ impl Runner {
             peeked: Found::None,
             unfinished: VecDeque::new(),
             job_share: JobShare::default(),
-            waker,
+            waker: carrier.waker(),
+            carrier,
             heard: Heard::default(),
             heard_at: 0,
             clock,
@@ -148,7 +152,9 @@ impl Runner {
                 self.heard_at = if more { 0 } else { now };
                 self.take_kicks();
             }
+            self.carrier.bring(&mut self.shard);
             let polled = self.guarded(None, |shard| shard.poll(now)).unwrap_or(true);
+            self.carrier.take_away(&mut self.shard);
             if !polled {
                 self.job_share.round_was_idle();
             }
@@ -240,7 +246,7 @@ impl Runner {
     }
 
     fn has_mail(&self) -> bool {
-        !matches!(self.peeked, Found::None)
+        !matches!(self.peeked, Found::None) || self.carrier.has_any()
     }
 
     /// Sleeps, unless the last look before it finds something to do.

@@ -25,8 +25,8 @@ use std::time::Duration;
 use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
+use crate::link::NicId;
 use crate::ordering::{self, Cpu, Flag as _};
-use crate::transport::NicId;
 
 /// Descriptors that are looked at in one wake-up; more make it spurious once more.
 const EVENTS: usize = 16;

@@ -9,12 +9,12 @@ use virtio_rdma_abi::{SqWqe, opcode, send_flags};
 
 use super::{Planned, Turn, request};
 use crate::engine::Shard;
+use crate::link::{Link as _, Operation, PIECE, Payload};
 use crate::memory::Segment;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::MAX_MSG;
 use crate::nic::qp::SendQueue;
 use crate::nic::shape::flags_are_known;
-use crate::transport::{Operation, PIECE, Payload, Transport};
 
 /// Pieces of a queue pair that are asked ahead, so that the threads of the way to an owner and back
 /// have work while one of them has the processor.

@@ -6,10 +6,10 @@ use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
 use crate::engine::nic::Nic;
+use crate::link::Operation;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::shape::failed_send;
-use crate::transport::Operation;
 
 impl Nic {
     /// The current work request succeeded: `what` is its completion's opcode and length.

@@ -3,9 +3,9 @@
 use super::finish::completion_opcode;
 use super::{Planned, RNR_FOREVER, Step, Turn};
 use crate::engine::{Nanos, Shard, mirror};
+use crate::link::{Nak, NicId, Outcome, Owner, Token};
 use crate::nic::qp::{Kind, SendQueue, Wait};
 use crate::nic::timer::{self, Waiting};
-use crate::transport::{Nak, NicId, Outcome, Owner};
 use virtio_rdma_abi::wc_status;
 
 impl Shard {
@@ -85,29 +85,80 @@ impl Shard {
                 Step::Waits
             }
             Outcome::Later => {
-                send.wait = Wait::Transport;
+                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
+                let patience = timer::ack_timeout(timeout).map(|time| time.max(mirror::PATIENCE));
+                let until = patience.map_or(Nanos::MAX, |time| turn.now.saturating_add(time));
+                send.crosses = true;
+                send.wait = Wait::Link(until);
+                nic.timers.set(until, Waiting::Send(turn.qpn));
                 Step::Waits
             }
+            Outcome::Full => Step::Later,
         }
     }
 
-    /// The answer to a request that the transport reported late.
+    /// The answer to a request that crossed to another shard.
     pub(in crate::engine) fn answered(
         &mut self,
-        id: NicId,
-        qpn: u32,
+        token: &Token,
         outcome: Outcome,
+        bytes: &[u8],
         now: Nanos,
     ) {
+        if !self.awaits(token, (outcome, bytes)) {
+            return;
+        }
+        let Some(nic) = self.nic_mut(token.nic) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(token.qpn, now) else { return };
+        // Whoever has stopped waiting takes no for no answer: the request may be on its way again.
+        let waits = matches!(send.wait, Wait::Link(_)) || outcome == Outcome::Done;
+        if let (true, Some(wqe)) = (waits, send.current) {
+            send.wait = Wait::None;
+            let step = match nic.plan(&turn, &mut send, &wqe) {
+                Ok(planned) if outcome == Outcome::Done && planned.operation.fetches() => {
+                    match nic.bring_home(&turn, &mut send, &planned, bytes) {
+                        true => self.settle_crossed(&turn, &mut send, &planned, outcome),
+                        false => Step::Failed(wc_status::LOC_PROT_ERR),
+                    }
+                }
+                Ok(planned) => self.settle_crossed(&turn, &mut send, &planned, outcome),
+                Err(status) => Step::Failed(status),
+            };
+            if let (Step::Failed(status), Some(nic)) = (step, self.nic_mut(token.nic)) {
+                nic.send_failed(&turn, &mut send, status);
+            }
+        }
+        let goes_on = send.wait == Wait::None && send.has_work();
+        if let Some(nic) = self.nic_mut(token.nic) {
+            nic.end_turn(token.qpn, send, goes_on);
+        }
+    }
+
+    pub(super) fn settle_crossed(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        outcome: Outcome,
+    ) -> Step {
+        let len = send.piece;
+        if outcome == Outcome::Done {
+            send.crosses = false;
+            send.ticket.advance();
+        }
+        self.settle(turn, send, planned, outcome, len)
+    }
+
+    /// An unreliable message went nowhere, which nobody is told of.
+    fn give_up(&mut self, id: NicId, qpn: u32, now: Nanos) {
         let Some(nic) = self.nic_mut(id) else { return };
         let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
-        let waiting = send.wait == Wait::Transport;
-        if let (true, Some(wqe)) = (waiting, send.current) {
+        if let Some(wqe) = send.current {
             send.wait = Wait::None;
             let step = match nic.plan(&turn, &mut send, &wqe) {
                 Ok(planned) => {
                     let len = send.piece;
-                    self.settle(&turn, &mut send, &planned, outcome, len)
+                    self.settle(&turn, &mut send, &planned, Outcome::Done, len)
                 }
                 Err(status) => Step::Failed(status),
             };
@@ -132,10 +183,9 @@ impl Shard {
             }
             // Nobody is told of an unreliable message that went nowhere.
             Wait::Owner(until) if until == deadline && qp.kind != Kind::Rc => {
-                send.wait = Wait::Transport;
-                self.answered(id, qpn, Outcome::Done, deadline);
+                self.give_up(id, qpn, deadline);
             }
-            Wait::Answer(until) | Wait::Owner(until) if until == deadline => {
+            Wait::Answer(until) | Wait::Owner(until) | Wait::Link(until) if until == deadline => {
                 nic.counters.ack_timeouts += 1;
                 send.wait = Wait::None;
                 match send.retries_left.checked_sub(1) {

@@ -8,12 +8,12 @@ use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::air::{self, Air};
 use crate::engine::{
     Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
 };
+use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
-use crate::nic::saved;
-use crate::transport::NicId;
 
 /// Bytes of guest memory, if a test says nothing else.
 pub(crate) const RAM: usize = 16 << 20;
@@ -98,6 +98,8 @@ impl Port for TestPort {
 /// A guest and its NIC.
 pub(crate) struct Guest {
     pub(crate) nic: NicId,
+    /// The number of its shard.
+    pub(crate) on: usize,
     pub(crate) gid: [u8; 16],
     pub(crate) events: Arc<Mutex<Events>>,
     pub(crate) space: AddressSpace,
@@ -112,11 +114,13 @@ pub(crate) struct Guest {
 }
 
 /// NICs whose guests kicked, as the worker hears of them.
-type Kicks = Arc<Mutex<Vec<NicId>>>;
+type Kicks = Arc<Mutex<Vec<(usize, NicId)>>>;
 
-/// Guests on one shard.
+/// Guests on one shard, or on two of one network.
 pub(crate) struct World {
     pub(crate) shard: Shard,
+    /// Another, and the way there.
+    pub(super) beside: Option<(Shard, Air)>,
     pub(crate) now: u64,
     /// Bytes of memory of the next guest.
     pub(crate) ram: usize,
@@ -181,7 +185,26 @@ impl World {
     }
 
     pub(crate) fn of(shard: Shard) -> Self {
-        Self { shard, now: 1, ram: RAM, kicks: Kicks::default() }
+        Self { shard, beside: None, now: 1, ram: RAM, kicks: Kicks::default() }
+    }
+
+    /// One with two shards.
+    pub(super) fn beside(air: Air) -> Self {
+        let [shard, other] = air::pair([7, 8]);
+        Self { beside: Some((other, air)), ..Self::of(shard) }
+    }
+
+    /// A shard by its number.
+    pub(crate) fn at(&mut self, on: usize) -> &mut Shard {
+        match &mut self.beside {
+            Some((other, _)) if on == 1 => other,
+            _ => &mut self.shard,
+        }
+    }
+
+    /// Adds a guest as [`Self::guest`] does, on the shard of this number.
+    pub(crate) fn guest_on(&mut self, on: usize, vni: u32, host: u8) -> Guest {
+        self.guest_at(on, vni, host, Shard::add_nic)
     }
 
     /// Adds a guest on network `vni` whose address ends in `host`, with a context, a PD and one
@@ -197,6 +220,16 @@ impl World {
         host: u8,
         add: impl FnOnce(&mut Shard, NicSettings, Box<dyn Port>) -> NicId,
     ) -> Guest {
+        self.guest_at(0, vni, host, add)
+    }
+
+    fn guest_at(
+        &mut self,
+        on: usize,
+        vni: u32,
+        host: u8,
+        add: impl FnOnce(&mut Shard, NicSettings, Box<dyn Port>) -> NicId,
+    ) -> Guest {
         let events = Arc::new(Mutex::new(Events { buffers: 1000, ..Events::default() }));
         let settings = NicSettings {
             vni,
@@ -206,7 +239,7 @@ impl World {
             kick_queues: 2,
             limits: limits(),
         };
-        let nic = add(&mut self.shard, settings, Box::new(TestPort(Arc::clone(&events))));
+        let nic = add(self.at(on), settings, Box::new(TestPort(Arc::clone(&events))));
         let space = AddressSpace::anonymous(&[(0, self.ram)]).unwrap();
         let npages = (self.ram >> 12) as u32;
         let whole = PageList { npages, page_shift: 12, ..PageList::default() };
@@ -216,6 +249,7 @@ impl World {
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, host]);
         let mut guest = Guest {
             nic,
+            on,
             gid,
             events,
             space,
@@ -276,8 +310,10 @@ impl World {
     ) -> Result<Reply, Status> {
         let mut command = command;
         loop {
-            let reply = self.shard.execute(guest.nic, ctx, command, self.now);
-            drop(self.shard.take_deferred_drops(guest.nic));
+            let now = self.now;
+            let shard = self.at(guest.on);
+            let reply = shard.execute(guest.nic, ctx, command, now);
+            drop(shard.take_deferred_drops(guest.nic));
             command = match reply {
                 Ok(Reply::Blocking(job)) => job.run(),
                 Ok(Reply::More) => Command::Continue,
@@ -288,61 +324,6 @@ impl World {
 
     pub(crate) fn ok(&mut self, guest: &Guest, ctx: u32, command: Command) -> Reply {
         self.execute(guest, ctx, command).unwrap()
-    }
-
-    /// Has another shard go on with all NICs, from bytes alone and in the same memory mapped anew:
-    /// what happens when their process is replaced.
-    pub(crate) fn hand_over(&mut self, guests: &mut [&mut Guest]) {
-        guests.iter().for_each(|guest| self.shard.halt(guest.nic));
-        let saved: Vec<Vec<u8>> = guests
-            .iter()
-            .map(|guest| saved::seal(&self.shard.save(guest.nic).unwrap()).unwrap())
-            .collect();
-        let resting = self.shard.resting();
-        let mut next = Shard::new(Box::new(Lcg(self.now)));
-        next.rest(&resting);
-        // In another order, so that NICs have other numbers.
-        for (guest, bytes) in guests.iter_mut().zip(&saved).rev() {
-            let settings = self.shard.settings(guest.nic);
-            let port = Box::new(TestPort(Arc::clone(&guest.events)));
-            guest.nic = next.add_nic(settings, port);
-            next.load(guest.nic, saved::open(bytes).unwrap(), guest.space.clone()).unwrap();
-        }
-        self.shard = next;
-        let nics: Vec<NicId> = guests.iter().map(|guest| guest.nic).collect();
-        self.shard.go_on_with(&nics);
-    }
-
-    /// Hears the guests' kicks, as a worker does.
-    pub(crate) fn hear(&mut self) {
-        for nic in self.kicks.lock().unwrap().drain(..) {
-            self.shard.kicked(nic);
-        }
-    }
-
-    /// Runs until nothing is left to do at the present time.
-    pub(crate) fn settle(&mut self) {
-        for _ in 0..100_000 {
-            self.hear();
-            if !self.shard.poll(self.now) {
-                return;
-            }
-        }
-        panic!("the shard never comes to rest");
-    }
-
-    /// Moves time on, deadline by deadline.
-    pub(crate) fn advance(&mut self, by: u64) {
-        let end = self.now + by;
-        loop {
-            self.settle();
-            match self.shard.next_deadline().filter(|&deadline| deadline <= end) {
-                Some(deadline) => self.now = self.now.max(deadline),
-                None => break,
-            }
-        }
-        self.now = end;
-        self.settle();
     }
 
     pub(crate) fn cq(&mut self, guest: &mut Guest, entries: u32) -> Cq {
@@ -511,7 +492,19 @@ pub(crate) fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
     abi::SqWqe { wr_id: U64::new(wr_id), opcode, flags, ..abi::SqWqe::default() }
 }
 
+impl World {
+    /// Kicks of the guests since the last look.
+    pub(super) fn kicks(&self) -> Vec<(usize, NicId)> {
+        self.kicks.lock().unwrap().drain(..).collect()
+    }
+}
+
 impl Guest {
+    /// A way out for its events, to where they went before.
+    pub(super) fn port(&self) -> Box<dyn Port> {
+        Box::new(TestPort(Arc::clone(&self.events)))
+    }
+
     /// Another who speaks for the same guest.
     pub(crate) fn again(&self) -> Self {
         Self {
@@ -581,7 +574,7 @@ impl Guest {
         self.ram.store_u32(self.doorbells + abi::db::INDEX as u64 + 4 * slot, index);
         self.ram.store_u8(self.doorbells + slot / 64, 1);
         if self.asked_to_kick() {
-            self.kicks.lock().unwrap().push(self.nic);
+            self.kicks.lock().unwrap().push((self.on, self.nic));
         }
     }
 

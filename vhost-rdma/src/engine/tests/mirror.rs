@@ -9,9 +9,9 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::driver::{Guest, Qp, World, init_attr, rtr_attr, rts_attr, state_attr, wqe};
 use crate::engine::{Command, Job, JobKind, Reply, Status};
+use crate::link::PIECE;
 use crate::memory::PageList;
 use crate::nic::budget::Looked;
-use crate::transport::PIECE;
 
 pub(super) const SIGNALED: u8 = send_flags::SIGNALED;
 const RIGHTS: u32 = 0x1f | access::MIRRORED;
@@ -32,7 +32,7 @@ pub(super) struct Scene {
     pub(super) key: u32,
 }
 
-fn region(world: &mut World, owner: &mut Guest) -> (u64, u32) {
+pub(super) fn region(world: &mut World, owner: &mut Guest) -> (u64, u32) {
     let shadow = owner.alloc(2 * HALF);
     let npages = ((2 * HALF) >> 12) as u32;
     let list = PageList { addr: shadow, npages, page_shift: 12, ..PageList::default() };

@@ -2,6 +2,8 @@
 //! turns.
 
 mod ahead;
+mod air;
+mod apart;
 mod budgets;
 mod connected;
 mod datagram;
@@ -15,4 +17,5 @@ mod placement;
 mod reference;
 mod rules;
 mod saved;
+mod time;
 mod wrap;

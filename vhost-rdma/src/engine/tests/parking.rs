@@ -58,6 +58,19 @@ fn rest(world: &mut World) {
 }
 
 #[test]
+fn what_arrives_at_a_parked_nic_is_stamped_with_the_present() {
+    let (mut world, (a, mut qa), (b, mut qb)) = parked();
+    b.post_receive(&mut qb, 1, &[]);
+    world.settle();
+    rest(&mut world);
+    world.now += 5_000_000;
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
+    world.settle();
+    let received = b.drain(&mut qb.cq);
+    assert_eq!((received.len(), received[0].timestamp.get()), (1, world.now));
+}
+
+#[test]
 fn idle_neighbours_are_charged_to_nobody() {
     const IDLE: u8 = 200;
     let mut world = World::new();

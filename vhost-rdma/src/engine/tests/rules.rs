@@ -10,8 +10,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::driver::{Guest, Qp, World, limits, wqe};
 use crate::engine::mr::Keyed;
 use crate::engine::{Command, NicSettings, Reply};
+use crate::link::PIECE;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
-use crate::transport::PIECE;
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const LEN: usize = 5 * PIECE as usize;

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use virtio_rdma_abi::SqWqe;
 
+use crate::link::Owner;
 use crate::nic::receive::SgeList;
-use crate::transport::Owner;
 
 /// A work request that was taken out of the ring before its turn.
 #[derive(Debug)]

@@ -5,12 +5,12 @@ use virtio_rdma_abi::{SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
 use super::ahead::{Ahead, Early};
+use crate::link::{Fanout, Owner, Ticket};
 use crate::memory::{AddressSpace, Ring};
 use crate::nic::Nanos;
 use crate::nic::limits::MAX_INLINE;
 use crate::nic::receive::{BadIndex, SgeList, load_sges, read_sges};
 use crate::nic::saved::{AbiBytes, BadState, SavedRing};
-use crate::transport::{Fanout, Owner};
 
 /// What the work request that is being executed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -24,8 +24,8 @@ pub(crate) enum Wait {
     Answer(Nanos),
     /// The owner of the memory that the request names has a part to do; until then at the latest.
     Owner(Nanos),
-    /// The transport's late answer.
-    Transport,
+    /// An answer from another shard; until then at the latest.
+    Link(Nanos),
 }
 
 /// A send queue.
@@ -52,7 +52,7 @@ pub(crate) struct SendQueue {
     pub(crate) inline: Vec<u8>,
     /// Bytes of its message that are done.
     pub(crate) done: u32,
-    /// Bytes that the transport has now.
+    /// Bytes that the link has now.
     pub(crate) piece: u32,
     /// What the owner of the memory did for it.
     pub(crate) owner: Owner,
@@ -63,6 +63,12 @@ pub(crate) struct SendQueue {
     pub(crate) wait: Wait,
     pub(crate) rnr_left: u8,
     pub(crate) retries_left: u8,
+    /// The piece, as a responder elsewhere knows it.
+    pub(crate) ticket: Ticket,
+    /// It was sent there, and may have been executed.
+    pub(crate) crosses: bool,
+    /// It was executed, as came out while the NIC stood still; with what an atomic found.
+    pub(crate) landed: Option<[u8; 8]>,
 }
 
 /// Shape of a send queue.
@@ -98,6 +104,9 @@ impl SendQueue {
             wait: Wait::None,
             rnr_left: 0,
             retries_left: 0,
+            ticket: Ticket::default(),
+            crosses: false,
+            landed: None,
         }
     }
 
@@ -124,6 +133,7 @@ impl SendQueue {
         self.producer = 0;
         self.taken = 0;
         self.ahead = Ahead::default();
+        self.ticket = Ticket::default();
         self.retire();
     }
 
@@ -140,6 +150,8 @@ impl SendQueue {
         self.owner = Owner::Unasked;
         self.fanout = Fanout::default();
         self.wait = Wait::None;
+        self.crosses = false;
+        self.landed = None;
     }
 
     /// Takes note of a new producer index.
@@ -267,6 +279,16 @@ pub(crate) struct SavedSends {
     /// What is left of retries after RNR NAKs, and after silence.
     left: [u8; 2],
     early: Vec<SavedRequest>,
+    landed: Option<[u8; 8]>,
+    ticket: Ticket,
+    crosses: bool,
+}
+
+impl SavedSends {
+    /// Whether it waits for whom nothing is known of in another process, and asks again.
+    pub(crate) const fn asks_again(&self) -> bool {
+        matches!(self.wait, Wait::Owner(_) | Wait::Link(_))
+    }
 }
 
 impl SendQueue {
@@ -292,6 +314,9 @@ impl SendQueue {
             wait: self.wait,
             left: [self.rnr_left, self.retries_left],
             early: self.ahead.requests().map(early).collect(),
+            landed: self.landed,
+            ticket: self.ticket,
+            crosses: self.crosses,
         }
     }
 
@@ -321,10 +346,12 @@ impl SendQueue {
         queue.stamp = saved.stamp;
         // Who was to answer is another process's: it is asked again.
         queue.wait = match saved.wait {
-            Wait::Owner(_) | Wait::Transport => Wait::None,
+            Wait::Owner(_) | Wait::Link(_) => Wait::None,
             wait => wait,
         };
         [queue.rnr_left, queue.retries_left] = saved.left;
+        queue.landed = saved.landed;
+        (queue.ticket, queue.crosses) = (saved.ticket, saved.crosses);
         for (wqe, index, sges) in &saved.early {
             let early = Early { wqe: wqe.read()?, index: *index, sges: load_sges(sges)? };
             queue.ahead.push(early);

@@ -11,8 +11,8 @@ use super::layout::{Attributes, Command, Param, Reply, Route, socket_address};
 use super::machine::{Asker, Machine};
 use super::ports::{gid_of, mix};
 use crate::cm::message::{Ends, Message, Offer, reason};
+use crate::link::{MULTICAST_QPN, is_multicast};
 use crate::nic::{Nanos, Status};
-use crate::transport::{MULTICAST_QPN, is_multicast};
 
 /// Groups of an identifier.
 const GROUPS: usize = 16;

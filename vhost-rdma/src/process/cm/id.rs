@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::cm::message::{Message, Offer};
+use crate::link::Gid;
 use crate::memory::Charge;
 use crate::nic::Nanos;
-use crate::transport::Gid;
 
 /// Q_Key of datagram services (RDMA_UDP_QKEY).
 pub(super) const UDP_QKEY: u32 = 0x0123_4567;

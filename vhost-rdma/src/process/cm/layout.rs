@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use super::id::{Event, Said, Space, Way};
 use crate::cm::message::Offer;
+use crate::link::Gid;
 use crate::nic::Status;
-use crate::transport::Gid;
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;

@@ -16,10 +16,10 @@ use super::fair::Fair;
 use super::id::{Again, Event, Id, Kind, Said, Space};
 use crate::cm::Mad;
 use crate::cm::message::Message;
+use crate::link::Gid;
 use crate::memory::Account;
 use crate::nic::{Nanos, Status};
 use crate::process::events::Bell;
-use crate::transport::Gid;
 
 /// Identifiers of a NIC, and of a session.
 const IDS: usize = 8192;

@@ -21,9 +21,9 @@ use super::layout::{Command, Reply};
 use super::machine::{Asker, Machine};
 use crate::cm::{Inbox, Mad};
 use crate::device::nic::{Nic, PATIENCE};
+use crate::link::Gid;
 use crate::nic::{Nanos, Status};
 use crate::process::events::Bell;
-use crate::transport::Gid;
 
 /// Datagrams that are taken in and sent in one turn.
 const TURN: usize = 16;

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::id::{Space, State};
 use super::layout::socket_address;
 use super::machine::Machine;
+use crate::link::Gid;
 use crate::nic::Status;
-use crate::transport::Gid;
 
 /// Ports that are given to who names none (those of Linux's sockets).
 const EPHEMERAL: std::ops::Range<u16> = 32768..60999;

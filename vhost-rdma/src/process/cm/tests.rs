@@ -12,10 +12,10 @@ use super::layout::{Command, Param, Reply};
 use super::machine::{Asker, Machine};
 use crate::cm::Mad;
 use crate::cm::message::Offer;
+use crate::link::Gid;
 use crate::memory::Account;
 use crate::nic::{Nanos, Status};
 use crate::process::events::Bell;
-use crate::transport::Gid;
 
 const SECOND: Nanos = 1_000_000_000;
 

@@ -16,8 +16,8 @@ use libloading::Library;
 
 use super::terminate::{Answer, Ask, Event, HostCm, Key, Refused};
 use crate::cm::message::{Ends, Offer};
+use crate::link::Gid;
 use crate::rnic::peers::Agreed;
-use crate::transport::Gid;
 
 const SONAME: &str = "librdmacm.so.1";
 const PS_TCP: c_int = 0x0106;

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use crate::cm::Mad;
 use crate::cm::message::{Ends, Message, Offer, Parsed, Unserved, build, parse, reason};
+use crate::link::Gid;
 use crate::rnic::addresses::Directory;
 use crate::rnic::peers::{Agreed, Sent, Station};
-use crate::transport::Gid;
 
 /// Connections of one NIC, and of all.
 const OF_NIC: usize = 1024;

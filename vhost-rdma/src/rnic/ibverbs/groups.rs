@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
+use crate::link::Gid;
 use crate::rnic::verbs::{HostError, HostQp, Result};
-use crate::transport::Gid;
 
 #[derive(Debug)]
 struct Group {

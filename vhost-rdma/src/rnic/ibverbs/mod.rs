@@ -33,7 +33,7 @@ use super::verbs::{
     HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
     Registered, Result, SendBurst,
 };
-use crate::transport::Gid;
+use crate::link::Gid;
 
 /// The port that NICs use: RoCE devices have one, or one device for each.
 const PORT: u8 = 1;

@@ -1,7 +1,7 @@
 //! Multicast groups over null host verbs: who may be in one, who hears it, and what is left of it.
 
 use super::*;
-use crate::transport::{Gid, MULTICAST_QPN};
+use crate::link::{Gid, MULTICAST_QPN};
 
 /// 224.1.2.`last`, as IBTA writes an IPv4 group.
 fn group(last: u8) -> Gid {

@@ -9,7 +9,7 @@ use crate::telemetry::LogFormat;
 
 fn shared() -> Shared {
     let (network, log_format) = ("net".to_owned(), LogFormat::Text);
-    let start = Start { version: VERSION, network, poll_us: 10, log_format, log: None };
+    let start = Start { version: VERSION, network, workers: 1, poll_us: 10, log_format, log: None };
     let (store, state) = (Store::default(), Mutex::default());
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     Shared { start, store, state, changed: Condvar::new(), bell }

@@ -12,7 +12,9 @@ const LONG: Duration = Duration::from_secs(5);
 
 fn worker(index: u32, poll_us: u32) -> (WorkerHandle, JoinHandle<()>) {
     let shard = Shard::new(Box::new(SystemRandom::new().expect("random numbers")));
-    spawn(index, shard, WorkerConfig { workers: 1, poll_us, seal: None }).expect("a thread")
+    let carrier = Carrier::all(1).expect("a waker").remove(0);
+    spawn(index, shard, WorkerConfig { poll_us, ..WorkerConfig::default() }, carrier)
+        .expect("a thread")
 }
 
 /// Voluntary context switches of the thread of that name.
@@ -116,8 +118,9 @@ fn a_caller_waits_for_as_long_as_the_worker_goes_on_and_others_are_served_betwee
 fn jobs_wait_while_rounds_that_find_work_have_their_time() {
     let shard = Shard::new(Box::new(SystemRandom::new().expect("random numbers")));
     let (sender, mailbox) = mailbox();
-    let waker = Arc::new(Waker::new().expect("descriptors"));
-    let mut runner = Runner::new(shard, mailbox, waker.clone(), (Clock::new(), 0));
+    let carrier = Carrier::all(1).expect("descriptors").remove(0);
+    let waker = carrier.waker();
+    let mut runner = Runner::new(shard, mailbox, carrier, (Clock::new(), 0));
     let handle = WorkerHandle::new(sender, waker, Arc::new(TurnStats::new(runner.clock)));
     let (done, jobs) = channel();
     let post = |time: Duration| {

@@ -1,7 +1,8 @@
 //! The engine against a small reference model ([`model`]), under random sequences of what two
 //! guests can do: create, destroy, connect and break QPs, register and withdraw regions and
 //! windows, fill shared queues, post every kind of request with right and wrong keys, let time
-//! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do.
+//! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do; in
+//! half of them each guest has a shard of its own.
 //! After each step completions, events, states, statuses of commands and every byte of both guests'
 //! memory must be those of the model.
 //!
@@ -30,11 +31,12 @@ proptest! {
     fn the_engine_does_what_the_model_does(
         begun in prop::bool::weighted(0.9),
         parks in any::<bool>(),
+        apart in any::<bool>(),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        let mut run = run::Run::new();
+        let mut run = run::Run::new(apart);
         if parks {
-            run.world.shard.park_at_once();
+            [0, 1].into_iter().for_each(|on| run.world.at(on).park_at_once());
         }
         for op in furnished().iter().filter(|_| begun).chain(&ops) {
             run.apply(op);

@@ -7,6 +7,7 @@ use zerocopy::little_endian::U32;
 
 use super::model::{self, Action, Done, LINES, Model, PIECE, REGIONS, Region, State, Window};
 use super::ops::Op;
+use crate::engine::tests::air::Air;
 use crate::engine::tests::driver::{
     Cq, Guest, Qp, RQ_STRIDE, World, init_attr, rtr_attr, rts_attr, state_attr,
 };
@@ -70,9 +71,13 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn new() -> Self {
-        let mut world = World::new();
-        let mut guests = [world.guest(1, 1), world.guest(1, 2)];
+    /// `apart`: each guest has a shard of its own.
+    pub(super) fn new(apart: bool) -> Self {
+        let mut world = if apart { World::beside(Air::still()) } else { World::new() };
+        let mut guests = [0, 1].map(|side: u8| {
+            let on = if apart { side.into() } else { 0 };
+            world.guest_on(on, 1, 1 + side)
+        });
         let bases = [0, 1]
             .map(|side: usize| guests[side].pattern(REGIONS * PIECE as usize, 3 + side as u8).0);
         let model = Model {
@@ -168,10 +173,12 @@ impl Run {
             self.apply(&op);
         }
         for side in &self.sides {
-            let objects = self.world.shard.status(side.guest.nic).unwrap().objects;
+            let objects = self.world.at(side.guest.on).status(side.guest.nic).unwrap().objects;
             assert_eq!((objects.qps, objects.srqs, objects.cqs, objects.mrs), (0, 0, 0, 1));
         }
-        assert_eq!(self.world.shard.waits(), 0, "nothing waits");
+        for on in [0, 1] {
+            assert_eq!(self.world.at(on).waits(), 0, "nothing waits");
+        }
     }
 
     fn compare(&mut self, op: &Op) {
@@ -456,7 +463,7 @@ impl Run {
     /// The VM of a guest starts anew: all objects are gone, memory is as it was.
     fn reset(&mut self, side: usize) {
         let Side { guest, cqs, ends, queue, .. } = &mut self.sides[side];
-        self.world.shard.reset(guest.nic);
+        self.world.at(guest.on).reset(guest.nic);
         self.world.start_again(guest);
         (*cqs, *ends, *queue) = Default::default();
         self.model.guests[side].reset();

@@ -1,19 +1,16 @@
-//! The transport between NICs of one daemon: no packets, no acknowledgements, one copy.
+//! The link between NICs of one shard: no packets, no acknowledgements, one copy.
 //!
-//! The responder runs on the requester's thread, which is sound without locks because a network
-//! lives on one shard (docs/ARCHITECTURE.md): both ends of every possible flow belong to the
-//! caller. Delivery is in order and never loses anything, so what is left of the protocol is what
+//! The responder runs on the requester's thread, which is sound without locks because both ends
+//! belong to the caller's shard. Delivery is in order and never loses anything, so what is left of the protocol is what
 //! verbs programs can see: receiver not ready, refusal, and silence.
 
-use super::{
-    Completed, DELIVERIES, Fabric, Fanout, Flow, Outcome, Request, Service, Transport, is_multicast,
-};
+use super::{DELIVERIES, Fabric, Fanout, Flow, Link, Outcome, Request, Service, is_multicast};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Local;
 
-impl Transport for Local {
+impl Link for Local {
     #[inline]
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
         if request.service == Service::Datagram && is_multicast(&request.flow.dest_gid) {
@@ -36,10 +33,6 @@ impl Transport for Local {
 
     fn ask_ahead(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Option<u64> {
         fabric.responder(request.flow.source, &request.flow.dest_gid)?.ask_ahead(request)
-    }
-
-    fn completed(&mut self) -> Option<Completed> {
-        None
     }
 }
 

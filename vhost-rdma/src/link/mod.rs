@@ -1,23 +1,34 @@
-//! Transports: how a work request reaches the QP that it names.
+//! Links: how a work request reaches the QP that it names.
 //!
-//! A requester hands its transport one [`Request`] at a time, a piece of a message of at most
-//! [`PIECE`] bytes whose local memory is already resolved; the transport brings it to the
-//! [`Responder`] of the peer's NIC and answers an [`Outcome`]. A transport never sees an address
-//! that a guest wrote in a ring, never writes a completion, and owns no verbs state: what it may
-//! know is in this file. `local` is the transport between NICs of one daemon: the responder is
-//! called at once and moves the bytes with one copy. A transport over a wire answers
-//! [`Outcome::Later`] and then reports the outcome by [`Completed`]; inbound packets call the
-//! same responder.
+//! A requester hands its link one [`Request`] at a time, a piece of a message of at most [`PIECE`]
+//! bytes whose local memory is already resolved; the link brings it to the [`Responder`] of the
+//! peer's NIC and answers an [`Outcome`]. A link never sees an address that a guest wrote in a
+//! ring, never writes a completion, and owns no verbs state: what it may know is in this module.
+//!
+//! - `local`: between NICs of one shard. The responder is called at once and moves the bytes with
+//!   one copy.
+//! - `bus`: between shards of one network. A request becomes a [`Parcel`] that owns its bytes, is
+//!   answered [`Outcome::Later`], and its answer comes back as another parcel. It is made of queues
+//!   only; who carries parcels from end to end is not its matter. So the same parcels go through
+//!   the simulated link of the tests, which loses, repeats, reorders and delays them.
 //!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
 
+mod book;
+mod bus;
 mod local;
+mod parcel;
+
+use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
 use crate::memory::Segment;
 
+pub use book::{AddressBook, MOST_SHARDS};
+pub use bus::Bus;
 pub use local::Local;
+pub use parcel::{Answer, Ask, Parcel, Ticket, Token};
 
 /// The largest piece of a message that is moved in one go, in bytes: what one guest can make
 /// another wait for.
@@ -35,6 +46,11 @@ pub const MAD_LEN: u32 = 256;
 /// A NIC of this daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NicId(pub u32);
+
+impl NicId {
+    /// The NIC of another shard, which is none of this shard's: it is known by its address only.
+    pub const ELSEWHERE: Self = Self(u32::MAX);
+}
 
 /// A 128-bit port address; IPv4 addresses are mapped (`::ffff:a.b.c.d`).
 pub type Gid = [u8; 16];
@@ -66,6 +82,14 @@ pub enum Operation {
     AtomicWrite,
     /// Make earlier writes visible: `operands[0]` bytes, kinds in `operands[1]`.
     Flush,
+}
+
+impl Operation {
+    /// Whether bytes come back.
+    #[must_use]
+    pub const fn fetches(self) -> bool {
+        matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
+    }
 }
 
 /// The service that carries a request.
@@ -109,6 +133,10 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
     /// Guest memory; the segments cover the whole message.
     Memory(&'a [Segment]),
+    /// Bytes of this piece alone, which came from elsewhere.
+    Piece(&'a [u8]),
+    /// Where the bytes of this piece are to be put, which go elsewhere.
+    Reply(&'a RefCell<Vec<u8>>),
 }
 
 /// How far a datagram to a group has come: a NIC of the group, and a queue pair of its.
@@ -133,6 +161,17 @@ pub enum Owner {
     Did(u64),
     /// It could not.
     Failed,
+}
+
+impl Payload<'_> {
+    /// The word that an atomic found; 0 of all else.
+    #[must_use]
+    pub fn word(&self) -> [u8; 8] {
+        match self {
+            Payload::Reply(bytes) => bytes.borrow().first_chunk().copied().unwrap_or_default(),
+            _ => [0; 8],
+        }
+    }
 }
 
 /// One piece of one message.
@@ -170,6 +209,8 @@ pub struct Request<'a> {
     pub fanout: Fanout,
     /// What the owner of the memory did for this piece.
     pub owner: Owner,
+    /// By which a responder elsewhere knows a request that it has executed.
+    pub ticket: Ticket,
 }
 
 impl Request<'_> {
@@ -215,19 +256,10 @@ pub enum Outcome {
     /// The owner of the memory has a job of this number to do. When it has answered, or time is up,
     /// the request is to be given again with [`Request::owner`].
     Pending(u64),
-    /// The answer comes later, through [`Completed`].
+    /// The answer comes later, as an [`Answer`].
     Later,
-}
-
-/// The late answer to a request that was [`Outcome::Later`].
-#[derive(Clone, Copy, Debug)]
-pub struct Completed {
-    /// The requester's NIC.
-    pub nic: NicId,
-    /// The requester's QP.
-    pub qpn: u32,
-    /// What became of the request; never `Later`.
-    pub outcome: Outcome,
+    /// The link takes no more now; the request is to be given again soon.
+    Full,
 }
 
 /// The receiving side of one NIC.
@@ -246,7 +278,7 @@ pub trait Responder {
     fn receive_group(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool);
 }
 
-/// The NICs that a transport can reach.
+/// The NICs that a link can reach at once.
 pub trait Fabric {
     /// The NIC that holds `gid` in the network of NIC `from`.
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder>;
@@ -262,15 +294,12 @@ pub trait Fabric {
 }
 
 /// A way to a peer.
-pub trait Transport {
+pub trait Link {
     /// Brings one request to its responder.
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome;
 
-    /// Asks ahead, as [`Responder::ask_ahead`] does, where the transport can.
+    /// Asks ahead, as [`Responder::ask_ahead`] does, where the link can.
     fn ask_ahead(&mut self, _: &mut dyn Fabric, _: &Request<'_>) -> Option<u64> {
         None
     }
-
-    /// Answers that became known since the last call; called once per round of the shard.
-    fn completed(&mut self) -> Option<Completed>;
 }

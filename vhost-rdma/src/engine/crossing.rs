@@ -1,0 +1,354 @@
+//! Requests that cross to another shard of the network, and those that come from one.
+//!
+//! A requester has one piece of a queue pair under way and waits for the answer as it would for one
+//! of the wire: with the QP's timeout, but never less than [`PATIENCE`], since a shard that is busy
+//! is not gone. A piece keeps its number until it is done, and a responder that finds a number
+//! again answers what it answered before. So an answer may be lost, late or repeated, and nothing
+//! is executed twice.
+//!
+//! An owner of mirrored memory ([`super::mirror`]) has its part in what comes from elsewhere too:
+//! the request is held here meanwhile.
+//!
+//! The bytes of an answer are placed by the requester's own shard, after its keys were looked at
+//! again. A NIC that stands still takes none: its memory may be another driver's. It asks again
+//! when it goes on.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::network::{Arrivals, View};
+use super::nic::{Nic, NicState};
+use super::{Nanos, Shard, mirror::PATIENCE};
+use crate::link::{
+    Answer, Ask, Bus, Link as _, Local, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
+    is_multicast,
+};
+use crate::nic::budget::cost;
+use crate::nic::qp::State;
+
+/// Time for what other shards ask and answer, of which each round has its part.
+const PARCELS: Nanos = 25_000;
+
+/// What a queue pair knows of the requests that came to it from another shard.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Stream {
+    /// Whose: the life of the requester's queue pair.
+    life: u64,
+    /// The number that is to be executed next.
+    next: u32,
+    /// The one before it was executed, and this is what an atomic found.
+    found: Option<[u8; 8]>,
+    /// `next` waits for an owner.
+    held: bool,
+}
+
+/// Requests that wait for an owner, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    asks: VecDeque<(Nanos, u64, Ask)>,
+    /// Those whose owner has answered.
+    ready: VecDeque<Ask>,
+}
+
+impl Waiting {
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.asks.front().map(|(until, ..)| *until)
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.ready.is_empty()
+    }
+}
+
+/// What becomes of a request that arrived.
+enum Taken {
+    /// It was executed, or cannot be.
+    Over(Outcome),
+    /// It was executed before.
+    Again(Option<[u8; 8]>),
+    /// It is none of what the queue pair waits for.
+    Stale,
+}
+
+impl Shard {
+    /// Lets requests cross to other shards. Before there are NICs.
+    #[must_use]
+    pub fn with_bus(mut self, bus: Bus) -> Self {
+        self.networks.bus = Some(bus);
+        self
+    }
+
+    /// Something came from another shard.
+    pub fn arrive(&mut self, parcel: Parcel) {
+        match parcel {
+            Parcel::Wake { vni, gid, qpn } => {
+                let nic = self.networks.holder(vni, &gid);
+                self.wakes.extend(nic.map(|nic| (nic, qpn)));
+            }
+            parcel => {
+                if let Some(bus) = &mut self.networks.bus {
+                    bus.arrive(parcel);
+                }
+            }
+        }
+    }
+
+    /// What leaves for each shard.
+    pub fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
+        self.networks.bus.as_mut().map_or(&mut [], Bus::outgoing)
+    }
+
+    /// Has nothing new leave, so that NICs can be saved; true: nothing is under way any more.
+    pub fn close_bus(&mut self) -> bool {
+        self.networks.bus.as_mut().is_none_or(|bus| {
+            bus.close();
+            bus.is_quiet()
+        })
+    }
+
+    /// Brings a request to its responder, wherever that is.
+    #[inline]
+    pub(super) fn submit(
+        local: &mut Local,
+        (slots, networks): (&mut super::slots::Slots, &mut super::network::Networks),
+        (vni, request): (u32, &Request<'_>),
+    ) -> Outcome {
+        let gid = &request.flow.dest_gid;
+        if networks.bus.is_some() {
+            let to_group = request.service == Service::Datagram && is_multicast(gid);
+            if !to_group && networks.holder(vni, gid).is_none() {
+                return networks.bus.as_mut().map_or(Outcome::NoAnswer, |bus| {
+                    match (bus.submit(vni, request), request.service) {
+                        (Outcome::NoAnswer, Service::Unreliable | Service::Datagram) => {
+                            Outcome::Done
+                        }
+                        (outcome, _) => outcome,
+                    }
+                });
+            }
+            if to_group && request.fanout == crate::link::Fanout::default() {
+                let bus = networks.bus.as_mut();
+                let sent = bus.map_or(Outcome::Done, |bus| bus.submit_to_group(vni, request));
+                if sent != Outcome::Done {
+                    return sent;
+                }
+            }
+        }
+        local.submit(&mut View { slots, networks }, request)
+    }
+
+    /// Whether anything waits that came from another shard, or is on its way to one.
+    pub(super) fn has_parcels(&self) -> bool {
+        self.waiting.has_work() || self.networks.bus.as_ref().is_some_and(Bus::has_work)
+    }
+
+    /// Executes what came from other shards and settles their answers, as far as there is time.
+    pub(super) fn serve_parcels(&mut self, now: Nanos) -> bool {
+        if self.networks.bus.is_none() {
+            return false;
+        }
+        let budget = &mut self.meter.budget(PARCELS);
+        let mut found = self.expire(now);
+        while !budget.is_over(&self.meter) {
+            let Some(answer) = self.networks.bus.as_mut().and_then(Bus::next_answer) else { break };
+            found = true;
+            self.settle_answer(answer, now);
+        }
+        while !budget.is_over(&self.meter) {
+            let ready = self.waiting.ready.pop_front();
+            let is_held = ready.is_some();
+            let next = ready.or_else(|| self.networks.bus.as_mut().and_then(Bus::next_ask));
+            let Some(ask) = next else { break };
+            found = true;
+            self.execute_ask(ask, is_held, now);
+        }
+        found
+    }
+
+    fn execute_ask(&mut self, mut ask: Ask, is_held: bool, now: Nanos) {
+        self.meter.charge(cost::REQUEST + cost::bytes(ask.size().into()));
+        let before = self.meter.charged();
+        let (vni, gid) = (ask.vni, ask.flow().dest_gid);
+        let reply = RefCell::new(self.networks.bus.as_mut().map_or_else(Vec::new, Bus::spare));
+        let target = self.networks.holder(vni, &gid);
+        self.serving = target;
+        let Self { slots, networks, local, .. } = self;
+        let mut arrivals = Arrivals { view: View { slots, networks }, vni };
+        let request = ask.request(&reply);
+        let taken = if is_multicast(&gid) {
+            Taken::Over(local.submit(&mut arrivals, &request))
+        } else {
+            match arrivals.view.ready_own(target) {
+                Some(nic) => {
+                    nic.now = now;
+                    nic.take_from_elsewhere(&request, ask.token, is_held)
+                }
+                None => Taken::Over(Outcome::NoAnswer),
+            }
+        };
+        if let Some(nic) = target {
+            self.account(nic, self.meter.charged().wrapping_sub(before));
+        }
+        let mut reply = reply.into_inner();
+        let token = ask.token;
+        let outcome = match taken {
+            Taken::Over(Outcome::Pending(job)) => {
+                let until = now.saturating_add(PATIENCE);
+                if !is_held {
+                    self.answer(token, None, (reply, true));
+                }
+                // What goes to memory has been placed.
+                self.waiting.asks.push_back((until, job, ask));
+                return;
+            }
+            Taken::Over(Outcome::Partly(fanout)) => {
+                ask.fanout = fanout;
+                if let Some(bus) = &mut self.networks.bus {
+                    bus.keep(reply);
+                    bus.put_back(ask);
+                }
+                return;
+            }
+            Taken::Over(outcome) => Some(outcome),
+            Taken::Again(found) => {
+                reply.extend_from_slice(found.as_ref().map_or(&[], |found| &found[..]));
+                Some(Outcome::Done)
+            }
+            Taken::Stale => None,
+        };
+        let outcome = outcome.filter(|_| ask.is_reliable());
+        if let Some(bus) = &mut self.networks.bus {
+            bus.keep(ask.take_bytes());
+        }
+        if !is_held || outcome.is_some() {
+            self.answer(token, outcome, (reply, !is_held));
+        }
+    }
+
+    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
+        if let Some(bus) = &mut self.networks.bus {
+            bus.answer(token, outcome, given);
+        }
+    }
+
+    /// Owners that did not do their part in time.
+    fn expire(&mut self, now: Nanos) -> bool {
+        let mut found = false;
+        while let Some((until, ..)) = self.waiting.asks.front()
+            && *until <= now
+            && let Some((_, _, ask)) = self.waiting.asks.pop_front()
+        {
+            found = true;
+            if let Some(nic) = self.networks.holder(ask.vni, &ask.flow().dest_gid)
+                && let Some(qp) =
+                    self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
+                && qp.own.stream.is_of(&ask.token)
+            {
+                qp.own.stream.held = false;
+            }
+            if ask.is_reliable() {
+                self.answer(ask.token, Some(Outcome::NoAnswer), (Vec::new(), false));
+            }
+        }
+        found
+    }
+
+    /// An owner has done a job that a request from elsewhere waits for, or could not.
+    pub(super) fn owner_answered_elsewhere(&mut self, number: u64, owner: Owner) {
+        let asks = &mut self.waiting.asks;
+        let place = asks.iter().position(|(_, job, _)| *job == number);
+        if let Some((_, _, mut ask)) = place.and_then(|place| asks.remove(place)) {
+            ask.owner = owner;
+            self.waiting.ready.push_back(ask);
+        }
+    }
+
+    fn settle_answer(&mut self, answer: Answer, now: Nanos) {
+        self.meter.charge(cost::WAKE + cost::bytes(answer.bytes.len() as u64));
+        self.serving = Some(answer.token.nic);
+        if let Some(outcome) = answer.outcome {
+            self.answered(&answer.token, outcome, &answer.bytes, now);
+        }
+        if let Some(bus) = &mut self.networks.bus {
+            bus.keep(answer.bytes);
+        }
+    }
+
+    /// Whether a queue pair waits for this answer, and may take it now. Of a NIC that stands still
+    /// it notes what must not be done twice.
+    pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> bool {
+        let Some(nic) = self.nic_mut(token.nic) else { return false };
+        let life = nic.life;
+        let Some(qp) = nic.qps.get_mut(&token.qpn) else { return false };
+        let runs = matches!(qp.state, State::Rts | State::Sqd);
+        let send = qp.send.as_mut().filter(|send| send.crosses && send.ticket == token.ticket);
+        let Some(send) = send.filter(|_| runs) else { return false };
+        if life == NicState::Paused && answer.0 == Outcome::Done {
+            send.landed = Some(answer.1.first_chunk().copied().unwrap_or_default());
+        }
+        life == NicState::Ready
+    }
+}
+
+impl Stream {
+    fn is_of(&self, token: &Token) -> bool {
+        self.life == token.ticket.life
+    }
+
+    /// As it is in another process, which owners have not been asked by.
+    pub(super) const fn resumed(self) -> Self {
+        Self { held: false, ..self }
+    }
+
+    /// Whether this is the request that is to be executed next.
+    fn check(&mut self, token: &Token, is_held: bool) -> Result<(), Taken> {
+        let Ticket { life, number } = token.ticket;
+        if !self.is_of(token) {
+            // Its connection is new.
+            *self = Self { life, next: number, ..Self::default() };
+        }
+        if number == self.next.wrapping_sub(1)
+            && let Some(found) = self.found
+        {
+            return Err(Taken::Again(Some(found)));
+        }
+        if number != self.next || self.held != is_held { Err(Taken::Stale) } else { Ok(()) }
+    }
+}
+
+impl Nic {
+    /// Executes a request from another shard, if it has not been.
+    fn take_from_elsewhere(&mut self, request: &Request<'_>, token: Token, is_held: bool) -> Taken {
+        use crate::link::Responder as _;
+        let qpn = request.flow.dest_qpn;
+        let addressed = request.service == Service::Reliable
+            && self
+                .qps
+                .get(&qpn)
+                .is_some_and(|qp| qp.state.receives() && self.is_addressed(qp, request));
+        if !addressed {
+            return Taken::Over(self.receive(request));
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Taken::Stale };
+        match qp.own.stream.check(&token, is_held) {
+            Ok(()) => {}
+            // What is read again changes nothing.
+            Err(Taken::Again(_)) if request.operation == crate::link::Operation::Read => {
+                return Taken::Over(self.receive(request));
+            }
+            Err(taken) => return taken,
+        }
+        let outcome = self.receive(request);
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            let stream = &mut qp.own.stream;
+            stream.held = matches!(outcome, Outcome::Pending(_));
+            if outcome == Outcome::Done {
+                stream.next = stream.next.wrapping_add(1);
+                stream.found = Some(request.payload.word());
+            }
+        }
+        Taken::Over(outcome)
+    }
+}
