@@ -144,9 +144,13 @@ impl Daemon {
         }
         // All shapes of the daemon are to pass the same tests.
         match std::env::var("VHOST_RDMA_SHAPE").as_deref() {
-            Ok("one") if !options.processes => drop(command.arg("--one-process")),
+            Ok("one") if !options.processes => {
+                command.arg("--one-process");
+            }
             // The NICs of a network are on two workers in turn.
-            Ok("spread") => drop(command.args(["--network-workers", "2"])),
+            Ok("spread") if !options.args.iter().any(|arg| arg == "--network-workers") => {
+                command.args(["--network-workers", "2"]);
+            }
             _ => {}
         }
         command.arg("--metrics").arg(format!("unix:{}", dir.path().join("metrics.sock").display()));
