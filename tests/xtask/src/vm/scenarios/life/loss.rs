@@ -32,7 +32,7 @@ const STARTS: &str = "dmesg | grep -c 'the device was started again'";
 /// The work item that takes the device down waits for a program. Its own functions end with that
 /// call and have left the stack.
 const STUCK: &str = "
-n=0; until grep -qs ib_unregister_device /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
+n=0; until grep -qs ib_unregister_device /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); [ $n -lt 600 ] || { dmesg | tail -20; exit 1; }; done";
 
 const LEFT_ALONE: &str = "
 n=0; until dmesg | grep -q 'does not answer and is left alone'; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
@@ -82,7 +82,9 @@ impl Life {
         // A registration under way, which the unregistration of the device waits for.
         let pinning = self.hold(0, &["pin"])?;
         self.fixture.daemon.kill_network("red")?;
-        self.guest(0)?.must(STUCK, SHORT)?;
+        // The next process may be half a minute away: rows before this one killed it again and
+        // again.
+        self.guest(0)?.must(STUCK, SHORT * 4)?;
         // The device answered the first SHUTDOWN. Now nobody is there, and the program lets go.
         self.fixture.daemon.hang(true)?;
         let left = self.let_go_of_a_hung_device();
