@@ -14,7 +14,7 @@
 //! when it goes on.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +25,14 @@ use crate::link::{
     Answer, Ask, Bus, Link as _, Local, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
     is_multicast,
 };
-use crate::nic::budget::cost;
+use crate::nic::budget::{Budget, cost};
 use crate::nic::qp::State;
 
 /// Time for what other shards ask and answer, of which each round has its part.
 const PARCELS: Nanos = 25_000;
+
+/// Bytes of the only write that reads what it brought once more when its owner has answered.
+const WORD: u32 = 8;
 
 /// What a queue pair knows of the requests that came to it from another shard.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -44,21 +47,42 @@ pub(super) struct Stream {
     held: bool,
 }
 
-/// Requests that wait for an owner, the oldest first.
+/// Requests that wait for an owner. A process chooses how many there are and when it answers, so
+/// that no answer looks through all of them.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    asks: VecDeque<(Nanos, u64, Ask)>,
+    /// By the number of the job.
+    asks: BTreeMap<u64, (Nanos, Ask)>,
+    /// When each has waited long enough.
+    due: BTreeSet<(Nanos, u64)>,
     /// Those whose owner has answered.
     ready: VecDeque<Ask>,
 }
 
 impl Waiting {
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.asks.front().map(|(until, ..)| *until)
+        self.due.first().map(|(until, _)| *until)
     }
 
     pub(super) fn has_work(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    fn put(&mut self, until: Nanos, job: u64, ask: Ask) {
+        self.due.insert((until, job));
+        self.asks.insert(job, (until, ask));
+    }
+
+    fn take(&mut self, job: u64) -> Option<Ask> {
+        let (until, ask) = self.asks.remove(&job)?;
+        self.due.remove(&(until, job));
+        Some(ask)
+    }
+
+    /// One that has waited long enough.
+    fn take_due(&mut self, now: Nanos) -> Option<Ask> {
+        let (_, job) = self.due.first().copied().filter(|(until, _)| *until <= now)?;
+        self.take(job)
     }
 }
 
@@ -150,7 +174,7 @@ impl Shard {
             return false;
         }
         let budget = &mut self.meter.budget(PARCELS);
-        let mut found = self.expire(now);
+        let mut found = self.expire(now, budget);
         while !budget.is_over(&self.meter) {
             let Some(answer) = self.networks.bus.as_mut().and_then(Bus::next_answer) else { break };
             found = true;
@@ -199,8 +223,11 @@ impl Shard {
                 if !is_held {
                     self.answer(token, None, (reply, true));
                 }
-                // What goes to memory has been placed.
-                self.waiting.asks.push_back((until, job, ask));
+                // What goes to memory has been placed, but for a word that is stored at once.
+                if let Some(bus) = self.networks.bus.as_mut().filter(|_| ask.size() > WORD) {
+                    bus.keep(ask.take_bytes());
+                }
+                self.waiting.put(until, job, ask);
                 return;
             }
             Taken::Over(Outcome::Partly(fanout)) => {
@@ -234,13 +261,13 @@ impl Shard {
     }
 
     /// Owners that did not do their part in time.
-    fn expire(&mut self, now: Nanos) -> bool {
+    fn expire(&mut self, now: Nanos, budget: &mut Budget) -> bool {
         let mut found = false;
-        while let Some((until, ..)) = self.waiting.asks.front()
-            && *until <= now
-            && let Some((_, _, ask)) = self.waiting.asks.pop_front()
+        while !budget.is_over(&self.meter)
+            && let Some(ask) = self.waiting.take_due(now)
         {
             found = true;
+            self.meter.charge(cost::TIMER);
             if let Some(nic) = self.networks.holder(ask.vni, &ask.flow().dest_gid)
                 && let Some(qp) =
                     self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
@@ -257,9 +284,7 @@ impl Shard {
 
     /// An owner has done a job that a request from elsewhere waits for, or could not.
     pub(super) fn owner_answered_elsewhere(&mut self, number: u64, owner: Owner) {
-        let asks = &mut self.waiting.asks;
-        let place = asks.iter().position(|(_, job, _)| *job == number);
-        if let Some((_, _, mut ask)) = place.and_then(|place| asks.remove(place)) {
+        if let Some(mut ask) = self.waiting.take(number) {
             ask.owner = owner;
             self.waiting.ready.push_back(ask);
         }

@@ -1,8 +1,8 @@
 //! The link between NICs of one shard: no packets, no acknowledgements, one copy.
 //!
 //! The responder runs on the requester's thread, which is sound without locks because both ends
-//! belong to the caller's shard. Delivery is in order and never loses anything, so what is left of the protocol is what
-//! verbs programs can see: receiver not ready, refusal, and silence.
+//! belong to the caller's shard. Delivery is in order and never loses anything, so what is left of
+//! the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
 
 use super::{DELIVERIES, Fabric, Fanout, Flow, Link, Outcome, Request, Service, is_multicast};
 
