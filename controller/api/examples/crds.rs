@@ -1,9 +1,10 @@
-//! Writes the definitions of all kinds: `cargo xtask crds` calls it with `manifests/crds`.
+//! Writes the definitions of all kinds and their description: `cargo xtask crds` calls it with
+//! `manifests/crds` and `docs/API.md`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
-fn write(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
+fn write(dir: &Path, reference: &Path) -> Result<(), Box<dyn std::error::Error>> {
     for (name, text) in vhost_rdma_cluster_api::crd::files()? {
         let path = dir.join(name);
         if let Some(parent) = path.parent() {
@@ -11,15 +12,18 @@ fn write(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         }
         std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     }
+    std::fs::write(reference, vhost_rdma_cluster_api::reference::markdown()?)
+        .map_err(|e| format!("{}: {e}", reference.display()))?;
     Ok(())
 }
 
 fn main() -> ExitCode {
-    let Some(dir) = std::env::args_os().nth(1) else {
-        eprintln!("usage: crds DIR");
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    let [dir, reference] = &args[..] else {
+        eprintln!("usage: crds DIR API.md");
         return ExitCode::from(2);
     };
-    match write(Path::new(&dir)) {
+    match write(Path::new(dir), Path::new(reference)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cannot write the definitions: {error}");

@@ -39,6 +39,7 @@ mod node;
 pub mod peers;
 mod policy;
 mod quantity;
+pub mod reference;
 mod selector;
 mod tenant;
 

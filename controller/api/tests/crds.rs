@@ -1,7 +1,9 @@
 //! The definitions in `manifests/crds` are those of the source, and their rules say what they
 //! should.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails")]
+
+mod cases;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ use kube::core::cel::{validate_cel, validate_cel_update};
 use serde_json::Value;
 use vhost_rdma_cluster_api::{
     Cidr, Ipam, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNic, RdmaNicSpec,
-    Rnic, Soft, block_name, check, crd,
+    Rnic, Soft, block_name, check, crd, reference,
 };
 
 fn checked_in() -> PathBuf {
@@ -33,6 +35,22 @@ fn the_manifests_are_those_of_the_source() {
             assert!(made.contains(&name), "{name} is of no kind: remove it");
         }
     }
+}
+
+#[test]
+fn the_reference_is_that_of_the_source() {
+    let path = checked_in().join("../../docs/API.md");
+    let (found, made) = (std::fs::read_to_string(&path).unwrap(), reference::markdown().unwrap());
+    assert!(found == made, "{} is not what the source says: cargo xtask crds", path.display());
+    for crd in crd::all() {
+        assert!(made.contains(&format!("\n## {}\n", crd.spec.names.kind)));
+    }
+    for rule in messages() {
+        assert!(made.contains(&format!("\nRule: {rule}.\n")), "{rule}");
+    }
+    assert!(made.contains("| **`pools[].name`** | string `^[a-z0-9]"), "{made}");
+    let undescribed: Vec<&str> = made.lines().filter(|line| line.ends_with("|  |")).collect();
+    assert!(undescribed.is_empty(), "no meaning: {undescribed:#?}");
 }
 
 /// Every value under a key of this name, at any depth.
@@ -121,6 +139,69 @@ fn network(spec: RdmaNetworkSpec) -> RdmaNetwork {
 fn on(fabric: &str) -> RdmaNetworkSpec {
     let rnic = Rnic { fabric: fabric.to_owned(), ..Rnic::default() };
     RdmaNetworkSpec { rnic: Some(rnic), ..RdmaNetworkSpec::default() }
+}
+
+/// What the rules of all definitions say.
+fn messages() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for crd in crd::all() {
+        let value = serde_json::to_value(&crd).unwrap();
+        let mut rules = Vec::new();
+        find(&value, "x-kubernetes-validations", &mut rules);
+        let rules = rules.iter().flat_map(|rules| rules.as_array().unwrap());
+        found.extend(rules.map(|rule| rule["message"].as_str().unwrap().to_owned()));
+    }
+    found
+}
+
+/// A real server is asked the same table (`cargo xtask k8s definitions`): each rule has a case that
+/// it alone refuses.
+#[test]
+fn each_rule_has_a_case() {
+    let refused: BTreeSet<String> =
+        cases::all().iter().filter_map(|case| case.refused.map(str::to_owned)).collect();
+    let rules = messages();
+    assert!(rules.len() >= 8, "{rules:?}");
+    assert!(rules.is_subset(&refused), "no case for {:?}", rules.difference(&refused));
+}
+
+/// What the library says of a case.
+fn by_the_library<K>(case: &cases::Case) -> Result<(), String>
+where
+    K: kube::CustomResourceExt + serde::Serialize + serde::de::DeserializeOwned,
+{
+    let object = |spec| serde_json::from_value::<K>(case.whole(spec)).map_err(|e| e.to_string());
+    let new = object(&case.spec)?;
+    let result = match &case.before {
+        None => validate_cel(&new),
+        Some(before) => validate_cel_update(&new, &object(before)?),
+    };
+    result.map_err(|errors| errors.to_string())
+}
+
+#[test]
+fn a_library_says_of_the_rules_what_a_server_does() {
+    let rules = messages();
+    for case in cases::all() {
+        let by_a_rule = case.refused.is_some_and(|says| rules.contains(says));
+        if case.refused.is_some() && !by_a_rule {
+            continue;
+        }
+        let said = match case.kind {
+            "RdmaNetwork" => by_the_library::<RdmaNetwork>(&case),
+            "RdmaIPBlock" => by_the_library::<RdmaIPBlock>(&case),
+            "RdmaNic" => by_the_library::<RdmaNic>(&case),
+            _ if by_a_rule => panic!("{} has rules", case.kind),
+            _ => continue,
+        };
+        let refusal = said.err();
+        let same = match (case.refused, &refusal) {
+            (None, None) => true,
+            (Some(says), Some(said)) => said.contains(says),
+            _ => false,
+        };
+        assert!(same, "{}: {}: {refusal:?}", case.kind, case.name);
+    }
 }
 
 #[test]

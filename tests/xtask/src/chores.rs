@@ -271,7 +271,8 @@ pub(crate) fn man(dir: Option<&Path>) -> Result<bool> {
 pub(crate) fn crds() -> Result<bool> {
     let mut cmd = cargo();
     cmd.args(["run", "--locked", "--quiet", "-p", "vhost-rdma-cluster-api", "--example", "crds"]);
-    shown(cmd.arg("--").arg(workspace().join("manifests/crds")))
+    let (crds, api) = (workspace().join("manifests/crds"), workspace().join("docs/API.md"));
+    shown(cmd.arg("--").arg(crds).arg(api))
 }
 
 /// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of

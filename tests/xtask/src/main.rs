@@ -128,7 +128,7 @@ enum Chore {
     },
     /// rustfmt, clippy, cargo doc and cargo-deny
     Lint,
-    /// Write manifests/crds anew from controller/api
+    /// Write manifests/crds and docs/API.md anew from controller/api
     Crds,
     /// Write manifests/monitoring/dashboard.json anew
     Dashboard,

@@ -5,11 +5,13 @@
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
 //! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
 //! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `trust`, `channel`,
-//! `tutorial`, `vms` and `manifests` the rows; `scale` is a cluster without pods, which is large.
+//! `tutorial`, `vms` and `manifests` the rows; `scale` is a cluster without pods, which is large;
+//! `definitions` is an API server that is newer, for our kinds alone.
 
 mod attach;
 pub(crate) mod channel;
 pub(crate) mod cluster;
+mod definitions;
 mod huge;
 pub(crate) mod image;
 mod join;
@@ -51,6 +53,8 @@ pub(crate) enum Command {
     Test(test::Args),
     /// The controller and thousands of played agents: what a change costs, and whether that grows
     Scale(scale::Args),
+    /// The definitions with their rules on an API server that knows CEL
+    Definitions(definitions::Args),
     /// End the cluster that `up` made; fails if anything of it is left on the machine
     Down,
 }
@@ -62,6 +66,7 @@ impl Command {
             Self::Up => up(cache),
             Self::Test(args) => args.run(cache),
             Self::Scale(args) => args.run(cache),
+            Self::Definitions(args) => args.run(cache),
             Self::Down => down(),
         }
     }

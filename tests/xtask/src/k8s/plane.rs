@@ -144,7 +144,6 @@ const KUBELET_ARGS: &[&str] = &[
 ];
 
 const ETCD: &[&str] = &[
-    "etcd",
     "--data-dir=/var/lib/etcd",
     "--listen-client-urls=http://127.0.0.1:2379",
     "--advertise-client-urls=http://127.0.0.1:2379",
@@ -245,14 +244,22 @@ pub(crate) fn start_api(node: &Node, parts: &Parts) -> Result<()> {
     Ok(())
 }
 
-fn serve_api(node: &Node, progress: &mut Progress) -> Result<()> {
-    node.spawn("etcd", ETCD)?;
+/// etcd, which is this program, and everybody's certificates.
+pub(crate) fn start_store(node: &Node, etcd: &str) -> Result<()> {
+    let mut command = vec![etcd];
+    command.extend_from_slice(ETCD);
+    node.spawn("etcd", &command)?;
     node.run(&["sh", "-ec", &format!("mkdir -p /lab/pki; {PKI}"), "sh", "/lab/pki"])?;
     wait_for("etcd", WAIT, || {
         node.check_alive("etcd")?;
-        progress.tick();
+        std::thread::sleep(Duration::from_millis(50));
         Ok(node.sh("busybox wget -q -O /dev/null http://127.0.0.1:2379/health").ok())
-    })?;
+    })
+    .map(drop)
+}
+
+fn serve_api(node: &Node, progress: &mut Progress) -> Result<()> {
+    start_store(node, "etcd")?;
     start(node, "kube-apiserver", APISERVER)?;
     wait_for("the API server", WAIT, || {
         node.check_alive("kube-apiserver")?;

@@ -15,8 +15,8 @@ use crate::k8s::node::{Life, Node};
 use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
 use crate::k8s::{
-    attach, channel, cluster, huge, manifests, ours, plane, processes, restarts, scale, trust,
-    tutorial, vms,
+    attach, channel, cluster, definitions, huge, manifests, ours, plane, processes, restarts,
+    scale, trust, tutorial, vms,
 };
 use crate::rows::{self, Row};
 
@@ -102,6 +102,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "controller: the commands of the tutorial", tutorial::followed),
     (Usual, "controller: network deleted, VNI given back", cluster::removed),
     (Full, "controller: 200 nodes with played agents", scale::small),
+    (Full, "controller: definitions on a server with CEL", definitions::step),
     (Full, "two pods on huge pages", huge::pods),
     (Full, "VMs in pods: daemon killed", vms::daemon_killed),
     (Full, "VMs in pods: ibv_rc_pingpong, rping", |b| vms::two_vms(b)),
