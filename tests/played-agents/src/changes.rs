@@ -80,6 +80,29 @@ async fn network(agents: &Agents) -> Result<u32> {
     Ok(1)
 }
 
+/// The late networks go again, so that those nodes have as many networks at every size.
+pub(crate) async fn tidy(agents: &Agents) -> Result<Value> {
+    let networks = api(agents.admin(), "RdmaNetwork");
+    let mut gone = 0;
+    for name in (0..LATE).map(late) {
+        if networks.get_opt(&name).await?.is_none() {
+            continue;
+        }
+        networks.delete(&name, &DeleteParams::default()).await?;
+        let has = |spec: &RdmaNodeSpec| spec.networks.iter().any(|network| network.name == name);
+        few(agents, "a network to leave its nodes", |spec| !has(spec)).await?;
+        let begun = Instant::now();
+        while networks.get_opt(&name).await?.is_some() {
+            if begun.elapsed() > Duration::from_secs(60) {
+                bail!("{name} stays");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        gone += 1;
+    }
+    Ok(json!({ "gone": gone }))
+}
+
 /// A policy that selects few nodes, which goes again.
 async fn policy(agents: &Agents, time: u32) -> Result<u32> {
     let name = format!("extra-{time}");

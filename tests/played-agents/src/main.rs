@@ -8,7 +8,7 @@
 //! them, and they share one watch, since five thousand would be a test of the API server.
 //!
 //! It does one thing for each line of its input and answers with one line of JSON: `fill NODES`,
-//! `change KIND TIMES`, `count`. Whoever runs it (`cargo xtask k8s scale`) measures meanwhile.
+//! `change KIND TIMES`, `tidy`, `count`. Whoever runs it (`cargo xtask k8s scale`) measures meanwhile.
 
 mod agents;
 mod changes;
@@ -77,6 +77,7 @@ async fn act(agents: &Arc<Agents>, line: &str) -> Result<serde_json::Value> {
     match words[..] {
         ["fill", nodes] => objects::fill(agents, nodes.parse()?).await,
         ["change", kind, times] => changes::change(agents, kind, times.parse()?).await,
+        ["tidy"] => changes::tidy(agents).await,
         ["count"] => Ok(agents.count()),
         ["told"] => peers::told(agents).await,
         _ => bail!("what is {line:?}?"),

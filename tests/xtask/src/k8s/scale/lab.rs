@@ -206,6 +206,13 @@ impl<'a> Lab<'a> {
         Ok((took, (self.writes()? - before) / took))
     }
 
+    /// What changes left is taken away, so that they find the same at the next size.
+    pub(super) fn tidy(&mut self) -> Result<()> {
+        let gone = number(&self.player.ask("tidy")?, "gone")?;
+        ensure!(gone > 0.0, "no network was there to go");
+        self.rest().map(drop)
+    }
+
     /// NICs that agents report.
     pub(super) fn nics(&mut self) -> Result<u64> {
         let counted = self.player.ask("count")?;

@@ -163,6 +163,7 @@ fn look(lab: &mut Lab<'_>, nodes: u32, size: Size) -> Result<Seen> {
         );
         costs.push(cost);
     }
+    lab.tidy()?;
     Ok(Seen { nodes, filled, rate, steady, costs, rss: lab.memory("VmRSS")? })
 }
 
