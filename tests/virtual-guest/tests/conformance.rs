@@ -128,7 +128,7 @@ fn defines(path: &Path, function: &str) -> bool {
 /// Whether a row is in the source of a scenario or of what it runs in the guest.
 fn has_row(scenario: &str, row: &str) -> bool {
     let name = scenario.strip_prefix("vm ").unwrap_or(scenario);
-    let scenarios = Path::new(ROOT).join("tests/xtask/src/vm/scenarios");
+    let scenarios = Path::new(ROOT).join("tests/lab/src/vm/scenarios");
     let files = [scenarios.join(name).join("mod.rs"), scenarios.join(format!("{name}.rs"))];
     files.iter().any(|file| {
         let source = std::fs::read_to_string(file).unwrap_or_default();

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::cache::Cache;
-use crate::exec::{check_interrupt, run_logged, tied, wait, workspace};
-use crate::host;
+use lab::cache::Cache;
+use lab::exec::{check_interrupt, run_logged, tied, wait, workspace};
+use lab::host;
+
 use crate::steps::Steps;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
@@ -57,13 +58,9 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps.step("cargo-deny", || deny(cache))
 }
 
-/// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain
-/// build needs none of them.
-pub(crate) const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
-
 /// clippy over the daemon with the feature `host-rnic`, which no build of the workspace has on.
 pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
-    host::ensure_packages(cache, RNIC_PACKAGES)?;
+    host::ensure_packages(cache, host::RNIC_PACKAGES)?;
     let mut cmd = cargo();
     cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "--features", "host-rnic"]);
     cmd.args(["--all-targets", "--", "-D", "warnings"]);

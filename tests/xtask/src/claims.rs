@@ -14,8 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::vm::programs::PROGRAMS;
-use crate::vm::scenarios::clients;
+use lab::scenarios::{clients, pair};
 
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
@@ -101,8 +100,7 @@ fn clients_claimed(text: &str) -> Vec<String> {
         .filter_map(|line| line.trim_matches(['|', ' ']).split_once(" | "))
         .map(|(client, shown)| (client, shown.split('`').skip(1).step_by(2).collect()))
         .collect();
-    let lab: BTreeSet<&str> =
-        PROGRAMS.iter().map(|program| program.name).chain(clients::names()).collect();
+    let lab: BTreeSet<&str> = pair::names().chain(clients::names()).collect();
     let mut wrong = Vec::new();
     for (client, shown) in &cells {
         if !shown.iter().any(|name| lab.contains(name)) {
@@ -174,12 +172,12 @@ mod tests {
 
     #[test]
     fn the_threat_model_names_tests_that_there_are() {
-        assert!(check(&crate::exec::workspace()).unwrap());
+        assert!(check(&lab::exec::workspace()).unwrap());
     }
 
     #[test]
     fn the_readme_names_each_client_with_its_row() {
-        let text = fs::read_to_string(crate::exec::workspace().join(README)).unwrap();
+        let text = fs::read_to_string(lab::exec::workspace().join(README)).unwrap();
         assert_eq!(clients_claimed(&text), Vec::<String>::new());
         let seeded = [
             ("`iSER`, `SRP`", "`SRP`", 1),
@@ -209,6 +207,6 @@ mod tests {
         let file = "#[test]\nfn one() {}\n\nfn two() {}\n\n#[tokio::test]\nasync fn three() {}\n";
         assert!(has_test(file, "one") && has_test(file, "three"));
         assert!(!has_test(file, "two") && !has_test(file, "on"));
-        assert!(!is_a_test(&crate::exec::workspace(), "rc::nobody_wrote_this"));
+        assert!(!is_a_test(&lab::exec::workspace(), "rc::nobody_wrote_this"));
     }
 }

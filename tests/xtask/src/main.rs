@@ -1,9 +1,7 @@
 //! Every chore of the project behind one command: `cargo xtask`.
 //!
-//! Three layers. `exec`, `cache` and `host` know nothing of RDMA: children that cannot outlive us,
-//! artefacts that are made once, the machine's package mirror. `roots` and `products` make what a
-//! lab needs: a QEMU, guest images, builders, and from them the kernel module and the provider.
-//! `vm` boots guests and runs programs in them; each use of it is one file in `vm/scenarios`.
+//! Here are the command line, what `cargo xtask test` is made of, and the chores that need no more
+//! than cargo and this tree. What boots guests and nodes is the crate `lab`.
 //!
 //! ```sh
 //! cargo xtask try                                         # RDMA between two processes, without root
@@ -31,38 +29,21 @@
 //! cargo xtask vm shell --guests 2                         # commands from standard input, `b: uname -r`
 //! ```
 
-mod attempt;
-mod cache;
-mod chart;
 mod chores;
 mod claims;
-mod debug_kernel;
-mod exec;
-mod fabtests;
-mod host;
-mod k8s;
-mod monitoring;
-mod node_bench;
-mod packages;
-mod process;
-mod products;
 mod results;
-mod roots;
-mod rows;
 mod spec;
 mod steps;
 mod test;
-mod upstream;
-mod verdicts;
-mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use lab::cache::Cache;
+use lab::{attempt, chart, exec, k8s, monitoring, node_bench, process, scenarios};
 
-use cache::Cache;
 use steps::Steps;
 
 /// Chores of the vhost-rdma project
@@ -77,7 +58,7 @@ struct Cli {
 enum Chore {
     /// Set up everything, boot two VMs, run unmodified RDMA programs on our device and on rxe,
     /// print a table
-    Demo(vm::scenarios::pair::Args),
+    Demo(scenarios::pair::Args),
     /// RDMA between two processes of this machine, with Debian's programs: no root, no VM, no
     /// kernel module
     Try(attempt::Args),
@@ -155,7 +136,7 @@ enum Chore {
     Spec(spec::Args),
     /// The VM lab
     #[command(subcommand)]
-    Vm(vm::scenarios::Scenario),
+    Vm(scenarios::Scenario),
     /// A real Kubernetes on one node, in namespaces of its own
     #[command(subcommand)]
     K8s(k8s::Command),

@@ -15,8 +15,8 @@ use clap::{Args as ClapArgs, Subcommand};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::exec::workspace;
-use crate::rows::Row;
+use lab::exec::workspace;
+use lab::rows::Row;
 
 /// Where runs are kept.
 const DIR: &str = "docs/results";

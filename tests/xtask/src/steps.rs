@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::exec::check_interrupt;
-use crate::rows::{self, Row};
+use lab::exec::check_interrupt;
+use lab::rows::{self, Row};
 
 #[derive(Debug, Default)]
 pub(crate) struct Steps {

@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::cache::Cache;
-use crate::debug_kernel::Kernel;
-use crate::roots::Debian;
-use crate::steps::Steps;
-use crate::vm::scenarios::fixture::Options;
-use crate::vm::scenarios::{
+use lab::cache::Cache;
+use lab::scenarios::fixture::Options;
+use lab::scenarios::{
     ages, clients, cluster, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs,
     rnic, sriov, stranger, verbs,
 };
-use crate::{attempt, chores, process};
+use lab::{Debian, Kernel, attempt, chart, k8s, node_bench, process};
+
+use crate::chores;
+use crate::steps::Steps;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -66,14 +66,14 @@ impl Args {
             })?;
             steps.step("pods with NICs in a real Kubernetes", || {
                 let (full, brief) = (self.full, !self.full);
-                crate::k8s::test::Args { full, brief, ..Default::default() }.run(cache)
+                k8s::test::Args { full, brief, ..Default::default() }.run(cache)
             })?;
         }
         if self.full {
             steps.step("two containers with RDMA devices", || {
                 process::ContainersArgs::default().run(cache)
             })?;
-            steps.step("Helm renders the chart", || crate::chart::shown(cache))?;
+            steps.step("Helm renders the chart", || chart::shown(cache))?;
             steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
             steps
                 .step("driver and device of different ages", || ages::Args::default().run(cache))?;
@@ -90,7 +90,7 @@ impl Args {
             steps.step("virtual functions", || sriov::Args::default().run(cache))?;
             steps.step("pods on a node with hardware", || pods::Args::default().run(cache))?;
             steps.step("agent and CNI plugin as ratios", || {
-                crate::node_bench::Args::default().run(cache)
+                node_bench::Args::default().run(cache)
             })?;
             steps.step("kernel storage", || nvme::Args::default().run(cache))?;
             steps.step("lives on a kernel that looks for faults", || {

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     fn text() -> String {
-        let path = crate::exec::workspace().join(super::super::SOURCE);
+        let path = lab::exec::workspace().join(super::super::SOURCE);
         std::fs::read_to_string(path).unwrap()
     }
 

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::exec::{capture, tied, workspace};
 use document::Document;
+use lab::exec::{capture, tied, workspace};
 
 const SOURCE: &str = "docs/virtio-rdma.md";
 const CHECK: Duration = Duration::from_secs(120);

@@ -1,0 +1,227 @@
+//! `cargo xtask process test`: programs of Debian 12 and 13, unmodified, with NICs for processes.
+//!
+//! The programs run in containers whose file system is that of the lab's guests, so that a release's
+//! own programs, linker and C library meet libraries that were built on this machine. No VM, no
+//! kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all of
+//! perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
+//! (`connections`), and UCX and Open MPI over it.
+
+mod bench;
+mod clients;
+mod connections;
+mod container;
+mod engine;
+pub(crate) mod products;
+mod programs;
+mod release;
+mod suite;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::cache::Cache;
+use crate::host;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::scenarios::clients::UCX_BATCH;
+use container::Container;
+use release::Release;
+
+const WAIT: Duration = Duration::from_secs(120);
+
+/// What the programs find in `/host`.
+const FILES: &[(&str, &str)] = &[
+    ("fork.py", include_str!("../../../guest-programs/process-fork.py")),
+    ("nccl-looks.py", include_str!("../../../guest-programs/nccl-looks.py")),
+    ("mpi-check.py", include_str!("../../../guest-programs/mpi-check.py")),
+    ("mpi-train.py", include_str!("../../../guest-programs/mpi-train.py")),
+    ("ucx.batch", UCX_BATCH),
+];
+
+/// See the module
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Programs and suites in containers
+    Test(Args),
+    /// perftest between two processes, beside memcpy, TCP and UCX's shared memory
+    Bench(BenchArgs),
+    /// The example for CI runners: two containers of podman's
+    Containers(ContainersArgs),
+}
+
+/// What the containers can be told
+#[derive(Debug, Default, clap::Args)]
+pub struct ContainersArgs {
+    /// With a daemon that is not optimised, which is built sooner
+    #[arg(long)]
+    debug: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What the benchmark can be told
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Only rows whose name has this in it
+    #[arg(long)]
+    only: Option<String>,
+    /// How often each is measured
+    #[arg(long, default_value_t = 5)]
+    turns: u32,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What it can be told
+#[derive(Debug, Default, clap::Args)]
+pub struct Args {
+    /// Only programs whose name has this in it, and tests of the suite whose name matches it as a
+    /// regular expression
+    #[arg(long)]
+    only: Option<String>,
+    /// Only this release
+    #[arg(long, value_enum)]
+    debian: Option<Debian>,
+    /// Programs of Ubuntu 24.04, from this mirror of its archive
+    #[arg(long, value_name = "MIRROR")]
+    ubuntu: Option<String>,
+    /// With a daemon that is not optimised, which is built sooner
+    #[arg(long)]
+    debug: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl Command {
+    /// Runs it; true if everything held.
+    pub fn run(&self, cache: &Cache) -> Result<bool> {
+        match self {
+            Self::Test(args) => args.run(cache),
+            Self::Bench(args) => args.run(cache),
+            Self::Containers(args) => args.run(cache),
+        }
+    }
+}
+
+impl ContainersArgs {
+    /// Runs it; true if everything held.
+    pub fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let table = engine::run(cache, self.debug)?;
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+}
+
+impl BenchArgs {
+    fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let (daemon, libraries) = (products::daemon(cache, false)?, products::libraries(cache)?);
+        let release = Release::Debian(Debian::Trixie);
+        let root = release.root(cache, None)?;
+        let container = Container::new(release, root, (&daemon, &libraries))?;
+        let table = bench::run(&container, self.only.as_deref(), self.turns.max(1))?;
+        ensure!(!table.is_empty(), "nothing matches {:?}", self.only);
+        rows::print_table(&table, "vhost-rdma", "reference");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+}
+
+impl Args {
+    /// Everything, on this release, or on all.
+    pub fn on(debian: Option<Debian>) -> Self {
+        Self { debian, ..Self::default() }
+    }
+
+    /// Runs it; true if everything held.
+    pub fn run(&self, cache: &Cache) -> Result<bool> {
+        host::require_root()?;
+        let daemon = products::daemon(cache, self.debug)?;
+        let libraries = products::libraries(cache)?;
+        let debians = match self.debian {
+            Some(one) => vec![one],
+            None if self.ubuntu.is_some() => Vec::new(),
+            None => vec![Debian::Bookworm, Debian::Trixie],
+        };
+        let mut releases: Vec<_> = debians.into_iter().map(Release::Debian).collect();
+        releases.extend(self.ubuntu.as_ref().map(|_| Release::Ubuntu));
+        let (mut table, mut good) = (Vec::new(), true);
+        for release in releases {
+            let root = release.root(cache, self.ubuntu.as_deref())?;
+            let container = Container::new(release, root, (&daemon, &libraries))?;
+            table.extend(self.programs(cache, &container)?);
+            let (row, held) = suite::run(&container, self.only.as_deref())?;
+            table.extend(row);
+            good &= held;
+        }
+        ensure!(!table.is_empty(), "nothing matches {:?}", self.only);
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(good && table.iter().all(|row| row.ok))
+    }
+}
+
+impl Args {
+    /// All programs that were asked for, one after the other.
+    fn programs(&self, cache: &Cache, container: &Container) -> Result<Vec<Row>> {
+        // What is built for an older C library runs with a newer one.
+        let built_for = match container.release {
+            Release::Debian(debian) => debian,
+            Release::Ubuntu => Debian::Bookworm,
+        };
+        for program in crate::products::programs(cache, built_for)? {
+            if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
+                fs::copy(&program, container.share().join(name))?;
+            }
+        }
+        for (name, text) in FILES {
+            fs::write(container.share().join(name), text)?;
+        }
+        let mut rows = Vec::new();
+        let pairs = programs::all().into_iter().chain(clients::all());
+        let pairs = pairs.map(|(program, script)| (2, program, script));
+        let more = connections::all(container.release).into_iter();
+        let more = more.map(|(program, script)| (connections::NICS, program, script));
+        for (nics, program, script) in pairs.chain(more) {
+            if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
+                continue;
+            }
+            let begin = Instant::now();
+            let done = container.run(nics, &script, WAIT);
+            let name = format!("{}: {program}", container.release.name());
+            match &done {
+                Ok(_) => eprintln!("    {name}: ok"),
+                Err(error) => eprintln!("    {name}: {error:#}"),
+            }
+            rows.push(row(name, done.is_ok(), begin.elapsed().as_secs_f64()));
+        }
+        Ok(rows)
+    }
+}
+
+/// A row of what took so many seconds.
+fn row(name: String, ok: bool, seconds: f64) -> Row {
+    Row {
+        name,
+        ok,
+        value: Some(seconds),
+        reference: None,
+        ratio: None,
+        unit: "s".into(),
+        target: String::new(),
+    }
+}
