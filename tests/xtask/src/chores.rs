@@ -29,7 +29,7 @@ fn logged(cache: &Cache, name: &str, cmd: &mut Command) -> Result<bool> {
     run_logged(cmd, name, &log, CARGO_WAIT).map(|()| true)
 }
 
-/// fmt, clippy, doc and cargo-deny, nothing of which may say a word.
+/// fmt, clippy, doc, what documents say of the tree, and cargo-deny: none may say a word.
 pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
     steps
         .step("rustfmt", || logged(cache, "rustfmt", cargo().args(["fmt", "--all", "--check"])))?;
@@ -54,6 +54,7 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
         logged(cache, "cargo-doc", &mut cmd)
     })?;
     steps.step("claims", || crate::claims::check(&workspace()))?;
+    steps.step("links", || crate::links::check(&workspace()))?;
     steps.step("recorded results", || crate::results::check(&workspace()))?;
     steps.step("cargo-deny", || deny(cache))
 }
