@@ -14,7 +14,9 @@ use lab::host;
 use crate::steps::Steps;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
-const DENY: &str = "cargo-deny";
+/// Packages with their programs.
+const DENY: (&str, &str) = ("cargo-deny", "cargo-deny");
+const TYPOS: (&str, &str) = ("typos-cli", "typos");
 
 fn cargo() -> Command {
     let mut cmd = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -55,6 +57,7 @@ pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
     })?;
     steps.step("claims", || crate::claims::check(&workspace()))?;
     steps.step("links", || crate::links::check(&workspace()))?;
+    steps.step("typos", || typos(cache))?;
     steps.step("recorded results", || crate::results::check(&workspace()))?;
     steps.step("cargo-deny", || deny(cache))
 }
@@ -69,7 +72,7 @@ pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
 }
 
 fn deny(cache: &Cache) -> Result<bool> {
-    let tool = deny_tool(cache)?;
+    let tool = tool(cache, DENY)?;
     let mut cmd = tied(&tool);
     cmd.current_dir(workspace()).args([
         "--workspace",
@@ -101,31 +104,34 @@ fn deny(cache: &Cache) -> Result<bool> {
     logged(cache, "cargo-deny", &mut cmd)
 }
 
-/// cargo-deny of the machine, or one of our own. A debug build: it runs for a second and compiles
-/// in a third of the time.
-fn deny_tool(cache: &Cache) -> Result<PathBuf> {
+/// Words that are misspelt, in whatever git keeps; `_typos.toml` has those that are not.
+fn typos(cache: &Cache) -> Result<bool> {
+    let mut cmd = tied(tool(cache, TYPOS)?);
+    cmd.current_dir(workspace()).args(["--format", "brief"]);
+    logged(cache, "typos", &mut cmd)
+}
+
+/// A program of crates.io: the machine's, or one of our own. A debug build: it runs for seconds and
+/// compiles in a third of the time.
+fn tool(cache: &Cache, (package, program): (&str, &str)) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
-    let own = cache.dir().join("tools/bin").join(DENY);
-    let known =
-        path.split(':').map(|d| Path::new(d).join(DENY)).chain([own.clone()]).find(|p| p.exists());
-    if let Some(found) = known {
+    let own = cache.dir().join("tools/bin").join(program);
+    let mut known = path.split(':').map(|d| Path::new(d).join(program)).chain([own.clone()]);
+    if let Some(found) = known.find(|p| p.exists()) {
         return Ok(found);
     }
-    let _lock = cache.lock("cargo-deny")?;
+    let _lock = cache.lock(package)?;
     if !own.exists() {
-        eprintln!("    this machine lacks cargo-deny: building it once");
+        eprintln!("    this machine lacks {program}: building it once");
+        let target = cache.dir().join(format!("tmp/{package}-target"));
         let mut cmd = cargo();
         cmd.current_dir(cache.dir())
-            .args(["install", "--locked", "--debug", "cargo-deny", "--root"])
+            .args(["install", "--locked", "--debug", package, "--root"])
             .arg(cache.dir().join("tools"));
-        cmd.env("CARGO_TARGET_DIR", cache.dir().join("tmp/cargo-deny-target"));
-        run_logged(
-            &mut cmd,
-            "cargo install cargo-deny",
-            &cache.log("cargo-deny-install"),
-            CARGO_WAIT,
-        )?;
-        let _ = std::fs::remove_dir_all(cache.dir().join("tmp/cargo-deny-target"));
+        cmd.env("CARGO_TARGET_DIR", &target);
+        let log = cache.log(&format!("{package}-install"));
+        run_logged(&mut cmd, &format!("cargo install {package}"), &log, CARGO_WAIT)?;
+        let _ = std::fs::remove_dir_all(target);
     }
     Ok(own)
 }

@@ -108,7 +108,7 @@ enum Chore {
         #[arg(long, default_value_t = 60, value_name = "N")]
         seconds: u64,
     },
-    /// rustfmt, clippy, cargo doc, claims, links and cargo-deny
+    /// rustfmt, clippy, cargo doc, claims, links, typos and cargo-deny
     Lint,
     /// Write manifests/crds and docs/API.md anew from controller/api
     Crds,

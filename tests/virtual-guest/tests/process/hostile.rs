@@ -253,16 +253,16 @@ fn a_socket_that_two_have_is_one_session() {
     let mut bystander = Bystander::of(&scene);
     let guest = Guest::of_process(scene.blue_socket()).unwrap();
     let ctx = guest.open().unwrap();
-    let childs = guest.process().socket().try_clone_to_owned().unwrap();
+    let inherited = guest.process().socket().try_clone_to_owned().unwrap();
     drop(ctx);
     drop(guest);
     // Whoever has it goes on.
     let header = Put::new().u16(cmd::PD_CREATE).zero(2).u32(0).u64(0).done(16);
     let given = Put::new().u64(0).u32(0).u32(0).done(16);
     let create = request(op::COMMAND, &[given, header].concat());
-    assert_eq!(process::ask(&childs, &create, &[]).unwrap().0, err::OK);
-    rustix::net::shutdown(&childs, rustix::net::Shutdown::Both).unwrap();
-    assert!(process::ask(&childs, &create, &[]).is_err());
+    assert_eq!(process::ask(&inherited, &create, &[]).unwrap().0, err::OK);
+    rustix::net::shutdown(&inherited, rustix::net::Shutdown::Both).unwrap();
+    assert!(process::ask(&inherited, &create, &[]).is_err());
     bystander.works();
     drop(bystander);
     scene.awaits_nothing("blue");
