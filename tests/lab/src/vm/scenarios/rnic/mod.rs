@@ -11,7 +11,7 @@
 //! | `rdma_cm` | `ucmatose` on plain rxe plays with a virtual guest by rdma_cm, each as server and as client |
 //! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
 //!
-//! Where rdma_rxe does otherwise than IBTA and our engine, [`known::KNOWN`] names the test, and the
+//! Where rdma_rxe does otherwise than IBTA and our engine, `known::KNOWN` names the test, and the
 //! file and function of rxe that decides it.
 
 mod cm;
