@@ -104,6 +104,23 @@ fn every_container_has_a_memory_limit_and_what_it_needs_no_right_for_it_has_not(
 }
 
 #[test]
+fn each_part_on_the_pod_network_is_reached_at_its_port_only() {
+    assert!(text("kustomization.yaml").contains("  - network-policy.yaml\n"));
+    let policies = text("network-policy.yaml");
+    for (name, file) in [("daemon", "daemon.yaml"), ("agent", "agent.yaml")] {
+        let labels = format!("matchLabels: {{ app.kubernetes.io/name: vhost-rdma-{name} }}");
+        let policy = policies.split("\n---\n").find(|policy| policy.contains(&labels)).unwrap();
+        let (_, port) = policy.split_once("port: ").unwrap();
+        let port = port.split_whitespace().next().unwrap();
+        assert_eq!(policy.matches("port: ").count(), 1, "{policy}");
+        assert!(text(file).contains(&format!("containerPort: {port} }}")), "{name}: {port}");
+        // What it speaks to nobody is said; an agent speaks to the API server and the controller.
+        assert_eq!(policy.contains("Egress"), name == "daemon", "{policy}");
+        assert!(text(file).contains(&labels), "{name}");
+    }
+}
+
+#[test]
 fn the_image_has_what_its_programs_load_when_they_run() {
     let file = text("Containerfile");
     let (_, image) = file.rsplit_once("\nFROM ").unwrap();

@@ -30,7 +30,7 @@ const ACCOUNT: &str = "--as=system:serviceaccount:vhost-rdma:vhost-rdma-agent";
 const DAEMON: &str = "vhost-rdma-daemon";
 const AGENT: &str = "vhost-rdma-agent";
 const CNI: &str = "vhost-rdma-cni";
-const IMAGE: &str = "localhost/vhost-rdma-node";
+pub(crate) const IMAGE: &str = "localhost/vhost-rdma-node";
 /// Where the administrator has the files, and the overlay for pools of kind process over them.
 const DIR: &str = "/lab/node";
 const OVERLAY: &str = "/lab/node-process";
@@ -119,6 +119,7 @@ fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static s
     for (from, name) in [
         (bench.node.path("/usr/bin").join(ours::DAEMON), ours::DAEMON),
         (bench.node.path("/usr/bin").join(ours::AGENT), ours::AGENT),
+        (bench.node.path("/usr/bin").join(ours::CONTROLLER), ours::CONTROLLER),
         (plugin, "vhost-rdma-cni"),
     ] {
         let mut bytes = fs::read(&from).with_context(|| from.display().to_string())?;
@@ -131,7 +132,7 @@ fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static s
 }
 
 /// Makes an image after `Containerfile` and puts it into the node's containerd.
-fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
+pub(crate) fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
     let mut image = Image::on_root(&parts::image_root(bench.cache)?)
         .entry(&["/usr/local/bin/vhost-rdma-agent"])
         .file(&workspace().join("manifests/node/install-cni"), "usr/local/bin/install-cni");
@@ -205,7 +206,7 @@ fn all_of(release: &str) -> [(&str, &str); 3] {
 }
 
 /// What a person would look at.
-fn tell(bench: &Bench<'_>) -> String {
+pub(crate) fn tell(bench: &Bench<'_>) -> String {
     let one = |args: &[&str]| bench.pods.kubectl.run(args).unwrap_or_else(|e| format!("{e:#}"));
     let mut all = one(&["get", "pods,events", "-n", NAMESPACE, "-o", "wide"]);
     for container in ["cni-binary", "daemon", "agent", "cni-config", "undo"] {
@@ -235,7 +236,7 @@ pub(crate) fn checked(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// The kustomizations of `manifests`, by their directories.
-fn kustomizations() -> Result<Vec<String>> {
+pub(crate) fn kustomizations() -> Result<Vec<String>> {
     let root = workspace().join("manifests");
     let mut found = Vec::new();
     let mut dirs = vec![root.clone()];
@@ -294,7 +295,7 @@ fn rnic_checked(bench: &Bench<'_>) -> Result<()> {
 }
 
 /// The node as it was before anything of ours came.
-fn clear(bench: &mut Bench<'_>) -> Result<()> {
+pub(crate) fn clear(bench: &mut Bench<'_>) -> Result<()> {
     let pair: Vec<String> = bench.pair.drain(..).map(|p| p.name).collect();
     let names: Vec<&str> = pair.iter().map(String::as_str).collect();
     if !names.is_empty() {
@@ -309,7 +310,7 @@ fn clear(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// What docs/KUBERNETES.md §5 removes by hand.
-const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent /usr/lib/vhost-rdma";
+pub(crate) const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent /usr/lib/vhost-rdma";
 
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, RELEASES[0])?;

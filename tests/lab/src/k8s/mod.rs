@@ -5,7 +5,7 @@
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
 //! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
 //! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `trust`, `channel`,
-//! `tutorial`, `vms` and `manifests` the rows; `scale` is a cluster without pods, which is large;
+//! `tutorial`, `vms`, `manifests` and `whole` the rows; `scale` is a cluster without pods, which is large;
 //! `definitions` is an API server that is newer, for our kinds alone.
 
 mod attach;
@@ -29,6 +29,7 @@ pub mod test;
 pub(crate) mod trust;
 mod tutorial;
 mod vms;
+mod whole;
 
 use std::time::Instant;
 

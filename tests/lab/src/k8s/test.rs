@@ -16,7 +16,7 @@ use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
 use crate::k8s::{
     attach, channel, cluster, definitions, huge, manifests, ours, plane, processes, restarts,
-    scale, trust, tutorial, vms,
+    scale, trust, tutorial, vms, whole,
 };
 use crate::rows::{self, Row};
 
@@ -112,6 +112,7 @@ const STEPS: &[(When, &str, Step)] = &[
     (Full, "manifests: installed, NICs, rights", manifests::installed),
     (Full, "manifests: upgraded", manifests::upgraded),
     (Full, "manifests: uninstalled", manifests::uninstalled),
+    (Full, "manifests: cluster-rnic whole, its pods run", whole::applied),
 ];
 
 impl Args {
