@@ -10,6 +10,8 @@
 //! | descriptors that it was given | read, write, poll, epoll, eventfd, asynchronous I/O, messages |
 //! | time, random numbers | all |
 //!
+//! docs/SANDBOX.md has each of them, and what was tried.
+//!
 //! Not on it: `open`, `socket`, `connect`, `execve`, `fork`, `ptrace`, `kill`, `io_uring`, `bpf`,
 //! `mount`, `unshare`, keys, and whatever the kernel gets next.
 
@@ -23,83 +25,113 @@ use seccompiler::{
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
+/// A call's number, and its name in the C library's header.
+type Call = (i64, &'static str);
+
+macro_rules! calls {
+    ($($name:ident),* $(,)?) => { &[$((libc::$name, stringify!($name))),*] };
+}
+
 /// Whatever their arguments.
-const PLAIN: &[i64] = &[
+const PLAIN: &[Call] = calls![
     // Memory.
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    libc::SYS_membarrier,
-    libc::SYS_memfd_create,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
+    SYS_munmap,
+    SYS_mremap,
+    SYS_madvise,
+    SYS_brk,
+    SYS_membarrier,
+    SYS_memfd_create,
+    SYS_ftruncate,
+    SYS_fallocate,
     // Threads.
-    libc::SYS_futex,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_getrusage,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_restart_syscall,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
+    SYS_futex,
+    SYS_set_robust_list,
+    SYS_rseq,
+    SYS_sched_yield,
+    SYS_sched_getaffinity,
+    SYS_gettid,
+    SYS_getpid,
+    SYS_getrusage,
+    SYS_exit,
+    SYS_exit_group,
+    SYS_restart_syscall,
+    SYS_rt_sigaction,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigreturn,
+    SYS_sigaltstack,
     // Descriptors.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_preadv2,
-    libc::SYS_lseek,
-    libc::SYS_close,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_fcntl,
-    libc::SYS_dup,
-    libc::SYS_dup3,
+    SYS_read,
+    SYS_write,
+    SYS_readv,
+    SYS_writev,
+    SYS_pread64,
+    SYS_preadv2,
+    SYS_lseek,
+    SYS_close,
+    SYS_fstat,
+    SYS_fstatfs,
+    SYS_newfstatat,
+    SYS_statx,
+    SYS_dup,
+    SYS_dup3,
     // What a descriptor is: /proc/self/fd. It opens nothing.
-    libc::SYS_readlinkat,
-    libc::SYS_eventfd2,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
-    libc::SYS_io_getevents,
-    libc::SYS_io_destroy,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_shutdown,
-    libc::SYS_getsockopt,
+    SYS_readlinkat,
+    SYS_eventfd2,
+    SYS_epoll_create1,
+    SYS_epoll_ctl,
+    SYS_epoll_pwait,
+    SYS_epoll_pwait2,
+    SYS_ppoll,
+    SYS_io_setup,
+    SYS_io_submit,
+    SYS_io_getevents,
+    SYS_io_destroy,
+    SYS_sendmsg,
+    SYS_recvmsg,
+    SYS_recvfrom,
+    SYS_shutdown,
+    SYS_getsockopt,
     // Time, chance.
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    libc::SYS_getrandom,
+    SYS_clock_gettime,
+    SYS_clock_nanosleep,
+    SYS_nanosleep,
+    SYS_gettimeofday,
+    SYS_getrandom,
     // Answered before this list is asked (`not_there`).
-    libc::SYS_clone3,
+    SYS_clone3,
 ];
 
 /// Calls that newer machines do without.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[i64] =
-    &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_readlink, libc::SYS_stat, libc::SYS_lstat];
+const OLD: &[Call] = calls![SYS_poll, SYS_epoll_wait, SYS_readlink, SYS_stat, SYS_lstat];
 #[cfg(not(target_arch = "x86_64"))]
-const OLD: &[i64] = &[];
+const OLD: &[Call] = &[];
+
+/// What may be done to a descriptor: `F_SETOWN` and `F_SETSIG` are not, by which the kernel would
+/// send any signal to any process of this user.
+const FCNTL: [libc::c_int; 7] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
+];
+
+/// Kinds of pairs: one of datagrams would reach every datagram socket that has a path.
+const PAIRS: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
+/// The kind, without its flags.
+const KIND: u64 = 0xf;
+
+/// What a thread is never made with.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
 
 /// Allows a call whose arguments are as said: of each its index, the bits that count, and their
 /// value.
@@ -118,14 +150,15 @@ fn where_bits(
 }
 
 fn rules() -> Result<Rules, seccompiler::BackendError> {
-    let mut rules: Rules = PLAIN.iter().chain(OLD).map(|call| (*call, Vec::new())).collect();
+    let mut rules: Rules = PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
     let word = u64::from(u32::MAX);
     let exec = libc::PROT_EXEC as u64;
     where_bits(&mut rules, libc::SYS_mmap, &[(2, exec, 0)])?;
     where_bits(&mut rules, libc::SYS_mprotect, &[(2, exec, 0)])?;
     // A thread of this process: no other process, no namespace.
     let thread = libc::CLONE_THREAD as u64;
-    where_bits(&mut rules, libc::SYS_clone, &[(0, thread, thread)])?;
+    let looked_at = thread | u64::from(NAMESPACES.cast_unsigned());
+    where_bits(&mut rules, libc::SYS_clone, &[(0, looked_at, thread)])?;
     // The name of a thread; nothing else of prctl(2).
     where_bits(&mut rules, libc::SYS_prctl, &[(0, word, libc::PR_SET_NAME as u64)])?;
     // Its own limits, to be read: the new ones are at no address.
@@ -134,8 +167,40 @@ fn rules() -> Result<Rules, seccompiler::BackendError> {
     let own = u64::from(std::process::id());
     where_bits(&mut rules, libc::SYS_tgkill, &[(0, word, own)])?;
     // A pair is connected to nobody else.
-    where_bits(&mut rules, libc::SYS_socketpair, &[(0, word, libc::AF_UNIX as u64)])?;
+    for kind in PAIRS {
+        let kind = u64::from(kind.cast_unsigned());
+        let arguments = [(0, word, libc::AF_UNIX as u64), (1, KIND, kind)];
+        where_bits(&mut rules, libc::SYS_socketpair, &arguments)?;
+    }
+    // To whoever the socket is connected to: no address.
+    where_bits(&mut rules, libc::SYS_sendto, &[(4, u64::MAX, 0)])?;
+    for command in FCNTL {
+        let command = u64::from(command.cast_unsigned());
+        where_bits(&mut rules, libc::SYS_fcntl, &[(1, word, command)])?;
+    }
     Ok(rules)
+}
+
+/// The names of all that may be called, with whatever arguments: what the filter has rules for.
+#[cfg(test)]
+pub(super) fn names() -> std::collections::BTreeSet<&'static str> {
+    const LOOKED_AT: &[Call] = calls![
+        SYS_mmap,
+        SYS_mprotect,
+        SYS_clone,
+        SYS_prctl,
+        SYS_prlimit64,
+        SYS_tgkill,
+        SYS_socketpair,
+        SYS_sendto,
+        SYS_fcntl,
+    ];
+    let known = || PLAIN.iter().chain(OLD).chain(LOOKED_AT);
+    let ours = rules().expect("rules");
+    let name =
+        |number: &i64| known().find(|(known, _)| known == number).expect("every rule has a name").1;
+    let names = ours.keys().map(|number| name(number).trim_start_matches("SYS_"));
+    names.filter(|name| *name != "clone3").collect()
 }
 
 fn program(

@@ -1,15 +1,19 @@
 //! Each class of what a sandbox denies is tried from within. Every case is a process of its own:
 //! what was given away does not come back.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::{close_in, seal};
 
+/// <asm-generic/fcntl.h>
+const F_SETSIG: i64 = 10;
 const CASE: &str = "VHOST_RDMA_TEST_SANDBOX";
 /// Where a case finds a file and a socket of somebody else's.
 const PLACE: &str = "VHOST_RDMA_TEST_PLACE";
@@ -48,6 +52,7 @@ fn attempt(case: &str) {
         return;
     }
     let listener = UnixListener::bind(place.join("own")).unwrap();
+    let datagram = UnixDatagram::unbound().unwrap();
     let sealed = seal().unwrap();
     assert!(sealed.seccomp, "this host has seccomp: {sealed}");
     match case {
@@ -61,11 +66,30 @@ fn attempt(case: &str) {
         "connect by TCP" => refused(TcpStream::connect("127.0.0.1:9")),
         "connect to a unix socket" => refused(UnixStream::connect(place.join("socket"))),
         "listen on a unix socket" => refused(UnixListener::bind(place.join("another"))),
+        "make another kind of socket" => {
+            for domain in [libc::AF_UNIX, libc::AF_INET, libc::AF_NETLINK, libc::AF_PACKET] {
+                let kind = i64::from(libc::SOCK_DGRAM);
+                refused(call(libc::SYS_socket, [domain.into(), kind, 0, 0]));
+            }
+        }
+        "send a datagram to somebody" => {
+            // Landlock has no say about a socket's path before ABI 9.
+            let sent = UnixDatagram::pair();
+            refused(sent.and_then(|(near, _far)| near.send_to(b"x", place.join("datagram"))));
+            refused(datagram.send_to(b"x", place.join("datagram")));
+        }
+        "signal its supervisor by a descriptor" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            let own = i64::from(listener.as_raw_fd());
+            refused(call(libc::SYS_fcntl, [own, libc::F_SETOWN.into(), parent, 0]));
+            refused(call(libc::SYS_fcntl, [own, F_SETSIG, libc::SIGKILL.into(), 0]));
+        }
         "accept" => refused(listener.accept()),
         "run a program" => refused(Command::new("/bin/true").spawn()),
         "fork" => refused(call(libc::SYS_clone, [i64::from(libc::SIGCHLD), 0, 0, 0])),
         "a namespace" => {
             refused(call(libc::SYS_unshare, [i64::from(libc::CLONE_NEWUSER), 0, 0, 0]));
+            refused(call(libc::SYS_setns, [i64::from(listener.as_raw_fd()), 0, 0, 0]));
         }
         "signal its supervisor" => {
             let parent = i64::from(std::os::unix::process::parent_id());
@@ -89,6 +113,30 @@ fn attempt(case: &str) {
         "userfaultfd" => refused(call(libc::SYS_userfaultfd, [0, 0, 0, 0])),
         "mount" => refused(call(libc::SYS_mount, [0, 0, 0, 0])),
         "keys" => refused(call(libc::SYS_keyctl, [0, 0, 0, 0])),
+        "watch" => {
+            refused(call(libc::SYS_perf_event_open, [0, 0, -1, -1]));
+            refused(call(libc::SYS_inotify_init1, [0, 0, 0, 0]));
+            refused(call(libc::SYS_fanotify_init, [0, 0, 0, 0]));
+        }
+        "other processes by a descriptor" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            refused(call(libc::SYS_pidfd_open, [parent, 0, 0, 0]));
+            refused(call(libc::SYS_pidfd_getfd, [0, 0, 0, 0]));
+            refused(call(libc::SYS_pidfd_send_signal, [0, 0, 0, 0]));
+        }
+        "write another's memory" => {
+            let parent = i64::from(std::os::unix::process::parent_id());
+            refused(call(libc::SYS_process_vm_writev, [parent, 0, 0, 0]));
+        }
+        "load a module" => {
+            refused(call(libc::SYS_finit_module, [0, 0, 0, 0]));
+            refused(call(libc::SYS_kexec_load, [0, 0, 0, 0]));
+        }
+        "control a device" => refused(call(libc::SYS_ioctl, [0, 0x5412, 0, 0])),
+        "memory shared by name" => {
+            refused(call(libc::SYS_shmget, [0, 4096, 0o1600, 0]));
+            refused(call(libc::SYS_msgget, [0, 0o1600, 0, 0]));
+        }
         "set the time" => refused(call(libc::SYS_clock_settime, [0, 0, 0, 0])),
         "change its limits" => {
             let limits = libc::rlimit { rlim_cur: 8, rlim_max: 8 };
@@ -104,14 +152,25 @@ fn attempt(case: &str) {
                 std::thread::Builder::new().name("x".to_owned()).spawn(|| vec![1u8; 1 << 20].len());
             assert_eq!(thread.unwrap().join().unwrap(), 1 << 20);
             let (a, b) = UnixStream::pair().unwrap();
-            drop((a, b));
+            io::Write::write_all(&mut &a, b"x").unwrap();
+            let again = b.try_clone().unwrap();
+            assert_eq!(io::Read::read(&mut &again, &mut [0; 1]).unwrap(), 1);
         }
         other => panic!("there is no case {other:?}"),
     }
 }
 
-const CASES: [&str; 28] = [
+const CASES: [&str; 37] = [
     "capabilities",
+    "make another kind of socket",
+    "send a datagram to somebody",
+    "signal its supervisor by a descriptor",
+    "watch",
+    "other processes by a descriptor",
+    "write another's memory",
+    "load a module",
+    "control a device",
+    "memory shared by name",
     "read a file",
     "write a file",
     "list a directory",
@@ -154,6 +213,7 @@ fn what_is_denied_is_refused_and_the_rest_goes_on() {
     for case in CASES {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("file")).unwrap();
+        let _reader = UnixDatagram::bind(dir.path().join("datagram")).unwrap();
         let _somebody = UnixListener::bind(dir.path().join("socket")).unwrap();
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sandbox::tests::within", "--ignored", "--nocapture"])
@@ -165,4 +225,27 @@ fn what_is_denied_is_refused_and_the_rest_goes_on() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(77), "{case}: {said}");
     }
+}
+
+/// What is in quotation marks at the beginning of a table's rows.
+fn named(text: &str, mark: char) -> BTreeSet<&str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_prefix(mark)?.split(mark).next())
+        .collect()
+}
+
+#[test]
+fn the_table_of_calls_is_the_list() {
+    const TEXT: &str = include_str!("../../../docs/SANDBOX.md");
+    let (calls, tried) = TEXT.split_once("## What is tried").unwrap();
+    let (_, calls) = calls.split_once("## System calls that are allowed").unwrap();
+    let told = named(calls, '`');
+    let all = super::calls::names();
+    // The table is that of x86-64, which has all of them.
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(told, all);
+    }
+    let told: BTreeSet<&str> = named(tried, '"');
+    let tried = CASES.into_iter().filter(|case| *case != "go on working").collect();
+    assert_eq!(told, tried);
 }
