@@ -108,7 +108,7 @@ enum Chore {
         #[arg(long, default_value_t = 60, value_name = "N")]
         seconds: u64,
     },
-    /// rustfmt, clippy, cargo doc, claims, links, typos and cargo-deny
+    /// rustfmt, clippy, cargo doc, claims, links, results, cargo-deny and typos
     Lint,
     /// Write manifests/crds and docs/API.md anew from controller/api
     Crds,
@@ -158,7 +158,9 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),
         Chore::Lint => {
             let mut steps = Steps::default();
-            chores::lint(&Cache::open()?, &mut steps)?;
+            let cache = Cache::open()?;
+            chores::lint(&cache, &mut steps)?;
+            steps.step("typos", || chores::typos(&cache))?;
             steps.finish(None)
         }
         Chore::Crds => chores::crds(),

@@ -70,6 +70,7 @@ impl Args {
             })?;
         }
         if self.full {
+            steps.step("typos", || chores::typos(cache))?;
             steps.step("two containers with RDMA devices", || {
                 process::ContainersArgs::default().run(cache)
             })?;
