@@ -102,7 +102,7 @@ enum Chore {
     /// runs the same targets for a bounded time
     Fuzz {
         /// What to fuzz
-        #[arg(value_parser = ["chains", "commands", "rings"])]
+        #[arg(value_parser = ["chains", "commands", "rings", "saved"])]
         target: String,
         /// How long
         #[arg(long, default_value_t = 60, value_name = "N")]

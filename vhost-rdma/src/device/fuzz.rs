@@ -1,12 +1,14 @@
-//! Fuzz targets: descriptor chains, control commands and work queue rings, from bytes.
+//! Fuzz targets: descriptor chains, control commands, work queue rings and saved state, from bytes.
 //!
 //! Each target takes a string of bytes as a guest's doing, step by step, and drives the code that
-//! ships: `chain`, `ctrl` with a real shard, the engine on rings in memory. There is nothing to
-//! compare with: what must not happen is a panic (indices, arithmetic, in a build that checks
+//! ships: `chain`, `ctrl` with a real shard, the engine on rings in memory, and what reads a NIC
+//! that another process saved (`saved`). There is nothing to compare with: what must not happen is a panic (indices, arithmetic, in a build that checks
 //! them), an endless loop, or a chain that is written beyond its room. The targets run for a
 //! bounded time in `cargo test`, with strings that are made at random and those of `corpus/`;
 //! `cargo xtask fuzz` runs them for as long as one likes, and libFuzzer takes them by
 //! `vhost-rdma/fuzz`, guided by coverage.
+
+mod saved;
 
 use std::cell::RefCell;
 
@@ -28,7 +30,8 @@ use crate::memory::{AddressSpace, PageList, Ring};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 3] = [("chains", chains), ("commands", commands), ("rings", rings)];
+pub const TARGETS: [Target; 4] =
+    [("chains", chains), ("commands", commands), ("rings", rings), ("saved", saved::saved)];
 
 /// Bytes of guest memory.
 const RAM: u64 = 1 << 20;
@@ -163,30 +166,36 @@ impl Executor for Machine {
     }
 }
 
+/// A shard with a NIC that nobody has begun to use.
+fn shard(layout: &QueueLayout) -> (Shard, NicId) {
+    let limits = Limits {
+        max_contexts: 8,
+        max_pds: 8,
+        max_mrs: 64,
+        max_mr_bytes: 1 << 40,
+        max_cqs: 32,
+        max_srqs: 8,
+        max_qps: 32,
+        max_ahs: 32,
+    };
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2; 6],
+        gids: Vec::new(),
+        comp_vectors: layout.comp_vectors().into(),
+        kick_queues: layout.kick_queues().into(),
+        limits,
+    };
+    let mut shard = Shard::new(Box::new(Counting(0x200)));
+    let nic = shard.add_nic(settings, Box::new(NoPort));
+    (shard, nic)
+}
+
 impl Machine {
     /// With a driver that has begun, an address, a process and a domain.
     fn new() -> Option<Self> {
         let layout = QueueLayout::new(4, 2)?;
-        let limits = Limits {
-            max_contexts: 8,
-            max_pds: 8,
-            max_mrs: 64,
-            max_mr_bytes: 1 << 40,
-            max_cqs: 32,
-            max_srqs: 8,
-            max_qps: 32,
-            max_ahs: 32,
-        };
-        let settings = NicSettings {
-            vni: 1,
-            mac: [2; 6],
-            gids: Vec::new(),
-            comp_vectors: layout.comp_vectors().into(),
-            kick_queues: layout.kick_queues().into(),
-            limits,
-        };
-        let mut shard = Shard::new(Box::new(Counting(0x200)));
-        let nic = shard.add_nic(settings, Box::new(NoPort));
+        let (shard, nic) = shard(&layout);
         let space = AddressSpace::anonymous(&[(0, usize::try_from(RAM).ok()?)]).ok()?;
         let all = PageList { addr: 0, npages: 256, offset: 0, page_shift: 12, levels: 0 };
         let ram = Ring::new(all.resolve(&space, RAM).ok()?.into());
@@ -398,15 +407,43 @@ fn start(machine: &mut Machine, qpn: u32, kind: u32) {
     modify(machine, qpn, attr);
 }
 
-/// Two QPs of each kind with rings of 16 entries, one CQ, and two regions whose keys have been
-/// said.
-fn connect(machine: &mut Machine, rings: u64) -> Option<Vec<u32>> {
-    let list = |addr: u64, npages: u32| abi::PageList {
+/// Pages that follow each other.
+fn list(addr: u64, npages: u32) -> abi::PageList {
+    abi::PageList {
         addr: U64::new(addr),
         npages: U32::new(npages),
         page_shift: 12,
         ..Default::default()
+    }
+}
+
+/// A QP with rings of 16 entries, a page each, which is connected with itself.
+fn queue_pair(machine: &mut Machine, kind: u32, (cqn, srqn): (u32, u32), at: u64) -> u32 {
+    let mut req = abi::QpCreateReq {
+        r#type: U32::new(kind),
+        send_cqn: U32::new(cqn),
+        recv_cqn: U32::new(cqn),
+        srqn: U32::new(srqn),
+        sq_entries: U32::new(16),
+        max_send_wr: U32::new(16),
+        max_send_sge: U16::new(4),
+        max_inline: U16::new(64),
+        sq_log2_stride: 7,
+        sq: list(at, 1),
+        ..Default::default()
     };
+    if srqn == abi::NO_SRQ {
+        (req.rq_entries, req.max_recv_wr) = (U32::new(16), U32::new(16));
+        (req.max_recv_sge, req.rq_log2_stride) = (U16::new(4), 7);
+        req.rq = list(at + 0x1000, 1);
+    }
+    let qpn = machine.request(cmd::QP_CREATE, 1, &req);
+    start(machine, qpn, kind);
+    qpn
+}
+
+/// Two QPs of each kind, one CQ, and two regions whose keys have been said.
+fn connect(machine: &mut Machine, rings: u64) -> Option<Vec<u32>> {
     let cq = abi::CqCreateReq {
         entries: U32::new(64),
         ring: list(rings + 0xe000, 2),
@@ -416,27 +453,7 @@ fn connect(machine: &mut Machine, rings: u64) -> Option<Vec<u32>> {
     let mut qpns = Vec::new();
     for (n, kind) in [qpt::RC, qpt::RC, qpt::UC, qpt::UD].into_iter().enumerate() {
         let at = rings + n as u64 * 0x2000;
-        let req = abi::QpCreateReq {
-            r#type: U32::new(kind),
-            send_cqn: U32::new(cqn),
-            recv_cqn: U32::new(cqn),
-            srqn: U32::new(abi::NO_SRQ),
-            sq_entries: U32::new(16),
-            rq_entries: U32::new(16),
-            max_send_wr: U32::new(16),
-            max_recv_wr: U32::new(16),
-            max_send_sge: U16::new(4),
-            max_recv_sge: U16::new(4),
-            max_inline: U16::new(64),
-            sq_log2_stride: 7,
-            rq_log2_stride: 7,
-            sq: list(at, 1),
-            rq: list(at + 0x1000, 1),
-            ..Default::default()
-        };
-        let qpn = machine.request(cmd::QP_CREATE, 1, &req);
-        start(machine, qpn, kind);
-        qpns.push(qpn);
+        qpns.push(queue_pair(machine, kind, (cqn, abi::NO_SRQ), at));
     }
     for page in [0x80u64, 0x90] {
         let req = abi::MrRegReq {
@@ -452,143 +469,4 @@ fn connect(machine: &mut Machine, rings: u64) -> Option<Vec<u32>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::panic::catch_unwind;
-    use std::path::Path;
-    use std::time::{Duration, Instant};
-
-    use rand::rngs::StdRng;
-    use rand::{Rng, SeedableRng};
-
-    use super::*;
-
-    /// Seconds that each target runs, if `VHOST_RDMA_FUZZ_SECONDS` does not say otherwise.
-    const SECONDS: u64 = 10;
-    /// A string that takes longer than this has found an endless loop.
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn corpus(name: &str) -> Vec<Vec<u8>> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
-        let files = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        let read = |file: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read(file.expect("a file").path()).expect("readable")
-        };
-        let strings: Vec<_> = files.map(read).collect();
-        assert!(!strings.is_empty(), "{} is empty", dir.display());
-        strings
-    }
-
-    fn run(name: &str, target: fn(&[u8]), doing: &[u8]) {
-        let begin = Instant::now();
-        if catch_unwind(|| target(doing)).is_err() {
-            let path = std::env::temp_dir().join(format!("vhost-rdma-fuzz-{name}"));
-            std::fs::write(&path, doing).expect("room");
-            panic!(
-                "{name} panics; the string is in {}; put it to fuzz/corpus/{name} when it is mended",
-                path.display()
-            );
-        }
-        assert!(begin.elapsed() < LONG, "{name} took {:?}", begin.elapsed());
-    }
-
-    /// Changes a string as a guest would: other bytes, other lengths, pieces twice.
-    fn change(doing: &mut Vec<u8>, random: &mut StdRng) {
-        for _ in 0..random.random_range(1..8) {
-            let len = doing.len();
-            let at = random.random_range(0..=len);
-            match random.random_range(0..5) {
-                0 => doing.truncate(at.max(8)),
-                1 => {
-                    let more = (0..random.random_range(1..64)).map(|_| random.random::<u8>());
-                    doing.splice(at..at, more.collect::<Vec<_>>());
-                }
-                2 if len > 0 => {
-                    let from = random.random_range(0..len);
-                    let piece = doing[from..(from + 32).min(len)].to_vec();
-                    doing.splice(at..at, piece);
-                }
-                _ if len > 0 => doing[at % len] = random.random(),
-                _ => doing.push(random.random()),
-            }
-        }
-        doing.truncate(4096);
-    }
-
-    fn bounded(index: usize) {
-        let (name, target) = TARGETS[index];
-        let mut strings = corpus(name);
-        strings.iter().for_each(|doing| run(name, target, doing));
-        let seconds = std::env::var("VHOST_RDMA_FUZZ_SECONDS").ok();
-        let seconds = seconds.map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
-        let seed: u64 = std::env::var("VHOST_RDMA_FUZZ_SEED").map_or_else(
-            |_| StdRng::from_os_rng().random(),
-            |text| text.parse().expect("a number"),
-        );
-        println!("{name}: VHOST_RDMA_FUZZ_SEED={seed}");
-        let mut random = StdRng::seed_from_u64(seed);
-        let begin = Instant::now();
-        let mut count = 0u64;
-        while begin.elapsed() < Duration::from_secs(seconds) {
-            let mut doing = match random.random_range(0..4) {
-                0 => (0..random.random_range(0..2048)).map(|_| random.random()).collect(),
-                _ => strings[random.random_range(0..strings.len())].clone(),
-            };
-            change(&mut doing, &mut random);
-            run(name, target, &doing);
-            // Strings that grew out of others go on growing.
-            let keep = random.random_range(0..256);
-            if strings.len() < 256 && keep < 8 {
-                strings.push(doing);
-            } else if keep == 0 {
-                let at = random.random_range(0..strings.len());
-                strings[at] = doing;
-            }
-            count += 1;
-        }
-        println!("{name}: {count} strings");
-        assert!(count > 0, "{name} ran nothing");
-    }
-
-    #[test]
-    fn chains_in_bounded_time() {
-        bounded(0);
-    }
-
-    #[test]
-    fn commands_in_bounded_time() {
-        bounded(1);
-    }
-
-    #[test]
-    fn rings_in_bounded_time() {
-        bounded(2);
-    }
-
-    /// The set-up is worth something: work that makes sense is executed.
-    #[test]
-    fn the_rings_are_connected() {
-        let mut machine = Machine::new().unwrap();
-        let qpns = connect(&mut machine, 0x10000).unwrap();
-        assert_eq!(qpns.len(), 4);
-        let key = machine.said[(machine.answers - 1) % 16];
-        let wqe = abi::SqWqe {
-            wr_id: U64::new(7),
-            opcode: abi::opcode::RDMA_WRITE,
-            flags: abi::send_flags::SIGNALED,
-            num_sge: U16::new(1),
-            remote_addr: U64::new(0x9_0000),
-            rkey: U32::new(key),
-            ..Default::default()
-        };
-        machine.ram.write(0x10000, wqe.as_bytes());
-        let sge = abi::Sge { addr: U64::new(0x9_0100), length: U32::new(64), lkey: U32::new(key) };
-        machine.ram.write(0x10000 + 48, sge.as_bytes());
-        machine.ram.write(0x9_0100, &[5; 64]);
-        machine.ram.store_u32(DOORBELLS + db::INDEX as u64, 1);
-        machine.ram.store_u8(DOORBELLS + db::SUMMARY as u64, 1);
-        machine.poll(0);
-        let mut moved = [0; 64];
-        machine.ram.read(0x9_0000, &mut moved);
-        assert_eq!(moved, [5; 64]);
-    }
-}
+mod tests;

@@ -35,7 +35,7 @@ use crate::nic::qp::{Attrs, Kind, SavedSends, SendQueue, State, Wait};
 use crate::nic::quota::{Kept, Kind as Place};
 use crate::nic::receive::{ReceiveRing, SavedReceives};
 use crate::nic::roster::Roster;
-use crate::nic::saved::{AbiBytes, BadState};
+use crate::nic::saved::{AbiBytes, BadState, load_counters};
 use crate::nic::table::Table;
 use crate::nic::timer::Waiting;
 use crate::nic::{Counters, Nanos};
@@ -105,6 +105,12 @@ pub struct SavedNic {
 
 fn number(index: usize) -> Option<u32> {
     u32::try_from(index).ok()
+}
+
+/// Slots of a table that numbers its objects itself: those below the highest number are made, too.
+fn slots<T>(objects: &[(u32, T)]) -> usize {
+    let highest = objects.iter().map(|(number, _)| *number).max();
+    highest.map_or(0, |number| number.min(MOST) as usize + 1)
 }
 
 /// A table that numbers its objects itself.
@@ -225,7 +231,7 @@ impl Nic {
         let mut kept = Kept::begin(&space, &quota::ENGINE);
         self.status_page = Some(Ring::load(&saved.status_page, &space)?);
         self.contexts = Contexts::load(saved.contexts, &space, &mut kept)?;
-        places(&mut kept, Place::Pd, saved.pds.len())?;
+        places(&mut kept, Place::Pd, slots(&saved.pds))?;
         let pds = saved.pds.into_iter().map(|(pdn, ctx)| (pdn, Pd { ctx, users: 0, own: () }));
         self.pds = slab(pds.collect())?;
         self.load_ahs(saved.ahs, &mut kept)?;
@@ -264,7 +270,9 @@ impl Nic {
         self.gids = saved.gids;
         saved.dead_cqs.into_iter().for_each(|cqn| self.chores.cq_died(cqn));
         self.outbox.load(saved.events);
-        [self.counters, self.counters_at_init] = saved.counters;
+        let [counters, at_init] = saved.counters;
+        (self.counters, self.counters_at_init) =
+            (load_counters(counters)?, load_counters(at_init)?);
         (self.kept, self.space) = (kept, space);
         self.look_at_all();
         self.life = NicState::Paused;
@@ -272,7 +280,7 @@ impl Nic {
     }
 
     fn load_ahs(&mut self, saved: Vec<(u32, SavedAh)>, kept: &mut Kept) -> Result<(), BadState> {
-        places(kept, Place::Ah, saved.len())?;
+        places(kept, Place::Ah, slots(&saved))?;
         let ah = |(index, saved): (u32, SavedAh)| {
             Ok((index, Ah { ctx: saved.ctx, pdn: saved.pdn, av: saved.av.read()?, own: () }))
         };

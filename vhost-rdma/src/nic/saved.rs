@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Status;
-use super::limits::MAX_WR;
+use super::limits::{Counters, MAX_WR};
 use crate::memory::{AddressSpace, Fault, Ring, SavedMap};
 
 /// What saved state begins with.
@@ -24,6 +24,8 @@ const MARK: [u8; 8] = *b"vRDMAsav";
 const VERSION: u32 = 1;
 /// Mark, version, checksum (CRC-32 of what follows), and length of what follows.
 const HEADER: usize = 8 + 4 + 4 + 8;
+/// What no counter reaches: more bytes than a NIC of 400 Gb/s moves in two years.
+const COUNTED: u64 = 1 << 62;
 /// log2 of the largest entry of a ring.
 const MAX_STRIDE: u8 = 12;
 
@@ -103,6 +105,23 @@ pub fn open<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BadState> {
         return Err(BadState::Checksum);
     }
     postcard::from_bytes(body).map_err(|error| BadState::Form(error.to_string()))
+}
+
+/// Counters, if a NIC can have counted so far: whoever goes on counting is not to come to the end
+/// of the numbers.
+pub(crate) fn load_counters(saved: Counters) -> Result<Counters, BadState> {
+    let Counters { tx_bytes, rx_bytes, tx_messages, rx_messages, .. } = saved;
+    let Counters { rnr_naks_sent, rnr_naks_received, ack_timeouts, access_errors, .. } = saved;
+    let Counters { request_errors, completion_errors, receive_drops, .. } = saved;
+    let Counters { events_coalesced, completions, events, commands, page_faults, .. } = saved;
+    let all = [
+        [tx_bytes, rx_bytes, tx_messages, rx_messages],
+        [rnr_naks_sent, rnr_naks_received, ack_timeouts, access_errors],
+        [request_errors, completion_errors, receive_drops, events_coalesced],
+        [completions, events, commands, page_faults],
+    ];
+    let fits = all.as_flattened().iter().all(|&count| count < COUNTED);
+    if fits { Ok(saved) } else { Err(BadState::Content("a counter")) }
 }
 
 /// A structure of the ABI, as its own bytes.
