@@ -22,6 +22,17 @@ pub fn raise_descriptors() {
     }
 }
 
+/// What to say where descriptors came for which this process had no room.
+#[must_use]
+pub fn no_descriptor_left() -> String {
+    let limit = getrlimit(Resource::Nofile).current.map_or("none".to_owned(), |n| n.to_string());
+    format!(
+        "the network's process has run out of descriptors (its limit of open files, RLIMIT_NOFILE, \
+         is {limit}): raise LimitNOFILE of the daemon's service and restart it, or let fewer VMs \
+         share the network"
+    )
+}
+
 /// Descriptors that whoever started this process left open are not for the processes that it
 /// starts.
 pub fn keep_descriptors() {

@@ -2,11 +2,11 @@
 //!
 //! Each target takes a string of bytes as a guest's doing, step by step, and drives the code that
 //! ships: `chain`, `ctrl` with a real shard, the engine on rings in memory, and what reads a NIC
-//! that another process saved (`saved`). There is nothing to compare with: what must not happen is a panic (indices, arithmetic, in a build that checks
-//! them), an endless loop, or a chain that is written beyond its room. The targets run for a
-//! bounded time in `cargo test`, with strings that are made at random and those of `corpus/`;
-//! `cargo xtask fuzz` runs them for as long as one likes, and libFuzzer takes them by
-//! `vhost-rdma/fuzz`, guided by coverage.
+//! that another process saved (`saved`). There is nothing to compare with: what must not happen is
+//! a panic (indices, arithmetic, in a build that checks them), an endless loop, or a chain that is
+//! written beyond its room. The targets run for a bounded time in `cargo test`, with strings that
+//! are made at random and those of `corpus/`; `cargo xtask fuzz` runs them for as long as one
+//! likes, and libFuzzer takes them by `vhost-rdma/fuzz`, guided by coverage.
 
 mod saved;
 

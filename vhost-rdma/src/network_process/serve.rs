@@ -20,7 +20,8 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, Signal};
 
 use super::protocol::{
-    Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, decode, encode,
+    Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,
+    encode,
 };
 use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
@@ -57,6 +58,8 @@ struct Process {
     wire: Arc<Wire>,
     dataplane: LocalDataplane,
     left: BTreeMap<u64, Left>,
+    /// Sessions that cannot be taken up, since a part of them is missing, and why.
+    torn: BTreeMap<u64, String>,
     /// All that it has is another's.
     saved: bool,
 }
@@ -79,9 +82,7 @@ pub fn serve() -> Result<(), Fault> {
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
     let mut process = match shut_in(&start) {
-        Ok(dataplane) => {
-            Process { wire: Arc::new(wire), dataplane, left: BTreeMap::new(), saved: false }
-        }
+        Ok(dataplane) => Process::new(wire, dataplane),
         Err(error) => {
             let why = Answer::Refused(format!("cannot shut itself in: {error}"));
             wire.send(&encode(&Report::Answer(id, why))?, &[])?;
@@ -161,15 +162,36 @@ fn answer<E: std::fmt::Display>(done: Result<(), E>) -> Answer {
 }
 
 impl Process {
+    fn new(wire: Wire, dataplane: LocalDataplane) -> Self {
+        let (left, torn) = (BTreeMap::new(), BTreeMap::new());
+        Self { wire: Arc::new(wire), dataplane, left, torn, saved: false }
+    }
+
     fn tell(&self, report: &Report) {
         tell(&self.wire, report, &[]);
     }
 
     fn take(&mut self, packet: Packet) -> Result<(), Fault> {
-        let Numbered { id, request } = decode(&packet.bytes)?;
-        let done = self.carry_out(request, packet.files);
+        let Packet { bytes, files, files_lost } = packet;
+        let Numbered { id, request } = decode(&bytes)?;
+        let done = if files_lost {
+            self.refuse(&request, limits::no_descriptor_left())
+        } else {
+            self.carry_out(request, files)
+        };
         self.tell(&Report::Answer(id, done));
         Ok(())
+    }
+
+    /// Does nothing with a request whose descriptors are not those that it says. A session that it
+    /// is a part of ends: with fewer, its guest would be served by memory that is not its own.
+    fn refuse(&mut self, request: &Request, why: String) -> Answer {
+        tracing::error!(why, "a request is refused");
+        if let Request::TakeUp(_, session) | Request::Kept(session, _) = request {
+            self.left.remove(session);
+            self.torn.insert(*session, why.clone());
+        }
+        Answer::Refused(why)
     }
 
     fn carry_out(&mut self, request: Request, files: Vec<OwnedFd>) -> Answer {
@@ -193,10 +215,14 @@ impl Process {
                 let Some(stream) = one(files) else {
                     return Answer::Refused("there is no stream".to_owned());
                 };
+                self.torn.remove(&session);
                 self.left.insert(session, Left { nic, stream, changes: Vec::new() });
                 Answer::Done
             }
             Request::Kept(session, change) => {
+                if let Err(error) = check_change(&change, files.len()) {
+                    return self.refuse(&Request::Kept(session, change), error.to_string());
+                }
                 if let Some(left) = self.left.get_mut(&session) {
                     left.changes.push((change, files.into_iter().map(File::from).collect()));
                 }
@@ -261,6 +287,9 @@ impl Process {
     }
 
     fn go_on(&mut self, session: u64) -> io::Result<()> {
+        if let Some(why) = self.torn.remove(&session) {
+            return Err(io::Error::other(why));
+        }
         let left = self.left.remove(&session);
         let Left { nic, stream, changes } =
             left.ok_or_else(|| io::Error::other("there is no such session"))?;
@@ -314,5 +343,78 @@ fn tell(wire: &Wire, report: &Report, files: &[BorrowedFd<'_>]) {
     let sent = encode(report).map_err(io::Error::other).and_then(|b| wire.send(&b, files));
     if let Err(error) = sent {
         tracing::debug!(%error, "the supervisor was not told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Piece;
+
+    /// A process, and what it answers to a request with these descriptors.
+    struct Scene {
+        process: Process,
+        supervisor: Wire,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let (supervisor, far) = Wire::pair().unwrap();
+            let dataplane = LocalDataplane::start(WorkerConfig::default()).unwrap();
+            Self { process: Process::new(Wire::new(far), dataplane), supervisor }
+        }
+
+        fn answer(&mut self, request: Request, files: usize, files_lost: bool) -> Answer {
+            let bytes = encode(&Numbered { id: 7, request }).unwrap();
+            let file = || OwnedFd::from(UnixStream::pair().unwrap().0);
+            let files = std::iter::repeat_with(file).take(files).collect();
+            self.process.take(Packet { bytes, files, files_lost }).unwrap();
+            let told = self.supervisor.receive().unwrap().unwrap();
+            match decode(&told.bytes).unwrap() {
+                Report::Answer(7, answer) => answer,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn refusal(&mut self, request: Request, files: usize, files_lost: bool) -> String {
+            match self.answer(request, files, files_lost) {
+                Answer::Refused(why) => why,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_no_descriptor_left_says_so_and_what_to_do() {
+        let mut scene = Scene::new();
+        let nic = || "nic".to_owned();
+        for request in [
+            Request::Connect(nic(), 1),
+            Request::Enter(nic()),
+            Request::TakeUp(nic(), 1),
+            Request::Save,
+            Request::Load,
+        ] {
+            let why = scene.refusal(request.clone(), 0, true);
+            assert!(why.contains("RLIMIT_NOFILE") && why.contains("LimitNOFILE"), "{why}");
+        }
+        assert!(!scene.process.saved, "it goes on serving");
+    }
+
+    #[test]
+    fn a_session_of_which_a_part_is_missing_is_not_taken_up() {
+        let piece = |start| Piece { start, len: 4096, vmm: start, offset: 0 };
+        let memory = || Change::Memory(vec![piece(0), piece(4096)]);
+        for (files, lost, what) in [(1, true, "LimitNOFILE"), (1, false, "descriptors")] {
+            let mut scene = Scene::new();
+            let begun = scene.answer(Request::TakeUp("nic".to_owned(), 3), 1, false);
+            assert_eq!(begun, Answer::Done);
+            let why = scene.refusal(Request::Kept(3, memory()), files, lost);
+            assert!(why.contains(what), "{why}");
+            // The supervisor does not wait for each answer, and goes on.
+            scene.answer(Request::Kept(3, Change::Kick(0)), 1, false);
+            let why = scene.refusal(Request::GoOn(3), 0, false);
+            assert!(why.contains(what), "{why}");
+        }
     }
 }
