@@ -1,10 +1,10 @@
 //! vhost-rdma: virtual RDMA NICs for virtual machines.
 //!
-//! Data flows one way: `device` (vhost-user, virtqueues) to `engine` (verbs) to `link` (how a
-//! request reaches its peer), each over `memory`, the only module that touches a guest's memory.
-//! `worker` gives the engine its threads and clock. Beside them stands the operator's side: `node`
-//! holds the rules of networks and NICs, `admin` serves them, `cli` asks. docs/ARCHITECTURE.md says
-//! why.
+//! Data flows one way: `device` (vhost-user, virtqueues) to `shard` (whose turn it is) to `soft`
+//! (verbs) to `link` (how a request reaches its peer), each over `memory`, the only module that
+//! touches a guest's memory. `worker` gives shards their threads and clock. Beside them stands the
+//! operator's side: `node` holds the rules of networks and NICs, `admin` serves them, `cli` asks.
+//! docs/ARCHITECTURE.md says why.
 
 pub mod admin;
 pub mod channel;
@@ -13,7 +13,6 @@ pub mod cm;
 pub mod config;
 pub mod dataplane;
 pub mod device;
-pub mod engine;
 mod eventfd;
 pub mod limits;
 pub mod link;
@@ -27,7 +26,9 @@ mod process;
 pub mod rnic;
 pub mod run;
 pub mod sandbox;
+pub mod shard;
 pub mod socket;
+pub mod soft;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;

@@ -141,7 +141,7 @@ fn file_of(name: &str) -> PathBuf {
     match name.split_once('/') {
         Some(("models", file)) => root.join(format!("vhost-rdma/src/nic/models/{file}.rs")),
         Some(("device", file)) => root.join(format!("vhost-rdma/src/device/{file}.rs")),
-        _ if name == "wrap" => root.join("vhost-rdma/src/engine/tests/wrap.rs"),
+        _ if name == "wrap" => root.join("vhost-rdma/src/shard/tests/wrap.rs"),
         _ => root.join(format!("tests/virtual-guest/tests/{name}.rs")),
     }
 }

@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::LocalDataplane;
 use crate::device::nic::{Nic, PATIENCE};
 use crate::device::saved::SavedSession;
-use crate::engine::Shard;
 use crate::link::NicId;
 use crate::nic::saved::{BadState, open, seal};
+use crate::shard::Shard;
 use crate::worker::Progress;
 
 /// How long all sessions together may take to come to rest. Who is busy for longer is lost.

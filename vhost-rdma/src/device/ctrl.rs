@@ -17,8 +17,8 @@ use virtio_rdma_abi::{ABI_VERSION, CmdHdr, InitReq, KeepaliveReq, RespHdr, cmd};
 use zerocopy::FromBytes;
 
 use super::chain::REQUEST_MAX;
-use crate::engine::{Command, Reply, Status};
 use crate::memory::AddressSpace;
+use crate::shard::{Command, Reply, Status};
 
 use self::lengths::Lengths;
 #[cfg(any(test, feature = "fuzzing"))]

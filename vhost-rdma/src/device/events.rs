@@ -17,8 +17,8 @@ use super::chain::{self, Taken};
 use super::notifier::Bell;
 use super::trust::Trust;
 use super::vring::{Memory, State, Vring};
-use crate::engine::Port;
 use crate::memory::AddressSpace;
+use crate::shard::Port;
 
 /// Buffers that are looked at for one event. A driver's first fits; who fills the ring with others
 /// waits for its next kick.

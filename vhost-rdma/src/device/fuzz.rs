@@ -22,9 +22,9 @@ use super::chain::{self, Taken};
 use super::ctrl::{Controller, Executor, Outcome, Request, clear_reserved};
 use super::events::NoPort;
 use super::queues::QueueLayout;
-use crate::engine::{Command, Limits, NicSettings, Random, Shard};
 use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring};
+use crate::shard::{Command, Limits, NicSettings, Random, Shard};
 
 /// A target, by name.
 pub type Target = (&'static str, fn(&[u8]));

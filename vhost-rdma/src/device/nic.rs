@@ -13,10 +13,10 @@ use super::config;
 use super::queues::QueueLayout;
 use super::session::Session;
 use super::trust::Trust;
-use crate::engine::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::link::NicId;
 use crate::memory::Account;
 use crate::node::{self, NicConfig, NicLimits, NicStatus, Session as SessionState};
+use crate::shard::{Counters, Limits, Nanos, NicSettings, NicSnapshot, Objects, Shard};
 use crate::worker::{CallError, Progress, WatchedKick, WorkerHandle, thread_time};
 
 /// How long a worker may be in one and the same turn before whoever waits for a job of it gives up,

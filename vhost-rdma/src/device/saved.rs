@@ -17,8 +17,8 @@ use super::ctrl::Controller;
 use super::nic::{Nic, PATIENCE};
 use super::session::Session;
 use super::vring::Vring;
-use crate::engine::SavedNic;
 use crate::nic::saved::BadState;
+use crate::shard::SavedNic;
 
 /// How often a message that is being dealt with is waited for.
 const LOOK: Duration = Duration::from_micros(50);

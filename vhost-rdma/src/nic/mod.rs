@@ -3,12 +3,12 @@
 //! A guest's side of a NIC is the same on every backing: contexts and their doorbell pages, rings,
 //! CQs, events and who waits for them, numbers that rest, limits and what is kept, the state table
 //! of QPs and the shapes of commands. It is written here once. What a backing does with a work
-//! request, a key or an address is its own (`engine`, `rnic`), and nothing here knows of it.
+//! request, a key or an address is its own (`soft`, `rnic`), and nothing here knows of it.
 //!
 //! ```text
-//!  engine ──┐
-//!           ├──> nic ──> memory, ordering
-//!  rnic ────┘
+//!  soft ──┐
+//!         ├──> nic ──> memory, ordering
+//!  rnic ──┘
 //! ```
 //!
 //! Nothing here has a thread, a clock or a socket. Time and randomness are arguments, events leave
@@ -31,6 +31,7 @@ mod moderation;
 #[allow(clippy::module_inception, reason = "one concern per file: this one is the NIC")]
 pub(crate) mod nic;
 pub(crate) mod objects;
+pub(crate) mod on_shard;
 pub(crate) mod outbox;
 mod pending;
 mod port;

@@ -39,7 +39,7 @@ pub enum JobKind {
 /// Calls are made on the shard's thread, after the completions that they announce are visible in
 /// guest memory. They must not block. A call that returns `false` found no buffer; the engine keeps
 /// the event (at most one per CQ, one per object and cause) and offers it again after
-/// [`crate::engine::Shard::events_wanted`].
+/// [`crate::shard::Shard::events_wanted`].
 pub trait Port: Send {
     /// Puts a completion event on the queue of completion vector `vector`.
     fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool;
@@ -50,7 +50,7 @@ pub trait Port: Send {
     fn owner_job(&mut self, _ctx: u32, _job: Job) -> bool {
         true
     }
-    /// Takes a management datagram for QP 1 of a NIC whose driver has none (`engine::management`);
+    /// Takes a management datagram for QP 1 of a NIC whose driver has none (`soft::management`);
     /// false if nobody wants it, or there is no room: it is lost, as on a wire.
     fn management(&mut self, _flow: &Flow, _mad: &[u8; MAD_LEN as usize]) -> bool {
         false

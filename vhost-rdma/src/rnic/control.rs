@@ -8,8 +8,8 @@ use super::mr::Made;
 use super::nic::Nic;
 use super::reach::Found;
 use super::verbs::{HostError, HostPd, Result as HostResult};
-use crate::engine::Provided;
 use crate::nic::nic::NicState;
+use crate::nic::on_shard::Provided;
 use crate::nic::{Command, DeferredDrop, Reply, Status};
 
 /// The status of a host's refusal.

@@ -6,9 +6,9 @@ use virtio_rdma_abi::event;
 
 use super::nic::Nic;
 use super::verbs::HostEvent;
-use crate::engine::Nanos;
 use crate::nic::contexts::KERNEL;
 use crate::nic::nic::NicState;
+use crate::shard::Nanos;
 
 /// Events taken in one turn.
 const TURN: usize = 64;

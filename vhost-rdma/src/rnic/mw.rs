@@ -25,13 +25,13 @@ use super::follow::HOST_CALL;
 use super::mr::Mr;
 use super::nic::Nic;
 use super::verbs::{HostMr, HostMw, Subject};
-use crate::engine::window::with_low_byte;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::WINDOWS_PER_MR;
 use crate::nic::quota::Kind;
 use crate::nic::roster::{Roster, Walk};
 use crate::nic::shards::Shards;
 use crate::nic::{Reply, Status};
+use crate::soft::window::with_low_byte;
 
 /// Windows that may be made in vain: a number that a dead one still has is no good for a new one.
 const TRIES: usize = 8;

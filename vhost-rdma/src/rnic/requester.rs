@@ -14,13 +14,13 @@ use super::mr::Mr;
 use super::mw::{self, At, CHANGE, Denied, Windows};
 use super::nic::{Nic, Qp};
 use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
-use crate::engine::window::with_low_byte;
 use crate::nic::budget::cost;
 use crate::nic::limits::MAX_MSG;
 use crate::nic::provider::SendSide;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::shape::{failed_send, flags_are_known};
 use crate::nic::shards::Shards;
+use crate::soft::window::with_low_byte;
 
 /// Work requests of one burst.
 const BURST: u32 = 32;

@@ -17,9 +17,9 @@ use super::{
     Call, Directory, Faults, HostError, HostEvent, HostGid, HostObjects, HostVerbs, Nic, Null,
     Opener, Peer, Place,
 };
-use crate::engine::tests::driver::{self, Guest, Qp, World, state_attr, wqe};
 use crate::memory::PageList;
 use crate::nic::{Command, Reply, Status};
+use crate::shard::tests::driver::{self, Guest, Qp, World, state_attr, wqe};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::mailbox::{Mailbox, Sender, mailbox};
 use super::waker::Waker;
-use crate::engine::Shard;
 use crate::link::Parcel;
+use crate::shard::Shard;
 
 /// One worker's.
 pub(super) struct Carrier {

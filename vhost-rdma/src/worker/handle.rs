@@ -11,8 +11,8 @@ use super::mailbox::Sender;
 use super::reply::{NoAnswer, reply};
 use super::turn_stats::{Beat, TurnStats};
 use super::waker::{Waker, WatchedKick};
-use crate::engine::{Nanos, Shard};
 use crate::link::NicId;
+use crate::shard::{Nanos, Shard};
 
 /// What came of a step of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! the data path of others most of the worker. A worker whose rounds find nothing owes them
 //! nothing.
 
-use crate::engine::Nanos;
+use crate::shard::Nanos;
 
 /// Rounds have this many times as long as the jobs before them.
 const ROUNDS: Nanos = 3;

@@ -1,6 +1,6 @@
 //! The threads that run the engine.
 //!
-//! A *worker* is one thread with one [`engine::Shard`](crate::engine::Shard): the only thread that
+//! A *worker* is one thread with one [`shard::Shard`](crate::shard::Shard): the only thread that
 //! ever touches the objects of the NICs on it, so the data path has no locks. Everyone else sends
 //! it jobs, closures that run between two rounds of polling, and may wait for what they return.
 //! There are as many workers as configured, however many NICs there are (`placement`). What one
@@ -15,7 +15,7 @@
 //!
 //! A worker that sleeps makes no wake-ups of its own, but for the engine's next deadline. How none
 //! is lost: `waker`. One that is awake asks for kicks every few microseconds as long as some of its
-//! NICs are parked (`engine/parking.rs`).
+//! NICs are parked (`shard/parking.rs`).
 //!
 //! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it
 //! was for, never the thread.
@@ -44,8 +44,8 @@ pub use turn_stats::{BOUNDS as TURN_BOUNDS, Beat, TurnStats};
 pub use waker::WatchedKick;
 
 use self::carrier::Carrier;
-use crate::engine::Shard;
 use crate::link::{AddressBook, Bus, MOST_SHARDS};
+use crate::shard::Shard;
 
 /// How the engine is run.
 #[derive(Debug, Clone, Copy)]

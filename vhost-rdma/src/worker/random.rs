@@ -6,7 +6,7 @@ use std::io;
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 
-use crate::engine::Random;
+use crate::shard::Random;
 
 /// ChaCha, seeded by the operating system.
 pub(super) struct SystemRandom(StdRng);

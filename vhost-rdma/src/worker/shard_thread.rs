@@ -18,10 +18,10 @@ use super::job_share::JobShare;
 use super::mailbox::{Found, Mailbox, mailbox};
 use super::turn_stats::{Counter, TurnStats};
 use super::waker::{Heard, Waker};
-use crate::engine::{Look, Nanos, Shard};
 use crate::eventfd;
 use crate::link::NicId;
 use crate::memory;
+use crate::shard::{Look, Nanos, Shard};
 
 /// Time after which no further job is begun in a turn: a flood of control commands must not stop
 /// the data path.

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::{Clock, thread_time};
-use crate::engine::Nanos;
 use crate::memory;
+use crate::shard::Nanos;
 
 /// Upper bounds of the buckets of turns, in nanoseconds.
 pub const BOUNDS: [Nanos; 5] = [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];

@@ -14,7 +14,7 @@
 use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{StructLayout, cmd};
 
-use crate::engine::Status;
+use crate::shard::Status;
 
 /// The lengths of one opcode's bodies, in bytes and without headers.
 #[derive(Clone, Copy, Debug)]

@@ -8,8 +8,8 @@ use virtio_rdma_abi as abi;
 use virtio_rdma_abi::{cmd, gid_type};
 use zerocopy::FromBytes;
 
-use crate::engine::{Command, Status};
 use crate::memory::AddressSpace;
+use crate::shard::{Command, Status};
 
 /// What parsing needs to know of the NIC.
 pub(super) struct Parser<'a> {

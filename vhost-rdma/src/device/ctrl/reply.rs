@@ -5,7 +5,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::device::chain::RESPONSE_MAX;
-use crate::engine::{Reply, Status};
+use crate::shard::{Reply, Status};
 
 /// A response: header and body.
 #[derive(Debug)]

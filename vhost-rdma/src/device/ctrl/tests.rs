@@ -11,9 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::*;
 use crate::device::events::NoPort;
 use crate::device::queues::QueueLayout;
-use crate::engine::{Limits, NicSettings, Random, Shard};
 use crate::link::NicId;
 use crate::rnic::{self, Call, Faults, HostError, HostVerbs, Null, Opener, Place};
+use crate::shard::{Limits, NicSettings, Random, Shard};
 
 const MEMORY: usize = 1 << 20;
 const NONCE: u64 = 0x1234_5678_9abc_def0;

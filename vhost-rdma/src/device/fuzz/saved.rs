@@ -16,8 +16,8 @@ use super::{
     DOORBELLS, Doing, GID, Machine, QueueLayout, RAM, connect, list, queue_pair, shard, start,
     state,
 };
-use crate::engine::{SavedNic, control_offset};
 use crate::nic::saved::{open, seal};
+use crate::shard::{SavedNic, control_offset};
 
 /// Where the rings are: as `connect` places them, then a shared one, and who receives from there.
 const RINGS: u64 = 0x1_0000;

@@ -7,10 +7,10 @@ use virtio_rdma_abi::{event, qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::engine::tests::driver::{self, Guest, Qp, limits, state_attr};
 use crate::memory::{AddressSpace, PageList, Ring};
 use crate::nic::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
 use crate::rnic::{Faults, HostObjects, Peer};
+use crate::shard::tests::driver::{self, Guest, Qp, limits, state_attr};
 
 /// Connects every QP that a guest may have to itself.
 fn crowd(bench: &mut Bench, guest: &mut Guest) -> Vec<Qp> {

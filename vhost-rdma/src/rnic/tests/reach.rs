@@ -6,9 +6,9 @@ use virtio_rdma_abi::{qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::engine::tests::driver::{self, Guest, state_attr};
 use crate::nic::{BlockingJob, Command, Reply, Status};
 use crate::rnic::{Call, Faults, HostObjects};
+use crate::shard::tests::driver::{self, Guest, state_attr};
 
 /// Gives a command that looks for a peer, which does not answer yet.
 fn look(

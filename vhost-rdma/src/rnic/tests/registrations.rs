@@ -7,10 +7,10 @@ use virtio_rdma_abi::{self as abi, qps, send_flags};
 use zerocopy::little_endian::{U32, U64};
 
 use super::{Bench, send};
-use crate::engine::tests::driver::{Guest, Qp};
 use crate::memory::PageList;
 use crate::nic::{BlockingJob, Command, Reply, Status};
 use crate::rnic::{Call, Faults, HostObjects};
+use crate::shard::tests::driver::{Guest, Qp};
 
 fn pages(guest: &Guest, npages: u32) -> Command {
     let list = PageList { npages, page_shift: 12, ..PageList::default() };

@@ -1,0 +1,384 @@
+//! Requests that cross to another shard of the network, and those that come from one.
+//!
+//! A requester has one piece of a queue pair under way and waits for the answer as it would for one
+//! of the wire: with the QP's timeout, but never less than [`PATIENCE`], since a shard that is busy
+//! is not gone. A piece keeps its number until it is done, and a responder that finds a number
+//! again answers what it answered before. So an answer may be lost, late or repeated, and nothing
+//! is executed twice.
+//!
+//! An owner of mirrored memory ([`super::mirror`]) has its part in what comes from elsewhere too:
+//! the request is held here meanwhile.
+//!
+//! The bytes of an answer are placed by the requester's own shard, after its keys were looked at
+//! again. A NIC that stands still takes none: its memory may be another driver's. It asks again
+//! when it goes on.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::engine::{Engine, Execution, Nics};
+use super::network::{Arrivals, Networks, View};
+use super::nic::{Nic, NicState};
+use super::{Nanos, mirror::PATIENCE};
+use crate::link::{
+    Answer, Ask, Bus, Link as _, Local, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
+    is_multicast,
+};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::qp::State;
+
+/// Time for what other shards ask and answer, of which each round has its part.
+const PARCELS: Nanos = 25_000;
+
+/// Bytes of the only write that reads what it brought once more when its owner has answered.
+const WORD: u32 = 8;
+
+/// What a queue pair knows of the requests that came to it from another shard.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Stream {
+    /// Whose: the life of the requester's queue pair.
+    life: u64,
+    /// The number that is to be executed next.
+    next: u32,
+    /// The one before it was executed, and this is what an atomic found.
+    found: Option<[u8; 8]>,
+    /// `next` waits for an owner.
+    held: bool,
+}
+
+/// Requests that wait for an owner. A process chooses how many there are and when it answers, so
+/// that no answer looks through all of them.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// By the number of the job.
+    asks: BTreeMap<u64, (Nanos, Ask)>,
+    /// When each has waited long enough.
+    due: BTreeSet<(Nanos, u64)>,
+    /// Those whose owner has answered.
+    ready: VecDeque<Ask>,
+}
+
+impl Waiting {
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.due.first().map(|(until, _)| *until)
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    fn put(&mut self, until: Nanos, job: u64, ask: Ask) {
+        self.due.insert((until, job));
+        self.asks.insert(job, (until, ask));
+    }
+
+    fn take(&mut self, job: u64) -> Option<Ask> {
+        let (until, ask) = self.asks.remove(&job)?;
+        self.due.remove(&(until, job));
+        Some(ask)
+    }
+
+    /// One that has waited long enough.
+    fn take_due(&mut self, now: Nanos) -> Option<Ask> {
+        let (_, job) = self.due.first().copied().filter(|(until, _)| *until <= now)?;
+        self.take(job)
+    }
+}
+
+/// What becomes of a request that arrived.
+enum Taken {
+    /// It was executed, or cannot be.
+    Over(Outcome),
+    /// It was executed before.
+    Again(Option<[u8; 8]>),
+    /// It is none of what the queue pair waits for.
+    Stale,
+}
+
+impl Engine {
+    /// Lets requests cross to other shards. Before there are NICs.
+    pub(crate) fn set_bus(&mut self, bus: Bus) {
+        self.networks.bus = Some(bus);
+    }
+
+    /// Something came from another shard.
+    pub(crate) fn arrive(&mut self, parcel: Parcel) {
+        match parcel {
+            Parcel::Wake { vni, gid, qpn } => {
+                let nic = self.networks.holder(vni, &gid);
+                self.wakes.extend(nic.map(|nic| (nic, qpn)));
+            }
+            parcel => {
+                if let Some(bus) = &mut self.networks.bus {
+                    bus.arrive(parcel);
+                }
+            }
+        }
+    }
+
+    /// What leaves for each shard.
+    pub(crate) fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
+        self.networks.bus.as_mut().map_or(&mut [], Bus::outgoing)
+    }
+
+    /// Has nothing new leave, so that NICs can be saved; true: nothing is under way any more.
+    pub(crate) fn close_bus(&mut self) -> bool {
+        self.networks.bus.as_mut().is_none_or(|bus| {
+            bus.close();
+            bus.is_quiet()
+        })
+    }
+
+    /// Whether anything waits that came from another shard, or is on its way to one.
+    pub(super) fn has_parcels(&self) -> bool {
+        self.waiting.has_work() || self.networks.bus.as_ref().is_some_and(Bus::has_work)
+    }
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// Brings a request to its responder, wherever that is.
+    #[inline]
+    pub(super) fn submit(
+        local: &mut Local,
+        (nics, networks): (&mut N, &mut Networks),
+        (vni, request): (u32, &Request<'_>),
+    ) -> Outcome {
+        let gid = &request.flow.dest_gid;
+        if networks.bus.is_some() {
+            let to_group = request.service == Service::Datagram && is_multicast(gid);
+            if !to_group && networks.holder(vni, gid).is_none() {
+                return networks.bus.as_mut().map_or(Outcome::NoAnswer, |bus| {
+                    match (bus.submit(vni, request), request.service) {
+                        (Outcome::NoAnswer, Service::Unreliable | Service::Datagram) => {
+                            Outcome::Done
+                        }
+                        (outcome, _) => outcome,
+                    }
+                });
+            }
+            if to_group && request.fanout == crate::link::Fanout::default() {
+                let bus = networks.bus.as_mut();
+                let sent = bus.map_or(Outcome::Done, |bus| bus.submit_to_group(vni, request));
+                if sent != Outcome::Done {
+                    return sent;
+                }
+            }
+        }
+        local.submit(&mut View { nics, networks }, request)
+    }
+
+    /// Executes what came from other shards and settles their answers, as far as there is time.
+    pub(crate) fn serve_parcels(&mut self, now: Nanos) -> bool {
+        if self.engine.networks.bus.is_none() {
+            return false;
+        }
+        let budget = &mut self.meter.budget(PARCELS);
+        let mut found = self.expire(now, budget);
+        while !budget.is_over(self.meter) {
+            let Some(answer) = self.engine.networks.bus.as_mut().and_then(Bus::next_answer) else {
+                break;
+            };
+            found = true;
+            self.settle_answer(answer, now);
+        }
+        while !budget.is_over(self.meter) {
+            let ready = self.engine.waiting.ready.pop_front();
+            let is_held = ready.is_some();
+            let next = ready.or_else(|| self.engine.networks.bus.as_mut().and_then(Bus::next_ask));
+            let Some(ask) = next else { break };
+            found = true;
+            self.execute_ask(ask, is_held, now);
+        }
+        found
+    }
+
+    fn execute_ask(&mut self, mut ask: Ask, is_held: bool, now: Nanos) {
+        self.meter.charge(cost::REQUEST + cost::bytes(ask.size().into()));
+        let before = self.meter.charged();
+        let (vni, gid) = (ask.vni, ask.flow().dest_gid);
+        let reply =
+            RefCell::new(self.engine.networks.bus.as_mut().map_or_else(Vec::new, Bus::spare));
+        let target = self.engine.networks.holder(vni, &gid);
+        *self.serving = target;
+        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
+        let mut arrivals = Arrivals { view: View { nics, networks }, vni };
+        let request = ask.request(&reply);
+        let taken = if is_multicast(&gid) {
+            Taken::Over(local.submit(&mut arrivals, &request))
+        } else {
+            match arrivals.view.ready_nic(target) {
+                Some(nic) => {
+                    nic.now = now;
+                    nic.take_from_elsewhere(&request, ask.token, is_held)
+                }
+                None => Taken::Over(Outcome::NoAnswer),
+            }
+        };
+        if let Some(nic) = target {
+            let charged = self.meter.charged().wrapping_sub(before);
+            self.nics.account(nic, charged);
+        }
+        let mut reply = reply.into_inner();
+        let token = ask.token;
+        let outcome = match taken {
+            Taken::Over(Outcome::Pending(job)) => {
+                let until = now.saturating_add(PATIENCE);
+                if !is_held {
+                    self.answer(token, None, (reply, true));
+                }
+                // What goes to memory has been placed, but for a word that is stored at once.
+                if let Some(bus) = self.engine.networks.bus.as_mut().filter(|_| ask.size() > WORD) {
+                    bus.keep(ask.take_bytes());
+                }
+                self.engine.waiting.put(until, job, ask);
+                return;
+            }
+            Taken::Over(Outcome::Partly(fanout)) => {
+                ask.fanout = fanout;
+                if let Some(bus) = &mut self.engine.networks.bus {
+                    bus.keep(reply);
+                    bus.put_back(ask);
+                }
+                return;
+            }
+            Taken::Over(outcome) => Some(outcome),
+            Taken::Again(found) => {
+                reply.extend_from_slice(found.as_ref().map_or(&[], |found| &found[..]));
+                Some(Outcome::Done)
+            }
+            Taken::Stale => None,
+        };
+        let outcome = outcome.filter(|_| ask.is_reliable());
+        if let Some(bus) = &mut self.engine.networks.bus {
+            bus.keep(ask.take_bytes());
+        }
+        if !is_held || outcome.is_some() {
+            self.answer(token, outcome, (reply, !is_held));
+        }
+    }
+
+    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
+        if let Some(bus) = &mut self.engine.networks.bus {
+            bus.answer(token, outcome, given);
+        }
+    }
+
+    /// Owners that did not do their part in time.
+    fn expire(&mut self, now: Nanos, budget: &mut Budget) -> bool {
+        let mut found = false;
+        while !budget.is_over(self.meter)
+            && let Some(ask) = self.engine.waiting.take_due(now)
+        {
+            found = true;
+            self.meter.charge(cost::TIMER);
+            if let Some(nic) = self.engine.networks.holder(ask.vni, &ask.flow().dest_gid)
+                && let Some(qp) =
+                    self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
+                && qp.own.stream.is_of(&ask.token)
+            {
+                qp.own.stream.held = false;
+            }
+            if ask.is_reliable() {
+                self.answer(ask.token, Some(Outcome::NoAnswer), (Vec::new(), false));
+            }
+        }
+        found
+    }
+
+    /// An owner has done a job that a request from elsewhere waits for, or could not.
+    pub(super) fn owner_answered_elsewhere(&mut self, number: u64, owner: Owner) {
+        if let Some(mut ask) = self.engine.waiting.take(number) {
+            ask.owner = owner;
+            self.engine.waiting.ready.push_back(ask);
+        }
+    }
+
+    fn settle_answer(&mut self, answer: Answer, now: Nanos) {
+        self.meter.charge(cost::WAKE + cost::bytes(answer.bytes.len() as u64));
+        *self.serving = Some(answer.token.nic);
+        if let Some(outcome) = answer.outcome {
+            self.answered(&answer.token, outcome, &answer.bytes, now);
+        }
+        if let Some(bus) = &mut self.engine.networks.bus {
+            bus.keep(answer.bytes);
+        }
+    }
+
+    /// Whether a queue pair waits for this answer, and may take it now. Of a NIC that stands still
+    /// it notes what must not be done twice.
+    pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> bool {
+        let Some(nic) = self.nic_mut(token.nic) else { return false };
+        let life = nic.life;
+        let Some(qp) = nic.qps.get_mut(&token.qpn) else { return false };
+        let runs = matches!(qp.state, State::Rts | State::Sqd);
+        let send = qp.send.as_mut().filter(|send| send.crosses && send.ticket == token.ticket);
+        let Some(send) = send.filter(|_| runs) else { return false };
+        if life == NicState::Paused && answer.0 == Outcome::Done {
+            send.landed = Some(answer.1.first_chunk().copied().unwrap_or_default());
+        }
+        life == NicState::Ready
+    }
+}
+
+impl Stream {
+    fn is_of(&self, token: &Token) -> bool {
+        self.life == token.ticket.life
+    }
+
+    /// As it is in another process, which owners have not been asked by.
+    pub(super) const fn resumed(self) -> Self {
+        Self { held: false, ..self }
+    }
+
+    /// Whether this is the request that is to be executed next.
+    fn check(&mut self, token: &Token, is_held: bool) -> Result<(), Taken> {
+        let Ticket { life, number } = token.ticket;
+        if !self.is_of(token) {
+            // Its connection is new.
+            *self = Self { life, next: number, ..Self::default() };
+        }
+        if number == self.next.wrapping_sub(1)
+            && let Some(found) = self.found
+        {
+            return Err(Taken::Again(Some(found)));
+        }
+        if number != self.next || self.held != is_held { Err(Taken::Stale) } else { Ok(()) }
+    }
+}
+
+impl Nic {
+    /// Executes a request from another shard, if it has not been.
+    fn take_from_elsewhere(&mut self, request: &Request<'_>, token: Token, is_held: bool) -> Taken {
+        use crate::link::Responder as _;
+        let qpn = request.flow.dest_qpn;
+        let addressed = request.service == Service::Reliable
+            && self
+                .qps
+                .get(&qpn)
+                .is_some_and(|qp| qp.state.receives() && self.is_addressed(qp, request));
+        if !addressed {
+            return Taken::Over(self.receive(request));
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Taken::Stale };
+        match qp.own.stream.check(&token, is_held) {
+            Ok(()) => {}
+            // What is read again changes nothing.
+            Err(Taken::Again(_)) if request.operation == crate::link::Operation::Read => {
+                return Taken::Over(self.receive(request));
+            }
+            Err(taken) => return taken,
+        }
+        let outcome = self.receive(request);
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            let stream = &mut qp.own.stream;
+            stream.held = matches!(outcome, Outcome::Pending(_));
+            if outcome == Outcome::Done {
+                stream.next = stream.next.wrapping_add(1);
+                stream.found = Some(request.payload.word());
+            }
+        }
+        Taken::Over(outcome)
+    }
+}

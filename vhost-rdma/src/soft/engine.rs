@@ -1,0 +1,178 @@
+//! What the software NICs of a shard have in common, and how they are reached while one of them
+//! runs.
+//!
+//! A work request concerns two NICs, and some commands concern the whole network. So neither can be
+//! carried out on one `&mut Nic`: an [`Execution`] has all NICs of the shard, by number, and what
+//! they share. Where NICs are kept, which of them are visited and whose turn it is are the shard's
+//! matter; it lends them for one call, by [`Nics`].
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use super::DeferredDrop;
+use super::crossing::Waiting;
+use super::network::Networks;
+use super::nic::{KERNEL, Nic};
+use super::numbers::{Numbers, Random};
+use crate::link::{Local, NicId};
+use crate::memory::Segment;
+use crate::nic::budget::{Budget, Meter, cost};
+use crate::nic::roster::{Roster, Walk};
+use crate::nic::{Nanos, NicSettings};
+
+/// The NICs of a shard, as far as the engine knows of them.
+pub(crate) trait Nics {
+    /// A software NIC, which may be given work.
+    fn nic(&mut self, id: NicId) -> Option<&mut Nic>;
+
+    /// A software NIC, to look at.
+    fn seen(&self, id: NicId) -> Option<&Nic>;
+
+    /// Looks at the doorbells of all NICs, as far as there is time.
+    fn scan(&mut self, budget: &mut Budget);
+
+    /// Counts what was done for a NIC outside of its turn.
+    fn account(&mut self, id: NicId, service: Nanos);
+
+    /// Whether nobody but the NIC that is being served is known to have work.
+    fn is_lone(&self) -> bool;
+}
+
+/// What the software NICs of a shard share.
+pub(crate) struct Engine {
+    pub(super) networks: Networks,
+    pub(super) qpns: Numbers,
+    pub(super) random: Box<dyn Random>,
+    pub(super) local: Local,
+    /// Requests of other shards that wait for an owner.
+    pub(super) waiting: Waiting,
+    /// The requester's segment list, kept for its allocation.
+    pub(super) segments: Vec<Segment>,
+    /// NICs and QPs whose wait is over.
+    pub(super) wakes: VecDeque<(NicId, u32)>,
+    /// QPNs of NICs that were reset, on their way back.
+    pub(super) freed: VecDeque<(Roster, Walk)>,
+    /// Numbers that NICs had in an earlier process, until they run.
+    pub(super) former: FxHashMap<NicId, NicId>,
+    pub(super) deferred_drops: Vec<DeferredDrop>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("networks", &self.networks).finish_non_exhaustive()
+    }
+}
+
+/// The engine at work on the NICs of a shard.
+pub(crate) struct Execution<'a, N> {
+    pub(crate) nics: N,
+    pub(crate) engine: &'a mut Engine,
+    pub(crate) meter: &'a Meter,
+    /// The NIC that is being served: whom to blame for a panic.
+    pub(crate) serving: &'a mut Option<NicId>,
+}
+
+impl Engine {
+    pub(crate) fn new(random: Box<dyn Random>) -> Self {
+        Self {
+            networks: Networks::default(),
+            qpns: Numbers::default(),
+            random,
+            local: Local,
+            waiting: Waiting::default(),
+            segments: Vec::new(),
+            wakes: VecDeque::new(),
+            freed: VecDeque::new(),
+            former: FxHashMap::default(),
+            deferred_drops: Vec::new(),
+        }
+    }
+
+    /// When a request that waits for an owner has waited long enough.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        self.waiting.deadline()
+    }
+
+    /// Whether there is something to do that is no NIC's own.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.freed.is_empty() || !self.wakes.is_empty() || self.has_parcels()
+    }
+
+    /// Groups that any NIC is in.
+    #[cfg(test)]
+    pub(crate) fn group_count(&self) -> usize {
+        self.networks.group_count()
+    }
+
+    /// What is left of NICs that were reset.
+    pub(crate) fn take_deferred_drops(&mut self) -> Vec<DeferredDrop> {
+        std::mem::take(&mut self.deferred_drops)
+    }
+
+    /// QPNs of NICs that were reset may rest now; true if there were any.
+    pub(crate) fn free_numbers(&mut self, meter: &Meter, budget: &mut Budget) -> bool {
+        let Some((numbers, walk)) = self.freed.front_mut() else { return false };
+        while let Some(qpn) = walk.next(numbers) {
+            if qpn != virtio_rdma_abi::GSI_QPN {
+                self.qpns.free(qpn);
+            }
+            meter.charge(cost::VISIT);
+            if budget.is_over(meter) {
+                return true;
+            }
+        }
+        let gone = self.freed.pop_front();
+        self.deferred_drops.extend(gone.map(DeferredDrop::new));
+        true
+    }
+}
+
+impl<N: Nics> Execution<'_, N> {
+    #[inline]
+    pub(super) fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
+        self.nics.nic(id)
+    }
+
+    /// A NIC with what commands of it may change around it.
+    pub(super) fn parts(
+        &mut self,
+        id: NicId,
+    ) -> Option<(&mut Nic, &mut Networks, &mut dyn Random)> {
+        let Self { nics, engine: Engine { networks, random, .. }, .. } = self;
+        Some((nics.nic(id)?, networks, random.as_mut()))
+    }
+
+    /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer
+    /// given is withdrawn.
+    pub(crate) fn update(&mut self, id: NicId, settings: NicSettings) {
+        let Some((nic, networks, _)) = self.parts(id) else { return };
+        let vni = nic.settings.vni;
+        nic.settings = NicSettings { vni, ..settings };
+        for index in 0..nic.gids.len() {
+            if let Some(gid) = nic.gids[index].filter(|gid| !nic.may_use(gid)) {
+                nic.gids[index] = None;
+                networks.release(vni, gid, id);
+                nic.raise(virtio_rdma_abi::event::GID_CHANGE, 1, KERNEL);
+            }
+        }
+    }
+
+    /// Destroys every object of a NIC and forgets every guest address.
+    pub(crate) fn reset(&mut self, id: NicId) {
+        let Some((nic, networks, _)) = self.parts(id) else { return };
+        let vni = nic.settings.vni;
+        for gid in nic.gids.iter().flatten() {
+            networks.release(vni, *gid, id);
+        }
+        for mgid in nic.backing.groups.keys().chain(&nic.backing.left) {
+            networks.leave(vni, *mgid, id);
+        }
+        let mut old = nic.clear();
+        let numbers = std::mem::take(&mut old.qp_numbers);
+        let walk = numbers.walk();
+        self.engine.freed.push_back((numbers, walk));
+        self.engine.deferred_drops.push(DeferredDrop::new(old));
+    }
+}

@@ -1,0 +1,146 @@
+//! Who can find whom: the addresses of each network.
+//!
+//! A GID belongs to one NIC of a network at a time. A lookup begins at the asking NIC's own network
+//! and there is no other, so NICs of different networks cannot meet, whatever numbers they know of
+//! each other.
+
+use indexmap::IndexSet;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::engine::Nics;
+use super::nic::{Nic, NicState};
+use crate::link::{Bus, Fabric, Gid, NicId, Responder};
+
+/// The addresses of all networks of a shard, by VNI.
+#[derive(Debug, Default)]
+pub(super) struct Networks {
+    holders: FxHashMap<(u32, Gid), NicId>,
+    /// NICs with QPs in a multicast group.
+    groups: FxHashMap<(u32, Gid), IndexSet<NicId, FxBuildHasher>>,
+    /// The way to other shards, if there are any.
+    pub(super) bus: Option<Bus>,
+}
+
+impl Networks {
+    pub(super) fn holder(&self, vni: u32, gid: &Gid) -> Option<NicId> {
+        self.holders.get(&(vni, *gid)).copied()
+    }
+
+    /// Whether a NIC of this shard or another holds it.
+    pub(super) fn reaches(&self, vni: u32, gid: &Gid) -> bool {
+        let elsewhere = || self.bus.as_ref().is_some_and(|bus| bus.holds(vni, gid));
+        self.holder(vni, gid).is_some() || elsewhere()
+    }
+
+    /// Gives an address to a NIC; false if another has it.
+    pub(super) fn claim(&mut self, vni: u32, gid: Gid, nic: NicId) -> bool {
+        if let Some(holder) = self.holder(vni, &gid) {
+            return holder == nic;
+        }
+        let free = self.bus.as_ref().is_none_or(|bus| bus.claim(vni, gid));
+        if free {
+            self.holders.insert((vni, gid), nic);
+        }
+        free
+    }
+
+    pub(super) fn release(&mut self, vni: u32, gid: Gid, nic: NicId) {
+        if self.holder(vni, &gid) == Some(nic) {
+            self.holders.remove(&(vni, gid));
+            if let Some(bus) = &self.bus {
+                bus.release(vni, gid);
+            }
+        }
+    }
+
+    pub(super) fn join(&mut self, vni: u32, mgid: Gid, nic: NicId) {
+        self.groups.entry((vni, mgid)).or_default().insert(nic);
+        if let Some(bus) = &self.bus {
+            bus.join(vni, mgid);
+        }
+    }
+
+    pub(super) fn leave(&mut self, vni: u32, mgid: Gid, nic: NicId) {
+        if let Some(members) = self.groups.get_mut(&(vni, mgid)) {
+            members.swap_remove(&nic);
+            if members.is_empty() {
+                self.groups.remove(&(vni, mgid));
+                if let Some(bus) = &self.bus {
+                    bus.leave(vni, mgid);
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn member(&self, vni: u32, mgid: &Gid, index: usize) -> Option<NicId> {
+        self.groups.get(&(vni, *mgid))?.get_index(index).copied()
+    }
+}
+
+/// What a link sees of a shard.
+pub(super) struct View<'a, N> {
+    pub(super) nics: &'a mut N,
+    pub(super) networks: &'a Networks,
+}
+
+impl<N: Nics> Fabric for View<'_, N> {
+    fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
+        let peer = self.networks.holder(self.vni(from)?, gid)?;
+        self.ready(peer)
+    }
+
+    fn member(
+        &mut self,
+        from: NicId,
+        mgid: &Gid,
+        index: usize,
+    ) -> Option<Option<&mut dyn Responder>> {
+        let member = self.networks.member(self.vni(from)?, mgid, index)?;
+        Some(self.ready(member))
+    }
+}
+
+impl<N: Nics> View<'_, N> {
+    fn vni(&self, nic: NicId) -> Option<u32> {
+        self.nics.seen(nic).map(|nic| nic.settings.vni)
+    }
+
+    /// A NIC, if it is there and runs.
+    pub(super) fn ready_nic(&mut self, nic: Option<NicId>) -> Option<&mut Nic> {
+        self.nics.nic(nic?).filter(|nic| nic.life == NicState::Ready)
+    }
+
+    fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {
+        self.ready_nic(Some(nic)).map(|nic| nic as &mut dyn Responder)
+    }
+}
+
+/// What a request from another shard sees of this one: its own network.
+pub(super) struct Arrivals<'a, N> {
+    pub(super) view: View<'a, N>,
+    pub(super) vni: u32,
+}
+
+impl<N: Nics> Fabric for Arrivals<'_, N> {
+    fn responder(&mut self, _: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
+        let peer = self.view.networks.holder(self.vni, gid)?;
+        self.view.ready(peer)
+    }
+
+    fn member(&mut self, _: NicId, mgid: &Gid, index: usize) -> Option<Option<&mut dyn Responder>> {
+        let member = self.view.networks.member(self.vni, mgid, index)?;
+        Some(self.view.ready(member))
+    }
+}
+
+/// The link-local address that a network interface with this MAC address gives itself (RFC 4291,
+/// appendix A).
+pub(super) fn link_local(mac: [u8; 6]) -> Gid {
+    let [a, b, c, d, e, f] = mac;
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}

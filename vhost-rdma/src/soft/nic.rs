@@ -1,0 +1,233 @@
+//! The engine's part of a NIC: its keys, its groups, whom it wakes, and its turns in a round.
+
+use super::mcast::Groups;
+use super::mirror::Jobs;
+use super::mr::MrTable;
+use super::pace::Pace;
+use super::qp::{Inbound, Waiter};
+use super::steps::Work;
+use super::{DeferredDrop, Nanos, quota};
+use crate::link::{Gid, NicId};
+use crate::memory::AddressSpace;
+use crate::nic::budget::{Budget, Meter, cost};
+use crate::nic::doorbell::Owner;
+use crate::nic::follow::MAPPING;
+pub(super) use crate::nic::nic::{KERNEL, NicState};
+use crate::nic::provider::Provider;
+use crate::nic::qp::{SendQueue, Wait};
+use crate::nic::quota::Places;
+use crate::nic::receive::ReceiveRing;
+use crate::nic::roster::Walk;
+use crate::nic::{self, NicSettings, Nowhere, Objects, Port, Status};
+
+/// QPs of one NIC that run in one round.
+const ROUND_QPS: u32 = 16;
+
+/// A NIC whose work requests the daemon executes.
+pub(crate) type Nic = nic::nic::Nic<Soft>;
+pub(super) type Pd = nic::objects::Pd<()>;
+pub(super) type Ah = nic::objects::Ah<()>;
+
+/// What the engine keeps for a NIC.
+#[derive(Debug)]
+pub(crate) struct Soft {
+    pub(super) id: NicId,
+    pub(super) mrs: MrTable,
+    pub(super) groups: Groups,
+    /// Groups that no QP is in any more and that the network still lists this NIC for.
+    pub(super) left: Vec<Gid>,
+    /// Requesters elsewhere to try again, because this NIC posted a receive or became reachable.
+    pub(super) wakes: Vec<Waiter>,
+    /// QPs that may still run in this round.
+    pub(super) turns: u32,
+    /// How much it moves in one piece.
+    pub(crate) pace: Pace,
+    /// What the owners of mirrored regions are asked to do.
+    pub(super) mirror: Jobs,
+    /// It was loaded, and ran before it was saved.
+    pub(super) goes_on: bool,
+}
+
+impl Soft {
+    fn new(id: NicId) -> Self {
+        Self {
+            id,
+            mrs: MrTable::default(),
+            groups: Groups::default(),
+            left: Vec::new(),
+            wakes: Vec::new(),
+            turns: 0,
+            pace: Pace::default(),
+            mirror: Jobs::of(id),
+            goes_on: false,
+        }
+    }
+}
+
+impl Provider for Soft {
+    type Pd = ();
+    type Ah = ();
+    /// Requesters that found no receive.
+    type Srq = Vec<Waiter>;
+    type Qp = Inbound;
+    type Send = Box<SendQueue>;
+    type Receive = ReceiveRing;
+    type Address = Gid;
+    type Work = Work;
+    type Keys = Walk;
+
+    const PLACES: &'static Places = &quota::ENGINE;
+    const LETS_GO: bool = false;
+
+    fn begin_pd(_nic: &mut Nic) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn end_pd(_nic: &mut Nic, _pd: ()) {}
+
+    fn uses_pd(nic: &Nic, pdn: u32) -> bool {
+        nic.backing.mrs.uses_pd(pdn)
+    }
+
+    fn has_other_qp(&self) -> bool {
+        false
+    }
+
+    fn count(&self, objects: &mut Objects) {
+        objects.mrs = u32::try_from(self.mrs.len()).unwrap_or(u32::MAX);
+        objects.mr_bytes = self.mrs.bytes();
+    }
+
+    fn gid(address: &Gid) -> Gid {
+        *address
+    }
+
+    #[inline]
+    fn receive_posted(&mut self, qp: &mut super::qp::Qp) -> bool {
+        self.wakes.extend(qp.own.waiter.take());
+        false
+    }
+
+    fn run_receives(_nic: &mut Nic, _qpn: u32) {}
+
+    #[inline]
+    fn shared_posted(&mut self, srq: &mut super::srq::Srq) -> bool {
+        self.wakes.append(&mut srq.own);
+        false
+    }
+
+    fn run_shared(_nic: &mut Nic, _srqn: u32) {}
+
+    fn posted_elsewhere(_nic: &mut Nic, _owner: Owner, _producer: u32) {}
+
+    fn stopped(nic: &mut Nic, qpn: u32) {
+        if let Some(qp) = nic.qps.get_mut(&qpn) {
+            qp.own.waiter = None;
+            qp.own.draining = false;
+        }
+        nic.schedule(qpn);
+    }
+
+    fn cq_died(_nic: &mut Nic, _cqn: u32) {}
+
+    fn resumed(nic: &mut Nic, qpn: u32) {
+        // Its answer may have come meanwhile, and was not taken.
+        if let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut())
+            && matches!(send.wait, Wait::Link(_))
+        {
+            send.wait = Wait::None;
+        }
+        nic.woken(qpn);
+        nic.schedule(qpn);
+    }
+
+    fn fail(nic: &mut Nic) {
+        if matches!(nic.life, NicState::Ready | NicState::Paused) {
+            nic.raise(virtio_rdma_abi::event::DEVICE_FATAL, 0, KERNEL);
+            nic.deliver_events();
+            nic.life = NicState::Failed;
+        }
+    }
+
+    fn dropped(_nic: &mut Nic) {}
+
+    fn walk_keys(nic: &Nic) -> Walk {
+        nic.backing.mrs.numbers.walk()
+    }
+
+    fn follow_keys(
+        nic: &mut Nic,
+        keys: &mut Walk,
+        space: &AddressSpace,
+        budget: &mut Budget,
+    ) -> bool {
+        while let Some(number) = keys.next(&nic.backing.mrs.numbers) {
+            let (mappings, lost) = nic.backing.mrs.follow(number, space);
+            nic.meter.charge(cost::VISIT + MAPPING * mappings as u64);
+            nic.deferred_drops.extend(lost.map(DeferredDrop::new));
+            if budget.is_over(&nic.meter) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Nic {
+    pub(crate) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>, meter: Meter) -> Self {
+        Self::idle(Soft::new(id), settings, port, meter)
+    }
+
+    /// Forgets every object and every guest address; what is returned holds the objects.
+    pub(super) fn clear(&mut self) -> Self {
+        let id = self.backing.id;
+        let fresh = Self::new(id, self.settings.clone(), Box::new(Nowhere), self.meter.clone());
+        let mut old = std::mem::replace(self, fresh);
+        self.outbox = old.outbox.succeed();
+        self.counters = old.counters;
+        self.now = old.now;
+        old
+    }
+
+    /// The maps that its regions have, each once.
+    #[cfg(test)]
+    pub(crate) fn region_maps(&self) -> usize {
+        let maps = self.backing.mrs.by_number.values().filter_map(|keyed| match keyed {
+            super::mr::Keyed::Region(mr) => mr.map.as_ref().map(std::sync::Arc::as_ptr),
+            super::mr::Keyed::Window(_) => None,
+        });
+        maps.collect::<std::collections::HashSet<_>>().len()
+    }
+
+    /// The address at an index of the port's table.
+    pub(super) fn gid(&self, index: u16) -> Option<Gid> {
+        self.gids.get(usize::from(index)).copied().flatten()
+    }
+
+    /// Whether there is anything for it to do in this round.
+    #[inline]
+    pub(crate) fn begin_round(&mut self, now: Nanos) -> bool {
+        self.backing.turns = 0;
+        self.now = now;
+        if self.life == NicState::Ready {
+            let waiting = u32::try_from(self.run.len()).unwrap_or(u32::MAX);
+            self.backing.turns = waiting.min(ROUND_QPS);
+        }
+        self.backing.turns > 0 || self.has_other_work(now)
+    }
+
+    /// Another turn in this round, if a QP has something to do.
+    #[inline]
+    pub(crate) fn take_turn(&mut self) -> bool {
+        let turns = u32::from(self.life == NicState::Ready && !self.run.is_empty());
+        self.backing.turns = turns;
+        turns > 0
+    }
+
+    /// Deadlines that have come, and chores. Of a NIC that stands still none comes: its memory may
+    /// be another driver's by now, and its waits begin anew (docs/virtio-rdma.md §5.3).
+    #[inline]
+    pub(super) fn has_other_work(&self, now: Nanos) -> bool {
+        self.life == NicState::Ready && (self.timers.is_due(now) || !self.chores.is_empty())
+    }
+}

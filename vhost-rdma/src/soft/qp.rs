@@ -1,0 +1,138 @@
+//! Queue pairs: what the engine keeps of each beside the guest's part, above all of the message
+//! that comes in.
+
+use serde::{Deserialize, Serialize};
+
+use super::crossing::Stream;
+use super::nic::Soft;
+use crate::link::{Flow, Gid, NicId};
+use crate::nic::receive::{Receive, SavedReceive};
+use crate::nic::saved::BadState;
+
+/// A queue pair whose work requests the daemon executes.
+pub(crate) type Qp = crate::nic::objects::Qp<Soft>;
+
+/// A requester that waits for something here: the next receive, or what an owner does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waiter {
+    pub(super) who: Requester,
+    pub(super) qpn: u32,
+}
+
+/// Whose queue pair that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Requester {
+    /// A NIC of this shard.
+    Here(NicId),
+    /// The NIC of another shard, in the same network, that holds this address.
+    Elsewhere(Gid),
+}
+
+impl Waiter {
+    pub(super) const fn here(nic: NicId, qpn: u32) -> Self {
+        Self { who: Requester::Here(nic), qpn }
+    }
+
+    /// Who sent a request.
+    pub(super) fn of(flow: &Flow) -> Self {
+        let who = match flow.source {
+            NicId::ELSEWHERE => Requester::Elsewhere(flow.source_gid),
+            nic => Requester::Here(nic),
+        };
+        Self { who, qpn: flow.source_qpn }
+    }
+}
+
+/// What the engine keeps of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct Inbound {
+    /// The receive that the inbound message in progress fills, or that a dropped message left for
+    /// the next one.
+    pub(super) open: Receive,
+    pub(super) open_taken: bool,
+    /// Bytes of the inbound message in progress that have arrived.
+    pub(super) arrived: u32,
+    /// What the keys that the inbound message in progress needs opened when it began; `None`: no
+    /// message has begun.
+    pub(super) stamp: Option<u64>,
+    pub(super) waiter: Option<Waiter>,
+    /// COMM_EST was raised since RTR.
+    pub(super) established: bool,
+    /// SQD was asked for and sends are still under way.
+    pub(super) draining: bool,
+    /// LAST_WQE_REACHED was raised since ERR.
+    pub(super) last_wqe_raised: bool,
+    /// Multicast groups that it is in.
+    pub(super) groups: u32,
+    /// Requests of an unreliable peer that were dropped since RESET for a key, range or right.
+    pub(super) refused: u32,
+    /// What came from another shard.
+    pub(super) stream: Stream,
+}
+
+impl Inbound {
+    /// The QP is in RESET: a message in progress is forgotten. Groups keep it.
+    pub(super) fn reset(&mut self) {
+        self.open_taken = false;
+        self.arrived = 0;
+        self.stamp = None;
+        self.waiter = None;
+        self.established = false;
+        self.draining = false;
+        self.last_wqe_raised = false;
+        self.refused = 0;
+        self.stream = Stream::default();
+    }
+}
+
+/// What is saved of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedInbound {
+    open: Option<SavedReceive>,
+    arrived: u32,
+    stamp: Option<u64>,
+    waiter: Option<Waiter>,
+    established: bool,
+    draining: bool,
+    last_wqe_raised: bool,
+    groups: u32,
+    refused: u32,
+    stream: Stream,
+}
+
+impl Inbound {
+    pub(super) fn save(&self) -> SavedInbound {
+        let Self { arrived, stamp, waiter, established, draining, .. } = *self;
+        let Self { last_wqe_raised, groups, refused, .. } = *self;
+        let open = self.open_taken.then(|| self.open.save());
+        SavedInbound {
+            open,
+            arrived,
+            stamp,
+            waiter,
+            established,
+            draining,
+            last_wqe_raised,
+            groups,
+            refused,
+            stream: self.stream,
+        }
+    }
+
+    pub(super) fn load(saved: &SavedInbound) -> Result<Self, BadState> {
+        let open = saved.open.as_ref().map(Receive::load).transpose()?;
+        Ok(Self {
+            open_taken: open.is_some(),
+            open: open.unwrap_or_default(),
+            arrived: saved.arrived,
+            stamp: saved.stamp,
+            waiter: saved.waiter,
+            established: saved.established,
+            draining: saved.draining,
+            last_wqe_raised: saved.last_wqe_raised,
+            groups: saved.groups,
+            refused: saved.refused,
+            stream: saved.stream.resumed(),
+        })
+    }
+}

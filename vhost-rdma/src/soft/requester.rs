@@ -1,0 +1,579 @@
+//! The sending side: takes work requests out of send queues, checks them against this NIC's own
+//! objects, hands them to the link piece by piece, and turns outcomes into completions, waits
+//! and errors.
+//!
+//! A QP runs for a bounded turn and goes back to the end of its NIC's run queue, so that neither a
+//! large message nor a long queue keeps others waiting. The turn's end is the round's budget of
+//! time, which is asked after each work request or piece of one; the counts below only share a
+//! NIC's time among its own QPs.
+
+use virtio_rdma_abi::{Sge, SqWqe, access, event, opcode, send_flags, wc_status};
+
+use super::Nanos;
+use super::engine::{Engine, Execution, Nics};
+use super::local::{LocalOperation, Poster, local_operation};
+use super::mr::Access;
+use super::nic::Nic;
+use crate::link::{
+    Fanout, Flow, Gid, NicId, Operation, Outcome, Owner, PIECE, Payload, Request, Service, Ticket,
+};
+use crate::memory::{self, Segment};
+use crate::nic::budget::{Budget, cost};
+use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
+use crate::nic::qp::{Kind, SendQueue, State, Wait};
+use crate::nic::shape::flags_are_known;
+
+mod ahead;
+mod finish;
+mod outcome;
+
+/// Work requests of one turn.
+const TURN_REQUESTS: u32 = 64;
+/// Bytes of one turn, beside others that have work too.
+const TURN_BYTES: u32 = PIECE;
+/// How long a turn may go on while nobody else is known to have work: what [`TURN_BYTES`] are
+/// charged. A round costs as much as a few small messages, so longer turns cost less. But they take
+/// from neighbours that have less to send: beside eight NICs with writes of 1 MiB (`cargo xtask
+/// bench isolation -- writes_1m_by_8`), longer turns for all halve what is left to the victim.
+const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
+/// Bytes of every atomic operation.
+const ATOMIC_LEN: u32 = 8;
+/// An address that nobody holds.
+const NO_GID: Gid = [0; 16];
+/// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
+const RNR_FOREVER: u8 = 7;
+
+/// What a turn knows of its QP; the send queue is borrowed out of the QP meanwhile.
+struct Turn {
+    nic: NicId,
+    qpn: u32,
+    pdn: u32,
+    kind: Kind,
+    signal_all: bool,
+    cqn: u32,
+    /// What a request may take of RNR NAKs, and of silence.
+    retries: (u8, u8),
+    flow: Flow,
+    now: Nanos,
+}
+
+impl Turn {
+    const fn rearm_retries(&self, send: &mut SendQueue) {
+        (send.rnr_left, send.retries_left) = self.retries;
+    }
+}
+
+/// How a step of a turn ended.
+enum Step {
+    /// The work request is done, or a piece of it.
+    Advanced,
+    /// It waits for a timer or an event.
+    Waits,
+    /// The link takes no more now.
+    Later,
+    /// It failed with this status.
+    Failed(u8),
+}
+
+/// A work request that passed the checks that need no memory.
+struct Planned {
+    operation: Operation,
+    total: u32,
+    inline: bool,
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// Runs one QP of a NIC for a turn.
+    pub(super) fn run_qp(&mut self, id: NicId, qpn: u32, budget: &mut Budget, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some(qp) = nic.qps.get_mut(&qpn) else { return };
+        qp.scheduled = false;
+        match qp.state {
+            State::Rts => self.send_turn(id, qpn, budget, now),
+            State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
+                self.send_turn(id, qpn, budget, now);
+            }
+            State::Err | State::Sqe => nic.flush_turn(qpn, budget),
+            _ => {}
+        }
+    }
+
+    /// Runs a QP that is in the run queue, and leaves it there; true if it had anything to send.
+    pub(super) fn settle_turn(
+        &mut self,
+        id: NicId,
+        qpn: u32,
+        budget: &mut Budget,
+        now: Nanos,
+    ) -> bool {
+        let qp = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn));
+        let sends = qp.is_some_and(|qp| {
+            qp.state == State::Rts && qp.send.as_ref().is_some_and(|send| send.has_work())
+        });
+        if sends {
+            self.send_turn(id, qpn, budget, now);
+        }
+        sends
+    }
+
+    fn send_turn(&mut self, id: NicId, qpn: u32, budget: &mut Budget, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let lone = nic.run.is_empty() && self.nics.is_lone();
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        let mut bytes = 0u32;
+        let mut more = false;
+        // What the last look found is of another's time.
+        budget.looked();
+        let began = budget.seen();
+        for count in 0.. {
+            if send.wait != Wait::None || !send.has_work() {
+                break;
+            }
+            // One at least: what came before in this round may have used it up.
+            let over = count > 0 && self.is_over(id, budget);
+            let goes_on = lone && budget.seen().saturating_sub(began) < LONE_TURN;
+            if count == TURN_REQUESTS || over || (bytes >= TURN_BYTES && !goes_on) {
+                more = true;
+                break;
+            }
+            match self.step(&turn, &mut send, &mut bytes) {
+                Step::Advanced => {}
+                Step::Waits => break,
+                Step::Later => {
+                    more = true;
+                    break;
+                }
+                Step::Failed(status) => {
+                    if let Some(nic) = self.nic_mut(id) {
+                        nic.send_failed(&turn, &mut send, status);
+                    }
+                    break;
+                }
+            }
+            // The peer may be ourselves, and may have moved us to ERR.
+            let state = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn)).map(|qp| qp.state);
+            match state {
+                Some(State::Rts) => {}
+                Some(State::Sqd) if send.current.is_some() => {}
+                _ => break,
+            }
+        }
+        // What went before the wait may have taken long: it is judged whether or not more is asked.
+        if send.wait != Wait::None && !self.is_over(id, budget) {
+            more = matches!(send.wait, Wait::Owner(_)) && self.ask_ahead(&turn, &mut send, budget);
+        }
+        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
+        self.engine.segments.clear();
+        if let Some(nic) = self.nic_mut(id) {
+            nic.end_turn(qpn, send, more);
+        }
+    }
+
+    /// Whether the time is up; if the clock was looked at, how long the NIC's pieces took tells how
+    /// large the next may be.
+    #[inline]
+    fn is_over(&mut self, id: NicId, budget: &mut Budget) -> bool {
+        let over = budget.is_over(self.meter);
+        if let Some(looked) = budget.looked()
+            && let Some(nic) = self.nic_mut(id)
+        {
+            nic.backing.pace.judge(looked);
+        }
+        over
+    }
+
+    /// Executes one piece of one work request.
+    fn step(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32) -> Step {
+        let mut segments = std::mem::take(&mut self.engine.segments);
+        let step = self.step_with(turn, send, bytes, &mut segments);
+        self.engine.segments = segments;
+        step
+    }
+
+    fn step_with(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        bytes: &mut u32,
+        segments: &mut Vec<Segment>,
+    ) -> Step {
+        let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
+        let wqe = match send.current {
+            Some(wqe) => wqe,
+            None => match send.take() {
+                Some(wqe) => {
+                    turn.rearm_retries(send);
+                    wqe
+                }
+                None => return Step::Waits,
+            },
+        };
+        send.catch_up();
+        nic.meter.charge(cost::REQUEST);
+        if !flags_are_known(&wqe) {
+            return Step::Failed(wc_status::LOC_QP_OP_ERR);
+        }
+        if let Some(local) = local_operation(turn.kind, wqe.opcode) {
+            if local == LocalOperation::FastRegister {
+                // Each page is looked up in the guest's memory map.
+                let pages = wqe.aux.get().min(MAX_FAST_REG_PAGES);
+                nic.meter.charge_each(cost::PAGE, pages as usize);
+            }
+            return nic.execute_locally(turn, send, &wqe, local);
+        }
+        let planned = match nic.plan(turn, send, &wqe) {
+            Ok(planned) => planned,
+            Err(status) => return Step::Failed(status),
+        };
+        let mut flow = turn.flow;
+        if turn.kind.is_connected() {
+            // The flow of a connection is the QP's.
+        } else if !nic.address(&wqe, turn.pdn, &mut flow) {
+            return Step::Failed(wc_status::LOC_QP_OP_ERR);
+        }
+        nic.meter.charge_each(cost::ELEMENT, send.sges.len());
+        // What the owner was asked about is what it did, and what crossed may have been executed:
+        // the piece that it was, however large the next may be.
+        let len = match send.owner {
+            Owner::Unasked if !send.crosses => nic.piece(turn.kind, send, &planned),
+            _ => send.piece,
+        };
+        if let Some(word) = send.landed.take().filter(|_| planned.operation != Operation::Read) {
+            let fetches = planned.operation.fetches();
+            if fetches && !nic.bring_home(turn, send, &planned, &word) {
+                return Step::Failed(wc_status::LOC_PROT_ERR);
+            }
+            return self.settle_crossed(turn, send, &planned, Outcome::Done);
+        }
+        let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
+        if !same || (!planned.inline && !nic.gather(turn, &send.sges, &planned, segments)) {
+            return Step::Failed(wc_status::LOC_PROT_ERR);
+        }
+        let payload =
+            if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
+        send.piece = len;
+        nic.meter.charge(cost::bytes(len.into()));
+        let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
+        request.fanout = send.fanout;
+        request.owner = send.owner;
+        let vni = nic.settings.vni;
+        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
+        if let Some(bus) = &mut networks.bus {
+            if send.ticket.life == 0 {
+                send.ticket.life = bus.begin_life();
+            }
+            request.ticket = send.ticket;
+        }
+        // Under an address that was withdrawn nothing leaves: its port is down, or was given
+        // another.
+        let outcome = match (flow.source_gid == NO_GID, turn.kind) {
+            (false, _) => Self::submit(local, (nics, networks), (vni, &request)),
+            (true, Kind::Rc) => Outcome::NoAnswer,
+            (true, _) => Outcome::Done,
+        };
+        *bytes = bytes.saturating_add(len);
+        self.settle(turn, send, &planned, outcome, len)
+    }
+}
+
+/// The piece of `wqe`'s message that begins at `part.1`.
+fn request<'a>(
+    turn: &Turn,
+    flow: &'a Flow,
+    wqe: &SqWqe,
+    nic: &Nic,
+    payload: Payload<'a>,
+    part: (&Planned, u32, u32),
+) -> Request<'a> {
+    let (planned, offset, len) = part;
+    let with_immediate = matches!(wqe.opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM);
+    let own_qkey = || nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.qkey(turn.kind));
+    // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which a user may not choose freely.
+    let qkey = if wqe.aux.get() >> 31 == 1 { own_qkey() } else { wqe.aux.get() };
+    Request {
+        flow,
+        service: match turn.kind {
+            Kind::Rc => Service::Reliable,
+            Kind::Uc => Service::Unreliable,
+            Kind::Ud | Kind::Gsi => Service::Datagram,
+        },
+        operation: planned.operation,
+        payload,
+        total: planned.total,
+        offset,
+        len,
+        remote_addr: wqe.remote_addr.get(),
+        rkey: wqe.rkey.get(),
+        immediate: with_immediate.then(|| wqe.imm.to_bytes()),
+        invalidate: (wqe.opcode == opcode::SEND_WITH_INV).then(|| wqe.imm.get()),
+        solicited: wqe.flags & send_flags::SOLICITED != 0,
+        operands: match planned.operation {
+            Operation::Flush => [wqe.arg0.get(), u64::from(wqe.aux.get())],
+            _ => [wqe.arg0.get(), wqe.arg1.get()],
+        },
+        qkey,
+        fanout: Fanout::default(),
+        owner: Owner::Unasked,
+        ticket: Ticket::default(),
+    }
+}
+
+impl Nic {
+    /// Borrows the send queue out of a QP for a turn.
+    fn begin_turn(&mut self, qpn: u32, now: Nanos) -> Option<(Turn, Box<SendQueue>)> {
+        let qp = self.qps.get_mut(&qpn)?;
+        let send = qp.send.take()?;
+        let (pdn, kind, signal_all, cqn) = (qp.pdn, qp.kind, qp.signal_all, qp.send_cqn);
+        let av = *qp.attrs.av();
+        let retries = (qp.attrs.rnr_retry(), qp.attrs.retry_cnt());
+        let dest_qpn = qp.attrs.dest_qpn();
+        let flow = Flow {
+            source: self.backing.id,
+            source_qpn: qpn,
+            source_gid: self.gid(av.sgid_index.get()).unwrap_or(NO_GID),
+            source_mac: self.settings.mac,
+            dest_gid: av.dgid,
+            dest_qpn,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            sl: av.sl,
+        };
+        Some((
+            Turn { nic: self.backing.id, qpn, pdn, kind, signal_all, cqn, retries, flow, now },
+            send,
+        ))
+    }
+
+    fn end_turn(&mut self, qpn: u32, send: Box<SendQueue>, more: bool) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let idle = send.current.is_none();
+        qp.send = Some(send);
+        match qp.state {
+            State::Err | State::Sqe => self.schedule(qpn),
+            State::Sqd if idle => self.drained(qpn),
+            _ if more => self.schedule(qpn),
+            _ => {}
+        }
+    }
+
+    /// The sends that had begun before SQD are over (IBTA 10.3.1.4).
+    pub(super) fn drained(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if std::mem::take(&mut qp.own.draining) && qp.attrs.wants_drain_event() {
+            let ctx = qp.ctx;
+            self.raise(event::SQ_DRAINED, qpn, ctx);
+        }
+    }
+
+    fn execute_locally(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        wqe: &SqWqe,
+        operation: LocalOperation,
+    ) -> Step {
+        let poster = Poster { qpn: turn.qpn, pdn: turn.pdn };
+        match self.local_request(poster, wqe, operation) {
+            Ok(code) => {
+                self.send_done(turn, send, (code, 0));
+                Step::Advanced
+            }
+            Err(status) => Step::Failed(status),
+        }
+    }
+
+    /// Checks a work request's form and learns its length. Elements and inline bytes are copied
+    /// once.
+    fn plan(&self, turn: &Turn, send: &mut SendQueue, wqe: &SqWqe) -> Result<Planned, u8> {
+        let operation = operation(turn.kind, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
+        let inline = wqe.flags & send_flags::INLINE != 0;
+        let count = u32::from(wqe.num_sge.get());
+        let moves_here =
+            matches!(operation, Operation::Read | Operation::CompareSwap | Operation::FetchAdd);
+        let most = match operation {
+            // The least stride has room for its word, whatever inline the QP asked for.
+            Operation::AtomicWrite if inline => ATOMIC_LEN,
+            _ if inline => send.max_inline,
+            _ => send.max_sge,
+        };
+        if (inline && moves_here) || count > most {
+            return Err(wc_status::LOC_QP_OP_ERR);
+        }
+        if !std::mem::replace(&mut send.fetched, true) {
+            if inline { send.fetch_inline(count) } else { send.fetch_sges(count) }
+        }
+        let total = if inline {
+            u64::from(count)
+        } else {
+            send.sges.iter().map(|sge| u64::from(sge.length.get())).sum()
+        };
+        let is_word = total == u64::from(ATOMIC_LEN);
+        match operation {
+            Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite if !is_word => {
+                return Err(wc_status::LOC_LEN_ERR);
+            }
+            Operation::CompareSwap | Operation::FetchAdd if count != 1 => {
+                return Err(wc_status::LOC_QP_OP_ERR);
+            }
+            Operation::Flush if count != 0 => return Err(wc_status::LOC_QP_OP_ERR),
+            _ => {}
+        }
+        let most = if turn.kind.is_connected() { MAX_MSG } else { MTU };
+        match u32::try_from(total) {
+            // More can be done of it than there is only if saved state says so.
+            Ok(total) if total <= most && send.done <= total => {
+                Ok(Planned { operation, total, inline })
+            }
+            _ => Err(wc_status::LOC_LEN_ERR),
+        }
+    }
+
+    /// Addresses a datagram; false if its address handle is not of this domain.
+    fn address(&self, wqe: &SqWqe, pdn: u32, flow: &mut Flow) -> bool {
+        let handle = usize::try_from(wqe.arg0.get()).ok().and_then(|number| self.ahs.get(number));
+        let Some(ah) = handle.filter(|ah| ah.pdn == pdn) else { return false };
+        flow.source_gid = self.gid(ah.av.sgid_index.get()).unwrap_or(NO_GID);
+        flow.dest_gid = ah.av.dgid;
+        flow.dest_qpn = wqe.rkey.get();
+        flow.traffic_class = ah.av.traffic_class;
+        flow.hop_limit = ah.av.hop_limit;
+        flow.sl = ah.av.sl;
+        true
+    }
+
+    /// Resolves the work request's elements; false if one of them is denied. `segments` may have
+    /// those of an earlier one, whose translations are likely the same.
+    fn gather(
+        &self,
+        turn: &Turn,
+        sges: &[Sge],
+        planned: &Planned,
+        segments: &mut Vec<Segment>,
+    ) -> bool {
+        let rights = match planned.operation {
+            Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush => 0,
+            Operation::Read | Operation::CompareSwap | Operation::FetchAdd => access::LOCAL_WRITE,
+        };
+        let mut count = 0;
+        let named = sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
+            let access = Access {
+                pdn: turn.pdn,
+                qpn: 0,
+                key: sge.lkey.get(),
+                addr: sge.addr.get(),
+                len: sge.length.get(),
+                rights,
+            };
+            let Ok(segment) = self.backing.mrs.segment(&access) else { return false };
+            match segments.get_mut(count) {
+                Some(old) => segment.replace(old),
+                None => segments.push(segment.keep()),
+            }
+            count += 1;
+            true
+        });
+        segments.truncate(count);
+        named
+    }
+
+    /// Puts what was read elsewhere where the work request wants it; false if it may not.
+    fn bring_home(
+        &self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        bytes: &[u8],
+    ) -> bool {
+        let mut segments = Vec::new();
+        let (len, done) = (send.piece, u64::from(send.done));
+        bytes.len() == len as usize
+            && self.opens_the_same(send, (planned.total, len))
+            && self.gather(turn, &send.sges, planned, &mut segments)
+            && memory::write(&segments, done, bytes).is_ok()
+    }
+
+    /// Length of the next piece. Datagrams and atomics are one.
+    #[inline]
+    fn piece(&self, kind: Kind, send: &SendQueue, planned: &Planned) -> u32 {
+        let cut = matches!(planned.operation, Operation::Send | Operation::Write | Operation::Read);
+        if planned.inline || !cut || !kind.is_connected() {
+            return planned.total - send.done;
+        }
+        self.cut_piece(&send.sges, (planned, send.done))
+    }
+
+    /// Length of the piece of a message that begins behind some bytes of it.
+    #[inline]
+    fn cut_piece(&self, sges: &[Sge], (planned, done): (&Planned, u32)) -> u32 {
+        let lengths = sges.iter().map(|sge| sge.length.get());
+        self.backing.pace.piece(lengths, done, planned.total)
+    }
+
+    /// Whether the keys of a message that takes several turns open what they opened at its first: a
+    /// region that was registered anew meanwhile ends it.
+    fn opens_the_same(&self, send: &mut SendQueue, (total, len): (u32, u32)) -> bool {
+        if len == total {
+            return true;
+        }
+        let stamp = self.backing.mrs.stamp_of(&send.sges);
+        if send.done == 0 {
+            send.stamp = stamp;
+        }
+        send.stamp == stamp
+    }
+
+    fn count_sent(&mut self, planned: &Planned, len: u32) {
+        let len = u64::from(len);
+        match planned.operation {
+            Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush => {
+                self.counters.tx_bytes += len;
+            }
+            Operation::Read => self.counters.rx_bytes += len,
+            Operation::CompareSwap | Operation::FetchAdd => {
+                self.counters.tx_bytes += len;
+                self.counters.rx_bytes += len;
+            }
+        }
+    }
+
+    fn retries_exceeded(&mut self, qpn: u32) {
+        if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
+            self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);
+            self.end_turn(qpn, send, false);
+        }
+    }
+
+    /// An event ended a wait early: the peer posted a receive, or appeared.
+    pub(super) fn woken(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let forever = qp.attrs.rnr_retry();
+        let Some(send) = &mut qp.send else { return };
+        match send.wait {
+            // The wait that was cut short does not count against the retries.
+            Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
+            Wait::Answer(_) => {}
+            Wait::None | Wait::Owner(_) | Wait::Link(_) => return,
+        }
+        send.wait = Wait::None;
+        self.schedule(qpn);
+    }
+}
+
+/// What an opcode does, if QPs of this kind may do it (docs/virtio-rdma.md §7.1).
+const fn operation(kind: Kind, code: u8) -> Option<Operation> {
+    match (code, kind) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) | (opcode::SEND_WITH_INV, Kind::Rc) => {
+            Some(Operation::Send)
+        }
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => {
+            Some(Operation::Write)
+        }
+        (opcode::RDMA_READ, Kind::Rc) => Some(Operation::Read),
+        (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(Operation::CompareSwap),
+        (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(Operation::FetchAdd),
+        (opcode::ATOMIC_WRITE, Kind::Rc) => Some(Operation::AtomicWrite),
+        (opcode::FLUSH, Kind::Rc) => Some(Operation::Flush),
+        _ => None,
+    }
+}

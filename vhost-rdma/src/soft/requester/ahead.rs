@@ -1,0 +1,143 @@
+//! Owners of mirrored memory are asked for pieces before their turn (`nic/qp/ahead.rs`).
+//!
+//! Only plain writes and reads go ahead, and only to memory whose owner has a part to do: whatever
+//! else follows waits for its turn, so that a message that tells the peer of earlier ones comes
+//! behind them. An owner does its jobs in the order in which it was asked. A failure is nobody's
+//! affair here: the piece finds it in its turn.
+
+use virtio_rdma_abi::{SqWqe, opcode, send_flags};
+
+use super::{Planned, Turn, request};
+use crate::link::{Link as _, Operation, PIECE, Payload};
+use crate::memory::Segment;
+use crate::nic::budget::{Budget, cost};
+use crate::nic::limits::MAX_MSG;
+use crate::nic::qp::SendQueue;
+use crate::nic::shape::flags_are_known;
+use crate::soft::engine::{Engine, Execution, Nics};
+
+/// Pieces of a queue pair that are asked ahead, so that the threads of the way to an owner and back
+/// have work while one of them has the processor.
+const MOST: usize = 16;
+
+/// Where a piece begins: the work request's place (0: the one being executed), its shape, and the
+/// bytes before the piece.
+struct Spot {
+    place: usize,
+    planned: Planned,
+    offset: u32,
+}
+
+/// What a request does, and its length, if it may go ahead. A fence waits for reads (IBTA
+/// 10.8.3.3).
+fn planned(wqe: &SqWqe, lengths: impl Iterator<Item = u32>) -> Option<Planned> {
+    let operation = match wqe.opcode {
+        opcode::RDMA_WRITE => Operation::Write,
+        opcode::RDMA_READ => Operation::Read,
+        _ => return None,
+    };
+    let bars = send_flags::INLINE | send_flags::FENCE;
+    let total: u64 = lengths.map(u64::from).sum();
+    let total = u32::try_from(total).ok().filter(|total| (1..=MAX_MSG).contains(total))?;
+    let may = wqe.flags & bars == 0 && flags_are_known(wqe);
+    may.then_some(Planned { operation, total, inline: false })
+}
+
+fn may_be_early(wqe: &SqWqe) -> bool {
+    planned(wqe, std::iter::once(1)).is_some()
+}
+
+/// The request of a place, at its first byte.
+fn spot_at(send: &SendQueue, place: usize) -> Option<Spot> {
+    let (wqe, sges) = send.request_at(place)?;
+    let planned = planned(wqe, sges.iter().map(|sge| sge.length.get()))?;
+    Some(Spot { place, planned, offset: 0 })
+}
+
+/// Where the piece that was asked last ends.
+fn last(send: &SendQueue) -> Option<Spot> {
+    let mut spot = Spot { offset: send.done, ..spot_at(send, 0)? };
+    for len in std::iter::once(send.piece).chain(send.ahead.pieces()) {
+        if spot.offset == spot.planned.total {
+            spot = spot_at(send, spot.place + 1)?;
+        }
+        spot.offset += len;
+    }
+    Some(spot)
+}
+
+/// Where the next piece to be asked begins.
+fn next(send: &mut SendQueue) -> Option<Spot> {
+    let spot = last(send)?;
+    if spot.offset < spot.planned.total {
+        return Some(spot);
+    }
+    let place = spot.place + 1;
+    if send.request_at(place).is_none() && !send.take_early(may_be_early) {
+        return None;
+    }
+    spot_at(send, place)
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// The current work request waits for an owner: asks for some of what comes behind it. True if
+    /// more may be asked in another turn: owners hear of their jobs between turns, and should have
+    /// something to do soon.
+    pub(super) fn ask_ahead(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        budget: &mut Budget,
+    ) -> bool {
+        if !turn.kind.is_connected() {
+            return false;
+        }
+        let mut segments = std::mem::take(&mut self.engine.segments);
+        let mut bytes = 0u32;
+        let more = loop {
+            if send.ahead.pieces().len() >= MOST {
+                break false;
+            }
+            if bytes >= PIECE || self.is_over(turn.nic, budget) {
+                break true;
+            }
+            let Some(spot) = next(send) else { break false };
+            let Some((len, job)) = self.ask_piece(turn, send, &spot, &mut segments) else {
+                break false;
+            };
+            send.ahead.asked(len, job);
+            bytes = bytes.saturating_add(len);
+        };
+        self.engine.segments = segments;
+        more
+    }
+
+    /// The piece's length, and the job's number.
+    fn ask_piece(
+        &mut self,
+        turn: &Turn,
+        send: &SendQueue,
+        spot: &Spot,
+        segments: &mut Vec<Segment>,
+    ) -> Option<(u32, u64)> {
+        let nic = self.nic_mut(turn.nic)?;
+        let (wqe, sges) = send.request_at(spot.place)?;
+        nic.meter.charge(cost::REQUEST);
+        nic.meter.charge_each(cost::ELEMENT, sges.len());
+        let Spot { ref planned, offset, .. } = *spot;
+        let len = nic.cut_piece(sges, (planned, offset));
+        let writes = planned.operation == Operation::Write;
+        if writes && !nic.gather(turn, sges, planned, segments) {
+            return None;
+        }
+        // What is read comes in the read's own turn.
+        let payload = Payload::Memory(if writes { segments } else { &[] });
+        if writes {
+            nic.meter.charge(cost::bytes(len.into()));
+        }
+        let request = request(turn, &turn.flow, wqe, nic, payload, (planned, offset, len));
+        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
+        let job = local.ask_ahead(&mut crate::soft::network::View { nics, networks }, &request);
+        job.map(|job| (len, job))
+    }
+}

@@ -1,0 +1,203 @@
+//! What becomes of a request: done, refused, or a wait that a timer, an event or an answer ends.
+
+use super::finish::completion_opcode;
+use super::{Planned, RNR_FOREVER, Step, Turn};
+use crate::link::{Nak, NicId, Outcome, Owner, Token};
+use crate::nic::qp::{Kind, SendQueue, Wait};
+use crate::nic::timer::{self, Waiting};
+use crate::soft::engine::{Execution, Nics};
+use crate::soft::{Nanos, mirror};
+use virtio_rdma_abi::wc_status;
+
+impl<N: Nics> Execution<'_, N> {
+    pub(super) fn settle(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        outcome: Outcome,
+        len: u32,
+    ) -> Step {
+        let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
+        send.owner = match (outcome, send.owner) {
+            (Outcome::Pending(job), _) => Owner::Asked(job),
+            // An atomic that was executed is not executed again.
+            (Outcome::NotReady(_) | Outcome::NoAnswer, did @ Owner::Did(_)) => did,
+            _ => Owner::Unasked,
+        };
+        if !matches!(outcome, Outcome::Done | Outcome::Pending(_)) {
+            send.ahead.forget_pieces();
+        }
+        match outcome {
+            Outcome::Done => {
+                turn.rearm_retries(send);
+                nic.count_sent(planned, len);
+                send.done += len;
+                if send.done >= planned.total {
+                    nic.send_done(
+                        turn,
+                        send,
+                        (completion_opcode(planned.operation), planned.total),
+                    );
+                    nic.counters.tx_messages += 1;
+                }
+                Step::Advanced
+            }
+            Outcome::NotReady(code) => {
+                nic.counters.rnr_naks_received += 1;
+                let forever =
+                    nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
+                if !forever {
+                    match send.rnr_left.checked_sub(1) {
+                        Some(left) => send.rnr_left = left,
+                        None => return Step::Failed(wc_status::RNR_RETRY_EXC_ERR),
+                    }
+                }
+                let until = turn.now.saturating_add(timer::rnr_delay(code));
+                send.wait = Wait::Receiver(until);
+                nic.timers.set(until, Waiting::Send(turn.qpn));
+                Step::Waits
+            }
+            Outcome::NoAnswer => {
+                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
+                let until =
+                    timer::ack_timeout(timeout).map_or(Nanos::MAX, |t| turn.now.saturating_add(t));
+                send.wait = Wait::Answer(until);
+                nic.timers.set(until, Waiting::Send(turn.qpn));
+                Step::Waits
+            }
+            Outcome::Refused(Nak::InvalidRequest) => Step::Failed(wc_status::REM_INV_REQ_ERR),
+            Outcome::Refused(Nak::RemoteAccess) => Step::Failed(wc_status::REM_ACCESS_ERR),
+            Outcome::Refused(Nak::RemoteOperation) => Step::Failed(wc_status::REM_OP_ERR),
+            Outcome::LocalFault => Step::Failed(wc_status::LOC_PROT_ERR),
+            Outcome::Partly(fanout) => {
+                send.fanout = fanout;
+                Step::Advanced
+            }
+            Outcome::Pending(_) => {
+                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
+                let patience = match turn.kind {
+                    Kind::Rc => timer::ack_timeout(timeout).map(|time| time.max(mirror::PATIENCE)),
+                    _ => Some(mirror::PATIENCE),
+                };
+                let until = patience.map_or(Nanos::MAX, |time| turn.now.saturating_add(time));
+                send.wait = Wait::Owner(until);
+                nic.timers.set(until, Waiting::Send(turn.qpn));
+                Step::Waits
+            }
+            Outcome::Later => {
+                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
+                let patience = timer::ack_timeout(timeout).map(|time| time.max(mirror::PATIENCE));
+                let until = patience.map_or(Nanos::MAX, |time| turn.now.saturating_add(time));
+                send.crosses = true;
+                send.wait = Wait::Link(until);
+                nic.timers.set(until, Waiting::Send(turn.qpn));
+                Step::Waits
+            }
+            Outcome::Full => Step::Later,
+        }
+    }
+
+    /// The answer to a request that crossed to another shard.
+    pub(in crate::soft) fn answered(
+        &mut self,
+        token: &Token,
+        outcome: Outcome,
+        bytes: &[u8],
+        now: Nanos,
+    ) {
+        if !self.awaits(token, (outcome, bytes)) {
+            return;
+        }
+        let Some(nic) = self.nic_mut(token.nic) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(token.qpn, now) else { return };
+        // Whoever has stopped waiting takes no for no answer: the request may be on its way again.
+        let waits = matches!(send.wait, Wait::Link(_)) || outcome == Outcome::Done;
+        if let (true, Some(wqe)) = (waits, send.current) {
+            send.wait = Wait::None;
+            let step = match nic.plan(&turn, &mut send, &wqe) {
+                Ok(planned) if outcome == Outcome::Done && planned.operation.fetches() => {
+                    match nic.bring_home(&turn, &mut send, &planned, bytes) {
+                        true => self.settle_crossed(&turn, &mut send, &planned, outcome),
+                        false => Step::Failed(wc_status::LOC_PROT_ERR),
+                    }
+                }
+                Ok(planned) => self.settle_crossed(&turn, &mut send, &planned, outcome),
+                Err(status) => Step::Failed(status),
+            };
+            if let (Step::Failed(status), Some(nic)) = (step, self.nic_mut(token.nic)) {
+                nic.send_failed(&turn, &mut send, status);
+            }
+        }
+        let goes_on = send.wait == Wait::None && send.has_work();
+        if let Some(nic) = self.nic_mut(token.nic) {
+            nic.end_turn(token.qpn, send, goes_on);
+        }
+    }
+
+    pub(super) fn settle_crossed(
+        &mut self,
+        turn: &Turn,
+        send: &mut SendQueue,
+        planned: &Planned,
+        outcome: Outcome,
+    ) -> Step {
+        let len = send.piece;
+        if outcome == Outcome::Done {
+            send.crosses = false;
+            send.ticket.advance();
+        }
+        self.settle(turn, send, planned, outcome, len)
+    }
+
+    /// An unreliable message went nowhere, which nobody is told of.
+    fn give_up(&mut self, id: NicId, qpn: u32, now: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        if let Some(wqe) = send.current {
+            send.wait = Wait::None;
+            let step = match nic.plan(&turn, &mut send, &wqe) {
+                Ok(planned) => {
+                    let len = send.piece;
+                    self.settle(&turn, &mut send, &planned, Outcome::Done, len)
+                }
+                Err(status) => Step::Failed(status),
+            };
+            if let (Step::Failed(status), Some(nic)) = (step, self.nic_mut(id)) {
+                nic.send_failed(&turn, &mut send, status);
+            }
+        }
+        if let Some(nic) = self.nic_mut(id) {
+            nic.end_turn(qpn, send, true);
+        }
+    }
+
+    /// A wait of the QP is over: its timer fired.
+    pub(crate) fn timer_fired(&mut self, id: NicId, qpn: u32, deadline: Nanos) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        let Some(qp) = nic.qps.get_mut(&qpn) else { return };
+        let Some(send) = &mut qp.send else { return };
+        match send.wait {
+            Wait::Receiver(until) if until == deadline => {
+                send.wait = Wait::None;
+                nic.schedule(qpn);
+            }
+            // Nobody is told of an unreliable message that went nowhere.
+            Wait::Owner(until) if until == deadline && qp.kind != Kind::Rc => {
+                self.give_up(id, qpn, deadline);
+            }
+            Wait::Answer(until) | Wait::Owner(until) | Wait::Link(until) if until == deadline => {
+                nic.counters.ack_timeouts += 1;
+                send.wait = Wait::None;
+                match send.retries_left.checked_sub(1) {
+                    Some(left) => {
+                        send.retries_left = left;
+                        nic.schedule(qpn);
+                    }
+                    None => nic.retries_exceeded(qpn),
+                }
+            }
+            _ => {}
+        }
+    }
+}

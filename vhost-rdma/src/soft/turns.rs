@@ -1,0 +1,85 @@
+//! The turns of software NICs in a round: deadlines, chores, queue pairs, and requesters whose wait
+//! an event ended.
+
+use super::engine::{Execution, Nics};
+use super::nic::{Nic, NicState};
+use super::qp::{Requester, Waiter};
+use super::{Nanos, engine::Engine};
+use crate::link::NicId;
+use crate::nic::budget::{Budget, cost};
+use crate::nic::timer::Waiting;
+
+impl Engine {
+    /// Takes over whom a NIC wakes.
+    #[inline]
+    pub(crate) fn take_wakes(&mut self, nic: &mut Nic) {
+        if nic.backing.wakes.is_empty() {
+            return;
+        }
+        let vni = nic.settings.vni;
+        for Waiter { who, qpn } in nic.backing.wakes.drain(..) {
+            match (who, &mut self.networks.bus) {
+                (Requester::Here(nic), _) => self.wakes.push_back((nic, qpn)),
+                (Requester::Elsewhere(gid), Some(bus)) => bus.wake(vni, gid, qpn),
+                (Requester::Elsewhere(_), None) => {}
+            }
+        }
+    }
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// Wakes those whom [`Engine::take_wakes`] found; true if there were any.
+    pub(crate) fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
+        let found = !self.engine.wakes.is_empty();
+        while let Some((id, qpn)) = self.engine.wakes.pop_front() {
+            self.meter.charge(cost::WAKE);
+            if let Some(nic) = self.nic_mut(id) {
+                nic.woken(qpn);
+            }
+            if budget.is_over(self.meter) {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Serves one NIC for a turn: whether it had any work, and whether it has more for this round.
+    pub(crate) fn serve(&mut self, id: NicId, now: Nanos, budget: &mut Budget) -> (bool, bool) {
+        let Some(nic) = self.nic_mut(id) else { return (false, false) };
+        if nic.has_other_work(now) {
+            // Before the timers: what was waited for when the NIC stood still is waited for anew.
+            nic.do_chores(budget);
+            if !nic.chores.are_resuming() {
+                self.fire_timers(id, now, budget);
+            }
+            let Some(nic) = self.nic_mut(id) else { return (true, false) };
+            nic.begin_round(now);
+        }
+        let Some(nic) = self.nic_mut(id).filter(|nic| nic.backing.turns > 0) else {
+            return (true, false);
+        };
+        nic.backing.turns -= 1;
+        if let Some(qpn) = nic.run.pop_front() {
+            self.run_qp(id, qpn, budget, now);
+        }
+        let more = self.nic_mut(id).is_some_and(|nic| {
+            nic.life == NicState::Ready && (nic.backing.turns > 0 || nic.has_other_work(now))
+        });
+        (true, more)
+    }
+
+    fn fire_timers(&mut self, id: NicId, now: Nanos, budget: &mut Budget) {
+        while let Some(nic) = self.nic_mut(id)
+            && let Some((deadline, waiting)) = nic.timers.pop(now)
+        {
+            match waiting {
+                Waiting::Send(qpn) => self.timer_fired(id, qpn, deadline),
+                Waiting::Event(cqn) => nic.event_timer_fired(cqn, now),
+            }
+            self.meter.charge(cost::TIMER);
+            if budget.is_over(self.meter) {
+                return;
+            }
+        }
+    }
+}
