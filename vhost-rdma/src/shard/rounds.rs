@@ -130,9 +130,10 @@ impl Nics for Served<'_> {
         self.slots.get(id).and_then(AnyNic::own)
     }
 
-    fn scan(&mut self, budget: &mut Budget) {
-        let (mut posts, mut serving) = (Vec::new(), None);
-        self.rounds.scan((self.slots, &mut posts), (self.meter, budget), &mut serving);
+    fn scan(&mut self, budget: &mut Budget, serving: &mut Option<NicId>) {
+        let (mut posts, asked) = (Vec::new(), *serving);
+        self.rounds.scan((self.slots, &mut posts), (self.meter, budget), serving);
+        *serving = asked;
     }
 
     fn account(&mut self, id: NicId, service: Nanos) {

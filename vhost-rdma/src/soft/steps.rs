@@ -133,7 +133,7 @@ impl<N: Nics> Execution<'_, N> {
     ) -> Result<Reply, Status> {
         // Also a peer's receives count that no round has seen yet.
         let mut budget = self.meter.budget(STEP);
-        self.nics.scan(&mut budget);
+        self.nics.scan(&mut budget, self.serving);
         let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
         let settle = nic.qp_numbers.walk();
         let resize =
