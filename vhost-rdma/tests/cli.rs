@@ -16,6 +16,8 @@ mod json;
 mod mistakes;
 #[path = "cli/peers.rs"]
 mod peers;
+#[path = "cli/readme.rs"]
+mod readme;
 #[path = "cli/reload.rs"]
 mod reload;
 #[path = "cli/run.rs"]

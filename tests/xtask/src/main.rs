@@ -5,7 +5,7 @@
 //!
 //! ```sh
 //! cargo xtask try                                         # RDMA between two processes, without root
-//! cargo xtask demo                                        # the README's table
+//! cargo xtask demo                                        # two VMs; the README's figures
 //! cargo xtask test [--fast | --full]                      # everything that must hold
 //! cargo xtask bench                                       # ratios on the virtual guest
 //! cargo xtask bench isolation                             # what attacks cost a victim in another network
@@ -31,6 +31,7 @@
 
 mod chores;
 mod claims;
+mod figures;
 mod links;
 mod results;
 mod spec;
@@ -146,7 +147,7 @@ enum Chore {
 fn run(cli: &Cli) -> Result<bool> {
     exec::catch_signals()?;
     match &cli.chore {
-        Chore::Demo(args) => args.run(&Cache::open()?),
+        Chore::Demo(args) => args.with_figures().run(&Cache::open()?),
         Chore::Try(args) => args.run(&Cache::open()?),
         Chore::Process(command) => command.run(&Cache::open()?),
         Chore::Test(args) => args.run(&Cache::open()?),

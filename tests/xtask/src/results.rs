@@ -15,6 +15,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::figures;
 use lab::exec::workspace;
 use lab::rows::Row;
 
@@ -48,21 +49,21 @@ pub(crate) struct Add {
 
 /// One run.
 #[derive(Debug, Serialize, Deserialize)]
-struct Run {
+pub(crate) struct Run {
     /// Year, month, day.
-    date: String,
+    pub(crate) date: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    commit: Option<String>,
-    command: String,
-    machine: String,
+    pub(crate) commit: Option<String>,
+    pub(crate) command: String,
+    pub(crate) machine: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    note: String,
+    pub(crate) note: String,
     /// As the command wrote them. All have a name, and `ok`.
     #[serde(default)]
-    rows: Vec<BTreeMap<String, Value>>,
+    pub(crate) rows: Vec<BTreeMap<String, Value>>,
     /// What programs printed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    output: Vec<Value>,
+    pub(crate) output: Vec<Value>,
 }
 
 impl Results {
@@ -72,7 +73,11 @@ impl Results {
             Self::Add(add) => add.run(&dir)?,
             Self::Summary => {}
         }
-        fs::write(dir.join("README.md"), summary(&runs(&dir)?))?;
+        let runs = runs(&dir)?;
+        fs::write(dir.join("README.md"), summary(&runs))?;
+        let readme = workspace().join("README.md");
+        let text = fs::read_to_string(&readme)?;
+        fs::write(&readme, figures::put(&text, &figures::table(&runs)?)?)?;
         Ok(true)
     }
 }
@@ -195,14 +200,21 @@ fn summary(runs: &[(String, Run)]) -> String {
     text
 }
 
-/// Whether the summary is what the runs make.
+/// Whether the summary, and the README's figures, are what the runs make.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let dir = root.join(DIR);
-    let right = fs::read_to_string(dir.join("README.md"))? == summary(&runs(&dir)?);
-    if !right {
-        eprintln!(
-            "error: {DIR}/README.md is not what its runs make: `cargo xtask results summary`"
-        );
+    let runs = runs(&dir)?;
+    let readme = fs::read_to_string(root.join("README.md"))?;
+    let made = [
+        (format!("{DIR}/README.md"), summary(&runs)),
+        ("README.md".to_owned(), figures::put(&readme, &figures::table(&runs)?)?),
+    ];
+    let mut right = true;
+    for (name, text) in made {
+        if fs::read_to_string(root.join(&name))? != text {
+            eprintln!("error: {name} is not what the runs make: `cargo xtask results summary`");
+            right = false;
+        }
     }
     Ok(right)
 }

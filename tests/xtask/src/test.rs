@@ -52,7 +52,7 @@ impl Args {
             steps.step("atomics against the guests' CPUs", || {
                 let only = Some("atomic -t".to_owned());
                 let options = Options { cpus: 2, only, ..Default::default() };
-                pair::Args { options, no_reference: true }.run(cache)
+                pair::Args { options, no_reference: true, ..Default::default() }.run(cache)
             })?;
             steps.step("life of drivers, guests and VMs", || {
                 life::Args { full: self.full, ..Default::default() }.run(cache)

@@ -171,14 +171,19 @@ impl Daemon {
     /// SIGSTOP or SIGCONT: a daemon that hangs, and no longer does.
     pub(crate) fn hang(&self, hang: bool) -> Result<()> {
         let signal = if hang { Signal::STOP } else { Signal::CONT };
-        // Those that serve a network each, too.
-        let parent = self.child.id().to_string();
-        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
-        for pid in std::iter::once(parent.as_str()).chain(own.split_whitespace()) {
-            let pid = pid.parse().ok().and_then(Pid::from_raw);
+        for pid in self.processes()? {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
             kill_process(pid.context("the daemon has no process id")?, signal)?;
         }
         Ok(())
+    }
+
+    /// The daemon, and those of its processes that serve a network each.
+    pub(crate) fn processes(&self) -> Result<Vec<u32>> {
+        let parent = self.child.id().to_string();
+        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
+        let pids = std::iter::once(parent.as_str()).chain(own.split_whitespace());
+        Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
     }
 
     /// SIGKILL for the process that serves a network.

@@ -269,6 +269,14 @@ impl Guest {
         Ok(())
     }
 
+    /// Its QEMU, if that is a process of this machine.
+    pub(crate) fn process(&self) -> Option<u32> {
+        match &self.machine {
+            Machine::Child { qemu, .. } => Some(qemu.id()),
+            Machine::Inner { .. } => None,
+        }
+    }
+
     /// A connection to QEMU's monitor, which takes one at a time.
     pub(crate) fn monitor(&self) -> Result<Qmp> {
         Qmp::connect(&self.monitor)

@@ -42,7 +42,8 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    fn of(&self, n: usize) -> &(String, String) {
+    /// The device in guest a (0) or b, and the index of its GID.
+    pub(crate) fn of(&self, n: usize) -> &(String, String) {
         if n == 0 { &self.a } else { &self.b }
     }
 
@@ -197,7 +198,8 @@ pub(crate) fn endless(
     Ok((client, server))
 }
 
-fn command(text: &str, device: &(String, String), n: u32) -> String {
+/// A script that runs one line of a program list.
+pub(crate) fn command(text: &str, device: &(String, String), n: u32) -> String {
     let line = text
         .replace("{dev}", &device.0)
         .replace("{gid}", &device.1)
@@ -277,7 +279,8 @@ fn counter_fault(
     short.then(|| format!("the NICs' counters grew by less than {bytes} bytes and {messages} messages: client {client:?}, server {server:?}\n"))
 }
 
-fn start_server(
+/// Starts a server and waits until it listens.
+pub(crate) fn start_server(
     b: &mut Guest,
     device: &(String, String),
     (line, port): (&str, u16),

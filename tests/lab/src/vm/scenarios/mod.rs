@@ -7,6 +7,7 @@ pub mod clients;
 pub mod cluster;
 pub mod cni_rdma;
 pub mod drivers;
+pub mod figures;
 pub mod fixture;
 pub mod iommu;
 pub mod life;

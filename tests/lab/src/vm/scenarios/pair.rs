@@ -2,7 +2,9 @@
 //! device, in the same boot.
 
 use anyhow::Result;
+use serde::Serialize;
 
+use super::figures::{self, Cost, FigureRow};
 use super::fixture::{Fixture, Options};
 use super::rxe::report;
 use crate::cache::Cache;
@@ -21,6 +23,34 @@ pub struct Args {
     /// Leave the rxe half out; the rows have no reference then
     #[arg(long)]
     pub no_reference: bool,
+    /// Also the README's five figures: beside TCP, and what a message costs in processor time
+    #[arg(long)]
+    pub figures: bool,
+}
+
+/// A line of the `--json` file.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Line {
+    Program(Row),
+    Figure(FigureRow),
+}
+
+impl Line {
+    fn row(&self) -> &Row {
+        match self {
+            Self::Program(row) => row,
+            Self::Figure(figure) => &figure.row,
+        }
+    }
+}
+
+/// What is measured of the README's figures, one list for each way.
+#[derive(Debug, Default)]
+struct Figures {
+    ours: Vec<Cost>,
+    rxe: Vec<Cost>,
+    tcp: Vec<Cost>,
 }
 
 /// The names of all rows.
@@ -46,9 +76,24 @@ impl Args {
         let table = table.inspect_err(|_| {
             eprintln!("the end of the daemon's log:\n{}", fixture.daemon.log_tail(25));
         })?;
-        rows::print_table(&table, "vhost-rdma", "rxe");
+        let rows: Vec<Row> = table.iter().map(|line| line.row().clone()).collect();
+        rows::print_table(&rows, "vhost-rdma", "rxe");
+        let figures = table.iter().filter_map(|line| match line {
+            Line::Figure(figure) => Some(figure.clone()),
+            Line::Program(_) => None,
+        });
+        let figures: Vec<FigureRow> = figures.collect();
+        if !figures.is_empty() {
+            figures::print(&figures);
+        }
         self.options.write(&table)?;
-        Ok(clean && table.iter().all(|r| r.ok))
+        Ok(clean && rows.iter().all(|r| r.ok))
+    }
+
+    /// The same with the README's figures: the demo.
+    #[must_use]
+    pub fn with_figures(&self) -> Self {
+        Self { options: self.options.clone(), figures: self.options.only.is_none(), ..*self }
     }
 
     /// The daemon and two guests on it.
@@ -62,7 +107,10 @@ impl Args {
         all.filter(|program| self.options.chosen(program.name))
     }
 
-    fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Row>> {
+    fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Line>> {
+        let qemus: Vec<u32> = [&*a, &*b].into_iter().filter_map(Guest::process).collect();
+        let payers = || Ok([qemus.clone(), daemon.processes()?].concat());
+        let mut figures = Figures::default();
         let mut reference = Vec::new();
         if !self.no_reference {
             let devices = peers::attach_rxe(a, b)?;
@@ -70,6 +118,10 @@ impl Args {
                 let ran = peers::run(a, b, &devices, program, program.reference_n, None)?;
                 report(program.name, "rxe", ran.value, program.unit, ran.fault.as_deref());
                 reference.push(ran);
+            }
+            if self.figures {
+                eprintln!("    rxe:");
+                figures.rxe = figures::on_rdma((a, b), &devices, &payers)?;
             }
             peers::detach_rxe(a, b)?;
         }
@@ -79,7 +131,15 @@ impl Args {
         for (n, program) in self.chosen().enumerate() {
             let ours = peers::run(a, b, &devices, program, program.n, Some(witness))?;
             report(program.name, "ours", ours.value, program.unit, ours.fault.as_deref());
-            table.push(row(program, &ours, reference.get(n)));
+            table.push(Line::Program(row(program, &ours, reference.get(n))));
+        }
+        if self.figures {
+            eprintln!("    ours:");
+            figures.ours = figures::on_rdma((a, b), &devices, &payers)?;
+            eprintln!("    TCP:");
+            figures.tcp = figures::on_tcp((a, b), &devices, &payers)?;
+            let rows = figures::table(&figures.ours, &figures.rxe, &figures.tcp);
+            table.extend(rows.into_iter().map(Line::Figure));
         }
         Ok(table)
     }
