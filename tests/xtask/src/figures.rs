@@ -97,7 +97,10 @@ mod tests {
             ("e.json".to_owned(), run("2026-01-01", 1.0)),
         ];
         let text = table(&runs).unwrap();
-        assert!(text.contains("\n| x | 10.0 | – | 250 | us | 0.0500 us | – | 12.3 us |\n"), "{text}");
+        assert!(
+            text.contains("\n| x | 10.0 | – | 250 | us | 0.0500 us | – | 12.3 us |\n"),
+            "{text}"
+        );
         assert!(text.contains("(docs/results/d-10.json)") && !text.contains("devinfo"), "{text}");
         assert!(table(&[]).is_err());
     }

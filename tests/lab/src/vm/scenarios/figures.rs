@@ -156,8 +156,10 @@ pub(super) fn on_rdma(
 ) -> Result<Vec<Cost>> {
     let one = |figure: &Figure| {
         let size = figure.size;
-        let line =
-            format!("{} -d {{dev}} -x {{gid}} -s {size} -F -D {RUN} --report_gbits", figure.perftest);
+        let line = format!(
+            "{} -d {{dev}} -x {{gid}} -s {size} -F -D {RUN} --report_gbits",
+            figure.perftest
+        );
         let server = peers::start_server(b, devices.of(1), (&line, PERFTEST_PORT), 0)?;
         let client = peers::command(&format!("{line} {{peer}}"), devices.of(0), 0);
         let (text, cores) = measured((a, &client), (b, server), payers)?;
