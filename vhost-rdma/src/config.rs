@@ -89,7 +89,7 @@ pub struct File {
     /// Networks that exist at every start.
     pub networks: Vec<Network>,
     /// NICs that exist at every start.
-    pub nics: Vec<Nic>,
+    pub nics: Vec<NicEntry>,
 }
 
 /// The channel between daemons.
@@ -154,7 +154,7 @@ pub struct Peer {
 /// A NIC in the configuration file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Nic {
+pub struct NicEntry {
     /// Unique on the host.
     pub name: String,
     /// Absent: `default`.

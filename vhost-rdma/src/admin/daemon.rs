@@ -480,7 +480,7 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
     registry.restore(Saved { networks: vec![], ..saved }).map_err(Error::Restore)
 }
 
-fn spec_of(nic: &config::Nic, saved: &Saved) -> Result<NicSpec, Error> {
+fn spec_of(nic: &config::NicEntry, saved: &Saved) -> Result<NicSpec, Error> {
     let network = nic.network.as_deref().unwrap_or(node::DEFAULT_NETWORK);
     let old = saved.nics.iter().find(|old| old.name == nic.name && old.network == network);
     Ok(NicSpec {

@@ -13,8 +13,8 @@ use super::args::{
     AccessArgs, Cli, Command, LimitArgs, NetworkCommand, NicAdd, NicCommand, NicSet, PeerCommand,
 };
 use super::view::{
-    Changed, Network, Nic, Peer, PeersReplaced, Reloaded, Removed, Restarted, Status, Upgraded,
-    Versions, print, print_json, show,
+    Changed, Network, Peer, PeersReplaced, Reloaded, Removed, Restarted, ShownNic, Status,
+    Upgraded, Versions, print, print_json, show,
 };
 use super::{Failure, client, peer_set, vf};
 use crate::config;
@@ -223,7 +223,7 @@ async fn nic(
             let list = client
                 .list_nics(v1::ListNicsRequest { network: network.unwrap_or_default() })
                 .await?;
-            show(json, &list.into_inner().nics.into_iter().map(Nic::from).collect::<Vec<_>>())
+            show(json, &list.into_inner().nics.into_iter().map(ShownNic::from).collect::<Vec<_>>())
         }
         NicCommand::Show { name } => show(json, &get(&mut client, name).await?),
         NicCommand::QemuArgs(args) => {
@@ -249,7 +249,7 @@ async fn nic(
     }
 }
 
-async fn get(client: &mut AdminClient<Channel>, name: String) -> Result<Nic, Failure> {
+async fn get(client: &mut AdminClient<Channel>, name: String) -> Result<ShownNic, Failure> {
     Ok(client.get_nic(v1::GetNicRequest { name }).await?.into_inner().into())
 }
 

@@ -9,7 +9,7 @@ use super::Failure;
 
 /// A NIC; the field names are a promise to scripts.
 #[derive(Debug, Serialize)]
-pub(super) struct Nic {
+pub(super) struct ShownNic {
     pub(super) name: String,
     pub(super) network: String,
     pub(super) vni: u32,
@@ -88,7 +88,7 @@ mirror!(Peer from PeerMessage {
 mirror!(PeersReplaced from ReplacedMessage { added: u32, removed: u32 });
 mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
 
-impl Nic {
+impl ShownNic {
     /// What a VMM's options need to know of it.
     pub(super) fn for_vmm(&self) -> vhost_rdma_vmm::Nic {
         vhost_rdma_vmm::Nic {
@@ -102,7 +102,7 @@ impl Nic {
     }
 }
 
-impl From<v1::Nic> for Nic {
+impl From<v1::Nic> for ShownNic {
     fn from(nic: v1::Nic) -> Self {
         let session = match nic.session() {
             v1::Session::Connected => "connected",
@@ -140,7 +140,7 @@ impl From<v1::Nic> for Nic {
     }
 }
 
-impl Nic {
+impl ShownNic {
     fn access(&self) -> String {
         let mut text = format!("{}:{} {}", self.owner, self.group, self.mode);
         for entry in &self.acl {
@@ -221,7 +221,7 @@ pub(super) trait Show: Serialize {
     fn text(&self) -> String;
 }
 
-impl Show for Nic {
+impl Show for ShownNic {
     fn text(&self) -> String {
         Self::text(self)
     }
@@ -230,7 +230,7 @@ impl Show for Nic {
 /// A NIC that was just made or changed: the same JSON, and for people what they need next.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
-pub(super) struct Changed(pub(super) Nic);
+pub(super) struct Changed(pub(super) ShownNic);
 
 impl Show for Changed {
     fn text(&self) -> String {
@@ -345,10 +345,10 @@ impl Show for Vec<Peer> {
     }
 }
 
-impl Show for Vec<Nic> {
+impl Show for Vec<ShownNic> {
     fn text(&self) -> String {
         let head = ["NAME", "NETWORK", "MAC", "ADDRESSES", "SESSION", "QPS"].map(str::to_owned);
-        columns(&std::iter::once(head).chain(self.iter().map(Nic::row)).collect::<Vec<_>>())
+        columns(&std::iter::once(head).chain(self.iter().map(ShownNic::row)).collect::<Vec<_>>())
     }
 }
 

@@ -107,7 +107,7 @@ fn possible(file: &config::File, saved: &Saved, kept: &mut Vec<String>) -> confi
     file
 }
 
-fn keep_identity(nic: &mut config::Nic, old: &NicConfig, kept: &mut Vec<String>) {
+fn keep_identity(nic: &mut config::NicEntry, old: &NicConfig, kept: &mut Vec<String>) {
     let network = nic.network.as_deref().unwrap_or(node::DEFAULT_NETWORK);
     let vectors = nic.comp_vectors.unwrap_or(node::DEFAULT_COMP_VECTORS.into());
     let differ = [
