@@ -23,6 +23,7 @@ pub mod nic;
 pub mod node;
 mod ordering;
 mod process;
+pub mod qpn;
 pub mod rnic;
 pub mod run;
 pub mod sandbox;

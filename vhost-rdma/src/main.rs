@@ -237,7 +237,8 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
         log: plan.log.clone(),
     };
     let own = (plan.clone(), Arc::clone(reached));
-    let fleet = Arc::new(Fleet::new(settings, estate, Box::new(move || local(&own.0, &own.1))));
+    let fleet = Fleet::new(settings, estate, Box::new(move || local(&own.0, &own.1)));
+    let fleet = Arc::new(fleet.map_err(|error| AttachError::io("draw random numbers", error))?);
     if plan.channel.is_some() {
         // Other daemons may speak first.
         fleet.own()?;

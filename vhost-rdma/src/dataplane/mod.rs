@@ -27,6 +27,7 @@ use crate::node::{
     WorkerStatus, host_and_port,
 };
 use crate::process::House;
+use crate::qpn::Pool;
 use crate::rnic::{Directory, Remote};
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
@@ -69,26 +70,37 @@ impl std::fmt::Debug for LocalDataplane {
 }
 
 impl LocalDataplane {
-    /// Starts the workers; there are no NICs yet.
+    /// Starts the workers; there are no NICs yet. No other process of this host serves any.
     ///
     /// # Errors
     /// The host refuses a thread, an eventfd, or random numbers.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
-        let workers = Workers::start(config)?;
-        let placement = Placement::new(workers.handles().len(), config.spread);
+        Ok(Self::with(Workers::start(config)?, config.spread))
+    }
+
+    /// As [`Self::start`], beside other processes: `qpns` is what this one has.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_beside(config: WorkerConfig, qpns: &Arc<Pool>) -> io::Result<Self> {
+        Ok(Self::with(Workers::start_beside(config, qpns)?, config.spread))
+    }
+
+    fn with(workers: Workers, spread: bool) -> Self {
+        let placement = Placement::new(workers.handles().len(), spread);
         let state = Mutex::new(State {
             nics: BTreeMap::new(),
             placement,
             saved: BTreeMap::new(),
             loaded: Vec::new(),
         });
-        Ok(Self {
+        Self {
             state,
             directory: Arc::default(),
             channel: None,
             cm_bridge: cm_bridge::CmBridge::default(),
             workers,
-        })
+        }
     }
 
     /// Opens the channel that carries rdma_cm of guests on RNICs to other daemons.

@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Change;
 use crate::node::{COMP_VECTORS_MAX, Ending, NicConfig, NicStatus};
+use crate::qpn::Key;
 use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes of a message.
 pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
@@ -43,6 +44,8 @@ pub struct Start {
     pub log_format: LogFormat,
     /// What is logged.
     pub log: Option<String>,
+    /// How its QPNs come out of what it is lent.
+    pub qpns: Key,
 }
 
 /// What the supervisor asks for.
@@ -51,6 +54,8 @@ pub struct Start {
 pub enum Request {
     /// The first of all.
     Start(Start),
+    /// These blocks of QPNs are its own, too.
+    Lend(Vec<u32>),
     /// Make a NIC.
     Add(NicConfig),
     /// Take its changed limits and addresses over.
@@ -137,6 +142,8 @@ pub enum Report {
     Done(u64),
     /// A session has ended, and nothing is left of it.
     Ended(u64, Ending),
+    /// It will run short of QPNs.
+    Short,
 }
 
 /// Why a message is none.
@@ -285,6 +292,7 @@ mod tests {
             (Report::Changed(4, Change::Kick(3)), 0),
             (Report::Done(4), 0),
             (Report::Ended(4, Ending::Broken("why".to_owned())), 0),
+            (Report::Short, 0),
         ]
     }
 
@@ -344,7 +352,7 @@ mod tests {
         /// Messages with some bytes changed: what is still understood is looked at without a fault.
         #[test]
         fn a_bent_message_is_looked_at(
-            which in 0usize..9,
+            which in 0usize..10,
             at in any::<prop::sample::Index>(),
             byte in any::<u8>(),
             files in 0usize..40,

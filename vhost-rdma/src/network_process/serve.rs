@@ -18,6 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 
 use super::protocol::{
     Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,
@@ -27,6 +29,7 @@ use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
 use crate::node::{Connection, Dataplane as _, WorkerStatus};
+use crate::qpn::{Key, Pool};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
 
@@ -57,6 +60,7 @@ struct Left {
 struct Process {
     wire: Arc<Wire>,
     dataplane: LocalDataplane,
+    qpns: Qpns,
     left: BTreeMap<u64, Left>,
     /// Sessions that cannot be taken up, since a part of them is missing, and why.
     torn: BTreeMap<u64, String>,
@@ -82,7 +86,7 @@ pub fn serve() -> Result<(), Fault> {
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
     let mut process = match shut_in(&start) {
-        Ok(dataplane) => Process::new(wire, dataplane),
+        Ok(made) => Process::new(wire, made),
         Err(error) => {
             let why = Answer::Refused(format!("cannot shut itself in: {error}"));
             wire.send(&encode(&Report::Answer(id, why))?, &[])?;
@@ -90,7 +94,7 @@ pub fn serve() -> Result<(), Fault> {
         }
     };
     process.tell(&Report::Answer(id, Answer::Done));
-    while let Some(packet) = process.wire.receive()? {
+    while let Some(packet) = process.hear()? {
         process.take(packet)?;
     }
     if process.saved {
@@ -135,8 +139,26 @@ fn be_first_to_go() {
     }
 }
 
+/// The QPNs of the process, and an eventfd that a worker signals when they run short.
+struct Qpns {
+    pool: Arc<Pool>,
+    bell: OwnedFd,
+}
+
+impl Qpns {
+    fn new(key: Key) -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let ring = bell.try_clone()?;
+        let ask = move || {
+            // It waits for nobody: it is ours, and not a guest's to fill.
+            let _ = rustix::io::write(&ring, &1u64.to_ne_bytes());
+        };
+        Ok(Self { pool: Arc::new(Pool::lent(key, Box::new(ask))), bell })
+    }
+}
+
 /// Starts the worker and seals every thread.
-fn shut_in(start: &Start) -> io::Result<LocalDataplane> {
+fn shut_in(start: &Start) -> io::Result<(LocalDataplane, Qpns)> {
     be_first_to_go();
     sandbox::close_in()?;
     // What needs a file, for the last time.
@@ -144,10 +166,11 @@ fn shut_in(start: &Start) -> io::Result<LocalDataplane> {
     let seal: Seal = || sandbox::seal().map(drop);
     let Start { workers, poll_us, .. } = *start;
     let config = WorkerConfig { workers, poll_us, spread: workers > 1, seal: Some(seal) };
-    let dataplane = LocalDataplane::start(config)?;
+    let qpns = Qpns::new(start.qpns)?;
+    let dataplane = LocalDataplane::start_beside(config, &qpns.pool)?;
     let sealed = sandbox::seal()?;
     tracing::info!(pid = std::process::id(), sandbox = %sealed, "serving the network");
-    Ok(dataplane)
+    Ok((dataplane, qpns))
 }
 
 fn one<T: From<OwnedFd>>(files: Vec<OwnedFd>) -> Option<T> {
@@ -162,9 +185,27 @@ fn answer<E: std::fmt::Display>(done: Result<(), E>) -> Answer {
 }
 
 impl Process {
-    fn new(wire: Wire, dataplane: LocalDataplane) -> Self {
+    fn new(wire: Wire, (dataplane, qpns): (LocalDataplane, Qpns)) -> Self {
         let (left, torn) = (BTreeMap::new(), BTreeMap::new());
-        Self { wire: Arc::new(wire), dataplane, left, torn, saved: false }
+        Self { wire: Arc::new(wire), dataplane, qpns, left, torn, saved: false }
+    }
+
+    /// What the supervisor says next. Meanwhile a worker may run short.
+    fn hear(&self) -> io::Result<Option<Packet>> {
+        loop {
+            let bell = &self.qpns.bell;
+            let mut fds =
+                [PollFd::new(&*self.wire, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[0].revents().is_empty() => return self.wire.receive(),
+                Ok(_) => {
+                    let _ = crate::eventfd::take(bell.as_fd());
+                    self.tell(&Report::Short);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     fn tell(&self, report: &Report) {
@@ -200,6 +241,10 @@ impl Process {
         }
         match request {
             Request::Start(_) => Answer::Refused("it has started already".to_owned()),
+            Request::Lend(blocks) => {
+                blocks.into_iter().for_each(|block| self.qpns.pool.lend(block));
+                Answer::Done
+            }
             Request::Add(nic) => answer(self.dataplane.add(&nic)),
             Request::Update(nic) => answer(self.dataplane.update(&nic)),
             Request::Remove(name) => {
@@ -360,8 +405,10 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let (supervisor, far) = Wire::pair().unwrap();
-            let dataplane = LocalDataplane::start(WorkerConfig::default()).unwrap();
-            Self { process: Process::new(Wire::new(far), dataplane), supervisor }
+            let qpns = Qpns::new(Key::default()).unwrap();
+            let dataplane =
+                LocalDataplane::start_beside(WorkerConfig::default(), &qpns.pool).unwrap();
+            Self { process: Process::new(Wire::new(far), (dataplane, qpns)), supervisor }
         }
 
         fn answer(&mut self, request: Request, files: usize, files_lost: bool) -> Answer {

@@ -31,6 +31,7 @@ pub(crate) mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 pub use crate::nic::{
     BlockingJob, Command, Counters, DeferredDrop, Job, JobKind, Limits, Nanos, NicSettings,
@@ -52,6 +53,7 @@ use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
 use crate::nic::nic::KERNEL;
 use crate::nic::on_shard::OnShard;
+use crate::qpn::Pool;
 use crate::soft::{Engine, Execution, Nic};
 
 /// NICs that are served together, by one thread.
@@ -277,6 +279,13 @@ impl Shard {
     #[must_use]
     pub fn with_bus(mut self, bus: Bus) -> Self {
         self.engine.set_bus(bus);
+        self
+    }
+
+    /// Gives it the QPNs of its process. Before there are NICs.
+    #[must_use]
+    pub fn with_qpns(mut self, pool: Arc<Pool>) -> Self {
+        self.engine.set_qpns(pool);
         self
     }
 

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -15,12 +16,13 @@ use super::DeferredDrop;
 use super::crossing::Waiting;
 use super::network::Networks;
 use super::nic::{KERNEL, Nic};
-use super::numbers::{Numbers, Random};
+use super::numbers::{Qpns, Random};
 use crate::link::{Local, NicId};
 use crate::memory::Segment;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::roster::{Roster, Walk};
 use crate::nic::{Nanos, NicSettings};
+use crate::qpn::Pool;
 
 /// The NICs of a shard, as far as the engine knows of them.
 pub(crate) trait Nics {
@@ -44,7 +46,7 @@ pub(crate) trait Nics {
 /// What the software NICs of a shard share.
 pub(crate) struct Engine {
     pub(super) networks: Networks,
-    pub(super) qpns: Numbers,
+    pub(super) qpns: Qpns,
     pub(super) random: Box<dyn Random>,
     pub(super) local: Local,
     /// Requests of other shards that wait for an owner.
@@ -79,7 +81,7 @@ impl Engine {
     pub(crate) fn new(random: Box<dyn Random>) -> Self {
         Self {
             networks: Networks::default(),
-            qpns: Numbers::default(),
+            qpns: Qpns::default(),
             random,
             local: Local,
             waiting: Waiting::default(),
@@ -89,6 +91,11 @@ impl Engine {
             former: FxHashMap::default(),
             deferred_drops: Vec::new(),
         }
+    }
+
+    /// Gives it the QPNs of its process. Before there are NICs.
+    pub(crate) fn set_qpns(&mut self, pool: Arc<Pool>) {
+        self.qpns = Qpns::of(pool);
     }
 
     /// When a request that waits for an owner has waited long enough.

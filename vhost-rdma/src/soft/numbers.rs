@@ -2,12 +2,15 @@
 //!
 //! 24 bits from the shard's random source, unique while in use, and kept out of use for a while
 //! after they are freed, so that a late request with an old number finds nothing (ReDMArk, USENIX
-//! Security 2021, shows what predictable numbers allow).
+//! Security 2021, shows what predictable numbers allow). Keys are unique in their NIC, and so a set
+//! of its own; QPNs are unique on the host, and come out of a [`Pool`] that shards share.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::nic::shards::Shards;
+use crate::qpn::{Key, Pool};
 
 /// Freed numbers that are held back.
 const QUARANTINE: usize = 4096;
@@ -18,17 +21,53 @@ pub trait Random: Send {
     fn next_u32(&mut self) -> u32;
 }
 
+/// Where numbers are noted that are in use, or rest.
+pub(super) trait Taken {
+    /// Notes one; false if it is.
+    fn claim(&mut self, number: u32) -> bool;
+    /// It may be given again.
+    fn give_back(&mut self, number: u32);
+}
+
+/// Many small sets: there may be a hundred thousand.
+impl Taken for Shards<()> {
+    fn claim(&mut self, number: u32) -> bool {
+        self.insert(number, ()).is_none()
+    }
+
+    fn give_back(&mut self, number: u32) {
+        self.remove(&number);
+    }
+}
+
+impl Taken for Arc<Pool> {
+    fn claim(&mut self, number: u32) -> bool {
+        Pool::claim(self, number)
+    }
+
+    fn give_back(&mut self, number: u32) {
+        Pool::give_back(self, number);
+    }
+}
+
 /// Numbers in use and in quarantine.
-#[derive(Default)]
-pub(super) struct Numbers {
-    /// Many small sets: there may be a hundred thousand.
-    taken: Shards<()>,
+pub(super) struct Numbers<T: Taken = Shards<()>> {
+    taken: T,
     freed: VecDeque<u32>,
 }
 
-impl fmt::Debug for Numbers {
+/// QPNs.
+pub(super) type Qpns = Numbers<Arc<Pool>>;
+
+impl<T: Taken + fmt::Debug> fmt::Debug for Numbers<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Numbers({} taken)", self.taken.len())
+        write!(f, "Numbers({} rest)", self.freed.len())
+    }
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self { taken: Shards::default(), freed: VecDeque::new() }
     }
 }
 
@@ -37,12 +76,32 @@ impl Numbers {
     pub(super) fn take(&mut self, random: &mut dyn Random) -> Option<u32> {
         (0..64)
             .map(|_| random.next_u32() >> 8)
-            .find(|&number| number >= 2 && self.taken.insert(number, ()).is_none())
+            .find(|&number| number >= 2 && self.taken.claim(number))
+    }
+}
+
+impl Default for Qpns {
+    /// As of a shard that is alone on its host.
+    fn default() -> Self {
+        Self::of(Arc::new(Pool::whole(Key::default())))
+    }
+}
+
+impl Qpns {
+    pub(super) const fn of(pool: Arc<Pool>) -> Self {
+        Self { taken: pool, freed: VecDeque::new() }
     }
 
-    /// Takes this number, which somebody has; false if it is in use.
+    /// A fresh one, or `None` if there is hardly one left.
+    pub(super) fn take(&self, random: &mut dyn Random) -> Option<u32> {
+        self.taken.take(|| random.next_u32())
+    }
+}
+
+impl<T: Taken> Numbers<T> {
+    /// Takes this number, which somebody has; false if it is in use, or not ours.
     pub(super) fn claim(&mut self, number: u32) -> bool {
-        self.taken.insert(number, ()).is_none()
+        self.taken.claim(number)
     }
 
     /// Numbers that rest, the longest first.
@@ -63,7 +122,7 @@ impl Numbers {
         if self.freed.len() > QUARANTINE
             && let Some(old) = self.freed.pop_front()
         {
-            self.taken.remove(&old);
+            self.taken.give_back(old);
         }
     }
 }
@@ -84,7 +143,7 @@ mod tests {
     /// A set that is full moves all that it has to a larger one, in the middle of a command.
     #[test]
     fn no_set_of_numbers_grows_in_one_go() {
-        let (mut numbers, mut random) = (Numbers::default(), Walk(1));
+        let (mut numbers, mut random) = (Numbers::<Shards<()>>::default(), Walk(1));
         let mut taken = Vec::new();
         while taken.len() < 100_000 {
             taken.extend(numbers.take(&mut random));

@@ -20,7 +20,7 @@ use super::engine::{Engine, Execution, Nics};
 use super::mr::{MrTable, SavedKeys};
 use super::network::Networks;
 use super::nic::{Ah, KERNEL, Nic, NicState, Pd};
-use super::numbers::Numbers;
+use super::numbers::Qpns;
 use super::qp::{Inbound, Qp, Requester, SavedInbound, Waiter};
 use super::quota;
 use super::srq::{MAX_WAITERS, Srq};
@@ -428,7 +428,7 @@ impl Nic {
 
 /// Takes what a NIC has in its network and on its shard. An address that is another's by now, or
 /// that it may not use any more, is gone.
-fn claim(nic: &mut Nic, networks: &mut Networks, qpns: &mut Numbers) -> Result<(), BadState> {
+fn claim(nic: &mut Nic, networks: &mut Networks, qpns: &mut Qpns) -> Result<(), BadState> {
     let (id, vni) = (nic.backing.id, nic.settings.vni);
     let mut walk = nic.qp_numbers.walk();
     let mut claimed = VecDeque::new();

@@ -6,13 +6,15 @@
 //! which it kept as well; they are read to the end, since a VMM may have its answer already.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::ledger::{self, Whose};
+use super::lender::Handed;
 use super::network::hang_up;
 use super::record::Record;
 use crate::network_process::{Report, Wire, decode};
@@ -21,6 +23,9 @@ use crate::store::{Heirloom, Store};
 
 /// How long the end of a queue may be away: its writer has ended or is ending.
 const END: Duration = Duration::from_secs(2);
+
+/// Bytes of a list of all blocks of QPNs there are, and more.
+const HANDED_MAX: u64 = 1 << 16;
 
 /// A session that can go on.
 #[derive(Debug)]
@@ -40,6 +45,8 @@ pub struct Estate {
     left: Mutex<BTreeMap<String, Left>>,
     /// What processes have saved, by network.
     states: Mutex<BTreeMap<String, OwnedFd>>,
+    /// The QPNs that networks were lent.
+    qpns: Mutex<BTreeMap<String, Handed>>,
 }
 
 /// What a name in the store says.
@@ -50,6 +57,8 @@ enum Kind {
     Wire,
     /// What a network's process has saved.
     State,
+    /// The QPNs that a network was lent.
+    Qpns,
 }
 
 fn parse(name: &str) -> Option<(Kind, &str)> {
@@ -62,6 +71,7 @@ fn parse(name: &str) -> Option<(Kind, &str)> {
         "ledger" => Kind::Ledger(number()?, number()?),
         "wire" => Kind::Wire,
         "state" => Kind::State,
+        "qpns" => Kind::Qpns,
         _ => return None,
     };
     Some((kind, whose))
@@ -82,7 +92,7 @@ impl Estate {
     pub fn read(store: Store, heirlooms: Vec<Heirloom>) -> Self {
         let mut parts: BTreeMap<(String, u64), Part> = BTreeMap::new();
         let (mut wires, mut strange) = (Vec::new(), Vec::new());
-        let mut states = BTreeMap::new();
+        let (mut states, mut qpns) = (BTreeMap::new(), BTreeMap::new());
         for (name, file) in heirlooms {
             let Some((kind, whose)) = parse(&name) else {
                 tracing::error!(name, "the store has a descriptor that is none of ours");
@@ -96,6 +106,13 @@ impl Estate {
                 }
                 Kind::State => {
                     states.insert(whose.to_owned(), file);
+                    continue;
+                }
+                Kind::Qpns => {
+                    match serde_json::from_reader(File::from(file).take(HANDED_MAX)) {
+                        Ok(handed) => drop(qpns.insert(whose.to_owned(), handed)),
+                        Err(error) => tracing::error!(name, %error, "QPNs were handed down badly"),
+                    }
                     continue;
                 }
                 Kind::Stream(serial) | Kind::Ledger(serial, _) => serial,
@@ -125,7 +142,8 @@ impl Estate {
             strange.push(name);
         }
         strange.iter().for_each(|name| store.forget(name));
-        Self { store, left: Mutex::new(left), states: Mutex::new(states) }
+        let (left, states, qpns) = (Mutex::new(left), Mutex::new(states), Mutex::new(qpns));
+        Self { store, left, states, qpns }
     }
 
     /// The session of this NIC, if it has one that can go on.
@@ -146,6 +164,11 @@ impl Estate {
     /// What the process of this network has saved.
     pub(super) fn state(&self, network: &str) -> Option<OwnedFd> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner).remove(network)
+    }
+
+    /// The QPNs that networks were lent.
+    pub(super) fn take_qpns(&self) -> BTreeMap<String, Handed> {
+        std::mem::take(&mut *self.qpns.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whatever nobody has claimed ends.
@@ -204,11 +227,11 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
         if !packet.files_lost {
             report.check(packet.files.len()).map_err(io::Error::other)?;
         }
-        let (Report::Begun(id)
-        | Report::Done(id)
-        | Report::Changed(id, _)
-        | Report::Ended(id, _)
-        | Report::Answer(id, _)) = report;
+        let id = match &report {
+            Report::Begun(id) | Report::Done(id) | Report::Changed(id, _) => *id,
+            Report::Ended(id, _) => *id,
+            Report::Answer(..) | Report::Short => continue,
+        };
         let found = left.values_mut().find(|l| l.whose.network == network && l.whose.session == id);
         let Some(Left { record, .. }) = found else { continue };
         match report {
@@ -216,7 +239,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
             Report::Done(_) => record.set_busy(false),
             Report::Changed(_, change) => record.apply(change, packet.files),
             Report::Ended(..) => record.lose(),
-            Report::Answer(..) => continue,
+            Report::Answer(..) | Report::Short => {}
         }
         if packet.files_lost {
             record.lose();

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::estate::Estate;
+use super::lender::Lender;
 use super::network::Network;
 use crate::dataplane::LocalDataplane;
 use crate::network_process::{Figures, Start, VERSION};
@@ -57,6 +58,8 @@ pub struct Fleet {
     make_own: MakeOwn,
     own: OnceLock<LocalDataplane>,
     estate: Estate,
+    /// The host's QPNs.
+    lender: Arc<Lender>,
     /// Peers of all networks, for when there is someone who wants to know.
     peers: Mutex<BTreeMap<u32, Vec<Peer>>>,
 }
@@ -73,9 +76,12 @@ impl std::fmt::Debug for Fleet {
 
 impl Fleet {
     /// No process yet; `make_own` makes what serves NICs on RNICs.
-    #[must_use]
-    pub fn new(settings: FleetSettings, estate: Estate, make_own: MakeOwn) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The host has no random numbers.
+    pub fn new(settings: FleetSettings, estate: Estate, make_own: MakeOwn) -> io::Result<Self> {
+        let lender = Lender::new(estate.take_qpns())?;
+        Ok(Self {
             settings: Mutex::new(settings),
             networks: Mutex::default(),
             homes: Mutex::default(),
@@ -83,8 +89,9 @@ impl Fleet {
             make_own,
             own: OnceLock::new(),
             estate,
+            lender,
             peers: Mutex::default(),
-        }
+        })
     }
 
     /// Makes what serves NICs on RNICs, if it is not there.
@@ -126,8 +133,10 @@ impl Fleet {
         }
         let FleetSettings { poll_us, workers, log_format, log } = lock(&self.settings).clone();
         let network = nic.network.clone();
-        let start = Start { version: VERSION, network, workers, poll_us, log_format, log };
-        let network = Arc::new(Network::start(start, self.estate.store.clone())?);
+        let qpns = self.lender.key();
+        let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
+        let lease = self.lender.lease(&nic.network);
+        let network = Arc::new(Network::start(start, self.estate.store.clone(), lease)?);
         if let Some(state) = self.estate.state(&nic.network) {
             network.load(&state);
         }
@@ -207,6 +216,7 @@ impl Dataplane for Fleet {
 
     fn settled(&self) {
         self.estate.close();
+        self.lender.close();
         self.networks().iter().for_each(|network| network.run());
     }
 

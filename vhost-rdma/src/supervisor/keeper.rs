@@ -122,13 +122,18 @@ impl Process {
         let mut ready = None;
         if let Some(mut process) = standby {
             // NICs may have changed since; one that died meanwhile is of no use.
-            ready = process.tell_nics(shared, Request::Update).is_ok().then_some(process);
+            let told =
+                process.lend(shared).and_then(|()| process.tell_nics(shared, Request::Update));
+            ready = told.is_ok().then_some(process);
         }
         let mut process = match ready {
             Some(process) => process,
             None => Self::begin(shared)?,
         };
         process.hand_on(shared)?;
+        if shared.state().lent {
+            process.lend(shared)?;
+        }
         Ok(process)
     }
 
@@ -144,8 +149,19 @@ impl Process {
             tracing::warn!(network, %error, "its sessions may not survive the daemon's end");
         }
         process.ask(shared, Request::Start(shared.start.clone()), &[])?;
+        process.lend(shared)?;
         process.tell_nics(shared, Request::Add)?;
         Ok(process)
+    }
+
+    /// Tells which QPNs are the network's.
+    fn lend(&mut self, shared: &Shared) -> io::Result<()> {
+        let blocks = {
+            let mut state = shared.state();
+            state.lent = false;
+            state.blocks()
+        };
+        self.ask(shared, Request::Lend(blocks), &[])
     }
 
     fn tell_nics(&mut self, shared: &Shared, request: fn(NicConfig) -> Request) -> io::Result<()> {

@@ -16,6 +16,7 @@ mod estate;
 mod fleet;
 mod keeper;
 mod ledger;
+mod lender;
 mod listener;
 mod network;
 mod peer;

@@ -27,6 +27,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use super::estate::Left;
 use super::keeper;
 use super::ledger::{Entry, Ledger, Whose};
+use super::lender::{Handed, Lease};
 use super::record::Record;
 use super::renewal::{Legacy, Standby};
 use super::restarts::Restarts;
@@ -131,6 +132,10 @@ pub(super) struct State {
     pub(super) legacy: Option<Legacy>,
     /// NICs that the present process goes on with as if nothing had happened.
     pub(super) kept: BTreeSet<String>,
+    /// The network's QPNs.
+    lease: Option<Lease>,
+    /// Some were lent while nobody could be told.
+    pub(super) lent: bool,
 }
 
 impl State {
@@ -144,6 +149,28 @@ impl State {
         let id = self.number();
         self.pending.insert(id, answer);
         id
+    }
+
+    /// The blocks of QPNs that the network's processes have.
+    pub(super) fn blocks(&self) -> Vec<u32> {
+        self.lease.as_ref().map_or_else(Vec::new, |lease| lease.blocks().to_vec())
+    }
+
+    /// They are handed down so.
+    pub(super) fn lent(&self) -> Handed {
+        self.lease.as_ref().map(Lease::hand_down).unwrap_or_default()
+    }
+
+    /// The process will run short of QPNs; a request that is to be sent.
+    fn lend(&mut self) -> Option<Numbered> {
+        let qps = self.nics.values().map(|known| u64::from(known.config.limits.max_qps)).sum();
+        let blocks = self.lease.as_mut()?.extend(qps);
+        if blocks.is_empty() {
+            return None;
+        }
+        self.lent |= self.wire.is_none();
+        // Nobody waits for the answer.
+        Some(Numbered { id: self.number(), request: Request::Lend(blocks) })
     }
 
     /// The process has died: nobody waits for it any more, and nothing that it counted is lost.
@@ -317,6 +344,18 @@ impl Shared {
                     held.end(ending);
                 }
             }
+            Report::Short => {
+                let request = state.lend();
+                let wire = state.wire.clone();
+                drop(state);
+                if let (Some(request), Some(wire)) = (request, wire) {
+                    let sent = encode(&request).map_err(io::Error::other);
+                    if let Err(error) = sent.and_then(|bytes| wire.send(&bytes, &[])) {
+                        let network = &self.start.network;
+                        tracing::warn!(network, %error, "it runs short of QPNs");
+                    }
+                }
+            }
         }
     }
 }
@@ -346,8 +385,9 @@ fn trouble(why: String) -> AttachError {
 
 impl Network {
     /// Starts the network's process and waits until it is ready.
-    pub(super) fn start(start: Start, store: Store) -> Result<Self, AttachError> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
+    pub(super) fn start(start: Start, store: Store, lease: Lease) -> Result<Self, AttachError> {
+        let state = State { lease: Some(lease), ..State::default() };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| AttachError::io("make an eventfd", error.into()))?;
         let shared = Arc::new(Shared { start, store, state, changed, bell });

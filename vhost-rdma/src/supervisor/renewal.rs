@@ -8,7 +8,8 @@
 //! else is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -95,6 +96,11 @@ impl Network {
             }
         }
         let mut state = shared.state();
+        let qpns = memfd_create("vhost-rdma-qpns", MemfdFlags::CLOEXEC)?;
+        let mut file = File::from(qpns.try_clone()?);
+        serde_json::to_writer(&file, &state.lent())?;
+        file.rewind()?;
+        store.keep(&format!("qpns@{}", self.name()), qpns.as_fd())?;
         let configs: BTreeMap<String, NicConfig> =
             state.nics.iter().map(|(name, known)| (name.clone(), known.config.clone())).collect();
         for (id, held) in &mut state.sessions {

@@ -45,6 +45,7 @@ pub use waker::WatchedKick;
 
 use self::carrier::Carrier;
 use crate::link::{AddressBook, Bus, MOST_SHARDS};
+use crate::qpn::{Key, Pool};
 use crate::shard::Shard;
 
 /// How the engine is run.
@@ -78,16 +79,25 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads `vrdma-shard-0` and on.
+    /// Starts the threads `vrdma-shard-0` and on. No other process of this host has QPNs.
+    ///
+    /// # Errors
+    /// See [`Self::start_beside`].
+    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+        Self::start_beside(config, &Arc::new(Pool::whole(Key::random()?)))
+    }
+
+    /// As [`Self::start`], with these QPNs.
     ///
     /// # Errors
     /// The host refuses a thread, an eventfd, or random numbers; or a thread could not be sealed.
-    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+    pub fn start_beside(config: WorkerConfig, qpns: &Arc<Pool>) -> io::Result<Self> {
         let mut workers = Self { handles: Vec::new(), threads: Vec::new() };
         let count = (config.workers.max(1) as usize).min(MOST_SHARDS);
         let book = Arc::new(AddressBook::default());
         for (index, carrier) in (0..).zip(Carrier::all(count)?) {
-            let mut shard = Shard::new(Box::new(random::SystemRandom::new()?));
+            let random = Box::new(random::SystemRandom::new()?);
+            let mut shard = Shard::new(random).with_qpns(qpns.clone());
             if config.spread && count > 1 {
                 shard = shard.with_bus(Bus::new(index as usize, count, book.clone()));
             }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
 
+mod numbers;
 mod renewal;
 mod spread;
 mod upgrade;

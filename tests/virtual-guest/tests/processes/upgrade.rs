@@ -24,7 +24,7 @@ fn program() -> Vec<u8> {
 }
 
 /// Upgrades to a new file; what is said of it.
-fn upgrade(daemon: &Daemon) -> Value {
+pub(super) fn upgrade(daemon: &Daemon) -> Value {
     daemon.install(&program());
     let (pid, before) = (daemon.supervisor(), processes(daemon));
     let said = daemon.run(&["upgrade", "--json"]);

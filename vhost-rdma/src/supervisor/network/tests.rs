@@ -9,7 +9,9 @@ use crate::telemetry::LogFormat;
 
 fn shared() -> Shared {
     let (network, log_format) = ("net".to_owned(), LogFormat::Text);
-    let start = Start { version: VERSION, network, workers: 1, poll_us: 10, log_format, log: None };
+    let qpns = crate::qpn::Key::default();
+    let start =
+        Start { version: VERSION, network, workers: 1, poll_us: 10, log_format, log: None, qpns };
     let (store, state) = (Store::default(), Mutex::default());
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     Shared { start, store, state, changed: Condvar::new(), bell }
@@ -51,6 +53,7 @@ fn report() -> impl Strategy<Value = (Report, usize)> {
     prop_oneof![
         (id.clone(), Just(Answer::Done)).prop_map(|(id, a)| (Report::Answer(id, a), 0)),
         id.clone().prop_map(|id| (Report::Begun(id), 0)),
+        Just((Report::Short, 0)),
         id.clone().prop_map(|id| (Report::Done(id), 0)),
         id.clone().prop_map(|id| (Report::Ended(id, Ending::Closed), 0)),
         (id, change()).prop_map(|(id, (change, files))| (Report::Changed(id, change), files)),
