@@ -256,13 +256,14 @@ mod tests {
                 Arc::new(pool)
             })
             .collect();
-        let threads = [(0usize, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)].map(|(process, seed)| {
-            let pool = pools[process].clone();
-            std::thread::spawn(move || {
-                let mut dice = dice(seed);
-                (0..1500).filter_map(|_| pool.take(&mut dice)).collect::<Vec<_>>()
-            })
-        });
+        let threads =
+            [(0usize, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)].map(|(process, seed)| {
+                let pool = pools[process].clone();
+                std::thread::spawn(move || {
+                    let mut dice = dice(seed);
+                    (0..1500).filter_map(|_| pool.take(&mut dice)).collect::<Vec<_>>()
+                })
+            });
         let all: Vec<u32> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
         assert_eq!(all.len(), 9000);
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 9000);

@@ -64,6 +64,21 @@ impl Cores {
         }
     }
 
+    /// Gives each worker of a process a core of its own, as far as there are two: the last core to
+    /// the first worker, since guests are on the first.
+    pub(super) fn worker_each(self, pid: u32) {
+        let Some((first, last)) = self.0 else { return };
+        for task in tasks(&[pid]) {
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let worker = name.trim_end().strip_prefix("vrdma-shard-").and_then(|n| n.parse().ok());
+            let number = task.file_name().to_str().and_then(|n| n.parse().ok());
+            if let (Some(worker), Some(thread)) = (worker, number.and_then(Pid::from_raw)) {
+                let worker: u32 = worker;
+                move_to(Some(thread), if worker.is_multiple_of(2) { last } else { first });
+            }
+        }
+    }
+
     /// As [`Self::worker_alone`], where a process of `pids` has the worker, and the workers of all
     /// others are like any thread.
     pub(super) fn worker_of(self, worker: u32, pids: &[u32]) {

@@ -239,6 +239,23 @@ impl Stream {
         Self { doorbell, entries, posted: 0, done: 0, batch }
     }
 
+    /// Fills the ring and takes completions; of how many work requests.
+    pub(super) fn turn(&mut self, end: &mut End) -> u32 {
+        let free = (self.entries - self.posted.wrapping_sub(self.done)) / BATCH * BATCH;
+        if free >= 4 * BATCH {
+            self.posted = self.posted.wrapping_add(free);
+            self.doorbell.ring(self.posted);
+        }
+        self.take(end)
+    }
+
+    /// Takes completions; of how many work requests.
+    pub(super) fn take(&mut self, end: &mut End) -> u32 {
+        let taken = end.scq.drain() * self.batch;
+        self.done = self.done.wrapping_add(taken);
+        taken
+    }
+
     /// Keeps the ring full for a while; processor time of the worker for each work request, in
     /// seconds.
     pub(super) fn run(&mut self, end: &mut End, world: &World, slice: Duration) -> f64 {
@@ -246,13 +263,7 @@ impl Stream {
         let first = self.done;
         let mut last_progress = start;
         loop {
-            let free = (self.entries - self.posted.wrapping_sub(self.done)) / BATCH * BATCH;
-            if free >= 4 * BATCH {
-                self.posted = self.posted.wrapping_add(free);
-                self.doorbell.ring(self.posted);
-            }
-            let taken = end.scq.drain();
-            self.done = self.done.wrapping_add(taken * self.batch);
+            let taken = self.turn(end);
             let now = Instant::now();
             if taken > 0 {
                 last_progress = now;

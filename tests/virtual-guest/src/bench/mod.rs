@@ -18,6 +18,7 @@ mod null_rnic;
 mod report;
 mod restart;
 mod scale;
+mod shards;
 
 pub use echo::serve as serve_echo;
 pub use report::{Better, Row, Target};
@@ -112,5 +113,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("wr_qps_1000", |n, e| scale::queue_pairs(n, 1000, e)),
     Benchmark::new("wr_qps_10000", |n, e| scale::queue_pairs(n, 10_000, e)),
     Benchmark::new("wr_mrs_100000", |n, e| scale::regions(n, 100_000, e)),
+    Benchmark::new("shards_bw_64k", |n, e| shards::two_by_one(n, 64 << 10, e)),
+    Benchmark::new("shards_rate_8", |n, e| shards::two_by_one(n, 8, e)),
     Benchmark::new("restart_pause", |n, e| restart::pause(n, 1000, e)),
 ];
