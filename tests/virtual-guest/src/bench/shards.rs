@@ -61,7 +61,7 @@ fn scene(workers: u32, size: u64) -> Scene {
     let pid = world.daemon.pid_of("net").expect("the network's process");
     Cores::get().worker_each(pid);
     let [a, b, c, d] = ends;
-    let pairs = [(a, c), (b, d)].map(|((near, from), (far, to))| {
+    let pairs = [(a, c), (b, d)].map(|((mut near, from), (far, to))| {
         near.connect(&far, &Path::default());
         far.connect(&near, &Path::default());
         for i in 0..ENTRIES {
@@ -74,7 +74,6 @@ fn scene(workers: u32, size: u64) -> Scene {
             let (ring, at, _) = near.qp.raw_sq(i);
             request.encode(&ring, at);
         }
-        let mut near = near;
         let stream = Stream::of(&mut near, ENTRIES, BATCH);
         Pair { near, stream, _far: far, _regions: [from, to] }
     });
