@@ -4,7 +4,7 @@
 //! claim addresses here. It is the one thing that they share. It changes with control commands; a
 //! request looks at it only when its own shard does not hold the address.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustc_hash::FxHashMap;
 
@@ -79,6 +79,54 @@ impl AddressBook {
     pub(crate) fn is_empty(&self) -> bool {
         let entries = self.read();
         entries.holders.is_empty() && entries.groups.is_empty()
+    }
+}
+
+/// What one shard has in the book, and sees of the others.
+#[derive(Clone, Debug)]
+pub struct ShardBook {
+    book: Arc<AddressBook>,
+    shard: usize,
+}
+
+impl ShardBook {
+    /// That of this shard.
+    #[must_use]
+    pub const fn new(book: Arc<AddressBook>, shard: usize) -> Self {
+        Self { book, shard }
+    }
+
+    /// Takes an address for this shard; false if another has it.
+    #[must_use]
+    pub fn claim(&self, vni: u32, gid: Gid) -> bool {
+        self.book.claim(vni, gid, self.shard)
+    }
+
+    /// Gives it up.
+    pub fn release(&self, vni: u32, gid: Gid) {
+        self.book.release(vni, gid, self.shard);
+    }
+
+    /// This shard has a member of a group.
+    pub fn join(&self, vni: u32, mgid: Gid) {
+        self.book.join(vni, mgid, self.shard);
+    }
+
+    /// It has none any more.
+    pub fn leave(&self, vni: u32, mgid: Gid) {
+        self.book.leave(vni, mgid, self.shard);
+    }
+
+    /// The other shard that holds an address.
+    #[must_use]
+    pub fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {
+        self.book.holder(vni, gid).filter(|&shard| shard != self.shard)
+    }
+
+    /// The other shards with members of a group, as a set of bits.
+    #[must_use]
+    pub fn others(&self, vni: u32, mgid: &Gid) -> u64 {
+        self.book.members(vni, mgid) & !bit(self.shard)
     }
 }
 

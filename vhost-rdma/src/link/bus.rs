@@ -15,8 +15,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::book::{AddressBook, MOST_SHARDS};
-use super::{Answer, Ask, NicId, Outcome, Parcel, Payload, Request, Service, Ticket, Token};
+use super::book::{AddressBook, MOST_SHARDS, ShardBook};
+use super::{
+    Answer, Ask, Awaited, NicId, Outcome, PIECE, Parcel, Payload, Request, Service, Ticket, Token,
+};
 use crate::memory;
 
 /// Requests of one NIC that are under way, at most.
@@ -39,7 +41,7 @@ struct UnderWay {
 #[derive(Debug)]
 pub struct Bus {
     index: usize,
-    book: Arc<AddressBook>,
+    book: ShardBook,
     /// What leaves, by shard.
     out: Vec<VecDeque<Parcel>>,
     asks: VecDeque<Ask>,
@@ -51,6 +53,8 @@ pub struct Bus {
     closed: bool,
     spare: Vec<Vec<u8>>,
     lives: u64,
+    /// Bytes of a piece, at most.
+    mtu: u32,
 }
 
 impl Bus {
@@ -59,7 +63,7 @@ impl Bus {
     pub fn new(index: usize, shards: usize, book: Arc<AddressBook>) -> Self {
         Self {
             index,
-            book,
+            book: ShardBook::new(book, index),
             out: (0..shards.min(MOST_SHARDS)).map(|_| VecDeque::new()).collect(),
             asks: VecDeque::new(),
             answers: VecDeque::new(),
@@ -68,7 +72,21 @@ impl Bus {
             closed: false,
             spare: Vec::new(),
             lives: (index as u64) << LIVES,
+            mtu: PIECE,
         }
+    }
+
+    /// One over which pieces of connections are no longer than this.
+    #[cfg(test)]
+    #[must_use]
+    pub(crate) fn with_mtu(self, mtu: u32) -> Self {
+        Self { mtu: mtu.min(PIECE), ..self }
+    }
+
+    /// Bytes of a piece, at most.
+    #[must_use]
+    pub const fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// A queue pair begins to use it.
@@ -84,37 +102,15 @@ impl Bus {
         self.lives = shard | (self.lives & counted).max(life & counted);
     }
 
-    /// Takes an address for this shard; false if another has it.
+    /// What this shard has in the book of addresses.
     #[must_use]
-    pub fn claim(&self, vni: u32, gid: super::Gid) -> bool {
-        self.book.claim(vni, gid, self.index)
-    }
-
-    /// Gives it up.
-    pub fn release(&self, vni: u32, gid: super::Gid) {
-        self.book.release(vni, gid, self.index);
-    }
-
-    /// This shard has a member of a group.
-    pub fn join(&self, vni: u32, mgid: super::Gid) {
-        self.book.join(vni, mgid, self.index);
-    }
-
-    /// It has none any more.
-    pub fn leave(&self, vni: u32, mgid: super::Gid) {
-        self.book.leave(vni, mgid, self.index);
-    }
-
-    /// Whether another shard holds an address.
-    #[must_use]
-    pub fn holds(&self, vni: u32, gid: &super::Gid) -> bool {
-        self.book.holder(vni, gid).is_some_and(|shard| shard != self.index)
+    pub fn book(&self) -> ShardBook {
+        self.book.clone()
     }
 
     /// Sends a request to the shard that holds its address.
     pub fn submit(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
-        let to = self.book.holder(vni, &request.flow.dest_gid);
-        match to.filter(|&shard| shard != self.index) {
+        match self.book.elsewhere(vni, &request.flow.dest_gid) {
             Some(shard) => self.send(shard, vni, request),
             None => Outcome::NoAnswer,
         }
@@ -122,8 +118,7 @@ impl Bus {
 
     /// Sends a datagram to the other shards with members of its group.
     pub fn submit_to_group(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
-        let members = self.book.members(vni, &request.flow.dest_gid);
-        let others = members & !(1 << self.index);
+        let others = self.book.others(vni, &request.flow.dest_gid);
         if others != 0 && !self.has_room(request.flow.source) {
             return Outcome::Full;
         }
@@ -141,7 +136,7 @@ impl Bus {
         }
         match (self.post(shard, vni, request), request.service) {
             (false, _) => Outcome::LocalFault,
-            (true, Service::Reliable) => Outcome::Later,
+            (true, Service::Reliable) => Outcome::Later(Awaited::Answer),
             (true, _) => Outcome::Done,
         }
     }
@@ -205,7 +200,7 @@ impl Bus {
 
     /// Has a queue pair look again, of whoever holds an address on another shard.
     pub fn wake(&mut self, vni: u32, gid: super::Gid, qpn: u32) {
-        let shard = self.book.holder(vni, &gid).filter(|&shard| shard != self.index);
+        let shard = self.book.elsewhere(vni, &gid);
         if let Some(way) = shard.and_then(|shard| self.out.get_mut(shard)) {
             way.push_back(Parcel::Wake { vni, gid, qpn });
         }

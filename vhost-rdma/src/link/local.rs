@@ -23,7 +23,7 @@ impl Link for Local {
             // Nobody tells the sender of an unreliable message what became of it; its own memory is
             // its own matter.
             (Service::Unreliable | Service::Datagram, outcome)
-                if !matches!(outcome, Outcome::LocalFault | Outcome::Pending(_)) =>
+                if !matches!(outcome, Outcome::LocalFault | Outcome::Later(_)) =>
             {
                 Outcome::Done
             }

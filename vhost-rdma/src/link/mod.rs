@@ -8,9 +8,11 @@
 //! - `local`: between NICs of one shard. The responder is called at once and moves the bytes with
 //!   one copy.
 //! - `bus`: between shards of one network. A request becomes a [`Parcel`] that owns its bytes, is
-//!   answered [`Outcome::Later`], and its answer comes back as another parcel. It is made of queues
+//!   answered [`Awaited::Answer`], and its answer comes back as another parcel. It is made of queues
 //!   only; who carries parcels from end to end is not its matter. So the same parcels go through
 //!   the simulated link of the tests, which loses, repeats, reorders and delays them.
+//!
+//! - `ways`: chooses between them. It is the one link that a requester knows.
 //!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
 
@@ -18,6 +20,7 @@ mod book;
 mod bus;
 mod local;
 mod parcel;
+mod ways;
 
 use std::cell::RefCell;
 
@@ -25,10 +28,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::Segment;
 
-pub use book::{AddressBook, MOST_SHARDS};
+pub use book::{AddressBook, MOST_SHARDS, ShardBook};
 pub use bus::Bus;
 pub use local::Local;
 pub use parcel::{Answer, Ask, Parcel, Ticket, Token};
+pub use ways::Ways;
 
 /// The largest piece of a message that is moved in one go, in bytes: what one guest can make
 /// another wait for.
@@ -155,7 +159,7 @@ pub enum Owner {
     /// Nobody has asked it.
     #[default]
     Unasked,
-    /// It was asked for the job of this number ([`Outcome::Pending`]).
+    /// It was asked for the job of this number ([`Awaited::Owner`]).
     Asked(u64),
     /// It has done its part, and found this value.
     Did(u64),
@@ -253,13 +257,21 @@ pub enum Outcome {
     NoAnswer,
     /// Some of a group have it; the request is to be given again for those from here on.
     Partly(Fanout),
-    /// The owner of the memory has a job of this number to do. When it has answered, or time is up,
-    /// the request is to be given again with [`Request::owner`].
-    Pending(u64),
-    /// The answer comes later, as an [`Answer`].
-    Later,
+    /// It is under way: somebody has a part to do. When that is done, or time is up, the request is
+    /// settled, or given again.
+    Later(Awaited),
     /// The link takes no more now; the request is to be given again soon.
     Full,
+}
+
+/// What a request that is under way waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// The owner of the memory, which has a job of this number to do. Then the request is to be
+    /// given again with [`Request::owner`].
+    Owner(u64),
+    /// An [`Answer`] that comes from elsewhere.
+    Answer,
 }
 
 /// The receiving side of one NIC.
@@ -282,6 +294,12 @@ pub trait Responder {
 pub trait Fabric {
     /// The NIC that holds `gid` in the network of NIC `from`.
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder>;
+
+    /// The network of a NIC that is here.
+    fn network(&self, nic: NicId) -> Option<u32>;
+
+    /// Whether a NIC that is here holds `gid` in this network.
+    fn holds(&self, vni: u32, gid: &Gid) -> bool;
 
     /// The member number `index` of a multicast group in the network of NIC `from`: `None` behind
     /// the last, `Some(None)` for one that does not listen now.

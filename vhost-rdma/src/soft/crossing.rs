@@ -19,11 +19,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::engine::{Engine, Execution, Nics};
-use super::network::{Arrivals, Networks, View};
+use super::network::{Arrivals, View};
 use super::nic::{Nic, NicState};
 use super::{Nanos, mirror::PATIENCE};
 use crate::link::{
-    Answer, Ask, Bus, Link as _, Local, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
+    Answer, Ask, Awaited, Bus, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
     is_multicast,
 };
 use crate::nic::budget::{Budget, cost};
@@ -100,7 +100,8 @@ enum Taken {
 impl Engine {
     /// Lets requests cross to other shards. Before there are NICs.
     pub(crate) fn set_bus(&mut self, bus: Bus) {
-        self.networks.bus = Some(bus);
+        self.networks.book = Some(bus.book());
+        self.ways.set_bus(bus);
     }
 
     /// Something came from another shard.
@@ -111,7 +112,7 @@ impl Engine {
                 self.wakes.extend(nic.map(|nic| (nic, qpn)));
             }
             parcel => {
-                if let Some(bus) = &mut self.networks.bus {
+                if let Some(bus) = self.ways.bus() {
                     bus.arrive(parcel);
                 }
             }
@@ -120,12 +121,12 @@ impl Engine {
 
     /// What leaves for each shard.
     pub(crate) fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
-        self.networks.bus.as_mut().map_or(&mut [], Bus::outgoing)
+        self.ways.bus().map_or(&mut [], Bus::outgoing)
     }
 
     /// Has nothing new leave, so that NICs can be saved; true: nothing is under way any more.
     pub(crate) fn close_bus(&mut self) -> bool {
-        self.networks.bus.as_mut().is_none_or(|bus| {
+        self.ways.bus().is_none_or(|bus| {
             bus.close();
             bus.is_quiet()
         })
@@ -133,51 +134,20 @@ impl Engine {
 
     /// Whether anything waits that came from another shard, or is on its way to one.
     pub(super) fn has_parcels(&self) -> bool {
-        self.waiting.has_work() || self.networks.bus.as_ref().is_some_and(Bus::has_work)
+        self.waiting.has_work() || self.ways.bus_ref().is_some_and(Bus::has_work)
     }
 }
 
 impl<N: Nics> Execution<'_, N> {
-    /// Brings a request to its responder, wherever that is.
-    #[inline]
-    pub(super) fn submit(
-        local: &mut Local,
-        (nics, networks): (&mut N, &mut Networks),
-        (vni, request): (u32, &Request<'_>),
-    ) -> Outcome {
-        let gid = &request.flow.dest_gid;
-        if networks.bus.is_some() {
-            let to_group = request.service == Service::Datagram && is_multicast(gid);
-            if !to_group && networks.holder(vni, gid).is_none() {
-                return networks.bus.as_mut().map_or(Outcome::NoAnswer, |bus| {
-                    match (bus.submit(vni, request), request.service) {
-                        (Outcome::NoAnswer, Service::Unreliable | Service::Datagram) => {
-                            Outcome::Done
-                        }
-                        (outcome, _) => outcome,
-                    }
-                });
-            }
-            if to_group && request.fanout == crate::link::Fanout::default() {
-                let bus = networks.bus.as_mut();
-                let sent = bus.map_or(Outcome::Done, |bus| bus.submit_to_group(vni, request));
-                if sent != Outcome::Done {
-                    return sent;
-                }
-            }
-        }
-        local.submit(&mut View { nics, networks }, request)
-    }
-
     /// Executes what came from other shards and settles their answers, as far as there is time.
     pub(crate) fn serve_parcels(&mut self, now: Nanos) -> bool {
-        if self.engine.networks.bus.is_none() {
+        if self.engine.ways.bus().is_none() {
             return false;
         }
         let budget = &mut self.meter.budget(PARCELS);
         let mut found = self.expire(now, budget);
         while !budget.is_over(self.meter) {
-            let Some(answer) = self.engine.networks.bus.as_mut().and_then(Bus::next_answer) else {
+            let Some(answer) = self.engine.ways.bus().and_then(Bus::next_answer) else {
                 break;
             };
             found = true;
@@ -186,7 +156,7 @@ impl<N: Nics> Execution<'_, N> {
         while !budget.is_over(self.meter) {
             let ready = self.engine.waiting.ready.pop_front();
             let is_held = ready.is_some();
-            let next = ready.or_else(|| self.engine.networks.bus.as_mut().and_then(Bus::next_ask));
+            let next = ready.or_else(|| self.engine.ways.bus().and_then(Bus::next_ask));
             let Some(ask) = next else { break };
             found = true;
             self.execute_ask(ask, is_held, now);
@@ -198,15 +168,14 @@ impl<N: Nics> Execution<'_, N> {
         self.meter.charge(cost::REQUEST + cost::bytes(ask.size().into()));
         let before = self.meter.charged();
         let (vni, gid) = (ask.vni, ask.flow().dest_gid);
-        let reply =
-            RefCell::new(self.engine.networks.bus.as_mut().map_or_else(Vec::new, Bus::spare));
+        let reply = RefCell::new(self.engine.ways.bus().map_or_else(Vec::new, Bus::spare));
         let target = self.engine.networks.holder(vni, &gid);
         *self.serving = target;
-        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
+        let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
         let mut arrivals = Arrivals { view: View { nics, networks }, vni };
         let request = ask.request(&reply);
         let taken = if is_multicast(&gid) {
-            Taken::Over(local.submit(&mut arrivals, &request))
+            Taken::Over(ways.deliver(&mut arrivals, &request))
         } else {
             match arrivals.view.ready_nic(target) {
                 Some(nic) => {
@@ -223,13 +192,13 @@ impl<N: Nics> Execution<'_, N> {
         let mut reply = reply.into_inner();
         let token = ask.token;
         let outcome = match taken {
-            Taken::Over(Outcome::Pending(job)) => {
+            Taken::Over(Outcome::Later(Awaited::Owner(job))) => {
                 let until = now.saturating_add(PATIENCE);
                 if !is_held {
                     self.answer(token, None, (reply, true));
                 }
                 // What goes to memory has been placed, but for a word that is stored at once.
-                if let Some(bus) = self.engine.networks.bus.as_mut().filter(|_| ask.size() > WORD) {
+                if let Some(bus) = self.engine.ways.bus().filter(|_| ask.size() > WORD) {
                     bus.keep(ask.take_bytes());
                 }
                 self.engine.waiting.put(until, job, ask);
@@ -237,7 +206,7 @@ impl<N: Nics> Execution<'_, N> {
             }
             Taken::Over(Outcome::Partly(fanout)) => {
                 ask.fanout = fanout;
-                if let Some(bus) = &mut self.engine.networks.bus {
+                if let Some(bus) = self.engine.ways.bus() {
                     bus.keep(reply);
                     bus.put_back(ask);
                 }
@@ -251,7 +220,7 @@ impl<N: Nics> Execution<'_, N> {
             Taken::Stale => None,
         };
         let outcome = outcome.filter(|_| ask.is_reliable());
-        if let Some(bus) = &mut self.engine.networks.bus {
+        if let Some(bus) = self.engine.ways.bus() {
             bus.keep(ask.take_bytes());
         }
         if !is_held || outcome.is_some() {
@@ -260,7 +229,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 
     fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
-        if let Some(bus) = &mut self.engine.networks.bus {
+        if let Some(bus) = self.engine.ways.bus() {
             bus.answer(token, outcome, given);
         }
     }
@@ -301,7 +270,7 @@ impl<N: Nics> Execution<'_, N> {
         if let Some(outcome) = answer.outcome {
             self.answered(&answer.token, outcome, &answer.bytes, now);
         }
-        if let Some(bus) = &mut self.engine.networks.bus {
+        if let Some(bus) = self.engine.ways.bus() {
             bus.keep(answer.bytes);
         }
     }
@@ -373,7 +342,7 @@ impl Nic {
         let outcome = self.receive(request);
         if let Some(qp) = self.qps.get_mut(&qpn) {
             let stream = &mut qp.own.stream;
-            stream.held = matches!(outcome, Outcome::Pending(_));
+            stream.held = matches!(outcome, Outcome::Later(_));
             if outcome == Outcome::Done {
                 stream.next = stream.next.wrapping_add(1);
                 stream.found = Some(request.payload.word());

@@ -17,7 +17,7 @@ use super::crossing::Waiting;
 use super::network::Networks;
 use super::nic::{KERNEL, Nic};
 use super::numbers::{Qpns, Random};
-use crate::link::{Local, NicId};
+use crate::link::{NicId, Ways};
 use crate::memory::Segment;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::roster::{Roster, Walk};
@@ -48,7 +48,7 @@ pub(crate) struct Engine {
     pub(super) networks: Networks,
     pub(super) qpns: Qpns,
     pub(super) random: Box<dyn Random>,
-    pub(super) local: Local,
+    pub(super) ways: Ways,
     /// Requests of other shards that wait for an owner.
     pub(super) waiting: Waiting,
     /// The requester's segment list, kept for its allocation.
@@ -83,7 +83,7 @@ impl Engine {
             networks: Networks::default(),
             qpns: Qpns::default(),
             random,
-            local: Local,
+            ways: Ways::default(),
             waiting: Waiting::default(),
             segments: Vec::new(),
             wakes: VecDeque::new(),

@@ -10,12 +10,13 @@
 use virtio_rdma_abi::GSI_QPN;
 
 use super::engine::{Engine, Execution, Nics};
+use super::network::View;
 use super::nic::{Nic, NicState};
 use crate::cm::{MAD_LEN, Mad};
-use crate::link::NicId;
 use crate::link::{
     Fanout, Flow, Gid, Operation, Outcome, Owner, Payload, Request, Service, Ticket,
 };
+use crate::link::{Link as _, NicId};
 use crate::memory;
 use crate::nic::budget::cost;
 use crate::nic::qp::attrs::GSI_QKEY;
@@ -104,9 +105,8 @@ impl<N: Nics> Execution<'_, N> {
             owner: Owner::Unasked,
             ticket: Ticket::default(),
         };
-        let vni = nic.settings.vni;
-        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
-        Self::submit(local, (nics, networks), (vni, &request));
+        let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
+        ways.submit(&mut View { nics, networks }, &request);
         true
     }
 

@@ -20,7 +20,7 @@ use super::engine::{Execution, Nics};
 use super::mr::{Keyed, MrTable};
 use super::nic::Nic;
 use super::qp::{Requester, Waiter};
-use crate::link::{Nak, NicId, Operation, Outcome, Owner, Request};
+use crate::link::{Awaited, Nak, NicId, Operation, Outcome, Owner, Request};
 use crate::memory::Borrowed;
 use crate::nic::qp::Wait;
 use crate::nic::{Job, JobKind};
@@ -176,11 +176,11 @@ impl Nic {
             Owner::Did(value) => Ok(value),
             Owner::Failed => Err(self.refuse(qpn, request, Nak::RemoteOperation)),
             Owner::Asked(job) if jobs.waiter(task.ctx, job) == Some(requester) => {
-                Err(Outcome::Pending(job))
+                Err(Outcome::Later(Awaited::Owner(job)))
             }
             Owner::Unasked | Owner::Asked(_) => {
                 let begun = jobs.begin(task.ctx, requester, task.job);
-                Err(begun.map_or(Outcome::NoAnswer, Outcome::Pending))
+                Err(begun.map_or(Outcome::NoAnswer, |job| Outcome::Later(Awaited::Owner(job))))
             }
         }
     }

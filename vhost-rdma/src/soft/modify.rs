@@ -3,7 +3,7 @@
 use virtio_rdma_abi as abi;
 
 use super::DeferredDrop;
-use super::engine::{Execution, Nics};
+use super::engine::{Engine, Execution, Nics};
 use super::nic::{KERNEL, Nic};
 use super::qp::Waiter;
 use crate::link::NicId;
@@ -35,13 +35,14 @@ impl<N: Nics> Execution<'_, N> {
         qpn: u32,
         attr: &abi::QpAttr,
     ) -> Result<Reply, Status> {
-        let (nic, networks, _) = self.parts(id).ok_or(Status::FATAL)?;
+        let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
+        let nic = nics.nic(id).ok_or(Status::FATAL)?;
         let reached = nic.modify_qp(ctx, qpn, attr)?;
         if reached && let Some(qp) = nic.qps.get(&qpn).filter(|qp| qp.kind.is_connected()) {
             // The peer may have been waiting for this QP to appear.
             let peer = networks.holder(nic.settings.vni, &qp.attrs.av().dgid);
             let dest_qpn = qp.attrs.dest_qpn();
-            if let (None, Some(bus)) = (peer, &mut networks.bus) {
+            if let (None, Some(bus)) = (peer, ways.bus()) {
                 bus.wake(nic.settings.vni, qp.attrs.av().dgid, dest_qpn);
             }
             nic.backing.wakes.extend(peer.map(|peer| Waiter::here(peer, dest_qpn)));

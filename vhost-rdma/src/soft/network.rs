@@ -9,7 +9,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::engine::Nics;
 use super::nic::{Nic, NicState};
-use crate::link::{Bus, Fabric, Gid, NicId, Responder};
+use crate::link::{Fabric, Gid, NicId, Responder, ShardBook};
 
 /// The addresses of all networks of a shard, by VNI.
 #[derive(Debug, Default)]
@@ -17,8 +17,8 @@ pub(super) struct Networks {
     holders: FxHashMap<(u32, Gid), NicId>,
     /// NICs with QPs in a multicast group.
     groups: FxHashMap<(u32, Gid), IndexSet<NicId, FxBuildHasher>>,
-    /// The way to other shards, if there are any.
-    pub(super) bus: Option<Bus>,
+    /// What other shards hold, if there are any.
+    pub(super) book: Option<ShardBook>,
 }
 
 impl Networks {
@@ -28,8 +28,8 @@ impl Networks {
 
     /// Whether a NIC of this shard or another holds it.
     pub(super) fn reaches(&self, vni: u32, gid: &Gid) -> bool {
-        let elsewhere = || self.bus.as_ref().is_some_and(|bus| bus.holds(vni, gid));
-        self.holder(vni, gid).is_some() || elsewhere()
+        let elsewhere = |book: &ShardBook| book.elsewhere(vni, gid).is_some();
+        self.holder(vni, gid).is_some() || self.book.as_ref().is_some_and(elsewhere)
     }
 
     /// Gives an address to a NIC; false if another has it.
@@ -37,7 +37,7 @@ impl Networks {
         if let Some(holder) = self.holder(vni, &gid) {
             return holder == nic;
         }
-        let free = self.bus.as_ref().is_none_or(|bus| bus.claim(vni, gid));
+        let free = self.book.as_ref().is_none_or(|book| book.claim(vni, gid));
         if free {
             self.holders.insert((vni, gid), nic);
         }
@@ -47,16 +47,16 @@ impl Networks {
     pub(super) fn release(&mut self, vni: u32, gid: Gid, nic: NicId) {
         if self.holder(vni, &gid) == Some(nic) {
             self.holders.remove(&(vni, gid));
-            if let Some(bus) = &self.bus {
-                bus.release(vni, gid);
+            if let Some(book) = &self.book {
+                book.release(vni, gid);
             }
         }
     }
 
     pub(super) fn join(&mut self, vni: u32, mgid: Gid, nic: NicId) {
         self.groups.entry((vni, mgid)).or_default().insert(nic);
-        if let Some(bus) = &self.bus {
-            bus.join(vni, mgid);
+        if let Some(book) = &self.book {
+            book.join(vni, mgid);
         }
     }
 
@@ -65,8 +65,8 @@ impl Networks {
             members.swap_remove(&nic);
             if members.is_empty() {
                 self.groups.remove(&(vni, mgid));
-                if let Some(bus) = &self.bus {
-                    bus.leave(vni, mgid);
+                if let Some(book) = &self.book {
+                    book.leave(vni, mgid);
                 }
             }
         }
@@ -89,6 +89,14 @@ pub(super) struct View<'a, N> {
 }
 
 impl<N: Nics> Fabric for View<'_, N> {
+    fn network(&self, nic: NicId) -> Option<u32> {
+        self.vni(nic)
+    }
+
+    fn holds(&self, vni: u32, gid: &Gid) -> bool {
+        self.networks.holder(vni, gid).is_some()
+    }
+
     fn responder(&mut self, from: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
         let peer = self.networks.holder(self.vni(from)?, gid)?;
         self.ready(peer)
@@ -127,6 +135,14 @@ pub(super) struct Arrivals<'a, N> {
 }
 
 impl<N: Nics> Fabric for Arrivals<'_, N> {
+    fn network(&self, _: NicId) -> Option<u32> {
+        Some(self.vni)
+    }
+
+    fn holds(&self, vni: u32, gid: &Gid) -> bool {
+        self.view.holds(vni, gid)
+    }
+
     fn responder(&mut self, _: NicId, gid: &Gid) -> Option<&mut dyn Responder> {
         let peer = self.view.networks.holder(self.vni, gid)?;
         self.view.ready(peer)

@@ -13,9 +13,11 @@ use super::Nanos;
 use super::engine::{Engine, Execution, Nics};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
+use super::network::View;
 use super::nic::Nic;
 use crate::link::{
-    Fanout, Flow, Gid, NicId, Operation, Outcome, Owner, PIECE, Payload, Request, Service, Ticket,
+    Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload, Request,
+    Service, Ticket,
 };
 use crate::memory::{self, Segment};
 use crate::nic::budget::{Budget, cost};
@@ -198,6 +200,7 @@ impl<N: Nics> Execution<'_, N> {
         bytes: &mut u32,
         segments: &mut Vec<Segment>,
     ) -> Step {
+        let mtu = self.engine.ways.mtu();
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         let wqe = match send.current {
             Some(wqe) => wqe,
@@ -236,7 +239,7 @@ impl<N: Nics> Execution<'_, N> {
         // What the owner was asked about is what it did, and what crossed may have been executed:
         // the piece that it was, however large the next may be.
         let len = match send.owner {
-            Owner::Unasked if !send.crosses => nic.piece(turn.kind, send, &planned),
+            Owner::Unasked if !send.crosses => nic.piece(turn.kind, send, &planned).min(mtu),
             _ => send.piece,
         };
         if let Some(word) = send.landed.take().filter(|_| planned.operation != Operation::Read) {
@@ -257,18 +260,12 @@ impl<N: Nics> Execution<'_, N> {
         let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
         request.owner = send.owner;
-        let vni = nic.settings.vni;
-        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
-        if let Some(bus) = &mut networks.bus {
-            if send.ticket.life == 0 {
-                send.ticket.life = bus.begin_life();
-            }
-            request.ticket = send.ticket;
-        }
+        let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
+        request.ticket = ways.number(&mut send.ticket);
         // Under an address that was withdrawn nothing leaves: its port is down, or was given
         // another.
         let outcome = match (flow.source_gid == NO_GID, turn.kind) {
-            (false, _) => Self::submit(local, (nics, networks), (vni, &request)),
+            (false, _) => ways.submit(&mut View { nics, networks }, &request),
             (true, Kind::Rc) => Outcome::NoAnswer,
             (true, _) => Outcome::Done,
         };

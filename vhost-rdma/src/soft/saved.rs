@@ -24,7 +24,7 @@ use super::numbers::Qpns;
 use super::qp::{Inbound, Qp, Requester, SavedInbound, Waiter};
 use super::quota;
 use super::srq::{MAX_WAITERS, Srq};
-use crate::link::{Gid, NicId};
+use crate::link::{Gid, NicId, Ways};
 use crate::memory::{AddressSpace, Ring, SavedMap};
 use crate::nic::contexts::{Contexts, SavedContexts};
 use crate::nic::cq::{Cq, SavedCq};
@@ -382,12 +382,12 @@ impl<N: Nics> Execution<'_, N> {
         space: AddressSpace,
     ) -> Result<(), BadState> {
         self.reset(id);
-        let Self { nics, engine: Engine { networks, qpns, .. }, .. } = self;
+        let Self { nics, engine: Engine { networks, qpns, ways, .. }, .. } = self;
         let Some(nic) = nics.nic(id) else {
             return Err(BadState::Content("state on such a backing"));
         };
         let (ready, former) = (saved.ready, saved.id);
-        let loaded = nic.load(saved, space).and_then(|()| claim(nic, networks, qpns));
+        let loaded = nic.load(saved, space).and_then(|()| claim(nic, networks, (qpns, ways)));
         nic.backing.goes_on = ready;
         match loaded {
             Ok(()) => drop(self.engine.former.insert(former, id)),
@@ -428,13 +428,18 @@ impl Nic {
 
 /// Takes what a NIC has in its network and on its shard. An address that is another's by now, or
 /// that it may not use any more, is gone.
-fn claim(nic: &mut Nic, networks: &mut Networks, qpns: &mut Qpns) -> Result<(), BadState> {
+fn claim(
+    nic: &mut Nic,
+    networks: &mut Networks,
+    own: (&mut Qpns, &mut Ways),
+) -> Result<(), BadState> {
     let (id, vni) = (nic.backing.id, nic.settings.vni);
+    let (qpns, ways) = own;
     let mut walk = nic.qp_numbers.walk();
     let mut claimed = VecDeque::new();
     while let Some(qpn) = walk.next(&nic.qp_numbers) {
         let send = nic.qps.get(&qpn).and_then(|qp| qp.send.as_ref());
-        if let (Some(send), Some(bus)) = (send, &mut networks.bus) {
+        if let (Some(send), Some(bus)) = (send, ways.bus()) {
             bus.had_life(send.ticket.life);
         }
         if qpn != virtio_rdma_abi::GSI_QPN {

@@ -18,7 +18,7 @@ impl Engine {
         }
         let vni = nic.settings.vni;
         for Waiter { who, qpn } in nic.backing.wakes.drain(..) {
-            match (who, &mut self.networks.bus) {
+            match (who, self.ways.bus()) {
                 (Requester::Here(nic), _) => self.wakes.push_back((nic, qpn)),
                 (Requester::Elsewhere(gid), Some(bus)) => bus.wake(vni, gid, qpn),
                 (Requester::Elsewhere(_), None) => {}

@@ -17,6 +17,7 @@
 //! hardware does.
 
 mod completions;
+mod crossing;
 mod doorbells;
 mod guest;
 mod memory;
@@ -39,6 +40,8 @@ enum Without {
     Release(u64),
     /// The acquire order of loads of the word at this offset.
     Acquire(u64),
+    /// The look, before a worker sleeps, at what it could not send yet.
+    LookAtUnsent,
     /// What C++ does not promise and the processors that we run on do: see [`guest::Guest::ring`].
     MultiCopyAtomicity,
 }

@@ -14,15 +14,15 @@ use crate::ordering::{self, Fence, Flag as _};
 
 /// A `Waker` and a mailbox. The mailbox is weaker than the channel that ships: it is one relaxed
 /// counter.
-struct Waker {
-    cpu: Memory,
-    asleep: Asleep,
+pub(super) struct Waker {
+    pub(super) cpu: Memory,
+    pub(super) asleep: Asleep,
     eventfd: Signal,
     jobs: AtomicU32,
 }
 
 impl Waker {
-    fn new(without: Without) -> Rc<Self> {
+    pub(super) fn new(without: Without) -> Rc<Self> {
         Rc::new(Self {
             cpu: Memory::new(without, &[], &[], &[]),
             asleep: Asleep::new(),
@@ -32,14 +32,14 @@ impl Waker {
     }
 
     /// `Waker::wake`.
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if ordering::must_wake(&self.asleep, &self.cpu) {
             self.eventfd.give();
         }
     }
 
     /// `Waker::sleep`.
-    fn sleep(&self) {
+    pub(super) fn sleep(&self) {
         self.eventfd.wait();
         self.asleep.set(false);
     }

@@ -1,5 +1,5 @@
 //! The simulated link between two shards: a virtual wire that loses, repeats, reorders and delays
-//! what the bus gives it. Time is the world's, chance is a seed's, so every run repeats.
+//! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a seed's, so every run repeats.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use crate::link::{AddressBook, Answer, Bus, Parcel};
 use crate::shard::{Random as _, Shard};
 
 /// Two shards of one network, with these seeds.
-pub(super) fn pair(seeds: [u64; 2]) -> [Shard; 2] {
+pub(super) fn pair(seeds: [u64; 2], air: &Air) -> [Shard; 2] {
     let book = Arc::new(AddressBook::default());
     [0, 1].map(|index: usize| {
-        let bus = Bus::new(index, 2, Arc::clone(&book));
+        let mtu = air.faults.mtu.unwrap_or(u32::MAX);
+        let bus = Bus::new(index, 2, Arc::clone(&book)).with_mtu(mtu);
         Shard::new(Box::new(Lcg(seeds[index]))).with_bus(bus)
     })
 }
@@ -23,6 +24,8 @@ pub(super) struct Faults {
     pub(super) repeated: u32,
     /// The longest that one is under way, in nanoseconds. Who is overtaken is reordered.
     pub(super) delay: u32,
+    /// The most bytes of a piece, if it is not what the bus itself takes.
+    pub(super) mtu: Option<u32>,
 }
 
 /// See the module.

@@ -12,7 +12,7 @@ use crate::shard::{Command, JobKind, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const SECOND: u64 = 1_000_000_000;
-const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000 };
+const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, mtu: None };
 
 fn apart(air: Air) -> (World, Guest, Guest) {
     let mut world = World::beside(air);
@@ -74,7 +74,11 @@ fn patient_pair(world: &mut World, a: &mut Guest, b: &mut Guest) -> (Qp, Qp) {
 
 /// What a program may rely on: each request once, in order, with its bytes.
 fn once_and_in_order(seed: u64, hands_over: bool) -> [u64; 3] {
-    let (mut world, mut a, mut b) = apart(Air::new(BAD, seed));
+    over(BAD, seed, hands_over)
+}
+
+fn over(faults: Faults, seed: u64, hands_over: bool) -> [u64; 3] {
+    let (mut world, mut a, mut b) = apart(Air::new(faults, seed));
     let (mut qa, mut qb) = patient_pair(&mut world, &mut a, &mut b);
     let (word, found) = (b.alloc(8), a.alloc(8));
     let len = 200 << 10;
@@ -112,6 +116,16 @@ fn a_bad_link_loses_nothing_and_repeats_nothing() {
         seen.iter_mut().zip(faults).for_each(|(seen, more)| *seen += more);
     }
     assert!(seen.iter().all(|&seen| seen > 50), "lost, repeated, reordered: {seen:?}");
+}
+
+/// Fifty pieces of each message, and faults among them.
+#[test]
+fn small_pieces_make_the_same_messages() {
+    for seed in 0..6 {
+        let faults = Faults { lost: 2, mtu: Some(4096), ..BAD };
+        let seen = over(faults, seed, seed % 2 == 1);
+        assert!(seen.iter().all(|&seen| seen > 20), "lost, repeated, reordered: {seen:?}");
+    }
 }
 
 #[test]
@@ -169,7 +183,7 @@ fn what_is_under_way_is_bounded_and_all_of_it_arrives() {
     let (mut world, mut a, mut b) = apart(Air::new(Faults { delay: 1000, ..BAD }, 9));
     world.beside = world
         .beside
-        .map(|(other, _)| (other, Air::new(Faults { lost: 0, repeated: 0, delay: 1_000_000 }, 9)));
+        .map(|(other, _)| (other, Air::new(Faults { delay: 1_000_000, ..Faults::default() }, 9)));
     let (qa, qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
     let (mut qa, mut qb) = (qa, qb);
     let ah = handle(&mut world, &a, b.gid);

@@ -190,7 +190,7 @@ impl World {
 
     /// One with two shards.
     pub(super) fn beside(air: Air) -> Self {
-        let [shard, other] = air::pair([7, 8]);
+        let [shard, other] = air::pair([7, 8], &air);
         Self { beside: Some((other, air)), ..Self::of(shard) }
     }
 

@@ -22,7 +22,7 @@ impl World {
             .map(|guest| saved::seal(&self.at(guest.on).save(guest.nic).unwrap()).unwrap())
             .collect();
         let mut next = match self.beside {
-            Some(_) => Vec::from(air::pair([self.now, self.now + 1])),
+            Some((_, ref air)) => Vec::from(air::pair([self.now, self.now + 1], air)),
             None => vec![Shard::new(Box::new(Lcg(self.now)))],
         };
         for (on, next) in next.iter_mut().enumerate() {

@@ -136,8 +136,8 @@ impl<N: Nics> Execution<'_, N> {
             nic.meter.charge(cost::bytes(len.into()));
         }
         let request = request(turn, &turn.flow, wqe, nic, payload, (planned, offset, len));
-        let Self { nics, engine: Engine { networks, local, .. }, .. } = self;
-        let job = local.ask_ahead(&mut crate::soft::network::View { nics, networks }, &request);
+        let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
+        let job = ways.ask_ahead(&mut crate::soft::network::View { nics, networks }, &request);
         job.map(|job| (len, job))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::finish::completion_opcode;
 use super::{Planned, RNR_FOREVER, Step, Turn};
-use crate::link::{Nak, NicId, Outcome, Owner, Token};
+use crate::link::{Awaited, Nak, NicId, Outcome, Owner, Token};
 use crate::nic::qp::{Kind, SendQueue, Wait};
 use crate::nic::timer::{self, Waiting};
 use crate::soft::engine::{Execution, Nics};
@@ -20,12 +20,12 @@ impl<N: Nics> Execution<'_, N> {
     ) -> Step {
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         send.owner = match (outcome, send.owner) {
-            (Outcome::Pending(job), _) => Owner::Asked(job),
+            (Outcome::Later(Awaited::Owner(job)), _) => Owner::Asked(job),
             // An atomic that was executed is not executed again.
             (Outcome::NotReady(_) | Outcome::NoAnswer, did @ Owner::Did(_)) => did,
             _ => Owner::Unasked,
         };
-        if !matches!(outcome, Outcome::Done | Outcome::Pending(_)) {
+        if !matches!(outcome, Outcome::Done | Outcome::Later(Awaited::Owner(_))) {
             send.ahead.forget_pieces();
         }
         match outcome {
@@ -74,23 +74,18 @@ impl<N: Nics> Execution<'_, N> {
                 send.fanout = fanout;
                 Step::Advanced
             }
-            Outcome::Pending(_) => {
+            Outcome::Later(awaited) => {
                 let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
                 let patience = match turn.kind {
                     Kind::Rc => timer::ack_timeout(timeout).map(|time| time.max(mirror::PATIENCE)),
                     _ => Some(mirror::PATIENCE),
                 };
                 let until = patience.map_or(Nanos::MAX, |time| turn.now.saturating_add(time));
-                send.wait = Wait::Owner(until);
-                nic.timers.set(until, Waiting::Send(turn.qpn));
-                Step::Waits
-            }
-            Outcome::Later => {
-                let timeout = nic.qps.get(&turn.qpn).map_or(0, |qp| qp.attrs.timeout());
-                let patience = timer::ack_timeout(timeout).map(|time| time.max(mirror::PATIENCE));
-                let until = patience.map_or(Nanos::MAX, |time| turn.now.saturating_add(time));
-                send.crosses = true;
-                send.wait = Wait::Link(until);
+                send.wait = match awaited {
+                    Awaited::Owner(_) => Wait::Owner(until),
+                    Awaited::Answer => Wait::Link(until),
+                };
+                send.crosses |= awaited == Awaited::Answer;
                 nic.timers.set(until, Waiting::Send(turn.qpn));
                 Step::Waits
             }
