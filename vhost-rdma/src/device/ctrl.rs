@@ -18,7 +18,7 @@ use zerocopy::FromBytes;
 
 use super::chain::REQUEST_MAX;
 use crate::memory::AddressSpace;
-use crate::shard::{Command, Reply, Status};
+use crate::shard::{Command, Reply, Status, Step};
 
 use self::lengths::Lengths;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -30,8 +30,8 @@ pub(crate) use self::reply::Response;
 /// What a command came to.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The engine's answer.
-    Done(Result<Reply, Status>),
+    /// What the engine made of it.
+    Done(Result<Step, Status>),
     /// The guest's memory changed after the command was resolved; nothing happened.
     Stale,
 }
@@ -42,7 +42,7 @@ pub(crate) trait Executor {
     fn space(&self) -> (AddressSpace, u64);
 
     /// Executes a command that was resolved with memory of that generation; the rest of one
-    /// ([`Command::Finish`]) whatever has changed since.
+    /// ([`Command::Continue`]) whatever has changed since.
     fn execute(&self, generation: u64, ctx: u32, command: Command) -> Outcome;
 
     /// The life that stood still goes on, for its driver; or ends.
@@ -204,18 +204,18 @@ impl Controller {
                 continue;
             };
             loop {
-                let next = match result {
-                    Ok(Reply::More) => Command::Continue,
+                let next = match result? {
+                    Step::More => Command::Continue,
                     // Here, on the thread of this NIC alone.
-                    Ok(Reply::Blocking(job)) => job.run(),
-                    _ => return self.conclude(opcode, body, result),
+                    Step::Blocking(job) => job.run(),
+                    Step::Done(reply) => return self.conclude(opcode, body, reply),
                 };
                 let (_, generation) = executor.space();
                 result = match executor.execute(generation, ctx, next) {
                     Outcome::Done(next) => next,
                     // The memory changed between the two lines above; what has begun goes on all
                     // the same.
-                    Outcome::Stale => Ok(Reply::More),
+                    Outcome::Stale => Ok(Step::More),
                 };
             }
         }
@@ -255,26 +255,21 @@ impl Controller {
         }
     }
 
-    fn conclude(
-        &mut self,
-        opcode: u16,
-        body: &[u8],
-        mut result: Result<Reply, Status>,
-    ) -> Result<Reply, Status> {
-        match &mut result {
-            Ok(Reply::Init(answer)) => {
+    fn conclude(&mut self, opcode: u16, body: &[u8], mut reply: Reply) -> Result<Reply, Status> {
+        match &mut reply {
+            Reply::Init(answer) => {
                 let (request, _) = InitReq::read_from_prefix(body).map_err(|_| Status::INVAL)?;
                 self.nonce = Some(request.nonce.get());
                 self.agreed = request.caps.get() & self.revision.caps;
                 answer.caps = self.agreed.into();
             }
-            Ok(Reply::Device(answer)) => {
+            Reply::Device(answer) => {
                 answer.caps = (answer.caps.get() | self.revision.caps).into();
             }
-            Ok(_) if opcode == cmd::SHUTDOWN => self.nonce = None,
+            _ if opcode == cmd::SHUTDOWN => self.nonce = None,
             _ => {}
         }
-        result
+        Ok(reply)
     }
 }
 

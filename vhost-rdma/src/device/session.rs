@@ -36,7 +36,7 @@ use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
 use crate::memory::AddressSpace;
-use crate::nic::{Command, Reply, Status};
+use crate::nic::{Command, Reply, Status, Step};
 use crate::worker::{CallError, Progress};
 
 /// Entries of a virtqueue, at most.
@@ -415,7 +415,7 @@ impl Executor for Session {
         }
         let (present, open) = (self.generation.clone(), self.gate.open_flag());
         // What a blocking job brought must not be lost: the NIC looks at what has become of it.
-        let rest = matches!(command, Command::Finish(_));
+        let rest = matches!(command, Command::Continue);
         let asks = matches!(command, Command::Keepalive);
         let patience = if asks { KEEPALIVE_WAIT } else { PATIENCE };
         let mut begins = Some(command);
@@ -429,7 +429,7 @@ impl Executor for Session {
                 return Progress::Done(Outcome::Stale);
             }
             match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
-                Ok(Reply::More) => Progress::More,
+                Ok(Step::More) => Progress::More,
                 result => Progress::Done(Outcome::Done(result)),
             }
         });
@@ -438,7 +438,7 @@ impl Executor for Session {
             // Is the device there? It is, only late, and that is none of this guest's doing. Had
             // the NIC failed, an event says so.
             Err(CallError::Timeout) if asks && self.nic.worker_stalled() < PATIENCE => {
-                Outcome::Done(Ok(Reply::Done))
+                Outcome::Done(Ok(Step::Done(Reply::Done)))
             }
             Err(_) => Outcome::Done(Err(Status::FATAL)),
         }

@@ -5,7 +5,6 @@
 //! page lists; it does both on its own thread, so that a huge registration costs the shard nothing.
 //! Requests whose fields need no resolving are the ABI's own structures.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -146,27 +145,37 @@ pub enum Command {
         qpn: u32,
         mgid: [u8; 16],
     },
-    /// Goes on with the command that was answered [`Reply::More`].
+    /// Goes on with the command that came to [`Step::More`] or [`Step::Blocking`].
     Continue,
-    /// What a [`BlockingJob`] found: the rest of the command that sent it.
-    Finish(Box<dyn Any + Send>),
+}
+
+/// What a command came to, or a step of one.
+#[derive(Debug)]
+pub enum Step {
+    /// It is carried out, and this is the answer.
+    Done(Reply),
+    /// It was carried out in part, and goes on with [`Command::Continue`].
+    More,
+    /// To be carried out first.
+    Blocking(BlockingJob),
 }
 
 /// The part of a command that may block, for the thread that gave the command: a shard waits for
 /// nobody.
-pub struct BlockingJob(Box<dyn FnOnce() -> Command + Send>);
+pub struct BlockingJob(Box<dyn FnOnce() + Send>);
 
 impl BlockingJob {
-    /// A blocking job; what `work` returns goes back to where it came from.
-    pub fn new<T: Any + Send>(work: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self(Box::new(move || Command::Finish(Box::new(work()))))
+    /// A blocking job. What it finds it leaves where its NIC looks for it.
+    pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(work))
     }
 
     /// Carries it out; the command that is returned has to be given to the same NIC, whatever
     /// became of that meanwhile.
     #[must_use]
     pub fn run(self) -> Command {
-        (self.0)()
+        (self.0)();
+        Command::Continue
     }
 }
 
@@ -181,10 +190,6 @@ impl fmt::Debug for BlockingJob {
 #[allow(missing_docs, reason = "the variants are the responses of docs/virtio-rdma.md §12")]
 pub enum Reply {
     Done,
-    /// Not an answer: the command was carried out in part, and goes on with [`Command::Continue`].
-    More,
-    /// Not an answer: to be carried out first.
-    Blocking(BlockingJob),
     Init(abi::InitResp),
     Device(Box<abi::QueryDeviceResp>),
     Port(abi::QueryPortResp),

@@ -21,7 +21,10 @@ pub(crate) mod chores;
 mod command;
 pub(crate) mod contexts;
 pub(crate) mod cq;
+mod create;
+pub(crate) mod dispatch;
 pub(crate) mod doorbell;
+pub(crate) mod ending;
 pub(crate) mod follow;
 pub(crate) mod grh;
 pub mod limits;
@@ -46,10 +49,11 @@ pub(crate) mod shape;
 pub(crate) mod shards;
 pub(crate) mod table;
 pub(crate) mod timer;
+pub(crate) mod verb;
 
 use std::fmt;
 
-pub use command::{BlockingJob, Command, Reply, Status};
+pub use command::{BlockingJob, Command, Reply, Status, Step};
 pub use cq::control_offset;
 pub use limits::{Counters, Limits, Objects};
 pub(crate) use port::Nowhere;

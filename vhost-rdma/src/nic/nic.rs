@@ -14,6 +14,7 @@ use super::chores::Chores;
 use super::contexts::Contexts;
 pub(crate) use super::contexts::KERNEL;
 use super::cq::{Cq, Fire, Overrun};
+use super::dispatch::Work;
 use super::doorbell::{Owner, Post};
 use super::follow::Change;
 use super::limits::{GID_TABLE_LEN, counters};
@@ -77,7 +78,7 @@ pub(crate) struct Nic<P: Provider> {
     /// What is left of a change of the memory map.
     pub(crate) change: Change<P::Keys>,
     /// The command that has begun, if it goes in steps.
-    pub(crate) work: Option<P::Work>,
+    pub(crate) work: Option<Work<P>>,
     /// What ends as soon as somebody has the time: not the shard.
     pub(crate) deferred_drops: Vec<DeferredDrop>,
     /// The shard's.

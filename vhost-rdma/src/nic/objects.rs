@@ -15,8 +15,7 @@ use super::qp::{Attrs, Kind, State};
 use super::quota::Kind as Place;
 use super::receive::{Moving, ReceiveRing, SavedReceives};
 use super::saved::BadState;
-use super::timer::Waiting;
-use super::{DeferredDrop, Reply, Status, shape, table};
+use super::{Reply, Status, shape, table};
 use crate::memory::{AddressSpace, Charge, Ring};
 
 /// Events whose object is a QP.
@@ -200,15 +199,6 @@ impl<P: Provider> Nic<P> {
         object(self.pds.insert(Pd { ctx, users: 0, own }))
     }
 
-    pub(crate) fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
-        if self.owned_pd(ctx, pdn)?.users > 0 || P::uses_pd(self, pdn) {
-            return Err(Status::BUSY);
-        }
-        let pd = self.pds.remove(pdn as usize);
-        P::end_pd(self, pd.own);
-        Ok(Reply::Done)
-    }
-
     /// An object of a domain begins.
     pub(crate) fn join_pd(&mut self, pdn: u32) {
         if let Some(pd) = self.pds.get_mut(pdn as usize) {
@@ -239,22 +229,6 @@ impl<P: Provider> Nic<P> {
         }
         self.kept.place(Place::Cq, self.cqs.len())?;
         object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
-    }
-
-    pub(crate) fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
-        if self.owned_cq(ctx, cqn)?.users > 0 {
-            return Err(Status::BUSY);
-        }
-        self.remove_cq(cqn);
-        Ok(Reply::Done)
-    }
-
-    pub(crate) fn remove_cq(&mut self, cqn: u32) {
-        self.meter.charge(cost::OBJECT);
-        self.deferred_drops.extend(self.cqs.try_remove(cqn as usize).map(DeferredDrop::new));
-        self.timers.remove(Waiting::Event(cqn));
-        self.outbox.forget(&[event::CQ_ERR], cqn);
-        self.outbox.forget_completion(cqn);
     }
 
     /// Sets the moderation of a CQ's events.
@@ -292,23 +266,6 @@ impl<P: Provider> Nic<P> {
         self.contexts.free_doorbell(srq.ctx, srq.doorbell);
         self.outbox.forget(&[event::SRQ_ERR, event::SRQ_LIMIT_REACHED], srqn);
         Some(srq)
-    }
-
-    /// Whether what a QP names is there, is the context's, and there is room for another.
-    pub(crate) fn check_qp_parts(&self, ctx: u32, req: &abi::QpCreateReq) -> Result<(), Status> {
-        self.owned_pd(ctx, req.pdn.get())?;
-        self.owned_cq(ctx, req.send_cqn.get())?;
-        self.owned_cq(ctx, req.recv_cqn.get())?;
-        if req.srqn.get() != abi::NO_SRQ {
-            self.owned_srq(ctx, req.srqn.get())?;
-        }
-        Ok(())
-    }
-
-    /// Whether there is room for another QP.
-    pub(crate) fn check_qp_room(&self) -> Result<(), Status> {
-        let qps = self.qps.len() + usize::from(self.backing.has_other_qp());
-        if qps >= self.settings.limits.max_qps as usize { Err(Status::NOMEM) } else { Ok(()) }
     }
 
     /// Takes a QP into the tables.

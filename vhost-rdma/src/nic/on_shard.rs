@@ -7,9 +7,11 @@
 
 use std::fmt;
 
-use super::budget::{Budget, Meter};
+use super::budget::{Budget, Meter, cost};
 use super::doorbell::Post;
-use super::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Reply, Status};
+use super::nic::{Nic, NicState};
+use super::provider::Provider;
+use super::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Status, Step};
 use crate::memory::AddressSpace;
 use crate::ordering::Visible;
 
@@ -65,12 +67,109 @@ pub(crate) trait Provided: OnShard {
     /// The shard's meter, to which all its work is charged.
     fn set_meter(&mut self, meter: Meter);
 
-    /// Executes one command of context `ctx`.
+    /// Executes one command of context `ctx`, or a step of it.
     ///
     /// # Errors
     /// The status to answer.
-    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status>;
+    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Step, Status>;
 
     /// Moves work requests and completions by one bounded round; true if there was anything to do.
     fn run(&mut self, now: Nanos) -> bool;
+}
+
+impl<P: Provider> OnShard for Nic<P> {
+    fn set_port(&mut self, port: Box<dyn Port>) {
+        self.outbox.set_port(port);
+    }
+
+    fn pause(&mut self) -> bool {
+        let begins = self.life == NicState::Ready;
+        if begins {
+            self.life = NicState::Paused;
+        }
+        P::stand_still(self, begins)
+    }
+
+    fn resume(&mut self) {
+        if self.life == NicState::Paused {
+            self.life = NicState::Ready;
+            self.outbox.wanted();
+            P::go_on(self);
+        }
+    }
+
+    fn memory_changed(&mut self, space: AddressSpace) {
+        if self.life == NicState::Idle && self.backing.is_beginning() {
+            self.space = space;
+        } else {
+            Self::memory_changed(self, space);
+        }
+    }
+
+    fn follow_memory(&mut self) -> bool {
+        Self::follow_memory(self)
+    }
+
+    fn memory_vanished(&mut self) {
+        if matches!(self.life, NicState::Ready | NicState::Paused) {
+            self.meter.charge_each(cost::VISIT, self.space.regions().len());
+            if self.space.vanished() {
+                P::fail(self);
+            }
+        }
+    }
+
+    fn fail(&mut self) {
+        P::fail(self);
+    }
+
+    fn events_wanted(&mut self) {
+        self.outbox.wanted();
+    }
+
+    fn status(&self) -> NicSnapshot {
+        self.snapshot()
+    }
+
+    fn take_deferred_drops(&mut self) -> Option<DeferredDrop> {
+        let dropped = std::mem::take(&mut self.deferred_drops);
+        (!dropped.is_empty()).then(|| DeferredDrop::new(dropped))
+    }
+
+    #[inline]
+    fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
+        Self::scan(self, posts)
+    }
+
+    fn begin_look(&mut self) {
+        self.contexts.begin_look();
+    }
+
+    fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
+        Self::look_on(self, posts, budget)
+    }
+
+    fn has_work(&mut self, now: Nanos) -> bool {
+        OnShard::has_news(self) || P::has_work(self, now)
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        Self::has_news(self) || self.backing.has_news()
+    }
+
+    #[inline]
+    fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
+        P::tell(self);
+        self.fire_completions(visible, now, budget);
+        self.deliver_events();
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.next_deadline()
+    }
+
+    fn set_need_kick(&self, need: bool) {
+        self.tell_need_kick(need);
+    }
 }

@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use virtio_rdma_abi as abi;
+
 use super::budget::Budget;
 use super::doorbell::Owner;
 use super::nic::{Nic, NicState};
@@ -14,7 +16,9 @@ use super::objects::{Qp, Srq};
 use super::qp::SendQueue;
 use super::quota::Places;
 use super::receive::ReceiveRing;
-use super::{Objects, Status};
+use super::roster::Roster;
+use super::shape::Bounds;
+use super::{Nanos, Objects, Status};
 use crate::link::Gid;
 use crate::memory::AddressSpace;
 
@@ -26,6 +30,8 @@ pub(crate) trait SendSide: fmt::Debug + Send + 'static {
     fn queue_mut(&mut self) -> &mut SendQueue;
     /// Forgets all that was posted.
     fn reset(&mut self);
+    /// Of a new QP that may have so many work requests.
+    fn new(queue: SendQueue, max_wr: u32) -> Self;
 }
 
 /// The receiving side of a QP.
@@ -36,6 +42,8 @@ pub(crate) trait ReceiveSide: fmt::Debug + Send + 'static {
     fn ring_mut(&mut self) -> &mut ReceiveRing;
     /// Forgets all that was posted.
     fn reset(&mut self);
+    /// Of a new QP that may have so many work requests.
+    fn new(ring: ReceiveRing, max_wr: u32) -> Self;
 }
 
 impl SendSide for Box<SendQueue> {
@@ -50,6 +58,10 @@ impl SendSide for Box<SendQueue> {
     fn reset(&mut self) {
         SendQueue::reset(self);
     }
+
+    fn new(queue: SendQueue, _max_wr: u32) -> Self {
+        Self::new(queue)
+    }
 }
 
 impl ReceiveSide for ReceiveRing {
@@ -63,6 +75,10 @@ impl ReceiveSide for ReceiveRing {
 
     fn reset(&mut self) {
         Self::reset(self);
+    }
+
+    fn new(ring: Self, _max_wr: u32) -> Self {
+        ring
     }
 }
 
@@ -82,8 +98,10 @@ pub(crate) trait Provider: fmt::Debug + Sized + Send + 'static {
     type Receive: ReceiveSide;
     /// An entry of the port's address table.
     type Address: fmt::Debug + Clone + Copy + Send;
-    /// A command that has begun.
+    /// A command of its own that has begun.
     type Work: fmt::Debug + Send;
+    /// How far the end of a context is, as far as the provider has a part in it.
+    type Ending: fmt::Debug + Send;
     /// How far a walk over keys is that follows a change of memory.
     type Keys: fmt::Debug + Default + Send;
 
@@ -91,12 +109,77 @@ pub(crate) trait Provider: fmt::Debug + Sized + Send + 'static {
     const PLACES: &'static Places;
     /// Whether a NIC that failed still lets go of memory that is gone.
     const LETS_GO: bool;
+    /// What the end of an object counts beside what it counts on every backing.
+    const END: Nanos;
+
+    /// What QUERY_DEVICE answers.
+    fn device(nic: &mut Nic<Self>) -> abi::QueryDeviceResp;
+    /// What QUERY_PORT answers.
+    fn port(nic: &mut Nic<Self>) -> abi::QueryPortResp;
+    /// What the numbers of new queues may be.
+    fn bounds(&self) -> Bounds;
 
     /// Begins a protection domain.
     fn begin_pd(nic: &mut Nic<Self>) -> Result<Self::Pd, Status>;
     /// Ends one.
     fn end_pd(nic: &mut Nic<Self>, pd: Self::Pd);
-    /// Whether something of the provider's own is in one.
+    /// Begins a shared receive queue of that number, for which there is room.
+    fn begin_srq(
+        nic: &mut Nic<Self>,
+        srqn: u32,
+        req: &abi::SrqCreateReq,
+    ) -> Result<Self::Srq, Status>;
+    /// Ends one, which is out of the table.
+    fn end_srq(nic: &mut Nic<Self>, srq: &Self::Srq);
+    /// Bytes that one of so many work requests takes beside its place.
+    fn srq_bytes(max_wr: u32) -> usize;
+    /// Receives of one that were posted and that nothing has used up.
+    fn srq_posted(srq: &Srq<Self>) -> u32;
+    /// Receives of one that were used up, free-running.
+    fn srq_used(srq: &Srq<Self>) -> u32;
+    /// Sets the limit of one, `again` also if it is the present.
+    fn set_limit(nic: &mut Nic<Self>, srqn: u32, limit: u32, again: bool) -> Result<(), Status>;
+    /// One went over to another ring.
+    fn srq_moved(nic: &mut Nic<Self>, srqn: u32);
+    /// Bytes that a QP of this request takes beside its place.
+    fn qp_bytes(req: &abi::QpCreateReq) -> usize;
+    /// Takes a QP that goes away out of what it is in.
+    fn leave_groups(nic: &mut Nic<Self>, qpn: u32);
+    /// Ends one, which is out of the table.
+    fn end_qp(nic: &mut Nic<Self>, qp: &Qp<Self>);
+    /// Ends an address handle.
+    fn end_ah(nic: &mut Nic<Self>, ah: Self::Ah);
+    /// Takes in what has happened and nobody has looked at yet.
+    fn catch_up(nic: &mut Nic<Self>);
+
+    /// A command of its own ends without an answer.
+    fn abandoned(nic: &mut Nic<Self>, work: Self::Work);
+    /// A context begins to end.
+    fn begin_end(nic: &Nic<Self>) -> Self::Ending;
+    /// Ends what goes before QPs; true: that was all.
+    fn end_before_qps(
+        nic: &mut Nic<Self>,
+        ctx: u32,
+        end: &mut Self::Ending,
+        budget: &mut Budget,
+    ) -> bool;
+    /// Ends what goes before this QP of the context; true: that was all.
+    fn end_before_qp(
+        nic: &mut Nic<Self>,
+        qpn: u32,
+        end: &mut Self::Ending,
+        budget: &mut Budget,
+    ) -> bool;
+    /// Its QPs are gone; true: nothing is left of them.
+    fn end_after_qps(nic: &mut Nic<Self>, end: &mut Self::Ending, budget: &mut Budget) -> bool;
+    /// The numbers of its keys.
+    fn keys(&self) -> &Roster;
+    /// Ends what a key names, if that is the context's.
+    fn end_key(nic: &mut Nic<Self>, number: u32, ctx: u32);
+    /// A context is gone.
+    fn context_gone(&mut self, ctx: u32);
+
+    /// Whether something of the provider's own is in a protection domain.
     fn uses_pd(nic: &Nic<Self>, pdn: u32) -> bool;
     /// Whether a NIC has the one queue pair that is not in its table.
     fn has_other_qp(&self) -> bool;
@@ -120,8 +203,22 @@ pub(crate) trait Provider: fmt::Debug + Sized + Send + 'static {
     fn stopped(nic: &mut Nic<Self>, qpn: u32);
     /// A CQ died; QPs of the table are told by the NIC.
     fn cq_died(nic: &mut Nic<Self>, cqn: u32);
-    /// The NIC goes on after a pause: one of its QPs.
+    /// The NIC is to stand still, and `begins` to; true: it does not yet.
+    fn stand_still(nic: &mut Nic<Self>, begins: bool) -> bool;
+    /// The NIC goes on after a pause.
+    fn go_on(nic: &mut Nic<Self>);
+    /// The same: one of its QPs.
     fn resumed(nic: &mut Nic<Self>, qpn: u32);
+    /// Whether a driver is about to begin, whose memory it follows already.
+    fn is_beginning(&self) -> bool;
+    /// The backing of a NIC that is empty, in this one's place.
+    fn succeed(&mut self, life: NicState) -> Self;
+    /// Whether there is something to do, as far as is known without a look at the guest's memory.
+    fn has_work(nic: &mut Nic<Self>, now: Nanos) -> bool;
+    /// Whether there is something to tell the guest that only the provider knows.
+    fn has_news(&self) -> bool;
+    /// Tells it.
+    fn tell(nic: &mut Nic<Self>);
     /// The NIC cannot go on.
     fn fail(nic: &mut Nic<Self>);
     /// The NIC goes away.

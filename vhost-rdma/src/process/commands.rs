@@ -9,7 +9,7 @@ use zerocopy::FromBytes as _;
 use super::house::House;
 use crate::device::ctrl::{Executor, Outcome};
 use crate::memory::AddressSpace;
-use crate::nic::{Command, Status};
+use crate::nic::{Command, Status, Step};
 
 /// Bytes that a response may have: the longest there is.
 pub(super) const ROOM: usize = 256;
@@ -71,7 +71,7 @@ impl Executor for Runner<'_> {
         if vanished != crate::memory::vanished() {
             self.house.nic.post(|_, _, _| ());
         }
-        Outcome::Done(result)
+        Outcome::Done(result.map(Step::Done))
     }
 
     /// The house's driver is there for as long as a process is.

@@ -26,7 +26,7 @@ use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::link::Gid;
 use crate::memory::{AddressSpace, Mapping, PAGE_SIZE, Region, Ring};
-use crate::nic::{Command, Reply, Status};
+use crate::nic::{Command, Reply, Status, Step};
 use crate::node::{AttachError, NicConfig};
 use crate::worker::Progress;
 
@@ -206,17 +206,25 @@ impl House {
     /// Has the worker carry a command of a context out, and waits for it.
     pub(super) fn execute(&self, ctx: u32, command: Command) -> Result<Reply, Status> {
         let _turn = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut begins = Some(command);
-        let done = self.nic.call_in_steps(PATIENCE, move |shard, id, now| {
-            match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
-                Ok(Reply::More) => Progress::More,
-                result => Progress::Done(result),
-            }
-        });
-        done.unwrap_or_else(|error| {
-            self.nic.failed(format!("a command of a process was not carried out: {error}"));
-            Err(Status::FATAL)
-        })
+        let mut command = command;
+        loop {
+            let mut begins = Some(command);
+            let done = self.nic.call_in_steps(PATIENCE, move |shard, id, now| {
+                match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
+                    Ok(Step::More) => Progress::More,
+                    step => Progress::Done(step),
+                }
+            });
+            let step = done.unwrap_or_else(|error| {
+                self.nic.failed(format!("a command of a process was not carried out: {error}"));
+                Err(Status::FATAL)
+            })?;
+            command = match step {
+                Step::Done(reply) => return Ok(reply),
+                Step::Blocking(job) => job.run(),
+                Step::More => Command::Continue,
+            };
+        }
     }
 
     /// The first process comes: a new life, in which nothing is left of an earlier one.
@@ -243,7 +251,10 @@ impl House {
             shard.reset(id);
             shard.set_port(id, Box::new(port));
             let init = Command::Init { space: begun, status_page: ring };
-            shard.execute(id, 0, init, now)?;
+            // A NIC in software has nothing that blocks.
+            let Step::Done(_) = shard.execute(id, 0, init, now)? else {
+                return Err(Status::NOTSUPP);
+            };
             for (index, gid) in (0u16..).zip(gids) {
                 // One that another NIC holds meanwhile is not there.
                 let _ = shard.execute(id, 0, Command::GidSet { index, gid: Some(gid) }, now);

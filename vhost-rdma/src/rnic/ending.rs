@@ -13,30 +13,26 @@ use std::mem;
 use virtio_rdma_abi::{attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
-use super::addresses::PeerCheck;
-use super::follow::{HOST_CALL, Work};
+use super::control::Finding;
+use super::follow::HOST_CALL;
 use super::gone::Gone;
 use super::modify::Drain;
-use super::nic::Nic;
-use super::quota;
+use super::nic::{Nic, Rnic};
 use super::verbs::{HostError, HostVerbs};
-use crate::memory::{AddressSpace, Ring};
+use crate::memory::Ring;
 use crate::nic::budget::{Budget, cost};
-use crate::nic::chores::Chores;
 use crate::nic::contexts::KERNEL;
-use crate::nic::follow::Change;
+use crate::nic::dispatch::Begun;
 use crate::nic::nic::NicState;
 use crate::nic::nic::STEP;
 use crate::nic::qp::State;
-use crate::nic::quota::Kept;
-use crate::nic::roster::{Roster, Slots, Walk};
-use crate::nic::timer::Timers;
-use crate::nic::{BlockingJob, DeferredDrop, Nanos, Reply, Status};
+use crate::nic::roster::Walk;
+use crate::nic::{DeferredDrop, Nanos, Reply, Status};
 
 /// Host objects that are stopped in one turn.
 const AT_ONCE: usize = 8;
 /// What the end of a host object counts: a few to a step, since it is a command to firmware.
-const END: Nanos = 8 * HOST_CALL;
+pub(super) const END: Nanos = 8 * HOST_CALL;
 
 /// QPs that are in ERR as far as the guest is concerned, and that the hardware has still to be told
 /// about.
@@ -68,7 +64,6 @@ impl Stopping {
 
 /// A device that was opened for an INIT.
 pub(super) struct Opened {
-    life: u64,
     status_page: Ring,
     host: Result<Box<dyn HostVerbs>, HostError>,
 }
@@ -138,9 +133,8 @@ impl Nic {
 
     /// Hardware cannot be told to wait: a QP that could still write to guest memory ends here, and
     /// its guest finds it in ERR. True: not all have ended yet.
-    pub(super) fn stand_still(&mut self) -> bool {
-        if self.life == NicState::Ready {
-            self.life = NicState::Paused;
+    pub(super) fn stand_still(&mut self, begins: bool) -> bool {
+        if begins {
             self.stop_hardware();
         } else {
             self.stop_some();
@@ -150,11 +144,6 @@ impl Nic {
 
     /// Goes on; QPs that ended meanwhile are told so.
     pub(super) fn go_on(&mut self) {
-        if self.life != NicState::Paused {
-            return;
-        }
-        self.life = NicState::Ready;
-        self.outbox.wanted();
         self.backing.stopping.tell.append(&mut self.backing.stopping.paused);
         self.backing.ask_host = true;
     }
@@ -213,76 +202,46 @@ impl Nic {
     }
 
     /// Forgets every object and every guest address. From here on nothing is written to the guest's
-    /// memory by this thread; the hardware stops when the remains are dropped.
+    /// memory by this thread; the hardware stops when what is returned to be dropped is dropped.
     pub(super) fn forget_all(&mut self) {
-        let used = self.life != NicState::Idle;
-        self.life = NicState::Idle;
-        self.backing.lives += 1;
         self.release_addresses();
-        // Before the host can give the numbers again, but not here: they may be thousands.
-        let qpns = mem::take(&mut self.qp_numbers);
-        let leaving = Leaving { place: self.backing.place.clone(), qpns };
         self.backing.inbox.clear();
-        self.outbox = self.outbox.succeed();
-        self.backing.admitted = 0;
-        self.backing.mr_bytes = 0;
-        self.backing.mr_runs = 0;
-        self.change = Change::default();
-        self.chores = Chores::default();
-        self.backing.peer_check = PeerCheck::default();
-        self.work = None;
-        self.run.clear();
-        self.backing.run_srqs.clear();
-        self.dirty.clear();
-        self.timers = Timers::default();
-        self.backing.stopping = Stopping::default();
-        let queues =
-            (mem::take(&mut self.cqs), mem::take(&mut self.srqs), mem::take(&mut self.qps));
-        let rosters = (mem::take(&mut self.backing.mr_keys), mem::take(&mut self.backing.serials));
-        let others =
-            (mem::take(&mut self.pds), mem::take(&mut self.backing.mrs), mem::take(&mut self.ahs));
-        let more = (
-            mem::take(&mut self.backing.windows),
-            mem::take(&mut self.backing.groups),
-            mem::take(&mut self.backing.services),
-        );
-        let memory =
-            (mem::take(&mut self.contexts), mem::take(&mut self.space), self.status_page.take());
-        let none = Kept::begin(&self.space, &quota::RNIC);
-        let kept = mem::replace(&mut self.kept, none);
-        if !used {
-            return;
-        }
-        // First of all the device context: nothing that it writes to may go before.
-        let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.backing.host.as_ref()));
-        let host = mem::replace(&mut self.backing.host, gone);
-        self.backing.host_gone = true;
-        self.deferred_drops.insert(
-            0,
-            DeferredDrop::new((leaving, host, queues, others, more, memory, (rosters, kept))),
-        );
+        let dropped = mem::take(&mut self.deferred_drops);
+        let old = self.clear();
+        // First of all the device context, which goes with the old one: nothing that it writes to
+        // may go before.
+        self.deferred_drops.push(DeferredDrop::new(old));
+        self.deferred_drops.extend(dropped);
     }
 
-    /// A driver begins: anew, and on a device that is open.
-    pub(super) fn init(&mut self, space: AddressSpace, status_page: Ring) -> Result<Reply, Status> {
-        self.forget_all();
-        self.kept = Kept::begin(&space, &quota::RNIC);
-        self.space = space;
+    /// The device context ends, and before it the QPNs are out of the directory: the host can give
+    /// them again.
+    pub(super) fn close(&mut self) {
+        self.release_addresses();
+        let qpns = mem::take(&mut self.qp_numbers);
+        let mut all = qpns.walk();
+        let place = &self.backing.place;
+        while let Some(qpn) = all.next(&qpns) {
+            place.directory.remove_qp(&place.device, qpn);
+        }
+        let gone = Box::new(Gone::after(self.backing.host.as_ref()));
+        drop(mem::replace(&mut self.backing.host, gone));
+    }
+
+    /// A driver begins, on a device that is open, or is opened for it.
+    pub(super) fn open_host(&mut self, status_page: Ring) -> Begun<Rnic> {
         if !self.backing.host_gone {
-            return Ok(self.begin_on_host(status_page));
+            return Begun::Done(self.begin_on_host(status_page));
         }
         self.backing.opening = true;
-        let (life, opener) = (self.backing.lives, self.backing.place.opener.clone());
-        Ok(Reply::Blocking(BlockingJob::new(move || Opened { life, status_page, host: opener() })))
+        let opener = self.backing.place.opener.clone();
+        self.aside(move || Finding::Opened(Opened { status_page, host: opener() }))
     }
 
     /// The rest of an INIT.
-    pub(super) fn opened(&mut self, opened: Opened) -> Result<Reply, Status> {
-        let Opened { life, status_page, host } = opened;
-        if life != self.backing.lives || !mem::take(&mut self.backing.opening) {
-            self.deferred_drops.push(DeferredDrop::new(host));
-            return Err(Status::STATE);
-        }
+    pub(super) fn opened(&mut self, opened: Opened) -> Result<Begun<Rnic>, Status> {
+        let Opened { status_page, host } = opened;
+        self.backing.opening = false;
         self.backing.host = host.map_err(|error| {
             tracing::warn!(device = self.backing.place.device, %error, "the RNIC cannot be opened again");
             Status::FATAL
@@ -290,7 +249,7 @@ impl Nic {
         self.backing.host_gone = false;
         // Unplugged meanwhile.
         if status_page.lives_in(&self.space) {
-            Ok(self.begin_on_host(status_page))
+            Ok(Begun::Done(self.begin_on_host(status_page)))
         } else {
             Err(Status::FAULT)
         }
@@ -301,33 +260,9 @@ impl Nic {
         self.begin(status_page)
     }
 
-    /// Destroys what a context has, users before what they use.
-    pub(super) fn destroy_context(&mut self, ctx: u32) -> Result<Reply, Status> {
-        if ctx == KERNEL {
-            return Err(Status::INVAL);
-        }
-        if !self.contexts.contains(ctx) {
-            return Err(Status::NOENT);
-        }
-        let end = End {
-            ctx,
-            windows: self.backing.windows.walk(),
-            qps: self.qp_numbers.walk(),
-            closing: None,
-            drain: None,
-            keys: self.backing.mr_keys.walk(),
-            srqs: Slots::of(&self.srqs),
-            ahs: Slots::of(&self.ahs),
-            pds: Slots::of(&self.pds),
-            cqs: Slots::of(&self.cqs),
-        };
-        self.work_on(Work::EndContext(end))
-    }
-
-    /// Destroys some of what a context has; true: that was all.
-    pub(super) fn end_some(&mut self, end: &mut End, budget: &mut Budget) -> bool {
-        let ctx = end.ctx;
-        while let Some(number) = self.backing.windows.next(&mut end.windows) {
+    /// Ends the windows of a context; true: that was all.
+    pub(super) fn end_windows(&mut self, ctx: u32, walk: &mut Walk, budget: &mut Budget) -> bool {
+        while let Some(number) = self.backing.windows.next(walk) {
             self.meter.charge(cost::VISIT);
             if self.backing.windows.context(number) == Some(ctx) {
                 self.meter.charge(END);
@@ -337,94 +272,14 @@ impl Nic {
                 return false;
             }
         }
-        while let Some(qpn) = end.closing.take().or_else(|| end.qps.next(&self.qp_numbers)) {
-            self.meter.charge(cost::VISIT);
-            if self.qps.get(&qpn).is_some_and(|qp| qp.ctx == ctx) {
-                // Those that it bound since the walk over windows.
-                if !self.end_windows_of(qpn, budget) {
-                    end.closing = Some(qpn);
-                    return false;
-                }
-                self.meter.charge(END);
-                self.remove_qp(qpn);
-                end.drain = Some(self.drain());
-            }
-            if budget.is_over(&self.meter) {
-                return false;
-            }
-        }
-        if let Some(drain) = &mut end.drain {
-            if !self.drain_host(drain, budget) {
-                return false;
-            }
-            end.drain = None;
-        }
-        while let Some(srqn) =
-            end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
-        {
-            self.meter.charge(END);
-            self.remove_srq(srqn);
-        }
-        while let Some(ah) = end.ahs.sweep(&self.ahs, (&self.meter, budget), |ah| ah.ctx == ctx) {
-            self.meter.charge(END);
-            self.remove_ah(ah);
-        }
-        while !budget.is_over(&self.meter)
-            && let Some(key) = end.keys.next(&self.backing.mr_keys)
-        {
-            self.meter.charge(cost::VISIT);
-            if self.backing.mrs.get(&key).is_some_and(|mr| mr.ctx == ctx) {
-                // Its end is not the worker's.
-                self.meter.charge(cost::OBJECT);
-                self.remove_mr(key);
-            }
-        }
-        while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
-            self.meter.charge(END);
-            let pd = self.pds.remove(pdn as usize);
-            self.forgo(|nic| nic.backing.host.free_pd(pd.own));
-        }
-        while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
-            self.meter.charge(cost::OBJECT);
-            self.remove_cq(cqn);
-        }
-        if budget.is_over(&self.meter) {
-            return false;
-        }
-        self.contexts.remove(ctx);
         true
     }
 }
 
-/// The end of a context, users before what they use.
+/// The end of a context, as far as it is the RNIC's.
 #[derive(Debug)]
-pub(crate) struct End {
-    ctx: u32,
-    windows: Walk,
-    qps: Walk,
-    /// A QP some of whose windows are left.
-    closing: Option<u32>,
+pub(crate) struct Ending {
+    pub(super) windows: Walk,
     /// What the host CQ has of QPs that are gone.
-    drain: Option<Drain>,
-    keys: Walk,
-    srqs: Slots,
-    ahs: Slots,
-    pds: Slots,
-    cqs: Slots,
-}
-
-/// QPNs of a NIC that was reset, on their way out of the directory.
-#[derive(Debug)]
-struct Leaving {
-    place: super::nic::Place,
-    qpns: Roster,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let mut all = self.qpns.walk();
-        while let Some(qpn) = all.next(&self.qpns) {
-            self.place.directory.remove_qp(&self.place.device, qpn);
-        }
-    }
+    pub(super) drain: Option<Drain>,
 }

@@ -1,19 +1,16 @@
 //! What is many, in steps: commands that have begun, and keys over guest memory that is gone.
 //!
-//! The engine's `steps` does the same for its own objects and says why. Here the end of some is a
+//! `nic::dispatch` does the same for what is every backing's, and says why. Here the end of some is a
 //! command to the RNIC besides, or a system call at least, so each counts as much as [`HOST_CALL`].
 
-use super::ending::End;
 use super::modify::Drain;
-use super::nic::Nic;
+use super::nic::{Nic, Rnic};
 use super::verbs::HostMr;
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, cost};
-use crate::nic::cq::Succession;
-use crate::nic::nic::STEP;
-use crate::nic::receive::Moving;
+use crate::nic::dispatch;
 use crate::nic::roster::Walk;
-use crate::nic::{Nanos, Reply, Status};
+use crate::nic::{Nanos, Status};
 
 /// A call of the host's verbs: a system call at least.
 pub(super) const HOST_CALL: Nanos = 1_000;
@@ -28,18 +25,15 @@ pub(crate) struct Keys {
     keys: Walk,
 }
 
-/// A command that has begun.
+/// A command that has begun, as far as it is not the same on every backing.
 #[derive(Debug)]
 pub(crate) enum Work {
-    EndContext(End),
     /// A QP, once its windows are gone; then what the host CQ has of it.
     EndQp(u32),
     Drain(Drain),
     /// A QP that is in RESET, when the host CQ has nothing of it; then its changes of windows.
     BeginAnew(u32, Drain),
     ForgetChanges((u32, u32), Walk),
-    ResizeCq(u32, Succession),
-    ResizeSrq(Box<virtio_rdma_abi::SrqModifyReq>, Moving),
 }
 
 impl Nic {
@@ -98,51 +92,38 @@ impl Nic {
 
     /// What has begun ends without an answer: its queue was stopped. A QP that the hardware has in
     /// RESET begins anew all the same.
-    pub(super) fn abandon_work(&mut self) {
-        if let Some(Work::BeginAnew(qpn, _)) = self.work.take() {
-            self.begin_anew(qpn);
+    pub(super) fn abandon(&mut self, work: &Work) {
+        match work {
+            Work::BeginAnew(qpn, _) => drop(self.begin_anew(*qpn)),
+            Work::EndQp(_) | Work::Drain(_) | Work::ForgetChanges(..) => {}
         }
     }
 
-    /// Goes on with the command that has begun.
-    pub(super) fn carry_on(&mut self) -> Result<Reply, Status> {
-        let work = self.work.take().ok_or(Status::STATE)?;
-        self.work_on(work)
-    }
-
-    pub(super) fn work_on(&mut self, mut work: Work) -> Result<Reply, Status> {
-        let mut budget = self.meter.budget(STEP);
+    /// Goes on with a command that has begun; what is left of it, or what comes next.
+    pub(super) fn carry_on(
+        &mut self,
+        mut work: Work,
+        budget: &mut Budget,
+    ) -> Result<Option<dispatch::Work<Rnic>>, Status> {
         let done = match &mut work {
-            Work::EndContext(end) => self.end_some(end, &mut budget),
-            Work::EndQp(qpn) => self.end_windows_of(*qpn, &mut budget),
-            Work::Drain(drain) | Work::BeginAnew(_, drain) => self.drain_host(drain, &mut budget),
-            Work::ForgetChanges(life, walk) => self.forget_changes(*life, walk, &mut budget),
-            Work::ResizeCq(cqn, to) => self.carry_cq(*cqn, to, &mut budget)?,
-            Work::ResizeSrq(req, to) => self.carry_srq(req.srqn.get(), to, &mut budget)?,
+            Work::EndQp(qpn) => self.end_windows_of(*qpn, budget),
+            Work::Drain(drain) | Work::BeginAnew(_, drain) => self.drain_host(drain, budget),
+            Work::ForgetChanges(life, walk) => self.forget_changes(*life, walk, budget),
         };
-        match (done, work) {
-            (false, work) => {
-                self.work = Some(work);
-                Ok(Reply::More)
-            }
-            (true, Work::EndContext(_) | Work::Drain(_) | Work::ForgetChanges(..)) => {
-                Ok(Reply::Done)
-            }
-            (true, Work::EndQp(qpn)) => {
+        let next = match work {
+            work if !done => Some(work),
+            Work::Drain(_) | Work::ForgetChanges(..) => None,
+            Work::EndQp(qpn) => {
                 self.remove_qp(qpn);
                 // Before the number can come back: completions of a shared queue carry only that.
-                self.work_on(Work::Drain(self.drain()))
+                Some(Work::Drain(self.drain()))
             }
-            (true, Work::BeginAnew(qpn, _)) => {
+            Work::BeginAnew(qpn, _) => {
                 let walk = self.backing.windows.walk_of(qpn);
-                let Some(serial) = self.begin_anew(qpn) else { return Err(Status::NOENT) };
-                self.work_on(Work::ForgetChanges((qpn, serial), walk))
+                let serial = self.begin_anew(qpn).ok_or(Status::NOENT)?;
+                Some(Work::ForgetChanges((qpn, serial), walk))
             }
-            (true, Work::ResizeCq(cqn, to)) => {
-                self.take_over_cq(cqn, to)?;
-                Ok(Reply::Done)
-            }
-            (true, Work::ResizeSrq(req, to)) => self.finish_resize_srq(&req, to),
-        }
+        };
+        Ok(next.map(dispatch::Work::Own))
     }
 }

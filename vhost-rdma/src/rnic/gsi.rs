@@ -15,7 +15,6 @@ use virtio_rdma_abi::{self as abi, Cqe, access, cqe_flags, event, opcode, send_f
 use virtio_rdma_abi::{GSI_QPN, qp_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::create::QpRequest;
 use super::nic::Nic;
 use crate::cm::{Inbox, MAD_LEN, Mad};
 use crate::link::{Flow, GRH_LEN, NicId};
@@ -27,6 +26,7 @@ use crate::nic::qp::attrs::GSI_QKEY;
 use crate::nic::qp::{Attrs, Kind, SendQueue, State, state};
 use crate::nic::quota::Kind as Place;
 use crate::nic::receive::{Receive, ReceiveRing};
+use crate::nic::verb::NewQp;
 use crate::nic::{Reply, Status, shape};
 
 /// Datagrams of one round, each way, and flushed work requests.
@@ -134,9 +134,6 @@ impl Nic {
         pdn: u32,
         access: u32,
     ) -> Result<Reply, Status> {
-        if ctx != KERNEL {
-            return Err(Status::PERM);
-        }
         self.host_pd(ctx, pdn)?;
         if access & !(access::LOCAL_WRITE | access::OPTIONAL_MASK) != 0 {
             // Nobody else's hardware may be given a way to all of memory.
@@ -166,20 +163,12 @@ impl Nic {
         Ok(Reply::Done)
     }
 
-    pub(super) fn check_gsi(&self, ctx: u32, req: &abi::QpCreateReq) -> Result<(), Status> {
-        if ctx != KERNEL {
-            Err(Status::PERM)
-        } else if self.backing.services.exists() {
-            Err(Status::EXIST)
-        } else if req.srqn.get() != abi::NO_SRQ || req.flags.get() & !qp_flags::SIG_ALL != 0 {
-            Err(Status::INVAL)
-        } else {
-            Ok(())
+    /// QP 1 of the kernel, of which there is none yet.
+    pub(super) fn create_gsi(&mut self, ctx: u32, new: NewQp) -> Result<Reply, Status> {
+        let NewQp { req, sq, rq, .. } = new;
+        if req.srqn.get() != abi::NO_SRQ {
+            return Err(Status::INVAL);
         }
-    }
-
-    pub(super) fn create_gsi(&mut self, ctx: u32, request: QpRequest) -> Result<Reply, Status> {
-        let (req, sq, rq) = request;
         let rings = (sq.is_some(), rq.is_some());
         let doorbells = self.contexts.take_doorbells(ctx, GSI_QPN, rings).ok_or(Status::NOMEM)?;
         let shape = shape::sends(&req);

@@ -10,7 +10,7 @@
 use virtio_rdma_abi::{self as abi, cap};
 use zerocopy::little_endian::{U32, U64};
 
-use super::nic::Nic;
+use super::nic::{Nic, Rnic};
 use super::verbs::HostPort;
 use crate::nic::limits::{
     GID_TABLE_LEN, KEEPALIVE_MS, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_WR, VENDOR_ID,
@@ -29,29 +29,32 @@ const CAPS: u64 = cap::SRQ
     | cap::SQD
     | cap::DMA_MR;
 
-impl Nic {
-    pub(super) fn max_wr(&self) -> u32 {
+impl Rnic {
+    fn max_wr(&self) -> u32 {
         // Rings are powers of two, and so is what is reported: what fits the report fits the
         // hardware.
-        let host = self.backing.host.limits().max_qp_wr.min(self.backing.host.cq_entries()).max(1);
+        let host = self.host.limits().max_qp_wr.min(self.host.cq_entries()).max(1);
         MAX_WR.min(1 << host.ilog2())
     }
 
-    pub(super) fn max_sge(&self) -> u32 {
-        MAX_SGE.min(self.backing.host.limits().max_sge)
+    fn max_sge(&self) -> u32 {
+        MAX_SGE.min(self.host.limits().max_sge)
     }
 
-    pub(super) fn max_inline(&self) -> u32 {
-        MAX_INLINE.min(self.backing.host.limits().max_inline)
+    fn max_inline(&self) -> u32 {
+        MAX_INLINE.min(self.host.limits().max_inline)
     }
 
     pub(super) fn bounds(&self) -> Bounds {
         Bounds { max_wr: self.max_wr(), max_sge: self.max_sge(), max_inline: self.max_inline() }
     }
+}
 
+impl Nic {
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
         let limits = &self.settings.limits;
         let host = self.backing.host.limits();
+        let bounds = self.backing.bounds();
         let n = U32::new;
         let [a, b, c, d, e, f] = self.settings.mac;
         let caps = [
@@ -81,13 +84,13 @@ impl Nic {
             max_cq: n(limits.max_cqs.min(table::MOST)),
             max_cqe: n(MAX_CQE),
             max_qp: n(limits.max_qps.min(host.max_qp)),
-            max_qp_wr: n(self.max_wr()),
-            max_send_sge: n(self.max_sge()),
-            max_recv_sge: n(self.max_sge()),
-            max_rd_sge: n(self.max_sge().min(host.max_sge_rd)),
-            max_inline: n(self.max_inline()),
+            max_qp_wr: n(bounds.max_wr),
+            max_send_sge: n(bounds.max_sge),
+            max_recv_sge: n(bounds.max_sge),
+            max_rd_sge: n(bounds.max_sge.min(host.max_sge_rd)),
+            max_inline: n(bounds.max_inline),
             max_srq: n(limits.max_srqs.min(host.max_srq).min(table::MOST)),
-            max_srq_wr: n(self.max_wr().min(host.max_srq_wr)),
+            max_srq_wr: n(bounds.max_wr.min(host.max_srq_wr)),
             max_srq_sge: n(MAX_SGE.min(host.max_srq_sge)),
             max_rd_atom: n(host.max_qp_rd_atom),
             max_init_rd_atom: n(host.max_qp_init_rd_atom),

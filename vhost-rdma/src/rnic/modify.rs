@@ -8,11 +8,12 @@ use virtio_rdma_abi::{self as abi, attr_mask, qps};
 use zerocopy::little_endian::U32;
 
 use super::follow::Work;
-use super::nic::Nic;
+use super::nic::{Nic, Rnic};
 use super::reach::Purpose;
 use crate::nic::budget::Budget;
+use crate::nic::dispatch::{self, Begun};
 use crate::nic::qp::{Kind, State, state};
-use crate::nic::{DeferredDrop, Reply, Status};
+use crate::nic::{Reply, Status};
 
 /// A change to a state and nothing else.
 fn to_state(state: u8) -> abi::QpAttr {
@@ -32,9 +33,9 @@ impl Nic {
         ctx: u32,
         qpn: u32,
         attr: &abi::QpAttr,
-    ) -> Result<Reply, Status> {
+    ) -> Result<Begun<Rnic>, Status> {
         if qpn == abi::GSI_QPN {
-            return self.modify_gsi(ctx, attr);
+            return self.modify_gsi(ctx, attr).map(Begun::Done);
         }
         self.owned_qp(ctx, qpn)?;
         self.check_change(qpn, attr)?;
@@ -54,7 +55,7 @@ impl Nic {
         ctx: u32,
         qpn: u32,
         attr: &abi::QpAttr,
-    ) -> Result<Reply, Status> {
+    ) -> Result<Begun<Rnic>, Status> {
         self.owned_qp(ctx, qpn)?;
         let (from, to) = self.check_change(qpn, attr)?;
         let mut asked = *attr;
@@ -91,15 +92,16 @@ impl Nic {
         let kept = self.qps.get_mut(&qpn).map(|qp| qp.attrs.set(attr, held));
         self.gids = gids;
         kept.transpose()?;
-        let Some(qp) = self.qps.get_mut(&qpn) else { return Ok(Reply::Done) };
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            return Ok(Begun::Done(Reply::Done));
+        };
         qp.state = to;
-        match to {
-            State::Reset => self.work_on(Work::BeginAnew(qpn, self.drain())),
-            _ => {
-                self.schedule(qpn);
-                Ok(Reply::Done)
-            }
+        if to == State::Reset {
+            let work = Work::BeginAnew(qpn, self.drain());
+            return Ok(Begun::Steps(dispatch::Work::Own(work)));
         }
+        self.schedule(qpn);
+        Ok(Begun::Done(Reply::Done))
     }
 
     fn check_change(&self, qpn: u32, attr: &abi::QpAttr) -> Result<(State, State), Status> {
@@ -144,24 +146,12 @@ impl Nic {
         Ok(Reply::QpAttr(Box::new(abi::QpQueryResp { attr })))
     }
 
-    pub(super) fn destroy_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
+    pub(super) fn destroy_qp(&mut self, ctx: u32, qpn: u32) -> Result<Begun<Rnic>, Status> {
         if qpn == abi::GSI_QPN {
-            return self.destroy_gsi(ctx);
+            return self.destroy_gsi(ctx).map(Begun::Done);
         }
         self.owned_qp(ctx, qpn)?;
-        self.work_on(Work::EndQp(qpn))
-    }
-
-    /// Its windows are gone already.
-    pub(super) fn remove_qp(&mut self, qpn: u32) {
-        self.leave_all(qpn);
-        let Some(qp) = self.unlink_qp(qpn) else { return };
-        let place = &self.backing.place;
-        place.directory.remove_qp(&place.device, qpn);
-        self.backing.serials.remove(&qp.own.serial);
-        self.backing.admitted -= qp.own.cost;
-        self.forgo(|nic| nic.backing.host.destroy_qp(qp.own.host));
-        self.deferred_drops.push(DeferredDrop::new(qp));
+        Ok(Begun::Steps(dispatch::Work::Own(Work::EndQp(qpn))))
     }
 
     /// All that the host CQ may hold now.

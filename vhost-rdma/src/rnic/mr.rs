@@ -7,23 +7,26 @@
 //!
 //! Mapping and pinning take milliseconds for large regions, and so does the end of it; the worker,
 //! which serves other guests, does neither. A registration is checked here, made on the thread that
-//! carries the NIC's commands out, and taken in here ([`BlockingJob`]). What ends goes to the NIC's
+//! carries the NIC's commands out, and taken in here
+//! ([`BlockingJob`](crate::nic::BlockingJob)). What ends goes to the NIC's
 //! remains, which that thread drops before the guest gets its answer. A guest's commands come one
 //! after the other, so their order is kept; what was under way while the NIC was reset finds
 //! another life, and ends as well.
 
 use std::sync::Arc;
 
-use virtio_rdma_abi::{self as abi, access, rereg};
+use virtio_rdma_abi::{self as abi, access};
 use zerocopy::little_endian::U32;
 
-use super::control::status;
-use super::nic::Nic;
+use super::control::Finding;
+use super::nic::{Nic, Rnic};
 use super::verbs::{HostDomain, HostError, HostMr, Registered};
 use crate::memory::{AddressSpace, ContiguousError, ContiguousMapping, Segment, Translation};
+use crate::nic::dispatch::Begun;
 use crate::nic::nic::NicState;
 use crate::nic::quota::Kind;
-use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
+use crate::nic::verb::Rereg;
+use crate::nic::{DeferredDrop, Reply, Status};
 
 /// Mappings that the regions of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
@@ -104,8 +107,6 @@ impl Mr {
 /// A registration that is under way.
 #[derive(Debug)]
 pub(super) struct Registration {
-    /// The life of the NIC that it was asked for in.
-    life: u64,
     mr: Mr,
     budget: usize,
     /// The region in whose place it comes.
@@ -141,39 +142,21 @@ impl Registration {
 }
 
 impl Nic {
-    pub(super) fn register(
-        &mut self,
-        owner: (u32, u32),
-        access: u32,
-        iova: u64,
-        map: Arc<Translation>,
-    ) -> Result<Reply, Status> {
-        self.begin_registration(owner, access, (iova, map), None)
-    }
-
     /// Changes a region: another is registered in its place, and it ends when that is there. So a
     /// refusal leaves it as it was, and the keys are new ones; libibverbs could change rights and
     /// domain of one, but gives memory no address of the guest's (ibv_rereg_mr(3)).
     pub(super) fn reregister(
         &mut self,
         ctx: u32,
-        req: &abi::MrReregReq,
-        map: Option<Arc<Translation>>,
-    ) -> Result<Reply, Status> {
-        let (key, flags) = (req.lkey.get(), req.flags.get());
+        key: u32,
+        change: Rereg,
+    ) -> Result<Begun<Rnic>, Status> {
         let mr = self.backing.mrs.get(&key).filter(|mr| mr.ctx == ctx).ok_or(Status::NOENT)?;
-        if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
-            return Err(Status::INVAL);
-        }
-        let pdn = if flags & rereg::PD != 0 { req.pdn.get() } else { mr.pdn };
-        let access = if flags & rereg::ACCESS != 0 { req.access.get() } else { mr.access };
-        let memory = match (flags & rereg::TRANSLATION != 0, map) {
-            (true, Some(map)) => (req.iova.get(), map),
-            (true, None) => return Err(Status::INVAL),
-            (false, _) => (mr.iova, mr.map.clone()),
-        };
+        let pdn = change.pdn.unwrap_or(mr.pdn);
+        let access = change.access.unwrap_or(mr.access);
+        let memory = change.memory.unwrap_or_else(|| (mr.iova, mr.map.clone()));
         self.unshown(key)?;
-        self.begin_registration((ctx, pdn), access, memory, Some(key))
+        self.register((ctx, pdn), access, memory, Some(key))
     }
 
     /// Whether no window shows a region.
@@ -185,13 +168,14 @@ impl Nic {
         if self.backing.windows.show(key) { Err(Status::BUSY) } else { Ok(()) }
     }
 
-    fn begin_registration(
+    /// Begins a registration.
+    pub(super) fn register(
         &mut self,
         (ctx, pdn): (u32, u32),
         access: u32,
         (iova, map): (u64, Arc<Translation>),
         replaces: Option<u32>,
-    ) -> Result<Reply, Status> {
+    ) -> Result<Begun<Rnic>, Status> {
         let pd = self.host_pd(ctx, pdn)?;
         let wanted = access & !access::OPTIONAL_MASK;
         let writes = wanted & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
@@ -209,13 +193,12 @@ impl Nic {
         self.room_for(bytes, replaces)?;
         self.kept.place(Kind::Region, self.backing.mrs.len())?;
         let request = Registration {
-            life: self.backing.lives,
             mr: Mr { ctx, pdn, host: None, lost: false, bytes, runs: 0, iova, access: wanted, map },
             budget: MAPPINGS.saturating_sub(self.backing.mr_runs),
             replaces,
         };
         let domain = self.backing.host.domain(pd).map_err(|error| self.refused(error))?;
-        Ok(Reply::Blocking(BlockingJob::new(move || request.carry_out(domain.as_ref()))))
+        Ok(self.aside(move || Finding::Registered(request.carry_out(domain.as_ref()))))
     }
 
     /// Whether there may be another region. One that is replaced gives its number, but its memory
@@ -229,22 +212,18 @@ impl Nic {
     }
 
     /// Takes in what a registration came to, if what it is of is still there.
-    pub(super) fn registered(&mut self, made: Made) -> Result<Reply, Status> {
-        let Made { request: Registration { life, mut mr, replaces, .. }, outcome } = made;
+    pub(super) fn registered(&mut self, made: Made) -> Result<Begun<Rnic>, Status> {
+        let Made { request: Registration { mut mr, replaces, .. }, outcome } = made;
         let made = match outcome {
             Ok(made) => made,
             Err(Refusal::Mapping(error)) => return Err(no_mapping(error)),
             Err(Refusal::Host(error)) => {
                 let bytes = mr.bytes;
                 tracing::debug!(device = self.backing.place.device, bytes, %error, "the RNIC refuses a registration");
-                return Err(if life == self.backing.lives {
-                    self.refused(error)
-                } else {
-                    status(error)
-                });
+                return Err(self.refused(error));
             }
         };
-        let wanted = match self.still_wanted(life, &mr, replaces) {
+        let wanted = match self.still_wanted(&mr, replaces) {
             // It would be mistaken for a key of QP 1.
             Ok(()) if self.backing.services.has_key(made.lkey) => Err(Status::NOMEM),
             wanted => wanted,
@@ -263,12 +242,12 @@ impl Nic {
         self.join_pd(mr.pdn);
         self.backing.mr_keys.insert(lkey);
         self.backing.mrs.insert(lkey, mr);
-        Ok(Reply::Mr(abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) }))
+        let keys = abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) };
+        Ok(Begun::Done(Reply::Mr(keys)))
     }
 
-    fn still_wanted(&mut self, life: u64, mr: &Mr, replaces: Option<u32>) -> Result<(), Status> {
+    fn still_wanted(&mut self, mr: &Mr, replaces: Option<u32>) -> Result<(), Status> {
         match self.life {
-            _ if life != self.backing.lives => return Err(Status::STATE),
             NicState::Failed => return Err(Status::FATAL),
             NicState::Idle => return Err(Status::STATE),
             NicState::Ready | NicState::Paused => {}

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use virtio_rdma_abi::GSI_QPN;
+use virtio_rdma_abi::{self as abi, GSI_QPN};
 
 use super::addresses::{Directory, HostAddress, PeerCheck};
-use super::ending::Stopping;
+use super::control::Findings;
+use super::ending::{END, Ending, Stopping};
 use super::follow::{Keys, Work};
+use super::gone::Gone;
 use super::gsi::Services;
 use super::mcast::Groups;
 use super::mr::Mr;
@@ -21,19 +23,18 @@ use super::verbs::{HostAh, HostError, HostPd, HostQp, HostVerbs, HostWc, RecvBur
 use crate::cm::{Inbox, Wake};
 use crate::link::Gid;
 use crate::memory::AddressSpace;
-use crate::nic::budget::{Budget, Meter};
-use crate::nic::doorbell::{Owner, Post};
+use crate::nic::budget::{Budget, Meter, cost};
+use crate::nic::dispatch;
+use crate::nic::doorbell::Owner;
 use crate::nic::nic::NicState;
-use crate::nic::on_shard::{OnShard, Provided};
+use crate::nic::on_shard::Provided;
 use crate::nic::provider::Provider;
 use crate::nic::qp::State;
 use crate::nic::quota::Places;
 use crate::nic::roster::Roster;
+use crate::nic::shape::{self, Bounds};
 use crate::nic::shards::Shards;
-use crate::nic::{
-    self, Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply, Status,
-};
-use crate::ordering::Visible;
+use crate::nic::{self, Command, Nanos, NicSettings, Objects, Port, Status, Step};
 
 /// QPs that run in one round.
 const ROUND_QPS: usize = 16;
@@ -95,8 +96,8 @@ pub(super) type Qp = nic::objects::Qp<Rnic>;
 pub(crate) struct Rnic {
     pub(super) place: Place,
     pub(super) host: Box<dyn HostVerbs>,
-    /// How often it was reset: a blocking job that comes back to another life is nobody's.
-    pub(super) lives: u64,
+    /// What blocking jobs of this life found.
+    pub(super) findings: Findings,
     pub(super) stopping: Stopping,
     /// An INIT waits for the device.
     pub(super) opening: bool,
@@ -144,12 +145,11 @@ impl fmt::Debug for Rnic {
 }
 
 impl Rnic {
-    fn new(place: Place, host: Box<dyn HostVerbs>) -> Self {
-        let inbox = Arc::new(Inbox::new(place.wake.clone()));
+    fn new(place: Place, host: Box<dyn HostVerbs>, inbox: Arc<Inbox>) -> Self {
         Self {
             place,
             host,
-            lives: 0,
+            findings: Findings::default(),
             stopping: Stopping::default(),
             opening: false,
             mrs: Shards::default(),
@@ -177,6 +177,21 @@ impl Rnic {
     }
 }
 
+impl Rnic {
+    /// The backing of an empty NIC in the place of this one, which keeps what has to end. A device
+    /// that nobody used stays open. What blocking jobs still find is nobody's: it ends with this
+    /// one, or where it is found.
+    fn successor(&mut self, life: NicState) -> Self {
+        let gone: Box<dyn HostVerbs> = Box::new(Gone::after(self.host.as_ref()));
+        let unused = life == NicState::Idle;
+        let host = if unused { std::mem::replace(&mut self.host, gone) } else { gone };
+        let mut next = Self::new(self.place.clone(), host, self.inbox.clone());
+        next.host_gone = self.host_gone || !unused;
+        next.quotas = std::mem::take(&mut self.quotas);
+        next
+    }
+}
+
 impl Provider for Rnic {
     type Pd = HostPd;
     type Ah = Handle;
@@ -186,11 +201,25 @@ impl Provider for Rnic {
     type Receive = Receives;
     type Address = HostAddress;
     type Work = Work;
+    type Ending = Ending;
     type Keys = Keys;
 
     const PLACES: &'static Places = &quota::RNIC;
     // The hardware lets go of what is gone.
     const LETS_GO: bool = true;
+    const END: Nanos = END;
+
+    fn device(nic: &mut Nic) -> abi::QueryDeviceResp {
+        nic.device_attributes()
+    }
+
+    fn port(nic: &mut Nic) -> abi::QueryPortResp {
+        nic.port_attributes()
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.bounds()
+    }
 
     fn begin_pd(nic: &mut Nic) -> Result<HostPd, Status> {
         nic.backing.host.alloc_pd().map_err(|error| nic.refused(error))
@@ -199,6 +228,101 @@ impl Provider for Rnic {
     fn end_pd(nic: &mut Nic, pd: HostPd) {
         nic.forgo(|nic| nic.backing.host.free_pd(pd));
     }
+
+    fn begin_srq(nic: &mut Nic, srqn: u32, req: &abi::SrqCreateReq) -> Result<Held, Status> {
+        nic.begin_srq(srqn, req)
+    }
+
+    fn end_srq(nic: &mut Nic, srq: &Held) {
+        nic.backing.serials.remove(&srq.serial);
+        nic.backing.admitted -= srq.cost;
+        nic.forgo(|nic| nic.backing.host.destroy_srq(srq.host));
+    }
+
+    fn srq_bytes(max_wr: u32) -> usize {
+        quota::shared(max_wr)
+    }
+
+    fn srq_posted(srq: &Srq) -> u32 {
+        srq.posted_in_all()
+    }
+
+    fn srq_used(srq: &Srq) -> u32 {
+        srq.own.used
+    }
+
+    fn set_limit(nic: &mut Nic, srqn: u32, limit: u32, again: bool) -> Result<(), Status> {
+        nic.set_limit(srqn, limit, again)
+    }
+
+    fn srq_moved(nic: &mut Nic, srqn: u32) {
+        nic.backing.run_srqs.push(srqn);
+    }
+
+    fn qp_bytes(req: &abi::QpCreateReq) -> usize {
+        let depth = (req.max_send_wr.get(), req.max_recv_wr.get());
+        quota::queue_pair(depth, shape::sends(req).max_inline)
+    }
+
+    fn leave_groups(nic: &mut Nic, qpn: u32) {
+        nic.leave_all(qpn);
+    }
+
+    fn end_qp(nic: &mut Nic, qp: &Qp) {
+        let place = &nic.backing.place;
+        place.directory.remove_qp(&place.device, qp.qpn);
+        nic.backing.serials.remove(&qp.own.serial);
+        nic.backing.admitted -= qp.own.cost;
+        nic.forgo(|nic| nic.backing.host.destroy_qp(qp.own.host));
+    }
+
+    fn end_ah(nic: &mut Nic, ah: Handle) {
+        nic.forgo(|nic| nic.backing.host.destroy_ah(ah.host));
+    }
+
+    fn catch_up(nic: &mut Nic) {
+        nic.poll_host();
+    }
+
+    fn abandoned(nic: &mut Nic, work: Work) {
+        nic.abandon(&work);
+    }
+
+    fn begin_end(nic: &Nic) -> Ending {
+        Ending { windows: nic.backing.windows.walk(), drain: None }
+    }
+
+    fn end_before_qps(nic: &mut Nic, ctx: u32, end: &mut Ending, budget: &mut Budget) -> bool {
+        nic.end_windows(ctx, &mut end.windows, budget)
+    }
+
+    /// Its windows that it bound since the walk over them.
+    fn end_before_qp(nic: &mut Nic, qpn: u32, end: &mut Ending, budget: &mut Budget) -> bool {
+        end.drain = Some(nic.drain());
+        nic.end_windows_of(qpn, budget)
+    }
+
+    fn end_after_qps(nic: &mut Nic, end: &mut Ending, budget: &mut Budget) -> bool {
+        let done = end.drain.as_mut().is_none_or(|drain| nic.drain_host(drain, budget));
+        if done {
+            end.drain = None;
+        }
+        done
+    }
+
+    fn keys(&self) -> &Roster {
+        &self.mr_keys
+    }
+
+    fn end_key(nic: &mut Nic, key: u32, ctx: u32) {
+        if nic.backing.mrs.get(&key).is_some_and(|mr| mr.ctx == ctx) {
+            // Its end is not the worker's.
+            nic.meter.charge(cost::OBJECT);
+            nic.remove_mr(key);
+        }
+    }
+
+    fn context_gone(&mut self, _ctx: u32) {}
 
     fn uses_pd(nic: &Nic, pdn: u32) -> bool {
         nic.backing.services.uses_pd(pdn)
@@ -253,15 +377,41 @@ impl Provider for Rnic {
         }
     }
 
+    fn stand_still(nic: &mut Nic, begins: bool) -> bool {
+        nic.stand_still(begins)
+    }
+
+    fn go_on(nic: &mut Nic) {
+        nic.go_on();
+    }
+
     // Its QPs have ended with the pause.
     fn resumed(_nic: &mut Nic, _qpn: u32) {}
+
+    fn is_beginning(&self) -> bool {
+        self.opening
+    }
+
+    fn succeed(&mut self, life: NicState) -> Self {
+        self.successor(life)
+    }
+
+    fn has_work(nic: &mut Nic, _now: Nanos) -> bool {
+        nic.has_own_work()
+    }
+
+    fn has_news(&self) -> bool {
+        false
+    }
+
+    fn tell(_nic: &mut Nic) {}
 
     fn fail(nic: &mut Nic) {
         nic.fail_now();
     }
 
     fn dropped(nic: &mut Nic) {
-        nic.forget_all();
+        nic.close();
     }
 
     fn walk_keys(nic: &Nic) -> Keys {
@@ -287,7 +437,8 @@ impl Nic {
         host: Box<dyn HostVerbs>,
         port: Box<dyn Port>,
     ) -> Self {
-        Self::idle(Rnic::new(place, host), settings, port, Meter::default())
+        let inbox = Arc::new(Inbox::new(place.wake.clone()));
+        Self::idle(Rnic::new(place, host, inbox), settings, port, Meter::default())
     }
 
     fn run_queues(&mut self, budget: &mut Budget) -> bool {
@@ -311,106 +462,8 @@ impl Nic {
         busy
     }
 
-    fn run_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.scheduled = false;
-        match qp.state {
-            State::Reset => {}
-            State::Err => self.flush(qpn),
-            State::Sqe => {
-                self.post_receives(qpn);
-                self.flush(qpn);
-            }
-            State::Rts => {
-                self.post_receives(qpn);
-                self.post_sends(qpn);
-            }
-            State::Init | State::Rtr | State::Sqd => self.post_receives(qpn),
-        }
-    }
-}
-
-impl OnShard for Nic {
-    fn set_port(&mut self, port: Box<dyn Port>) {
-        self.outbox.set_port(port);
-    }
-
-    fn pause(&mut self) -> bool {
-        self.stand_still()
-    }
-
-    fn resume(&mut self) {
-        self.go_on();
-    }
-
-    fn memory_changed(&mut self, space: AddressSpace) {
-        if self.life == NicState::Idle && self.backing.opening {
-            self.space = space;
-        } else {
-            Self::memory_changed(self, space);
-        }
-    }
-
-    fn follow_memory(&mut self) -> bool {
-        Self::follow_memory(self)
-    }
-
-    fn memory_vanished(&mut self) {
-        if matches!(self.life, NicState::Ready | NicState::Paused) && self.space.vanished() {
-            self.fail_now();
-        }
-    }
-
-    fn fail(&mut self) {
-        self.fail_now();
-    }
-
-    fn events_wanted(&mut self) {
-        self.outbox.wanted();
-    }
-
-    fn status(&self) -> NicSnapshot {
-        self.snapshot()
-    }
-
-    fn take_deferred_drops(&mut self) -> Option<DeferredDrop> {
-        let dropped = std::mem::take(&mut self.deferred_drops);
-        (!dropped.is_empty()).then(|| DeferredDrop::new(dropped))
-    }
-
-    fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
-        Self::scan(self, posts)
-    }
-
-    fn begin_look(&mut self) {
-        self.contexts.begin_look();
-    }
-
-    fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
-        Self::look_on(self, posts, budget)
-    }
-
-    fn has_news(&self) -> bool {
-        Self::has_news(self)
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        self.next_deadline()
-    }
-
-    fn publish(&mut self, visible: Visible, now: Nanos, budget: &mut Budget) {
-        self.fire_completions(visible, now, budget);
-        self.deliver_events();
-    }
-
-    fn set_need_kick(&self, need: bool) {
-        self.tell_need_kick(need);
-    }
-
-    fn has_work(&mut self, _now: Nanos) -> bool {
-        if Self::has_news(self) {
-            return true;
-        }
+    /// Whether there is something to do. If not, the host has been told to wake the worker.
+    fn has_own_work(&mut self) -> bool {
         if !self.backing.stopping.is_over() {
             return true;
         }
@@ -431,6 +484,24 @@ impl OnShard for Nic {
             && self.backing.peer_check.is_over();
         waiting || !rests || self.peek_host()
     }
+
+    fn run_qp(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        qp.scheduled = false;
+        match qp.state {
+            State::Reset => {}
+            State::Err => self.flush(qpn),
+            State::Sqe => {
+                self.post_receives(qpn);
+                self.flush(qpn);
+            }
+            State::Rts => {
+                self.post_receives(qpn);
+                self.post_sends(qpn);
+            }
+            State::Init | State::Rtr | State::Sqd => self.post_receives(qpn),
+        }
+    }
 }
 
 impl Provided for Nic {
@@ -442,7 +513,6 @@ impl Provided for Nic {
     }
 
     fn reset(&mut self) {
-        self.backing.opening = false;
         self.forget_all();
     }
 
@@ -454,10 +524,8 @@ impl Provided for Nic {
         self.check_peers();
     }
 
-    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Reply, Status> {
-        self.now = now;
-        self.counters.commands += 1;
-        self.command(ctx, command)
+    fn execute(&mut self, ctx: u32, command: Command, now: Nanos) -> Result<Step, Status> {
+        dispatch::execute(self, ctx, command, now)
     }
 
     fn run(&mut self, now: Nanos) -> bool {

@@ -4,20 +4,18 @@
 //! (ARP, neighbour discovery) when an address handle is made and when a QP goes to RTR, and waits
 //! for the answer up to a second (Linux drivers/infiniband/core/addr.c,
 //! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it:
-//! an address handle is made on the thread that carries the NIC's commands out ([`BlockingJob`]),
+//! an address handle is made on the thread that carries the NIC's commands out ([`BlockingJob`](crate::nic::BlockingJob)),
 //! and before a QP is connected one is made there and dropped, after which the host knows the peer.
 
 use virtio_rdma_abi::{Av, QpAttr};
 
-use super::control::status;
-use super::nic::{Ah, Handle, Nic};
+use super::control::Finding;
+use super::nic::{Handle, Nic, Rnic};
 use super::verbs::{HostPd, MadeAh, Result as HostResult};
 use crate::link::is_multicast;
+use crate::nic::dispatch::Begun;
 use crate::nic::nic::NicState;
-use crate::nic::objects::object;
-use crate::nic::qp::attrs::check_av;
-use crate::nic::quota::Kind;
-use crate::nic::{BlockingJob, DeferredDrop, Reply, Status};
+use crate::nic::{DeferredDrop, Reply, Status};
 
 /// What a peer is looked for.
 #[derive(Debug)]
@@ -31,8 +29,6 @@ pub(super) enum Purpose {
 /// What became of a search.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// The life of the NIC that asked.
-    life: u64,
     ctx: u32,
     purpose: Purpose,
     outcome: HostResult<MadeAh>,
@@ -45,36 +41,30 @@ impl Nic {
         ctx: u32,
         purpose: Purpose,
         (pd, resolved): (HostPd, Av),
-    ) -> Result<Reply, Status> {
+    ) -> Result<Begun<Rnic>, Status> {
         let domain = self.backing.host.domain(pd).map_err(|error| self.refused(error))?;
-        let life = self.backing.lives;
-        Ok(Reply::Blocking(BlockingJob::new(move || {
-            let outcome = domain.create_ah(&resolved);
-            Found { life, ctx, purpose, outcome }
-        })))
+        Ok(self.aside(move || {
+            Finding::Peer(Found { ctx, purpose, outcome: domain.create_ah(&resolved) })
+        }))
     }
 
     /// The rest of the command, once the peer was looked for.
-    pub(super) fn found(&mut self, found: Found) -> Result<Reply, Status> {
-        let Found { life, ctx, purpose, outcome } = found;
+    pub(super) fn found(&mut self, found: Found) -> Result<Begun<Rnic>, Status> {
+        let Found { ctx, purpose, outcome } = found;
         let ah = match outcome {
             Ok(ah) => ah,
             Err(error) => {
                 tracing::debug!(device = self.backing.place.device, %error, "a peer is not found");
-                return Err(if life == self.backing.lives {
-                    self.refused(error)
-                } else {
-                    status(error)
-                });
+                return Err(self.refused(error));
             }
         };
         let state = match self.life {
-            NicState::Ready | NicState::Paused if life == self.backing.lives => Ok(()),
+            NicState::Ready | NicState::Paused => Ok(()),
             NicState::Failed => Err(Status::FATAL),
-            _ => Err(Status::STATE),
+            NicState::Idle => Err(Status::STATE),
         };
         match (state, purpose) {
-            (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah),
+            (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah).map(Begun::Done),
             (Ok(()), Purpose::Connection(qpn, attr)) => {
                 self.deferred_drops.push(DeferredDrop::new(ah));
                 self.change_qp(ctx, qpn, &attr)
@@ -86,13 +76,8 @@ impl Nic {
         }
     }
 
-    pub(super) fn create_ah(&mut self, ctx: u32, pdn: u32, av: &Av) -> Result<Reply, Status> {
+    pub(super) fn create_ah(&mut self, ctx: u32, pdn: u32, av: &Av) -> Result<Begun<Rnic>, Status> {
         let pd = self.host_pd(ctx, pdn)?;
-        if self.ahs.len() >= self.settings.limits.max_ahs as usize {
-            return Err(Status::NOMEM);
-        }
-        self.kept.place(Kind::Ah, self.ahs.len())?;
-        check_av(av, |index| self.holds(index))?;
         let resolved = self.destination(av)?;
         self.look_for(ctx, Purpose::Handle(pdn, *av), (pd, resolved))
     }
@@ -106,7 +91,6 @@ impl Nic {
         // Peers may have been taken away meanwhile.
         self.destination(&av)?;
         let host = self.backing.host.adopt_ah(ah).map_err(|error| self.refused(error))?;
-        self.join_pd(pdn);
-        object(self.ahs.insert(Ah { ctx, pdn, av, own: Handle { host, revoked: false } }))
+        self.insert_ah((ctx, pdn), av, Handle { host, revoked: false })
     }
 }

@@ -26,11 +26,6 @@ pub(crate) struct Receives {
 }
 
 impl Receives {
-    pub(super) fn new(ring: ReceiveRing, depth: u32) -> Self {
-        let wr_ids = vec![0; (depth as usize).next_power_of_two()].into();
-        Self { ring, depth, wr_ids, posted: 0, done: 0 }
-    }
-
     const fn in_flight(&self) -> u32 {
         self.posted.wrapping_sub(self.done)
     }
@@ -64,6 +59,11 @@ impl Receives {
 }
 
 impl ReceiveSide for Receives {
+    fn new(ring: ReceiveRing, max_wr: u32) -> Self {
+        let wr_ids = vec![0; (max_wr as usize).next_power_of_two()].into();
+        Self { ring, depth: max_wr, wr_ids, posted: 0, done: 0 }
+    }
+
     fn ring(&self) -> &ReceiveRing {
         &self.ring
     }

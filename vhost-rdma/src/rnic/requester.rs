@@ -87,11 +87,6 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
-    pub(super) fn new(queue: SendQueue, depth: u32) -> Self {
-        let sent = vec![Sent::default(); (depth as usize + 1).next_power_of_two()].into();
-        Self { queue, depth, sent, posted: 0, done: 0, fault: None }
-    }
-
     pub(super) const fn in_flight(&self) -> u32 {
         self.posted.wrapping_sub(self.done)
     }
@@ -134,6 +129,11 @@ impl Sends {
 }
 
 impl SendSide for Sends {
+    fn new(queue: SendQueue, max_wr: u32) -> Self {
+        let sent = vec![Sent::default(); (max_wr as usize + 1).next_power_of_two()].into();
+        Self { queue, depth: max_wr, sent, posted: 0, done: 0, fault: None }
+    }
+
     fn queue(&self) -> &SendQueue {
         &self.queue
     }

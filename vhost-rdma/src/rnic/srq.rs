@@ -10,17 +10,16 @@
 //! here, because the hardware sees only its own part.
 
 use slab::Slab;
-use virtio_rdma_abi::{self as abi, event, srq_mask};
+use virtio_rdma_abi::event;
 
 use super::cq::{Queue, Tag};
-use super::follow::{HOST_CALL, Work};
+use super::follow::HOST_CALL;
 use super::nic::{Nic, Rnic};
 use super::receiver::{BURST, push};
 use super::verbs::HostSrq;
-use crate::memory::Ring;
+use crate::nic::Status;
 use crate::nic::budget::cost;
-use crate::nic::receive::{Moving, Receive};
-use crate::nic::{DeferredDrop, Reply, Status};
+use crate::nic::receive::Receive;
 
 /// A shared receive queue that an RNIC takes receives from.
 pub(super) type Srq = crate::nic::objects::Srq<Rnic>;
@@ -37,7 +36,7 @@ pub(crate) struct Held {
     /// Receives with the hardware: the guest's `wr_id` and index each.
     held: Slab<(u64, u32)>,
     /// Receives used up, free-running.
-    used: u32,
+    pub(super) used: u32,
 }
 
 impl Held {
@@ -48,7 +47,7 @@ impl Held {
 
 impl Srq {
     /// Receives that the guest has posted, and nothing has used up.
-    fn posted_in_all(&self) -> u32 {
+    pub(super) fn posted_in_all(&self) -> u32 {
         let held = u32::try_from(self.own.held.len()).unwrap_or(u32::MAX);
         self.ring.waiting().saturating_add(held)
     }
@@ -103,38 +102,8 @@ impl Nic {
         more
     }
 
-    pub(super) fn modify_srq(
-        &mut self,
-        ctx: u32,
-        req: &abi::SrqModifyReq,
-        ring: Option<Ring>,
-    ) -> Result<Reply, Status> {
-        let (srqn, mask) = (req.srqn.get(), req.mask.get());
-        let present = self.owned_srq(ctx, srqn)?.max_wr;
-        let resize = mask & srq_mask::MAX_WR != 0;
-        let max_wr = if resize { req.max_wr.get() } else { present };
-        let known = mask != 0 && mask & !(srq_mask::MAX_WR | srq_mask::LIMIT) == 0;
-        if !known || (mask & srq_mask::LIMIT != 0 && req.limit.get() > max_wr) {
-            return Err(Status::INVAL);
-        }
-        if resize {
-            let to = self.begin_resize_srq(srqn, (req.entries.get(), max_wr), ring)?;
-            return self.work_on(Work::ResizeSrq(Box::new(*req), to));
-        }
-        self.change_limit(req, max_wr)
-    }
-
-    fn change_limit(&mut self, req: &abi::SrqModifyReq, max_wr: u32) -> Result<Reply, Status> {
-        let (srqn, mask) = (req.srqn.get(), req.mask.get());
-        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        let limit =
-            if mask & srq_mask::LIMIT != 0 { req.limit.get() } else { srq.limit.min(max_wr) };
-        self.set_limit(srqn, limit, mask & srq_mask::LIMIT != 0)?;
-        Ok(Reply::Done)
-    }
-
     /// Arms the limit: in the hardware, as long as that has all the receives.
-    fn set_limit(&mut self, srqn: u32, limit: u32, again: bool) -> Result<(), Status> {
+    pub(super) fn set_limit(&mut self, srqn: u32, limit: u32, again: bool) -> Result<(), Status> {
         let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
         let (host, watched) = (srq.own.host, srq.own.watched);
         let watch = watched || srq.max_wr > srq.own.cost;
@@ -157,50 +126,5 @@ impl Nic {
             let ctx = srq.ctx;
             self.raise(event::SRQ_LIMIT_REACHED, srqn, ctx);
         }
-    }
-
-    fn begin_resize_srq(
-        &mut self,
-        srqn: u32,
-        (entries, max_wr): (u32, u32),
-        ring: Option<Ring>,
-    ) -> Result<Moving, Status> {
-        let ring = ring.ok_or(Status::INVAL)?;
-        let shape_ok = entries.is_power_of_two()
-            && entries <= self.max_wr()
-            && (1..=entries).contains(&max_wr);
-        if !shape_ok {
-            return Err(Status::INVAL);
-        }
-        // What was posted moves with the ring, also what no round has seen yet; what is used up
-        // does not count.
-        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        if let Some(post) = self.contexts.look_at(srq.ctx, srq.doorbell) {
-            self.posted(post);
-        }
-        self.poll_host();
-        let srq = self.srqs.get(srqn as usize).ok_or(Status::NOENT)?;
-        if srq.posted_in_all() > max_wr {
-            return Err(Status::INVAL);
-        }
-        srq.ring.succeed(entries, max_wr, ring)
-    }
-
-    /// The other ring has everything.
-    pub(super) fn finish_resize_srq(
-        &mut self,
-        req: &abi::SrqModifyReq,
-        to: Moving,
-    ) -> Result<Reply, Status> {
-        let (srqn, max_wr) = (req.srqn.get(), req.max_wr.get());
-        let srq = self.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?;
-        if srq.posted_in_all() > max_wr {
-            return Err(Status::INVAL);
-        }
-        let used = srq.own.used;
-        let old = srq.take_over(max_wr, to, used)?;
-        self.deferred_drops.push(DeferredDrop::new(old));
-        self.backing.run_srqs.push(srqn);
-        self.change_limit(req, max_wr)
     }
 }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 pub use crate::nic::{
     BlockingJob, Command, Counters, DeferredDrop, Job, JobKind, Limits, Nanos, NicSettings,
-    NicSnapshot, Objects, Port, Reply, Status, control_offset,
+    NicSnapshot, Objects, Port, Reply, Status, Step, control_offset,
 };
 pub use crate::ordering::Visible;
 pub use crate::soft::{Random, SavedNic};
@@ -258,7 +258,8 @@ impl Shard {
         Some(snapshot)
     }
 
-    /// Executes one command of context `ctx`. It has taken effect, or had none, when this returns.
+    /// Executes one command of context `ctx`, or a step of it. It has taken effect, or had none, when
+    /// it comes to an answer.
     ///
     /// # Errors
     /// The status to answer.
@@ -268,7 +269,7 @@ impl Shard {
         ctx: u32,
         command: Command,
         now: Nanos,
-    ) -> Result<Reply, Status> {
+    ) -> Result<Step, Status> {
         match self.slots.any_mut(id) {
             Some(AnyNic::Provided(nic)) => nic.execute(ctx, command, now),
             Some(AnyNic::Own(_)) | None => self.soft().execute(id, ctx, command, now),

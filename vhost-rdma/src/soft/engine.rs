@@ -169,12 +169,13 @@ impl<N: Nics> Execution<'_, N> {
 
     /// Destroys every object of a NIC and forgets every guest address.
     pub(crate) fn reset(&mut self, id: NicId) {
+        self.give_back(id);
         let Some((nic, networks, _)) = self.parts(id) else { return };
         let vni = nic.settings.vni;
         for gid in nic.gids.iter().flatten() {
             networks.release(vni, *gid, id);
         }
-        for mgid in nic.backing.groups.keys().chain(&nic.backing.left) {
+        for mgid in nic.backing.groups.keys() {
             networks.leave(vni, *mgid, id);
         }
         let mut old = nic.clear();

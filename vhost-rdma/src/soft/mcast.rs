@@ -71,15 +71,6 @@ impl Nic {
 }
 
 impl<N: Nics> Execution<'_, N> {
-    /// Leaves the groups that the end of QPs left empty: else a guest could make the network
-    /// remember groups without bound.
-    pub(super) fn leave_empty_groups(&mut self, id: NicId) {
-        let Some((nic, networks, _)) = self.parts(id) else { return };
-        for mgid in std::mem::take(&mut nic.backing.left) {
-            networks.leave(nic.settings.vni, mgid, id);
-        }
-    }
-
     pub(super) fn attach_mcast(
         &mut self,
         id: NicId,

@@ -12,7 +12,7 @@
 //!
 //! What a guest does wrong is a `Status`, a completion status or an event; it is never an `Err`
 //! that ends anything here. All loops are bounded by time (`nic::budget`), not by numbers that a
-//! guest writes; what is many goes in `steps`. No thread, clock, socket or file: time is an
+//! guest writes; what is many goes in steps. No thread, clock, socket or file: time is an
 //! argument, randomness comes from a [`Random`], events leave through a port.
 
 #![forbid(unsafe_code)]
@@ -32,7 +32,6 @@ mod mr;
 mod network;
 mod nic;
 mod numbers;
-mod on_shard;
 mod pace;
 mod placement;
 pub(crate) mod qp;
@@ -41,8 +40,8 @@ mod remote;
 mod requester;
 mod responder;
 mod saved;
+mod settle;
 mod srq;
-mod steps;
 mod turns;
 pub(crate) mod window;
 

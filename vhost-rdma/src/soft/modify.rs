@@ -1,33 +1,15 @@
-//! Changes of QPs: the state machine's commands, and the end of a QP.
+//! Changes of QPs: the state machine's commands.
 
 use virtio_rdma_abi as abi;
 
-use super::DeferredDrop;
 use super::engine::{Engine, Execution, Nics};
-use super::nic::{KERNEL, Nic};
+use super::nic::Nic;
 use super::qp::Waiter;
 use crate::link::NicId;
-use crate::nic::qp::{Kind, State, state};
-use crate::nic::timer::Waiting;
+use crate::nic::qp::{State, state};
 use crate::nic::{Reply, Status};
 
 impl<N: Nics> Execution<'_, N> {
-    pub(super) fn destroy_qp(&mut self, id: NicId, ctx: u32, qpn: u32) -> Result<Reply, Status> {
-        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
-        nic.owned_qp(ctx, qpn)?;
-        nic.remove_qp(qpn);
-        self.leave_empty_groups(id);
-        self.qp_gone(qpn);
-        Ok(Reply::Done)
-    }
-
-    /// What the shard keeps for a QP ends with it.
-    pub(super) fn qp_gone(&mut self, qpn: u32) {
-        if qpn != abi::GSI_QPN {
-            self.engine.qpns.free(qpn);
-        }
-    }
-
     pub(super) fn modify_qp(
         &mut self,
         id: NicId,
@@ -52,15 +34,6 @@ impl<N: Nics> Execution<'_, N> {
 }
 
 impl Nic {
-    pub(super) fn remove_qp(&mut self, qpn: u32) {
-        let Some(qp) = self.unlink_qp(qpn) else { return };
-        self.timers.remove(Waiting::Send(qpn));
-        if qp.own.groups > 0 {
-            self.leave_all(|member| member == qpn);
-        }
-        self.deferred_drops.push(DeferredDrop::new(qp));
-    }
-
     /// Modifies a QP; true if inbound requests are executed from now on that were not before.
     fn modify_qp(&mut self, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;
@@ -103,12 +76,5 @@ impl Nic {
         }
         qp.attrs.set(attr, held)?;
         Ok((from, to))
-    }
-}
-
-impl Kind {
-    /// Only the kernel owns the GSI QP.
-    pub(super) fn is_allowed_to(self, ctx: u32) -> bool {
-        self != Self::Gsi || ctx == KERNEL
     }
 }

@@ -18,6 +18,7 @@ use crate::nic::Status;
 use crate::nic::roster::Roster;
 use crate::nic::saved::BadState;
 use crate::nic::shards::Shards;
+use crate::nic::verb::Rereg;
 
 /// Rights that a registration may ask for.
 const KNOWN: u32 = access::LOCAL_WRITE
@@ -491,14 +492,6 @@ impl Mr {
         }
         Ok(Borrowed { map, offset, len })
     }
-}
-
-/// What a re-registration changes.
-#[derive(Debug, Default)]
-pub(super) struct Rereg {
-    pub(super) access: Option<u32>,
-    pub(super) pdn: Option<u32>,
-    pub(super) memory: Option<(u64, Arc<Translation>)>,
 }
 
 /// Whether rights make sense together.

@@ -1,12 +1,15 @@
 //! The engine's part of a NIC: its keys, its groups, whom it wakes, and its turns in a round.
 
+use virtio_rdma_abi as abi;
+
 use super::mcast::Groups;
 use super::mirror::Jobs;
 use super::mr::MrTable;
 use super::pace::Pace;
-use super::qp::{Inbound, Waiter};
-use super::steps::Work;
-use super::{DeferredDrop, Nanos, quota};
+use super::qp::{Inbound, Qp, Waiter};
+use super::settle::SettleCq;
+use super::srq::Srq;
+use super::{DeferredDrop, Nanos, attributes, quota};
 use crate::link::{Gid, NicId};
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, Meter, cost};
@@ -17,8 +20,9 @@ use crate::nic::provider::Provider;
 use crate::nic::qp::{SendQueue, Wait};
 use crate::nic::quota::Places;
 use crate::nic::receive::ReceiveRing;
-use crate::nic::roster::Walk;
-use crate::nic::{self, NicSettings, Nowhere, Objects, Port, Status};
+use crate::nic::roster::{Roster, Walk};
+use crate::nic::shape::{self, Bounds};
+use crate::nic::{self, NicSettings, Objects, Port, Status};
 
 /// QPs of one NIC that run in one round.
 const ROUND_QPS: u32 = 16;
@@ -36,6 +40,8 @@ pub(crate) struct Soft {
     pub(super) groups: Groups,
     /// Groups that no QP is in any more and that the network still lists this NIC for.
     pub(super) left: Vec<Gid>,
+    /// QPNs whose QPs are gone and that the shard still has for its own.
+    pub(super) freed: Vec<u32>,
     /// Requesters elsewhere to try again, because this NIC posted a receive or became reachable.
     pub(super) wakes: Vec<Waiter>,
     /// QPs that may still run in this round.
@@ -55,6 +61,7 @@ impl Soft {
             mrs: MrTable::default(),
             groups: Groups::default(),
             left: Vec::new(),
+            freed: Vec::new(),
             wakes: Vec::new(),
             turns: 0,
             pace: Pace::default(),
@@ -73,17 +80,110 @@ impl Provider for Soft {
     type Send = Box<SendQueue>;
     type Receive = ReceiveRing;
     type Address = Gid;
-    type Work = Work;
+    type Work = SettleCq;
+    type Ending = ();
     type Keys = Walk;
 
     const PLACES: &'static Places = &quota::ENGINE;
     const LETS_GO: bool = false;
+    const END: Nanos = 0;
+
+    fn device(nic: &mut Nic) -> abi::QueryDeviceResp {
+        nic.device_attributes()
+    }
+
+    fn port(_nic: &mut Nic) -> abi::QueryPortResp {
+        attributes::port()
+    }
+
+    fn bounds(&self) -> Bounds {
+        shape::ENGINE
+    }
 
     fn begin_pd(_nic: &mut Nic) -> Result<(), Status> {
         Ok(())
     }
 
     fn end_pd(_nic: &mut Nic, _pd: ()) {}
+
+    fn begin_srq(
+        _nic: &mut Nic,
+        _srqn: u32,
+        _req: &abi::SrqCreateReq,
+    ) -> Result<Vec<Waiter>, Status> {
+        Ok(Vec::new())
+    }
+
+    fn end_srq(_nic: &mut Nic, _srq: &Vec<Waiter>) {}
+
+    fn srq_bytes(_max_wr: u32) -> usize {
+        quota::SHARED
+    }
+
+    fn srq_posted(srq: &Srq) -> u32 {
+        srq.ring.waiting()
+    }
+
+    fn srq_used(srq: &Srq) -> u32 {
+        srq.ring.taken()
+    }
+
+    fn set_limit(nic: &mut Nic, srqn: u32, limit: u32, _again: bool) -> Result<(), Status> {
+        nic.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?.limit = limit;
+        Ok(())
+    }
+
+    fn srq_moved(_nic: &mut Nic, _srqn: u32) {}
+
+    fn qp_bytes(req: &abi::QpCreateReq) -> usize {
+        quota::queue_pair(shape::sends(req).max_inline)
+    }
+
+    fn leave_groups(nic: &mut Nic, qpn: u32) {
+        if nic.qps.get(&qpn).is_some_and(|qp| qp.own.groups > 0) {
+            nic.leave_all(|member| member == qpn);
+        }
+    }
+
+    fn end_qp(nic: &mut Nic, qp: &Qp) {
+        if qp.qpn != abi::GSI_QPN {
+            nic.backing.freed.push(qp.qpn);
+        }
+    }
+
+    fn end_ah(_nic: &mut Nic, _ah: ()) {}
+
+    fn catch_up(_nic: &mut Nic) {}
+
+    fn abandoned(_nic: &mut Nic, _work: SettleCq) {}
+
+    fn begin_end(_nic: &Nic) {}
+
+    fn end_before_qps(_nic: &mut Nic, _ctx: u32, _end: &mut (), _budget: &mut Budget) -> bool {
+        true
+    }
+
+    fn end_before_qp(_nic: &mut Nic, _qpn: u32, _end: &mut (), _budget: &mut Budget) -> bool {
+        true
+    }
+
+    fn end_after_qps(_nic: &mut Nic, _end: &mut (), _budget: &mut Budget) -> bool {
+        true
+    }
+
+    fn keys(&self) -> &Roster {
+        &self.mrs.numbers
+    }
+
+    fn end_key(nic: &mut Nic, number: u32, ctx: u32) {
+        if let Some((_, key)) = nic.backing.mrs.owner(number).filter(|&(owner, _)| owner == ctx) {
+            nic.remove_key(key);
+        }
+    }
+
+    fn context_gone(&mut self, ctx: u32) {
+        self.mirror.end(ctx);
+    }
 
     fn uses_pd(nic: &Nic, pdn: u32) -> bool {
         nic.backing.mrs.uses_pd(pdn)
@@ -103,7 +203,7 @@ impl Provider for Soft {
     }
 
     #[inline]
-    fn receive_posted(&mut self, qp: &mut super::qp::Qp) -> bool {
+    fn receive_posted(&mut self, qp: &mut Qp) -> bool {
         self.wakes.extend(qp.own.waiter.take());
         false
     }
@@ -111,7 +211,7 @@ impl Provider for Soft {
     fn run_receives(_nic: &mut Nic, _qpn: u32) {}
 
     #[inline]
-    fn shared_posted(&mut self, srq: &mut super::srq::Srq) -> bool {
+    fn shared_posted(&mut self, srq: &mut Srq) -> bool {
         self.wakes.append(&mut srq.own);
         false
     }
@@ -130,6 +230,37 @@ impl Provider for Soft {
 
     fn cq_died(_nic: &mut Nic, _cqn: u32) {}
 
+    fn stand_still(_nic: &mut Nic, _begins: bool) -> bool {
+        false
+    }
+
+    fn go_on(nic: &mut Nic) {
+        let all = nic.qp_numbers.walk();
+        nic.chores.resume(all);
+    }
+
+    fn is_beginning(&self) -> bool {
+        false
+    }
+
+    fn succeed(&mut self, _life: NicState) -> Self {
+        Self::new(self.id)
+    }
+
+    fn has_work(nic: &mut Nic, now: Nanos) -> bool {
+        let runs = nic.life == NicState::Ready && !nic.run.is_empty();
+        !nic.backing.wakes.is_empty() || runs || nic.has_other_work(now)
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        self.mirror.has_unsent()
+    }
+
+    fn tell(nic: &mut Nic) {
+        nic.send_jobs();
+    }
+
     fn resumed(nic: &mut Nic, qpn: u32) {
         // Its answer may have come meanwhile, and was not taken.
         if let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut())
@@ -143,7 +274,7 @@ impl Provider for Soft {
 
     fn fail(nic: &mut Nic) {
         if matches!(nic.life, NicState::Ready | NicState::Paused) {
-            nic.raise(virtio_rdma_abi::event::DEVICE_FATAL, 0, KERNEL);
+            nic.raise(abi::event::DEVICE_FATAL, 0, KERNEL);
             nic.deliver_events();
             nic.life = NicState::Failed;
         }
@@ -176,17 +307,6 @@ impl Provider for Soft {
 impl Nic {
     pub(crate) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>, meter: Meter) -> Self {
         Self::idle(Soft::new(id), settings, port, meter)
-    }
-
-    /// Forgets every object and every guest address; what is returned holds the objects.
-    pub(super) fn clear(&mut self) -> Self {
-        let id = self.backing.id;
-        let fresh = Self::new(id, self.settings.clone(), Box::new(Nowhere), self.meter.clone());
-        let mut old = std::mem::replace(self, fresh);
-        self.outbox = old.outbox.succeed();
-        self.counters = old.counters;
-        self.now = old.now;
-        old
     }
 
     /// The maps that its regions have, each once.

@@ -41,7 +41,7 @@ impl Response {
     pub(super) fn ok(reply: &Reply, kick_base: u32, len: usize) -> Self {
         let mut response = Self::header(cmd_status::OK);
         match reply {
-            Reply::Done | Reply::More | Reply::Blocking(_) => {}
+            Reply::Done => {}
             Reply::Init(body) => response.push(body),
             Reply::Device(body) => response.push(body.as_ref()),
             Reply::Port(body) => response.push(body),

@@ -74,7 +74,7 @@ fn a_worker_that_is_late_costs_no_guest_its_device() {
     assert!(worker.post(None, |_, _| thread::sleep(STALL)));
     let begin = Instant::now();
     let asked = session.execute(0, 0, Command::Keepalive);
-    assert!(matches!(asked, Outcome::Done(Ok(Reply::Done))), "{asked:?}");
+    assert!(matches!(asked, Outcome::Done(Ok(Step::Done(Reply::Done)))), "{asked:?}");
     assert!(begin.elapsed() < STALL, "the device is there, however late its worker");
     // What only the worker can do waits for it, and a pause does.
     let done = session.execute(0, 0, Command::QueryPort);

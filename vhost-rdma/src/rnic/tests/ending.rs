@@ -8,7 +8,7 @@ use virtio_rdma_abi::{event, qps, qpt};
 use super::Bench;
 use super::registrations::goes_on;
 use crate::memory::{AddressSpace, PageList, Ring};
-use crate::nic::{BlockingJob, Command, Limits, NicSettings, Reply, Status};
+use crate::nic::{BlockingJob, Command, Limits, NicSettings, Reply, Status, Step};
 use crate::rnic::{Faults, HostObjects, Peer};
 use crate::shard::tests::driver::{self, Guest, Qp, limits, state_attr};
 
@@ -49,8 +49,8 @@ fn a_context_ends_a_little_at_a_time() {
         turns += 1;
         goes_on(&mut bench, &mut other, &mut b, turns);
         match reply {
-            Reply::More => {}
-            Reply::Done => break,
+            Step::More => {}
+            Step::Done(Reply::Done) => break,
             other => panic!("{other:?}"),
         }
     }
@@ -168,7 +168,7 @@ fn a_device_is_closed_and_opened_aside() {
     assert_eq!(faults.live(), (HostObjects::default(), 0));
 
     let begun = bench.world.shard.execute(one.nic, 0, init(&one), bench.world.now);
-    let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
+    let Ok(Step::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
     faults.hold(true);
     let opening = thread::spawn(|| BlockingJob::run(job));
     faults.await_held(1);
@@ -196,7 +196,7 @@ fn an_init_that_waits_for_its_device_follows_resets_and_memory() {
         bench.world.shard.reset(one.nic);
         let begun = bench.world.shard.execute(one.nic, 0, init(one), bench.world.now);
         drop(bench.world.shard.take_deferred_drops(one.nic));
-        let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
+        let Ok(Step::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
         job.run()
     };
     let finish = begin(&mut bench, &one);
@@ -338,8 +338,8 @@ fn a_queue_pair_with_many_windows_ends_in_steps() {
         most = most.max(bench.world.shard.charged() - before);
         turns += 1;
         match reply.unwrap() {
-            Reply::More => command = Command::Continue,
-            Reply::Done => break,
+            Step::More => command = Command::Continue,
+            Step::Done(Reply::Done) => break,
             other => panic!("{other:?}"),
         }
     }

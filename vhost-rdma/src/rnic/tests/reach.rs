@@ -6,7 +6,7 @@ use virtio_rdma_abi::{qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::nic::{BlockingJob, Command, Reply, Status};
+use crate::nic::{BlockingJob, Command, Reply, Status, Step};
 use crate::rnic::{Call, Faults, HostObjects};
 use crate::shard::tests::driver::{self, Guest, state_attr};
 
@@ -18,7 +18,7 @@ fn look(
     command: Command,
 ) -> thread::JoinHandle<Command> {
     let begun = bench.world.shard.execute(guest.nic, guest.ctx, command, bench.world.now);
-    let Ok(Reply::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
+    let Ok(Step::Blocking(job)) = begun else { panic!("not a blocking job: {begun:?}") };
     faults.hold(true);
     let thread = thread::spawn(|| BlockingJob::run(job));
     faults.await_held(1);

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::driver::{Guest, Lcg, Qp, World, av, init_attr, limits, rtr_attr, rts_attr, wqe};
 use crate::memory::Ring;
 use crate::nic::budget::Clock;
-use crate::shard::{Command, Limits, Look, Nanos, NicSettings, Reply, Shard, Status};
+use crate::shard::{Command, Limits, Look, Nanos, NicSettings, Reply, Shard, Status, Step};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 /// The most that a round or a step of a command may be charged: its time, what it tells the guests,
@@ -82,8 +82,10 @@ fn steps(
         count += 1;
         drop(world.shard.take_deferred_drops(guest.nic));
         match reply {
-            Ok(Reply::More) => command = Command::Continue,
-            reply => return (reply, most, count),
+            Ok(Step::More) => command = Command::Continue,
+            Ok(Step::Done(reply)) => return (Ok(reply), most, count),
+            Ok(Step::Blocking(job)) => panic!("nothing blocks here: {job:?}"),
+            Err(status) => return (Err(status), most, count),
         }
         world.shard.poll(world.now);
     }

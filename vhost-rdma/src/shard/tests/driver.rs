@@ -12,7 +12,7 @@ use super::air::{self, Air};
 use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
 use crate::shard::{
-    Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
+    Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, Step, control_offset,
 };
 
 /// Bytes of guest memory, if a test says nothing else.
@@ -314,10 +314,10 @@ impl World {
             let shard = self.at(guest.on);
             let reply = shard.execute(guest.nic, ctx, command, now);
             drop(shard.take_deferred_drops(guest.nic));
-            command = match reply {
-                Ok(Reply::Blocking(job)) => job.run(),
-                Ok(Reply::More) => Command::Continue,
-                reply => return reply,
+            command = match reply? {
+                Step::Blocking(job) => job.run(),
+                Step::More => Command::Continue,
+                Step::Done(reply) => return Ok(reply),
             };
         }
     }

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::driver::{Guest, Qp, World, limits, wqe};
 use crate::link::PIECE;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
-use crate::shard::{Command, NicSettings, Reply};
+use crate::shard::{Command, NicSettings, Reply, Step};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const LEN: usize = 5 * PIECE as usize;
@@ -272,7 +272,7 @@ fn keys_for_all_of_memory_share_one_map() {
     let status_page = Ring::page(&space, 0).unwrap();
     let mut run = |ctx, command| world.shard.execute(nic, ctx, command, 1);
     run(0, Command::Init { space: space.clone(), status_page }).unwrap();
-    let Ok(Reply::Object(pdn)) = run(0, Command::PdCreate) else { panic!("not a PD") };
+    let Ok(Step::Done(Reply::Object(pdn))) = run(0, Command::PdCreate) else { panic!("not a PD") };
     for _ in 0..KEYS {
         run(0, Command::MrDma { pdn, access: 1 }).unwrap();
     }
