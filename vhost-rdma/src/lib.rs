@@ -1,8 +1,8 @@
 //! vhost-rdma: virtual RDMA NICs for virtual machines.
 //!
 //! Data flows one way: `device` (vhost-user, virtqueues) to `shard` (whose turn it is) to `soft`
-//! (verbs) to `link` (how a request reaches its peer), each over `memory`, the only module that
-//! touches a guest's memory. `worker` gives shards their threads and clock. Beside them stands the
+//! (verbs) to `link` (how a request reaches its peer), each over the crate `memory`, the only
+//! one that touches a guest's memory. `worker` gives shards their threads and clock. Beside them stands the
 //! operator's side: `node` holds the rules of networks and NICs, `admin` serves them, `cli` asks.
 //! docs/ARCHITECTURE.md says why.
 
@@ -17,11 +17,9 @@ mod eventfd;
 pub mod limits;
 pub mod link;
 mod mark;
-pub mod memory;
 pub mod network_process;
 pub mod nic;
 pub mod node;
-mod ordering;
 mod process;
 pub mod qpn;
 pub mod rnic;
@@ -34,3 +32,6 @@ pub mod store;
 pub mod supervisor;
 pub mod telemetry;
 pub mod worker;
+
+pub use vhost_rdma_memory as memory;
+pub(crate) use vhost_rdma_memory::ordering;

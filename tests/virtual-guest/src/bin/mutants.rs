@@ -263,7 +263,7 @@ fn main() -> Result<ExitCode> {
     let chosen: Vec<&Mutant> = table.mutant.iter().filter(wanted).collect();
     ensure!(!chosen.is_empty(), "no bug matches {:?}", args.filter);
     let source = |m: &Mutant| {
-        let path = workspace.join("vhost-rdma/src").join(&m.file);
+        let path = workspace.join("vhost-rdma").join(&m.file);
         fs::read_to_string(&path).with_context(|| format!("{}: {}", m.name, path.display()))
     };
     // The whole table first: a bug whose text is gone must not be found out after an hour.
@@ -367,7 +367,7 @@ fn each_seeded(
 
 /// The daemon with a bug, in one of two places: the other is in use.
 fn build_seeded(bench: &Bench, mutant: &Mutant, original: &str, place: usize) -> Result<PathBuf> {
-    let file = bench.tree.join("vhost-rdma/src").join(&mutant.file);
+    let file = bench.tree.join("vhost-rdma").join(&mutant.file);
     fs::write(&file, mutant.seed(original)?)?;
     let built = bench.build();
     fs::write(&file, original)?;
@@ -424,7 +424,7 @@ mod tests {
         let table: Table = toml::from_str(&table).unwrap();
         assert!(table.mutant.len() >= 20);
         for mutant in &table.mutant {
-            let path = root.join("vhost-rdma/src").join(&mutant.file);
+            let path = root.join("vhost-rdma").join(&mutant.file);
             mutant.seed(&fs::read_to_string(path).unwrap()).unwrap();
             for test in &mutant.tests {
                 let (program, name) = test.split_once("::").unwrap();

@@ -98,12 +98,12 @@ impl Drop for TableCharge {
 
 #[cfg(test)]
 mod tests {
-    use crate::memory::{AddressSpace, Fault, PageList};
+    use crate::{AddressSpace, Fault, PageList};
 
     #[test]
     fn tables_are_bounded_by_the_guests_memory_and_come_back() {
         let space = AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
-        let ring = crate::memory::Ring::page(&space, 0x1000).unwrap();
+        let ring = crate::Ring::page(&space, 0x1000).unwrap();
         // 512 times the same page.
         (0..512).for_each(|n| ring.store_u32(n * 8, 0x2000));
         let list = PageList { addr: 0x1000, npages: 512, offset: 0, page_shift: 12, levels: 1 };
@@ -129,7 +129,7 @@ mod tests {
         // A page of each of 500 regions, which no table has to name more than once.
         let pieces: Vec<_> = (0..500u64).map(|n| (n << 20, 4096)).collect();
         let space = AddressSpace::anonymous(&pieces).unwrap();
-        let ring = crate::memory::Ring::page(&space, 0).unwrap();
+        let ring = crate::Ring::page(&space, 0).unwrap();
         (0..500u32).for_each(|n| ring.store_u32(u64::from(n) * 8, n << 20));
         let list = PageList { addr: 0, npages: 500, offset: 0, page_shift: 12, levels: 1 };
         let mut held = Vec::new();
@@ -140,7 +140,7 @@ mod tests {
             }
         };
         assert_eq!(fault, Fault::Room);
-        let each = 500 * 8 + 499 * size_of::<crate::memory::space::Region>();
+        let each = 500 * 8 + 499 * size_of::<crate::space::Region>();
         assert_eq!(held.len(), ((32 << 20) + 500 * 4096 / 64) / each);
         drop(held);
         assert!(list.resolve(&space, 500 * 4096).is_ok(), "and all of it comes back");

@@ -146,6 +146,7 @@ impl Translation {
 
     /// Whether `len` bytes at `offset` can be accessed.
     #[must_use]
+    #[inline]
     pub fn covers(&self, offset: u64, len: u64) -> bool {
         match &self.pages {
             Pages::Identity(space) => space.covers(offset, len),

@@ -345,7 +345,7 @@ mod tests {
         let map = Mapping::of_file(file.into(), 0, 1 << 20).unwrap();
         assert_eq!(lines("unmapped-elsewhere"), 1);
         std::thread::spawn(move || {
-            crate::memory::unmap_elsewhere();
+            crate::unmap_elsewhere();
             drop(map);
         })
         .join()

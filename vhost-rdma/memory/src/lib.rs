@@ -1,4 +1,4 @@
-//! Guest memory: the only module that touches it, and the only one with raw pointers.
+//! Guest memory: the only crate that touches it, and the only one with raw pointers to it.
 //!
 //! Everything a guest gives the device by address (rings, doorbell pages, memory regions) is
 //! resolved *once*, when the control command that names it executes, into a [`Translation`]: an
@@ -16,7 +16,7 @@
 //! bytes are copied out before they are looked at, and a value is read once. All writes to guest
 //! memory pass [`copy`] and `ring`; that is where dirty pages will be logged for live migration.
 //!
-//! The module knows nothing of vhost, of verbs, or of who asks. An address space is made from any
+//! The crate knows nothing of vhost, of verbs, or of who asks. An address space is made from any
 //! set of mappings, so tests use anonymous memory and a front end for container processes can use
 //! theirs.
 
@@ -25,6 +25,7 @@ mod contiguous_mapping;
 mod copy;
 mod mapping;
 mod maps;
+pub mod ordering;
 mod page_list;
 mod reaper;
 mod ring;
@@ -67,7 +68,7 @@ const fn host(value: u64) -> usize {
 #[derive(Clone, Copy, Debug)]
 struct HostPtr(*mut u8);
 
-// SAFETY: a `HostPtr` is a number; it is dereferenced only in this module, where the holder keeps
+// SAFETY: a `HostPtr` is a number; it is dereferenced only in this crate, where the holder keeps
 // the mapping alive, and always as memory that other threads and the guest change at the same time.
 unsafe impl Send for HostPtr {}
 // SAFETY: as above; it has no interior state.

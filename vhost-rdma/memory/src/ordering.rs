@@ -5,7 +5,7 @@
 //! §7.4), and so do a worker and those who wake it. Each of these protocols stands on a few
 //! orderings, and a missing one loses a wake-up once in a million times, in someone's production.
 //! So the code of the protocols is written over [`Words`] and [`Fences`]: what runs in the daemon
-//! are plain atomics ([`Cpu`], and [`Ring`](crate::memory::Ring) for guest memory), and the models
+//! are plain atomics ([`Cpu`], and [`Ring`](crate::Ring) for guest memory), and the models
 //! of `nic::models` run the *same* code on loom's, where every interleaving and every stale value
 //! is tried, with and without each of the fences.
 //!
@@ -18,7 +18,7 @@ use virtio_rdma_abi::status_page;
 
 /// The full (store-load) fences of the device's side, by what they put before what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fence {
+pub enum Fence {
     /// Summary bytes are cleared before producer indices are read (§6.4).
     ClearBeforeIndex,
     /// NEED_KICK is set before the last look at the doorbells (§6.4).
@@ -32,14 +32,14 @@ pub(crate) enum Fence {
 }
 
 /// Who executes full fences.
-pub(crate) trait Fences {
+pub trait Fences {
     /// A sequentially consistent fence.
     fn full(&self, fence: Fence);
 }
 
 /// Memory that a guest and the device access word by word. Words are little-endian; an offset
 /// outside reads as zero and drops what is stored.
-pub(crate) trait Words: Fences {
+pub trait Words: Fences {
     /// Copies bytes out, in no order.
     fn read(&self, at: u64, out: &mut [u8]);
     /// Copies bytes in, in no order.
@@ -55,7 +55,7 @@ pub(crate) trait Words: Fences {
 }
 
 /// A flag between threads of the daemon, accessed in no order of its own.
-pub(crate) trait Flag {
+pub trait Flag {
     /// Its value.
     fn get(&self) -> bool;
     /// Changes it.
@@ -66,7 +66,7 @@ pub(crate) trait Flag {
 
 /// The processor that we run on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cpu;
+pub struct Cpu;
 
 impl Fences for Cpu {
     #[inline]
@@ -93,12 +93,12 @@ impl Flag for AtomicBool {
 }
 
 /// Tells a guest whether its posts need a kick (§6.4).
-pub(crate) fn need_kick(status: &impl Words, need: bool) {
+pub fn need_kick(status: &impl Words, need: bool) {
     status.store_u32(status_page::NEED_KICK as u64, u32::from(need));
 }
 
 /// Before sleep (§6.4): asks the guests to kick, then looks once more; what the look found.
-pub(crate) fn last_look<S, R>(
+pub fn last_look<S, R>(
     cpu: &impl Fences,
     state: &mut S,
     ask: impl FnOnce(&mut S),
@@ -116,20 +116,20 @@ pub struct Visible(());
 
 /// Makes written completions visible before arm words are read (§7.4); one call may serve many.
 #[inline]
-pub(crate) fn entries_visible(cpu: &impl Fences) -> Visible {
+pub fn entries_visible(cpu: &impl Fences) -> Visible {
     cpu.full(Fence::EntriesBeforeArm);
     Visible(())
 }
 
 /// Says that the caller is about to sleep; it must look for work once more before it does.
-pub(crate) fn announce_sleep(asleep: &impl Flag, cpu: &impl Fences) {
+pub fn announce_sleep(asleep: &impl Flag, cpu: &impl Fences) {
     asleep.set(true);
     cpu.full(Fence::AsleepBeforeLook);
 }
 
 /// Whether whoever has just stored work must wake the worker; true for one of several callers.
 #[inline]
-pub(crate) fn must_wake(asleep: &impl Flag, cpu: &impl Fences) -> bool {
+pub fn must_wake(asleep: &impl Flag, cpu: &impl Fences) -> bool {
     cpu.full(Fence::WorkBeforeAsleep);
     asleep.get() && asleep.lower()
 }

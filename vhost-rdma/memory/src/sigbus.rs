@@ -287,7 +287,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::{AddressSpace, Mapping, PageList, Region, Ring};
+    use crate::{AddressSpace, Mapping, PageList, Region, Ring};
 
     const LEN: u64 = 0x4000;
 

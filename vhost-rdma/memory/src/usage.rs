@@ -36,7 +36,7 @@ pub fn usage() -> Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{AddressSpace, Ring};
+    use crate::{AddressSpace, Ring};
 
     #[test]
     fn a_thread_that_sleeps_was_blocked() {
