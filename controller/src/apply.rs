@@ -10,8 +10,8 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use vhost_rdma_cluster_api::{
-    Condition, MANAGER, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode, RdmaNodePolicy,
-    RdmaTenant,
+    Condition, MANAGER, MIRROR, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass, RdmaNode,
+    RdmaNodePolicy, RdmaTenant,
 };
 
 use crate::convert;
@@ -60,6 +60,7 @@ pub fn name(write: &Write) -> &'static str {
         Write::PolicyStatus(_) => "policy_status",
         Write::ClassStatus(_) => "class_status",
         Write::NicStatus(_) => "nic_status",
+        Write::ReleaseNic(..) => "release_nic",
         Write::ApplyAttachment(_) => "apply_attachment",
         Write::DeleteAttachment(_) => "delete_attachment",
         Write::Evict { .. } => "evict",
@@ -101,6 +102,12 @@ pub(crate) fn outcome<T>(result: Result<T, kube::Error>) -> Done {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Outcome::Conflict),
         Err(error) => Err(error),
     }
+}
+
+/// Whether a pod has this UID, at the API server or, being a static one, on its node.
+fn is_of(pod: &kube::api::ObjectMeta, uid: &str) -> bool {
+    let on_node = pod.annotations.as_ref().and_then(|all| all.get(MIRROR));
+    pod.uid.as_deref() == Some(uid) || on_node.is_some_and(|on_node| on_node == uid)
 }
 
 /// Conditions that are new or have changed get the present time.
@@ -168,10 +175,12 @@ impl Writer {
             Write::ExpireReservations(tenant, uids) => self.expire(tenant, &uids).await,
             Write::PolicyStatus(o) => self.status::<RdmaNodePolicy>(&stamp!(o)).await,
             Write::ClassStatus(o) => self.status::<RdmaNicClass>(&stamp!(o)).await,
-            Write::NicStatus(o) => {
-                let namespace = o.namespace().unwrap_or_default();
-                let api: Api<RdmaNic> = Api::namespaced(self.client.clone(), &namespace);
-                outcome(api.replace_status(&o.name_any(), &post(), &stamp!(o)).await)
+            Write::NicStatus(o) => self.nic_status(stamp!(o)).await,
+            Write::ReleaseNic(o, guard) => {
+                if !self.allows(&guard).await? {
+                    return Ok(Outcome::Guarded);
+                }
+                self.nic_status(o).await
             }
             Write::ApplyAttachment(o) => {
                 let params = PatchParams::apply(MANAGER).force();
@@ -216,6 +225,12 @@ impl Writer {
         K: Clone + Debug + Serialize + DeserializeOwned,
     {
         outcome(self.all::<K>().replace_status(&object.name_any(), &post(), object).await)
+    }
+
+    async fn nic_status(&self, nic: RdmaNic) -> Done {
+        let namespace = nic.namespace().unwrap_or_default();
+        let api: Api<RdmaNic> = Api::namespaced(self.client.clone(), &namespace);
+        outcome(api.replace_status(&nic.name_any(), &post(), &nic).await)
     }
 
     async fn delete<K>(&self, object: &K, guard: Option<&Guard>) -> Done
@@ -269,6 +284,12 @@ impl Writer {
                 status.is_none_or(|status| !status.blocks.contains(uid))
             }
             Guard::NodeIsGone { node } => self.all::<Node>().get_opt(node).await?.is_none(),
+            Guard::PodIsGone { namespace, pod, uid } => {
+                let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+                // A static pod has another UID on its node than the copy of it here has.
+                let found = pods.get_metadata_opt(pod).await?;
+                found.is_none_or(|found| !is_of(&found.metadata, uid))
+            }
         })
     }
 

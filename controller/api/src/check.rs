@@ -41,7 +41,8 @@ pub fn network(name: &str, spec: &RdmaNetworkSpec, vni: Option<u32>) -> Vec<Stri
         if ipam.cidrs.is_empty() {
             wrong.push("ipam needs at least one range in cidrs".to_owned());
         }
-        wrong.extend(overlap(&ipam.cidrs));
+        let all: Vec<Cidr> = ipam.cidrs.iter().chain(&ipam.named).copied().collect();
+        wrong.extend(overlap(&all));
     }
     wrong
 }
@@ -72,11 +73,17 @@ pub fn policy(spec: &RdmaNodePolicySpec) -> Vec<String> {
 #[must_use]
 pub fn nic(spec: &RdmaNicSpec, network: &RdmaNetworkSpec) -> Vec<String> {
     let mut wrong = Vec::new();
+    if spec.mac.as_deref() == Some("00:00:00:00:00:00") {
+        wrong.push("00:00:00:00:00:00 is no MAC address of anything".to_owned());
+    }
     if let Some(text) = &spec.address {
         match (text.parse::<IpAddr>(), &network.ipam) {
             (Err(_), _) => wrong.push(format!("{text:?} is not an IP address")),
-            (Ok(address), Some(ipam)) if !ipam.cidrs.iter().any(|c| c.contains(address)) => {
-                wrong.push(format!("{address} is in no range of the network {:?}", spec.network));
+            (Ok(address), Some(ipam)) if !ipam.named.iter().any(|c| c.contains(address)) => {
+                wrong.push(format!(
+                    "{address} is in no range of ipam.named of the network {:?}",
+                    spec.network
+                ));
             }
             _ => {}
         }

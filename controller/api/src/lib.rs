@@ -27,6 +27,7 @@
 mod block;
 pub mod check;
 mod cidr;
+pub mod claim;
 mod class;
 mod condition;
 pub mod crd;
@@ -72,6 +73,8 @@ pub use tenant::{Quota, RdmaTenant, RdmaTenantSpec, RdmaTenantStatus, Reservatio
 pub const GROUP: &str = "vhost-rdma.io";
 /// What keeps a network until nobody uses it.
 pub const NETWORK_FINALIZER: &str = "vhost-rdma.io/network";
+/// The annotation of a static pod's copy at the API server that has the UID of the pod itself.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Who signs the certificates of the channel between nodes.
 pub const SIGNER: &str = "vhost-rdma.io/channel";
 /// The common name of a node's certificate is this and the node's name.

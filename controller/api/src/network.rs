@@ -128,6 +128,11 @@ pub struct Ipam {
     /// Ranges that do not overlap, at most one block's worth of each per step of a node's need.
     #[schemars(length(min = 1, max = 16))]
     pub cidrs: Vec<Cidr>,
+    /// Ranges of the addresses of RdmaNics: nodes give nothing out of them by themselves. They
+    /// overlap with nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub named: Vec<Cidr>,
     /// Addresses of a block, a power of two.
     #[serde(default = "default_block_size")]
     #[schemars(schema_with = "block_sizes")]

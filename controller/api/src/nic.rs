@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Limits};
 
-/// A NIC with an identity of its own, for a pod that names it. All other NICs have no object.
+/// A NIC with an identity of its own, for a pod that names it (`claim`). All other NICs have no
+/// object.
 #[derive(
     CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default,
 )]
@@ -34,25 +35,33 @@ use crate::{Condition, Limits};
 )]
 #[x_kube(
     validation = Rule::new("self.network == oldSelf.network")
-        .message("the network of a NIC cannot be changed: make a new one")
+        .message("the network of a NIC cannot be changed: make a new one"),
+    validation = Rule::new(
+        "has(self.mac) == has(oldSelf.mac) && (!has(self.mac) || self.mac == oldSelf.mac) && \
+         has(self.address) == has(oldSelf.address) && \
+         (!has(self.address) || self.address == oldSelf.address)"
+    )
+    .message("the identity of a NIC cannot be changed: make a new one")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RdmaNicSpec {
     /// Its network.
     #[schemars(length(min = 1, max = 40))]
     pub network: String,
-    /// Its class; absent: the pool's.
+    /// Its class, which must be that of the pool that the pod asks for; absent: any pool's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Its MAC address; absent: a random one.
+    /// Its MAC address; absent: one that is made of the object's UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$"))]
     pub mac: Option<String>,
-    /// Its IP address, in a range of the network; absent: any.
+    /// Its IP address; of a network with `ipam` one of the ranges `ipam.named`. Absent: any of the
+    /// node's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-fA-F:.]{2,45}$"))]
     pub address: Option<String>,
-    /// Limits of its own, at most those of the class.
+    /// Limits of its own; where the class has one too, the smaller holds. A change counts from the
+    /// next pod on.
     #[serde(default)]
     pub limits: Limits,
 }
@@ -70,6 +79,9 @@ pub struct RdmaNicStatus {
     /// The pod that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// That pod's UID.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
     /// The VMM's session, in the daemon's words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,

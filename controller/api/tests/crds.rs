@@ -282,12 +282,37 @@ fn a_nic_stays_in_its_network() {
 #[test]
 fn what_cel_cannot_know_the_controller_checks() {
     let ipam = |ranges: &[&str], block_size| RdmaNetworkSpec {
-        ipam: Some(Ipam { cidrs: ranges.iter().map(|r| cidr(r)).collect(), block_size }),
+        ipam: Some(Ipam {
+            cidrs: ranges.iter().map(|r| cidr(r)).collect(),
+            named: Vec::new(),
+            block_size,
+        }),
         ..soft()
     };
+    let mut named = ipam(&["10.0.0.0/16"], 64);
+    named.ipam.as_mut().unwrap().named = vec![cidr("10.1.0.0/24")];
+    assert!(check::network("blue", &named, None).is_empty());
+    let nic = |address: &str, mac: &str| RdmaNicSpec {
+        network: "blue".to_owned(),
+        address: Some(address.to_owned()),
+        mac: Some(mac.to_owned()),
+        ..RdmaNicSpec::default()
+    };
+    assert!(check::nic(&nic("10.1.0.7", "02:00:00:00:00:01"), &named).is_empty());
+    for (address, mac, says) in [
+        ("10.0.0.7", "02:00:00:00:00:01", "ipam.named"),
+        ("10.1.0.7", "00:00:00:00:00:00", "no MAC address"),
+        ("...", "02:00:00:00:00:01", "not an IP address"),
+    ] {
+        let wrong = check::nic(&nic(address, mac), &named).join("; ");
+        assert!(wrong.contains(says), "{wrong:?} does not say {says:?}");
+    }
+    let mut both = named.clone();
+    both.ipam.as_mut().unwrap().named = vec![cidr("10.0.3.0/24")];
     assert!(check::network("blue", &ipam(&["10.0.0.0/16", "fd00::/64"], 64), None).is_empty());
     for (spec, says) in [
         (ipam(&["10.0.0.0/16", "10.0.1.0/24"], 64), "overlap"),
+        (both, "overlap"),
         (ipam(&["10.0.0.0/16"], 48), "power of two"),
         (ipam(&[], 64), "at least one range"),
         (RdmaNetworkSpec { allow: vec![cidr("192.0.2.0/24")], ..soft() }, "allow"),

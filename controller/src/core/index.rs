@@ -163,6 +163,8 @@ pub(super) struct Index {
     rolling: Names,
     network_tenants: Names,
     named_networks: Names,
+    /// Named NICs that pods of a node have.
+    claimed: Names,
     class_tenants: Names,
     hosts: Names,
     holders: Names,
@@ -560,5 +562,13 @@ impl Index {
 
     pub(super) fn named_of(&self, network: &str) -> impl Iterator<Item = &str> {
         names(&self.named_networks, network)
+    }
+
+    pub(super) fn set_claimed(&mut self, node: &str, nic: String, present: bool) {
+        self.claimed.set(node, nic, present);
+    }
+
+    pub(super) fn claimed_at(&self, node: &str) -> impl Iterator<Item = &str> {
+        names(&self.claimed, node)
     }
 }

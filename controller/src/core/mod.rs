@@ -96,7 +96,7 @@ pub fn plan(world: &World, key: &Key, now: Mono, settings: &Settings) -> Plan {
         Key::Policy(name) => policy::plan(world, name),
         Key::Class(name) => policy::plan_class(world, name),
         Key::Pool(name) => attachment::plan(world, name),
-        Key::Nic(namespace, name) => nic::plan(world, namespace, name),
+        Key::Nic(namespace, name) => nic::plan(world, namespace, name, now, settings),
         Key::Authority => authority::plan(world, now, settings),
         Key::Request(name) => signer::plan(world, name, now, settings),
     }

@@ -1,12 +1,28 @@
-//! NICs with a name: may they be, and is their identity their own.
+//! NICs with a name: may they be, is their identity their own, and has the pod ended that had them.
+//!
+//! How one is claimed: `vhost_rdma_cluster_api::claim`.
 
-use vhost_rdma_cluster_api::{RdmaNic, check};
+use std::time::Duration;
 
-use super::World;
+use vhost_rdma_cluster_api::{RdmaNic, RdmaNicStatus, check, claim};
+
 use super::condition::accepted;
-use super::write::{Plan, Write};
+use super::world::identities;
+use super::write::{Guard, Plan, Write};
+use super::{Mono, Settings, World};
 
-pub(super) fn plan(world: &World, namespace: &str, name: &str) -> Plan {
+/// How long a claim is left alone that no node reports: the pod is starting, or has just ended.
+const SETTLE: Duration = Duration::from_secs(10);
+/// How often it is asked then whether the pod is there still.
+const LOOK: Duration = Duration::from_secs(15);
+
+pub(super) fn plan(
+    world: &World,
+    namespace: &str,
+    name: &str,
+    now: Mono,
+    settings: &Settings,
+) -> Plan {
     let key = (namespace.to_owned(), name.to_owned());
     let Some(nic) = world.nics_named.get(&key) else { return Plan::default() };
     let mut wrong = Vec::new();
@@ -34,16 +50,64 @@ pub(super) fn plan(world: &World, namespace: &str, name: &str) -> Plan {
         }
     }
     // Names of another tenant's namespace are not told.
-    for identity in [&nic.spec.mac, &nic.spec.address].into_iter().flatten() {
-        if world.first_with(&nic.spec.network, identity) != Some(&key) {
+    for identity in identities(nic) {
+        if world.first_with(&nic.spec.network, &identity) != Some(&key) {
             wrong.push(format!("another NIC of the network has {identity}"));
         }
     }
     let mut status = nic.status.clone().unwrap_or_default();
     status.observed_generation = nic.metadata.generation;
     accepted(&mut status.conditions, &wrong, nic.metadata.generation);
-    if nic.status.as_ref() == Some(&status) {
-        return Plan::default();
+    if nic.status.as_ref() != Some(&status) {
+        return vec![Write::NicStatus(RdmaNic { status: Some(status), ..nic.clone() })].into();
     }
-    vec![Write::NicStatus(RdmaNic { status: Some(status), ..nic.clone() })].into()
+    match left(world, &key, &status, now, settings) {
+        Left::No => Plan::default(),
+        Left::Ask(guard, again) => {
+            let free = Some(claim::released(&status));
+            let write = Write::ReleaseNic(RdmaNic { status: free, ..nic.clone() }, guard);
+            Plan { writes: vec![write], again: Some(again) }
+        }
+        Left::Later(again) => Plan { writes: Vec::new(), again: Some(again) },
+    }
+}
+
+/// Whether a claim may be one that nobody will take back.
+enum Left {
+    No,
+    /// If that is so.
+    Ask(Guard, Duration),
+    Later(Duration),
+}
+
+fn left(
+    world: &World,
+    key: &(String, String),
+    status: &RdmaNicStatus,
+    now: Mono,
+    settings: &Settings,
+) -> Left {
+    let (Some(node), Some(uid)) = (&status.node, &status.pod_uid) else { return Left::No };
+    let claimed = world.claimed_since.get(key).map_or(now, |(_, since)| *since);
+    let wait = |since: Mono, long: Duration| long.saturating_sub(now.saturating_sub(since));
+    let Some(info) = world.nodes.get(node) else {
+        // It may come back, and its pods may run on until then.
+        let gone = world.gone_since(node).unwrap_or(claimed);
+        let left = wait(gone, settings.node_grace);
+        if !left.is_zero() {
+            return Left::Later(left);
+        }
+        return Left::Ask(Guard::NodeIsGone { node: node.clone() }, LOOK);
+    };
+    if info.ready && world.index.nics_of_pod(uid) > 0 {
+        // Its agent has it, and takes the claim back.
+        return Left::No;
+    }
+    let left = wait(claimed, SETTLE);
+    if !left.is_zero() {
+        return Left::Later(left);
+    }
+    let pod = status.pod.clone().unwrap_or_default();
+    let guard = Guard::PodIsGone { namespace: key.0.clone(), pod, uid: uid.clone() };
+    Left::Ask(guard, LOOK)
 }

@@ -1,6 +1,7 @@
 //! Where the addresses of each network are, and what has changed in that.
 //!
-//! A list has one entry for each block of addresses, so it grows with nodes and not with NICs. It
+//! A list has one entry for each block of addresses, so it grows with nodes and not with NICs, but
+//! for named NICs with an address of their own, each of which has one while a pod has it. It
 //! counts its changes, and remembers which block each of the last ones concerned, but not what it
 //! was: whoever lags behind is told how those blocks are *now*. So nothing is queued for anybody,
 //! however slow, and whoever lags too far is sent the whole list. What a change costs depends on
@@ -14,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use vhost_rdma_cluster_api::peers::Digest;
-use vhost_rdma_cluster_api::{Addressing, Cidr, NetworkBacking, RdmaNode};
+use vhost_rdma_cluster_api::{Addressing, Cidr, NetworkBacking, RdmaNetwork, RdmaNode, check};
 
 use super::World;
 
@@ -179,12 +180,14 @@ impl Board {
         for name in std::mem::take(&mut changed.networks) {
             concerned.lists.extend(self.set_network(world, &name));
             changed.blocks.extend(world.index.blocks_of_network(&name).map(str::to_owned));
+            changed.blocks.extend(world.index.named_of(&name).map(str::to_owned));
         }
         for node in std::mem::take(&mut changed.nodes) {
             if self.set_node(world, &node) {
                 concerned.nodes.insert(node.clone());
             }
             changed.blocks.extend(world.index.blocks_of(&node).map(str::to_owned));
+            changed.blocks.extend(world.index.claimed_at(&node).map(str::to_owned));
         }
         for block in changed.blocks {
             concerned.lists.extend(self.set_block(world, &block));
@@ -339,15 +342,32 @@ impl Board {
     }
 }
 
-/// Where a block is, if others can reach it: the network's UID, the range, the entry.
+/// Where a block is, or the address of a named NIC (`namespace/name`), if others can reach it: the
+/// network's UID, the range, the entry.
 fn entry(world: &World, name: &str) -> Option<(String, Cidr, Entry)> {
+    if let Some((namespace, name)) = name.split_once('/') {
+        let nic = world.nics_named.get(&(namespace.to_owned(), name.to_owned()))?;
+        let network = world.networks.get(&nic.spec.network)?;
+        let address: IpAddr = nic.spec.address.as_ref()?.parse().ok()?;
+        // An agent claims only what is accepted; what has become of it since is nobody's address.
+        check::nic(&nic.spec, &network.spec).is_empty().then_some(())?;
+        let entry = at(world, network, nic.status.as_ref()?.node.as_ref()?)?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        return Some((network.metadata.uid.clone()?, Cidr::holding(address, bits)?, entry));
+    }
     let block = world.blocks.get(name)?;
     let network = world.networks.get(&block.spec.network)?;
     if network.metadata.uid.as_ref() != Some(&block.spec.network_uid) {
         return None;
     }
+    let entry = at(world, network, &block.spec.node)?;
+    Some((block.spec.network_uid.clone(), block.spec.cidr, entry))
+}
+
+/// How a node is reached that has addresses of a network.
+fn at(world: &World, network: &RdmaNetwork, name: &str) -> Option<Entry> {
     let NetworkBacking::Rnic(rnic) = network.spec.backing()? else { return None };
-    let node = world.rdma_nodes.get(&block.spec.node)?;
+    let node = world.rdma_nodes.get(name)?;
     let status = node.status.as_ref()?;
     let through = match rnic.addressing {
         Addressing::Flat => String::new(),
@@ -361,7 +381,5 @@ fn entry(world: &World, name: &str) -> Option<(String, Cidr, Entry)> {
     };
     let endpoint = status.channel.as_ref().map(|channel| channel.endpoint.parse::<SocketAddr>());
     let daemon = endpoint.and_then(Result::ok).map(|at| at.to_string()).unwrap_or_default();
-    let node = Some(block.spec.node.clone());
-    let entry = Entry { node, through, daemon };
-    Some((block.spec.network_uid.clone(), block.spec.cidr, entry))
+    Some(Entry { node: Some(name.to_owned()), through, daemon })
 }

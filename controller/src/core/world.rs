@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
     AUTHORITY, Condition, NicStatus, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass,
-    RdmaNode, RdmaNodePolicy, RdmaTenant,
+    RdmaNode, RdmaNodePolicy, RdmaTenant, claim,
 };
 
 use super::index::Index;
@@ -48,6 +48,8 @@ pub struct World {
     peers: Changed,
     /// Since when places in quotas are known, by the pod's UID.
     pub(super) reserved_since: BTreeMap<String, Mono>,
+    /// Since when claims of named NICs are known: the NIC, the pod's UID.
+    pub(super) claimed_since: BTreeMap<(String, String), (String, Mono)>,
 }
 
 impl World {
@@ -156,7 +158,7 @@ impl World {
             Object::Policy(new) => self.set_policy(&name, Some(new)),
             Object::RdmaNode(new) => self.set_rdma_node(&name, Some(new), now),
             Object::Block(new) => self.set_block(&name, Some(new)),
-            Object::Nic(new) => self.set_nic(&name, Some(new)),
+            Object::Nic(new) => self.set_nic(&name, Some(new), now),
             Object::Node(new) => self.set_node(&name, Some(new), now),
             Object::Namespace(new) => self.set_namespace(&name, Some(new)),
             Object::Claim(new) => self.set_claim(new.vni, Some(new)),
@@ -176,7 +178,7 @@ impl World {
             Kind::Policy => self.set_policy(name, None),
             Kind::RdmaNode => self.set_rdma_node(name, None, now),
             Kind::Block => self.set_block(name, None),
-            Kind::Nic => self.set_nic(name, None),
+            Kind::Nic => self.set_nic(name, None, now),
             Kind::Node => self.set_node(name, None, now),
             Kind::Namespace => self.set_namespace(name, None),
             Kind::Claim => {
@@ -195,8 +197,10 @@ impl World {
         self.dirty.extend(keys);
     }
 
-    /// A node and its blocks.
+    /// A node, its blocks, and the named NICs of its pods.
     fn mark_node(&mut self, node: &str) {
+        let claimed: Vec<Key> = self.index.claimed_at(node).filter_map(nic_key).collect();
+        self.dirty.extend(claimed);
         let blocks = self.index.blocks_of(node).map(|block| Key::Block(block.to_owned()));
         self.dirty.extend(blocks);
         self.dirty.insert(Key::Node(node.to_owned()));
@@ -565,7 +569,7 @@ impl World {
         self.mark(keys);
     }
 
-    fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>) {
+    fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>, now: Mono) {
         let Some(Key::Nic(namespace, name)) = nic_key(joined) else { return };
         let key = (namespace, name);
         let old = match &new {
@@ -575,8 +579,11 @@ impl World {
         for (nic, present) in [(&old, false), (&new, true)] {
             let Some(nic) = nic else { continue };
             self.index.set_named(&nic.spec.network, joined.to_owned(), present);
-            for identity in [&nic.spec.mac, &nic.spec.address].into_iter().flatten() {
-                let identity = (nic.spec.network.clone(), identity.clone());
+            if let Some(node) = nic.status.as_ref().and_then(|status| status.node.as_ref()) {
+                self.index.set_claimed(node, joined.to_owned(), present);
+            }
+            for identity in identities(nic) {
+                let identity = (nic.spec.network.clone(), identity);
                 let who = (made(&nic.metadata), key.clone());
                 self.index.set_identity(identity.clone(), who, present);
                 let others: Vec<Key> = self
@@ -587,8 +594,26 @@ impl World {
                 self.mark(others);
             }
         }
+        let claimed =
+            |nic: &Option<RdmaNic>| nic.as_ref().and_then(|nic| nic.status.clone()?.pod_uid);
+        match claimed(&new) {
+            Some(uid) if claimed(&old).as_ref() == Some(&uid) => {}
+            Some(uid) => drop(self.claimed_since.insert(key.clone(), (uid, now))),
+            None => drop(self.claimed_since.remove(&key)),
+        }
+        self.peers.blocks.insert(joined.to_owned());
         self.mark([Key::Nic(key.0, key.1)]);
     }
+}
+
+/// What must be a NIC's alone in its network. One address can be written in many ways.
+pub(super) fn identities(nic: &RdmaNic) -> Vec<String> {
+    let address = nic.spec.address.as_ref().map(|text| {
+        text.parse::<std::net::IpAddr>()
+            .map_or_else(|_| text.clone(), |address| address.to_string())
+    });
+    // The one that is made of the UID counts as one that was written.
+    [Some(claim::mac(nic)), address].into_iter().flatten().collect()
 }
 
 fn nics(node: Option<&RdmaNode>) -> &[NicStatus] {

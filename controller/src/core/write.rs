@@ -80,6 +80,16 @@ pub enum Guard {
         /// The node.
         node: String,
     },
+    /// The pod of that UID is gone. The API server keeps a pod until its kubelet says that its
+    /// containers have ended, or somebody forces its end.
+    PodIsGone {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+        /// Its UID.
+        uid: String,
+    },
 }
 
 /// What becomes of the authority.
@@ -141,6 +151,8 @@ pub enum Write {
     ClassStatus(RdmaNicClass),
     /// A NIC's status.
     NicStatus(RdmaNic),
+    /// Takes back a NIC that has a name: its status is that of one that nobody has.
+    ReleaseNic(RdmaNic, Guard),
     /// Makes or changes an attachment definition, by server-side apply.
     ApplyAttachment(Attachment),
     /// Removes an attachment definition.

@@ -33,6 +33,8 @@ pub(crate) struct Api {
     counter: u64,
     /// Writes that did something.
     pub(crate) writes: u64,
+    /// UIDs of pods that there are.
+    pub(crate) pods: BTreeSet<String>,
     /// The last certificate of each node: its addresses, and who signed it.
     pub(crate) signed: BTreeMap<String, (BTreeSet<IpAddr>, String)>,
 }
@@ -197,6 +199,7 @@ impl Api {
                 .and_then(|n| n.status.as_ref())
                 .is_none_or(|s| !s.blocks.contains(uid)),
             Guard::NodeIsGone { node } => self.get(Kind::Node, node).is_none(),
+            Guard::PodIsGone { uid, .. } => !self.pods.contains(uid),
         }
     }
 
@@ -222,7 +225,7 @@ impl Api {
             }
             Write::PolicyStatus(o) => self.replace(Object::Policy(o), true),
             Write::ClassStatus(o) => self.replace(Object::Class(o), true),
-            Write::NicStatus(o) => self.replace(Object::Nic(o), true),
+            Write::NicStatus(o) | Write::ReleaseNic(o, _) => self.replace(Object::Nic(o), true),
             Write::ApplyAttachment(o) => self.apply_attachment(o),
             Write::DeleteAttachment(o) => self.delete_exact(Object::Attachment(o)),
             Write::Authority(step, version) => self.authority(step, &version),

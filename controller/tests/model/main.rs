@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use vhost_rdma_cluster_api::{
-    Ipam, LabelSelector, Limits, PolicyPool, Quota, RdmaNetwork, RdmaNetworkSpec, RdmaNicClass,
-    RdmaNicClassSpec, RdmaNodePolicy, RdmaNodePolicySpec, RdmaTenant, RdmaTenantSpec, Reservation,
-    Rollout, Soft, Usage,
+    Ipam, LabelSelector, Limits, PolicyPool, Quota, RdmaNetwork, RdmaNetworkSpec, RdmaNic,
+    RdmaNicClass, RdmaNicClassSpec, RdmaNicSpec, RdmaNodePolicy, RdmaNodePolicySpec, RdmaTenant,
+    RdmaTenantSpec, Reservation, Rollout, Soft, Usage,
 };
 use vhost_rdma_controller::core::{
     Guard, Key, Kind, NamespaceInfo, NodeInfo, Object, Request, Settings, World, Write, plan,
@@ -49,7 +49,9 @@ struct Controller {
 
 fn guard(write: &Write) -> Option<&Guard> {
     match write {
-        Write::ReleaseClaim(_, guard) | Write::DeleteBlock(_, guard) => Some(guard),
+        Write::ReleaseClaim(_, guard)
+        | Write::DeleteBlock(_, guard)
+        | Write::ReleaseNic(_, guard) => Some(guard),
         Write::DeleteNode(_, guard) => guard.as_ref(),
         _ => None,
     }
@@ -125,7 +127,7 @@ impl Controller {
             _ => {}
         }
         if let Write::Evict { uid, .. } = &write {
-            agents.values_mut().for_each(|agent| agent.evicted(uid));
+            agents.values_mut().for_each(|agent| agent.evicted(api, uid));
         }
         let before = api.writes;
         let outcome = api.write(write.clone());
@@ -192,10 +194,30 @@ fn network_spec(pick: usize) -> RdmaNetworkSpec {
     RdmaNetworkSpec {
         soft: Some(Soft {}),
         vni: pick.is_multiple_of(4).then_some(7),
-        ipam: (!pick.is_multiple_of(3))
-            .then(|| Ipam { cidrs: vec!["10.0.0.0/29".parse().unwrap()], block_size: 2 }),
+        ipam: (!pick.is_multiple_of(3)).then(|| Ipam {
+            cidrs: vec!["10.0.0.0/29".parse().unwrap()],
+            named: Vec::new(),
+            block_size: 2,
+        }),
         ..RdmaNetworkSpec::default()
     }
+}
+
+/// One of a few named NICs; two of them want the same MAC address.
+fn nic(pick: usize) -> Object {
+    let name = ["x", "y"][pick % 2];
+    let mut nic = RdmaNic::new(
+        name,
+        RdmaNicSpec {
+            network: NETWORKS[pick / 2 % 2].to_owned(),
+            mac: (pick % 2 == 0).then(|| "02:00:00:00:00:01".to_owned()),
+            ..RdmaNicSpec::default()
+        },
+    );
+    nic.metadata.namespace = Some(NAMESPACES[pick / 4 % 2].to_owned());
+    // The network of a NIC cannot be changed, so its name says which.
+    nic.metadata.name = Some(format!("{name}-{}", nic.spec.network));
+    Object::Nic(nic)
 }
 
 fn pool(name: &str, network: &str, pick: usize) -> PolicyPool {
@@ -249,6 +271,14 @@ impl Cluster {
         api.create(Object::Network(RdmaNetwork::new("blue", network_spec(1))));
         api.create(Object::Policy(RdmaNodePolicy::new("p0", policy_spec(4))));
         api.create(Object::Class(RdmaNicClass::new("small", class_spec(1))));
+        for pick in 0..8 {
+            api.create(nic(pick));
+        }
+        let spec = RdmaTenantSpec {
+            networks: NETWORKS.map(str::to_owned).to_vec(),
+            ..RdmaTenantSpec::default()
+        };
+        api.create(Object::Tenant(RdmaTenant::new("t0", spec)));
         let controllers = [Controller::new(&api), Controller::new(&api)];
         Self { api, controllers, agents, vnis: BTreeMap::new() }
     }
@@ -297,6 +327,7 @@ impl Cluster {
             (Object::Policy(new), Object::Policy(old)) => new.metadata = old.metadata,
             (Object::Class(new), Object::Class(old)) => new.metadata = old.metadata,
             (Object::Tenant(new), Object::Tenant(old)) => new.metadata = old.metadata,
+            (Object::Nic(new), Object::Nic(old)) => new.metadata = old.metadata,
             _ => {}
         }
         self.api.replace(object, false);
@@ -365,17 +396,25 @@ impl Cluster {
             }
             22 => {
                 let namespace = NAMESPACES[rest % 3];
-                self.agents.get_mut(node).unwrap().grant(rest, namespace);
+                self.agents.get_mut(node).unwrap().grant(&mut self.api, rest, namespace);
             }
-            23 => self.agents.get_mut(node).unwrap().end(rest),
+            23 => self.agents.get_mut(node).unwrap().end(&mut self.api, rest),
             24 => match rest % 3 {
                 // A machine that goes: its agent and its pods with it.
                 0 => {
                     self.api.delete(Kind::Node, node);
-                    self.agents.insert(node.to_owned(), Agent::new(node));
+                    self.agents.get_mut(node).unwrap().leave(&mut self.api);
                 }
                 // One that comes, or whose labels change.
                 _ => self.api.set_node(node_info(node, rest / 3)),
+            },
+            28..=30 => self.agents.get_mut(node).unwrap().name(&mut self.api, rest),
+            31 => match rest % 4 {
+                0 => self.agents.get_mut(node).unwrap().forget(),
+                1 => self.set(nic(rest / 4)),
+                // Its pod goes on without an object.
+                2 => self.api.delete(Kind::Nic, &nic(rest / 4).name()),
+                _ => {}
             },
             _ => {}
         }
@@ -387,7 +426,7 @@ impl Cluster {
     fn settle(&mut self) -> Result<(), String> {
         for node in NODES {
             if self.api.get(Kind::Node, node).is_none() {
-                self.agents.insert(node.to_owned(), Agent::new(node));
+                self.agents.get_mut(node).unwrap().leave(&mut self.api);
             }
         }
         for _ in 0..400 {
@@ -414,8 +453,8 @@ impl Cluster {
                     }
                 }
             }
-            // The age of the root is looked at for ever.
-            let looks = BTreeSet::from([Key::Authority]);
+            // The age of the root is looked at for ever, and whether a pod is there still.
+            let looks = |key: &Key| matches!(key, Key::Authority | Key::Nic(..));
             let still = self.api.authority_now().is_some_and(|authority| {
                 authority.next.is_none() && authority.old.is_none() && !authority.rotate
             });
@@ -423,7 +462,7 @@ impl Cluster {
                 && self
                     .controllers
                     .iter()
-                    .all(|c| c.dirty.is_subset(&looks) && c.pending.is_empty());
+                    .all(|c| c.dirty.iter().all(looks) && c.pending.is_empty());
             if self.api.writes == before && idle {
                 return Ok(());
             }
@@ -451,7 +490,7 @@ proptest! {
 
     #[test]
     fn whatever_happens_nothing_is_given_twice_and_the_end_is_the_same(
-        steps in proptest::collection::vec((0_u8..28, any::<u16>()), 0..600),
+        steps in proptest::collection::vec((0_u8..32, any::<u16>()), 0..600),
     ) {
         let mut cluster = Cluster::new();
         for (op, pick) in steps {

@@ -80,6 +80,24 @@ pub(crate) fn always(
     {
         return Err(format!("roots: {authority:?}"));
     }
+    // A name is that of one live NIC, and its object says of which.
+    let mut names: BTreeMap<&str, &str> = BTreeMap::new();
+    for (agent_name, agent) in agents {
+        for (name, nic) in agent.names() {
+            if let Some(other) = names.insert(&name.uid, &nic.pod_uid) {
+                return Err(format!(
+                    "{name:?} is that of {other} and {} of {agent_name}",
+                    nic.pod_uid
+                ));
+            }
+            // An object that was deleted says nothing.
+            let Some(Object::Nic(found)) = api.get(Kind::Nic, &name.key) else { continue };
+            let holder = found.status.as_ref().and_then(|status| status.pod_uid.as_ref());
+            if found.metadata.uid.as_ref() == Some(&name.uid) && holder != Some(&nic.pod_uid) {
+                return Err(format!("{name:?} of {} on {agent_name} says {holder:?}", nic.pod_uid));
+            }
+        }
+    }
     let mut used: BTreeMap<(String, String), &str> = BTreeMap::new();
     for (agent_name, agent) in agents {
         for (block_uid, cidr) in agent.in_use() {
@@ -197,7 +215,27 @@ pub(crate) fn at_rest(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(),
     let attachments: BTreeSet<String> = api.list(Kind::Attachment).map(Object::name).collect();
     must(attachments == offered, format!("definitions {attachments:?}, pools {offered:?}"))?;
     at_rest_trust(api)?;
+    at_rest_names(api, agents)?;
     at_rest_tenants(api, agents)
+}
+
+/// Whoever has a named NIC is there; of NICs that want one identity the first is accepted.
+fn at_rest_names(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(), String> {
+    for object in api.list(Kind::Nic) {
+        let Object::Nic(nic) = object else { continue };
+        let status = nic.status.clone().unwrap_or_default();
+        let judged = status.conditions.iter().any(|c| c.type_ == "Accepted");
+        if !judged {
+            return Err(format!("nobody looked at {nic:?}"));
+        }
+        let Some(uid) = &status.pod_uid else { continue };
+        let on = status.node.as_ref().and_then(|node| agents.get(node));
+        let there = on.is_some_and(|agent| agent.nics().any(|nic| nic.pod_uid == *uid));
+        if !there || !api.pods.contains(uid) {
+            return Err(format!("{:?} is that of {uid}, which is gone", nic.metadata.name));
+        }
+    }
+    Ok(())
 }
 
 /// One root, published; every request of a node that is there has its answer.

@@ -41,6 +41,7 @@ const VNI: &str = "the vni of a network cannot be changed: make a new one";
 const NAME: &str = "a network's name has at most 40 characters and no dot";
 const BOUND: &str = "a block is bound once";
 const RELEASING: &str = "a block that is being given back is not bound again";
+const IDENTITY: &str = "the identity of a NIC cannot be changed: make a new one";
 const MOVED: &str = "the network of a NIC cannot be changed: make a new one";
 
 /// Collects the cases of one kind; their objects are called after their numbers.
@@ -203,6 +204,7 @@ fn blocks() -> Vec<Case> {
 
 fn nics() -> Vec<Case> {
     let nic = |network: &str| json!({"network": network});
+    let mac = |n: u8| json!({"network": "blue", "mac": format!("02:00:00:00:00:0{n}")});
     Kind::new("RdmaNic")
         .taken(
             "a NIC",
@@ -210,6 +212,14 @@ fn nics() -> Vec<Case> {
         )
         .changed("its class changes", nic("blue"), json!({"network": "blue", "class": "small"}))
         .fixed("another network", nic("blue"), nic("red"), MOVED)
+        .fixed("another MAC address", mac(1), mac(2), IDENTITY)
+        .fixed("no MAC address any more", mac(1), nic("blue"), IDENTITY)
+        .fixed(
+            "an address later",
+            nic("blue"),
+            json!({"network": "blue", "address": "10.0.0.1"}),
+            IDENTITY,
+        )
         .refused(
             "a group's MAC address",
             json!({"network": "blue", "mac": "03:00:00:00:00:01"}),
