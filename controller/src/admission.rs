@@ -6,6 +6,10 @@
 //! replicas, no two of them get the last place. The controller takes a reservation away when the
 //! node reports the pod's NICs, which then count themselves, and when the pod is gone.
 //!
+//! A network that pods use, and a named NIC that a pod has, are not deleted: whoever asks is told
+//! the pods. That is asked of the copy of the cluster. A pod that comes at the same moment is what
+//! the network's finalizer is for.
+//!
 //! Pods that ask for none of our resources are none of this; the configuration of the API server
 //! (`manifests/admission`) does not even ask. The path has a secret part, without which anybody in
 //! the cluster could reserve a tenant's NICs for pods that never come.
@@ -30,7 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use vhost_rdma_cluster_api::{GROUP, MANAGER, RdmaTenant, Reservation, Usage};
 
 use crate::apply::post;
-use crate::core::{Answer, Asks};
+use crate::core::{Answer, Asks, Leaving};
 use crate::metrics::{Metrics, Verdict};
 use crate::tls::{self, Accepted, Identity};
 
@@ -49,7 +53,13 @@ const RESERVED_MAX: usize = 2048;
 const LOOK: Duration = Duration::from_secs(5);
 
 /// A question for the engine.
-pub type Question = (Asks, oneshot::Sender<Answer>);
+#[derive(Debug)]
+pub enum Question {
+    /// What a pod would have.
+    Pod(Asks, oneshot::Sender<Answer>),
+    /// Who uses what is to be deleted.
+    Users(Leaving, oneshot::Sender<Vec<String>>),
+}
 
 /// What the handler needs.
 #[derive(Clone)]
@@ -75,10 +85,25 @@ struct Review {
 struct Asked {
     uid: String,
     #[serde(default)]
+    name: String,
+    #[serde(default)]
     namespace: String,
     #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    resource: Of,
+    #[serde(default)]
     dry_run: bool,
-    object: Option<Pod>,
+    #[serde(default)]
+    object: Value,
+}
+
+/// Of which kind the object is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Of {
+    group: String,
+    resource: String,
 }
 
 /// Why a pod is not let in: a status code, and a sentence.
@@ -135,28 +160,65 @@ fn asked(pod: &Pod) -> BTreeMap<String, u32> {
 }
 
 impl Gate {
-    async fn ask(&self, asks: &Asks) -> Result<Answer, Refusal> {
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Refusal> {
         let (answer, answered) = oneshot::channel();
         let gone = || (503, "the controller is stopping; try again".to_owned());
-        self.engine.send((asks.clone(), answer)).await.map_err(|_| gone())?;
+        self.engine.send(question(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())
     }
 
-    /// Whether a pod may be made.
+    /// Whether what is asked about may be done.
     async fn admit(&self, asked: &Asked) -> Result<(), Refusal> {
-        let Some(pod) = &asked.object else { return Ok(()) };
+        let of = (asked.resource.group.as_str(), asked.resource.resource.as_str());
+        match (asked.operation.as_str(), of) {
+            ("CREATE", ("", "pods")) => {
+                let pod = serde_json::from_value(asked.object.clone())
+                    .map_err(|error| (400, format!("this is no pod: {error}")))?;
+                self.admit_pod(asked, &pod).await
+            }
+            ("DELETE", (GROUP, "rdmanetworks")) => {
+                self.admit_end(Leaving::Network(asked.name.clone()), asked).await
+            }
+            ("DELETE", (GROUP, "rdmanics")) => {
+                let nic = Leaving::Nic(asked.namespace.clone(), asked.name.clone());
+                self.admit_end(nic, asked).await
+            }
+            // Whoever configured it to be asked about more does not want it to say no.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether something may be deleted.
+    async fn admit_end(&self, leaving: Leaving, asked: &Asked) -> Result<(), Refusal> {
+        let kind = match leaving {
+            Leaving::Network(_) => "network",
+            Leaving::Nic(..) => "NIC",
+        };
+        let users = self.ask(|answer| Question::Users(leaving, answer)).await?;
+        if users.is_empty() {
+            return Ok(());
+        }
+        let message = format!("the {kind} {:?} is used by pods: {}", asked.name, users.join(", "));
+        Err((403, message))
+    }
+
+    /// Whether a pod may be made.
+    async fn admit_pod(&self, asked: &Asked, pod: &Pod) -> Result<(), Refusal> {
         let pools = self::asked(pod);
         if pools.is_empty() {
             return Ok(());
         }
         let asks = Asks { namespace: asked.namespace.clone(), pools };
-        let mut answer = self.ask(&asks).await?;
+        let mut answer = self.ask(|to| Question::Pod(asks.clone(), to)).await?;
         for _ in 0..NEW_TRIES {
             if answer != Answer::Unknown {
                 break;
             }
             tokio::time::sleep(NEW).await;
-            answer = self.ask(&asks).await?;
+            answer = self.ask(|to| Question::Pod(asks.clone(), to)).await?;
         }
         match answer {
             Answer::Foreign => Ok(()),

@@ -180,8 +180,12 @@ impl Engine {
                     None => return,
                 },
                 // What is not in the copy yet would look as if it were not there.
-                Some((asks, answer)) = questions.recv(), if self.missing.is_empty() => {
-                    let _ = answer.send(self.world.admits(&asks));
+                Some(question) = questions.recv(), if self.missing.is_empty() => {
+                    // Whoever asked may have gone.
+                    match question {
+                        Question::Pod(asks, answer) => drop(answer.send(self.world.admits(&asks))),
+                        Question::Users(of, answer) => drop(answer.send(self.world.users_of(&of))),
+                    }
                 }
                 Some(finished) = self.done.recv() => self.finish(finished),
                 () = tokio::time::sleep_until(wake.unwrap_or(beat).min(beat)) => {}

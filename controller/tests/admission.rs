@@ -62,10 +62,14 @@ fn every_field_is_one_of_the_api() {
     for file in ["admission/webhook.yaml", "admission-old/webhook.yaml"] {
         objects(file).iter().for_each(known::<ValidatingWebhookConfiguration>);
     }
-    let [policy, binding] = &objects("admission/own-node.yaml")[..] else { panic!("two objects") };
-    known::<ValidatingAdmissionPolicy>(policy);
-    known::<ValidatingAdmissionPolicyBinding>(binding);
-    assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
+    let all = objects("admission/own-node.yaml");
+    assert_eq!(all.len(), 4);
+    for pair in all.chunks(2) {
+        let [policy, binding] = pair else { panic!("two objects") };
+        known::<ValidatingAdmissionPolicy>(policy);
+        known::<ValidatingAdmissionPolicyBinding>(binding);
+        assert_eq!(policy["metadata"]["name"], binding["spec"]["policyName"]);
+    }
 }
 
 #[test]
@@ -107,4 +111,37 @@ fn an_agent_writes_its_own_node_only() {
     assert!(!may(on(&["n1"]), "n2"));
     assert!(!may(on(&["n1", "n2"]), "n2"));
     assert!(!may(json!({"authentication.kubernetes.io/pod-name": ["n1"]}), "n1"));
+}
+
+#[test]
+fn an_agent_claims_nics_for_its_own_node_and_says_nothing_else_of_them() {
+    let spec = &objects("admission/own-node.yaml")[2]["spec"];
+    let text = |pointer: &str| spec.pointer(pointer).unwrap().as_str().unwrap();
+    let rule = |n: usize| {
+        let mut rule = text(&format!("/validations/{n}/expression")).to_owned();
+        for (n, name) in ["node", "before", "after"].into_iter().enumerate() {
+            let variable = format!("({})", text(&format!("/variables/{n}/expression")));
+            rule = rule.replace(&format!("variables.{name}"), &variable);
+        }
+        rule
+    };
+    let may = |before: &Value, after: &Value| {
+        let extra = json!({"authentication.kubernetes.io/node-name": ["n1"]});
+        let request = json!({"userInfo": {"extra": extra}});
+        (0..2).all(|n| {
+            let (old, new) = (json!({"status": before}), json!({"status": after}));
+            holds(&rule(n), &[("request", request.clone()), ("oldObject", old), ("object", new)])
+        })
+    };
+    let at = |node: &str| json!({"node": node, "conditions": [{"type": "Accepted"}]});
+    let free = json!({"conditions": [{"type": "Accepted"}]});
+    assert!(may(&free, &at("n1")), "a claim");
+    assert!(may(&at("n1"), &free), "its end");
+    assert!(may(&at("n1"), &at("n1")), "the session");
+    assert!(!may(&free, &at("n2")), "for another node");
+    assert!(!may(&at("n2"), &free), "another node's");
+    assert!(!may(&at("n2"), &at("n1")), "taken from another node");
+    let said = json!({"node": "n1", "conditions": [{"type": "Accepted", "status": "True"}]});
+    assert!(!may(&free, &said), "a condition");
+    assert!(!may(&free, &json!({"node": "n1"})), "no conditions any more");
 }

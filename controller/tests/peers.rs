@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use vhost_rdma_cluster_api::peers::Digest;
 use vhost_rdma_cluster_api::{
     Addressing, Channel, Cidr, NodeNetwork, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork,
-    RdmaNetworkSpec, RdmaNode, RdmaNodeSpec, RdmaNodeStatus, Rnic, RnicStatus, block_name,
+    RdmaNetworkSpec, RdmaNic, RdmaNicSpec, RdmaNicStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus,
+    Rnic, RnicStatus, block_name,
 };
 use vhost_rdma_controller::core::{Board, Kind, News, Object, World};
 
@@ -23,6 +24,8 @@ struct Cluster {
     networks: BTreeMap<String, RdmaNetwork>,
     nodes: BTreeMap<String, RdmaNode>,
     blocks: BTreeMap<String, RdmaIPBlock>,
+    /// Named NICs. The first and the last have one address, and one of them at a time has a pod.
+    nics: BTreeMap<usize, RdmaNic>,
     world: World,
     board: Board,
     serial: u32,
@@ -126,6 +129,32 @@ impl Cluster {
         self.apply(Object::Block(block));
     }
 
+    /// A pod on some node gets a named NIC, or it is nobody's again.
+    fn nic(&mut self, pick: usize) {
+        let (which, network) = (pick % 3, NETWORKS[pick / 3 % 2]);
+        let place = |which: usize, node: Option<usize>| {
+            let spec = RdmaNicSpec {
+                network: network.to_owned(),
+                address: Some(format!("10.1.0.{}", which % 2)),
+                ..RdmaNicSpec::default()
+            };
+            let mut nic = RdmaNic::new(&format!("nic-{which}"), spec);
+            nic.metadata.namespace = Some("ns".to_owned());
+            let node = node.map(|node| NODES[node].to_owned());
+            nic.status = Some(RdmaNicStatus { node, ..RdmaNicStatus::default() });
+            nic
+        };
+        let mut all = vec![(which, (pick / 6 % 4).checked_sub(1))];
+        if which != 1 {
+            all.insert(0, (2 - which, None));
+        }
+        for (which, node) in all {
+            let nic = place(which, node);
+            self.nics.insert(which, nic.clone());
+            self.apply(Object::Nic(nic));
+        }
+    }
+
     /// What a node should know, worked out from the objects.
     fn wanted(&self, node: &str) -> BTreeMap<String, BTreeMap<String, Entry>> {
         let mut wanted = BTreeMap::new();
@@ -139,8 +168,14 @@ impl Cluster {
             let beyond = network.spec.allow.iter().map(|cidr| (cidr.to_string(), Entry::default()));
             let mut entries: BTreeMap<String, Entry> = beyond.collect();
             let of = self.blocks.values().filter(|b| b.spec.network_uid == hosted.uid);
-            for block in of.filter(|block| block.spec.node != node) {
-                let status = self.nodes.get(&block.spec.node).and_then(|n| n.status.clone());
+            let blocks = of.map(|b| (b.spec.node.clone(), b.spec.cidr.to_string()));
+            let of = self.nics.values().filter(|nic| nic.spec.network == hosted.name);
+            let named = of.filter_map(|nic| {
+                let address = nic.spec.address.as_ref()?;
+                Some((nic.status.as_ref()?.node.clone()?, format!("{address}/32")))
+            });
+            for (at, cidr) in blocks.chain(named).filter(|(at, _)| at != node) {
+                let status = self.nodes.get(&at).and_then(|n| n.status.clone());
                 let Some(status) = status else { continue };
                 let address = status.rnics[0].host_address.clone().unwrap_or_default();
                 let flat = hosted.name == "red";
@@ -150,7 +185,7 @@ impl Cluster {
                 let through = if flat { String::new() } else { address };
                 let daemon = status.channel.map(|channel| channel.endpoint).unwrap_or_default();
                 let daemon = if daemon.starts_with("10.") { daemon } else { String::new() };
-                entries.insert(block.spec.cidr.to_string(), (through, daemon));
+                entries.insert(cidr, (through, daemon));
             }
             wanted.insert(hosted.uid.clone(), entries);
         }
@@ -219,7 +254,7 @@ proptest! {
 
     #[test]
     fn what_an_agent_is_told_adds_up(
-        steps in proptest::collection::vec((0_u8..12, any::<u16>()), 0..200),
+        steps in proptest::collection::vec((0_u8..14, any::<u16>()), 0..200),
     ) {
         let mut cluster = Cluster::default();
         let mut agents: BTreeMap<&str, Held> = NODES.map(|node| (node, Held::new())).into();
@@ -229,6 +264,7 @@ proptest! {
                 0 => cluster.network(pick),
                 1..=3 => cluster.node(pick),
                 4..=7 => cluster.block(pick),
+                12 | 13 => cluster.nic(pick),
                 // The hub takes changes over, one or many at a time.
                 8 | 9 => drop(cluster.update()),
                 // An agent that looks, however late.
@@ -247,7 +283,7 @@ proptest! {
 
     #[test]
     fn whoever_is_concerned_is_woken(
-        steps in proptest::collection::vec((0_u8..8, any::<u16>()), 0..120),
+        steps in proptest::collection::vec((0_u8..10, any::<u16>()), 0..120),
     ) {
         let mut cluster = Cluster::default();
         let mut agents: BTreeMap<&str, Held> = NODES.map(|node| (node, Held::new())).into();
@@ -256,6 +292,7 @@ proptest! {
             match op {
                 0 => cluster.network(pick),
                 1..=3 => cluster.node(pick),
+                8 | 9 => cluster.nic(pick),
                 _ => cluster.block(pick),
             }
             let woken = cluster.update();

@@ -206,6 +206,28 @@ pub struct Limits {
     pub max_ahs: Option<u32>,
 }
 
+impl Limits {
+    /// Of each limit that either has the smaller one.
+    #[must_use]
+    pub fn least(&self, other: &Self) -> Self {
+        fn of<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
+            a.zip(b).map(|(a, b)| a.min(b)).or(a).or(b)
+        }
+        Self {
+            max_contexts: of(self.max_contexts, other.max_contexts),
+            max_pds: of(self.max_pds, other.max_pds),
+            max_mrs: of(self.max_mrs, other.max_mrs),
+            max_mr_bytes: of(self.max_mr_bytes, other.max_mr_bytes),
+            max_kept_bytes: of(self.max_kept_bytes, other.max_kept_bytes),
+            max_guest_bytes: of(self.max_guest_bytes, other.max_guest_bytes),
+            max_cqs: of(self.max_cqs, other.max_cqs),
+            max_srqs: of(self.max_srqs, other.max_srqs),
+            max_qps: of(self.max_qps, other.max_qps),
+            max_ahs: of(self.max_ahs, other.max_ahs),
+        }
+    }
+}
+
 /// Who may open a NIC's socket: numbers, since names of the pod's users mean nothing on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -51,7 +51,7 @@ pub async fn run<D: Daemon, K: Kubelet>(agent: Arc<Agent<D, K>>, node: String) {
 }
 
 async fn by_client<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, node: &str, client: Client) {
-    agent.meet(client.clone());
+    agent.meet(client.clone(), node);
     let certificates = client.clone();
     let certified = async {
         if let Some(channel) = agent.channel() {
@@ -60,7 +60,14 @@ async fn by_client<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, node: &str, clien
     };
     let api: Api<RdmaNode> = Api::all(client);
     let (newest, seen) = watch::channel(None);
-    tokio::join!(look(&api, node, &newest), take(agent, seen), tell(agent, &api, node), certified);
+    let names = agent.tend_names();
+    tokio::join!(
+        look(&api, node, &newest),
+        take(agent, seen),
+        tell(agent, &api, node),
+        certified,
+        names
+    );
 }
 
 async fn look(api: &Api<RdmaNode>, node: &str, newest: &watch::Sender<Option<RdmaNode>>) {

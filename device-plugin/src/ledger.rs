@@ -93,6 +93,30 @@ pub struct ClusterGrant {
     /// The namespace whose pods may have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admitted: Option<String>,
+    /// The UID of the pod that was asked which NICs it names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
+    /// The named NIC that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named: Option<Named>,
+}
+
+/// A named NIC that a pod has (`RdmaNic`), as it was when the pod got it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Named {
+    /// The object's namespace, which is the pod's.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// The object's UID.
+    pub uid: String,
+    /// The pod.
+    pub pod: String,
+    /// Its UID, as the claim has it.
+    pub pod_uid: String,
+    /// Limits of its own, beside those of the pool.
+    #[serde(default)]
+    pub limits: vhost_rdma_cluster_api::Limits,
 }
 
 impl ClusterGrant {
@@ -108,6 +132,12 @@ impl Grant {
     /// The addresses that the NIC was bound to.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().filter_map(|address| address.parse().ok())
+    }
+
+    /// The named NIC that it is.
+    #[must_use]
+    pub fn named(&self) -> Option<&Named> {
+        self.cluster.as_ref()?.named.as_ref()
     }
 
     /// Was it granted as another resource than this?
@@ -153,10 +183,12 @@ impl Slot {
         }
     }
 
-    /// Has the pod had any use of it? One that was only granted can be granted again as it is.
+    /// Has the pod had any use of it? One that was only granted can be granted again as it is, but
+    /// not one that has a name by now.
     #[must_use]
     pub fn is_touched(&self) -> bool {
-        !self.records.is_empty() || self.grant.as_ref().is_some_and(|grant| grant.used)
+        let used = |grant: &Grant| grant.used || grant.named().is_some();
+        !self.records.is_empty() || self.grant.as_ref().is_some_and(used)
     }
 
     /// The record of an attachment.

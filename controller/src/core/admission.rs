@@ -56,7 +56,29 @@ fn times(usage: Usage, count: u32) -> Usage {
     }
 }
 
+/// An object that somebody wants to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leaving {
+    /// A network.
+    Network(String),
+    /// A named NIC: namespace, name.
+    Nic(String, String),
+}
+
 impl World {
+    /// Pods that use what is to be deleted: some of them, `namespace/name`.
+    #[must_use]
+    pub fn users_of(&self, leaving: &Leaving) -> Vec<String> {
+        match leaving {
+            Leaving::Network(name) => self.users(name).into_iter().collect(),
+            Leaving::Nic(namespace, name) => {
+                let found = self.nics_named.get(&(namespace.clone(), name.clone()));
+                let pod = found.and_then(|nic| nic.status.as_ref()?.pod.as_ref());
+                pod.map(|pod| format!("{namespace}/{pod}")).into_iter().collect()
+            }
+        }
+    }
+
     /// What a pod would have.
     #[must_use]
     pub fn admits(&self, asks: &Asks) -> Answer {
@@ -171,6 +193,33 @@ mod tests {
             panic!("it counts");
         };
         assert_eq!((tenant.as_str(), usage.nics, usage.qps), ("t", 3, Quantity(192)));
+    }
+
+    #[test]
+    fn whoever_uses_what_is_to_be_deleted_is_named() {
+        use vhost_rdma_cluster_api::{
+            NicStatus, RdmaNic, RdmaNicSpec, RdmaNicStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus,
+        };
+        let mut world = world();
+        let network = |name: &str| Leaving::Network(name.to_owned());
+        let named = Leaving::Nic("a".to_owned(), "db".to_owned());
+        assert!(world.users_of(&network("blue")).is_empty() && world.users_of(&named).is_empty());
+        let nic = NicStatus {
+            network: "blue".to_owned(),
+            namespace: "a".to_owned(),
+            pod: "p".to_owned(),
+            ..NicStatus::default()
+        };
+        let mut node = RdmaNode::new("one", RdmaNodeSpec::default());
+        node.status = Some(RdmaNodeStatus { nics: vec![nic], ..RdmaNodeStatus::default() });
+        world.apply(Object::RdmaNode(node), Mono::ZERO);
+        let mut nic = RdmaNic::new("db", RdmaNicSpec::default());
+        nic.metadata.namespace = Some("a".to_owned());
+        nic.status = Some(RdmaNicStatus { pod: Some("q".to_owned()), ..Default::default() });
+        world.apply(Object::Nic(nic), Mono::ZERO);
+        assert_eq!(world.users_of(&network("blue")), ["a/p"]);
+        assert!(world.users_of(&network("red")).is_empty());
+        assert_eq!(world.users_of(&named), ["a/q"]);
     }
 
     #[test]

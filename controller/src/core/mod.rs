@@ -39,7 +39,7 @@ mod write;
 
 use std::time::Duration;
 
-pub use admission::{Answer, Asks};
+pub use admission::{Answer, Asks, Leaving};
 pub use attachment::{Attachment, NO_ATTACHMENTS};
 pub use node::{effective_pools, render};
 pub use object::{Authority, Claim, Kind, NamespaceInfo, NodeInfo, Object, Request, Roots};

@@ -189,8 +189,23 @@ impl Board {
             changed.blocks.extend(world.index.blocks_of(&node).map(str::to_owned));
             changed.blocks.extend(world.index.claimed_at(&node).map(str::to_owned));
         }
-        for block in changed.blocks {
-            concerned.lists.extend(self.set_block(world, &block));
+        // What is no longer where it was goes first: the address of a named NIC may be another's by
+        // now.
+        let places: Vec<_> = changed
+            .blocks
+            .into_iter()
+            .map(|block| {
+                let new = entry(world, &block).filter(|(uid, ..)| self.lists.contains_key(uid));
+                (block, new)
+            })
+            .collect();
+        for (block, new) in &places {
+            let place = new.as_ref().map(|(uid, cidr, _)| (uid.clone(), *cidr));
+            concerned.lists.extend(self.clear_block(block, place.as_ref()));
+        }
+        for (block, new) in places {
+            let Some((uid, cidr, entry)) = new else { continue };
+            concerned.lists.extend(self.set_block(block, uid, cidr, entry));
         }
         concerned
     }
@@ -261,31 +276,35 @@ impl Board {
         more
     }
 
-    /// Where a block is now; the list that this changes.
-    fn set_block(&mut self, world: &World, block: &str) -> Option<String> {
-        let new = entry(world, block).filter(|(uid, ..)| self.lists.contains_key(uid));
-        let old = self.places.remove(block);
-        let generation = self.generation;
-        let place = new.as_ref().map(|(uid, cidr, _)| (uid.clone(), *cidr));
-        let mut touched = None;
-        if let Some((uid, cidr)) = old.filter(|old| Some(old) != place.as_ref())
-            && let Some(list) = self.lists.get_mut(&uid)
-            && list.blocks.contains_key(&cidr)
-        {
-            list.change(&[cidr], |list| drop(list.blocks.remove(&cidr)));
-            list.changed(generation, cidr);
-            touched = Some(uid);
+    /// A block is in this place now and in no other; the list that this changes.
+    fn clear_block(&mut self, block: &str, place: Option<&(String, Cidr)>) -> Option<String> {
+        let old = self.places.remove(block).filter(|old| Some(old) != place);
+        let (uid, cidr) = old?;
+        let list = self.lists.get_mut(&uid)?;
+        if !list.blocks.contains_key(&cidr) {
+            return None;
         }
-        let Some((uid, cidr, entry)) = new else { return touched };
-        self.places.insert(block.to_owned(), (uid.clone(), cidr));
-        if let Some(list) = self.lists.get_mut(&uid)
-            && list.blocks.get(&cidr).is_none_or(|found| **found != entry)
-        {
-            list.change(&[cidr], |list| drop(list.blocks.insert(cidr, Arc::new(entry))));
-            list.changed(generation, cidr);
-            touched = Some(uid);
+        list.change(&[cidr], |list| drop(list.blocks.remove(&cidr)));
+        list.changed(self.generation, cidr);
+        Some(uid)
+    }
+
+    /// How a block is reached now; the list that this changes.
+    fn set_block(
+        &mut self,
+        block: String,
+        uid: String,
+        cidr: Cidr,
+        entry: Entry,
+    ) -> Option<String> {
+        self.places.insert(block, (uid.clone(), cidr));
+        let list = self.lists.get_mut(&uid)?;
+        if list.blocks.get(&cidr).is_some_and(|found| **found == entry) {
+            return None;
         }
-        touched
+        list.change(&[cidr], |list| drop(list.blocks.insert(cidr, Arc::new(entry))));
+        list.changed(self.generation, cidr);
+        Some(uid)
     }
 
     /// A network's name.

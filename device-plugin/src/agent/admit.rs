@@ -23,8 +23,8 @@ use crate::daemon::Daemon;
 use crate::kubelet::Kubelet;
 use crate::ledger::{ClusterGrant, Owner};
 
-/// How long the API server may take to tell of a namespace.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the API server may take for one answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the kubelet may take to list a pod whose container it is about to start.
 const LISTED: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(200);
@@ -39,7 +39,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             return Ok(());
         }
         let pod = self.pod_of(ids).await?;
-        self.admit(&pod, ids).await.map_err(|fault| fault.message)
+        let admitted = async {
+            self.admit(&pod, ids).await?;
+            self.name(&pod, ids).await
+        };
+        admitted.await.map_err(|fault| fault.message)
     }
 
     /// Does the controller say who may have them?
@@ -144,10 +148,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             );
             fault(FaultKind::TryAgain, message)
         };
-        let Some(client) = self.client.get() else {
+        let Some(server) = self.server.get() else {
             return Err(unknown("there is no API server".to_owned()));
         };
-        let namespaces = Api::<Namespace>::all(client.clone());
+        let namespaces = Api::<Namespace>::all(server.client.clone());
         match tokio::time::timeout(PATIENCE, namespaces.get_metadata(namespace)).await {
             Ok(Ok(found)) => Ok(found.metadata.labels.unwrap_or_default()),
             Ok(Err(error)) => Err(unknown(error.to_string())),
@@ -156,7 +160,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 }
 
-fn is_judged(state: &State, id: &str) -> bool {
+pub(super) fn is_judged(state: &State, id: &str) -> bool {
     state.pools.device(id).is_some_and(|(pool, _)| pool.config.cluster.is_some())
 }
 

@@ -329,7 +329,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     Err(error) => return Err(error.into()),
                 };
                 // One with the grant's MAC is the grant's, whatever the pool has become since.
-                let same = nic.network == request.network
+                let bound = grant.and_then(Grant::named).is_none()
+                    || same_addresses(&nic.addresses, &request.addresses);
+                let same = bound
+                    && nic.network == request.network
                     && if request.mac.is_empty() {
                         nic.backing == request.backing
                     } else {
@@ -442,6 +445,11 @@ fn new_grant(pool: &Pool) -> Grant {
     }
 }
 
+/// Whether a NIC is bound to these addresses, in whatever order.
+pub(super) fn same_addresses(a: &[String], b: &[String]) -> bool {
+    a.len() == b.len() && a.iter().all(|address| b.contains(address))
+}
+
 /// A locally administered unicast address: bit 1 of the first octet set, bit 0 clear (IEEE 802-2014
 /// §8.2).
 fn local_mac() -> String {
@@ -453,8 +461,12 @@ fn local_mac() -> String {
     octets.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-pub(super) fn limits(pool: &Pool) -> v1::LimitsPatch {
-    let limits = pool.config.limits;
+/// The limits of a NIC: the pool's, or those of its own that are smaller.
+pub(super) fn limits(pool: &Pool, grant: Option<&Grant>) -> v1::LimitsPatch {
+    let mut limits = pool.config.limits;
+    if let Some(named) = grant.and_then(Grant::named) {
+        limits = limits.least(&crate::cluster::render::limits(&named.limits));
+    }
     v1::LimitsPatch {
         max_contexts: limits.max_contexts,
         max_pds: limits.max_pds,
@@ -477,7 +489,7 @@ fn nic_request(pool: &Pool, id: &str, grant: Option<&Grant>) -> v1::AddNicReques
         mac: grant.and_then(|grant| grant.mac.clone()).unwrap_or_default(),
         addresses: grant.map(|grant| grant.addresses.clone()).unwrap_or_default(),
         virtio_id: config.virtio_id,
-        limits: Some(limits(pool)),
+        limits: Some(limits(pool, grant)),
         access: Some(v1::SocketAccess {
             owner: config.socket.owner.map(|id| id.to_string()),
             group: config.socket.group.map(|id| id.to_string()),

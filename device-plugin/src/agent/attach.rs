@@ -90,6 +90,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             ownership::wanted(&state, &state.pools, &asked, &witness)?
         };
         self.admit(&asked.pod, &meant).await?;
+        self.name(&asked.pod, &meant).await?;
         // Twice: what an earlier sandbox left is undone without the lock, then everything is looked
         // at again.
         for last in [false, true] {
@@ -201,6 +202,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         if before.grant.as_ref().is_some_and(is_it) {
             return Ok(());
         }
+        if let Some(named) = before.grant.as_ref().and_then(Grant::named) {
+            let name = &named.name;
+            let message = format!("{id} is the named NIC {name:?}, whose MAC address is not {mac}");
+            return Err(fault(FaultKind::Conflict, message));
+        }
         if !is_station(mac) {
             let message = format!("mac {mac:?} is no address of one station");
             return Err(fault(FaultKind::BadRequest, message));
@@ -219,7 +225,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         Err(fault(FaultKind::Conflict, format!("{id} cannot have the MAC address {mac}: {why}")))
     }
 
-    async fn make_again(
+    pub(super) async fn make_again(
         &self,
         state: &mut State,
         pool: &Pool,
@@ -576,7 +582,7 @@ pub(super) fn limit_differences(wanted: &v1::LimitsPatch, nic: &v1::Nic) -> Vec<
 
 /// What the daemon enforces and the pool does not say, in words.
 fn differences(pool: &Pool, slot: &Slot, nic: &v1::Nic) -> Vec<String> {
-    let mut differs = limit_differences(&limits(pool), nic);
+    let mut differs = limit_differences(&limits(pool, slot.grant.as_ref()), nic);
     if nic.network != pool.config.network() {
         differs.push(format!(
             "it is in network {:?}, the pool in {:?}",

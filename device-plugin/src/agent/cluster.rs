@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kube::Client;
 use vhost_rdma_cluster_api::{NodeBlock, RdmaNode};
 
-use super::{Agent, State};
+use super::{Agent, Server, State};
 use crate::cluster::addresses::free;
 use crate::cluster::{Snapshot, Standing};
 use crate::config::PoolConfig;
@@ -56,10 +56,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.settings.cluster
     }
 
-    /// There is an API server: namespaces can be asked for.
-    pub fn meet(&self, client: Client) {
+    /// There is an API server, in which this node has this name: namespaces can be asked for, and
+    /// NICs claimed.
+    pub fn meet(&self, client: Client, node: &str) {
         // A second one is as good as the first.
-        let _ = self.client.set(client);
+        let _ = self.server.set(Server { client, node: node.to_owned() });
     }
 
     async fn keep(&self, standing: &Standing) -> io::Result<()> {

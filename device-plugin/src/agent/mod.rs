@@ -10,6 +10,7 @@ mod allocate;
 mod attach;
 mod cluster;
 mod health;
+mod named;
 mod ownership;
 mod peers;
 mod reconcile;
@@ -37,7 +38,7 @@ use crate::grant::BadGift;
 use crate::host::{Host, Inventory};
 use crate::journal::{Journal, JournalError};
 use crate::kubelet::{Kubelet, PodKey, Run};
-use crate::ledger::{Ledger, Slot};
+use crate::ledger::{Grant, Ledger, Named, Slot};
 use crate::pool::{Pool, Pools};
 use crate::v1beta1;
 
@@ -107,7 +108,11 @@ pub struct Agent<D, K> {
     noted: Notify,
     state_dir: PathBuf,
     /// The API server, once there is one.
-    client: OnceLock<kube::Client>,
+    server: OnceLock<Server>,
+    /// A name that a NIC has lost is to be given back.
+    owing: Notify,
+    /// Held while names are claimed, and while one is given back.
+    naming: Mutex<()>,
     channel: Option<Channel>,
     /// Held over calls of the daemon about peers. Whoever needs both has `state` first.
     teller: Mutex<peers::Teller>,
@@ -117,6 +122,12 @@ impl<D, K> std::fmt::Debug for Agent<D, K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Agent").field("settings", &self.settings).finish_non_exhaustive()
     }
+}
+
+/// The API server, and what this node is called there.
+struct Server {
+    client: kube::Client,
+    node: String,
 }
 
 /// What changes.
@@ -151,6 +162,9 @@ struct State {
     forgotten: BTreeSet<String>,
     /// NICs of the daemon that look like ours and are not: seen once.
     strangers: BTreeSet<String>,
+    /// Names that NICs have had and that are not given back yet. What is lost of it with the agent
+    /// the controller gives back.
+    owed: Vec<Named>,
     /// What was wrong with an ID when the kubelet was told last.
     defects: BTreeMap<String, String>,
     counters: Counters,
@@ -276,6 +290,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             began: Instant::now(),
             forgotten: BTreeSet::new(),
             strangers: BTreeSet::new(),
+            owed: Vec::new(),
             defects: BTreeMap::new(),
             counters: Counters::default(),
             reconnect: parts.settings.reconnect,
@@ -301,7 +316,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             wake: Notify::new(),
             noted: Notify::new(),
             state_dir: state_dir.to_owned(),
-            client: OnceLock::new(),
+            server: OnceLock::new(),
+            owing: Notify::new(),
+            naming: Mutex::new(()),
             channel,
             teller: peers::Teller::new(book),
         });
@@ -473,7 +490,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             source: std::io::Error::other(error),
         })??;
         for (id, slot) in changes {
-            state.ledger.put(&id, slot);
+            let named = |slot: &Slot| slot.grant.as_ref().and_then(Grant::named).cloned();
+            let now = named(&slot);
+            let before = state.ledger.put(&id, slot).as_ref().and_then(named);
+            // Whatever ended it has ended the NIC before.
+            if let Some(before) = before.filter(|before| now.as_ref() != Some(before)) {
+                state.owed.push(before);
+                self.owing.notify_one();
+            }
         }
         if compact {
             let journal = Arc::clone(&self.journal);

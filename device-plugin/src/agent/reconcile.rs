@@ -15,7 +15,7 @@ use std::time::Instant;
 use vhost_rdma_agent_api::{Checkpoint, Kind};
 use vhost_rdma_proto::v1;
 
-use super::allocate::{limits, pool_as_granted};
+use super::allocate::{limits, pool_as_granted, same_addresses};
 use super::attach::limit_differences;
 use super::{Agent, Missing, State, now};
 use crate::daemon::{Daemon, DaemonError, View, is_connected};
@@ -248,6 +248,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if mac.is_some_and(|mac| !mac.eq_ignore_ascii_case(&nic.mac)) {
                 return false;
             }
+            let named = state.ledger.get(id).and_then(|slot| slot.grant.as_ref());
+            let named = named.filter(|grant| grant.named().is_some());
+            if named.is_some_and(|grant| !same_addresses(&grant.addresses, &nic.addresses)) {
+                return false;
+            }
             if !Path::new(&host_dir(nic)).join(NIC_FILE).exists() {
                 return false;
             }
@@ -311,9 +316,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             let name = nic_name(&id);
             let view = state.daemon.view.as_ref();
             let Some(nic) = view.and_then(|view| view.nics.get(&name)) else { continue };
-            let granted = state.ledger.get(&id).is_some_and(|slot| slot.grant.is_some());
-            let patch = limits(pool);
-            if !granted || limit_differences(&patch, nic).is_empty() {
+            let grant = state.ledger.get(&id).and_then(|slot| slot.grant.as_ref());
+            let patch = limits(pool, grant);
+            if grant.is_none() || limit_differences(&patch, nic).is_empty() {
                 continue;
             }
             let request = v1::UpdateNicRequest {

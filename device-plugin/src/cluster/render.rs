@@ -72,7 +72,7 @@ fn offered(
         comp_vectors: nic.vectors,
         backing: None,
         virtio_id: None,
-        limits: limits(nic),
+        limits: limits(&nic.limits),
         socket: socket(nic)?,
         companion: Companion {
             bridge: network
@@ -98,8 +98,9 @@ fn offered(
     Ok(taken)
 }
 
-fn limits(nic: &RdmaNicClassSpec) -> Limits {
-    let limits = nic.limits;
+/// Limits as the configuration has them.
+#[must_use]
+pub fn limits(limits: &vhost_rdma_cluster_api::Limits) -> Limits {
     Limits {
         max_contexts: limits.max_contexts,
         max_pds: limits.max_pds,

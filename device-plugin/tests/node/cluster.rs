@@ -19,10 +19,10 @@ use vhost_rdma_proto::v1::Session;
 use crate::kubelet::eventually;
 use crate::world::{CONFIG, World, attach};
 
-const RED: &str = "vhost-rdma.io/red";
+pub(crate) const RED: &str = "vhost-rdma.io/red";
 
 /// The node's object: a pool `red` on a network of its own.
-fn object(generation: i64, change: impl FnOnce(&mut Value)) -> RdmaNode {
+pub(crate) fn object(generation: i64, change: impl FnOnce(&mut Value)) -> RdmaNode {
     let mut spec = json!({
         "networks": [{
             "name": "red", "uid": "uid-red", "vni": 9,
@@ -41,10 +41,10 @@ fn object(generation: i64, change: impl FnOnce(&mut Value)) -> RdmaNode {
     serde_json::from_value(object).unwrap()
 }
 
-fn same(_: &mut Value) {}
+pub(crate) fn same(_: &mut Value) {}
 
 /// A node whose agent follows a controller, which has spoken once.
-async fn led() -> World {
+pub(crate) async fn led() -> World {
     let mut world = World::new().await;
     world.kill_agent().await;
     world.cluster = true;
@@ -53,7 +53,7 @@ async fn led() -> World {
     world
 }
 
-async fn report(world: &World) -> RdmaNodeStatus {
+pub(crate) async fn report(world: &World) -> RdmaNodeStatus {
     world.agent().report().await.unwrap().1
 }
 
@@ -100,19 +100,19 @@ async fn namespaces(world: &World, team: &str) -> Arc<Mutex<Option<String>>> {
         }
     });
     let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-    world.agent().meet(kube::Client::try_from(config).unwrap());
+    world.agent().meet(kube::Client::try_from(config).unwrap(), "node-1");
     label
 }
 
 /// The kubelet gives a pod a NIC of the pool.
-async fn given(world: &World, pod: &str, id: &str) {
+pub(crate) async fn given(world: &World, pod: &str, id: &str) {
     let asked = vec![vec![id.to_owned()]];
     world.agent().allocate("red", &asked).await.unwrap();
     world.kubelet.give(pod, RED, id);
     world.kubelet.note(&[(&format!("uid-{pod}"), RED, id)]);
 }
 
-async fn starts(world: &World, id: &str) -> Result<(), String> {
+pub(crate) async fn starts(world: &World, id: &str) -> Result<(), String> {
     world.agent().before_start(&[id.to_owned()]).await
 }
 

@@ -16,6 +16,7 @@ mod daemon;
 mod events;
 mod health;
 mod kubelet;
+mod named;
 mod ownership;
 mod registration;
 mod start;

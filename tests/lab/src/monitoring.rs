@@ -348,6 +348,49 @@ mod tests {
         }
     }
 
+    fn objects(file: &str) -> Vec<Value> {
+        let text = fs::read_to_string(workspace().join("manifests").join(file)).expect(file);
+        text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect(file)).collect()
+    }
+
+    /// Each program that has metrics is found by one monitor and once, at a port that its pods have.
+    #[test]
+    fn each_program_is_read_once() {
+        let monitors = objects("monitoring/monitors.yaml");
+        let of = |kind: &str| monitors.iter().find(|object| object["kind"] == kind).expect(kind);
+        let parts = ["node/agent.yaml", "node/daemon.yaml", "controller/controller.yaml"];
+        let names = of("PodMonitor")["spec"]["selector"]["matchExpressions"][0]["values"].clone();
+        let of_service = &of("ServiceMonitor")["spec"];
+        let mut read = 0;
+        for object in parts.iter().flat_map(|file| objects(file)) {
+            let Some(pod) = object.pointer("/spec/template") else { continue };
+            let name = &pod["metadata"]["labels"]["app.kubernetes.io/name"];
+            let has = |port: &Value| {
+                let all = pod.pointer("/spec/containers").and_then(Value::as_array).expect("some");
+                let ports = all.iter().filter_map(|c| c.get("ports")?.as_array()).flatten();
+                ports.filter(|found| found["name"] == *port).count()
+            };
+            let by_pod = if names.as_array().expect("names").contains(name) {
+                let ends = of("PodMonitor")["spec"]["podMetricsEndpoints"].clone();
+                ends.as_array().expect("ports").iter().map(|end| has(&end["port"])).sum()
+            } else {
+                0
+            };
+            let by_service = usize::from(
+                of_service["selector"]["matchLabels"]["app.kubernetes.io/name"] == *name,
+            );
+            assert_eq!(by_pod + by_service, 1, "{name} is read so often");
+            read += 1;
+        }
+        assert_eq!(read, 3);
+        let service = &objects("controller/service.yaml")[0];
+        let port = &of_service["endpoints"][0]["port"];
+        let ports = service["spec"]["ports"].as_array().expect("ports");
+        assert!(ports.iter().any(|found| found["name"] == *port), "no {port}");
+        let label = &of_service["selector"]["matchLabels"]["app.kubernetes.io/name"];
+        assert_eq!(service["metadata"]["labels"]["app.kubernetes.io/name"], *label);
+    }
+
     #[test]
     fn metrics_are_found_in_expressions() {
         let names = metrics().expect("names");

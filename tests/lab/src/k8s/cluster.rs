@@ -170,19 +170,15 @@ pub(crate) fn start_controller_with(bench: &Bench<'_>, options: &[&str]) -> Resu
 /// The same where there are no pods.
 pub(crate) fn start_controller_on(node: &Node, options: &[&str]) -> Result<()> {
     let variable = format!("KUBECONFIG={KUBECONFIG}");
-    let command = [
-        "env",
-        &variable,
-        "/usr/bin/vhost-rdma-controller",
-        "serve",
-        "--identity",
-        "lab",
-        "--node-grace",
-        "5",
-        "--root-grace",
-        "3",
-    ];
-    node.spawn(ours::CONTROLLER, &[&command[..], options].concat())?;
+    let program = "/usr/bin/vhost-rdma-controller";
+    let mut command = vec!["env", &variable, program, "serve", "--identity", "lab"];
+    for usual in [["--node-grace", "5"], ["--root-grace", "3"]] {
+        if !options.contains(&usual[0]) {
+            command.extend(usual);
+        }
+    }
+    command.extend(options);
+    node.spawn(ours::CONTROLLER, &command)?;
     wait_for("the controller", WAIT, || {
         node.check_alive(ours::CONTROLLER)?;
         std::thread::sleep(Duration::from_millis(200));

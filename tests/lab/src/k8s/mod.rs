@@ -4,8 +4,8 @@
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
 //! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
-//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `trust`, `channel`,
-//! `tutorial`, `vms`, `manifests` and `whole` the rows; `scale` is a cluster without pods, which is large;
+//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `named`, `rollout`,
+//! `trust`, `channel`, `tutorial`, `vms`, `manifests` and `whole` the rows; `scale` is a cluster without pods, which is large;
 //! `definitions` is an API server that is newer, for our kinds alone.
 
 mod attach;
@@ -17,6 +17,7 @@ pub(crate) mod image;
 mod join;
 pub(crate) mod kubectl;
 mod manifests;
+mod named;
 pub(crate) mod node;
 pub(crate) mod ours;
 pub(crate) mod parts;
@@ -24,6 +25,7 @@ pub(crate) mod plane;
 mod pods;
 pub(crate) mod processes;
 mod restarts;
+mod rollout;
 mod scale;
 pub mod test;
 pub(crate) mod trust;

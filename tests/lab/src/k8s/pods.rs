@@ -82,7 +82,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// As many of it as `replicas`, kept at that number by the cluster.
-    fn replica_set(&self, replicas: u32) -> Value {
+    pub(crate) fn replica_set(&self, replicas: u32) -> Value {
         json!({
             "apiVersion": "apps/v1", "kind": "ReplicaSet",
             "metadata": {"name": self.name},

@@ -15,8 +15,8 @@ use crate::k8s::node::{Life, Node};
 use crate::k8s::parts::Parts;
 use crate::k8s::pods::{Pod, Pods, Wanted, resource};
 use crate::k8s::{
-    attach, channel, cluster, definitions, huge, manifests, ours, plane, processes, restarts,
-    scale, trust, tutorial, vms, whole,
+    attach, channel, cluster, definitions, huge, manifests, named, ours, plane, processes,
+    restarts, rollout, scale, trust, tutorial, vms, whole,
 };
 use crate::rows::{self, Row};
 
@@ -96,6 +96,10 @@ const STEPS: &[(When, &str, Step)] = &[
     (Usual, "controller: certificates of nodes, another root", trust::certificates),
     (Usual, "controller: each metric of alerts is there", trust::metrics),
     (Usual, "controller: a class for processes", processes::led),
+    (Usual, "controller: a NIC with a name", named::named),
+    (Usual, "controller: what pods use is not deleted", named::kept),
+    (Full, "controller: replaced under traffic", rollout::replaced),
+    (Full, "controller: rollout, a node deleted and back", rollout::two_nodes),
     (Usual, "controller: a second node joins and leaves", cluster::second),
     (Usual, "controller: no control plane, agent restarted", cluster::alone),
     (Usual, "controller: a request for a certificate is refused", channel::refused),

@@ -256,7 +256,7 @@ pub(crate) fn hooked(bench: &Bench<'_>) -> Result<()> {
         let of = |n: usize, key: &str| {
             now.pointer(&format!("/webhooks/{n}/clientConfig/{key}")).cloned()
         };
-        let known = (0..2).all(|n| {
+        let known = (0..3).all(|n| {
             let url = of(n, "url");
             let url = url.as_ref().and_then(Value::as_str).unwrap_or_default();
             of(n, "caBundle").is_some() && url.contains("/admit/")
