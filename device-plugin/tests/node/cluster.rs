@@ -62,7 +62,8 @@ async fn pools(world: &World) -> Vec<(String, u32)> {
     status.pools.into_iter().map(|pool| (pool.name, pool.total)).collect()
 }
 
-/// Says what labels namespaces have, until it is told to be silent.
+/// Says what labels namespaces have, and that pods have no annotations, until it is told to be
+/// silent.
 async fn namespaces(world: &World, team: &str) -> Arc<Mutex<Option<String>>> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -80,7 +81,8 @@ async fn namespaces(world: &World, team: &str) -> Arc<Mutex<Option<String>>> {
                             200,
                             json!({
                                 "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
-                                "metadata": {"name": name, "labels": {"team": team}},
+                                "metadata": {"name": name, "uid": format!("uid-{name}"),
+                                    "labels": {"team": team}},
                             }),
                         ),
                         None => (

@@ -221,7 +221,7 @@ fn rolled(bench: &Bench<'_>, second: &Node) -> Result<()> {
         ensure!(half <= 1, "pods of both nodes are being moved: {left:?}");
         looks += 1;
         let whole = now.iter().all(|set| set.len() == EACH) && left.iter().all(|left| *left == 0);
-        let over = whole && last.get("outdated").is_none_or(|n| *n == 0.into());
+        let over = whole && last.get("outdated").is_none_or(|n| n.as_u64() == Some(0));
         Ok(over.then_some(()))
     });
     outcome.with_context(|| format!("the policy says {last:#}"))?;

@@ -31,9 +31,9 @@ const BYTES: u32 = 256 << 10;
 /// What it can be told
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
-    /// Only steps whose name contains this
+    /// Only steps whose name contains this; may be given again
     #[arg(long)]
-    pub only: Option<String>,
+    pub only: Vec<String>,
     /// Also two VMs in pods, with unmodified programs between them, and `manifests/node`
     #[arg(long, conflicts_with = "brief")]
     pub full: bool,
@@ -128,7 +128,7 @@ impl Args {
         let pods = Pods::new(&node);
         let mut bench = Bench { node: &node, parts: &parts, cache, pods, pair: Vec::new() };
         let wanted = |when: When, name: &str| {
-            let named = self.only.as_ref().is_none_or(|o| name.contains(o.as_str()));
+            let named = self.only.is_empty() || self.only.iter().any(|o| name.contains(o.as_str()));
             let taken = match when {
                 First => return true,
                 Brief => true,
