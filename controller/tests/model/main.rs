@@ -210,7 +210,7 @@ fn nic(pick: usize) -> Object {
         name,
         RdmaNicSpec {
             network: NETWORKS[pick / 2 % 2].to_owned(),
-            mac: (pick % 2 == 0).then(|| "02:00:00:00:00:01".to_owned()),
+            mac: pick.is_multiple_of(2).then(|| "02:00:00:00:00:01".to_owned()),
             ..RdmaNicSpec::default()
         },
     );

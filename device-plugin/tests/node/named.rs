@@ -136,7 +136,7 @@ impl Server {
     }
 
     /// A NIC that the controller has accepted.
-    fn nic(&self, name: &str, spec: Value) {
+    fn nic(&self, name: &str, spec: &Value) {
         let object = json!({
             "apiVersion": "vhost-rdma.io/v1alpha1", "kind": "RdmaNic", "spec": spec,
             "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"),
@@ -189,7 +189,7 @@ fn spec() -> Value {
 /// A node, and the API server with a NIC `db`.
 async fn one() -> (World, Server) {
     let (world, server) = (led().await, Server::start().await);
-    server.nic("db", spec());
+    server.nic("db", &spec());
     server.meets(&world, "node-1");
     (world, server)
 }
@@ -312,11 +312,11 @@ async fn an_agent_that_ended_between_claim_and_ledger_has_what_it_claimed() {
 #[tokio::test]
 async fn what_a_pod_may_not_have_it_is_told_and_nothing_is_claimed() {
     let (world, server) = one().await;
-    server.nic("blue", json!({"network": "blue"}));
-    server.nic("large", json!({"network": "red", "class": "large"}));
-    server.nic("new", json!({"network": "red"}));
+    server.nic("blue", &json!({"network": "blue"}));
+    server.nic("large", &json!({"network": "red", "class": "large"}));
+    server.nic("new", &json!({"network": "red"}));
     server.objects().nics.get_mut("new").unwrap()["metadata"]["generation"] = 2.into();
-    server.nic("bad", json!({"network": "red"}));
+    server.nic("bad", &json!({"network": "red"}));
     let bad = json!([{"type": "Accepted", "status": "False", "reason": "Invalid",
         "message": "another NIC of the network has it", "observedGeneration": 1}]);
     server.objects().nics.get_mut("bad").unwrap()["status"]["conditions"] = bad;

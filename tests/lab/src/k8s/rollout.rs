@@ -21,9 +21,10 @@ const WAIT: Duration = Duration::from_secs(120);
 const ROSE: &str = "rose";
 /// Pods of each node, in a set of its own.
 const SETS: [(&str, &str); 2] = [("r-one", "node1"), ("r-two", "node2")];
-const EACH: usize = 2;
+const REPLICAS: u32 = 2;
+const EACH: usize = REPLICAS as usize;
 /// How often the controller is replaced.
-const TIMES: usize = 4;
+const TIMES: u32 = 4;
 
 fn pause() {
     std::thread::sleep(Duration::from_millis(200));
@@ -54,7 +55,7 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
             bench.node.kill(ours::CONTROLLER, signal)?;
             cluster::start_controller(bench)?;
             // It leads, which after a kill takes until the lease is old.
-            let qps = 40 + time as u64;
+            let qps = 40 + u64::from(time);
             let patch = json!({"spec": {"limits": {"maxQps": qps}}}).to_string();
             kubectl.run(&["patch", "rdmanicclass", "lab", "--type=merge", "-p", &patch])?;
             wait_for("the new controller's word on the NIC", WAIT, || {
@@ -69,7 +70,7 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
         done.map(|()| times)
     })?;
     eprintln!("    {TIMES} controllers in turn, {outcome} transfers, none failed");
-    ensure!(outcome > TIMES as u32, "{outcome} transfers are no traffic");
+    ensure!(outcome > TIMES, "{outcome} transfers are no traffic");
     let after = [bench.pods.session(&here)?, bench.pods.session(&there)?];
     ensure!(before == after, "sessions were lost: {before:?} {after:?}");
     kubectl.delete_pods(&[USERS[1]])?;
@@ -77,7 +78,7 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 fn set(name: &str, node: &str) -> Value {
-    let mut set = Wanted::new(name, ROSE).replica_set(EACH as u32);
+    let mut set = Wanted::new(name, ROSE).replica_set(REPLICAS);
     set["spec"]["template"]["spec"]["nodeName"] = node.into();
     set
 }
