@@ -11,7 +11,7 @@ use lab::cache::Cache;
 use lab::exec::{check_interrupt, run_logged, tied, wait, workspace};
 use lab::host;
 
-use crate::steps::Steps;
+use crate::nextest;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
 /// Packages with their programs.
@@ -31,34 +31,23 @@ fn logged(cache: &Cache, name: &str, cmd: &mut Command) -> Result<bool> {
     run_logged(cmd, name, &log, CARGO_WAIT).map(|()| true)
 }
 
-/// fmt, clippy, doc, what documents say of the tree, and cargo-deny: none may say a word.
-pub(crate) fn lint(cache: &Cache, steps: &mut Steps) -> Result<()> {
-    steps
-        .step("rustfmt", || logged(cache, "rustfmt", cargo().args(["fmt", "--all", "--check"])))?;
-    steps.step("clippy", || {
-        let mut cmd = cargo();
-        cmd.args([
-            "clippy",
-            "--locked",
-            "--workspace",
-            "--all-targets",
-            "--quiet",
-            "--",
-            "-D",
-            "warnings",
-        ]);
-        logged(cache, "clippy", &mut cmd)
-    })?;
-    steps.step("cargo doc", || {
-        let mut cmd = cargo();
-        cmd.args(["doc", "--locked", "--workspace", "--no-deps", "--quiet"])
-            .env("RUSTDOCFLAGS", "-D warnings");
-        logged(cache, "cargo-doc", &mut cmd)
-    })?;
-    steps.step("claims", || crate::claims::check(&workspace()))?;
-    steps.step("links", || crate::links::check(&workspace()))?;
-    steps.step("recorded results", || crate::results::check(&workspace()))?;
-    steps.step("cargo-deny", || deny(cache))
+/// Everything is formatted.
+pub(crate) fn rustfmt(cache: &Cache) -> Result<bool> {
+    logged(cache, "rustfmt", cargo().args(["fmt", "--all", "--check"]))
+}
+
+/// clippy over the workspace, which may not say a word.
+pub(crate) fn clippy(cache: &Cache) -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["clippy", "--locked", "--workspace", "--all-targets", "--quiet"]);
+    logged(cache, "clippy", cmd.args(["--", "-D", "warnings"]))
+}
+
+/// The documentation of all crates, without a warning.
+pub(crate) fn doc(cache: &Cache) -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["doc", "--locked", "--workspace", "--no-deps", "--quiet"]);
+    logged(cache, "cargo-doc", cmd.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// clippy over the daemon with the feature `host-rnic`, which no build of the workspace has on.
@@ -70,7 +59,8 @@ pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
     logged(cache, "clippy-host-rnic", &mut cmd)
 }
 
-fn deny(cache: &Cache) -> Result<bool> {
+/// Licences, banned crates, sources and advisories of what we depend on.
+pub(crate) fn deny(cache: &Cache) -> Result<bool> {
     let tool = tool(cache, DENY)?;
     let mut cmd = tied(&tool);
     cmd.current_dir(workspace()).args([
@@ -103,8 +93,8 @@ fn deny(cache: &Cache) -> Result<bool> {
     logged(cache, "cargo-deny", &mut cmd)
 }
 
-/// Words that are misspelt, in whatever git keeps; `_typos.toml` has those that are not. Apart from
-/// [`lint`]: a machine that lacks the program builds it for minutes, which a default run can not
+/// Words that are misspelt, in whatever git keeps; `_typos.toml` has those that are not. No step
+/// of a default run: a machine that lacks the program builds it for minutes, which one can not
 /// spare.
 pub(crate) fn typos(cache: &Cache) -> Result<bool> {
     let mut cmd = tied(tool(cache, TYPOS)?);
@@ -124,30 +114,52 @@ fn tool(cache: &Cache, (package, program): (&str, &str)) -> Result<PathBuf> {
     let _lock = cache.lock(package)?;
     if !own.exists() {
         eprintln!("    this machine lacks {program}: building it once");
-        let target = cache.dir().join(format!("tmp/{package}-target"));
-        let mut cmd = cargo();
-        cmd.current_dir(cache.dir())
-            .args(["install", "--locked", "--debug", package, "--root"])
-            .arg(cache.dir().join("tools"));
-        cmd.env("CARGO_TARGET_DIR", &target);
-        let log = cache.log(&format!("{package}-install"));
-        run_logged(&mut cmd, &format!("cargo install {package}"), &log, CARGO_WAIT)?;
-        let _ = std::fs::remove_dir_all(target);
+        install(cache, package, None, &cache.dir().join("tools"))?;
     }
     Ok(own)
 }
 
+/// `cargo install` below `root`.
+pub(crate) fn install(
+    cache: &Cache,
+    package: &str,
+    version: Option<&str>,
+    root: &Path,
+) -> Result<()> {
+    let target = cache.dir().join(format!("tmp/{package}-target"));
+    let mut cmd = cargo();
+    cmd.current_dir(cache.dir()).args(["install", "--locked", "--debug", package, "--root"]);
+    cmd.arg(root).env("CARGO_TARGET_DIR", &target);
+    if let Some(version) = version {
+        cmd.args(["--version", version]);
+    }
+    let log = cache.log(&format!("{package}-install"));
+    run_logged(&mut cmd, &format!("cargo install {package}"), &log, CARGO_WAIT)?;
+    let _ = std::fs::remove_dir_all(target);
+    Ok(())
+}
+
 /// Unit and whole-stack tests.
-pub(crate) fn tests(cache: &Cache, steps: &mut Steps) -> Result<()> {
-    steps.step("cargo test", || {
-        // The daemon that this very command builds for its own tests. Without the name the virtual
-        // guest would have it built for itself, with other features of its libraries, each of which
-        // is then compiled a second time.
-        let daemon = std::path::absolute(target().join("debug/vhost-rdma"))?;
-        let mut cmd = cargo();
-        cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
-        logged(cache, "cargo-test", cmd.env("VHOST_RDMA_BIN", daemon))
-    })
+pub(crate) fn tests(cache: &Cache) -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
+    logged(cache, "cargo-test", with_daemon(&mut cmd)?)
+}
+
+/// The same by nextest, each test in a process of its own with a time limit
+/// (.config/nextest.toml). It runs no examples of the documentation.
+pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]).args(rest);
+    cmd.env("PATH", nextest::on_path(cache)?);
+    shown(with_daemon(&mut cmd)?)
+}
+
+/// The daemon that this very command builds for its own tests. Without the name the virtual guest
+/// would have it built for itself, with other features of its libraries, each of which is then
+/// compiled a second time.
+fn with_daemon(cmd: &mut Command) -> Result<&mut Command> {
+    Ok(cmd.env("VHOST_RDMA_BIN", std::path::absolute(target().join("debug/vhost-rdma"))?))
 }
 
 /// Parts of the seeded bugs, one of which a run that is not `--full` takes.
@@ -155,25 +167,13 @@ const PARTS: u32 = 3;
 
 /// The seeded device bugs, each of which the whole-stack tests must catch: all of them, or the part
 /// whose turn it is by the commit, so that each is tried every few changes.
-pub(crate) fn mutants(cache: &Cache, steps: &mut Steps, all: bool) -> Result<()> {
+pub(crate) fn mutants(cache: &Cache, all: bool) -> Result<bool> {
     let part = if all { "0/1".to_owned() } else { format!("{}/{PARTS}", turn(PARTS)) };
-    steps.step(&format!("seeded device bugs, part {part}"), || {
-        let mut cmd = cargo();
-        cmd.args([
-            "run",
-            "--locked",
-            "--quiet",
-            "-p",
-            "virtual-guest",
-            "--bin",
-            "mutants",
-            "--",
-            "--part",
-            &part,
-            "--cache",
-        ]);
-        logged(cache, "mutants", cmd.arg(cache.dir().join("mutants")))
-    })
+    eprintln!("    part {part}");
+    let mut cmd = cargo();
+    cmd.args(["run", "--locked", "--quiet", "-p", "virtual-guest", "--bin", "mutants"]);
+    cmd.args(["--", "--part", &part, "--cache"]);
+    logged(cache, "mutants", cmd.arg(cache.dir().join("mutants")))
 }
 
 /// A number below `parts` that the commit decides; 0 where there is none.

@@ -13,6 +13,7 @@
 //! cargo xtask soak --minutes 30                           # nothing grows
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
+//! cargo xtask nextest                                     # a process and a time limit for each test
 //! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
 //! cargo xtask spec                                        # the specification as LaTeX, as the virtio TC takes it
 //! cargo xtask dashboard                                   # manifests/monitoring/dashboard.json
@@ -33,6 +34,7 @@ mod chores;
 mod claims;
 mod figures;
 mod links;
+mod nextest;
 mod results;
 mod spec;
 mod steps;
@@ -45,8 +47,6 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use lab::cache::Cache;
 use lab::{attempt, chart, exec, k8s, monitoring, node_bench, process, scenarios};
-
-use steps::Steps;
 
 /// Chores of the vhost-rdma project
 #[derive(Debug, Parser)]
@@ -111,6 +111,12 @@ enum Chore {
     },
     /// rustfmt, clippy, cargo doc, claims, links, results, cargo-deny and typos
     Lint,
+    /// The tests of `cargo test` by cargo-nextest: a process and a time limit for each
+    Nextest {
+        /// For nextest: filters, `-E EXPRESSION`
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
     /// Write manifests/crds and docs/API.md anew from controller/api
     Crds,
     /// Write manifests/monitoring/dashboard.json anew
@@ -157,13 +163,8 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::NodeBench(args) => args.run(&Cache::open()?),
         Chore::Soak { minutes, json, rest } => chores::soak(*minutes, json.as_deref(), rest),
         Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),
-        Chore::Lint => {
-            let mut steps = Steps::default();
-            let cache = Cache::open()?;
-            chores::lint(&cache, &mut steps)?;
-            steps.step("typos", || chores::typos(&cache))?;
-            steps.finish(None)
-        }
+        Chore::Lint => test::lint(&Cache::open()?),
+        Chore::Nextest { rest } => chores::nextest(&Cache::open()?, rest),
         Chore::Crds => chores::crds(),
         Chore::Dashboard => monitoring::write_dashboard(),
         Chore::Chart { dir, helm: true } => chart::by_helm(&Cache::open()?, dir),

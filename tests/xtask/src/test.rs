@@ -1,8 +1,10 @@
 //! `cargo xtask test`: the README's test command, and what CI runs.
+//!
+//! One list has every step, and docs/TESTING.md has it as a table; a test holds the two together.
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use lab::cache::Cache;
 use lab::scenarios::fixture::Options;
@@ -12,8 +14,8 @@ use lab::scenarios::{
 };
 use lab::{Debian, Kernel, attempt, chart, k8s, node_bench, process};
 
-use crate::chores;
 use crate::steps::Steps;
+use crate::{chores, claims, links, results};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -23,94 +25,167 @@ pub(crate) struct Args {
     /// Also the matrix of guests and kernels that CI has no time for
     #[arg(long)]
     full: bool,
+    /// Only the steps whose name contains this; may be given more than once
+    #[arg(long)]
+    only: Vec<String>,
     /// Write one row per step here
     #[arg(long)]
     json: Option<PathBuf>,
 }
 
+/// In which runs a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum When {
+    Fast,
+    Usual,
+    Full,
+}
+
+use When::{Fast, Full, Usual};
+
+impl When {
+    /// As the command line has it.
+    #[cfg(test)]
+    fn word(self) -> &'static str {
+        match self {
+            Fast => "`--fast`",
+            Usual => "CI",
+            Full => "`--full`",
+        }
+    }
+}
+
+/// What a step runs; whether the run is a full one.
+type Run = fn(&Cache, bool) -> Result<bool>;
+
+/// fmt, clippy, doc, what documents say of the tree, and cargo-deny: none may say a word.
+const LINTS: &[(When, &str, Run)] = &[
+    (Fast, "rustfmt", |c, _| chores::rustfmt(c)),
+    (Fast, "clippy", |c, _| chores::clippy(c)),
+    (Fast, "cargo doc", |c, _| chores::doc(c)),
+    (Fast, "claims", |_, _| claims::check(&lab::exec::workspace())),
+    (Fast, "links", |_, _| links::check(&lab::exec::workspace())),
+    (Fast, "recorded results", |_, _| results::check(&lab::exec::workspace())),
+    (Fast, "cargo-deny", |c, _| chores::deny(c)),
+];
+
+const TESTS: &[(When, &str, Run)] = &[
+    (Fast, "cargo test", |c, _| chores::tests(c)),
+    (Usual, "clippy with host-rnic", |c, _| chores::lint_rnic(c)),
+    (Usual, "seeded device bugs", chores::mutants),
+    (Usual, "soak for a minute", |_, _| chores::soak(1.0, None, &[])),
+    (Usual, "attacks on a neighbour's time", |_, _| chores::isolation()),
+    (Usual, "processes with RDMA devices", |c, _| attempt::Args::as_nobody().run(c)),
+    (Usual, "programs with NICs for processes", |c, full| {
+        process::Args::on((!full).then_some(Debian::Trixie)).run(c)
+    }),
+    (Usual, "kernel driver on all kernels", |c, full| {
+        drivers::Args { full, ..Default::default() }.run(c)
+    }),
+    (Usual, "a pair of VMs", |c, _| pair::Args::default().run(c)),
+    (Usual, "a stranger's driver and Linux", |c, _| stranger::Args::default().run(c)),
+    (Usual, "a process and Linux", |c, _| neighbour::Args::default().run(c)),
+    (Usual, "atomics against the guests' CPUs", |c, _| {
+        let only = Some("atomic -t".to_owned());
+        let options = Options { cpus: 2, only, ..Default::default() };
+        pair::Args { options, no_reference: true, ..Default::default() }.run(c)
+    }),
+    (Usual, "life of drivers, guests and VMs", |c, full| {
+        life::Args { full, ..Default::default() }.run(c)
+    }),
+    (Usual, "events, resources, namespaces", |c, _| verbs::Args::default().run(c)),
+    (Usual, "real clients", |c, full| clients::Args { full, ..Default::default() }.run(c)),
+    (Usual, "rdma-core's Python suite", |c, full| pyverbs::Args::with_all(full).run(c)),
+    (Usual, "pods with NICs in a real Kubernetes", |c, full| {
+        k8s::test::Args { full, brief: !full, ..Default::default() }.run(c)
+    }),
+    (Full, "typos", |c, _| chores::typos(c)),
+    (Full, "two containers with RDMA devices", |c, _| process::ContainersArgs::default().run(c)),
+    (Full, "Helm renders the chart", |c, _| chart::shown(c)),
+    (Full, "CNI plugin with RDMA devices", |c, _| cni_rdma::Args::default().run(c)),
+    (Full, "driver and device of different ages", |c, _| ages::Args::default().run(c)),
+    (Full, "machines with an IOMMU", |c, _| iommu::Args::default().run(c)),
+    (Full, "guests on an RNIC", |c, _| rnic::Args::default().run(c)),
+    (Full, "a real guest on an RNIC", |c, _| rnic::Args::with_a_real_guest().run(c)),
+    (Full, "networks on RNICs across two nodes", |c, _| cluster::Args::default().run(c)),
+    (Full, "real guests on RNICs of two nodes", |c, _| cluster::Args::with_real_guests().run(c)),
+    (Full, "what an RNIC costs through us", |c, _| rnic::Args::of_costs().run(c)),
+    (Full, "virtual functions", |c, _| sriov::Args::default().run(c)),
+    (Full, "pods on a node with hardware", |c, _| pods::Args::default().run(c)),
+    (Full, "agent and CNI plugin as ratios", |c, _| node_bench::Args::default().run(c)),
+    (Full, "kernel storage", |c, _| nvme::Args::default().run(c)),
+    (Full, "lives on a kernel that looks for faults", |c, _| {
+        life::Args { kernel: Kernel::Debug, ..Default::default() }.run(c)
+    }),
+    (Full, "events, resources, namespaces on it", |c, _| {
+        verbs::Args { kernel: Kernel::Debug, ..Default::default() }.run(c)
+    }),
+    (Full, "a pair of bookworm VMs", |c, _| a_pair(Debian::Bookworm, 1, c)),
+    (Full, "a pair of trixie-backports VMs", |c, _| a_pair(Debian::TrixieBackports, 1, c)),
+    (Full, "a pair of VMs with 2 vCPUs", |c, _| a_pair(Debian::default(), 2, c)),
+];
+
+fn a_pair(debian: Debian, cpus: u8, cache: &Cache) -> Result<bool> {
+    let options = Options { debian, cpus, ..Default::default() };
+    pair::Args { options, ..Default::default() }.run(cache)
+}
+
+/// What `cargo xtask lint` runs: also what CI has no time for.
+pub(crate) fn lint(cache: &Cache) -> Result<bool> {
+    let mut steps = Steps::default();
+    for (_, name, run) in LINTS {
+        steps.step(name, || run(cache, false))?;
+    }
+    steps.step("typos", || chores::typos(cache))?;
+    steps.finish(None)
+}
+
 impl Args {
     pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let most = match (self.fast, self.full) {
+            (true, _) => Fast,
+            (_, true) => Full,
+            _ => Usual,
+        };
+        let named = |name: &str| {
+            self.only.is_empty() || self.only.iter().any(|o| name.contains(o.as_str()))
+        };
+        let all = LINTS.iter().chain(TESTS).filter(|(when, name, _)| *when <= most && named(name));
+        ensure!(all.clone().next().is_some(), "no step of this run is called {:?}", self.only);
         let mut steps = Steps::default();
-        chores::lint(cache, &mut steps)?;
-        chores::tests(cache, &mut steps)?;
-        if !self.fast {
-            steps.step("clippy with host-rnic", || chores::lint_rnic(cache))?;
-            chores::mutants(cache, &mut steps, self.full)?;
-            steps.step("soak for a minute", || chores::soak(1.0, None, &[]))?;
-            steps.step("attacks on a neighbour's time", chores::isolation)?;
-            steps.step("processes with RDMA devices", || attempt::Args::as_nobody().run(cache))?;
-            steps.step("programs with NICs for processes", || {
-                let debian = (!self.full).then_some(Debian::Trixie);
-                process::Args::on(debian).run(cache)
-            })?;
-            steps.step("kernel driver on all kernels", || {
-                drivers::Args { full: self.full, ..Default::default() }.run(cache)
-            })?;
-            steps.step("a pair of VMs", || pair::Args::default().run(cache))?;
-            steps.step("a stranger's driver and Linux", || stranger::Args::default().run(cache))?;
-            steps.step("a process and Linux", || neighbour::Args::default().run(cache))?;
-            steps.step("atomics against the guests' CPUs", || {
-                let only = Some("atomic -t".to_owned());
-                let options = Options { cpus: 2, only, ..Default::default() };
-                pair::Args { options, no_reference: true, ..Default::default() }.run(cache)
-            })?;
-            steps.step("life of drivers, guests and VMs", || {
-                life::Args { full: self.full, ..Default::default() }.run(cache)
-            })?;
-            steps.step("events, resources, namespaces", || verbs::Args::default().run(cache))?;
-            steps.step("real clients", || {
-                clients::Args { full: self.full, ..Default::default() }.run(cache)
-            })?;
-            steps.step("rdma-core's Python suite", || {
-                pyverbs::Args::with_all(self.full).run(cache)
-            })?;
-            steps.step("pods with NICs in a real Kubernetes", || {
-                let (full, brief) = (self.full, !self.full);
-                k8s::test::Args { full, brief, ..Default::default() }.run(cache)
-            })?;
-        }
-        if self.full {
-            steps.step("typos", || chores::typos(cache))?;
-            steps.step("two containers with RDMA devices", || {
-                process::ContainersArgs::default().run(cache)
-            })?;
-            steps.step("Helm renders the chart", || chart::shown(cache))?;
-            steps.step("CNI plugin with RDMA devices", || cni_rdma::Args::default().run(cache))?;
-            steps
-                .step("driver and device of different ages", || ages::Args::default().run(cache))?;
-            steps.step("machines with an IOMMU", || iommu::Args::default().run(cache))?;
-            steps.step("guests on an RNIC", || rnic::Args::default().run(cache))?;
-            steps.step("a real guest on an RNIC", || rnic::Args::with_a_real_guest().run(cache))?;
-            steps.step("networks on RNICs across two nodes", || {
-                cluster::Args::default().run(cache)
-            })?;
-            steps.step("real guests on RNICs of two nodes", || {
-                cluster::Args::with_real_guests().run(cache)
-            })?;
-            steps.step("what an RNIC costs through us", || rnic::Args::of_costs().run(cache))?;
-            steps.step("virtual functions", || sriov::Args::default().run(cache))?;
-            steps.step("pods on a node with hardware", || pods::Args::default().run(cache))?;
-            steps.step("agent and CNI plugin as ratios", || {
-                node_bench::Args::default().run(cache)
-            })?;
-            steps.step("kernel storage", || nvme::Args::default().run(cache))?;
-            steps.step("lives on a kernel that looks for faults", || {
-                life::Args { kernel: Kernel::Debug, ..Default::default() }.run(cache)
-            })?;
-            steps.step("events, resources, namespaces on it", || {
-                verbs::Args { kernel: Kernel::Debug, ..Default::default() }.run(cache)
-            })?;
-            for debian in [Debian::Bookworm, Debian::TrixieBackports] {
-                steps.step(&format!("a pair of {} VMs", debian.name()), || {
-                    let options = Options { debian, ..Default::default() };
-                    pair::Args { options, ..Default::default() }.run(cache)
-                })?;
-            }
-            steps.step("a pair of VMs with 2 vCPUs", || {
-                let options = Options { cpus: 2, ..Default::default() };
-                pair::Args { options, ..Default::default() }.run(cache)
-            })?;
+        for (_, name, run) in all {
+            steps.step(name, || run(cache, self.full))?;
         }
         steps.finish(self.json.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    /// Each step, in order, with the run that it comes with and a command that exists.
+    #[test]
+    fn the_table_of_steps_is_the_list() {
+        let text = std::fs::read_to_string(lab::exec::workspace().join("docs/TESTING.md")).unwrap();
+        let (_, table) = text.split_once("| step | from | alone |\n|---|---|---|\n").unwrap();
+        let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with('|')).collect();
+        let mut told = Vec::new();
+        for row in &rows {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [name, when, command] = cells[..] else { panic!("{row}") };
+            told.push((when, name));
+            let command = command.trim_matches('`');
+            let words = command.split_whitespace();
+            if let Some(rest) = command.strip_prefix("cargo xtask ") {
+                let parsed = crate::Cli::try_parse_from(words.skip(1));
+                assert!(parsed.is_ok(), "`{rest}`: {}", parsed.unwrap_err());
+            }
+        }
+        let listed: Vec<(&str, &str)> =
+            LINTS.iter().chain(TESTS).map(|(when, name, _)| (when.word(), *name)).collect();
+        assert_eq!(told, listed);
     }
 }

@@ -2,13 +2,14 @@
 //! runc on a node in namespaces of its own, a second node beside it, our daemon and agent on them
 //! as they would be on any node.
 //!
-//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine; `plane` starts the
-//! servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
+//! `parts` makes what it consists of, once; `node` is the machine-in-a-machine, `cgroups` its
+//! limits; `plane` starts the servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
 //! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `named`, `rollout`,
 //! `trust`, `channel`, `tutorial`, `vms`, `manifests` and `whole` the rows; `scale` is a cluster without pods, which is large;
 //! `definitions` is an API server that is newer, for our kinds alone.
 
 mod attach;
+mod cgroups;
 pub(crate) mod channel;
 pub(crate) mod cluster;
 mod definitions;

@@ -14,7 +14,6 @@
 //! process (`tini`, which reaps it).
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::cgroups::{self, Hierarchies};
 use crate::exec::{self, capture, tail, tied};
 
 const BASE: &str = "/tmp";
@@ -30,11 +30,23 @@ const START_WAIT: Duration = Duration::from_secs(60);
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
-/// Holds the lock of the state directory and puts itself into the cgroups, then makes the
-/// namespaces. `$1` state directory, `$2` root file system, `$4` the node's number.
+/// Holds the lock of the state directory and puts itself into the cgroups, which become the tops of
+/// a cgroup namespace. `$1` state directory, `$2` root file system, `$4` the node's number, `$5`
+/// what is next.
 const ENTER: &str = r#"
 while read -r dir; do echo $$ > "$dir/cgroup.procs"; done < "$1/cgroups"
-exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net --ipc --uts --cgroup \
+exec unshare --cgroup sh -ec "$5" sh "$1" "$2" "$3" "$4"
+"#;
+
+/// Out of the way of version 2, whose top may hand controllers down once nobody is in it; then
+/// the other namespaces.
+const NAMESPACE: &str = r#"
+while read -r dir; do
+  [ -d "$dir/node" ] || continue
+  echo $$ > "$dir/node/cgroup.procs"
+  sed 's/[^ ]*/+&/g' "$dir/cgroup.controllers" > "$dir/cgroup.subtree_control"
+done < "$1/cgroups"
+exec unshare --mount --propagation private --pid --fork --kill-child=KILL --net --ipc --uts \
   sh -ec "$3" sh "$1" "$2" "$4"
 "#;
 
@@ -62,11 +74,10 @@ mount --rbind /dev dev
 mount -t tmpfs shm dev/shm
 [ ! -d dev/net ] || mount -t tmpfs -o mode=755 net dev/net
 [ ! -d dev/net ] || mknod -m 666 dev/net/tun c 10 200
-mount -t tmpfs -o mode=755 cgroup sys/fs/cgroup
 while read -r point kind options; do
   mkdir -p "sys/fs/cgroup/$point"
   mount -t $kind -o "$options" "$kind" "sys/fs/cgroup/$point"
-done < "$state/hierarchies"
+done < "$state/mounts"
 while read -r key value; do
   [ -e "proc/sys/$key" ] || continue
   echo "$value" > "tmp/sysctl"
@@ -93,10 +104,12 @@ pivot_root . .old
 exec chroot . sh -ec 'umount -l /.old; mount --make-rshared /; touch /lab/up; exec tini -- sleep infinity'
 "#;
 
-/// `nsenter` changes what a process sees of the cgroups, not which it is in.
-const JOIN: &str = r#"for f in /sys/fs/cgroup/*/cgroup.procs; do echo $$ > $f; done; exec "$@""#;
-
-const NAMESPACES: &str = "--mount --pid --net --ipc --uts --cgroup";
+/// `nsenter` changes what a process sees of the cgroups, not which it is in; and from within the
+/// namespace nobody can be fetched into it (`nsdelegate`, cgroup-v2.rst). `$1` the list of files,
+/// `$2` the node's first process; the rest is the command.
+const JOIN: &str = r#"while read -r f; do echo $$ > "$f"; done < "$1"
+target=$2; shift 2
+exec nsenter --target "$target" --mount --pid --net --ipc --uts --cgroup -- "$@""#;
 
 /// A running node.
 #[derive(Debug)]
@@ -136,8 +149,7 @@ impl Node {
         }
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         fs::create_dir_all(dir.join("lab/log"))?;
-        let hierarchies = cgroup_hierarchies()?;
-        write_hierarchies(&dir, name, &hierarchies)?;
+        Hierarchies::find()?.make(&dir, &format!("{PREFIX}{name}"))?;
         let log = fs::File::create(dir.join("lab/log/init.log"))?;
         let mut cmd = match life {
             Life::Ours => tied("flock"),
@@ -149,7 +161,8 @@ impl Node {
             }
         };
         cmd.args(["--nonblock", "--no-fork"]).arg(dir.join("lock"));
-        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(&dir).arg(root).arg(INIT).arg(number.to_string());
+        cmd.args(["sh", "-ec", ENTER, "sh"]).arg(&dir).arg(root).arg(INIT);
+        cmd.arg(number.to_string()).arg(NAMESPACE);
         fs::write(dir.join("number"), number.to_string())?;
         let keeper = cmd.stdout(log.try_clone()?).stderr(log).spawn().context("flock")?;
         let mut node = Self { dir, number, pid: 0, keeper: Some(keeper) };
@@ -203,9 +216,10 @@ impl Node {
 
     /// A script beside the node's files that runs `program` in it, for people.
     pub(crate) fn write_entry(&self, name: &str, program: &str) -> Result<()> {
+        let (procs, pid) = (self.dir.join(cgroups::PROCS), self.pid);
         let script = format!(
-            "#!/bin/sh\nexec nsenter --target {} {NAMESPACES} -- sh -ec '{JOIN}' sh {program} \"$@\"\n",
-            self.pid
+            "#!/bin/sh\nexec sh -ec '{JOIN}' sh {} {pid} {program} \"$@\"\n",
+            procs.display()
         );
         let path = self.dir.join(name);
         fs::write(&path, script)?;
@@ -229,9 +243,9 @@ impl Node {
 
     /// A command in the node.
     pub(crate) fn command(&self, program: &str) -> Command {
-        let mut cmd = tied("nsenter");
-        cmd.arg("--target").arg(self.pid.to_string());
-        cmd.args(NAMESPACES.split(' ')).args(["--", "sh", "-ec", JOIN, "sh", program]);
+        let mut cmd = tied("sh");
+        cmd.args(["-ec", JOIN, "sh"]).arg(self.dir.join(cgroups::PROCS));
+        cmd.arg(self.pid.to_string()).arg(program);
         cmd.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         cmd.env("HOME", "/root").env("LC_ALL", "C.UTF-8");
         cmd
@@ -314,7 +328,7 @@ echo $! > "$pid""#;
         }
         let dir = std::mem::take(&mut self.dir);
         let namespaces = namespaces_of(self.pid);
-        let procs = cgroup_dirs(&dir);
+        let groups = cgroups::made(&dir, PREFIX);
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
             // The first process of a PID namespace takes the others along.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -324,7 +338,7 @@ echo $! > "$pid""#;
         }
         let deadline = std::time::Instant::now() + STOP_WAIT;
         let left = loop {
-            let left = leftovers(&dir, &namespaces, &procs);
+            let left = leftovers(&dir, &namespaces, &groups);
             if left.is_empty() || std::time::Instant::now() > deadline {
                 break left;
             }
@@ -348,106 +362,6 @@ impl Drop for Node {
     }
 }
 
-/// Hierarchies of cgroup version 1: mount point below `/sys/fs/cgroup`, type, options, and the
-/// directory in it that this process is in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Hierarchy {
-    point: String,
-    kind: &'static str,
-    options: String,
-    own: PathBuf,
-}
-
-fn cgroup_hierarchies() -> Result<Vec<Hierarchy>> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let groups = fs::read_to_string("/proc/self/cgroup")?;
-    let found = parse_hierarchies(&mounts, &groups);
-    if !found.iter().any(|h| h.point.split(',').any(|c| c == "memory")) {
-        bail!(
-            "the cluster needs cgroup version 1 hierarchies below /sys/fs/cgroup (cpu, cpuacct, cpuset, memory, pids), which this machine does not have mounted: boot it with `systemd.unified_cgroup_hierarchy=0`"
-        );
-    }
-    Ok(found)
-}
-
-fn parse_hierarchies(mounts: &str, groups: &str) -> Vec<Hierarchy> {
-    // `id:controllers:path`, proc_pid_cgroup(5).
-    let own_path = |controllers: &str| {
-        groups.lines().find_map(|l| {
-            let mut fields = l.splitn(3, ':').skip(1);
-            (fields.next()? == controllers).then(|| fields.next().map(ToOwned::to_owned))?
-        })
-    };
-    let mut found: Vec<Hierarchy> = Vec::new();
-    for line in mounts.lines() {
-        let Some((head, fs_part)) = line.split_once(" - ") else { continue };
-        let Some(at) = head.split(' ').nth(4) else { continue };
-        let Some(point) = at.strip_prefix("/sys/fs/cgroup/") else { continue };
-        let mut words = fs_part.split(' ');
-        let (kind, options) = (words.next().unwrap_or(""), words.nth(1).unwrap_or(""));
-        let (kind, options, controllers) = match kind {
-            "cgroup" => {
-                let kept: Vec<&str> =
-                    options.split(',').filter(|o| !["rw", "ro"].contains(o)).collect();
-                let controllers: Vec<&str> = kept
-                    .iter()
-                    .filter(|o| !o.contains('=') || o.starts_with("name="))
-                    .copied()
-                    .collect();
-                let named = kept.iter().any(|o| o.starts_with("name="));
-                let shown = if named {
-                    format!("none,{}", controllers.join(","))
-                } else {
-                    controllers.join(",")
-                };
-                ("cgroup", shown, controllers.join(","))
-            }
-            "cgroup2" => ("cgroup2", "rw".to_owned(), String::new()),
-            _ => continue,
-        };
-        let Some(own) = own_path(&controllers) else { continue };
-        if found.iter().any(|h| h.point == point) {
-            continue;
-        }
-        let own = Path::new(at).join(own.trim_start_matches('/'));
-        found.push(Hierarchy { point: point.to_owned(), kind, options, own });
-    }
-    found
-}
-
-/// Makes our directory in every hierarchy. The list is written first, so that whatever happens
-/// next, somebody can clean up.
-fn write_hierarchies(dir: &Path, name: &str, hierarchies: &[Hierarchy]) -> Result<()> {
-    let mut dirs = String::new();
-    let mut mounts = String::new();
-    for h in hierarchies {
-        dirs.push_str(&format!("{}\n", h.own.join(format!("{PREFIX}{name}")).display()));
-        mounts.push_str(&format!("{} {} {}\n", h.point, h.kind, h.options));
-    }
-    let mut file = fs::File::create(dir.join("cgroups"))?;
-    file.write_all(dirs.as_bytes())?;
-    file.sync_all()?;
-    fs::write(dir.join("hierarchies"), mounts)?;
-    for h in hierarchies {
-        let ours = h.own.join(format!("{PREFIX}{name}"));
-        fs::create_dir(&ours).with_context(|| format!("cannot make {}", ours.display()))?;
-        // A new cpuset is empty, and an empty one takes no process.
-        for file in ["cpuset.cpus", "cpuset.mems"] {
-            if let Ok(value) = fs::read_to_string(h.own.join(file))
-                && h.kind == "cgroup"
-            {
-                fs::write(ours.join(file), value.trim())?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn cgroup_dirs(dir: &Path) -> Vec<PathBuf> {
-    let text = fs::read_to_string(dir.join("cgroups")).unwrap_or_default();
-    text.lines().filter(|l| l.contains(PREFIX)).map(PathBuf::from).collect()
-}
-
 /// The inode numbers of a process's namespaces, as links say them.
 fn namespaces_of(pid: u32) -> Vec<String> {
     ["mnt", "net", "pid", "cgroup", "ipc", "uts"]
@@ -458,7 +372,7 @@ fn namespaces_of(pid: u32) -> Vec<String> {
 }
 
 /// What is still there of a node: processes in its namespaces, cgroups, mounts.
-fn leftovers(dir: &Path, namespaces: &[String], cgroups: &[PathBuf]) -> Vec<String> {
+fn leftovers(dir: &Path, namespaces: &[String], groups: &[PathBuf]) -> Vec<String> {
     let mut left = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -472,23 +386,13 @@ fn leftovers(dir: &Path, namespaces: &[String], cgroups: &[PathBuf]) -> Vec<Stri
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let at = dir.display().to_string();
     left.extend(mounts.lines().filter(|l| l.contains(&at)).map(|l| format!("mount {l}")));
-    for cgroup in cgroups {
-        remove_cgroup(cgroup);
+    for cgroup in groups {
+        cgroups::remove(cgroup);
         if cgroup.exists() {
             left.push(format!("cgroup {}", cgroup.display()));
         }
     }
     left
-}
-
-/// `rmdir` from the leaves up: a cgroup's files cannot be removed, and go with it.
-fn remove_cgroup(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            remove_cgroup(&entry.path());
-        }
-    }
-    let _ = fs::remove_dir(dir);
 }
 
 /// Removes what is left of nodes whose lock nobody holds.
@@ -507,42 +411,10 @@ fn sweep() {
                 .is_ok_and(|t| t.elapsed().unwrap_or_default() > START_WAIT),
         };
         if free {
-            for cgroup in cgroup_dirs(&dir) {
-                remove_cgroup(&cgroup);
+            for cgroup in cgroups::made(&dir, PREFIX) {
+                cgroups::remove(&cgroup);
             }
             let _ = fs::remove_dir_all(&dir);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hierarchies_of_both_versions() {
-        let mounts = "\
-30 25 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
-31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
-32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-33 30 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
-34 30 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
-35 25 0:31 / /proc rw - proc proc rw
-";
-        let groups = "4:name=systemd:/\n3:memory:/a/b\n2:cpu,cpuacct:/\n0::/u\n";
-        let found = parse_hierarchies(mounts, groups);
-        let shown: Vec<String> = found
-            .iter()
-            .map(|h| format!("{} {} {} {}", h.point, h.kind, h.options, h.own.display()))
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                "cpu,cpuacct cgroup cpu,cpuacct /sys/fs/cgroup/cpu,cpuacct/",
-                "memory cgroup memory /sys/fs/cgroup/memory/a/b",
-                "systemd cgroup none,name=systemd /sys/fs/cgroup/systemd/",
-                "unified cgroup2 rw /sys/fs/cgroup/unified/u",
-            ]
-        );
     }
 }
