@@ -72,6 +72,10 @@ pub struct File {
     pub workers: Option<u32>,
     /// Worker threads of each network's own process.
     pub network_workers: Option<u32>,
+    /// Bytes of memory of each network's own process.
+    pub network_memory_max: Option<u64>,
+    /// Threads of each network's own process.
+    pub network_pids_max: Option<u64>,
     /// How long a worker polls before it sleeps, in microseconds; 0 never polls.
     pub poll_us: Option<u32>,
     /// Where metrics are served: `IP:PORT` or `unix:PATH`.

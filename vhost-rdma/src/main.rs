@@ -12,9 +12,9 @@ use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::config::ConfigError;
 use vhost_rdma::dataplane::LocalDataplane;
 use vhost_rdma::network_process;
-use vhost_rdma::node::{AttachError, Backend, Dataplane};
-use vhost_rdma::store::{Store, keep};
-use vhost_rdma::supervisor::{Estate, Fleet, FleetSettings, Supervisor};
+use vhost_rdma::node::{AttachError, Dataplane};
+use vhost_rdma::store::{Sockets, Store, keep};
+use vhost_rdma::supervisor::{CgroupLimits, Cgroups, Estate, Fleet, FleetSettings, Supervisor};
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, limits, run, telemetry};
@@ -74,6 +74,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
     }
     telemetry::start(args.log_format, None).map_err(|error| anyhow!(error))?;
     let (store, heirlooms) = Store::open();
+    let (sockets, heirlooms) = Sockets::read(store.clone(), heirlooms);
     let estate = Estate::read(store, heirlooms);
     limits::raise_descriptors();
     limits::keep_descriptors();
@@ -84,7 +85,9 @@ fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let reload =
         Reloader { args, running: Arc::new(Mutex::new(plan.clone())), reached: reached.clone() };
     let reload = move || reload.next().map_err(|error| error.to_string());
-    admin::run(&settings, || backend(&plan, &reached, estate), Box::new(reload))?;
+    let nics = Arc::clone(&sockets);
+    let backend = || dataplane(&plan, &reached, estate).map(|all| Supervisor::new(all, nics));
+    admin::run(&settings, backend, Box::new(reload), &sockets)?;
     Ok(())
 }
 
@@ -97,6 +100,7 @@ struct Plan {
     log: Option<String>,
     log_format: LogFormat,
     one_process: bool,
+    cgroup: CgroupLimits,
 }
 
 impl Plan {
@@ -144,7 +148,11 @@ impl Plan {
         };
         let log = settings.file.log.clone();
         let (log_format, one_process) = (args.log_format, args.one_process);
-        Ok(Self { settings, channel, ports, log, log_format, one_process })
+        let cgroup = CgroupLimits {
+            memory: args.network_memory_max.or(settings.file.network_memory_max),
+            pids: args.network_pids_max.or(settings.file.network_pids_max),
+        };
+        Ok(Self { settings, channel, ports, log, log_format, one_process, cgroup })
     }
 
     /// What a new plan has otherwise and a running daemon cannot take over.
@@ -156,6 +164,8 @@ impl Plan {
             ("runtime_dir", ours.runtime_dir != theirs.runtime_dir),
             ("workers", ours.workers != theirs.workers),
             ("network_workers", ours.network_workers != theirs.network_workers),
+            ("network_memory_max", self.cgroup.memory != new.cgroup.memory),
+            ("network_pids_max", self.cgroup.pids != new.cgroup.pids),
             ("poll_us", ours.poll_us != theirs.poll_us),
             ("ephemeral", ours.ephemeral != theirs.ephemeral),
             ("metrics", ours.metrics != theirs.metrics),
@@ -216,23 +226,23 @@ impl Reloader {
 }
 
 /// What serves NICs: a process for each network, or this one.
-fn backend(
+fn dataplane(
     plan: &Plan,
     reached: &Arc<Reached>,
     estate: Estate,
-) -> Result<impl Backend + use<>, AttachError> {
-    let dataplane: Arc<dyn Dataplane> = if plan.one_process {
-        Arc::new(local(plan, reached)?)
+) -> Result<Arc<dyn Dataplane>, AttachError> {
+    if plan.one_process {
+        Ok(Arc::new(local(plan, reached)?))
     } else {
-        fleet(plan, reached, estate)?
-    };
-    Ok(Supervisor::new(dataplane))
+        fleet(plan, reached, estate).map(|fleet| fleet as Arc<dyn Dataplane>)
+    }
 }
 
 fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Fleet>, AttachError> {
     let settings = FleetSettings {
         workers: plan.settings.network_workers,
         poll_us: plan.settings.poll_us,
+        cgroups: Cgroups::open(plan.cgroup, &plan.settings.runtime_dir),
         log_format: plan.log_format,
         log: plan.log.clone(),
     };

@@ -24,7 +24,7 @@ use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::daemon::{Daemon, NicView};
-use crate::node::{Backend, ProcessStatus, Session, WorkerStatus};
+use crate::node::{Backend, MemoryStatus, ProcessStatus, Session, WorkerStatus};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -224,6 +224,24 @@ const PROCESS_GAUGES: [(&str, &str, Glance); 2] = [
     }),
 ];
 
+type Figure = fn(&MemoryStatus) -> Option<u64>;
+
+/// Of processes that have a cgroup.
+const MEMORY: [(&str, &str, MetricType, Figure); 3] = [
+    ("memory_bytes", "Memory of the network's process", MetricType::Gauge, |memory| {
+        Some(memory.now)
+    }),
+    ("memory_max_bytes", "What the network's process may have", MetricType::Gauge, |memory| {
+        memory.max
+    }),
+    (
+        "memory_kills",
+        "Processes of the network that the memory killer has ended",
+        MetricType::Counter,
+        |memory| Some(memory.kills),
+    ),
+];
+
 impl<B: Backend> Collector for ProcessCollector<B> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let processes = self.0.processes();
@@ -238,6 +256,20 @@ impl<B: Backend> Collector for ProcessCollector<B> {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for process in &processes {
                 ConstGauge::new(read(process)).encode(metric.encode_family(&label(process))?)?;
+            }
+        }
+        for (name, help, kind, read) in MEMORY {
+            let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+            for process in &processes {
+                let Some(value) = process.memory.as_ref().and_then(read) else { continue };
+                let labels = label(process);
+                let family = metric.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => ConstCounter::new(value).encode(family)?,
+                    _ => {
+                        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(family)?;
+                    }
+                }
             }
         }
         Ok(())

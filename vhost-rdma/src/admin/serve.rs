@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::registry::Registry;
 use rustix::fs::FlockOperation;
+use rustix::net::SocketType;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
@@ -29,7 +30,7 @@ use super::users::UserError;
 use crate::config::{self, ADMIN_SOCKET};
 use crate::node::{AttachError, Backend, SOCKET_PATH_MAX, SocketAccess};
 use crate::socket;
-use crate::store::{Successor, become_successor};
+use crate::store::{Listening, Owner, Sockets, Store, Successor, become_successor};
 
 /// How long open API calls may take to end after a signal.
 const LAST_CALLS: Duration = Duration::from_secs(2);
@@ -225,6 +226,7 @@ pub fn run<B: Backend, E>(
     settings: &Settings,
     backend: impl FnOnce() -> Result<B, E>,
     reload: Reload,
+    sockets: &Sockets,
 ) -> Result<(), RunError<E>> {
     // First of all, since its default action is the end: one that comes while the daemon starts is
     // served once it has.
@@ -240,40 +242,44 @@ pub fn run<B: Backend, E>(
         return Err(ServeError::PathTooLong { path: path.display().to_string(), length }.into());
     }
     let access = resolve(&settings.admin, 0o600).map_err(ServeError::User)?;
-    let bound = socket::bind(&path, &access)
+    let listening = sockets
+        .open(&Owner::Admin, SocketType::STREAM, (&path, &access))
         .map_err(|source| ServeError::Socket { what: "admin socket", source })?;
-    let _removed = Removed(path.clone());
     let backend = backend().map_err(RunError::Backend)?;
     let daemon = Daemon::start(&dir, settings.ephemeral, &settings.file, backend)
         .map_err(ServeError::Start)?;
     let daemon = Arc::new(daemon);
     let reloading = Arc::new(Reloading {
         read: reload,
-        admin_socket: path.clone(),
+        admin_socket: path,
         admin: Mutex::new(settings.admin.clone()),
     });
     let successor = Successor::find().map_err(|error| error.to_string());
-    let api = Api { runtime, hangup, reloading, successor: successor.clone() };
-    let served = serve_api(settings, &path, bound, &daemon, api);
+    let store = sockets.store().clone();
+    let api = Api { runtime, hangup, reloading, successor: successor.clone(), store };
+    let served = serve_api(settings, &listening, &daemon, api);
     if let (Ok(Ended::Upgrade), Ok(successor)) = (&served, successor) {
-        upgrade(&daemon, &successor);
+        upgrade(&daemon, &successor, &listening);
     }
     // Tells the service manager that the end is wanted; there may be none.
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = sockets.store().tell("STOPPING=1\n");
     daemon.stop();
     tracing::info!("stopped");
     served.map(drop).map_err(RunError::Serve)
 }
 
-/// Becomes the next program; the present one if there is none after all. Returns if not even that
-/// is possible: then the daemon ends, and what serves it starts it again.
-fn upgrade<B: Backend>(daemon: &Daemon<B>, successor: &Successor) {
+/// Becomes the next program; the present one if there is none after all. If not even that is
+/// possible the process ends at once, since nothing here is its own any more, and what serves it
+/// starts it again.
+fn upgrade<B: Backend>(daemon: &Daemon<B>, successor: &Successor, admin: &Listening) -> ! {
     tracing::info!(program = %successor.path().display(), "becoming another program");
-    let heirlooms = daemon.hand_down();
+    let mut heirlooms = daemon.hand_down();
+    heirlooms.extend(admin.hand_down());
     let error = become_successor(successor.path(), &heirlooms);
     tracing::error!(%error, "it cannot be started; going on with the program that runs");
     let error = become_successor(Path::new("/proc/self/exe"), &heirlooms);
     tracing::error!(%error, "nor can that");
+    std::process::exit(1)
 }
 
 /// Why the API is not served any more.
@@ -337,21 +343,14 @@ fn lock(dir: &Path) -> Result<File, ServeError> {
     Ok(file)
 }
 
-/// Removes a socket however the run ends.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        socket::remove(&self.0);
-    }
-}
-
 /// What the API needs that was made before everything else.
 struct Api {
     runtime: Runtime,
     hangup: Signal,
     reloading: Arc<Reloading>,
     successor: Result<Successor, String>,
+    /// The way to the service manager.
+    store: Store,
 }
 
 fn runtime() -> Result<Runtime, ServeError> {
@@ -364,15 +363,17 @@ fn runtime() -> Result<Runtime, ServeError> {
 
 fn serve_api<B: Backend>(
     settings: &Settings,
-    path: &Path,
-    bound: std::os::unix::net::UnixListener,
+    listening: &Listening,
     daemon: &Arc<Daemon<B>>,
     api: Api,
 ) -> Result<Ended, ServeError> {
-    let Api { runtime, hangup, reloading, successor } = api;
+    let Api { runtime, hangup, reloading, successor, store } = api;
     let (upgrade, asked) = mpsc::channel(1);
     let served = runtime.block_on(async {
-        let listener = adopt(bound)?;
+        // A copy: it is listened on until the run ends, so that who comes in an upgrade waits.
+        let bound = listening.listener().try_clone();
+        let listener = adopt(bound.map_err(|source| ServeError::Io { action: "listen", source })?)?;
+        let path = listening.path();
         if let Some(address) = &settings.metrics {
             serve_metrics(address, Arc::clone(daemon)).await?;
         }
@@ -385,7 +386,7 @@ fn serve_api<B: Backend>(
         };
         let daemon = Arc::clone(daemon);
         let service = Service { daemon, about, reloading, successor, upgrade };
-        until_asked(listener, service, path, (hangup, asked)).await
+        until_asked(listener, service, (path, &store), (hangup, asked)).await
     });
     if let Some(MetricsAddress::Unix(path)) = &settings.metrics {
         socket::remove(path);
@@ -437,7 +438,7 @@ impl Stream for Incoming {
 async fn until_asked<B: Backend>(
     listener: UnixListener,
     service: Service<B>,
-    path: &Path,
+    (path, store): (&Path, &Store),
     (mut hangup, mut upgrade): (Signal, mpsc::Receiver<()>),
 ) -> Result<Ended, ServeError> {
     let fault = |source| ServeError::Io { action: "watch for signals", source };
@@ -452,7 +453,7 @@ async fn until_asked<B: Backend>(
             let _ = stopped.await;
         });
     tokio::pin!(server);
-    announce(path);
+    announce(path, store);
     let (why, end) = loop {
         tokio::select! {
             ended = &mut server => return Ok(ended.map(|()| Ended::Stop)?),
@@ -476,9 +477,9 @@ async fn until_asked<B: Backend>(
     }
 }
 
-fn announce(path: &Path) {
+fn announce(path: &Path, store: &Store) {
     tracing::info!(socket = %path.display(), version = env!("CARGO_PKG_VERSION"), "ready");
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+    if let Err(error) = store.tell("READY=1\n") {
         tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
     }
 }

@@ -58,7 +58,23 @@ impl<B: Backend> Service<B> {
 
 fn network((network, nics): (NetworkConfig, usize)) -> v1::Network {
     let nics = u32::try_from(nics).unwrap_or(u32::MAX);
-    v1::Network { name: network.name, vni: network.vni, nics, configured: network.configured }
+    let NetworkConfig { name, vni, configured, .. } = network;
+    v1::Network { name, vni, nics, configured, ..v1::Network::default() }
+}
+
+/// All networks, with what is known of their processes' memory.
+fn networks<B: Backend>(daemon: &Daemon<B>) -> Vec<v1::Network> {
+    let processes = daemon.processes();
+    let with_memory = |mut network: v1::Network| {
+        let own = processes.iter().find(|process| process.network == network.name);
+        if let Some(memory) = own.and_then(|process| process.memory) {
+            network.memory_bytes = memory.now;
+            network.memory_max = memory.max.unwrap_or(0);
+            network.memory_kills = memory.kills;
+        }
+        network
+    };
+    daemon.networks().into_iter().map(network).map(with_memory).collect()
 }
 
 fn comes_back(what: &str, name: &str, configured: bool) -> String {
@@ -169,12 +185,7 @@ impl<B: Backend> Admin for Service<B> {
         &self,
         _: Request<v1::ListNetworksRequest>,
     ) -> Result<Response<v1::ListNetworksResponse>, Status> {
-        self.call(|daemon| {
-            Ok(v1::ListNetworksResponse {
-                networks: daemon.networks().into_iter().map(network).collect(),
-            })
-        })
-        .await
+        self.call(|daemon| Ok(v1::ListNetworksResponse { networks: networks(daemon) })).await
     }
 
     async fn restart_network(

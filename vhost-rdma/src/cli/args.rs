@@ -143,6 +143,13 @@ pub struct ServeArgs {
     /// Worker threads of each network's own process; its NICs are spread over them [default: 1]
     #[arg(long, value_name = "N")]
     pub network_workers: Option<u32>,
+    /// Bytes of memory that each network's own process may have (K, M, G and T are powers of 1024);
+    /// the kernel ends one that takes more [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "one_process")]
+    pub network_memory_max: Option<u64>,
+    /// Threads that each network's own process may have [default: no limit]
+    #[arg(long, value_name = "N", conflicts_with = "one_process")]
+    pub network_pids_max: Option<u64>,
     /// Serve all networks in this process, not each in a sandboxed one of its own (for debugging)
     #[arg(long)]
     pub one_process: bool,

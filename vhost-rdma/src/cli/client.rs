@@ -14,8 +14,9 @@ use super::Failure;
 use crate::node::SOCKET_PATH_MAX;
 
 /// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is
-/// instant.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// instant. Longer than the daemon waits itself (10 s for a VMM's thread, 65 s for a network's
+/// process), so that what it has to say is heard.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Bytes of an answer. It is our own daemon's, which may have many peers.
 const ANSWER_MAX: usize = 256 << 20;

@@ -86,7 +86,9 @@ mirror!(Peer from PeerMessage {
     network: String, address: String, through: String, daemon: String, source: String,
 });
 mirror!(PeersReplaced from ReplacedMessage { added: u32, removed: u32 });
-mirror!(Network from NetworkMessage { name: String, vni: u32, nics: u32, configured: bool });
+mirror!(Network from NetworkMessage {
+    name: String, vni: u32, nics: u32, configured: bool, memory_bytes: u64, memory_max: u64, memory_kills: u64,
+});
 
 impl ShownNic {
     /// What a VMM's options need to know of it.

@@ -84,6 +84,9 @@ pub enum Request {
     Figures,
     /// Log by this filter.
     Log(Option<String>),
+    /// Try what is denied; a build for tests only (`sandbox::tests`).
+    #[cfg(test)]
+    Attempt(String),
 }
 
 /// A request and its number, by which its answer is known.

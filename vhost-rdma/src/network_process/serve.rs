@@ -289,6 +289,8 @@ impl Process {
                 set_filter(log.as_deref());
                 Answer::Done
             }
+            #[cfg(test)]
+            Request::Attempt(case) => answer(sandbox::tests::attempt(&case)),
         }
     }
 

@@ -41,6 +41,6 @@ pub use peer_set::{PEERS_MAX, PeerChange, Replaced};
 pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
 pub use types::{
     BadGuests, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
-    Guests, KICK_QUEUES, LimitsPatch, NetworkConfig, NicConfig, NicLimits, NicStatus, Objects,
-    ProcessStatus, Session, SocketAccess, VNI_MAX, WorkerStatus,
+    Guests, KICK_QUEUES, LimitsPatch, MemoryStatus, NetworkConfig, NicConfig, NicLimits, NicStatus,
+    Objects, ProcessStatus, Session, SocketAccess, VNI_MAX, WorkerStatus,
 };

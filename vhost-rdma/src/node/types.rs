@@ -371,6 +371,19 @@ pub struct ProcessStatus {
     pub deaths: u64,
     /// Again and again, in the last minute.
     pub failing: bool,
+    /// Its memory, where it has a cgroup of its own.
+    pub memory: Option<MemoryStatus>,
+}
+
+/// Memory of the processes in a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryStatus {
+    /// Bytes now.
+    pub now: u64,
+    /// Bytes at most.
+    pub max: Option<u64>,
+    /// How often the memory killer has ended one.
+    pub kills: u64,
 }
 
 /// What the device layer reports of one of its worker threads. A turn is what one guest can make

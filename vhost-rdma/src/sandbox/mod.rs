@@ -129,4 +129,4 @@ fn no_names() -> io::Result<Landlock> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,7 @@
-//! Each class of what a sandbox denies is tried from within. Every case is a process of its own:
-//! what was given away does not come back.
+//! Each class of what a sandbox denies is tried from within: by the network process itself, which
+//! has started, shut itself in and listens to its supervisor; in a build for tests it can be asked
+//! to try (`Request::Attempt`). Every case is a process of its own: what was given away does not
+//! come back.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -7,14 +9,18 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
-use super::{close_in, seal};
+use crate::network_process::{
+    Answer, Numbered, Report, Request, Start, VERSION, Wire, decode, encode, serve,
+};
+use crate::telemetry::{FILTER_ENV, LogFormat};
 
 /// <asm-generic/fcntl.h>
 const F_SETSIG: i64 = 10;
-const CASE: &str = "VHOST_RDMA_TEST_SANDBOX";
 /// Where a case finds a file and a socket of somebody else's.
 const PLACE: &str = "VHOST_RDMA_TEST_PLACE";
 
@@ -33,32 +39,30 @@ fn call(number: i64, args: [i64; 4]) -> io::Result<i64> {
     }
 }
 
-fn status(key: &str) -> String {
-    let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-    line.trim().to_owned()
+/// What a case finds, made before the process shut itself in.
+struct Before {
+    place: PathBuf,
+    listener: UnixListener,
+    datagram: UnixDatagram,
 }
 
-/// What a case does inside.
+static BEFORE: OnceLock<Before> = OnceLock::new();
+
+/// Does what a case says, within; the error is what was not as it should be.
+pub(crate) fn attempt(case: &str) -> Result<(), String> {
+    let before = BEFORE.get().ok_or("there was no beginning")?;
+    catch_unwind(AssertUnwindSafe(|| within_does(case, before))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.unwrap_or_else(|| "it panicked".to_owned())
+    })
+}
+
 #[allow(clippy::too_many_lines, reason = "it is a list")]
-fn attempt(case: &str) {
-    let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
-    close_in().unwrap();
-    if case == "capabilities" {
-        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
-            assert_eq!(status(set), "0000000000000000", "{set}");
-        }
-        assert_eq!(status("NoNewPrivs:"), "1");
-        return;
-    }
-    let listener = UnixListener::bind(place.join("own")).unwrap();
-    let datagram = UnixDatagram::unbound().unwrap();
-    let sealed = seal().unwrap();
-    assert!(sealed.seccomp, "this host has seccomp: {sealed}");
+fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
     match case {
         "read a file" => refused(File::open(place.join("file"))),
         "write a file" => refused(File::create(place.join("new"))),
-        "list a directory" => refused(std::fs::read_dir(&place)),
+        "list a directory" => refused(std::fs::read_dir(place)),
         "remove a file" => refused(std::fs::remove_file(place.join("file"))),
         "read its own maps" => refused(File::open("/proc/self/maps")),
         "open a device" => refused(File::open("/dev/null")),
@@ -160,8 +164,7 @@ fn attempt(case: &str) {
     }
 }
 
-const CASES: [&str; 37] = [
-    "capabilities",
+const CASES: [&str; 36] = [
     "make another kind of socket",
     "send a datagram to somebody",
     "signal its supervisor by a descriptor",
@@ -201,30 +204,100 @@ const CASES: [&str; 37] = [
 ];
 
 #[test]
-#[ignore = "run by the test below, as a process of its own"]
+#[ignore = "run by the tests below, as a process of its own"]
 fn within() {
-    attempt(&std::env::var(CASE).unwrap());
+    let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
+    let listener = UnixListener::bind(place.join("own")).unwrap();
+    let datagram = UnixDatagram::unbound().unwrap();
+    assert!(BEFORE.set(Before { place, listener, datagram }).is_ok());
+    serve().unwrap();
     // The harness itself would want what is denied now.
     std::process::exit(77);
+}
+
+/// A network process of this build, and what is said to it.
+struct Inside {
+    dir: tempfile::TempDir,
+    wire: Wire,
+    child: Child,
+    asked: u64,
+}
+
+impl Inside {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (wire, far) = Wire::pair().unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sandbox::tests::within", "--ignored", "--nocapture"])
+            .args(["--test-threads", "1"])
+            .env(PLACE, dir.path())
+            .env(FILTER_ENV, "error")
+            .stdin(Stdio::from(far))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut inside = Self { dir, wire, child, asked: 0 };
+        let (network, log_format) = ("net".to_owned(), LogFormat::Text);
+        let (workers, poll_us, log, qpns) = (2, 10, None, crate::qpn::Key::default());
+        let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
+        assert_eq!(inside.ask(Request::Start(start)), Answer::Done);
+        inside
+    }
+
+    fn ask(&mut self, request: Request) -> Answer {
+        self.asked += 1;
+        let id = self.asked;
+        self.wire.send(&encode(&Numbered { id, request }).unwrap(), &[]).unwrap();
+        let told = self.wire.receive().unwrap().expect("it has ended");
+        match decode(&told.bytes).unwrap() {
+            Report::Answer(of, answer) if of == id => answer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn end(mut self) {
+        drop(self.wire);
+        assert_eq!(self.child.wait().unwrap().code(), Some(77));
+    }
 }
 
 #[test]
 fn what_is_denied_is_refused_and_the_rest_goes_on() {
     for case in CASES {
-        let dir = tempfile::tempdir().unwrap();
-        File::create(dir.path().join("file")).unwrap();
-        let _reader = UnixDatagram::bind(dir.path().join("datagram")).unwrap();
-        let _somebody = UnixListener::bind(dir.path().join("socket")).unwrap();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sandbox::tests::within", "--ignored", "--nocapture"])
-            .args(["--test-threads", "1"])
-            .env(CASE, case)
-            .env(PLACE, dir.path())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(77), "{case}: {said}");
+        let mut inside = Inside::start();
+        let place = inside.dir.path();
+        File::create(place.join("file")).unwrap();
+        let _reader = UnixDatagram::bind(place.join("datagram")).unwrap();
+        let _somebody = UnixListener::bind(place.join("socket")).unwrap();
+        assert_eq!(inside.ask(Request::Attempt(case.to_owned())), Answer::Done, "{case}");
+        assert!(matches!(inside.ask(Request::Figures), Answer::Figures(_)), "{case}");
+        inside.end();
     }
+}
+
+/// Looked at from outside: within, nothing can be read any more.
+#[test]
+fn no_thread_has_a_capability_or_is_outside() {
+    let inside = Inside::start();
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
+    let mut names = Vec::new();
+    for task in tasks.flatten() {
+        let text = std::fs::read_to_string(task.path().join("status")).unwrap();
+        let field = |key: &str| {
+            text.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned()
+        };
+        // The harness's own thread, which only waits for the test's.
+        if task.file_name().to_str().unwrap() == inside.child.id().to_string() {
+            continue;
+        }
+        names.push(field("Name:"));
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(field(set), "0000000000000000", "{set} of {}", names.last().unwrap());
+        }
+        assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".to_owned(), "2".to_owned()));
+    }
+    assert!(names.iter().filter(|name| name.starts_with("vrdma-shard")).count() >= 2, "{names:?}");
+    inside.end();
 }
 
 /// What is in quotation marks at the beginning of a table's rows.

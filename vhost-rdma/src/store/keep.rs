@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
@@ -234,6 +235,9 @@ impl Parent {
             self.kept.retain(|(kept, _)| kept != name);
         } else if has("FDSTORE=1") && fits(name) {
             for file in files {
+                if self.kept.iter().any(|(_, kept)| is_the_same(kept, &file)) {
+                    continue;
+                }
                 if self.kept.len() >= MOST {
                     tracing::error!(name, "the daemon keeps too much; this is not kept");
                     return;
@@ -242,6 +246,18 @@ impl Parent {
             }
         }
     }
+}
+
+/// As in systemd, what is there already changes nothing, whatever its name (`same_fd` in
+/// service_add_fd_store). Anonymous files, such as eventfds, have no identity that we could see.
+fn is_the_same(old: &OwnedFd, new: &OwnedFd) -> bool {
+    let file = |fd: &OwnedFd| {
+        let stat = fstat(fd).ok()?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        matches!(kind, FileType::Socket | FileType::RegularFile)
+            .then_some((stat.st_dev, stat.st_ino))
+    };
+    file(old).is_some_and(|old| Some(old) == file(new))
 }
 
 /// As systemd has it: it goes into a variable whose parts colons separate.

@@ -7,11 +7,14 @@
 //! name, or removes it, and the next process finds all of them from descriptor 3 on, with their
 //! names in `LISTEN_FDNAMES`.
 //!
-//! Nothing here knows what is kept; that is the supervisor's (`supervisor::estate`).
+//! [`Sockets`] keeps what is listened on. Of everything else nothing here knows what it is; that is
+//! the supervisor's (`supervisor::estate`).
 
 pub mod keep;
+mod sockets;
 mod successor;
 
+pub use self::sockets::{Listening, Owner, Sockets};
 pub use self::successor::{Successor, become_successor};
 
 use std::env;
@@ -19,7 +22,9 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, sendmsg, socket_with,
@@ -35,6 +40,8 @@ const PROCESS: &str = "LISTEN_PID";
 const NAMES: &str = "LISTEN_FDNAMES";
 /// The first of them (sd_listen_fds(3)).
 const FIRST: i32 = 3;
+/// How long the service manager may take to read what is said.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// More than any daemon keeps.
 const MOST: i32 = 1 << 20;
 
@@ -114,6 +121,14 @@ impl Store {
         }
     }
 
+    /// Tells the service manager something else (sd_notify(3)), if there is one.
+    ///
+    /// # Errors
+    /// It does not listen.
+    pub fn tell(&self, what: &str) -> io::Result<()> {
+        self.say(what, &[])
+    }
+
     fn say(&self, text: &str, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -134,6 +149,8 @@ fn dial(address: &str) -> io::Result<OwnedFd> {
         Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
         None => SocketAddrUnix::new(address)?,
     };
+    // One that does not read is not to hold the daemon up.
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     connect(&socket, &address)?;
     Ok(socket)
 }

@@ -87,6 +87,10 @@ pub fn become_successor(program: &Path, heirlooms: &[Heirloom]) -> io::Error {
         Ok(table) => {
             let mut next = Command::new(program);
             next.arg0("vhost-rdma").args(env::args_os().skip(1));
+            // What this program was started with is closed, or in the table under another number.
+            for old in [super::COUNT, super::PROCESS, super::NAMES] {
+                next.env_remove(old);
+            }
             next.env(TABLE, format!("{}:{}", std::process::id(), table.as_raw_fd()));
             next.exec()
         }

@@ -28,7 +28,7 @@ pub(super) struct Door {
 
 impl Door {
     /// Lets processes in to the NIC behind `seat`, at `socket`.
-    pub(super) fn open(seat: Arc<Seat>, socket: NicSocket) -> io::Result<Self> {
+    pub(super) fn open(seat: Arc<Seat>, socket: Arc<NicSocket>) -> io::Result<Self> {
         let stopping = Arc::<AtomicBool>::default();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let keeper = Keeper { seat, socket, stopping: stopping.clone(), wake: wake.clone() };
@@ -50,7 +50,7 @@ impl Drop for Door {
 
 struct Keeper {
     seat: Arc<Seat>,
-    socket: NicSocket,
+    socket: Arc<NicSocket>,
     stopping: Arc<AtomicBool>,
     wake: Arc<OwnedFd>,
 }
@@ -80,6 +80,7 @@ impl Keeper {
     }
 
     fn let_in(&self) -> io::Result<()> {
+        let _entry = self.seat.entry();
         let stream = self.socket.accept()?;
         let peer = Peer::of(&stream)?;
         let who = peer.credentials();

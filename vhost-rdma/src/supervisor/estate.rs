@@ -34,6 +34,8 @@ pub(super) struct Left {
     pub(super) record: Record,
     /// What it has in the store.
     pub(super) names: Vec<String>,
+    /// By which its names go together.
+    pub(super) serial: u64,
     whose: Whose,
 }
 
@@ -125,9 +127,9 @@ impl Estate {
             part.names.push(name);
         }
         let mut left = BTreeMap::new();
-        for ((nic, _), part) in parts {
+        for ((nic, serial), part) in parts {
             let names = part.names.clone();
-            match part.take_up(&nic) {
+            match part.take_up(&nic, serial) {
                 // The later one is the one that is there.
                 Ok(session) => strange
                     .extend(left.insert(nic, session).into_iter().flat_map(|old: Left| old.names)),
@@ -187,7 +189,7 @@ impl Estate {
 }
 
 impl Part {
-    fn take_up(self, nic: &str) -> Result<Left, String> {
+    fn take_up(self, nic: &str, serial: u64) -> Result<Left, String> {
         let stream = UnixStream::from(self.stream.ok_or("its stream is missing")?);
         // One that is no stream at all is found out here.
         stream.peer_addr().map_err(|error| format!("its stream: {error}"))?;
@@ -197,7 +199,7 @@ impl Part {
             let heard = wire.set_hearing(END).map_err(ledger::BadLedger::from);
             match heard.and_then(|()| ledger::read(&wire)) {
                 Ok((whose, record)) if whose.nic == nic => {
-                    return Ok(Left { stream, record, names: self.names, whose });
+                    return Ok(Left { stream, record, names: self.names, serial, whose });
                 }
                 Ok(_) => why = "its ledger is another NIC's".to_owned(),
                 Err(error) => why = format!("its ledger: {error}"),
@@ -277,7 +279,8 @@ mod tests {
     /// A session as a supervisor has it, and its VMM's end.
     fn begin(store: &Store, nic: &str, session: u64) -> (Ledger, Record, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
-        let (mut ledger, record) = (Ledger::new(store, whose(nic, session)), Record::default());
+        let (mut ledger, record) =
+            (Ledger::new(store, whose(nic, session), None), Record::default());
         ledger.begin(&near, &record);
         (ledger, record, far)
     }

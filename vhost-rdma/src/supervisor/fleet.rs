@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::cgroup::Cgroups;
 use super::estate::Estate;
 use super::lender::Lender;
 use super::network::Network;
@@ -31,6 +32,8 @@ pub struct FleetSettings {
     pub poll_us: u32,
     /// Worker threads of each network's process.
     pub workers: u32,
+    /// Where each has a cgroup.
+    pub cgroups: Cgroups,
     /// Form of the log.
     pub log_format: LogFormat,
     /// What is logged.
@@ -131,12 +134,14 @@ impl Fleet {
         if let Some(network) = lock(&self.networks).get(&nic.vni) {
             return Ok(network.clone());
         }
-        let FleetSettings { poll_us, workers, log_format, log } = lock(&self.settings).clone();
+        let FleetSettings { poll_us, workers, cgroups, log_format, log } =
+            lock(&self.settings).clone();
         let network = nic.network.clone();
         let qpns = self.lender.key();
         let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
         let lease = self.lender.lease(&nic.network);
-        let network = Arc::new(Network::start(start, self.estate.store.clone(), lease)?);
+        let own = (self.estate.store.clone(), cgroups.make(&nic.network));
+        let network = Arc::new(Network::start(start, own, lease)?);
         if let Some(state) = self.estate.state(&nic.network) {
             network.load(&state);
         }

@@ -39,11 +39,12 @@ pub(super) fn run(shared: &Shared) {
     let (mut next, mut last) = (None, None);
     loop {
         let begin = Instant::now();
+        let kills = kills(shared);
         let started = Process::start(shared, next.take());
         // One that has handed on what it had is at rest; its end may take a while, and nobody waits
         // for it.
         drop(last.take());
-        let why = match started {
+        let mut why = match started {
             Ok(mut process) => {
                 let why = process.live(shared, &mut next);
                 last = Some(process).filter(|_| shared.state().legacy.is_some());
@@ -61,6 +62,9 @@ pub(super) fn run(shared: &Shared) {
                 state.mourn();
                 continue;
             }
+            if kills != self::kills(shared) {
+                why.push_str(" (the memory killer: it had all that its cgroup may have)");
+            }
             let wait = state.restarts.died(Instant::now(), begin.elapsed());
             let failing = state.restarts.failing(Instant::now());
             state.trouble = Some(tell(&why, failing, wait));
@@ -72,6 +76,11 @@ pub(super) fn run(shared: &Shared) {
         shared.wake();
         shared.pause(wait);
     }
+}
+
+/// How often the memory killer has ended a process of this network.
+fn kills(shared: &Shared) -> u64 {
+    shared.cgroup.memory().map_or(0, |memory| memory.kills)
 }
 
 /// For people.
@@ -142,6 +151,8 @@ impl Process {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
         let child = spawn(shared, far)?;
+        // It waits for its first request.
+        shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
         let mut process = Self { child, wire: Arc::new(wire), kept };
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {

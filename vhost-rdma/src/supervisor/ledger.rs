@@ -114,11 +114,17 @@ fn send(page: &mut Page, entry: &Entry, files: &[BorrowedFd<'_>]) -> io::Result<
 }
 
 impl Ledger {
-    /// That of a session; nothing is kept yet.
-    pub(super) fn new(store: &Store, whose: Whose) -> Self {
-        let serial = now();
+    /// That of a session; nothing is kept yet. One that goes on has a `serial` already, and keeps
+    /// it: a service manager that has its stream under one name takes it under no other.
+    pub(super) fn new(store: &Store, whose: Whose, serial: Option<u64>) -> Self {
+        let serial = serial.unwrap_or_else(now);
         let stream = format!("stream.{serial}@{}", whose.nic);
         Self { store: store.clone(), whose, stream, serial, page: None }
+    }
+
+    /// Whether the store has the session's stream under this name.
+    pub(super) fn is_of(&self, name: &str) -> bool {
+        self.stream == name
     }
 
     /// Keeps the VMM's stream and what is known of the session.

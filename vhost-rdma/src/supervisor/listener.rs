@@ -12,8 +12,8 @@ use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,8 +24,9 @@ use rustix::net::SocketType;
 
 use super::peer::Peer;
 use super::seat::Seat;
-use crate::node::{AttachError, Connection, Ending, Guests, NicConfig};
+use crate::node::{AttachError, Connection, Ending, Guests, Heirloom, NicConfig};
 use crate::socket;
+use crate::store::{Listening, Owner, Sockets};
 
 /// How long the end of a NIC may take before it is left to itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,13 +36,12 @@ const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// A NIC's listening socket; dropping it removes its file.
 #[derive(Debug)]
 pub(super) struct NicSocket {
-    listener: UnixListener,
-    path: PathBuf,
+    listening: Listening,
 }
 
 impl NicSocket {
-    /// The socket that `config` asks for.
-    pub(super) fn open(config: &NicConfig) -> Result<Self, AttachError> {
+    /// The socket that `config` asks for: the one that an earlier daemon left, or a new one.
+    pub(super) fn open(config: &NicConfig, sockets: &Sockets) -> Result<Self, AttachError> {
         let making =
             |error| AttachError::io(format!("make the socket {}", config.socket.display()), error);
         // Its directory is mounted into containers. A link in its place, or one that comes while
@@ -52,33 +52,30 @@ impl NicSocket {
             Guests::Vm => SocketType::STREAM,
             Guests::Process => SocketType::SEQPACKET,
         };
-        let opened = Self {
-            listener: socket::bind_as(kind, &config.socket, &config.access)?,
-            path: config.socket.clone(),
-        };
+        let owner = Owner::Nic(config.name.clone());
+        let listening = sockets.open(&owner, kind, (&config.socket, &config.access))?;
         socket::check_in(&dir, &config.socket).map_err(making)?;
-        Ok(opened)
+        Ok(Self { listening })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.listening.path()
     }
 
     /// The next connection.
     pub(super) fn accept(&self) -> io::Result<UnixStream> {
-        Ok(self.listener.accept()?.0)
+        Ok(self.listening.listener().accept()?.0)
+    }
+
+    /// It, for the next program of this process.
+    pub(super) fn hand_down(&self) -> Option<Heirloom> {
+        self.listening.hand_down()
     }
 }
 
 impl AsFd for NicSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
-}
-
-impl Drop for NicSocket {
-    fn drop(&mut self) {
-        socket::remove(&self.path);
+        self.listening.listener().as_fd()
     }
 }
 
@@ -106,7 +103,7 @@ impl ListenerThread {
     /// Serves the NIC behind `seat` at `socket`, and first whoever is there already.
     pub(super) fn start(
         seat: Arc<Seat>,
-        socket: NicSocket,
+        socket: Arc<NicSocket>,
         left: Option<(UnixStream, Box<dyn Connection>)>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
@@ -152,7 +149,7 @@ fn finish<T>(own: T, work: impl FnOnce(&T), finished: SyncSender<()>) {
 
 struct Thread {
     seat: Arc<Seat>,
-    socket: NicSocket,
+    socket: Arc<NicSocket>,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
     /// Given up to accept, and close, a connection that there is no other descriptor for.
@@ -176,7 +173,7 @@ impl Thread {
         loop {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN),
             ];
             let polled = poll(&mut fds, timeout);
             if self.shared.stopping.load(Ordering::SeqCst) {
@@ -200,15 +197,15 @@ impl Thread {
     fn accept(&self) -> io::Result<UnixStream> {
         // It may have been given up before; there may be room again.
         self.spare.set(self.spare.take().or_else(|| self.wake.try_clone().ok()));
-        let error = match self.socket.listener.accept() {
-            Ok((stream, _)) => return Ok(stream),
+        let error = match self.socket.accept() {
+            Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
         let full = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(|e| e.raw_os_error());
         if error.raw_os_error().is_some_and(|errno| full.contains(&errno)) {
             drop(self.spare.take());
             // Closed at once: the VMM is told.
-            drop(self.socket.listener.accept());
+            drop(self.socket.accept());
             self.spare.set(self.wake.try_clone().ok());
         }
         Err(error)
@@ -216,6 +213,7 @@ impl Thread {
 
     /// Serves the connection that waits, to its end.
     fn serve(&self) -> io::Result<()> {
+        let entry = self.seat.entry();
         let stream = self.accept()?;
         let peer = Peer::of(&stream)?;
         if !self.lets_in(&peer) {
@@ -223,6 +221,7 @@ impl Thread {
         }
         let connected = stream.try_clone().and_then(|own| self.seat.connect(own));
         let connection = connected.inspect_err(|_| self.seat.left())?;
+        drop(entry);
         self.attend(&peer, stream, connection);
         Ok(())
     }
@@ -272,7 +271,7 @@ impl Thread {
     fn lets_in(&self, peer: &Peer) -> bool {
         let who = peer.credentials();
         let (nic, pid, uid, gid) = (self.seat.name(), who.pid, who.uid, who.gid);
-        let may = peer.may_enter(&self.socket.path);
+        let may = peer.may_enter(self.socket.path());
         if may {
             self.seat.taken();
             tracing::info!(nic, pid, uid, gid, "a VMM connected");
@@ -294,7 +293,7 @@ impl Thread {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(peer.as_fd(), PollFlags::RDHUP),
-                PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN),
             ];
             let polled = poll(&mut fds, None);
             if self.shared.stopping.load(Ordering::SeqCst) || !fds[1].revents().is_empty() {
@@ -314,7 +313,10 @@ impl Thread {
     /// Turns a second VMM away; false when it is time to end.
     fn refuse(&self, peer: &Peer) -> bool {
         // Dropped at once: that is the refusal.
-        let refused = self.accept();
+        let refused = {
+            let _entry = self.seat.entry();
+            self.accept()
+        };
         let pid = refused.as_ref().ok().and_then(|stream| Peer::of(stream).ok());
         let pid = pid.map_or(0, |second| second.credentials().pid);
         tracing::warn!(

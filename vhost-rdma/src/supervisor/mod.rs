@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cgroup;
 mod door;
 mod estate;
 mod fleet;
@@ -28,7 +29,9 @@ mod seat;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+pub use self::cgroup::{CgroupLimits, Cgroups};
 use self::door::Door;
 pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
@@ -39,6 +42,7 @@ use crate::node::{
     Renewed, WorkerStatus,
 };
 use crate::socket;
+use crate::store::Sockets;
 
 /// What waits at a NIC's socket.
 enum Waiting {
@@ -50,13 +54,19 @@ enum Waiting {
 struct Attached {
     waiting: Waiting,
     seat: Arc<Seat>,
+    /// The thread's as well.
+    socket: Arc<NicSocket>,
 }
 
 /// Serves NICs at vhost-user sockets. Dropping it cuts all VMMs off.
 pub struct Supervisor {
     attached: Mutex<BTreeMap<String, Attached>>,
     dataplane: Arc<dyn Dataplane>,
+    sockets: Arc<Sockets>,
 }
+
+/// How long somebody who is being let in may hold an upgrade up.
+const ENTRY: Duration = Duration::from_secs(5);
 
 impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,9 +75,9 @@ impl fmt::Debug for Supervisor {
 }
 
 impl Supervisor {
-    /// One whose NICs `dataplane` serves; there are none yet.
-    pub fn new(dataplane: Arc<dyn Dataplane>) -> Self {
-        Self { attached: Mutex::default(), dataplane }
+    /// One whose NICs `dataplane` serves, at `sockets`; there are none yet.
+    pub fn new(dataplane: Arc<dyn Dataplane>, sockets: Arc<Sockets>) -> Self {
+        Self { attached: Mutex::default(), dataplane, sockets }
     }
 
     fn attached(&self) -> MutexGuard<'_, BTreeMap<String, Attached>> {
@@ -83,31 +93,31 @@ impl Backend for Supervisor {
                 config.name
             )));
         }
-        let socket = NicSocket::open(config)?;
+        let socket = Arc::new(NicSocket::open(config, &self.sockets)?);
         self.dataplane.add(config)?;
         let seat = Arc::new(Seat::new(config, self.dataplane.clone()));
         let waiting = match config.guests {
             Guests::Vm => {
                 let left = self.dataplane.take_up(config);
-                ListenerThread::start(seat.clone(), socket, left)
+                ListenerThread::start(seat.clone(), socket.clone(), left)
                     .map(|thread| Waiting::Listener { _thread: thread })
             }
-            Guests::Process => {
-                Door::open(seat.clone(), socket).map(|thread| Waiting::Door { _thread: thread })
-            }
+            Guests::Process => Door::open(seat.clone(), socket.clone())
+                .map(|thread| Waiting::Door { _thread: thread }),
         };
         let waiting = waiting.map_err(|error| {
             self.dataplane.remove(&config.name);
             AttachError::io("start a thread", error)
         })?;
-        self.attached().insert(config.name.clone(), Attached { waiting, seat });
+        self.attached().insert(config.name.clone(), Attached { waiting, seat, socket });
         Ok(())
     }
 
     fn detach(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Attached { waiting, .. }) = self.attached().remove(name) else { return };
+        let Some(Attached { waiting, socket, .. }) = self.attached().remove(name) else { return };
         drop(waiting);
+        drop(socket);
         self.dataplane.remove(name);
     }
 
@@ -128,6 +138,7 @@ impl Backend for Supervisor {
     }
 
     fn settled(&self) {
+        self.sockets.close();
         self.dataplane.settled();
     }
 
@@ -141,7 +152,16 @@ impl Backend for Supervisor {
     }
 
     fn hand_down(&self) -> Vec<Heirloom> {
-        self.dataplane.hand_down()
+        let deadline = Instant::now() + ENTRY;
+        let mut heirlooms = Vec::new();
+        for (nic, attached) in &*self.attached() {
+            if !attached.seat.shut(deadline) {
+                tracing::error!(nic, "a VMM that is being let in is cut off by the upgrade");
+            }
+            heirlooms.extend(attached.socket.hand_down());
+        }
+        heirlooms.extend(self.dataplane.hand_down());
+        heirlooms
     }
 
     fn would_lose(&self) -> Vec<String> {

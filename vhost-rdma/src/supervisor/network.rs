@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 
+use super::cgroup::Cgroup;
 use super::estate::Left;
 use super::keeper;
 use super::ledger::{Entry, Ledger, Whose};
@@ -90,7 +91,7 @@ impl Held {
 
     /// Has the session be in `store` alone, for the next daemon.
     pub(super) fn hand_down(&mut self, store: &Store, whose: Whose) {
-        let mut ledger = Ledger::new(store, whose);
+        let mut ledger = Ledger::new(store, whose, None);
         ledger.begin(&self.stream, &self.record);
         // The old one's descriptors are let go of; those that are handed down live on.
         self.ledger = ledger;
@@ -215,6 +216,7 @@ pub(super) enum NoAnswer {
 pub(super) struct Shared {
     pub(super) start: Start,
     pub(super) store: Store,
+    pub(super) cgroup: Cgroup,
     state: Mutex<State>,
     changed: Condvar,
     /// Has the keeper look at what is wanted of it, while it listens to the process.
@@ -385,12 +387,16 @@ fn trouble(why: String) -> AttachError {
 
 impl Network {
     /// Starts the network's process and waits until it is ready.
-    pub(super) fn start(start: Start, store: Store, lease: Lease) -> Result<Self, AttachError> {
+    pub(super) fn start(
+        start: Start,
+        (store, cgroup): (Store, Cgroup),
+        lease: Lease,
+    ) -> Result<Self, AttachError> {
         let state = State { lease: Some(lease), ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| AttachError::io("make an eventfd", error.into()))?;
-        let shared = Arc::new(Shared { start, store, state, changed, bell });
+        let shared = Arc::new(Shared { start, store, cgroup, state, changed, bell });
         let own = shared.clone();
         // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
         let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
@@ -449,7 +455,7 @@ impl Network {
     /// Once the process was asked, the session is kept: if that process dies it is its successor's.
     pub(super) fn connect(&self, name: &str, vmm: &UnixStream) -> io::Result<Box<dyn Connection>> {
         self.shared.ready().map_err(io::Error::other)?;
-        let (id, held, end) = self.held(name, vmm.try_clone()?, Record::default())?;
+        let (id, held, end) = self.held(name, (vmm.try_clone()?, None), Record::default())?;
         let request = Request::Connect(name.to_owned(), id);
         let hold = |state: &mut State| drop(state.sessions.insert(id, held));
         match self.shared.call((request, &[vmm.as_fd()]), PATIENCE, hold) {
@@ -479,14 +485,19 @@ impl Network {
     }
 
     /// A session of a VMM, kept from now on, and where its end is told.
-    fn held(&self, name: &str, stream: UnixStream, record: Record) -> io::Result<New> {
+    fn held(
+        &self,
+        name: &str,
+        (stream, serial): (UnixStream, Option<u64>),
+        record: Record,
+    ) -> io::Result<New> {
         let (ended, end) = channel();
         let mut state = self.shared.state();
         let id = state.number();
         let known = state.nics.get(name).map(|known| known.config.clone());
         drop(state);
         let config = known.ok_or_else(|| io::Error::other("there is no such NIC"))?;
-        let mut ledger = Ledger::new(&self.shared.store, Whose::of(&config, id));
+        let mut ledger = Ledger::new(&self.shared.store, Whose::of(&config, id), serial);
         ledger.begin(&stream, &record);
         Ok((id, Held { nic: name.to_owned(), stream, record, ledger, ended }, end))
     }
@@ -494,9 +505,10 @@ impl Network {
     /// Goes on with a session that an earlier supervisor had.
     pub(super) fn resume(&self, name: &str, left: Left) -> io::Result<Box<dyn Connection>> {
         self.shared.ready().map_err(io::Error::other)?;
-        let Left { stream, record, names, .. } = left;
-        let (id, held, end) = self.held(name, stream, record)?;
-        names.iter().for_each(|name| self.shared.store.forget(name));
+        let Left { stream, record, names, serial, .. } = left;
+        let (id, held, end) = self.held(name, (stream, Some(serial)), record)?;
+        let old = names.iter().filter(|name| !held.ledger.is_of(name));
+        old.for_each(|name| self.shared.store.forget(name));
         let told = self.tell(id, &held);
         let hold = |state: &mut State| drop(state.sessions.insert(id, held));
         let taken = told.and_then(|()| self.shared.call((Request::GoOn(id), &[]), PATIENCE, hold));
@@ -574,6 +586,7 @@ impl Network {
             pid: state.pid,
             deaths: state.restarts.deaths(),
             failing: state.restarts.failing(Instant::now()),
+            memory: self.shared.cgroup.memory(),
         }
     }
 }

@@ -25,6 +25,7 @@ pub use report::{Better, Row, Target};
 
 use std::time::Duration;
 
+use restart::How;
 use scale::Cost;
 
 use crate::world::World;
@@ -115,5 +116,6 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("wr_mrs_100000", |n, e| scale::regions(n, 100_000, e)),
     Benchmark::new("shards_bw_64k", |n, e| shards::two_by_one(n, 64 << 10, e)),
     Benchmark::new("shards_rate_8", |n, e| shards::two_by_one(n, 8, e)),
-    Benchmark::new("restart_pause", |n, e| restart::pause(n, 1000, e)),
+    Benchmark::new("restart_pause", |n, e| restart::pause(n, How::Restart, 1000, e)),
+    Benchmark::new("upgrade_pause", |n, e| restart::pause(n, How::Upgrade, 1000, e)),
 ];

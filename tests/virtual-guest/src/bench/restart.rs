@@ -1,7 +1,9 @@
-//! How long traffic stands still while another process goes on with a network's NICs.
+//! How long traffic stands still while another process goes on with a network's NICs: after a
+//! restart of the network, and after an upgrade of the whole daemon.
 //!
 //! The longest of the small writes that go one by one over one queue pair meanwhile, of a network
-//! with many queue pairs beside one with a single pair. Both are restarted in turn.
+//! with many queue pairs beside one with a single pair. Both are restarted in turn; an upgrade
+//! concerns both, and is done for each.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -46,8 +48,8 @@ impl Network {
         Self { name, ends: (0..pairs).map(pair).collect(), word: b.area(8) }
     }
 
-    /// Milliseconds that the longest write took while the network was restarted.
-    fn pause(&mut self, world: &World) -> f64 {
+    /// Milliseconds that the longest write took meanwhile.
+    fn pause(&mut self, world: &World, how: How) -> f64 {
         let over = AtomicBool::new(false);
         let Some((near, _)) = self.ends.first_mut() else { return 0.0 };
         let write = SendWr::write(1, &[], self.word.addr(0), self.word.rkey()).inline(&[1; 8]);
@@ -62,7 +64,10 @@ impl Network {
                 longest
             });
             std::thread::sleep(BESIDE);
-            world.daemon.run(&["network", "restart", self.name]);
+            match how {
+                How::Restart => world.daemon.run(&["network", "restart", self.name]),
+                How::Upgrade => world.daemon.run(&["upgrade"]),
+            };
             std::thread::sleep(BESIDE);
             over.store(true, Ordering::Relaxed);
             writes.join().expect("every write succeeds")
@@ -71,13 +76,23 @@ impl Network {
     }
 }
 
+/// What has another process go on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum How {
+    /// `network restart`
+    Restart,
+    /// `upgrade`
+    Upgrade,
+}
+
 /// `pairs` queue pairs beside one.
-pub(super) fn pause(name: &str, pairs: u32, effort: Effort) -> Row {
-    let options = DaemonOptions { processes: true, ..DaemonOptions::default() };
+pub(super) fn pause(name: &str, how: How, pairs: u32, effort: Effort) -> Row {
+    let installed = matches!(how, How::Upgrade);
+    let options = DaemonOptions { processes: true, installed, ..DaemonOptions::default() };
     let world = World::with(&options, Duration::from_secs(600));
     world.daemon.add_network("few", 101);
     let (mut many, mut few) = (Network::new(&world, "net", pairs), Network::new(&world, "few", 1));
     let samples: Vec<_> =
-        (0..effort.samples).map(|_| (many.pause(&world), few.pause(&world))).collect();
+        (0..effort.samples).map(|_| (many.pause(&world, how), few.pause(&world, how))).collect();
     Row::best(name, "ms", Better::Less, Some(TARGET), &samples)
 }

@@ -2,9 +2,12 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test")]
 
+mod cgroup;
+mod door;
 mod numbers;
 mod renewal;
 mod spread;
+mod systemd;
 mod upgrade;
 
 use std::collections::BTreeMap;

@@ -14,7 +14,8 @@ fn shared() -> Shared {
         Start { version: VERSION, network, workers: 1, poll_us: 10, log_format, log: None, qpns };
     let (store, state) = (Store::default(), Mutex::default());
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    Shared { start, store, state, changed: Condvar::new(), bell }
+    let cgroup = Cgroup::default();
+    Shared { start, store, cgroup, state, changed: Condvar::new(), bell }
 }
 
 /// Session `id`, and what is told at its end.
@@ -22,7 +23,7 @@ fn hold(shared: &Shared, id: u64) -> (UnixStream, Receiver<Ending>) {
     let (near, far) = UnixStream::pair().unwrap();
     let (ended, end) = channel();
     let nic = "n".to_owned();
-    let ledger = Ledger::new(&shared.store, Whose::default());
+    let ledger = Ledger::new(&shared.store, Whose::default(), None);
     let held = Held { nic, stream: near, record: Record::default(), ledger, ended };
     shared.state().sessions.insert(id, held);
     (far, end)

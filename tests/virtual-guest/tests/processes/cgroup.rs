@@ -1,0 +1,147 @@
+//! A cgroup for each network's process: what it takes is known, and limited.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+use virtual_guest::daemon::{Daemon, DaemonOptions};
+use virtual_guest::guest::GuestConfig;
+use virtual_guest::qp::{Qp, QpSpec};
+use virtual_guest::spec::{err, qpt};
+use virtual_guest::world::{Node, World};
+
+use super::{SOFT, eventually, node, pair, processes, start_anew, told_that_it_is_lost};
+use super::{under_traffic, writes};
+
+const MAX: u64 = 8 << 20;
+
+fn world() -> World {
+    let args = ["--network-memory-max", "8M", "--network-pids-max", "200"].map(str::to_owned);
+    let options =
+        DaemonOptions { processes: true, args: args.to_vec(), ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(300));
+    world.daemon.add_network("red", 200);
+    world
+}
+
+/// Where this test may make cgroups at all; elsewhere there is nothing to look at.
+fn may_make_cgroups() -> bool {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let memory = own.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path);
+    let memory = memory.map(|path| PathBuf::from(format!("/sys/fs/cgroup/memory{path}")));
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let dir = memory.unwrap_or(root).join(format!("vhost-rdma-test-{}", std::process::id()));
+    fs::create_dir(&dir).is_ok() && fs::remove_dir(&dir).is_ok()
+}
+
+fn shown(daemon: &Daemon, network: &str) -> Value {
+    let all: Value =
+        serde_json::from_str(&daemon.run(&["--json", "network", "list"])).expect("JSON");
+    let all = all.as_array().expect("networks");
+    all.iter().find(|shown| shown["name"] == network).expect("it is there").clone()
+}
+
+/// The cgroup of a process that has to do with memory.
+fn cgroup_of(pid: u32) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
+    let line = |what: &str| text.lines().find_map(|l| Some(l.split_once(what)?.1.to_owned()));
+    line(":memory:").or_else(|| line("0::")).expect("one")
+}
+
+/// Makes queue pairs until there is no process any more.
+fn spend(node: &Node) {
+    let (scq, rcq) = (node.cq(16), node.cq(16));
+    let spec = QpSpec { sq: 1, rq: 1, send_sge: 1, recv_sge: 1, ..QpSpec::new(qpt::UD) };
+    let mut made = Vec::new();
+    loop {
+        if made.len() % 400 == 399 {
+            // One that is refused is missed below.
+            let _ = node.ctx.add_doorbell_page();
+        }
+        match Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec) {
+            Ok(qp) => made.push(qp),
+            Err(error) => {
+                println!("{} queue pairs were made", made.len());
+                assert_eq!(error.status(), Some(err::FATAL), "{error} after {}", made.len());
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_takes_too_much_memory_ends_alone() {
+    if !may_make_cgroups() {
+        println!("no cgroup can be made here");
+        return;
+    }
+    let world = world();
+    let generous = [&SOFT[..], &["--max-qps", "65536", "--max-kept-bytes", "4G"]].concat();
+    let ram_bytes = 256 << 20;
+    let config = GuestConfig { ram_bytes, ..GuestConfig::default() };
+    let villain = world.node_with("net", &generous, config);
+    let victim = node(&world, "net");
+    let (c, d) = (node(&world, "red"), node(&world, "red"));
+    writes(&mut pair(&villain, &victim), 1);
+    let before = shown(&world.daemon, "net");
+    let now = before["memory_bytes"].as_u64().expect("a number");
+    println!("{now} bytes to begin with");
+    assert!((1 << 18..MAX).contains(&now), "{before}");
+    assert_eq!((&before["memory_max"], &before["memory_kills"]), (&MAX.into(), &0.into()));
+    let own = processes(&world.daemon);
+    let (net, red) = (cgroup_of(own["net"]), cgroup_of(own["red"]));
+    assert!(net.ends_with("net") && red.ends_with("red"), "{net} {red}");
+    let (longest, _) = under_traffic(&mut pair(&c, &d), |_| spend(&villain));
+    println!("longest write of the neighbour: {longest:?}");
+    eventually("the killer is not seen", || {
+        shown(&world.daemon, "net")["memory_kills"] != Value::from(0)
+    });
+    assert_eq!(shown(&world.daemon, "red")["memory_kills"], 0);
+    told_that_it_is_lost(&villain.guest);
+    told_that_it_is_lost(&victim.guest);
+    let (villain, victim) = (start_anew(&villain), start_anew(&victim));
+    writes(&mut pair(&villain, &victim), 2);
+    assert!(world.daemon.log().contains("the memory killer"), "{}", world.daemon.log());
+    let metrics = world.daemon.metrics().expect("metrics");
+    assert!(metrics["vhost_rdma_process_memory_kills_total{network=\"net\"}"] > 0.5);
+    assert!(metrics["vhost_rdma_process_memory_max_bytes{network=\"red\"}"] > 1.0);
+    let new = processes(&world.daemon);
+    assert_eq!((cgroup_of(new["net"]), new["red"]), (net.clone(), own["red"]));
+    // Those of networks that end, and of a daemon that ends, are gone.
+    let dir = |path: &str| PathBuf::from(format!("/sys/fs/cgroup/memory{path}"));
+    let (net, red) = (dir(&net), dir(&red));
+    for node in [&c, &d] {
+        node.guest.disconnect();
+        world.daemon.run(&["nic", "rm", &node.name]);
+    }
+    eventually("the cgroup of a network that is gone is there", || !red.exists());
+    drop((villain, victim, world));
+    eventually("the cgroup of a daemon that has ended is there", || !net.exists());
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_removed_or_taken_up() {
+    if !may_make_cgroups() {
+        println!("no cgroup can be made here");
+        return;
+    }
+    let args = ["--network-memory-max", "1G"].map(str::to_owned).to_vec();
+    let options = DaemonOptions { processes: true, kept: true, args, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    world.daemon.add_network("red", 200);
+    let a = node(&world, "net");
+    let own = processes(&world.daemon);
+    let cgroup = cgroup_of(own["net"]);
+    let dir = PathBuf::from(format!("/sys/fs/cgroup/memory{cgroup}"));
+    let left = dir.with_file_name(dir.file_name().unwrap().to_str().unwrap().replace("net", "red"));
+    fs::create_dir(&left).expect("what a network that has no NIC any more would have left");
+    super::replace_supervisor(&world.daemon);
+    told_that_it_is_lost(&a.guest);
+    let a = start_anew(&a);
+    writes(&mut pair(&a, &a), 1);
+    assert_eq!(cgroup_of(processes(&world.daemon)["net"]), cgroup);
+    assert!(!left.exists(), "it is left");
+    drop((a, world));
+    eventually("the cgroup of a daemon that has ended is there", || !dir.exists());
+}

@@ -1,0 +1,415 @@
+//! A cgroup for each network's process, where the host lets us make one.
+//!
+//! What a tenant makes its process spend is then accounted to that process, it has a share of the
+//! processors like each of its neighbours, and where memory is limited the kernel's memory killer
+//! ends that process and no other: the network starts again, and nobody else notices.
+//!
+//! A cgroup is only made where the daemon was given a tree of its own, which the service manager
+//! says by an attribute (`Delegate=yes`), or where a limit was asked for. With version 2 a cgroup
+//! that has children has no processes; so the daemon, and a parent that keeps it, move to a child
+//! `supervisor`. With version 1 each controller has a tree, and those are used that can be.
+//!
+//! The names are the same after a restart, so what a daemon that was killed has left is found: by
+//! the cgroup that is the daemon's own, or by its runtime directory, which one daemon has at a time.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::node::MemoryStatus;
+
+/// Where the daemon itself is, in a tree of its own.
+const OURS: &str = "supervisor";
+/// Controllers that are of use.
+const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+/// What says that a cgroup was given away (systemd.resource-control(5), `Delegate=`).
+const GIVEN: [&str; 2] = ["user.delegate", "trusted.delegate"];
+/// How often the end of a cgroup is tried, and how long between: its process is just gone.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What one network's process may use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CgroupLimits {
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Threads.
+    pub pids: Option<u64>,
+}
+
+impl CgroupLimits {
+    const fn is_none(&self) -> bool {
+        self.memory.is_none() && self.pids.is_none()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A cgroup in which those of networks are, and the controllers that they have there.
+#[derive(Debug, Clone)]
+struct Tree {
+    version: Version,
+    dir: PathBuf,
+    controllers: Vec<&'static str>,
+}
+
+/// See the module. There may be no tree at all.
+#[derive(Debug, Clone, Default)]
+pub struct Cgroups {
+    trees: Arc<Vec<Tree>>,
+    /// What their names begin with.
+    prefix: Arc<str>,
+    limits: CgroupLimits,
+}
+
+/// Where the kernel has its files.
+struct Host {
+    /// `/proc/self/cgroup`.
+    own: String,
+    /// `/proc/self/mountinfo`.
+    mounts: String,
+}
+
+impl Cgroups {
+    /// Finds where cgroups can be made, and removes what an earlier daemon left. What cannot be is
+    /// said in the log.
+    #[must_use]
+    pub fn open(limits: CgroupLimits, runtime_dir: &Path) -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let host = Host { own: read("/proc/self/cgroup"), mounts: read("/proc/self/mountinfo") };
+        match Self::find(&host, limits, runtime_dir) {
+            Ok(found) => {
+                found.remove_left();
+                let trees: Vec<_> = found.trees.iter().map(|tree| tree.dir.display()).collect();
+                tracing::info!(?trees, "each network's process has a cgroup of its own");
+                found
+            }
+            Err(why) if limits.is_none() => {
+                tracing::info!(why, "network processes have no cgroup of their own");
+                Self::default()
+            }
+            Err(why) => {
+                tracing::error!(why, "network processes have no cgroup, and so no limit");
+                Self::default()
+            }
+        }
+    }
+
+    fn find(host: &Host, limits: CgroupLimits, runtime_dir: &Path) -> Result<Self, String> {
+        let own = host.dir(None).map(|dir| match dir.parent() {
+            // We have moved there before we became this program.
+            Some(parent) if dir.ends_with(OURS) && is_given(parent) => parent.to_owned(),
+            _ => dir,
+        });
+        let given = own.as_ref().is_some_and(|dir| is_given(dir));
+        if !given && limits.is_none() {
+            return Err("no tree of cgroups was given to the daemon (Delegate=yes)".to_owned());
+        }
+        let second = own.filter(|dir| !offered(dir).is_empty());
+        let (trees, prefix) = match second {
+            Some(dir) if given => (vec![Tree::second(dir)], "network-".to_owned()),
+            // The trees of version 1, and what is nobody's own, have others' cgroups beside ours.
+            second => {
+                let dir = runtime_dir.metadata().map_err(|error| error.to_string())?;
+                let prefix = format!("vhost-rdma-{}-{}-", dir.dev(), dir.ino());
+                let first = CONTROLLERS.iter().filter_map(|name| Tree::first(host, name));
+                (first.map(Ok).chain(second.map(Tree::second)).collect(), prefix)
+            }
+        };
+        let trees: Vec<Tree> =
+            trees.into_iter().collect::<io::Result<_>>().map_err(|error| error.to_string())?;
+        let has = |wanted: &str| trees.iter().any(|tree| tree.controllers.contains(&wanted));
+        let asked = [("memory", limits.memory.is_some()), ("pids", limits.pids.is_some())];
+        if let Some((wanted, _)) = asked.into_iter().find(|(wanted, asked)| *asked && !has(wanted))
+        {
+            return Err(format!("the controller {wanted} cannot be used here"));
+        }
+        if trees.is_empty() {
+            return Err("no controller can be used here".to_owned());
+        }
+        Ok(Self { trees: Arc::new(trees), prefix: prefix.into(), limits })
+    }
+
+    /// Those of earlier daemons. One that is in use, or comes back, is taken as it is.
+    fn remove_left(&self) {
+        for tree in &*self.trees {
+            for entry in fs::read_dir(&tree.dir).into_iter().flatten().flatten() {
+                if entry.file_name().to_string_lossy().starts_with(&*self.prefix) {
+                    let _ = fs::remove_dir(entry.path());
+                }
+            }
+        }
+    }
+
+    /// That of a network, with its limits.
+    pub(super) fn make(&self, network: &str) -> Cgroup {
+        let mut parts = Vec::new();
+        for tree in &*self.trees {
+            let dir = tree.dir.join(format!("{}{network}", self.prefix));
+            let part = Part { tree: tree.clone(), dir };
+            match part.make(self.limits) {
+                Ok(()) => parts.push(part),
+                Err(error) => {
+                    let dir = part.dir.display();
+                    tracing::error!(network, %dir, %error, "its process goes without a cgroup");
+                    part.remove();
+                }
+            }
+        }
+        Cgroup { parts }
+    }
+}
+
+impl Host {
+    /// Our own cgroup, of version 1 if a controller is named.
+    fn dir(&self, controller: Option<&str>) -> Option<PathBuf> {
+        let wanted = |names: &str| match controller {
+            Some(name) => names.split(',').any(|each| each == name),
+            None => names.is_empty(),
+        };
+        let path = self.own.lines().find_map(|line| {
+            let mut words = line.splitn(3, ':');
+            let (_, names, path) = (words.next()?, words.next()?, words.next()?);
+            wanted(names).then_some(path)
+        })?;
+        self.mounts.lines().find_map(|line| {
+            // proc_pid_mountinfo(5): root and mount point are the fourth and fifth word; type and
+            // options are the first and third after a dash.
+            let (before, after) = line.split_once(" - ")?;
+            let mut words = before.split(' ').skip(3);
+            let (root, point) = (words.next()?, words.next()?);
+            let mut words = after.split(' ');
+            let (kind, options) = (words.next()?, words.nth(1)?);
+            let fits = match controller {
+                Some(name) => kind == "cgroup" && options.split(',').any(|each| each == name),
+                None => kind == "cgroup2",
+            };
+            let below = Path::new(path).strip_prefix(root).ok().filter(|_| fits)?;
+            // Beyond what this namespace of cgroups begins with.
+            if below.components().any(|part| part == Component::ParentDir) {
+                return None;
+            }
+            Some(Path::new(point).join(below))
+        })
+    }
+}
+
+fn is_given(dir: &Path) -> bool {
+    let is = |name: &&'static str| {
+        let mut value = [0; 8];
+        rustix::fs::getxattr(dir, *name, &mut value).is_ok_and(|n| value.get(..n) == Some(b"1"))
+    };
+    GIVEN.iter().any(is)
+}
+
+/// Controllers of version 2 that a cgroup has, of those that are of use.
+fn offered(dir: &Path) -> Vec<&'static str> {
+    let there = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+    let there = |name: &&&str| there.split_whitespace().any(|each| each == **name);
+    CONTROLLERS.iter().filter(there).copied().collect()
+}
+
+impl Tree {
+    /// Our own cgroup of version 1 that has this controller, if more can be made in it.
+    fn first(host: &Host, controller: &'static str) -> Option<Self> {
+        let dir = host.dir(Some(controller))?;
+        let may = rustix::fs::access(&dir, rustix::fs::Access::WRITE_OK).is_ok();
+        may.then(|| Self { version: Version::One, dir, controllers: vec![controller] })
+    }
+
+    /// A tree of version 2 whose root has no processes and hands its controllers down.
+    fn second(dir: PathBuf) -> io::Result<Self> {
+        // Only that of the whole host has no type, and may have both.
+        if dir.join("cgroup.type").exists() {
+            make_way(&dir)?;
+        }
+        let controllers = offered(&dir);
+        let handed: Vec<String> = controllers.iter().map(|name| format!("+{name}")).collect();
+        fs::write(dir.join("cgroup.subtree_control"), handed.join(" "))?;
+        Ok(Self { version: Version::Two, dir, controllers })
+    }
+}
+
+/// Moves the daemon, and a parent that keeps it, to a child of their cgroup.
+fn make_way(dir: &Path) -> io::Result<()> {
+    let ours = [std::process::id(), std::os::unix::process::parent_id()];
+    let there = fs::read_to_string(dir.join("cgroup.procs"))?;
+    let there: Vec<u32> = there.lines().filter_map(|line| line.parse().ok()).collect();
+    if there.iter().any(|pid| !ours.contains(pid)) {
+        return Err(io::Error::other("other processes are in the daemon's cgroup"));
+    }
+    let child = dir.join(OURS);
+    make_dir(&child)?;
+    there.iter().try_for_each(|pid| fs::write(child.join("cgroup.procs"), pid.to_string()))
+}
+
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// A network's cgroup in one tree.
+#[derive(Debug)]
+struct Part {
+    tree: Tree,
+    dir: PathBuf,
+}
+
+impl Part {
+    fn make(&self, limits: CgroupLimits) -> io::Result<()> {
+        make_dir(&self.dir)?;
+        let files = match self.tree.version {
+            Version::One => ["memory.limit_in_bytes", "pids.max"],
+            Version::Two => ["memory.max", "pids.max"],
+        };
+        let limits = [limits.memory, limits.pids];
+        for ((controller, file), limit) in CONTROLLERS.iter().zip(files).zip(limits) {
+            if let Some(limit) = limit
+                && self.tree.controllers.contains(controller)
+            {
+                fs::write(self.dir.join(file), limit.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self) {
+        for _ in 0..TRIES {
+            match fs::remove_dir(&self.dir) {
+                Err(error) if error.raw_os_error() == Some(libc_ebusy()) => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    let dir = self.dir.display();
+                    return tracing::warn!(%dir, %error, "a cgroup is left behind");
+                }
+                _ => return,
+            }
+        }
+        tracing::warn!(dir = %self.dir.display(), "a cgroup is still in use, and left behind");
+    }
+
+    fn number(&self, file: &str) -> Option<u64> {
+        fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// How often the memory killer has ended a process here.
+    fn kills(&self, file: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.dir.join(file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
+    fn memory(&self) -> Option<MemoryStatus> {
+        let [now, max, kills] = match self.tree.version {
+            Version::One => {
+                ["memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control"]
+            }
+            Version::Two => ["memory.current", "memory.max", "memory.events"],
+        };
+        // Without a limit, version 1 says the largest number of pages that there can be.
+        let max = self.number(max).filter(|max| *max < 1 << 62);
+        Some(MemoryStatus { now: self.number(now)?, max, kills: self.kills(kills).unwrap_or(0) })
+    }
+}
+
+const fn libc_ebusy() -> i32 {
+    rustix::io::Errno::BUSY.raw_os_error()
+}
+
+/// A network's. Dropping it removes it; its processes have ended before.
+#[derive(Debug, Default)]
+pub(super) struct Cgroup {
+    parts: Vec<Part>,
+}
+
+impl Cgroup {
+    /// Has a process be in it, before it does anything.
+    pub(super) fn enter(&self, pid: u32) {
+        for part in &self.parts {
+            if let Err(error) = fs::write(part.dir.join("cgroup.procs"), pid.to_string()) {
+                let dir = part.dir.display();
+                tracing::error!(pid, %dir, %error, "a network's process is not in its cgroup");
+            }
+        }
+    }
+
+    /// How much memory its processes have.
+    pub(super) fn memory(&self) -> Option<MemoryStatus> {
+        let has = |part: &&Part| part.tree.controllers.contains(&"memory");
+        self.parts.iter().find(has)?.memory()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        self.parts.iter().for_each(Part::remove);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(own: &str, mounts: &str) -> Host {
+        Host { own: own.to_owned(), mounts: mounts.to_owned() }
+    }
+
+    #[test]
+    fn our_own_cgroup_is_found_of_either_version() {
+        let own = "4:memory:/a/b\n2:cpu,cpuacct:/\n1:name=systemd:/x\n0::/unit\n";
+        let mounts = "30 20 0:26 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n\
+             31 20 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+             32 20 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 none rw\n";
+        let host = host(own, mounts);
+        let dir = |controller| host.dir(controller).map(|dir| dir.display().to_string());
+        assert_eq!(dir(Some("memory")).as_deref(), Some("/sys/fs/cgroup/memory/a/b"));
+        assert_eq!(dir(Some("cpu")).as_deref(), Some("/sys/fs/cgroup/cpu/"));
+        assert_eq!(dir(Some("pids")), None);
+        assert_eq!(dir(None).as_deref(), Some("/sys/fs/cgroup/unified/unit"));
+    }
+
+    #[test]
+    fn what_is_mounted_in_a_container_begins_further_down() {
+        let own = "4:memory:/docker/abc/inner\n";
+        let mounts = "30 20 0:26 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
+             31 20 0:26 /docker/xyz /elsewhere ro - cgroup cgroup rw,memory\n";
+        let dir = host(own, mounts).dir(Some("memory")).unwrap();
+        assert_eq!(dir, Path::new("/sys/fs/cgroup/memory/inner"));
+        let outside = host("4:memory:/../x\n", &mounts.replace("/docker/abc", "/"));
+        assert_eq!(outside.dir(Some("memory")), None);
+    }
+
+    #[test]
+    fn without_a_tree_of_its_own_and_without_a_limit_nothing_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts = format!("30 20 0:26 / {} rw - cgroup2 none rw\n", dir.path().display());
+        let host = host("0::/\n", &mounts);
+        let refused = Cgroups::find(&host, CgroupLimits::default(), dir.path()).unwrap_err();
+        assert!(refused.contains("Delegate"), "{refused}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let none = Cgroups::default().make("net");
+        none.enter(1);
+        assert_eq!(none.memory(), None);
+    }
+
+    #[test]
+    fn a_cgroup_with_a_strangers_process_is_not_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        file("cgroup.type", "domain");
+        file("cgroup.controllers", "memory pids");
+        file("cgroup.procs", &format!("{}\n999999\n", std::process::id()));
+        let refused = Tree::second(dir.path().to_owned()).unwrap_err();
+        assert!(refused.to_string().contains("other processes"), "{refused}");
+        assert!(!dir.path().join(OURS).exists());
+    }
+}
