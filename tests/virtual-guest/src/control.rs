@@ -87,6 +87,8 @@ struct CtxInner {
     guest: Guest,
     id: u32,
     kick_queue: usize,
+    /// What kicks it: one descriptor, however many queues there are.
+    kick: OnceLock<Arc<EventFd>>,
     pages: RwLock<Vec<View>>,
 }
 
@@ -361,6 +363,7 @@ impl Guest {
             guest: self.clone(),
             id: 0,
             kick_queue: self.first_kick_queue(),
+            kick: OnceLock::new(),
             pages: RwLock::new(Vec::new()),
         }));
         ctx.add_doorbell_page()?;
@@ -384,6 +387,7 @@ impl Guest {
             guest: self.clone(),
             id: b.u32_at(0),
             kick_queue,
+            kick: OnceLock::new(),
             pages: RwLock::new(vec![page.view().clone()]),
         })))
     }
@@ -455,7 +459,11 @@ impl Ctx {
     }
 
     fn kick_fd(&self) -> Result<Arc<EventFd>> {
-        self.0.guest.kick_fd(self.0.kick_queue).map(Arc::new)
+        if let Some(kick) = self.0.kick.get() {
+            return Ok(Arc::clone(kick));
+        }
+        let made = Arc::new(self.0.guest.kick_fd(self.0.kick_queue)?);
+        Ok(Arc::clone(self.0.kick.get_or_init(|| made)))
     }
 
     /// The doorbell page `number`, for tests that misbehave.

@@ -328,6 +328,16 @@ impl Daemon {
         self.entries("task").len()
     }
 
+    /// Anonymous memory of its processes, in bytes: theirs alone, not what guests share with them.
+    pub fn own_memory(&self) -> u64 {
+        let own = |pid| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        self.pids().into_iter().map(own).sum::<u64>() * 1024
+    }
+
     /// Memory mappings of its processes: how many of each name.
     pub fn mappings(&self) -> BTreeMap<String, usize> {
         let mut names = BTreeMap::new();

@@ -6,7 +6,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Fault, Held, HostPtr, Segment};
+use super::{Fault, Held, HostPtr, Segment, host};
 
 /// Walks a segment list as contiguous host runs.
 struct Cursor<'a, M> {
@@ -64,16 +64,48 @@ pub fn copy(
     src_skip: u64,
     len: u64,
 ) -> Result<(), Fault> {
+    // Most messages are one piece on either side.
+    if let (Some(target), Some(source)) = (whole(dst, dst_skip, len), whole(src, src_skip, len)) {
+        move_run(source, target, host(len));
+        return Ok(());
+    }
+    copy_runs((dst, dst_skip), (src, src_skip), len)
+}
+
+/// The host address of `len` bytes, `skip` bytes into a list of one segment, if they lie in one
+/// piece.
+#[inline]
+fn whole(list: &[Segment<impl Held>], skip: u64, len: u64) -> Option<HostPtr> {
+    let [segment] = list else { return None };
+    let inside = skip <= u64::from(segment.len) && len <= u64::from(segment.len) - skip;
+    if !inside || len == 0 {
+        return None;
+    }
+    let (at, run) = segment.map.translation().run(segment.offset + skip, len)?;
+    (run == host(len)).then_some(at)
+}
+
+/// Moves `len` bytes that are mapped on either side.
+#[inline]
+fn move_run(source: HostPtr, target: HostPtr, len: usize) {
+    // SAFETY: the callers' runs are mapped for `len` bytes and kept alive by their translations,
+    // which the segments hold. `ptr::copy` allows them to overlap; concurrent changes by the guest
+    // only change which bytes are moved.
+    unsafe { ptr::copy(source.0, target.0, len) };
+}
+
+fn copy_runs(
+    (dst, dst_skip): (&[Segment<impl Held>], u64),
+    (src, src_skip): (&[Segment<impl Held>], u64),
+    len: u64,
+) -> Result<(), Fault> {
     let mut to = Cursor::new(dst, dst_skip);
     let mut from = Cursor::new(src, src_skip);
     let mut left = len;
     while left > 0 {
         let (source, run) = from.run(left)?;
         let (target, run) = to.run(run as u64)?;
-        // SAFETY: both runs are mapped for `run` bytes and kept alive by their translations, which
-        // the segments hold. `ptr::copy` allows them to overlap; concurrent changes by the guest
-        // only change which bytes are moved.
-        unsafe { ptr::copy(source.0, target.0, run) };
+        move_run(source, target, run);
         from.advance(run);
         to.advance(run);
         left -= run as u64;

@@ -80,6 +80,21 @@ impl Ring {
         }
     }
 
+    /// The `N` bytes at `offset`, in one read where they lie in one piece.
+    #[inline]
+    #[must_use]
+    pub fn read_array<const N: usize>(&self, offset: u64) -> [u8; N] {
+        let mut out = [0; N];
+        match self.0.run(offset, N as u64) {
+            // SAFETY: as in `read`, whose `run` is all of `out`.
+            Some((host, run)) if run == N => unsafe {
+                ptr::copy_nonoverlapping(host.0, out.as_mut_ptr(), N);
+            },
+            _ => self.read(offset, &mut out),
+        }
+        out
+    }
+
     /// Copies `bytes` into the ring at `offset`.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {

@@ -42,6 +42,7 @@ pub(crate) mod provider;
 pub(crate) mod qp;
 pub(crate) mod quota;
 pub(crate) mod receive;
+pub(crate) mod recent;
 mod resize;
 pub(crate) mod roster;
 pub mod saved;

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use rustc_hash::FxHashMap;
 use slab::Slab;
 use virtio_rdma_abi::{self as abi, event, wc_status};
 use zerocopy::little_endian::{U32, U64};
@@ -23,6 +22,7 @@ use super::outbox::Outbox;
 use super::provider::{Provider, ReceiveSide, SendSide};
 use super::qp::State;
 use super::quota::Kept;
+use super::recent::Recent;
 use super::roster::Roster;
 use super::table::Table;
 use super::timer::{Timers, Waiting};
@@ -59,7 +59,7 @@ pub(crate) struct Nic<P: Provider> {
     pub(crate) pds: Slab<Pd<P::Pd>>,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq<P>>,
-    pub(crate) qps: FxHashMap<u32, Box<Qp<P>>>,
+    pub(crate) qps: Recent<Box<Qp<P>>>,
     /// The same, in an order that can be walked.
     pub(crate) qp_numbers: Roster,
     pub(crate) ahs: Slab<Ah<P::Ah>>,
@@ -124,7 +124,7 @@ impl<P: Provider> Nic<P> {
             pds: Slab::new(),
             cqs: Table::default(),
             srqs: Table::default(),
-            qps: FxHashMap::default(),
+            qps: Recent::default(),
             qp_numbers: Roster::default(),
             ahs: Slab::new(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],

@@ -4,6 +4,8 @@
 //! and there is no other, so NICs of different networks cannot meet, whatever numbers they know of
 //! each other.
 
+use std::cell::Cell;
+
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
@@ -15,6 +17,8 @@ use crate::link::{Fabric, Gid, NicId, Responder, ShardBook};
 #[derive(Debug, Default)]
 pub(super) struct Networks {
     holders: FxHashMap<(u32, Gid), NicId>,
+    /// The one that was found last: most requests of a turn go where the one before went.
+    last: Cell<Option<(u32, Gid, NicId)>>,
     /// NICs with QPs in a multicast group.
     groups: FxHashMap<(u32, Gid), IndexSet<NicId, FxBuildHasher>>,
     /// What other shards hold, if there are any.
@@ -22,8 +26,19 @@ pub(super) struct Networks {
 }
 
 impl Networks {
+    #[inline]
     pub(super) fn holder(&self, vni: u32, gid: &Gid) -> Option<NicId> {
-        self.holders.get(&(vni, *gid)).copied()
+        match self.last.get() {
+            Some((net, address, nic)) if address == *gid && net == vni => Some(nic),
+            _ => self.find(vni, gid),
+        }
+    }
+
+    #[inline(never)]
+    fn find(&self, vni: u32, gid: &Gid) -> Option<NicId> {
+        let nic = *self.holders.get(&(vni, *gid))?;
+        self.last.set(Some((vni, *gid, nic)));
+        Some(nic)
     }
 
     /// Whether a NIC of this shard or another holds it.
@@ -46,6 +61,7 @@ impl Networks {
 
     pub(super) fn release(&mut self, vni: u32, gid: Gid, nic: NicId) {
         if self.holder(vni, &gid) == Some(nic) {
+            self.last.set(None);
             self.holders.remove(&(vni, gid));
             if let Some(book) = &self.book {
                 book.release(vni, gid);

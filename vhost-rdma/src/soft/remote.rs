@@ -12,6 +12,7 @@ use crate::nic::budget::cost;
 
 impl Nic {
     /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
+    #[inline]
     pub(super) fn remote(
         &self,
         qpn: u32,
@@ -39,7 +40,12 @@ impl Nic {
 
     /// Whether a piece of a write or a read goes on with what the message began with, else how it
     /// ends.
+    #[inline]
     fn goes_on(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
+        if request.len == request.total { Ok(()) } else { self.is_the_same(qpn, request) }
+    }
+
+    fn is_the_same(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Err(Outcome::NoAnswer) };
         match same_memory(&mut qp.own.stamp, request, || self.backing.mrs.stamp(request.rkey)) {
             Some(true) => Ok(()),
@@ -49,6 +55,7 @@ impl Nic {
     }
 
     /// Copies a piece of a write to the memory that the message names.
+    #[inline]
     pub(super) fn place(
         &self,
         request: &Request<'_>,

@@ -125,6 +125,7 @@ impl<N: Nics> Execution<'_, N> {
         let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         let mut bytes = 0u32;
         let mut more = false;
+        let mut segments = std::mem::take(&mut self.engine.segments);
         // What the last look found is of another's time.
         budget.looked();
         let began = budget.seen();
@@ -139,7 +140,7 @@ impl<N: Nics> Execution<'_, N> {
                 more = true;
                 break;
             }
-            match self.step(&turn, &mut send, &mut bytes) {
+            match self.step(&turn, &mut send, &mut bytes, &mut segments) {
                 Step::Advanced => {}
                 Step::Waits => break,
                 Step::Later => {
@@ -161,12 +162,13 @@ impl<N: Nics> Execution<'_, N> {
                 _ => break,
             }
         }
+        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
+        segments.clear();
+        self.engine.segments = segments;
         // What went before the wait may have taken long: it is judged whether or not more is asked.
         if send.wait != Wait::None && !self.is_over(id, budget) {
             more = matches!(send.wait, Wait::Owner(_)) && self.ask_ahead(&turn, &mut send, budget);
         }
-        // Now: they keep mappings alive, and whoever unplugs one waits for its end.
-        self.engine.segments.clear();
         if let Some(nic) = self.nic_mut(id) {
             nic.end_turn(qpn, send, more);
         }
@@ -186,14 +188,8 @@ impl<N: Nics> Execution<'_, N> {
     }
 
     /// Executes one piece of one work request.
-    fn step(&mut self, turn: &Turn, send: &mut SendQueue, bytes: &mut u32) -> Step {
-        let mut segments = std::mem::take(&mut self.engine.segments);
-        let step = self.step_with(turn, send, bytes, &mut segments);
-        self.engine.segments = segments;
-        step
-    }
-
-    fn step_with(
+    #[inline]
+    fn step(
         &mut self,
         turn: &Turn,
         send: &mut SendQueue,
@@ -275,6 +271,7 @@ impl<N: Nics> Execution<'_, N> {
 }
 
 /// The piece of `wqe`'s message that begins at `part.1`.
+#[inline]
 fn request<'a>(
     turn: &Turn,
     flow: &'a Flow,
@@ -382,6 +379,7 @@ impl Nic {
 
     /// Checks a work request's form and learns its length. Elements and inline bytes are copied
     /// once.
+    #[inline]
     fn plan(&self, turn: &Turn, send: &mut SendQueue, wqe: &SqWqe) -> Result<Planned, u8> {
         let operation = operation(turn.kind, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
         let inline = wqe.flags & send_flags::INLINE != 0;
@@ -441,6 +439,7 @@ impl Nic {
 
     /// Resolves the work request's elements; false if one of them is denied. `segments` may have
     /// those of an earlier one, whose translations are likely the same.
+    #[inline]
     fn gather(
         &self,
         turn: &Turn,
@@ -509,6 +508,7 @@ impl Nic {
 
     /// Whether the keys of a message that takes several turns open what they opened at its first: a
     /// region that was registered anew meanwhile ends it.
+    #[inline]
     fn opens_the_same(&self, send: &mut SendQueue, (total, len): (u32, u32)) -> bool {
         if len == total {
             return true;

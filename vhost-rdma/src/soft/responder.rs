@@ -68,7 +68,7 @@ impl Responder for Nic {
             return self.dropped(request);
         }
         let qpn = qp.qpn;
-        if qp.kind.is_connected() {
+        if qp.kind.is_connected() && qp.state == State::Rtr {
             self.note_established(qpn);
         }
         match request.operation {
@@ -151,7 +151,7 @@ impl Nic {
 
     fn note_established(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        if qp.state == State::Rtr && !std::mem::replace(&mut qp.own.established, true) {
+        if !std::mem::replace(&mut qp.own.established, true) {
             let ctx = qp.ctx;
             self.raise(event::COMM_EST, qpn, ctx);
         }

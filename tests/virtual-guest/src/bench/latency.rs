@@ -85,7 +85,7 @@ pub(super) fn polled(name: &str, effort: Effort) -> Row {
             (median(effort.slice, || post_and_poll(&mut a, &request)), reference)
         })
         .collect();
-    Row::best(name, "us", Better::Less, Some(Target::Ratio(8.0)), &samples)
+    Row::best(name, "us", Better::Less, Some(Target::Ratio(4.0)), &samples)
 }
 
 /// Sleeps until `end` received something, as a program with a completion channel does.

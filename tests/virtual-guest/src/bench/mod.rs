@@ -14,6 +14,7 @@ mod data;
 mod echo;
 pub mod isolation;
 mod latency;
+mod nics;
 mod null_rnic;
 mod report;
 mod restart;
@@ -35,6 +36,16 @@ fn world() -> World {
     let world = World::new();
     cores::Cores::get().device_process(&world.daemon.pids());
     world
+}
+
+/// Descriptors for a thousand guests and their daemon.
+const DESCRIPTORS: u64 = 1 << 17;
+
+/// Lets this process, and the daemons that it starts, have as many descriptors as the largest rows
+/// need. Who may not finds out at those rows.
+pub fn allow_descriptors() {
+    let limit = rustix::process::Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+    let _refused = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
 }
 
 /// How much to measure.
@@ -105,9 +116,9 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("control_qp_to_rts", latency::control_qp),
     Benchmark::new("idle_context_switches", latency::idle),
     Benchmark::new("rtt_nics_100", |n, e| scale::beside_nics(n, (100, Cost::RoundTrip), e)),
-    Benchmark::new("rtt_nics_500", |n, e| scale::beside_nics(n, (500, Cost::RoundTrip), e)),
+    Benchmark::new("rtt_nics_1000", |n, e| scale::beside_nics(n, (1000, Cost::RoundTrip), e)),
     Benchmark::new("wr_nics_100", |n, e| scale::beside_nics(n, (100, Cost::Request), e)),
-    Benchmark::new("wr_nics_500", |n, e| scale::beside_nics(n, (500, Cost::Request), e)),
+    Benchmark::new("wr_nics_1000", |n, e| scale::beside_nics(n, (1000, Cost::Request), e)),
     Benchmark::new("rtt_contexts_100", |n, e| scale::contexts(n, (100, Cost::RoundTrip), e)),
     Benchmark::new("wr_contexts_100", |n, e| scale::contexts(n, (100, Cost::Request), e)),
     Benchmark::new("wr_qps_100", |n, e| scale::queue_pairs(n, 100, e)),
@@ -116,6 +127,10 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("wr_mrs_100000", |n, e| scale::regions(n, 100_000, e)),
     Benchmark::new("shards_bw_64k", |n, e| shards::two_by_one(n, 64 << 10, e)),
     Benchmark::new("shards_rate_8", |n, e| shards::two_by_one(n, 8, e)),
+    Benchmark::new("nic_memory", nics::memory),
+    Benchmark::new("nic_threads", nics::threads),
+    Benchmark::new("nic_add_1000", |n, e| nics::add(n, 1000, e)),
+    Benchmark::new("start_nics_1000", |n, e| nics::start(n, 1000, e)),
     Benchmark::new("restart_pause", |n, e| restart::pause(n, How::Restart, 1000, e)),
     Benchmark::new("upgrade_pause", |n, e| restart::pause(n, How::Upgrade, 1000, e)),
 ];

@@ -7,6 +7,8 @@
 //! cost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Effort;
@@ -99,6 +101,41 @@ impl Pair {
         match cost {
             Cost::RoundTrip => median(slice, || post_and_poll(&mut self.single, &self.request)),
             Cost::Request => self.stream.run(&mut self.many, world, slice) * 1e9,
+        }
+    }
+}
+
+/// Two guests that send as fast as they can, until they are dropped.
+#[derive(Debug)]
+pub(super) struct Busy {
+    over: Arc<AtomicBool>,
+    sends: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    pub(super) fn begin(world: &World) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (a, b) = (node(world, CROWD, 64 << 20), node(world, CROWD, 64 << 20));
+        let (from, to) = (a.mr(PAGE), b.mr(PAGE));
+        let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
+        let (mut many, peer) = connected(&a, &b, RING);
+        fill(&mut many.qp, RING, |_| request.clone());
+        let mut stream = Stream::new(&mut many, BATCH);
+        let until = Arc::clone(&over);
+        let sends = std::thread::spawn(move || {
+            let _kept = (from, to, peer);
+            stream.go_on(&mut many, &until);
+        });
+        Self { over, sends: Some(sends) }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(sends) = self.sends.take() {
+            // Its panic was told of.
+            let _ended = sends.join();
         }
     }
 }

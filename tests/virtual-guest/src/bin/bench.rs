@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use virtual_guest::bench::{ALL, Effort, Row, serve_echo};
+use virtual_guest::bench::{ALL, Effort, Row, allow_descriptors, serve_echo};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -38,6 +38,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let chosen: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
     anyhow::ensure!(!chosen.is_empty(), "no benchmark matches {:?}", args.filter);
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
+    allow_descriptors();
     println!("{}", Row::heading());
     let mut rows = Vec::new();
     for benchmark in chosen {

@@ -1,7 +1,7 @@
 //! The send queue: a ring of work requests, of which one at a time is being executed.
 
 use serde::{Deserialize, Serialize};
-use virtio_rdma_abi::{SqWqe, wqe_shape};
+use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
 use super::ahead::{Ahead, Early};
@@ -11,6 +11,10 @@ use crate::nic::Nanos;
 use crate::nic::limits::MAX_INLINE;
 use crate::nic::receive::{BadIndex, SgeList, load_sges, read_sges};
 use crate::nic::saved::{AbiBytes, BadState, SavedRing};
+
+/// Bytes of the smallest entry.
+const LEAST: usize = 1 << wqe_shape::SQ_WQE_MIN_LOG2_STRIDE;
+const _: () = assert!(LEAST == wqe_shape::SQ_WQE_DATA + size_of::<Sge>());
 
 /// What the work request that is being executed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,6 +50,8 @@ pub(crate) struct SendQueue {
     index: u32,
     /// Its elements or inline bytes have been copied too.
     pub(crate) fetched: bool,
+    /// What stands behind it in the ring: its first element, if it has any.
+    first: Sge,
     /// Its scatter-gather elements.
     pub(crate) sges: SgeList,
     /// Its inline bytes, allocated once for the largest that the QP may have.
@@ -94,6 +100,7 @@ impl SendQueue {
             current: None,
             index: u32::MAX,
             fetched: false,
+            first: Sge::default(),
             sges: SgeList::new(),
             inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
             done: 0,
@@ -171,7 +178,8 @@ impl SendQueue {
         if let Some(early) = self.ahead.take() {
             return Some(self.begin(early));
         }
-        let wqe = self.peek()?;
+        let (wqe, first) = self.peek()?;
+        self.first = first;
         self.index = self.taken;
         self.taken = self.taken.wrapping_add(1);
         self.done = 0;
@@ -192,19 +200,22 @@ impl SendQueue {
         early.wqe
     }
 
-    fn peek(&self) -> Option<SqWqe> {
+    /// The next work request, and what may be its first element: all of it is read at once, and
+    /// most have one element. The least stride has room for one.
+    #[inline]
+    fn peek(&self) -> Option<(SqWqe, Sge)> {
         if self.waiting() == 0 {
             return None;
         }
-        let mut header = [0; size_of::<SqWqe>()];
-        self.ring.read(self.slot(self.taken), &mut header);
-        SqWqe::read_from_bytes(&header).ok()
+        let bytes: [u8; LEAST] = self.ring.read_array(self.slot(self.taken));
+        let (wqe, data) = SqWqe::read_from_prefix(&bytes).ok()?;
+        Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }
 
     /// Takes the next work request before its turn, if it is one that `may` be; its elements with
     /// it, so that the guest cannot change what was looked at.
     pub(crate) fn take_early(&mut self, may: impl FnOnce(&SqWqe) -> bool) -> bool {
-        let Some(wqe) = self.peek().filter(may) else { return false };
+        let Some((wqe, _)) = self.peek().filter(|(wqe, _)| may(wqe)) else { return false };
         let count = u32::from(wqe.num_sge.get());
         if count > self.max_sge {
             return false;
@@ -237,7 +248,13 @@ impl SendQueue {
 
     /// Copies the current work request's elements; the caller has checked `count` against
     /// `max_sge`.
+    #[inline]
     pub(crate) fn fetch_sges(&mut self, count: u32) {
+        if count == 1 {
+            self.sges.clear();
+            self.sges.push(self.first);
+            return;
+        }
         let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
         read_sges(&self.ring, at, count, &mut self.sges);
     }
@@ -338,6 +355,8 @@ impl SendQueue {
         (queue.producer, queue.taken, queue.index) = (producer, taken, saved.index);
         queue.current = saved.current.as_ref().map(AbiBytes::read).transpose()?;
         queue.fetched = saved.fetched;
+        let at = queue.slot(queue.index) + wqe_shape::SQ_WQE_DATA as u64;
+        queue.first = Sge::read_from_bytes(&queue.ring.read_array::<16>(at)).unwrap_or_default();
         queue.sges = load_sges(&saved.sges)?;
         queue.inline.extend(saved.inline);
         (queue.done, queue.piece) = (saved.done, saved.piece);

@@ -108,6 +108,7 @@ impl<N: Nics> Execution<'_, N> {
             send.ahead.asked(len, job);
             bytes = bytes.saturating_add(len);
         };
+        segments.clear();
         self.engine.segments = segments;
         more
     }
