@@ -1,12 +1,7 @@
 //! What a work request costs the engine, without a guest, a thread or a socket: for profilers, and
 //! for counting instructions where the machine's own counters are not to be had.
 //!
-//! ```sh
-//! cargo build --profile dist -p vhost-rdma --example request-cost
-//! target/dist/examples/request-cost write 8
-//! valgrind --tool=callgrind --toggle-collect='*request_cost::measured*' \
-//!     target/dist/examples/request-cost write 8 --requests 20000
-//! ```
+//! docs/PERFORMANCE.md says how, and what came out.
 //!
 //! Two NICs of one network write, read or send to each other. The work requests are written once,
 //! so that nothing but the engine is measured.

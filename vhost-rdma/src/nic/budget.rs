@@ -211,6 +211,16 @@ impl Budget {
     /// long that neighbours feel it.
     #[inline]
     pub(crate) fn is_over(&mut self, meter: &Meter) -> bool {
+        self.is_due(meter) && self.look(meter)
+    }
+
+    /// Whether there is anything to find out: after most pieces of work there is not.
+    #[inline]
+    pub(crate) fn is_due(&self, meter: &Meter) -> bool {
+        self.over || meter.charged() >= self.look_at.min(self.end)
+    }
+
+    fn look(&mut self, meter: &Meter) -> bool {
         let charged = meter.charged();
         if self.over || charged >= self.end {
             self.over = true;

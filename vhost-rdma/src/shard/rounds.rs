@@ -126,6 +126,11 @@ impl Nics for Served<'_> {
     }
 
     #[inline]
+    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)> {
+        self.slots.both(one, other)
+    }
+
+    #[inline]
     fn seen(&self, id: NicId) -> Option<&Nic> {
         self.slots.get(id).and_then(AnyNic::own)
     }

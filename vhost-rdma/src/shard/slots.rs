@@ -121,6 +121,24 @@ impl Slots {
         }
     }
 
+    /// Two different NICs of the engine's own, which are awake from now on.
+    #[inline]
+    pub(super) fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)> {
+        let indices = [one.0 as usize, other.0 as usize];
+        for id in [one, other] {
+            if self.all.get(id.0 as usize)?.visit != Visit::Awake {
+                self.any_mut(id)?;
+            }
+        }
+        match self.all.get_disjoint_mut(indices).ok()? {
+            [
+                Slot { nic: Some(AnyNic::Own(one)), .. },
+                Slot { nic: Some(AnyNic::Own(other)), .. },
+            ] => Some((one, other)),
+            _ => None,
+        }
+    }
+
     /// All NICs of the engine's own.
     #[cfg(test)]
     pub(super) fn own(&self) -> impl Iterator<Item = &Nic> {

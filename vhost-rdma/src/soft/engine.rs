@@ -29,6 +29,9 @@ pub(crate) trait Nics {
     /// A software NIC, which may be given work.
     fn nic(&mut self, id: NicId) -> Option<&mut Nic>;
 
+    /// Two different software NICs, which may be given work.
+    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)>;
+
     /// A software NIC, to look at.
     fn seen(&self, id: NicId) -> Option<&Nic>;
 

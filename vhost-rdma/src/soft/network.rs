@@ -11,7 +11,8 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::engine::Nics;
 use super::nic::{Nic, NicState};
-use crate::link::{Fabric, Gid, NicId, Responder, ShardBook};
+use crate::link::{Fabric, Flow, Gid, NicId, Responder, ShardBook};
+use crate::nic::qp::Kind;
 
 /// The addresses of all networks of a shard, by VNI.
 #[derive(Debug, Default)]
@@ -39,6 +40,13 @@ impl Networks {
         let nic = *self.holders.get(&(vni, *gid))?;
         self.last.set(Some((vni, *gid, nic)));
         Some(nic)
+    }
+
+    /// The NIC that a connection leads to, if it is another one of this shard.
+    pub(super) fn neighbour(&self, vni: u32, (kind, flow): (Kind, &Flow)) -> Option<NicId> {
+        let direct = kind.is_connected() && flow.source_gid != [0; 16];
+        let peer = direct.then(|| self.holder(vni, &flow.dest_gid)).flatten();
+        peer.filter(|peer| *peer != flow.source)
     }
 
     /// Whether a NIC of this shard or another holds it.
@@ -135,6 +143,7 @@ impl<N: Nics> View<'_, N> {
     }
 
     /// A NIC, if it is there and runs.
+    #[inline]
     pub(super) fn ready_nic(&mut self, nic: Option<NicId>) -> Option<&mut Nic> {
         self.nics.nic(nic?).filter(|nic| nic.life == NicState::Ready)
     }

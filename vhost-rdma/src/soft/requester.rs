@@ -28,6 +28,7 @@ use crate::nic::shape::flags_are_known;
 mod ahead;
 mod finish;
 mod outcome;
+mod plain;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
@@ -56,6 +57,9 @@ struct Turn {
     /// What a request may take of RNR NAKs, and of silence.
     retries: (u8, u8),
     flow: Flow,
+    /// The NIC that a connection leads to, if it is another one of this shard. Addresses change
+    /// hands by commands only, none of which is executed during a turn.
+    peer: Option<NicId>,
     now: Nanos,
 }
 
@@ -69,6 +73,8 @@ impl Turn {
 enum Step {
     /// The work request is done, or a piece of it.
     Advanced,
+    /// It is done, and nobody's state can have changed.
+    Passed,
     /// It waits for a timer or an event.
     Waits,
     /// The link takes no more now.
@@ -122,7 +128,9 @@ impl<N: Nics> Execution<'_, N> {
         let Some(nic) = self.nic_mut(id) else { return };
         let lone = nic.run.is_empty() && self.nics.is_lone();
         let Some(nic) = self.nic_mut(id) else { return };
-        let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        let vni = nic.settings.vni;
+        let Some((mut turn, mut send)) = nic.begin_turn(qpn, now) else { return };
+        turn.peer = self.engine.networks.neighbour(vni, (turn.kind, &turn.flow));
         let mut bytes = 0u32;
         let mut more = false;
         let mut segments = std::mem::take(&mut self.engine.segments);
@@ -141,6 +149,7 @@ impl<N: Nics> Execution<'_, N> {
                 break;
             }
             match self.step(&turn, &mut send, &mut bytes, &mut segments) {
+                Step::Passed => continue,
                 Step::Advanced => {}
                 Step::Waits => break,
                 Step::Later => {
@@ -178,6 +187,9 @@ impl<N: Nics> Execution<'_, N> {
     /// large the next may be.
     #[inline]
     fn is_over(&mut self, id: NicId, budget: &mut Budget) -> bool {
+        if !budget.is_due(self.meter) {
+            return false;
+        }
         let over = budget.is_over(self.meter);
         if let Some(looked) = budget.looked()
             && let Some(nic) = self.nic_mut(id)
@@ -196,6 +208,10 @@ impl<N: Nics> Execution<'_, N> {
         bytes: &mut u32,
         segments: &mut Vec<Segment>,
     ) -> Step {
+        if let Some(went) = self.go_plainly(turn, send) {
+            *bytes = bytes.saturating_add(went.len);
+            return if went.told { Step::Advanced } else { Step::Passed };
+        }
         let mtu = self.engine.ways.mtu();
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         let wqe = match send.current {
@@ -225,12 +241,16 @@ impl<N: Nics> Execution<'_, N> {
             Ok(planned) => planned,
             Err(status) => return Step::Failed(status),
         };
-        let mut flow = turn.flow;
-        if turn.kind.is_connected() {
-            // The flow of a connection is the QP's.
-        } else if !nic.address(&wqe, turn.pdn, &mut flow) {
-            return Step::Failed(wc_status::LOC_QP_OP_ERR);
-        }
+        let mut addressed;
+        let flow = if turn.kind.is_connected() {
+            &turn.flow
+        } else {
+            addressed = turn.flow;
+            if !nic.address(&wqe, turn.pdn, &mut addressed) {
+                return Step::Failed(wc_status::LOC_QP_OP_ERR);
+            }
+            &addressed
+        };
         nic.meter.charge_each(cost::ELEMENT, send.sges.len());
         // What the owner was asked about is what it did, and what crossed may have been executed:
         // the piece that it was, however large the next may be.
@@ -253,7 +273,7 @@ impl<N: Nics> Execution<'_, N> {
             if planned.inline { Payload::Inline(&send.inline) } else { Payload::Memory(segments) };
         send.piece = len;
         nic.meter.charge(cost::bytes(len.into()));
-        let mut request = request(turn, &flow, &wqe, nic, payload, (&planned, send.done, len));
+        let mut request = request(turn, flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
         request.owner = send.owner;
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
@@ -271,7 +291,7 @@ impl<N: Nics> Execution<'_, N> {
 }
 
 /// The piece of `wqe`'s message that begins at `part.1`.
-#[inline]
+#[inline(always)]
 fn request<'a>(
     turn: &Turn,
     flow: &'a Flow,
@@ -334,7 +354,18 @@ impl Nic {
             sl: av.sl,
         };
         Some((
-            Turn { nic: self.backing.id, qpn, pdn, kind, signal_all, cqn, retries, flow, now },
+            Turn {
+                nic: self.backing.id,
+                qpn,
+                pdn,
+                kind,
+                signal_all,
+                cqn,
+                retries,
+                flow,
+                peer: None,
+                now,
+            },
             send,
         ))
     }

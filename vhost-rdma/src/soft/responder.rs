@@ -130,13 +130,7 @@ impl Nic {
 
     /// Whether the QP takes requests of this service from this sender.
     pub(super) fn is_addressed(&self, qp: &Qp, request: &Request<'_>) -> bool {
-        let Flow { source_qpn, source_gid, dest_gid, .. } = request.flow;
-        let from_peer = || {
-            let av = qp.attrs.av();
-            qp.attrs.dest_qpn() == *source_qpn
-                && av.dgid == *source_gid
-                && self.gid(av.sgid_index.get()).is_some_and(|own| own == *dest_gid)
-        };
+        let from_peer = || self.is_from_peer(qp, request.flow);
         match (qp.kind, request.service) {
             (Kind::Rc, Service::Reliable) | (Kind::Uc, Service::Unreliable) => from_peer(),
             (Kind::Ud, Service::Datagram) => request.qkey == qp.attrs.qkey(qp.kind),
@@ -147,6 +141,15 @@ impl Nic {
             }
             _ => false,
         }
+    }
+
+    /// Whether a sender is whom the QP is connected to.
+    #[inline]
+    pub(super) fn is_from_peer(&self, qp: &Qp, flow: &Flow) -> bool {
+        let av = qp.attrs.av();
+        qp.attrs.dest_qpn() == flow.source_qpn
+            && av.dgid == flow.source_gid
+            && self.gid(av.sgid_index.get()).is_some_and(|own| own == flow.dest_gid)
     }
 
     fn note_established(&mut self, qpn: u32) {

@@ -44,6 +44,12 @@ impl Ahead {
         !self.requests.is_empty()
     }
 
+    /// Whether nothing is under way.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.pieces.is_empty()
+    }
+
     pub(crate) fn pieces(&self) -> impl ExactSizeIterator<Item = u32> {
         self.pieces.iter().map(|piece| piece.len)
     }

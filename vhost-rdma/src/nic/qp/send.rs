@@ -191,6 +191,20 @@ impl SendQueue {
         self.current
     }
 
+    /// Whether no work request has begun, so that the next is the ring's.
+    #[inline]
+    pub(crate) fn is_between(&self) -> bool {
+        self.current.is_none() && self.ahead.is_empty()
+    }
+
+    /// The work request that was peeked at is done; its index.
+    #[inline]
+    pub(crate) const fn pass(&mut self) -> u32 {
+        self.index = self.taken;
+        self.taken = self.taken.wrapping_add(1);
+        self.index
+    }
+
     /// One that was taken before its turn.
     #[cold]
     fn begin(&mut self, early: Early) -> SqWqe {
@@ -203,7 +217,7 @@ impl SendQueue {
     /// The next work request, and what may be its first element: all of it is read at once, and
     /// most have one element. The least stride has room for one.
     #[inline]
-    fn peek(&self) -> Option<(SqWqe, Sge)> {
+    pub(crate) fn peek(&self) -> Option<(SqWqe, Sge)> {
         if self.waiting() == 0 {
             return None;
         }

@@ -10,7 +10,7 @@ use crate::soft::{Nanos, mirror};
 use virtio_rdma_abi::wc_status;
 
 impl<N: Nics> Execution<'_, N> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle(
         &mut self,
         turn: &Turn,

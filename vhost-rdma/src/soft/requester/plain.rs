@@ -1,0 +1,140 @@
+//! The way of most requests: a write or a read of one element, of one piece, between two NICs of
+//! this shard, to memory that the worker reaches itself.
+//!
+//! Nothing is decided here but whether a request is one of these and passes every check, by the
+//! same functions that the ordinary way asks. Then it is executed. If anything is in the way
+//! nothing has changed, and the ordinary way, which follows, finds out what that is and what
+//! becomes of it.
+//!
+//! Both NICs are borrowed at once, so that neither the keys nor their memory are counted: a
+//! reference count is a locked operation that waits for the copy's stores.
+
+use virtio_rdma_abi::{Cqe, Sge, SqWqe, access, opcode, send_flags, wc_status};
+use zerocopy::little_endian::U32;
+
+use super::Turn;
+use super::finish::completion_opcode;
+use crate::link::{Operation, PIECE};
+use crate::memory;
+use crate::nic::budget::cost;
+use crate::nic::qp::{Kind, SendQueue, State};
+use crate::soft::engine::{Execution, Nics};
+use crate::soft::mr::Access;
+use crate::soft::nic::{Nic, NicState};
+
+/// What became of a request that went this way.
+pub(super) struct Went {
+    pub(super) len: u32,
+    /// It completed, and may have found the CQ full.
+    pub(super) told: bool,
+}
+
+/// A request that has the shape.
+struct Plain {
+    operation: Operation,
+    len: u32,
+    /// The right that it takes at home, and at the peer.
+    rights: (u32, u32),
+}
+
+/// Whether a work request has the shape.
+#[inline]
+fn plain(turn: &Turn, send: &SendQueue, wqe: &SqWqe, sge: &Sge) -> Option<Plain> {
+    const HARMLESS: u8 = send_flags::SIGNALED | send_flags::FENCE | send_flags::SOLICITED;
+    let (operation, rights) = match (wqe.opcode, turn.kind) {
+        (opcode::RDMA_WRITE, Kind::Rc | Kind::Uc) => (Operation::Write, (0, access::REMOTE_WRITE)),
+        (opcode::RDMA_READ, Kind::Rc) => {
+            (Operation::Read, (access::LOCAL_WRITE, access::REMOTE_READ))
+        }
+        _ => return None,
+    };
+    let len = sge.length.get();
+    let one = wqe.num_sge.get() == 1 && send.max_sge > 0 && (1..=PIECE).contains(&len);
+    (one && wqe.flags & !HARMLESS == 0).then_some(Plain { operation, len, rights })
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// Executes the next work request, if it is one of these.
+    #[inline]
+    pub(super) fn go_plainly(&mut self, turn: &Turn, send: &mut SendQueue) -> Option<Went> {
+        let peer = turn.peer.filter(|_| send.is_between())?;
+        let (wqe, sge) = send.peek()?;
+        let most = self.engine.ways.mtu();
+        let plain = plain(turn, send, &wqe, &sge).filter(|plain| plain.len <= most)?;
+        let (nic, peer) = self.nics.both(turn.nic, peer)?;
+        if nic.backing.pace.piece(std::iter::once(plain.len), 0, plain.len) != plain.len {
+            return None;
+        }
+        move_bytes(turn, (nic, peer), (&wqe, &sge), &plain)?;
+        const LOOKS: u64 = cost::REQUEST + cost::ELEMENT + cost::KEY;
+        nic.meter.charge(LOOKS + cost::bytes(plain.len.into()));
+        let bytes = u64::from(plain.len);
+        match plain.operation {
+            Operation::Read => {
+                nic.counters.rx_bytes += bytes;
+                peer.counters.tx_bytes += bytes;
+            }
+            _ => {
+                nic.counters.tx_bytes += bytes;
+                peer.counters.rx_bytes += bytes;
+            }
+        }
+        nic.counters.tx_messages += 1;
+        peer.counters.rx_messages += 1;
+        turn.rearm_retries(send);
+        let index = send.pass();
+        let told = turn.signal_all || wqe.flags & send_flags::SIGNALED != 0;
+        if told {
+            let mut cqe = Cqe {
+                wr_id: wqe.wr_id,
+                qpn: U32::new(turn.qpn),
+                opcode: completion_opcode(plain.operation),
+                status: wc_status::SUCCESS,
+                byte_len: U32::new(plain.len),
+                wqe_index: U32::new(index),
+                ..Cqe::default()
+            };
+            nic.complete(turn.cqn, &mut cqe, false);
+        }
+        Some(Went { len: plain.len, told })
+    }
+}
+
+/// Moves the bytes, if every check passes on either side.
+#[inline]
+fn move_bytes(
+    turn: &Turn,
+    (nic, peer): (&Nic, &Nic),
+    (wqe, sge): (&SqWqe, &Sge),
+    plain: &Plain,
+) -> Option<()> {
+    let (at_home, at_peer) = plain.rights;
+    let own = nic.backing.mrs.segment(&Access {
+        pdn: turn.pdn,
+        qpn: 0,
+        key: sge.lkey.get(),
+        addr: sge.addr.get(),
+        len: plain.len,
+        rights: at_home,
+    });
+    if peer.life != NicState::Ready || peer.backing.mrs.mirrors > 0 {
+        return None;
+    }
+    let qp = peer.qps.get(&turn.flow.dest_qpn)?;
+    // The first that arrives in RTR is told of.
+    let takes = qp.kind == turn.kind && qp.state.receives() && qp.state != State::Rtr;
+    if !takes || !peer.is_from_peer(qp, &turn.flow) || !qp.attrs.has(at_peer) {
+        return None;
+    }
+    let theirs = peer.backing.mrs.segment(&Access {
+        pdn: qp.pdn,
+        qpn: qp.qpn,
+        key: wqe.rkey.get(),
+        addr: wqe.remote_addr.get(),
+        len: plain.len,
+        rights: at_peer,
+    });
+    let (own, theirs) = (own.ok()?, theirs.ok()?);
+    let (to, from) = if plain.operation == Operation::Read { (own, theirs) } else { (theirs, own) };
+    memory::copy(&[to], 0, &[from], 0, plain.len.into()).ok()
+}
