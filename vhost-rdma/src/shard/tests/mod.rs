@@ -14,6 +14,7 @@ mod lifecycle;
 mod mirror;
 mod parking;
 mod placement;
+mod plain;
 mod reference;
 mod rules;
 mod saved;
