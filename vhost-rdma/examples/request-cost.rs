@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use vhost_rdma::link::NicId;
 use vhost_rdma::memory::{AddressSpace, PageList, Ring, Translation};
+use vhost_rdma::nic::Step;
 use vhost_rdma::shard::{
     Command, Limits, NicSettings, Port, Random, Reply, Shard, Status, control_offset,
 };
@@ -111,9 +112,9 @@ fn execute(shard: &mut Shard, nic: NicId, ctx: u32, command: Command) -> anyhow:
     let mut command = command;
     loop {
         command = match shard.execute(nic, ctx, command, 1) {
-            Ok(Reply::Blocking(job)) => job.run(),
-            Ok(Reply::More) => Command::Continue,
-            Ok(reply) => return Ok(reply),
+            Ok(Step::Blocking(job)) => job.run(),
+            Ok(Step::More) => Command::Continue,
+            Ok(Step::Done(reply)) => return Ok(reply),
             Err(Status(status)) => anyhow::bail!("a command was refused with {status}"),
         };
     }
