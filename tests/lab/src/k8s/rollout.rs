@@ -36,7 +36,11 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
     let here = bench.pods.look(USERS[0], Some(POOL))?;
     let there = bench.pods.start(&Wanted::new(USERS[1], POOL))?;
-    let before = [bench.pods.session(&here)?, bench.pods.session(&there)?];
+    // Each transfer has a QP of its own.
+    let number = |pod: &Pod| -> Result<Option<u64>> {
+        Ok(bench.pods.session(pod)?.map(|session| session.number))
+    };
+    let before = [number(&here)?, number(&there)?];
     let stop = AtomicBool::new(false);
     let (pods, over) = (bench.pods, &stop);
     let outcome = std::thread::scope(|scope| {
@@ -71,7 +75,7 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
     })?;
     eprintln!("    {TIMES} controllers in turn, {outcome} transfers, none failed");
     ensure!(outcome > TIMES, "{outcome} transfers are no traffic");
-    let after = [bench.pods.session(&here)?, bench.pods.session(&there)?];
+    let after = [number(&here)?, number(&there)?];
     ensure!(before == after, "sessions were lost: {before:?} {after:?}");
     kubectl.delete_pods(&[USERS[1]])?;
     cluster::reported(bench, &[USERS[0].to_owned()])
@@ -267,7 +271,8 @@ fn identity(bench: &Bench<'_>, node: &Node) -> Result<BTreeMap<String, String>> 
     for pod in bench.pods.running(SETS[1].0)? {
         let pod: Pod = bench.pods.look(&pod, Some(ROSE))?;
         let nic = ours::nic(node, &pod.id)?;
-        let session = bench.pods.session(&pod)?.context("no session")?;
+        // Its QP is another after each transfer.
+        let session = bench.pods.session(&pod)?.context("no session")?.number;
         let said = ["mac", "addresses", "socket"].map(|key| nic[key].to_string());
         all.insert(pod.name, format!("{said:?} {session:?}"));
     }
