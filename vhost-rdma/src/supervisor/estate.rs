@@ -88,6 +88,34 @@ struct Part {
     names: Vec<String>,
 }
 
+/// The QPNs that a network was lent; none if the file does not say.
+fn read_qpns(name: &str, file: OwnedFd) -> Option<Handed> {
+    let read = serde_json::from_reader(File::from(file).take(HANDED_MAX));
+    read.inspect_err(|error| tracing::error!(name, %error, "QPNs were handed down badly")).ok()
+}
+
+/// The sessions that can go on, by NIC; names of what is of no use join `strange`.
+fn take_up_all(
+    parts: BTreeMap<(String, u64), Part>,
+    strange: &mut Vec<String>,
+) -> BTreeMap<String, Left> {
+    let mut left: BTreeMap<String, Left> = BTreeMap::new();
+    for ((nic, serial), part) in parts {
+        let names = part.names.clone();
+        match part.take_up(&nic, serial) {
+            // The later one is the one that is there.
+            Ok(session) => {
+                strange.extend(left.insert(nic, session).into_iter().flat_map(|old| old.names));
+            }
+            Err(error) => {
+                tracing::error!(nic, error, "what is left of a session is not to be read");
+                strange.extend(names);
+            }
+        }
+    }
+    left
+}
+
 impl Estate {
     /// Reads what was left.
     #[must_use]
@@ -111,10 +139,7 @@ impl Estate {
                     continue;
                 }
                 Kind::Qpns => {
-                    match serde_json::from_reader(File::from(file).take(HANDED_MAX)) {
-                        Ok(handed) => drop(qpns.insert(whose.to_owned(), handed)),
-                        Err(error) => tracing::error!(name, %error, "QPNs were handed down badly"),
-                    }
+                    qpns.extend(read_qpns(&name, file).map(|handed| (whose.to_owned(), handed)));
                     continue;
                 }
                 Kind::Stream(serial) | Kind::Ledger(serial, _) => serial,
@@ -126,19 +151,7 @@ impl Estate {
             }
             part.names.push(name);
         }
-        let mut left = BTreeMap::new();
-        for ((nic, serial), part) in parts {
-            let names = part.names.clone();
-            match part.take_up(&nic, serial) {
-                // The later one is the one that is there.
-                Ok(session) => strange
-                    .extend(left.insert(nic, session).into_iter().flat_map(|old: Left| old.names)),
-                Err(error) => {
-                    tracing::error!(nic, error, "what is left of a session is not to be read");
-                    strange.extend(names);
-                }
-            }
-        }
+        let mut left = take_up_all(parts, &mut strange);
         for (network, name, file) in wires {
             hear_out(&network, file, &mut left);
             strange.push(name);
