@@ -94,9 +94,7 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
     assert!(net.ends_with("net") && red.ends_with("red"), "{net} {red}");
     let (longest, _) = under_traffic(&mut pair(&c, &d), |_| spend(&villain));
     println!("longest write of the neighbour: {longest:?}");
-    eventually("the killer is not seen", || {
-        shown(&world.daemon, "net")["memory_kills"] != Value::from(0)
-    });
+    eventually("the killer is not seen", || shown(&world.daemon, "net")["memory_kills"] != 0);
     assert_eq!(shown(&world.daemon, "red")["memory_kills"], 0);
     told_that_it_is_lost(&villain.guest);
     told_that_it_is_lost(&victim.guest);

@@ -100,7 +100,7 @@ impl Systemd {
 
     fn node(&self, name: &str) -> Node {
         let nic = self.try_cli(&["nic", "add", name, "--address", "10.0.0.1"]);
-        let nic = nic.unwrap_or_else(|| panic!("no NIC: {}", self.log()));
+        let nic = nic.ok_or_else(|| self.log()).expect("a NIC");
         let socket = nic["socket"].as_str().expect("a path").trim_start_matches('/').to_owned();
         let socket = self.root().join(socket);
         let guest = Guest::connect(&socket, GuestConfig::default()).expect("it gets in");
