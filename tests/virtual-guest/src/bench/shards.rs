@@ -25,6 +25,8 @@ use crate::world::{End, World};
 const ENTRIES: u32 = 8192;
 /// How long they do.
 const NAP: Duration = Duration::from_micros(200);
+/// Work requests of a sample, at least.
+const LEAST: u64 = 2 * ENTRIES as u64;
 /// Bytes that each pair walks over: what a core's own cache has room for, or memory is measured.
 const WINDOW: u64 = 256 << 10;
 
@@ -94,7 +96,7 @@ impl Scene {
                 last = now;
             }
             assert!(now - last < Duration::from_secs(10), "completions stopped at {done}");
-            if now - start >= slice {
+            if now - start >= slice && done >= LEAST {
                 return done as f64 / (now - start).as_secs_f64();
             }
             std::thread::sleep(NAP);
