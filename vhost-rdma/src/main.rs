@@ -14,7 +14,7 @@ use vhost_rdma::dataplane::LocalDataplane;
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Dataplane};
 use vhost_rdma::store::{Sockets, Store, keep};
-use vhost_rdma::supervisor::{CgroupLimits, Cgroups, Estate, Fleet, FleetSettings, Supervisor};
+use vhost_rdma::supervisor::{CgroupLimits, Estate, Fleet, FleetSettings, Supervisor};
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
 use vhost_rdma::{config, limits, run, telemetry};
@@ -242,7 +242,8 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
     let settings = FleetSettings {
         workers: plan.settings.network_workers,
         poll_us: plan.settings.poll_us,
-        cgroups: Cgroups::open(plan.cgroup, &plan.settings.runtime_dir),
+        limits: plan.cgroup,
+        runtime_dir: plan.settings.runtime_dir.clone(),
         log_format: plan.log_format,
         log: plan.log.clone(),
     };

@@ -62,7 +62,7 @@ struct Tree {
 
 /// See the module. There may be no tree at all.
 #[derive(Debug, Clone, Default)]
-pub struct Cgroups {
+pub(super) struct Cgroups {
     trees: Arc<Vec<Tree>>,
     /// What their names begin with.
     prefix: Arc<str>,
@@ -80,8 +80,7 @@ struct Host {
 impl Cgroups {
     /// Finds where cgroups can be made, and removes what an earlier daemon left. What cannot be is
     /// said in the log.
-    #[must_use]
-    pub fn open(limits: CgroupLimits, runtime_dir: &Path) -> Self {
+    pub(super) fn open(limits: CgroupLimits, runtime_dir: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let host = Host { own: read("/proc/self/cgroup"), mounts: read("/proc/self/mountinfo") };
         match Self::find(&host, limits, runtime_dir) {

@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::cgroup::Cgroups;
+use super::cgroup::{CgroupLimits, Cgroups};
 use super::estate::Estate;
 use super::lender::Lender;
 use super::network::Network;
@@ -32,8 +33,10 @@ pub struct FleetSettings {
     pub poll_us: u32,
     /// Worker threads of each network's process.
     pub workers: u32,
-    /// Where each has a cgroup.
-    pub cgroups: Cgroups,
+    /// What each may use.
+    pub limits: CgroupLimits,
+    /// The daemon's own, which one daemon has at a time.
+    pub runtime_dir: PathBuf,
     /// Form of the log.
     pub log_format: LogFormat,
     /// What is logged.
@@ -60,6 +63,8 @@ pub struct Fleet {
     changing: Mutex<()>,
     make_own: MakeOwn,
     own: OnceLock<LocalDataplane>,
+    /// Looked for when the first network's process comes.
+    cgroups: OnceLock<Cgroups>,
     estate: Estate,
     /// The host's QPNs.
     lender: Arc<Lender>,
@@ -91,6 +96,7 @@ impl Fleet {
             changing: Mutex::default(),
             make_own,
             own: OnceLock::new(),
+            cgroups: OnceLock::new(),
             estate,
             lender,
             peers: Mutex::default(),
@@ -121,6 +127,13 @@ impl Fleet {
         }
     }
 
+    fn cgroups(&self) -> &Cgroups {
+        self.cgroups.get_or_init(|| {
+            let settings = lock(&self.settings);
+            Cgroups::open(settings.limits, &settings.runtime_dir)
+        })
+    }
+
     fn networks(&self) -> Vec<Arc<Network>> {
         lock(&self.networks).values().cloned().collect()
     }
@@ -134,13 +147,12 @@ impl Fleet {
         if let Some(network) = lock(&self.networks).get(&nic.vni) {
             return Ok(network.clone());
         }
-        let FleetSettings { poll_us, workers, cgroups, log_format, log } =
-            lock(&self.settings).clone();
+        let FleetSettings { poll_us, workers, log_format, log, .. } = lock(&self.settings).clone();
         let network = nic.network.clone();
         let qpns = self.lender.key();
         let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
         let lease = self.lender.lease(&nic.network);
-        let own = (self.estate.store.clone(), cgroups.make(&nic.network));
+        let own = (self.estate.store.clone(), self.cgroups().make(&nic.network));
         let network = Arc::new(Network::start(start, own, lease)?);
         if let Some(state) = self.estate.state(&nic.network) {
             network.load(&state);
@@ -221,6 +233,8 @@ impl Dataplane for Fleet {
 
     fn settled(&self) {
         self.estate.close();
+        // What was left by one whose networks are gone goes, too.
+        self.cgroups();
         self.lender.close();
         self.networks().iter().for_each(|network| network.run());
     }

@@ -31,7 +31,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::cgroup::{CgroupLimits, Cgroups};
+pub use self::cgroup::CgroupLimits;
 use self::door::Door;
 pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings, MakeOwn};

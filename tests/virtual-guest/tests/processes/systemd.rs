@@ -124,11 +124,12 @@ impl Drop for Systemd {
             }
             dirs
         };
-        for _ in 0..100 {
+        for round in 0..100 {
             let dirs = left();
             // Those of a systemd that this machine runs itself have processes, and stay.
             let gone = dirs.iter().filter(|dir| std::fs::remove_dir(dir).is_ok()).count();
-            if gone == 0 && !dirs.iter().any(|dir| dir.to_string_lossy().contains(&self.slice)) {
+            let ours = |dir: &PathBuf| dir.to_string_lossy().contains(&self.slice);
+            if gone == 0 && round > 10 && !dirs.iter().any(ours) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));
