@@ -5,6 +5,7 @@
 //! when the driver sets DRIVER_OK. Every message asks for an acknowledgement, so that a refusal is
 //! an error at the call that caused it.
 
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -131,6 +132,8 @@ pub(crate) struct ControlQueue {
 pub(crate) struct Inner {
     pub(crate) config: GuestConfig,
     front: Mutex<Option<Frontend>>,
+    /// The connection under it, of a VM's guest.
+    line: Option<Line>,
     pub(crate) ram: Arc<Ram>,
     pub(crate) device: DeviceConfig,
     pub(crate) control: Mutex<ControlQueue>,
@@ -149,6 +152,22 @@ pub(crate) struct Inner {
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guest").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// A connection that ends for the other side as soon as this side lets go of it. To close it is not
+/// enough: a child that another thread has just forked holds a copy until it executes its program.
+struct Line(UnixStream);
+
+impl Line {
+    fn hang_up(&self) {
+        let _gone_already = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.hang_up();
     }
 }
 
@@ -217,6 +236,7 @@ impl Guest {
 
     /// As [`Self::connect`], over a socket that is connected already.
     pub fn attach(stream: UnixStream, config: GuestConfig) -> Result<Self> {
+        let line = Line(stream.try_clone()?);
         let mut front = Frontend::from_stream(stream, 64);
         let device = negotiate(&mut front, &config)?;
         let ram = if config.huge_pages {
@@ -238,6 +258,7 @@ impl Guest {
         let guest = Self(Arc::new(Inner {
             config,
             front: Mutex::new(Some(front)),
+            line: Some(line),
             ram,
             device,
             control: Mutex::new(control),
@@ -277,6 +298,7 @@ impl Guest {
         Ok(Self(Arc::new(Inner {
             config,
             front: Mutex::new(None),
+            line: None,
             device: DeviceConfig {
                 magic: spec::MAGIC,
                 abi_version: spec::ABI_VERSION,
@@ -511,6 +533,9 @@ impl Guest {
     pub fn disconnect(&self) {
         if let Some(process) = &self.0.process {
             process.hang_up();
+        }
+        if let Some(line) = &self.0.line {
+            line.hang_up();
         }
         *lock(&self.0.front) = None;
     }

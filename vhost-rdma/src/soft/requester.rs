@@ -67,6 +67,12 @@ impl Turn {
     const fn rearm_retries(&self, send: &mut SendQueue) {
         (send.rnr_left, send.retries_left) = self.retries;
     }
+
+    /// Whether a work request with these flags says that it succeeded. One that failed always
+    /// completes.
+    const fn tells(&self, flags: u8) -> bool {
+        self.signal_all || flags & send_flags::SIGNALED != 0
+    }
 }
 
 /// How a step of a turn ended.

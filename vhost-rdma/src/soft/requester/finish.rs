@@ -1,7 +1,7 @@
 //! The end of a work request: its completion, the state in which a failure leaves the QP, and the
 //! flush of what comes behind it.
 
-use virtio_rdma_abi::{Cqe, send_flags, wc_opcode, wc_status};
+use virtio_rdma_abi::{Cqe, wc_opcode, wc_status};
 use zerocopy::little_endian::U32;
 
 use super::{TURN_REQUESTS, Turn};
@@ -17,7 +17,7 @@ impl Nic {
         let Some(wqe) = send.current else { return };
         let index = send.current_index();
         send.retire();
-        if !turn.signal_all && wqe.flags & send_flags::SIGNALED == 0 {
+        if !turn.tells(wqe.flags) {
             return;
         }
         let mut cqe = Cqe {

@@ -83,7 +83,7 @@ impl<N: Nics> Execution<'_, N> {
         peer.counters.rx_messages += 1;
         turn.rearm_retries(send);
         let index = send.pass();
-        let told = turn.signal_all || wqe.flags & send_flags::SIGNALED != 0;
+        let told = turn.tells(wqe.flags);
         if told {
             let mut cqe = Cqe {
                 wr_id: wqe.wr_id,
