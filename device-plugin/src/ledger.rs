@@ -101,7 +101,7 @@ pub struct ClusterGrant {
     pub named: Option<Named>,
 }
 
-/// A named NIC that a pod has (`RdmaNic`), as it was when the pod got it.
+/// A named NIC that a pod has (`RdmaNic`).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Named {
     /// The object's namespace, which is the pod's.
@@ -114,7 +114,10 @@ pub struct Named {
     pub pod: String,
     /// Its UID, as the claim has it.
     pub pod_uid: String,
-    /// Limits of its own, beside those of the pool.
+    /// The object's generation that said its limits; 0 if nobody remembers.
+    #[serde(default)]
+    pub generation: i64,
+    /// Limits of its own, beside those of the pool, as they were said last.
     #[serde(default)]
     pub limits: vhost_rdma_cluster_api::Limits,
 }

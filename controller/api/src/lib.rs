@@ -57,7 +57,7 @@ pub use network::{
 };
 pub use nic::{RdmaNic, RdmaNicSpec, RdmaNicStatus};
 pub use node::{
-    Channel, ChannelCertificate, DaemonStatus, NicStatus, NodeBlock, NodeNetwork,
+    Channel, ChannelCertificate, DaemonStatus, NicStatus, NodeBlock, NodeNetwork, NodeNic,
     NodeNetworkStatus, NodePool, NodeTenant, PortStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus,
     RnicStatus,
 };

@@ -60,8 +60,8 @@ pub struct RdmaNicSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-fA-F:.]{2,45}$"))]
     pub address: Option<String>,
-    /// Limits of its own; where the class has one too, the smaller holds. A change counts from the
-    /// next pod on.
+    /// Limits of its own; where the class has one too, the smaller holds. A change
+    /// reaches a NIC that runs, as one of the class does.
     #[serde(default)]
     pub limits: Limits,
 }

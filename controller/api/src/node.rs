@@ -73,6 +73,9 @@ pub struct RdmaNodeSpec {
     /// IDs that must not be granted again: their pods are being moved.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cordon: Vec<String>,
+    /// Named NICs that pods of the node have and that have changed since they were made.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NodeNic>,
 }
 
 /// A pool of a node.
@@ -159,6 +162,19 @@ pub struct NodeBlock {
     pub cidr: Cidr,
     /// The UID of the block.
     pub uid: String,
+}
+
+/// What a named NIC says that a pod of the node has (`RdmaNic`). Its identity cannot be changed.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeNic {
+    /// The object's UID.
+    pub uid: String,
+    /// The object's generation that says so.
+    pub generation: i64,
+    /// Limits of its own.
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// What is there.

@@ -1,20 +1,98 @@
-//! NICs with a name: may they be, is their identity their own, and has the pod ended that had them.
+//! NICs with a name: may they be, is their identity their own, what of them must the node hear that
+//! has them, and has the pod ended that had them.
 //!
 //! How one is claimed: `vhost_rdma_cluster_api::claim`.
 
 use std::time::Duration;
 
-use vhost_rdma_cluster_api::{RdmaNic, RdmaNicStatus, check, claim};
+use vhost_rdma_cluster_api::{NodeNic, RdmaNic, RdmaNicStatus, check, claim};
 
 use super::condition::accepted;
-use super::world::identities;
-use super::write::{Guard, Plan, Write};
+use super::world::{made, nic_key};
+use super::write::{Guard, Key, Plan, Write};
 use super::{Mono, Settings, World};
 
 /// How long a claim is left alone that no node reports: the pod is starting, or has just ended.
 const SETTLE: Duration = Duration::from_secs(10);
 /// How often it is asked then whether the pod is there still.
 const LOOK: Duration = Duration::from_secs(15);
+
+impl World {
+    pub(super) fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>, now: Mono) {
+        let Some(Key::Nic(namespace, name)) = nic_key(joined) else { return };
+        let key = (namespace, name);
+        let old = match &new {
+            Some(nic) => self.nics_named.insert(key.clone(), nic.clone()),
+            None => self.nics_named.remove(&key),
+        };
+        for (nic, present) in [(&old, false), (&new, true)] {
+            let Some(nic) = nic else { continue };
+            self.index.set_named(&nic.spec.network, joined.to_owned(), present);
+            if let Some(node) = nic.status.as_ref().and_then(|status| status.node.as_ref()) {
+                self.index.set_claimed(node, joined.to_owned(), present);
+            }
+            for identity in identities(nic) {
+                let identity = (nic.spec.network.clone(), identity);
+                let who = (made(&nic.metadata), key.clone());
+                self.index.set_identity(identity.clone(), who, present);
+                let others: Vec<Key> = self
+                    .index
+                    .with_identity(&identity)
+                    .map(|(ns, name)| Key::Nic(ns.clone(), name.clone()))
+                    .collect();
+                self.mark(others);
+            }
+        }
+        let claimed =
+            |nic: &Option<RdmaNic>| nic.as_ref().and_then(|nic| nic.status.clone()?.pod_uid);
+        match claimed(&new) {
+            Some(uid) if claimed(&old).as_ref() == Some(&uid) => {}
+            Some(uid) => drop(self.claimed_since.insert(key.clone(), (uid, now))),
+            None => drop(self.claimed_since.remove(&key)),
+        }
+        // Each node that has it, or had it, hears of what changed.
+        let told = |nic: &Option<RdmaNic>| {
+            let nic = nic.as_ref()?;
+            Some((nic.status.as_ref()?.node.clone()?, news(nic)?))
+        };
+        let (before, now) = (told(&old), told(&new));
+        if before != now {
+            let nodes = [before, now].into_iter().flatten();
+            self.mark(nodes.map(|(node, _)| Key::Node(node)).collect::<Vec<_>>());
+        }
+        self.peers.blocks.insert(joined.to_owned());
+        self.mark([Key::Nic(key.0, key.1)]);
+    }
+
+    /// What a node must hear of named NICs that its pods have.
+    pub(super) fn news_of_nics(&self, node: &str) -> Vec<NodeNic> {
+        let found = |joined: &str| match nic_key(joined)? {
+            Key::Nic(namespace, name) => news(self.nics_named.get(&(namespace, name))?),
+            _ => None,
+        };
+        let mut all: Vec<NodeNic> = self.index.claimed_at(node).filter_map(found).collect();
+        all.sort_by(|a, b| a.uid.cmp(&b.uid));
+        all
+    }
+}
+
+/// What must be a NIC's alone in its network. One address can be written in many ways.
+fn identities(nic: &RdmaNic) -> Vec<String> {
+    let address = nic.spec.address.as_ref().map(|text| {
+        text.parse::<std::net::IpAddr>()
+            .map_or_else(|_| text.clone(), |address| address.to_string())
+    });
+    // The one that is made of the UID counts as one that was written.
+    [Some(claim::mac(nic)), address].into_iter().flatten().collect()
+}
+
+/// What a node must hear of a named NIC that one of its pods has: nothing as long as the object is
+/// as it was made, since the agent has read the same when it claimed it.
+fn news(nic: &RdmaNic) -> Option<NodeNic> {
+    let generation = nic.metadata.generation.filter(|generation| *generation > 1)?;
+    let uid = nic.metadata.uid.clone()?;
+    Some(NodeNic { uid, generation, limits: nic.spec.limits })
+}
 
 pub(super) fn plan(
     world: &World,

@@ -127,6 +127,7 @@ pub fn render(world: &World, name: &str) -> Option<RdmaNodeSpec> {
         })
         .collect();
     spec.blocks.sort();
+    spec.nics = world.news_of_nics(name);
     spec.cordon = cordon(world, name, &spec);
     Some(spec)
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
     AUTHORITY, Condition, NicStatus, ROOTS, RdmaIPBlock, RdmaNetwork, RdmaNic, RdmaNicClass,
-    RdmaNode, RdmaNodePolicy, RdmaTenant, claim,
+    RdmaNode, RdmaNodePolicy, RdmaTenant,
 };
 
 use super::index::Index;
@@ -568,52 +568,6 @@ impl World {
         }
         self.mark(keys);
     }
-
-    fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>, now: Mono) {
-        let Some(Key::Nic(namespace, name)) = nic_key(joined) else { return };
-        let key = (namespace, name);
-        let old = match &new {
-            Some(nic) => self.nics_named.insert(key.clone(), nic.clone()),
-            None => self.nics_named.remove(&key),
-        };
-        for (nic, present) in [(&old, false), (&new, true)] {
-            let Some(nic) = nic else { continue };
-            self.index.set_named(&nic.spec.network, joined.to_owned(), present);
-            if let Some(node) = nic.status.as_ref().and_then(|status| status.node.as_ref()) {
-                self.index.set_claimed(node, joined.to_owned(), present);
-            }
-            for identity in identities(nic) {
-                let identity = (nic.spec.network.clone(), identity);
-                let who = (made(&nic.metadata), key.clone());
-                self.index.set_identity(identity.clone(), who, present);
-                let others: Vec<Key> = self
-                    .index
-                    .with_identity(&identity)
-                    .map(|(ns, name)| Key::Nic(ns.clone(), name.clone()))
-                    .collect();
-                self.mark(others);
-            }
-        }
-        let claimed =
-            |nic: &Option<RdmaNic>| nic.as_ref().and_then(|nic| nic.status.clone()?.pod_uid);
-        match claimed(&new) {
-            Some(uid) if claimed(&old).as_ref() == Some(&uid) => {}
-            Some(uid) => drop(self.claimed_since.insert(key.clone(), (uid, now))),
-            None => drop(self.claimed_since.remove(&key)),
-        }
-        self.peers.blocks.insert(joined.to_owned());
-        self.mark([Key::Nic(key.0, key.1)]);
-    }
-}
-
-/// What must be a NIC's alone in its network. One address can be written in many ways.
-pub(super) fn identities(nic: &RdmaNic) -> Vec<String> {
-    let address = nic.spec.address.as_ref().map(|text| {
-        text.parse::<std::net::IpAddr>()
-            .map_or_else(|_| text.clone(), |address| address.to_string())
-    });
-    // The one that is made of the UID counts as one that was written.
-    [Some(claim::mac(nic)), address].into_iter().flatten().collect()
 }
 
 fn nics(node: Option<&RdmaNode>) -> &[NicStatus] {
@@ -621,12 +575,12 @@ fn nics(node: Option<&RdmaNode>) -> &[NicStatus] {
     status.map(|status| status.nics.as_slice()).unwrap_or_default()
 }
 
-fn nic_key(joined: &str) -> Option<Key> {
+pub(super) fn nic_key(joined: &str) -> Option<Key> {
     let (namespace, name) = joined.split_once('/')?;
     Some(Key::Nic(namespace.to_owned(), name.to_owned()))
 }
 
 /// When an object was made, as the server says it: sorts by time.
-fn made(meta: &kube::api::ObjectMeta) -> String {
+pub(super) fn made(meta: &kube::api::ObjectMeta) -> String {
     meta.creation_timestamp.as_ref().map(|time| time.0.to_string()).unwrap_or_default()
 }

@@ -211,6 +211,7 @@ fn nic(pick: usize) -> Object {
         RdmaNicSpec {
             network: NETWORKS[pick / 2 % 2].to_owned(),
             mac: pick.is_multiple_of(2).then(|| "02:00:00:00:00:01".to_owned()),
+            limits: Limits { max_qps: u32::try_from(pick / 8 % 3).ok(), ..Limits::default() },
             ..RdmaNicSpec::default()
         },
     );

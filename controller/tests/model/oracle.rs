@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vhost_rdma_cluster_api::{RdmaIPBlock, RdmaNetwork, RdmaNodePolicy, RdmaTenant, Usage};
+use vhost_rdma_cluster_api::{NodeNic, RdmaIPBlock, RdmaNetwork, RdmaNodePolicy, RdmaTenant, Usage};
 use vhost_rdma_controller::core::{Kind, NamespaceInfo, NodeInfo, Object};
 
 use crate::agent::Agent;
@@ -202,6 +202,7 @@ pub(crate) fn at_rest(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(),
             must(tenants == may, format!("{} of {}: {tenants:?}", network.name, node.name))?;
         }
         at_rest_blocks(api, node, &hosted, agents)?;
+        at_rest_limits(api, node, &spec.nics)?;
     }
     must(objects == matched, format!("objects of {objects:?}, selected {matched:?}"))?;
     for policy in policies(api) {
@@ -234,6 +235,25 @@ fn at_rest_names(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(), Stri
         if !there || !api.pods.contains(uid) {
             return Err(format!("{:?} is that of {uid}, which is gone", nic.metadata.name));
         }
+    }
+    Ok(())
+}
+
+/// A node hears what its pods' named NICs say now, of those that have changed since they were made.
+fn at_rest_limits(api: &Api, node: &NodeInfo, said: &[NodeNic]) -> Result<(), String> {
+    let mut wanted: Vec<NodeNic> = Vec::new();
+    for object in api.list(Kind::Nic) {
+        let Object::Nic(nic) = object else { continue };
+        let on = nic.status.as_ref().and_then(|status| status.node.as_ref());
+        let generation = nic.metadata.generation.unwrap_or_default();
+        if on == Some(&node.name) && generation != 1 {
+            let uid = uid(&nic.metadata).to_owned();
+            wanted.push(NodeNic { uid, generation, limits: nic.spec.limits });
+        }
+    }
+    wanted.sort_by(|a, b| a.uid.cmp(&b.uid));
+    if said != wanted {
+        return Err(format!("{} hears {said:?}, of {wanted:?}", node.name));
     }
     Ok(())
 }

@@ -12,6 +12,10 @@
 //! it.
 //!
 //! A pod is asked once. A container that starts again needs no API server.
+//!
+//! The identity of an object cannot be changed; its limits can, while a pod has it. An agent watches
+//! no objects of pods: that would be a watch for each of a cluster's named NICs. The controller has
+//! them all and says in the node's object what changed (`RdmaNodeSpec::nics`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +26,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use vhost_rdma_agent_api::{self as api, FaultKind, Pod};
 use vhost_rdma_cluster_api::claim::{self, Claimant, NIC_ANNOTATION, Verdict};
-use vhost_rdma_cluster_api::{MIRROR, RdmaNic};
+use vhost_rdma_cluster_api::{MIRROR, NodeNic, RdmaNic};
 
 use super::admit::{PATIENCE, is_judged};
 use super::attach::fault;
@@ -30,7 +34,7 @@ use super::{Agent, Server, State};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
 use crate::kubelet::Kubelet;
-use crate::ledger::{ClusterGrant, Named, Owner, Slot};
+use crate::ledger::{ClusterGrant, Grant, Named, Owner, Slot};
 use crate::pool::{Device, Pool};
 
 /// How often somebody else may be faster in changing an object.
@@ -255,6 +259,31 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
+    /// Writes down which limits named NICs of pods have by now, as the controller says. An object
+    /// that is read later than the one that the controller looked at has the higher generation, and
+    /// what it says stays.
+    pub(super) async fn hear_of_names(&self, state: &mut State) {
+        let said: BTreeMap<&str, &NodeNic> =
+            state.standing.spec.nics.iter().map(|nic| (nic.uid.as_str(), nic)).collect();
+        let mut changes = Vec::new();
+        for (id, slot) in state.ledger.iter() {
+            let Some(named) = slot.grant.as_ref().and_then(Grant::named) else { continue };
+            let news = said.get(named.uid.as_str());
+            let Some(news) = news.filter(|news| news.generation > named.generation) else {
+                continue;
+            };
+            let mut slot = slot.clone();
+            let of = slot.grant.as_mut().and_then(|grant| grant.cluster.as_mut());
+            if let Some(named) = of.and_then(|of| of.named.as_mut()) {
+                (named.generation, named.limits) = (news.generation, news.limits);
+                changes.push((id.clone(), slot));
+            }
+        }
+        if let Err(error) = self.commit(state, changes, true).await {
+            tracing::error!(%error, "cannot write down what a named NIC may hold; it is tried again");
+        }
+    }
+
     /// These claims are to be taken back.
     fn owe(&self, state: &mut State, who: &Claimant, nics: impl IntoIterator<Item = RdmaNic>) {
         state.owed.extend(nics.into_iter().map(|nic| named(&nic, who)));
@@ -392,6 +421,7 @@ fn named(nic: &RdmaNic, who: &Claimant) -> Named {
         uid: nic.uid().unwrap_or_default(),
         pod: who.pod.clone(),
         pod_uid: who.pod_uid.clone(),
+        generation: nic.metadata.generation.unwrap_or_default(),
         limits: nic.spec.limits,
     }
 }

@@ -55,6 +55,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 }
             }
             self.see_sessions(&mut state).await;
+            self.hear_of_names(&mut state).await;
             self.restore(&mut state).await;
             self.follow_limits(&mut state).await;
             self.leave_networks(&mut state).await;
@@ -307,7 +308,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         gone
     }
 
-    /// Limits that were changed in the file reach the NICs that pods have.
+    /// Limits that were changed, in the file or in an object, reach the NICs that pods have.
     async fn follow_limits(&self, state: &mut State) {
         let pools = Arc::clone(&state.pools);
         let ids: Vec<String> = state.ledger.iter().map(|(id, _)| id.clone()).collect();

@@ -414,3 +414,56 @@ async fn a_grant_that_nobody_used_does_not_pass_its_name_on() {
     tended(&world).await;
     assert_eq!(server.holder("db"), None);
 }
+
+/// What the controller says of the object, and the NIC's limit afterwards.
+async fn says(world: &World, generation: i64, of: i64, qps: Option<u32>) -> u32 {
+    let nics = json!([{"uid": "uid-db", "generation": of, "limits": {"maxQps": qps}}]);
+    let node = object(generation, |spec| spec["nics"] = nics.clone());
+    world.agent().follow(&node).await.unwrap();
+    world.agent().reconcile().await;
+    nic(world, "red-0").limits.unwrap().max_qps
+}
+
+#[tokio::test]
+async fn a_limit_of_the_object_that_changes_holds_on_a_nic_that_runs() {
+    let (mut world, server) = one().await;
+    server.pod("p", Some("db"));
+    given(&world, "p", "red-0").await;
+    starts(&world, "red-0").await.unwrap();
+    world.daemon.set_session("k8s.red-0", Session::DriverReady);
+    let before = nic(&world, "red-0");
+    assert_eq!(before.limits.unwrap().max_qps, 3);
+    assert_eq!(says(&world, 2, 2, Some(2)).await, 2);
+    assert_eq!(says(&world, 3, 3, Some(4)).await, 4, "also upwards");
+    assert_eq!(says(&world, 4, 4, Some(9)).await, 5, "the class says 5");
+    assert_eq!(says(&world, 5, 5, Some(1)).await, 1);
+    assert_eq!(says(&world, 6, 4, Some(4)).await, 1, "an old word counts no more");
+    assert_eq!(says(&world, 7, 6, None).await, 5, "none of its own");
+    assert_eq!(says(&world, 8, 7, Some(2)).await, 2);
+    assert_eq!(report(&world).await.nics[0].limits.max_qps, Some(2));
+    // It is in the ledger: neither an agent that begins anew nor a controller that says nothing of
+    // the object any more changes it.
+    world.kill_agent().await;
+    world.start_agent(crate::world::CONFIG).await;
+    world.agent().follow(&object(9, same)).await.unwrap();
+    world.settle().await;
+    let after = nic(&world, "red-0");
+    assert_eq!(after.limits.unwrap().max_qps, 2);
+    assert_eq!((after.mac, after.addresses), (before.mac, before.addresses));
+}
+
+#[tokio::test]
+async fn what_is_said_of_an_object_concerns_no_other_nic() {
+    let (world, server) = one().await;
+    server.nic("other", &json!({"network": "red"}));
+    server.pod("p", Some("db"));
+    server.pod("q", Some("other"));
+    given(&world, "p", "red-0").await;
+    given(&world, "q", "red-1").await;
+    let held = [("uid-p", crate::cluster::RED, "red-0"), ("uid-q", crate::cluster::RED, "red-1")];
+    world.kubelet.note(&held);
+    starts(&world, "red-0").await.unwrap();
+    starts(&world, "red-1").await.unwrap();
+    assert_eq!(says(&world, 2, 2, Some(1)).await, 1);
+    assert_eq!(nic(&world, "red-1").limits.unwrap().max_qps, 5);
+}

@@ -24,7 +24,7 @@ pub(crate) const NAMESPACE: &str = "vhost-rdma";
 const KUBECONFIG: &str = "/lab/pki/controller.kubeconfig";
 const WAIT: Duration = Duration::from_secs(60);
 /// How long a changed class may take to hold on a NIC that runs.
-const LIVE: Duration = Duration::from_secs(2);
+pub(crate) const LIVE: Duration = Duration::from_secs(2);
 pub(crate) const POOL: &str = "cyan";
 const COUNT: usize = 4;
 /// A pool of a network that has addresses.

@@ -1,14 +1,15 @@
 //! NICs that have a name: a pod gets the MAC address and the address of the `RdmaNic` that its
-//! annotation names, nobody else does meanwhile, and the next one gets the same. And what pods use
-//! is not deleted: whoever tries is told the pods.
+//! annotation names, nobody else does meanwhile, and the next one gets the same; a limit of the
+//! object that changes holds on the NIC that runs. And what pods use is not deleted: whoever tries
+//! is told the pods.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::exec::wait_for;
-use crate::k8s::cluster::{POOL, USERS, ours_is};
+use crate::k8s::cluster::{LIVE, POOL, USERS, ours_is};
 use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::Bench;
@@ -19,6 +20,8 @@ const NIC: &str = "db";
 const MAC: &str = "02:00:00:00:77:01";
 const ADDRESS: &str = "10.66.0.7";
 const QPS: u64 = 16;
+/// What the class says.
+const CLASS_QPS: u64 = 64;
 const PODS: [&str; 2] = ["n-one", "n-two"];
 /// A network that nobody uses.
 const LONE: &str = "lone";
@@ -62,13 +65,37 @@ fn holder(bench: &Bench<'_>, pod: Option<&str>) -> Result<()> {
     outcome.with_context(|| format!("it says {last:#}"))
 }
 
+fn qps(nic: &Value) -> Option<u64> {
+    nic.pointer("/limits/max_qps").and_then(Value::as_u64)
+}
+
+/// A changed limit of the object holds on the NIC while it runs, in time, and its guest keeps its
+/// session; where the class says less, that holds.
+fn followed(bench: &Bench<'_>, pod: &Pod) -> Result<()> {
+    let session = bench.pods.session(pod)?.context("no session")?;
+    for (said, held) in [(24, 24), (8, 8), (1 << 10, CLASS_QPS), (QPS, QPS)] {
+        let patch = json!({"spec": {"limits": {"maxQps": said}}}).to_string();
+        bench.pods.kubectl.run(&["patch", "rdmanic", NIC, "--type=merge", "-p", &patch])?;
+        let begun = Instant::now();
+        let what = format!("{held} QPs to be the limit of the NIC that says {said}");
+        wait_for(&what, WAIT, || {
+            Ok((qps(&ours::nic(bench.node, &pod.id)?) == Some(held)).then_some(()))
+        })?;
+        let took = begun.elapsed();
+        eprintln!("    {said} QPs of the object held after {:.2} s", took.as_secs_f64());
+        ensure!(took <= LIVE, "it took {took:?}");
+    }
+    let after = bench.pods.session(pod)?.context("the session is gone")?;
+    ensure!(after.number == session.number, "the guest lost its session");
+    Ok(())
+}
+
 /// The pod's NIC is the one that it names: for the daemon, for its guest, and in its files.
 fn has_it(bench: &Bench<'_>, pod: &Pod) -> Result<()> {
     let nic = ours::nic(bench.node, &pod.id)?;
     let text = |key: &str| nic.pointer(key).and_then(Value::as_str).unwrap_or_default();
     ensure!(text("/mac") == MAC && text("/addresses/0") == ADDRESS, "{} has {nic}", pod.name);
-    let qps = nic.pointer("/limits/max_qps").and_then(Value::as_u64);
-    ensure!(qps == Some(QPS), "the limit of the NIC does not hold: {nic}");
+    ensure!(qps(&nic) == Some(QPS), "the limit of the NIC does not hold: {nic}");
     let session = bench.pods.wait_session(pod, 1)?;
     ensure!(session.mac == MAC, "its guest sees {session:?}");
     let file = format!("{}/nic.json", pod.variable(POOL, "DIR")?);
@@ -93,6 +120,8 @@ pub(crate) fn named(bench: &mut Bench<'_>) -> Result<()> {
     let first = bench.pods.look(PODS[0], Some(POOL))?;
     has_it(bench, &first)?;
     let user = bench.pods.look(USERS[0], Some(POOL))?;
+    bench.counted(&first, &user)?;
+    followed(bench, &first)?;
     bench.counted(&first, &user)?;
     kubectl.create(&manifest(PODS[1]))?;
     let said = kubectl.wait_event("NicRefused", PODS[1])?;
