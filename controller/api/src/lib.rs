@@ -57,9 +57,9 @@ pub use network::{
 };
 pub use nic::{RdmaNic, RdmaNicSpec, RdmaNicStatus};
 pub use node::{
-    Channel, ChannelCertificate, DaemonStatus, NicStatus, NodeBlock, NodeNetwork, NodeNic,
-    NodeNetworkStatus, NodePool, NodeTenant, PortStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus,
-    RnicStatus,
+    Channel, ChannelCertificate, DaemonStatus, NicStatus, NodeBlock, NodeNetwork,
+    NodeNetworkStatus, NodeNic, NodePool, NodeTenant, PortStatus, RdmaNode, RdmaNodeSpec,
+    RdmaNodeStatus, RnicStatus,
 };
 pub use policy::{
     PolicyPool, PolicyRnic, RdmaNodePolicy, RdmaNodePolicySpec, RdmaNodePolicyStatus, RnicSelector,

@@ -45,7 +45,7 @@ pub struct World {
     pub(super) asked_since: BTreeMap<String, Mono>,
     /// What time it was when the process started.
     pub(super) epoch: u64,
-    peers: Changed,
+    pub(super) peers: Changed,
     /// Since when places in quotas are known, by the pod's UID.
     pub(super) reserved_since: BTreeMap<String, Mono>,
     /// Since when claims of named NICs are known: the NIC, the pod's UID.

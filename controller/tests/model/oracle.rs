@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vhost_rdma_cluster_api::{NodeNic, RdmaIPBlock, RdmaNetwork, RdmaNodePolicy, RdmaTenant, Usage};
+use vhost_rdma_cluster_api::{
+    NodeNic, RdmaIPBlock, RdmaNetwork, RdmaNodePolicy, RdmaTenant, Usage,
+};
 use vhost_rdma_controller::core::{Kind, NamespaceInfo, NodeInfo, Object};
 
 use crate::agent::Agent;

@@ -114,6 +114,8 @@ fn has_it(bench: &Bench<'_>, pod: &Pod) -> Result<()> {
 /// See the module.
 pub(crate) fn named(bench: &mut Bench<'_>) -> Result<()> {
     let kubectl = bench.pods.kubectl;
+    // The step with the quota has taken the second away, if it was made.
+    kubectl.delete_pods(&[USERS[1]])?;
     kubectl.apply(&nic())?;
     kubectl.create(&manifest(PODS[0]))?;
     kubectl.wait_phase(PODS[0], "Running", WAIT)?;
