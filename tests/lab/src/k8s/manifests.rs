@@ -19,7 +19,7 @@ use crate::k8s::node::Node;
 use crate::k8s::ours;
 use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::{Bench, POOL as FORMER};
-use crate::k8s::{cluster, parts, plane, restarts};
+use crate::k8s::{cluster, parts, plane, restarts, rollout};
 use crate::process::products;
 use crate::products::static_programs;
 
@@ -80,16 +80,27 @@ fn copy_overlay(node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// How an administrator names the image of a release.
+enum Named<'a> {
+    Tag(&'a str),
+    Digest(&'a str),
+}
+
 /// Writes image, pools and chain where the README says.
-fn customise(node: &Node, release: &str, count: u32, chain: bool) -> Result<()> {
+fn customise(node: &Node, release: Named<'_>, count: u32, chain: bool) -> Result<()> {
     let text = fs::read_to_string(workspace().join("manifests/node/kustomization.yaml"))?;
+    let version = match release {
+        Named::Tag(tag) => format!("newTag: {tag}"),
+        Named::Digest(digest) => format!("digest: {digest}"),
+    };
+    let name = format!("newName: {IMAGE}");
     let mut changed = 0;
     let lines = text.lines().map(|line| {
-        let new = [("    newName: ", IMAGE), ("    newTag: ", release)]
+        let new = [("    newName: ", &name), ("    newTag: ", &version)]
             .into_iter()
             .find(|(key, _)| line.starts_with(key));
         changed += usize::from(new.is_some());
-        new.map_or_else(|| format!("{line}\n"), |(key, value)| format!("{key}{value}\n"))
+        new.map_or_else(|| format!("{line}\n"), |(_, value)| format!("    {value}\n"))
     });
     let kustomization: String = lines.collect();
     ensure!(changed == 2, "kustomization.yaml has no image to set");
@@ -144,6 +155,33 @@ pub(crate) fn import(bench: &Bench<'_>, release: &str) -> Result<()> {
         image = image.file(&library, &format!("usr/local/lib/vhost-rdma/{name}"));
     }
     image.import(bench.node, &format!("{IMAGE}:{release}"))
+}
+
+/// The digest of a release's image. The node's containerd is asked for it by that name from now on,
+/// as it is after it has fetched an image by its digest.
+fn digest(bench: &Bench<'_>, release: &str) -> Result<String> {
+    let tag = format!("{IMAGE}:{release}");
+    let listed =
+        bench.node.run(&["ctr", "-n", "k8s.io", "images", "list", &format!("name=={tag}")])?;
+    let digest = listed.split_whitespace().find(|word| word.starts_with("sha256:"));
+    let digest = digest.with_context(|| format!("no digest of {tag}:\n{listed}"))?;
+    let name = format!("{IMAGE}@{digest}");
+    bench.node.run(&["ctr", "-n", "k8s.io", "images", "tag", "--force", &tag, &name])?;
+    Ok(digest.to_owned())
+}
+
+/// Every container of the parts that were replaced is of the image with this digest.
+fn pinned(bench: &Bench<'_>, pods: &[String], digest: &str) -> Result<()> {
+    let wanted = format!("{IMAGE}@{digest}");
+    for pod in pods {
+        let pod = bench.pods.kubectl.get(&["pod", pod, "-n", NAMESPACE])?;
+        let containers = pod.pointer("/spec/containers").and_then(Value::as_array).cloned();
+        let images: Vec<Value> =
+            containers.into_iter().flatten().map(|mut one| one["image"].take()).collect();
+        let all = images.iter().all(|image| image.as_str() == Some(&wanted));
+        ensure!(!images.is_empty() && all, "{images:?} are not {wanted}");
+    }
+    Ok(())
 }
 
 /// The libraries of NICs for processes, as they are built.
@@ -315,7 +353,7 @@ pub(crate) const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rd
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, RELEASES[0])?;
     clear(bench)?;
-    customise(bench.node, RELEASES[0], 4, true)?;
+    customise(bench.node, Named::Tag(RELEASES[0]), 4, true)?;
     let kubectl = bench.pods.kubectl;
     let refused = refused(bench)?;
     kubectl.run(&["apply", "-k", OVERLAY])?;
@@ -372,7 +410,7 @@ fn works(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
 
 /// A changed ConfigMap reaches the agent and, by it, the kubelet; an Event says so.
 fn reloads(bench: &Bench<'_>) -> Result<()> {
-    customise(bench.node, RELEASES[0], 6, true)?;
+    customise(bench.node, Named::Tag(RELEASES[0]), 6, true)?;
     bench.pods.kubectl.run(&["apply", "-k", OVERLAY])?;
     bench.offered(MINE, 6)?;
     bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
@@ -463,8 +501,9 @@ fn least(bench: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A new release: agent and CNI plugin are replaced by themselves and no NIC notices; the daemon
-/// when the operator deletes its pod, and pods keep their NICs.
+/// A new release, by its digest: agent and CNI plugin are replaced by themselves, while two pods
+/// transfer without a pause, and no NIC notices; the daemon when the operator deletes its pod, and
+/// pods keep their NICs.
 pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     let users = USERS.map(|name| bench.pods.look(name, Some(MINE)));
     let [a, b] = users;
@@ -479,13 +518,20 @@ pub(crate) fn upgraded(bench: &mut Bench<'_>) -> Result<()> {
     };
     let (before, connected) = (identities(bench)?, sessions(bench)?);
     import(bench, RELEASES[1])?;
-    customise(bench.node, RELEASES[1], 6, true)?;
+    let digest = digest(bench, RELEASES[1])?;
+    customise(bench.node, Named::Digest(&digest), 6, true)?;
     let kubectl = bench.pods.kubectl;
     let begun = Instant::now();
-    kubectl.run(&["apply", "-k", OVERLAY])?;
     let replaced = [(DAEMON, RELEASES[0]), (AGENT, RELEASES[1]), (CNI, RELEASES[1])];
-    let pods = ready(bench, &replaced)?;
-    eprintln!("    agent and plugin were replaced in {:.1} s", begun.elapsed().as_secs_f64());
+    let (pods, transfers) = rollout::under_traffic(bench.pods, [&users[0], &users[1]], || {
+        kubectl.run(&["apply", "-k", OVERLAY])?;
+        ready(bench, &replaced)
+    })?;
+    eprintln!(
+        "    agent and plugin were replaced in {:.1} s, {transfers} transfers, none failed",
+        begun.elapsed().as_secs_f64()
+    );
+    pinned(bench, pods.get(1..).unwrap_or_default(), &digest)?;
     ensure!(plugin_is(bench, RELEASES[1])? != old, "the plugin was written over, not replaced");
     ensure!(bench.node.path(CHAIN).exists(), "the chain went with the old release");
     ensure!(sessions(bench)? == connected, "an upgrade of the agent cost a guest its session");
@@ -519,7 +565,7 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     kubectl.delete_pods(&USERS)?;
     bench.consistent(&[])?;
     // Without its key the chain goes, while the plugin is still there.
-    customise(bench.node, RELEASES[1], 6, false)?;
+    customise(bench.node, Named::Tag(RELEASES[1]), 6, false)?;
     kubectl.run(&["apply", "-k", OVERLAY])?;
     wait_for("the CNI configuration to go", WAIT, || {
         Ok((!bench.node.path(CHAIN).exists()).then_some(()))

@@ -14,7 +14,7 @@ use crate::k8s::cluster::{self, ADDRESSED, POOL, USERS, ours_is};
 use crate::k8s::node::{Life, Node};
 use crate::k8s::ours;
 use crate::k8s::plane;
-use crate::k8s::pods::{Pod, Wanted, resource};
+use crate::k8s::pods::{Pod, Pods, Wanted, resource};
 use crate::k8s::test::Bench;
 
 const WAIT: Duration = Duration::from_secs(120);
@@ -30,6 +30,33 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(200));
 }
 
+/// Does something while two pods transfer to each other without a pause; what it gave, and how many
+/// transfers there were, none of which failed.
+pub(crate) fn under_traffic<T>(
+    pods: Pods<'_>,
+    [here, there]: [&Pod; 2],
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(T, u32)> {
+    let stop = AtomicBool::new(false);
+    let over = &stop;
+    std::thread::scope(|scope| {
+        let traffic = scope.spawn(move || -> Result<u32> {
+            let mut times = 0;
+            while !over.load(Ordering::Relaxed) {
+                let (from, to) = if times % 2 == 0 { (here, there) } else { (there, here) };
+                pods.transfer(from, to, 64 << 10)
+                    .with_context(|| format!("transfer {times} failed"))?;
+                times += 1;
+            }
+            Ok(times)
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        let times = traffic.join().unwrap_or_else(|_| bail!("the traffic's thread ended"))?;
+        Ok((done?, times))
+    })
+}
+
 /// Controllers come and go, by a signal and by a kill, while two pods transfer without a pause; no
 /// request fails, no session is lost, and the one that is there works.
 pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
@@ -41,20 +68,8 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
         Ok(bench.pods.session(pod)?.map(|session| session.number))
     };
     let before = [number(&here)?, number(&there)?];
-    let stop = AtomicBool::new(false);
-    let (pods, over) = (bench.pods, &stop);
-    let outcome = std::thread::scope(|scope| {
-        let traffic = scope.spawn(|| -> Result<u32> {
-            let mut times = 0;
-            while !over.load(Ordering::Relaxed) {
-                let (from, to) = if times % 2 == 0 { (&here, &there) } else { (&there, &here) };
-                pods.transfer(from, to, 64 << 10)
-                    .with_context(|| format!("transfer {times} failed"))?;
-                times += 1;
-            }
-            Ok(times)
-        });
-        let done = (0..TIMES).try_for_each(|time| {
+    let ((), outcome) = under_traffic(bench.pods, [&here, &there], || {
+        (0..TIMES).try_for_each(|time| {
             let signal = if time % 2 == 0 { "TERM" } else { "KILL" };
             bench.node.kill(ours::CONTROLLER, signal)?;
             cluster::start_controller(bench)?;
@@ -68,10 +83,7 @@ pub(crate) fn replaced(bench: &mut Bench<'_>) -> Result<()> {
                 let now = nic.pointer("/limits/max_qps").and_then(Value::as_u64);
                 Ok((now == Some(qps)).then_some(()))
             })
-        });
-        over.store(true, Ordering::Relaxed);
-        let times = traffic.join().unwrap_or_else(|_| bail!("the traffic's thread ended"))?;
-        done.map(|()| times)
+        })
     })?;
     eprintln!("    {TIMES} controllers in turn, {outcome} transfers, none failed");
     ensure!(outcome > TIMES, "{outcome} transfers are no traffic");
