@@ -18,6 +18,10 @@ const SETTLE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(15);
 
 impl World {
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "what changed is handed over: its last copy ends with the change"
+    )]
     pub(super) fn set_nic(&mut self, joined: &str, new: Option<RdmaNic>, now: Mono) {
         let Some(Key::Nic(namespace, name)) = nic_key(joined) else { return };
         let key = (namespace, name);

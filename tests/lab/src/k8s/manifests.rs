@@ -81,6 +81,7 @@ fn copy_overlay(node: &Node) -> Result<()> {
 }
 
 /// How an administrator names the image of a release.
+#[derive(Debug, Clone, Copy)]
 enum Named<'a> {
     Tag(&'a str),
     Digest(&'a str),
