@@ -131,6 +131,6 @@ fn the_image_has_what_its_programs_load_when_they_run() {
     for package in ["diffutils", "ibverbs-providers", "libibverbs1", "librdmacm1"] {
         assert!(packages.contains(&package), "{package} is not in {packages:?}");
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vhost-rdma/src/rnic/cm/library.rs");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vhost-rdma/rnic/src/cm/library.rs");
     assert!(std::fs::read_to_string(source).unwrap().contains("librdmacm.so.1"));
 }

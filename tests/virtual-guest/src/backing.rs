@@ -157,7 +157,7 @@ pub const RNIC: Rules = Rules {
     ..IBTA
 };
 
-/// The daemon's null device (vhost-rdma/src/rnic/null.rs), which looks at no key and finds no fault
+/// The daemon's null device (vhost-rdma/rnic/src/null.rs), which looks at no key and finds no fault
 /// with any request.
 pub const NULL: Rules = Rules { moves_data: false, ..RNIC };
 

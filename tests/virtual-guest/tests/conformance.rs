@@ -97,7 +97,7 @@ fn sentences(text: &str) -> Vec<String> {
 }
 
 /// Names of the tests of a Rust file. Ignored ones do not count, but for models: those run in a
-/// process of their own (vhost-rdma/src/nic/models/mod.rs).
+/// process of their own (vhost-rdma/engine/src/nic/models/mod.rs).
 fn tests_of(path: &Path) -> Option<BTreeSet<String>> {
     let source = std::fs::read_to_string(path).ok()?;
     let mut found = BTreeSet::new();
@@ -139,9 +139,9 @@ fn has_row(scenario: &str, row: &str) -> bool {
 fn file_of(name: &str) -> PathBuf {
     let root = Path::new(ROOT);
     match name.split_once('/') {
-        Some(("models", file)) => root.join(format!("vhost-rdma/src/nic/models/{file}.rs")),
+        Some(("models", file)) => root.join(format!("vhost-rdma/engine/src/nic/models/{file}.rs")),
         Some(("device", file)) => root.join(format!("vhost-rdma/src/device/{file}.rs")),
-        _ if name == "wrap" => root.join("vhost-rdma/src/shard/tests/wrap.rs"),
+        _ if name == "wrap" => root.join("vhost-rdma/engine/src/shard/tests/wrap.rs"),
         _ => root.join(format!("tests/virtual-guest/tests/{name}.rs")),
     }
 }

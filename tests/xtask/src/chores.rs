@@ -54,8 +54,8 @@ pub(crate) fn doc(cache: &Cache) -> Result<bool> {
 pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
     host::ensure_packages(cache, host::RNIC_PACKAGES)?;
     let mut cmd = cargo();
-    cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "--features", "host-rnic"]);
-    cmd.args(["--all-targets", "--", "-D", "warnings"]);
+    cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "-p", "vhost-rdma-rnic"]);
+    cmd.args(["--features", "vhost-rdma/host-rnic", "--all-targets", "--", "-D", "warnings"]);
     logged(cache, "clippy-host-rnic", &mut cmd)
 }
 

@@ -19,9 +19,10 @@ use lab::scenarios::{clients, pair};
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
-const ROOTS: [&str; 8] = [
+const ROOTS: [&str; 9] = [
     "tests/virtual-guest/tests",
     "vhost-rdma/src",
+    "vhost-rdma/engine/src",
     "vhost-rdma",
     "device-plugin/tests",
     "cni-plugin/tests",

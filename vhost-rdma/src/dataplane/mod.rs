@@ -206,7 +206,7 @@ impl LocalDataplane {
         }
         let added = worker.call(None, PATIENCE, move |shard, _| match carried {
             Some((place, host)) => {
-                let nic = crate::rnic::Nic::new(place, settings, host, Box::new(NoPort));
+                let nic = crate::rnic::Rnic::nic(place, settings, host, Box::new(NoPort));
                 shard.add_provided(Box::new(nic))
             }
             None => shard.add_nic(settings, Box::new(NoPort)),

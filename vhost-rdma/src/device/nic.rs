@@ -379,6 +379,17 @@ mod tests {
     use crate::worker::{WorkerConfig, Workers};
 
     #[test]
+    fn a_nic_with_the_limits_that_nobody_changed_fits_into_its_account() {
+        let mut registry = Registry::new(PathBuf::from("/nowhere"));
+        let spec = NicSpec { name: "n".to_owned(), ..NicSpec::default() };
+        let config = registry.add_nic(spec, || [2; 6]).unwrap();
+        let most = settings(config, QueueLayout::default()).limits.most_kept();
+        // And there is as much again for tables: a quarter of a gibibyte names 128 GiB in pages.
+        assert!(most <= config.limits.max_kept_bytes / 2, "{most} bytes: tell docs/OPERATIONS.md");
+        assert!(most >= 64 << 20, "{most} bytes");
+    }
+
+    #[test]
     fn a_descriptor_that_was_slow_to_wait_for_is_not_heard_by_the_worker_again() {
         let workers = Workers::start(WorkerConfig::default()).unwrap();
         let mut registry = Registry::new(PathBuf::from("/nowhere"));

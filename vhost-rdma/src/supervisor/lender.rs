@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::qpn::{BLOCK, BLOCKS, Key};
+use crate::random::qpn_key;
 
 /// Blocks of a network that begins.
 const FIRST: usize = 2;
@@ -54,7 +55,7 @@ impl Lender {
     /// The host has no random numbers.
     pub(super) fn new(handed: BTreeMap<String, Handed>) -> std::io::Result<Arc<Self>> {
         let former = handed.values().next().map(|handed| handed.key);
-        let key = former.map_or_else(Key::random, Ok)?;
+        let key = former.map_or_else(qpn_key, Ok)?;
         let mut free = vec![true; BLOCKS as usize];
         let mut kept = BTreeMap::new();
         for (network, mut handed) in handed {

@@ -26,7 +26,6 @@ mod handle;
 mod job_share;
 mod mailbox;
 mod placement;
-mod random;
 mod reply;
 mod shard_thread;
 mod turn_stats;
@@ -45,7 +44,8 @@ pub use waker::WatchedKick;
 
 use self::carrier::Carrier;
 use crate::link::{AddressBook, Bus, MOST_SHARDS};
-use crate::qpn::{Key, Pool};
+use crate::qpn::Pool;
+use crate::random::{SystemRandom, qpn_key};
 use crate::shard::Shard;
 
 /// How the engine is run.
@@ -84,7 +84,7 @@ impl Workers {
     /// # Errors
     /// See [`Self::start_beside`].
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
-        Self::start_beside(config, &Arc::new(Pool::whole(Key::random()?)))
+        Self::start_beside(config, &Arc::new(Pool::whole(qpn_key()?)))
     }
 
     /// As [`Self::start`], with these QPNs.
@@ -96,7 +96,7 @@ impl Workers {
         let count = (config.workers.max(1) as usize).min(MOST_SHARDS);
         let book = Arc::new(AddressBook::default());
         for (index, carrier) in (0..).zip(Carrier::all(count)?) {
-            let random = Box::new(random::SystemRandom::new()?);
+            let random = Box::new(SystemRandom::new()?);
             let mut shard = Shard::new(random).with_qpns(qpns.clone());
             if config.spread && count > 1 {
                 shard = shard.with_bus(Bus::new(index as usize, count, book.clone()));

@@ -1,7 +1,7 @@
 //! What the daemon does for a work request of a NIC on an RNIC, apart from what the RNIC and its
 //! provider do.
 //!
-//! The NIC is backed by `rnic:null` (vhost-rdma/src/rnic/null.rs): host verbs that copy each work
+//! The NIC is backed by `rnic:null` (vhost-rdma/rnic/src/null.rs): host verbs that copy each work
 //! request and complete it. The reference reads the same work requests from the same ring and
 //! writes the same completions to a ring of that size, and does nothing else. Work requests are
 //! written once and go round, so that the daemon always finds bursts of 32.

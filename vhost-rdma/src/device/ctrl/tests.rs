@@ -427,7 +427,7 @@ fn a_command_with_an_errand_is_answered_when_that_is_done() {
             opener: opener.clone(),
             wake: Arc::new(|| ()),
         };
-        shard.add_provided(Box::new(rnic::Nic::new(place, settings, host, Box::new(NoPort))))
+        shard.add_provided(Box::new(rnic::Rnic::nic(place, settings, host, Box::new(NoPort))))
     });
     assert_eq!(serve(&mut side, &init()).0, cmd_status::OK);
     let (_, pd) = serve(&mut side, &request(cmd::PD_CREATE, &()));

@@ -5,8 +5,8 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use super::*;
+use crate::random::SystemRandom;
 use crate::worker::CallError;
-use crate::worker::random::SystemRandom;
 
 const LONG: Duration = Duration::from_secs(5);
 

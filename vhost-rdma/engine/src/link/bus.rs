@@ -1,0 +1,299 @@
+//! The link between shards of one network: one shard's end of it.
+//!
+//! A request leaves as a [`Parcel`] that owns a copy of its bytes, and what is read comes back the
+//! same way. That is one copy more than `local` makes, and it buys the rule that no shard ever
+//! touches memory of another's guests: a region may be deregistered, and memory unplugged, without
+//! a word to anybody else. NICs that have much to say to each other belong on one shard.
+//!
+//! What a NIC may have under way is bounded in requests and in bytes, whatever the service; what
+//! is beyond waits in the guest's ring ([`Outcome::Full`]). A responder gives that back when it
+//! has taken the request in hand, so an owner that never does its part keeps only itself waiting.
+//!
+//! There is no thread and no lock in here. Whoever drives the shard takes what leaves
+//! ([`Bus::outgoing`]) and brings what arrives ([`Bus::arrive`]).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::book::{AddressBook, MOST_SHARDS, ShardBook};
+use super::{
+    Answer, Ask, Awaited, NicId, Outcome, PIECE, Parcel, Payload, Request, Service, Ticket, Token,
+};
+use crate::memory;
+
+/// Requests of one NIC that are under way, at most.
+const REQUESTS: u32 = 64;
+/// Bytes of one NIC that are under way, at most; one request more may begin below it.
+const BYTES: u32 = 1 << 20;
+/// Bits of a life that are counted; those above are the shard's.
+const LIVES: u32 = 48;
+/// Buffers that are kept for their allocation.
+const SPARE: usize = 64;
+
+/// What a NIC has under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct UnderWay {
+    requests: u32,
+    bytes: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Bus {
+    index: usize,
+    book: ShardBook,
+    /// What leaves, by shard.
+    out: Vec<VecDeque<Parcel>>,
+    asks: VecDeque<Ask>,
+    answers: VecDeque<Answer>,
+    /// By NIC.
+    under_way: Vec<UnderWay>,
+    all_under_way: u32,
+    /// Nothing new leaves.
+    closed: bool,
+    spare: Vec<Vec<u8>>,
+    lives: u64,
+    /// Bytes of a piece, at most.
+    mtu: u32,
+}
+
+impl Bus {
+    /// The end of shard `index` of `shards`.
+    #[must_use]
+    pub fn new(index: usize, shards: usize, book: Arc<AddressBook>) -> Self {
+        Self {
+            index,
+            book: ShardBook::new(book, index),
+            out: (0..shards.min(MOST_SHARDS)).map(|_| VecDeque::new()).collect(),
+            asks: VecDeque::new(),
+            answers: VecDeque::new(),
+            under_way: Vec::new(),
+            all_under_way: 0,
+            closed: false,
+            spare: Vec::new(),
+            lives: (index as u64) << LIVES,
+            mtu: PIECE,
+        }
+    }
+
+    /// One over which pieces of connections are no longer than this.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub(crate) fn with_mtu(self, mtu: u32) -> Self {
+        Self { mtu: mtu.min(PIECE), ..self }
+    }
+
+    /// Bytes of a piece, at most.
+    #[must_use]
+    pub const fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// A queue pair begins to use it.
+    pub const fn begin_life(&mut self) -> u64 {
+        self.lives += 1;
+        self.lives
+    }
+
+    /// A queue pair began in an earlier process.
+    pub fn had_life(&mut self, life: u64) {
+        let counted = (1 << LIVES) - 1;
+        let shard = self.lives & !counted;
+        self.lives = shard | (self.lives & counted).max(life & counted);
+    }
+
+    /// What this shard has in the book of addresses.
+    #[must_use]
+    pub fn book(&self) -> ShardBook {
+        self.book.clone()
+    }
+
+    /// Sends a request to the shard that holds its address.
+    pub fn submit(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
+        match self.book.elsewhere(vni, &request.flow.dest_gid) {
+            Some(shard) => self.send(shard, vni, request),
+            None => Outcome::NoAnswer,
+        }
+    }
+
+    /// Sends a datagram to the other shards with members of its group.
+    pub fn submit_to_group(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
+        let others = self.book.others(vni, &request.flow.dest_gid);
+        if others != 0 && !self.has_room(request.flow.source) {
+            return Outcome::Full;
+        }
+        for shard in (0..self.out.len()).filter(|shard| others >> shard & 1 == 1) {
+            if !self.post(shard, vni, request) {
+                return Outcome::LocalFault;
+            }
+        }
+        Outcome::Done
+    }
+
+    fn send(&mut self, shard: usize, vni: u32, request: &Request<'_>) -> Outcome {
+        if !self.has_room(request.flow.source) {
+            return Outcome::Full;
+        }
+        match (self.post(shard, vni, request), request.service) {
+            (false, _) => Outcome::LocalFault,
+            (true, Service::Reliable) => Outcome::Later(Awaited::Answer),
+            (true, _) => Outcome::Done,
+        }
+    }
+
+    fn has_room(&self, nic: NicId) -> bool {
+        let has = self.under_way.get(nic.0 as usize).copied().unwrap_or_default();
+        !self.closed && has.requests < REQUESTS && has.bytes < BYTES
+    }
+
+    /// False: the requester's memory faulted.
+    fn post(&mut self, shard: usize, vni: u32, request: &Request<'_>) -> bool {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        if !request.operation.fetches() && !gather(request, &mut bytes) {
+            self.keep(bytes);
+            return false;
+        }
+        let Some(way) = self.out.get_mut(shard) else { return false };
+        let token = Token {
+            shard: self.index,
+            nic: request.flow.source,
+            qpn: request.flow.source_qpn,
+            ticket: request.ticket,
+            size: request.len,
+        };
+        way.push_back(Parcel::Ask(Ask::new((token, vni), request, bytes)));
+        let nic = token.nic.0 as usize;
+        if self.under_way.len() <= nic {
+            self.under_way.resize_with(nic + 1, UnderWay::default);
+        }
+        if let Some(under_way) = self.under_way.get_mut(nic) {
+            under_way.requests += 1;
+            under_way.bytes = under_way.bytes.saturating_add(token.size);
+        }
+        self.all_under_way += 1;
+        true
+    }
+
+    /// Answers a request, and lets its sender have as much more under way, if it may not already.
+    pub fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
+        let (bytes, gives_back) = given;
+        if let Some(way) = self.out.get_mut(token.shard) {
+            way.push_back(Parcel::Answer(Answer { token, outcome, bytes, gives_back }));
+        }
+    }
+
+    /// Something came from another shard.
+    pub fn arrive(&mut self, parcel: Parcel) {
+        match parcel {
+            Parcel::Ask(ask) => self.asks.push_back(ask),
+            Parcel::Answer(answer) => {
+                if answer.gives_back {
+                    self.give_back(&answer.token);
+                }
+                self.answers.push_back(answer);
+            }
+            // Whose this is the shard knows.
+            Parcel::Wake { .. } => {}
+        }
+    }
+
+    /// Has a queue pair look again, of whoever holds an address on another shard.
+    pub fn wake(&mut self, vni: u32, gid: super::Gid, qpn: u32) {
+        let shard = self.book.elsewhere(vni, &gid);
+        if let Some(way) = shard.and_then(|shard| self.out.get_mut(shard)) {
+            way.push_back(Parcel::Wake { vni, gid, qpn });
+        }
+    }
+
+    fn give_back(&mut self, token: &Token) {
+        if let Some(under_way) = self.under_way.get_mut(token.nic.0 as usize) {
+            under_way.requests = under_way.requests.saturating_sub(1);
+            under_way.bytes = under_way.bytes.saturating_sub(token.size);
+        }
+        self.all_under_way = self.all_under_way.saturating_sub(1);
+    }
+
+    /// The oldest request that is to be executed.
+    pub fn next_ask(&mut self) -> Option<Ask> {
+        self.asks.pop_front()
+    }
+
+    /// It is to be gone on with, before all others.
+    pub fn put_back(&mut self, ask: Ask) {
+        self.asks.push_front(ask);
+    }
+
+    /// The oldest answer that is to be settled.
+    pub fn next_answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
+    }
+
+    /// A buffer that is not needed any more.
+    pub fn keep(&mut self, bytes: Vec<u8>) {
+        if self.spare.len() < SPARE && bytes.capacity() > 0 {
+            self.spare.push(bytes);
+        }
+    }
+
+    /// A buffer.
+    pub fn spare(&mut self) -> Vec<u8> {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes
+    }
+
+    /// What leaves for each shard.
+    pub fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
+        &mut self.out
+    }
+
+    /// Whether anything waits here.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.asks.is_empty()
+            || !self.answers.is_empty()
+            || self.out.iter().any(|way| !way.is_empty())
+    }
+
+    /// Nothing new leaves from now on, until [`Self::open`].
+    pub const fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Requests leave again.
+    pub const fn open(&mut self) {
+        self.closed = false;
+    }
+
+    /// Whether nothing of this shard's is under way, and all answers are settled.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.all_under_way == 0 && self.answers.is_empty()
+    }
+}
+
+/// Copies the bytes of a piece; false if the requester's memory faulted.
+fn gather(request: &Request<'_>, bytes: &mut Vec<u8>) -> bool {
+    let (from, len) = (request.offset as usize, request.len as usize);
+    match request.payload {
+        Payload::Inline(all) => match all.get(from..from + len) {
+            Some(piece) => bytes.extend_from_slice(piece),
+            None => return false,
+        },
+        Payload::Memory(segments) => {
+            bytes.resize(len, 0);
+            return memory::read(segments, u64::from(request.offset), bytes).is_ok();
+        }
+        Payload::Piece(piece) => bytes.extend_from_slice(piece),
+        Payload::Reply(_) => return false,
+    }
+    true
+}
+
+impl Ticket {
+    /// The next piece.
+    pub const fn advance(&mut self) {
+        self.number = self.number.wrapping_add(1);
+    }
+}

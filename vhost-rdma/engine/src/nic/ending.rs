@@ -1,0 +1,191 @@
+//! The end of objects: one by one, with their context, or all at once.
+//!
+//! Users go before what they use. A context has as many objects as its guest likes, so its end goes
+//! in steps (`dispatch`); a NIC that is reset gives everything away in one piece, for a thread that
+//! has the time.
+
+use virtio_rdma_abi as abi;
+
+use super::budget::{Budget, cost};
+use super::contexts::KERNEL;
+use super::dispatch::{Begun, CommonWork, Work};
+use super::nic::Nic;
+use super::provider::Provider;
+use super::roster::{Slots, Walk};
+use super::timer::Waiting;
+use super::{DeferredDrop, Nowhere, Reply, Status};
+
+/// How far the end of a context is.
+#[derive(Debug)]
+pub struct End<P: Provider> {
+    ctx: u32,
+    own: P::Ending,
+    qps: Walk,
+    /// A QP that something has still to be taken from.
+    closing: Option<u32>,
+    srqs: Slots,
+    ahs: Slots,
+    keys: Walk,
+    pds: Slots,
+    cqs: Slots,
+}
+
+impl<P: Provider> Nic<P> {
+    /// Forgets every object and every guest address; what is returned holds the objects. Who is
+    /// told of events, and what was counted, stays.
+    pub fn clear(&mut self) -> Self {
+        let backing = self.backing.succeed(self.life);
+        let (settings, meter) = (self.settings.clone(), self.meter.clone());
+        let fresh = Self::idle(backing, settings, Box::new(Nowhere), meter);
+        let mut old = std::mem::replace(self, fresh);
+        self.outbox = old.outbox.succeed();
+        self.counters = old.counters;
+        self.now = old.now;
+        old
+    }
+
+    /// CONTEXT_DESTROY begins.
+    pub(crate) fn begin_end(&mut self, ctx: u32) -> Result<Begun<P>, Status> {
+        if ctx == KERNEL {
+            return Err(Status::INVAL);
+        }
+        if !self.contexts.contains(ctx) {
+            return Err(Status::NOENT);
+        }
+        let end = End {
+            ctx,
+            own: P::begin_end(self),
+            qps: self.qp_numbers.walk(),
+            closing: None,
+            srqs: Slots::of(&self.srqs),
+            ahs: Slots::of(&self.ahs),
+            keys: self.backing.keys().walk(),
+            pds: Slots::of(&self.pds),
+            cqs: Slots::of(&self.cqs),
+        };
+        Ok(Begun::Steps(Work::Common(CommonWork::EndContext(Box::new(end)))))
+    }
+
+    /// Ends some of what a context has; true: that was all.
+    pub(crate) fn end_some(&mut self, end: &mut End<P>, budget: &mut Budget) -> bool {
+        let done = P::end_before_qps(self, end.ctx, &mut end.own, budget)
+            && self.end_qps(end, budget)
+            && P::end_after_qps(self, &mut end.own, budget)
+            && self.end_others(end, budget);
+        if done {
+            self.backing.context_gone(end.ctx);
+            self.contexts.remove(end.ctx);
+        }
+        done
+    }
+
+    fn end_qps(&mut self, end: &mut End<P>, budget: &mut Budget) -> bool {
+        while let Some(qpn) = end.closing.take().or_else(|| end.qps.next(&self.qp_numbers)) {
+            self.meter.charge(cost::VISIT);
+            if self.qps.get(&qpn).is_some_and(|qp| qp.ctx == end.ctx) {
+                if !P::end_before_qp(self, qpn, &mut end.own, budget) {
+                    end.closing = Some(qpn);
+                    return false;
+                }
+                self.remove_qp(qpn);
+            }
+            if budget.is_over(&self.meter) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn end_others(&mut self, end: &mut End<P>, budget: &mut Budget) -> bool {
+        let ctx = end.ctx;
+        while let Some(srqn) =
+            end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
+        {
+            self.remove_srq(srqn);
+        }
+        while let Some(ah) = end.ahs.sweep(&self.ahs, (&self.meter, budget), |ah| ah.ctx == ctx) {
+            self.remove_ah(ah);
+        }
+        while !budget.is_over(&self.meter)
+            && let Some(number) = end.keys.next(self.backing.keys())
+        {
+            self.meter.charge(cost::VISIT);
+            P::end_key(self, number, ctx);
+        }
+        while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
+            self.remove_pd(pdn);
+        }
+        while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
+            self.remove_cq(cqn);
+        }
+        !budget.is_over(&self.meter)
+    }
+
+    /// Removes a QP. Nothing of the provider's own hangs on it any more.
+    pub fn remove_qp(&mut self, qpn: u32) {
+        P::leave_groups(self, qpn);
+        let Some(qp) = self.unlink_qp(qpn) else { return };
+        self.meter.charge(P::END);
+        self.timers.remove(Waiting::Send(qpn));
+        P::end_qp(self, &qp);
+        self.deferred_drops.push(DeferredDrop::new(qp));
+    }
+
+    pub(crate) fn destroy_srq(&mut self, ctx: u32, srqn: u32) -> Result<Reply, Status> {
+        if self.owned_srq(ctx, srqn)?.users > 0 {
+            return Err(Status::BUSY);
+        }
+        self.remove_srq(srqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_srq(&mut self, srqn: u32) {
+        let Some(srq) = self.unlink_srq(srqn) else { return };
+        self.meter.charge(P::END);
+        P::end_srq(self, &srq.own);
+        self.deferred_drops.push(DeferredDrop::new(srq));
+    }
+
+    pub(crate) fn destroy_ah(&mut self, ctx: u32, number: u32) -> Result<Reply, Status> {
+        self.owned_ah(ctx, number)?;
+        self.remove_ah(number);
+        Ok(Reply::Done)
+    }
+
+    fn remove_ah(&mut self, number: u32) {
+        let Some(ah) = self.ahs.try_remove(number as usize) else { return };
+        self.meter.charge(P::END);
+        self.leave_pd(ah.pdn);
+        P::end_ah(self, ah.own);
+    }
+
+    pub(crate) fn destroy_pd(&mut self, ctx: u32, pdn: u32) -> Result<Reply, Status> {
+        if self.owned_pd(ctx, pdn)?.users > 0 || P::uses_pd(self, pdn) {
+            return Err(Status::BUSY);
+        }
+        self.remove_pd(pdn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_pd(&mut self, pdn: u32) {
+        let Some(pd) = self.pds.try_remove(pdn as usize) else { return };
+        self.meter.charge(P::END);
+        P::end_pd(self, pd.own);
+    }
+
+    pub(crate) fn destroy_cq(&mut self, ctx: u32, cqn: u32) -> Result<Reply, Status> {
+        if self.owned_cq(ctx, cqn)?.users > 0 {
+            return Err(Status::BUSY);
+        }
+        self.remove_cq(cqn);
+        Ok(Reply::Done)
+    }
+
+    fn remove_cq(&mut self, cqn: u32) {
+        self.meter.charge(cost::OBJECT);
+        self.deferred_drops.extend(self.cqs.try_remove(cqn as usize).map(DeferredDrop::new));
+        self.timers.remove(Waiting::Event(cqn));
+        self.outbox.forget(&[abi::event::CQ_ERR], cqn);
+        self.outbox.forget_completion(cqn);
+    }
+}

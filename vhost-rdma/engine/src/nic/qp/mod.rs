@@ -1,0 +1,10 @@
+//! Queue pairs as a guest sees them: their state machine, their attributes, and their send queue.
+
+mod ahead;
+pub mod attrs;
+pub(crate) mod send;
+pub mod state;
+
+pub use attrs::Attrs;
+pub use send::{SavedSends, SendQueue, Wait};
+pub use state::{Kind, State};

@@ -1,0 +1,399 @@
+//! The send queue: a ring of work requests, of which one at a time is being executed.
+
+use serde::{Deserialize, Serialize};
+use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
+use zerocopy::FromBytes;
+
+use super::ahead::{Ahead, Early};
+use crate::link::{Fanout, Owner, Ticket};
+use crate::memory::{AddressSpace, Ring};
+use crate::nic::Nanos;
+use crate::nic::limits::MAX_INLINE;
+use crate::nic::receive::{BadIndex, SgeList, load_sges, read_sges};
+use crate::nic::saved::{AbiBytes, BadState, SavedRing};
+
+/// Bytes of the smallest entry.
+const LEAST: usize = 1 << wqe_shape::SQ_WQE_MIN_LOG2_STRIDE;
+const _: () = assert!(LEAST == wqe_shape::SQ_WQE_DATA + size_of::<Sge>());
+
+/// What the work request that is being executed waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Wait {
+    /// Nothing: it can be executed.
+    #[default]
+    None,
+    /// The peer had no receive; until then, or until it posts one.
+    Receiver(Nanos),
+    /// Nobody answered; until then, or until the peer appears.
+    Answer(Nanos),
+    /// The owner of the memory that the request names has a part to do; until then at the latest.
+    Owner(Nanos),
+    /// An answer from another shard; until then at the latest.
+    Link(Nanos),
+}
+
+/// A send queue.
+#[derive(Debug)]
+pub struct SendQueue {
+    ring: Ring,
+    entries: u32,
+    log2_stride: u8,
+    /// Elements of a work request.
+    pub max_sge: u32,
+    /// Bytes of inline data of a work request.
+    pub max_inline: u32,
+    producer: u32,
+    taken: u32,
+    /// What is under way behind the work request that is being executed; nothing for most.
+    pub(crate) ahead: Ahead,
+    /// The work request being executed, copied out of the ring once.
+    pub(crate) current: Option<SqWqe>,
+    /// Its free-running index.
+    index: u32,
+    /// Its elements or inline bytes have been copied too.
+    pub(crate) fetched: bool,
+    /// What stands behind it in the ring: its first element, if it has any.
+    first: Sge,
+    /// Its scatter-gather elements.
+    pub sges: SgeList,
+    /// Its inline bytes, allocated once for the largest that the QP may have.
+    pub inline: Vec<u8>,
+    /// Bytes of its message that are done.
+    pub(crate) done: u32,
+    /// Bytes that the link has now.
+    pub(crate) piece: u32,
+    /// What the owner of the memory did for it.
+    pub(crate) owner: Owner,
+    /// Who of a group has it.
+    pub(crate) fanout: Fanout,
+    /// What its elements' keys opened when it began.
+    pub(crate) stamp: u64,
+    pub(crate) wait: Wait,
+    pub(crate) rnr_left: u8,
+    pub(crate) retries_left: u8,
+    /// The piece, as a responder elsewhere knows it.
+    pub(crate) ticket: Ticket,
+    /// It was sent there, and may have been executed.
+    pub(crate) crosses: bool,
+    /// It was executed, as came out while the NIC stood still; with what an atomic found.
+    pub(crate) landed: Option<[u8; 8]>,
+}
+
+/// Shape of a send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SendShape {
+    pub(crate) entries: u32,
+    pub(crate) log2_stride: u8,
+    pub(crate) max_sge: u32,
+    pub max_inline: u32,
+}
+
+impl SendQueue {
+    /// The queue in a guest's ring.
+    pub fn new(ring: Ring, shape: SendShape) -> Self {
+        Self {
+            ring,
+            entries: shape.entries,
+            log2_stride: shape.log2_stride,
+            max_sge: shape.max_sge,
+            max_inline: shape.max_inline,
+            producer: 0,
+            taken: 0,
+            ahead: Ahead::default(),
+            current: None,
+            index: u32::MAX,
+            fetched: false,
+            first: Sge::default(),
+            sges: SgeList::new(),
+            inline: Vec::with_capacity(shape.max_inline.max(8) as usize),
+            done: 0,
+            piece: 0,
+            owner: Owner::Unasked,
+            fanout: Fanout::default(),
+            stamp: 0,
+            wait: Wait::None,
+            rnr_left: 0,
+            retries_left: 0,
+            ticket: Ticket::default(),
+            crosses: false,
+            landed: None,
+        }
+    }
+
+    /// The guest's ring.
+    pub const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Free-running index of the work request being executed.
+    pub const fn current_index(&self) -> u32 {
+        self.index
+    }
+
+    /// Work requests posted and not taken.
+    pub const fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.taken)
+    }
+
+    /// Whether anything is left to execute or to flush.
+    pub(crate) fn has_work(&self) -> bool {
+        self.current.is_some() || self.waiting() > 0 || self.ahead.has_requests()
+    }
+
+    /// Forgets all that was posted.
+    pub fn reset(&mut self) {
+        self.producer = 0;
+        self.taken = 0;
+        self.ahead = Ahead::default();
+        self.ticket = Ticket::default();
+        self.retire();
+    }
+
+    /// As if `index` work requests had come and gone.
+    #[cfg(test)]
+    pub(crate) const fn begin_at(&mut self, index: u32) {
+        (self.producer, self.taken) = (index, index);
+    }
+
+    /// The current work request is over.
+    pub fn retire(&mut self) {
+        self.current = None;
+        self.done = 0;
+        self.owner = Owner::Unasked;
+        self.fanout = Fanout::default();
+        self.wait = Wait::None;
+        self.crosses = false;
+        self.landed = None;
+    }
+
+    /// Takes note of a new producer index.
+    pub const fn posted(&mut self, producer: u32) -> Result<(), BadIndex> {
+        let waiting = producer.wrapping_sub(self.taken);
+        if waiting > self.entries || waiting < self.waiting() {
+            return Err(BadIndex);
+        }
+        self.producer = producer;
+        Ok(())
+    }
+
+    /// Takes the next work request, copying it once. Elements and inline bytes are left for
+    /// `fetch_sges` and `fetch_inline`.
+    #[inline]
+    pub fn take(&mut self) -> Option<SqWqe> {
+        if let Some(early) = self.ahead.take() {
+            return Some(self.begin(early));
+        }
+        let (wqe, first) = self.peek()?;
+        self.first = first;
+        self.index = self.taken;
+        self.taken = self.taken.wrapping_add(1);
+        self.done = 0;
+        self.owner = Owner::Unasked;
+        self.fanout = Fanout::default();
+        self.fetched = false;
+        self.wait = Wait::None;
+        self.current = Some(wqe);
+        self.current
+    }
+
+    /// Whether no work request has begun, so that the next is the ring's.
+    #[inline]
+    pub(crate) fn is_between(&self) -> bool {
+        self.current.is_none() && self.ahead.is_empty()
+    }
+
+    /// The work request that was peeked at is done; its index.
+    #[inline]
+    pub(crate) const fn pass(&mut self) -> u32 {
+        self.index = self.taken;
+        self.taken = self.taken.wrapping_add(1);
+        self.index
+    }
+
+    /// One that was taken before its turn.
+    #[cold]
+    fn begin(&mut self, early: Early) -> SqWqe {
+        self.retire();
+        (self.index, self.fetched, self.sges) = (early.index, true, early.sges);
+        self.current = Some(early.wqe);
+        early.wqe
+    }
+
+    /// The next work request, and what may be its first element: all of it is read at once, and
+    /// most have one element. The least stride has room for one.
+    #[inline]
+    pub(crate) fn peek(&self) -> Option<(SqWqe, Sge)> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        let bytes: [u8; LEAST] = self.ring.read_array(self.slot(self.taken));
+        let (wqe, data) = SqWqe::read_from_prefix(&bytes).ok()?;
+        Some((wqe, Sge::read_from_prefix(data).ok()?.0))
+    }
+
+    /// Takes the next work request before its turn, if it is one that `may` be; its elements with
+    /// it, so that the guest cannot change what was looked at.
+    pub(crate) fn take_early(&mut self, may: impl FnOnce(&SqWqe) -> bool) -> bool {
+        let Some((wqe, _)) = self.peek().filter(|(wqe, _)| may(wqe)) else { return false };
+        let count = u32::from(wqe.num_sge.get());
+        if count > self.max_sge {
+            return false;
+        }
+        let at = self.slot(self.taken) + wqe_shape::SQ_WQE_DATA as u64;
+        let mut early = Early { wqe, index: self.taken, sges: SgeList::new() };
+        read_sges(&self.ring, at, count, &mut early.sges);
+        self.taken = self.taken.wrapping_add(1);
+        self.ahead.push(early);
+        true
+    }
+
+    /// The work request of a place: 0 is the one being executed, those behind it were taken early.
+    pub(crate) fn request_at(&self, place: usize) -> Option<(&SqWqe, &SgeList)> {
+        match place.checked_sub(1) {
+            None => self.current.as_ref().map(|wqe| (wqe, &self.sges)),
+            Some(early) => self.ahead.request(early).map(|early| (&early.wqe, &early.sges)),
+        }
+    }
+
+    /// What was asked ahead for the piece that is next, if anything was.
+    #[inline]
+    pub(crate) fn catch_up(&mut self) {
+        if self.owner == Owner::Unasked
+            && let Some(asked) = self.ahead.next_piece()
+        {
+            (self.owner, self.piece) = (asked.owner, asked.len);
+        }
+    }
+
+    /// Copies the current work request's elements; the caller has checked `count` against
+    /// `max_sge`.
+    #[inline]
+    pub fn fetch_sges(&mut self, count: u32) {
+        if count == 1 {
+            self.sges.clear();
+            self.sges.push(self.first);
+            return;
+        }
+        let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
+        read_sges(&self.ring, at, count, &mut self.sges);
+    }
+
+    /// Copies the current work request's inline bytes; the caller has checked `len` against
+    /// `max_inline`.
+    pub fn fetch_inline(&mut self, len: u32) {
+        let at = self.slot(self.current_index()) + wqe_shape::SQ_WQE_DATA as u64;
+        self.inline.resize(len as usize, 0);
+        self.ring.read(at, &mut self.inline);
+    }
+
+    const fn slot(&self, index: u32) -> u64 {
+        ((index & (self.entries - 1)) as u64) << self.log2_stride
+    }
+}
+
+/// A work request that was taken out of its ring: itself, its index, its elements.
+type SavedRequest = (AbiBytes, u32, AbiBytes);
+
+/// What is saved of a send queue.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedSends {
+    ring: SavedRing,
+    max_sge: u32,
+    max_inline: u32,
+    producer: u32,
+    taken: u32,
+    index: u32,
+    current: Option<AbiBytes>,
+    fetched: bool,
+    sges: AbiBytes,
+    inline: Vec<u8>,
+    done: u32,
+    piece: u32,
+    fanout: [u32; 2],
+    stamp: u64,
+    wait: Wait,
+    /// What is left of retries after RNR NAKs, and after silence.
+    left: [u8; 2],
+    early: Vec<SavedRequest>,
+    landed: Option<[u8; 8]>,
+    ticket: Ticket,
+    crosses: bool,
+}
+
+impl SavedSends {
+    /// Whether it waits for whom nothing is known of in another process, and asks again.
+    pub(crate) const fn asks_again(&self) -> bool {
+        matches!(self.wait, Wait::Owner(_) | Wait::Link(_))
+    }
+}
+
+impl SendQueue {
+    /// See [`crate::nic::saved`].
+    pub(crate) fn save(&self, space: &AddressSpace) -> SavedSends {
+        let early =
+            |early: &Early| (AbiBytes::of(&early.wqe), early.index, AbiBytes::of(&early.sges[..]));
+        SavedSends {
+            ring: SavedRing::of(&self.ring, (self.entries, self.log2_stride), space),
+            max_sge: self.max_sge,
+            max_inline: self.max_inline,
+            producer: self.producer,
+            taken: self.taken,
+            index: self.index,
+            current: self.current.as_ref().map(AbiBytes::of),
+            fetched: self.fetched,
+            sges: AbiBytes::of(&self.sges[..]),
+            inline: self.inline.clone(),
+            done: self.done,
+            piece: self.piece,
+            fanout: [self.fanout.member, self.fanout.queue],
+            stamp: self.stamp,
+            wait: self.wait,
+            left: [self.rnr_left, self.retries_left],
+            early: self.ahead.requests().map(early).collect(),
+            landed: self.landed,
+            ticket: self.ticket,
+            crosses: self.crosses,
+        }
+    }
+
+    /// What was saved, in this memory.
+    pub(crate) fn load(saved: SavedSends, space: &AddressSpace) -> Result<Self, BadState> {
+        let SavedSends { max_sge, max_inline, producer, taken, .. } = saved;
+        let shape = SendShape {
+            entries: saved.ring.entries,
+            log2_stride: saved.ring.log2_stride,
+            max_sge,
+            max_inline,
+        };
+        let fits = max_inline <= MAX_INLINE && saved.inline.len() <= max_inline.max(8) as usize;
+        if !fits || saved.early.len() > shape.entries as usize {
+            return Err(BadState::Content("so much in a send queue"));
+        }
+        let ring = saved.ring.load_work((producer, taken), space)?;
+        let mut queue = Self::new(ring, shape);
+        (queue.producer, queue.taken, queue.index) = (producer, taken, saved.index);
+        queue.current = saved.current.as_ref().map(AbiBytes::read).transpose()?;
+        queue.fetched = saved.fetched;
+        let at = queue.slot(queue.index) + wqe_shape::SQ_WQE_DATA as u64;
+        queue.first = Sge::read_from_bytes(&queue.ring.read_array::<16>(at)).unwrap_or_default();
+        queue.sges = load_sges(&saved.sges)?;
+        queue.inline.extend(saved.inline);
+        (queue.done, queue.piece) = (saved.done, saved.piece);
+        let [member, place] = saved.fanout;
+        queue.fanout = Fanout { member, queue: place };
+        queue.stamp = saved.stamp;
+        // Who was to answer is another process's: it is asked again.
+        queue.wait = match saved.wait {
+            Wait::Owner(_) | Wait::Link(_) => Wait::None,
+            wait => wait,
+        };
+        [queue.rnr_left, queue.retries_left] = saved.left;
+        queue.landed = saved.landed;
+        (queue.ticket, queue.crosses) = (saved.ticket, saved.crosses);
+        for (wqe, index, sges) in &saved.early {
+            let early = Early { wqe: wqe.read()?, index: *index, sges: load_sges(sges)? };
+            queue.ahead.push(early);
+        }
+        Ok(queue)
+    }
+}

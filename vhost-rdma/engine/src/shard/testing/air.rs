@@ -1,0 +1,129 @@
+//! The simulated link between two shards: a virtual wire that loses, repeats, reorders and delays
+//! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a seed's, so every run repeats.
+
+use std::sync::Arc;
+
+use super::driver::Lcg;
+use crate::link::{AddressBook, Answer, Bus, Parcel};
+use crate::shard::{Random as _, Shard};
+
+/// Two shards of one network, with these seeds.
+pub fn pair(seeds: [u64; 2], air: &Air) -> [Shard; 2] {
+    let book = Arc::new(AddressBook::default());
+    [0, 1].map(|index: usize| {
+        let mtu = air.faults.mtu.unwrap_or(u32::MAX);
+        let bus = Bus::new(index, 2, Arc::clone(&book)).with_mtu(mtu);
+        Shard::new(Box::new(Lcg(seeds[index]))).with_bus(bus)
+    })
+}
+
+/// What may happen to a parcel, in percent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub lost: u32,
+    pub repeated: u32,
+    /// The longest that one is under way, in nanoseconds. Who is overtaken is reordered.
+    pub delay: u32,
+    /// The most bytes of a piece, if it is not what the bus itself takes.
+    pub mtu: Option<u32>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Air {
+    faults: Faults,
+    chance: Lcg,
+    /// What is under way: when it is there, its number, to whom.
+    parcels: Vec<(u64, u64, usize, Parcel)>,
+    sent: u64,
+    /// The latest that each end has.
+    last: [u64; 2],
+    pub lost: u64,
+    pub repeated: u64,
+    pub reordered: u64,
+}
+
+impl Air {
+    /// One that delivers everything at once and in order.
+    pub fn still() -> Self {
+        Self::new(Faults::default(), 1)
+    }
+
+    pub fn new(faults: Faults, seed: u64) -> Self {
+        let (parcels, sent) = (Vec::new(), 0);
+        let (last, lost, repeated, reordered) = ([0; 2], 0, 0, 0);
+        Self { faults, chance: Lcg(seed), parcels, sent, last, lost, repeated, reordered }
+    }
+
+    /// Whether something happens that does so many times in a hundred.
+    fn happens(&mut self, percent: u32) -> bool {
+        percent > 0 && self.chance.next_u32() % 100 < percent
+    }
+
+    /// What is under way ends with the process.
+    pub fn clear(&mut self) {
+        self.parcels.clear();
+    }
+
+    pub fn next_arrival(&self) -> Option<u64> {
+        self.parcels.iter().map(|(at, ..)| *at).min()
+    }
+
+    /// Takes what leaves, and brings what is there by now. True if anything moved.
+    pub fn carry(&mut self, shards: [&mut Shard; 2], now: u64) -> bool {
+        let [a, b] = shards;
+        let mut moved = false;
+        for (from, shard) in [&mut *a, &mut *b].into_iter().enumerate() {
+            for (to, way) in shard.outgoing().iter_mut().enumerate() {
+                while let Some(parcel) = way.pop_front() {
+                    moved = true;
+                    self.send((from, to), parcel, now);
+                }
+            }
+        }
+        self.parcels.sort_by_key(|(at, number, ..)| (*at, *number));
+        let there = self.parcels.partition_point(|(at, ..)| *at <= now);
+        for (_, number, to, parcel) in self.parcels.drain(..there) {
+            moved = true;
+            let last = &mut self.last[to];
+            self.reordered += u64::from(number < *last);
+            *last = number.max(*last);
+            if to == 0 { &mut *a } else { &mut *b }.arrive(parcel);
+        }
+        moved
+    }
+
+    fn send(&mut self, (from, to): (usize, usize), parcel: Parcel, now: u64) {
+        if self.happens(self.faults.lost) {
+            self.lost += 1;
+            // What it took of the window is not under way any more.
+            let returns = match &parcel {
+                Parcel::Ask(ask) => Some((from, ask.token)),
+                Parcel::Answer(answer) if answer.gives_back => Some((to, answer.token)),
+                _ => None,
+            };
+            if let Some((to, token)) = returns {
+                let (outcome, bytes) = (None, Vec::new());
+                let gone = Answer { token, outcome, bytes, gives_back: true };
+                self.put(to, Parcel::Answer(gone), now);
+            }
+            return;
+        }
+        if self.happens(self.faults.repeated) {
+            self.repeated += 1;
+            let mut again = parcel.clone();
+            if let Parcel::Answer(answer) = &mut again {
+                answer.gives_back = false;
+            }
+            self.put(to, again, now);
+        }
+        self.put(to, parcel, now);
+    }
+
+    fn put(&mut self, to: usize, parcel: Parcel, now: u64) {
+        self.sent += 1;
+        let most = self.faults.delay;
+        let delay = if most == 0 { 0 } else { u64::from(self.chance.next_u32() % most) };
+        self.parcels.push((now + delay, self.sent, to, parcel));
+    }
+}

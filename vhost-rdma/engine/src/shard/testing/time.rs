@@ -1,0 +1,120 @@
+//! How time passes in a world: rounds, deadlines, and the end of a process.
+
+use crate::link::NicId;
+use crate::nic::saved;
+use crate::shard::Shard;
+use crate::shard::testing::air;
+use crate::shard::testing::driver::{Guest, Lcg, World};
+
+/// Rounds after which a world that is still busy never comes to rest.
+const ROUNDS: usize = 100_000;
+
+impl World {
+    /// Has other shards go on with all NICs, from bytes alone and in the same memory mapped anew:
+    /// what happens when their process is replaced.
+    pub fn hand_over(&mut self, guests: &mut [&mut Guest]) {
+        self.close();
+        for guest in guests.iter() {
+            self.at(guest.on).halt(guest.nic);
+        }
+        let saved: Vec<Vec<u8>> = guests
+            .iter()
+            .map(|guest| saved::seal(&self.at(guest.on).save(guest.nic).unwrap()).unwrap())
+            .collect();
+        let mut next = match self.beside {
+            Some((_, ref air)) => Vec::from(air::pair([self.now, self.now + 1], air)),
+            None => vec![Shard::new(Box::new(Lcg(self.now)))],
+        };
+        for (on, next) in next.iter_mut().enumerate() {
+            next.rest(&self.at(on).resting());
+        }
+        // In another order, so that NICs have other numbers.
+        for (guest, bytes) in guests.iter_mut().zip(&saved).rev() {
+            let settings = self.at(guest.on).settings(guest.nic).unwrap();
+            let next = &mut next[guest.on];
+            guest.nic = next.add_nic(settings, guest.port());
+            next.load(guest.nic, saved::open(bytes).unwrap(), guest.space.clone()).unwrap();
+        }
+        if let Some((_, air)) = &mut self.beside {
+            air.clear();
+        }
+        for (on, next) in next.into_iter().enumerate() {
+            *self.at(on) = next;
+            let nics: Vec<NicId> =
+                guests.iter().filter(|guest| guest.on == on).map(|guest| guest.nic).collect();
+            self.at(on).go_on_with(&nics);
+        }
+    }
+
+    /// Nothing crosses any more.
+    fn close(&mut self) {
+        if self.beside.is_none() {
+            return;
+        }
+        for _ in 0..ROUNDS {
+            let closed = [0, 1].map(|on| self.at(on).close_bus());
+            if closed == [true; 2] {
+                return;
+            }
+            let now = self.now;
+            [0, 1].into_iter().for_each(|on| _ = self.at(on).poll(now));
+            if !self.carry() {
+                let arrives = self.beside.as_ref().and_then(|(_, air)| air.next_arrival());
+                self.now = self.now.max(arrives.unwrap_or(0));
+            }
+        }
+        panic!("something is under way for ever");
+    }
+
+    /// Hears the guests' kicks, as a worker does.
+    pub fn hear(&mut self) {
+        for (on, nic) in self.kicks() {
+            self.at(on).kicked(nic);
+        }
+    }
+
+    /// Carries parcels between the shards, as far as they have come by now.
+    fn carry(&mut self) -> bool {
+        let now = self.now;
+        let Self { shard, beside: Some((other, air)), .. } = self else { return false };
+        air.carry([shard, other], now)
+    }
+
+    /// Runs until nothing is left to do at the present time.
+    pub fn settle(&mut self) {
+        for _ in 0..ROUNDS {
+            self.hear();
+            let now = self.now;
+            let mut busy = self.shard.poll(now);
+            if let Some((other, _)) = &mut self.beside {
+                busy |= other.poll(now);
+            }
+            busy |= self.carry();
+            if !busy {
+                return;
+            }
+        }
+        panic!("the shard never comes to rest");
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let other = self.beside.as_ref();
+        let others = other.map(|(other, air)| [other.next_deadline(), air.next_arrival()]);
+        let all = others.into_iter().flatten().chain([self.shard.next_deadline()]);
+        all.flatten().min()
+    }
+
+    /// Moves time on, deadline by deadline.
+    pub fn advance(&mut self, by: u64) {
+        let end = self.now + by;
+        loop {
+            self.settle();
+            match self.next_deadline().filter(|&deadline| deadline <= end) {
+                Some(deadline) => self.now = self.now.max(deadline),
+                None => break,
+            }
+        }
+        self.now = end;
+        self.settle();
+    }
+}

@@ -1,0 +1,89 @@
+//! A request of one element goes a way of its own, one of two elements the ordinary way
+//! (`soft/requester/plain.rs`): what comes of both must be the same.
+
+use virtio_rdma_abi::{opcode, qpt, send_flags};
+use zerocopy::little_endian::{U32, U64};
+
+use crate::shard::Counters;
+use crate::shard::testing::driver::{World, wqe};
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    PeerKey,
+    PeerRange,
+    OwnKey,
+    OwnRange,
+}
+
+/// Statuses, counters of both NICs, and the bytes where they went.
+type Came = (Vec<(u64, u8)>, [Counters; 2], Vec<u8>);
+
+/// A write or a read of 64 bytes in one element or two.
+fn request(kind: u32, code: u8, wrong: Wrong, elements: u32) -> Came {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, kind);
+    let ((here, _), (there, _)) = (a.pattern(64, 1), b.pattern(64, 2));
+    let end = (crate::shard::testing::driver::RAM - 32) as u64;
+    let mut request = wqe(code, send_flags::SIGNALED, 7);
+    request.remote_addr = U64::new(if wrong == Wrong::PeerRange { end } else { there });
+    request.rkey = U32::new(if wrong == Wrong::PeerKey { b.key ^ 1 } else { b.key });
+    let len = 64 / elements;
+    let first = if wrong == Wrong::OwnRange { end } else { here };
+    let sges: Vec<_> = (0..elements)
+        .map(|n| {
+            let mut sge = a.sge(first + u64::from(n * len), len);
+            if wrong == Wrong::OwnKey {
+                sge.lkey = U32::new(a.key ^ 1);
+            }
+            sge
+        })
+        .collect();
+    a.post_send(&mut qa, request, &sges);
+    world.settle();
+    let counters = [a.nic, b.nic].map(|nic| world.shard.status(nic).unwrap().counters);
+    let bytes = [a.read(here, 64), b.read(there, 64)].concat();
+    (a.statuses(&mut qa.cq), counters, bytes)
+}
+
+#[test]
+fn both_ways_lead_to_the_same() {
+    for (kind, code) in
+        [(qpt::RC, opcode::RDMA_WRITE), (qpt::RC, opcode::RDMA_READ), (qpt::UC, opcode::RDMA_WRITE)]
+    {
+        for wrong in
+            [Wrong::Nothing, Wrong::PeerKey, Wrong::PeerRange, Wrong::OwnKey, Wrong::OwnRange]
+        {
+            let one = request(kind, code, wrong, 1);
+            assert_eq!(one, request(kind, code, wrong, 2), "{code} of {kind}: {wrong:?}");
+            assert_eq!(one.0.len(), 1, "{code} of {kind}: {wrong:?}");
+        }
+    }
+}
+
+/// In the midst of a turn the peer may find its completion queue full, or its NIC may have stopped:
+/// a request that asks for no completion goes on all the same, one that does ends the queue pair.
+#[test]
+fn a_full_completion_queue_ends_the_turn() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let cq = world.cq(&mut a, 2);
+    let mut qa = world.qp_on(&mut a, (qpt::RC, 16, None), cq);
+    let qb = world.qp(&mut b, qpt::RC, 16, None);
+    world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+    world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
+    let (here, there) = (a.alloc(64), b.alloc(64));
+    for n in 0..6u8 {
+        a.write(here + u64::from(n), &[n + 1]);
+        let mut write = wqe(opcode::RDMA_WRITE, send_flags::SIGNALED, n.into());
+        write.remote_addr = U64::new(there + u64::from(n));
+        write.rkey = U32::new(b.key);
+        a.post_send(&mut qa, write, &[a.sge(here + u64::from(n), 1)]);
+    }
+    world.settle();
+    // The third finds no place, and none behind it is executed.
+    assert_eq!(b.read(there, 6), [1, 2, 3, 0, 0, 0]);
+    assert_eq!(a.statuses(&mut qa.cq), [(0, 0), (1, 0)]);
+}

@@ -1,0 +1,79 @@
+//! The backing `rnic`: guests share an RNIC of this host, with memory protection in hardware.
+//!
+//! A guest's objects are host objects one to one: a host PD per guest PD, host QPs, SRQs and AHs,
+//! and host registrations of the guest's own pages at the guest's own addresses. The guest sees the
+//! hardware's keys and QPNs, so whatever a peer sends is checked and placed by the RNIC alone: no
+//! software is on the inbound path, and no byte is copied. What remains here is the daemon's share
+//! of the sending side: work requests are copied from the guest's ring and posted in bursts,
+//! completions are polled from one host CQ, told apart by their `wr_id`, and written to the guest's
+//! CQs.
+//!
+//! ```text
+//!  shard ──OnShard──> nic ─┬─ control, create, modify       commands, one host object each
+//!                         ├─ mr, mw                        regions and windows
+//!                         ├─ reach                         who has to be found on the network first
+//!                         ├─ ending                        the end of much, a little at a time or aside
+//!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
+//!                         ├─ cq                            HostVerbs completions -> guest CQs
+//!                         ├─ gsi, nic_quota                    QP 1: the daemon carries its datagrams
+//!                         ├─ events                        HostVerbs events -> the guest's
+//!                         └─ addresses                     which host GID, and who may be reached
+//!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
+//! ```
+//!
+//! Guest-side machinery is the engine's: contexts and doorbells, rings, CQs, the outbox of events,
+//! the QP state machine. What the hardware does that the engine does otherwise is listed in
+//! docs/RNIC.md.
+
+mod addresses;
+#[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]
+mod cm;
+mod control;
+mod cq;
+mod create;
+mod ending;
+mod events;
+mod faults;
+mod follow;
+mod gone;
+mod gsi;
+mod host;
+#[cfg(feature = "host-rnic")]
+mod ibverbs;
+mod limits;
+mod mcast;
+mod modify;
+mod mr;
+mod mw;
+mod nic;
+mod nic_quota;
+mod null;
+mod peer_table;
+mod peers;
+mod quota;
+mod reach;
+mod receiver;
+mod requester;
+mod srq;
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
+mod tests;
+mod verbs;
+
+pub use addresses::Directory;
+#[cfg(feature = "host-rnic")]
+pub use cm::CmBridge;
+pub use faults::{Call, Faults};
+pub use host::{OpenError, open};
+pub use nic::Nic;
+pub use nic::{Opener, Place, Rnic};
+pub use nic_quota::{ForwardQuota, QuotaPermit};
+pub use nic_quota::{NicQuota, PER_NIC};
+pub use null::Null;
+pub use peer_table::Peer;
+pub use peers::{Carrier, Refusal, Remote};
+pub use verbs::{
+    Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
+    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,
+    PostError, QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
+};

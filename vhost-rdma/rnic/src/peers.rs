@@ -1,0 +1,237 @@
+//! Where management datagrams go: to a NIC of this daemon, or to the daemon that a peer entry
+//! names; and which are let in from there.
+
+use std::fmt;
+use std::sync::Arc;
+
+use vhost_rdma_engine::cm::{Inbox, Mad};
+use vhost_rdma_engine::link::Gid;
+
+use super::addresses::Directory;
+use super::nic_quota::{NicQuota, NicQuotas};
+use super::peer_table::Peer;
+
+/// The daemon that serves a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remote {
+    /// As `HOST:PORT`.
+    pub daemon: Arc<str>,
+    /// The host of that: whom its certificate must be for.
+    pub host: Arc<str>,
+    /// The network's name, which both daemons know it by.
+    pub network: Arc<str>,
+}
+
+/// Brings datagrams to other daemons.
+pub trait Carrier: Send + Sync {
+    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `quota`; false
+    /// if it is lost.
+    fn carry(&self, quota: &NicQuota, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
+}
+
+impl fmt::Debug for dyn Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Carrier").finish_non_exhaustive()
+    }
+}
+
+/// Why a datagram of another daemon is not taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No peer entry of that network names its source, with a daemon that the sender's certificate
+    /// is for.
+    #[error("no peer entry of this network names its source and the daemon that sent it")]
+    NotAPeer,
+    /// Its source is an address of a NIC of this daemon.
+    #[error("its source is an address of a NIC of this host")]
+    Ours,
+    /// No NIC of the network has the address that it is for.
+    #[error("no NIC of this network has the address that it is for")]
+    Nobody,
+}
+
+impl Directory {
+    /// Opens the way to other daemons; there is one at most.
+    pub fn set_carrier(&self, carrier: Arc<dyn Carrier>) {
+        if self.carrier.set(carrier).is_err() {
+            tracing::error!("there is a way to other daemons already");
+        }
+    }
+
+    /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or
+    /// behind another daemon. What finds nobody, or has no place left in a queue for those of
+    /// `quotas`, is lost.
+    pub(super) fn carry(&self, device: &str, vni: u32, quotas: &NicQuotas, mad: Mad) {
+        let inbox_of = |gid| {
+            let held = (vni, gid, device.to_owned());
+            self.known().holder(&held).map(|holder| (holder.inbox.clone(), holder.host))
+        };
+        let taken = if let Some((inbox, _)) = inbox_of(mad.dest) {
+            inbox.put(mad)
+        } else {
+            let peers = self.peers();
+            match peers.get(&vni).and_then(|peers| peers.best(&mad.dest)) {
+                Some(Peer { remote: Some(remote), .. }) => {
+                    let carrier = self.carrier.get();
+                    let (quota, daemon, network) =
+                        (&quotas.daemons, &remote.daemon, &*remote.network);
+                    carrier.is_some_and(|way| way.carry(quota, daemon, network, mad))
+                }
+                Some(peer) => {
+                    let from = inbox_of(mad.source);
+                    let sent = from.map(|(inbox, host)| {
+                        let to = peer.host_of(&mad.dest);
+                        let (gid, device) = (mad.source, device.to_owned());
+                        Sent { station: Station { device, vni, gid, inbox }, host, to, mad }
+                    });
+                    let way = self.host_cm.get().zip(sent);
+                    way.is_some_and(|(host_cm, sent)| host_cm.carry(&quotas.host_cm, sent))
+                }
+                None => false,
+            }
+        };
+        if !taken {
+            tracing::debug!(device, vni, "a management datagram is lost");
+        }
+    }
+
+    /// Takes in a datagram of another daemon. `may_be` tells whether that daemon's certificate is
+    /// for a host.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn accept(
+        &self,
+        network: &str,
+        mad: Mad,
+        may_be: impl Fn(&str) -> bool,
+    ) -> Result<(), Refusal> {
+        let inbox = {
+            let peers = self.peers();
+            let mut entries = peers.iter().filter_map(|(vni, peers)| {
+                let remote = peers.best(&mad.source)?.remote.as_ref();
+                let remote = remote.filter(|remote| *remote.network == *network)?;
+                Some((*vni, &remote.host))
+            });
+            let entry = entries.next().filter(|(_, host)| may_be(host));
+            let (vni, _) = entry.ok_or(Refusal::NotAPeer)?;
+            let known = self.known();
+            if known.holder_anywhere(vni, &mad.source).is_some() {
+                return Err(Refusal::Ours);
+            }
+            let dest = known.holder_anywhere(vni, &mad.dest).ok_or(Refusal::Nobody)?;
+            dest.inbox.clone()
+        };
+        // What finds no room is lost, as on a wire.
+        inbox.put(mad);
+        Ok(())
+    }
+}
+
+/// A guest's QP 1: where it is, the address that is meant, and where datagrams for it go in.
+#[derive(Debug, Clone)]
+pub(super) struct Station {
+    pub(super) device: String,
+    pub(super) vni: u32,
+    pub(super) gid: Gid,
+    pub(super) inbox: Arc<Inbox>,
+}
+
+/// What the host's connection manager agreed on with a peer, in a guest's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Agreed {
+    /// The PSN that the peer begins with.
+    pub(super) psn: u32,
+    /// The path MTU, in verbs' encoding.
+    pub(super) mtu: u8,
+}
+
+/// A datagram that a guest sent to a third-party host.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) station: Station,
+    /// The host's address that stands for the guest's.
+    pub(super) host: Gid,
+    /// The peer's address, as the host knows it.
+    pub(super) to: Gid,
+    pub(super) mad: Mad,
+}
+
+/// Speaks to third-party hosts, for guests.
+pub(super) trait HostCm: Send + Sync {
+    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `quota`; false if it
+    /// is lost.
+    fn carry(&self, quota: &NicQuota, sent: Sent) -> bool;
+}
+
+impl fmt::Debug for dyn HostCm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostCm").finish_non_exhaustive()
+    }
+}
+
+/// Whether an address is IPv4's.
+fn is_v4(gid: &Gid) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
+}
+
+#[cfg_attr(not(feature = "host-rnic"), allow(dead_code, reason = "librdmacm is for RNICs"))]
+impl Directory {
+    /// Opens the way to third-party hosts; there is one at most.
+    pub(super) fn set_host_cm(&self, host_cm: Arc<dyn HostCm>) {
+        if self.host_cm.set(host_cm).is_err() {
+            tracing::error!("there is a way to third-party hosts already");
+        }
+    }
+
+    /// The guest that a third-party host means by an address of the host, if it is told by that
+    /// alone and may be reached by the peer.
+    pub(super) fn station(&self, host: &Gid, peer: &Gid) -> Option<Station> {
+        let station = self.station_of(host)?;
+        let peers = self.peers();
+        let entry = peers.get(&station.vni)?.best(peer)?;
+        let ours = entry.remote.is_none() && entry.host_of(peer) == *peer;
+        ours.then_some(station)
+    }
+
+    /// The one guest that an address of the host stands for.
+    fn station_of(&self, host: &Gid) -> Option<Station> {
+        let known = self.known();
+        let mut found: Option<Station> = None;
+        for ((vni, gid, device), held) in known.behind(host) {
+            if found.as_ref().is_some_and(|other| !Arc::ptr_eq(&other.inbox, &held.inbox)) {
+                return None;
+            }
+            if is_v4(gid) == is_v4(host) {
+                let (device, inbox) = (device.clone(), held.inbox.clone());
+                found = Some(Station { device, vni: *vni, gid: *gid, inbox });
+            }
+        }
+        found
+    }
+
+    /// Whether a guest is still where it was.
+    pub(super) fn is_at(&self, station: &Station) -> bool {
+        let held = (station.vni, station.gid, station.device.clone());
+        self.known().holder(&held).is_some_and(|held| Arc::ptr_eq(&held.inbox, &station.inbox))
+    }
+
+    /// Whether a QP is one of the guest's network.
+    pub(super) fn has_qp(&self, station: &Station, qpn: u32) -> bool {
+        self.network_of(&station.device, qpn) == Some(station.vni)
+    }
+
+    /// The host's connection manager has agreed with a QP of a peer.
+    pub(super) fn set_agreed(&self, device: &str, end: (Gid, u32), agreed: Agreed) {
+        self.known().agreed.insert((device.to_owned(), end.0, end.1), agreed);
+    }
+
+    pub(super) fn forget_agreed(&self, device: &str, end: (Gid, u32)) {
+        self.known().agreed.remove(&(device.to_owned(), end.0, end.1));
+    }
+
+    /// What was agreed with the QP `end.1` at `end.0`, if that was not the guest's to choose.
+    pub(super) fn agreed(&self, device: &str, end: (Gid, u32)) -> Option<Agreed> {
+        self.known().agreed.get(&(device.to_owned(), end.0, end.1)).copied()
+    }
+}

@@ -1,0 +1,456 @@
+//! The sending side: copies work requests from guest rings into bursts and posts them.
+//!
+//! Each work request is copied once, checked for what the hardware would not be asked (form,
+//! opcode, whose address handle), and posted with the guest's own addresses and keys. The last of
+//! every burst is signaled to *us* whatever the guest wants, so that it is known how many are under
+//! way: a QP is never given more than it has room for, and what is flushed in software comes after
+//! what the hardware flushes.
+
+use easy_ext::ext;
+use vhost_rdma_engine::nic::budget::cost;
+use vhost_rdma_engine::nic::limits::MAX_MSG;
+use vhost_rdma_engine::nic::provider::SendSide;
+use vhost_rdma_engine::nic::qp::{Kind, SendQueue, State};
+use vhost_rdma_engine::nic::shape::{failed_send, flags_are_known};
+use vhost_rdma_engine::nic::shards::Shards;
+use vhost_rdma_engine::soft::window::with_low_byte;
+use virtio_rdma_abi::{GSI_QPN, SqWqe, access, opcode, send_flags, wc_opcode, wc_status};
+
+use super::cq::{Queue, Tag};
+use super::follow::HOST_CALL;
+use super::mr::Mr;
+use super::mw::{self, At, CHANGE, Denied, Windows};
+use super::nic::{Nic, Qp};
+use super::receiver::Receiver as _;
+use super::verbs::{Data, HostAh, HostSge, SendBurst, SendWr, Subject};
+
+/// Work requests of one burst.
+const BURST: u32 = 32;
+/// Flushed work requests of one turn.
+const TURN_FLUSHES: u32 = 64;
+/// Bytes of every atomic operation.
+const ATOMIC_LEN: u64 = 8;
+
+/// A work request that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) wr_id: u64,
+    /// Of its completion.
+    pub(super) opcode: u8,
+    /// The guest wants its completion.
+    pub(super) signaled: bool,
+    /// It carries data to the peer; else from it.
+    pub(super) tells_peer: bool,
+    pub(super) len: u32,
+    /// It changes this memory window, and is no message.
+    pub(super) window: Option<u32>,
+}
+
+/// What work requests did.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) messages: u64,
+    pub(super) out: u64,
+    pub(super) back: u64,
+    /// Memory windows that were changed, and by which.
+    pub(super) windows: Vec<(u32, u32)>,
+}
+
+impl Moved {
+    pub(super) fn add(&mut self, sent: &Sent, index: u32) {
+        if let Some(window) = sent.window {
+            return self.windows.push((window, index));
+        }
+        self.messages += 1;
+        let bytes = if sent.tells_peer { &mut self.out } else { &mut self.back };
+        *bytes += u64::from(sent.len);
+    }
+}
+
+/// Bytes that a work request takes that is under way.
+pub(super) const SENT: usize = size_of::<Sent>() + CHANGE;
+
+/// A send queue: the guest's ring, and what of it is under way.
+#[derive(Debug)]
+pub struct Sends {
+    pub(super) queue: SendQueue,
+    /// Work requests that the host QP takes.
+    depth: u32,
+    /// By index, modulo their number. As many as may be under way, and one that cannot be posted: a
+    /// guest's ring may be any number of times as long, in pages that all its rings share.
+    sent: Box<[Sent]>,
+    /// Index behind the last posted.
+    posted: u32,
+    /// Index behind the last known to be done.
+    done: u32,
+    /// The work request at this index cannot be posted: it fails with this status when all before
+    /// it are done. Those behind it that were taken from the ring together with it are flushed.
+    pub(super) fault: Option<(u8, u32)>,
+}
+
+impl Sends {
+    pub(super) const fn in_flight(&self) -> u32 {
+        self.posted.wrapping_sub(self.done)
+    }
+
+    /// The work request that could not be posted, first, and all that were taken with it; they are
+    /// over.
+    fn take_fault(&mut self) -> Option<(u8, Vec<(Sent, u32)>)> {
+        let (status, first) = self.fault.take()?;
+        let end = self.queue.current_index().wrapping_add(1);
+        let indices = (0..end.wrapping_sub(first)).map(|n| first.wrapping_add(n));
+        let requests =
+            indices.filter_map(|index| self.slot(index).map(|sent| (*sent, index))).collect();
+        self.posted = end;
+        self.done = end;
+        Some((status, requests))
+    }
+
+    fn slot(&mut self, index: u32) -> Option<&mut Sent> {
+        let slot = index as usize & (self.sent.len() - 1);
+        self.sent.get_mut(slot)
+    }
+
+    /// The work request at `index` is over, and all before it are done; what those moved. `None` if
+    /// it is not under way.
+    pub(super) fn complete(&mut self, index: u32) -> Option<(Sent, Moved)> {
+        if index.wrapping_sub(self.done) >= self.in_flight() {
+            return None;
+        }
+        let mut moved = Moved::default();
+        while self.done != index {
+            let at = self.done;
+            if let Some(before) = self.slot(at) {
+                moved.add(&*before, at);
+            }
+            self.done = at.wrapping_add(1);
+        }
+        self.done = index.wrapping_add(1);
+        self.slot(index).map(|sent| (*sent, moved))
+    }
+}
+
+impl SendSide for Sends {
+    fn new(queue: SendQueue, max_wr: u32) -> Self {
+        let sent = vec![Sent::default(); (max_wr as usize + 1).next_power_of_two()].into();
+        Self { queue, depth: max_wr, sent, posted: 0, done: 0, fault: None }
+    }
+
+    fn queue(&self) -> &SendQueue {
+        &self.queue
+    }
+
+    fn queue_mut(&mut self) -> &mut SendQueue {
+        &mut self.queue
+    }
+
+    fn reset(&mut self) {
+        self.queue.reset();
+        self.posted = 0;
+        self.done = 0;
+        self.fault = None;
+    }
+}
+
+/// What a burst needs to know of its QP.
+struct Poster<'a> {
+    kind: Kind,
+    signal_all: bool,
+    qpn: u32,
+    pdn: u32,
+    serial: u32,
+    qkey: u32,
+    invalidate: bool,
+    ahs: &'a slab::Slab<super::nic::Ah>,
+    mrs: &'a Shards<Mr>,
+    windows: &'a mut Windows,
+}
+
+#[ext(Requester)]
+pub(super) impl Nic {
+    /// Posts what the guest has posted, as much as the host QP takes.
+    fn post_sends(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Qp { send: Some(send), kind, signal_all, pdn, attrs, own, .. } = &mut **qp else {
+            return;
+        };
+        let mut poster = Poster {
+            kind: *kind,
+            qpn,
+            signal_all: *signal_all,
+            pdn: *pdn,
+            serial: own.serial,
+            qkey: attrs.qkey(*kind),
+            invalidate: self.backing.host.limits().invalidate,
+            ahs: &self.ahs,
+            mrs: &self.backing.mrs,
+            windows: &mut self.backing.windows,
+        };
+        self.backing.sends.clear();
+        let room = send.depth.saturating_sub(send.in_flight()).min(BURST);
+        let first = send.posted;
+        let mut cut = false;
+        while !cut && send.fault.is_none() && send.posted.wrapping_sub(first) < room {
+            let Some(wqe) = send.queue.take() else { break };
+            let index = send.queue.current_index();
+            self.meter.charge(cost::REQUEST + cost::ELEMENT * u64::from(wqe.num_sge.get().min(32)));
+            let built = build(&mut poster, &mut send.queue, &wqe, &mut self.backing.sends);
+            send.queue.retire();
+            let sent = match built {
+                Ok((mut wr, sent)) => {
+                    wr.wr_id = Tag { queue: Queue::Send, serial: poster.serial, index }.to_wr_id();
+                    cut = wr.opcode == opcode::BIND_MW;
+                    self.backing.sends.wrs.push(wr);
+                    send.posted = index.wrapping_add(1);
+                    sent
+                }
+                Err(status) => {
+                    send.fault = Some((status, index));
+                    Sent { wr_id: wqe.wr_id.get(), ..Sent::default() }
+                }
+            };
+            if let Some(slot) = send.slot(index) {
+                *slot = sent;
+            }
+        }
+        let full = send.posted.wrapping_sub(first) == room;
+        let more = (cut || (full && room == BURST)) && send.queue.waiting() > 0;
+        let failing = send.fault.is_some() && send.in_flight() == 0;
+        if let Some(last) = self.backing.sends.wrs.last_mut() {
+            last.flags |= send_flags::SIGNALED;
+            self.meter.charge(HOST_CALL);
+            if let Err(refused) = self.backing.host.post_send(own.host, &self.backing.sends) {
+                tracing::debug!(qpn, %refused.error, refused.posted, "the RNIC refuses a send");
+                // What was not taken will not complete. If the last that was taken is unsignaled,
+                // nobody tells when it is done, and the rest waits for the end of the QP: only a
+                // host that breaks its own promises comes here.
+                let taken = u32::try_from(refused.posted).unwrap_or(u32::MAX);
+                send.posted = first.wrapping_add(taken);
+                send.fault = Some((wc_status::LOC_QP_OP_ERR, send.posted));
+                if send.in_flight() == 0 {
+                    self.fail_send(qpn);
+                }
+                return self.qp_fatal(qpn);
+            }
+        }
+        if failing {
+            self.fail_send(qpn);
+        } else if more {
+            self.schedule(qpn);
+        }
+    }
+
+    /// The work request that could not be posted is the oldest now: it completes with its error,
+    /// and the QP stops sending.
+    fn fail_send(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let (cqn, kind) = (qp.send_cqn, qp.kind);
+        let Some(send) = &mut qp.send else { return };
+        let Some((status, requests)) = send.take_fault() else { return };
+        self.complete_fault(cqn, qpn, status, &requests);
+        if kind == Kind::Rc {
+            self.enter_error(qpn);
+        } else if let Some(qp) = self.qps.get_mut(&qpn).filter(|qp| qp.state != State::Reset) {
+            // IBTA 10.3.1.5: an unreliable QP goes on receiving. The hardware knows nothing of it:
+            // it was not asked.
+            qp.state = State::Sqe;
+            self.schedule(qpn);
+        }
+    }
+
+    fn complete_fault(&mut self, cqn: u32, qpn: u32, status: u8, requests: &[(Sent, u32)]) {
+        let serial = self.qps.get(&qpn).map_or(0, |qp| qp.own.serial);
+        for (n, &(sent, index)) in requests.iter().enumerate() {
+            if let Some(window) = sent.window {
+                self.backing.windows.failed(window, At { serial, index });
+            }
+            let status = if n == 0 { status } else { wc_status::WR_FLUSH_ERR };
+            self.complete(cqn, &mut failed_send(qpn, (sent.wr_id, index), status), true);
+        }
+    }
+
+    /// Flushes what the hardware never saw, a bounded number, once it has flushed what it had.
+    fn flush(&mut self, qpn: u32) {
+        let mut budget = TURN_FLUSHES;
+        let mut more = self.flush_sends(qpn, &mut budget);
+        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
+            more |= self.flush_receives(qpn, &mut budget);
+        }
+        if more {
+            self.schedule(qpn);
+        }
+    }
+
+    fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {
+        loop {
+            let Some(qp) = self.qps.get_mut(&qpn) else { return false };
+            let cqn = qp.send_cqn;
+            let Some(send) = &mut qp.send else { return false };
+            // Its completions schedule the QP again.
+            if send.in_flight() > 0 || (send.fault.is_none() && send.queue.waiting() == 0) {
+                return false;
+            }
+            if *budget == 0 {
+                return true;
+            }
+            *budget -= 1;
+            if let Some((_, requests)) = send.take_fault() {
+                // A burst at most. Something else has ended the QP before its turn came.
+                self.complete_fault(cqn, qpn, wc_status::WR_FLUSH_ERR, &requests);
+                continue;
+            }
+            let Some(wqe) = send.queue.take() else { return false };
+            let index = send.queue.current_index();
+            send.queue.retire();
+            send.posted = index.wrapping_add(1);
+            send.done = send.posted;
+            let request = (wqe.wr_id.get(), index);
+            self.complete(cqn, &mut failed_send(qpn, request, wc_status::WR_FLUSH_ERR), true);
+        }
+    }
+}
+
+/// A work request as the host takes it, and what to remember of it; or the status that it fails
+/// with.
+fn build(
+    poster: &mut Poster<'_>,
+    queue: &mut SendQueue,
+    wqe: &SqWqe,
+    burst: &mut SendBurst,
+) -> Result<(SendWr, Sent), u8> {
+    if !flags_are_known(wqe) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    if matches!(wqe.opcode, opcode::BIND_MW | opcode::LOCAL_INV) {
+        return build_local(poster, queue.current_index(), wqe);
+    }
+    let done = allowed(poster, wqe.opcode).ok_or(wc_status::LOC_QP_OP_ERR)?;
+    let inline = wqe.flags & send_flags::INLINE != 0;
+    let count = u32::from(wqe.num_sge.get());
+    let from_peer =
+        matches!(done, wc_opcode::RDMA_READ | wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
+    let most = if inline { queue.max_inline } else { queue.max_sge };
+    if count > most || (inline && from_peer) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    let (data, total) = if inline {
+        queue.fetch_inline(count);
+        let first = len32(burst.inline.len());
+        burst.inline.extend_from_slice(&queue.inline);
+        (Data::Inline { first, len: count }, u64::from(count))
+    } else {
+        queue.fetch_sges(count);
+        let first = len32(burst.sges.len());
+        burst.sges.extend(queue.sges.iter().map(|sge| HostSge {
+            addr: sge.addr.get(),
+            length: sge.length.get(),
+            lkey: sge.lkey.get(),
+        }));
+        (
+            Data::Sges { first, count },
+            queue.sges.iter().map(|sge| u64::from(sge.length.get())).sum(),
+        )
+    };
+    let atomic = matches!(done, wc_opcode::COMP_SWAP | wc_opcode::FETCH_ADD);
+    // As in the engine: the length is wrong before the number of elements is.
+    if atomic && total != ATOMIC_LEN {
+        return Err(wc_status::LOC_LEN_ERR);
+    }
+    if atomic && count != 1 {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    // The responder would say so (IBTA 9.7.5.1.2); libibverbs does not let it come to that (rxe.c,
+    // validate_send_wr).
+    if atomic && !wqe.remote_addr.get().is_multiple_of(ATOMIC_LEN) {
+        return Err(wc_status::REM_INV_REQ_ERR);
+    }
+    let len =
+        u32::try_from(total).ok().filter(|&len| len <= MAX_MSG).ok_or(wc_status::LOC_LEN_ERR)?;
+    let subject = match poster.kind {
+        // QPs 0 and 1 of hosts are none of a guest's business; its own QP 1 goes by the daemon
+        // (`gsi`).
+        Kind::Ud | Kind::Gsi if wqe.rkey.get() <= GSI_QPN => return Err(wc_status::LOC_QP_OP_ERR),
+        Kind::Ud | Kind::Gsi => Subject::Ah(address(poster, wqe).ok_or(wc_status::LOC_QP_OP_ERR)?),
+        Kind::Rc | Kind::Uc => Subject::Peer,
+    };
+    // IBTA 10.2.5: the high bit asks for the QP's own Q_Key, which a user may not choose freely.
+    let aux = if wqe.aux.get() >> 31 == 1 { poster.qkey } else { wqe.aux.get() };
+    let wr = SendWr { data, subject, aux, ..plain(poster, wqe) };
+    let sent = Sent { opcode: done, tells_peer: !from_peer, len, ..remembered(wqe, &wr) };
+    Ok((wr, sent))
+}
+
+/// A work request on this NIC's own keys: checked here, executed by the hardware in its turn.
+fn build_local(poster: &mut Poster<'_>, index: u32, wqe: &SqWqe) -> Result<(SendWr, Sent), u8> {
+    if !matches!(poster.kind, Kind::Rc | Kind::Uc) {
+        return Err(wc_status::LOC_QP_OP_ERR);
+    }
+    let at = At { serial: poster.serial, index };
+    let who = mw::Poster { qpn: poster.qpn, pdn: poster.pdn, at };
+    let key = wqe.imm.get();
+    let (opcode, subject) = if wqe.opcode == opcode::BIND_MW {
+        let bound = poster.windows.bind(who, wqe, poster.mrs);
+        (wc_opcode::BIND_MW, bound.map_err(|Denied| wc_status::MW_BIND_ERR)?)
+    } else {
+        let freed = poster.windows.invalidate(who, key);
+        freed.map_err(|Denied| wc_status::LOC_QP_OP_ERR)?;
+        (wc_opcode::LOCAL_INV, Subject::Peer)
+    };
+    let aux = wqe.aux.get() & !access::OPTIONAL_MASK;
+    let rkey = with_low_byte(key, wqe.rkey.get());
+    let wr = SendWr { subject, aux, rkey, ..plain(poster, wqe) };
+    let window = Some(Windows::number(key));
+    let sent = Sent { opcode, tells_peer: true, window, ..remembered(wqe, &wr) };
+    Ok((wr, sent))
+}
+
+/// What a work request says by itself.
+fn plain(poster: &Poster<'_>, wqe: &SqWqe) -> SendWr {
+    let flags = wqe.flags & (send_flags::FENCE | send_flags::SOLICITED | send_flags::SIGNALED);
+    SendWr {
+        wr_id: 0,
+        opcode: wqe.opcode,
+        flags: if poster.signal_all { flags | send_flags::SIGNALED } else { flags },
+        data: Data::Sges { first: 0, count: 0 },
+        imm: wqe.imm.to_bytes(),
+        remote_addr: wqe.remote_addr.get(),
+        rkey: wqe.rkey.get(),
+        arg0: wqe.arg0.get(),
+        arg1: wqe.arg1.get(),
+        subject: Subject::Peer,
+        aux: 0,
+    }
+}
+
+fn remembered(wqe: &SqWqe, wr: &SendWr) -> Sent {
+    let signaled = wr.flags & send_flags::SIGNALED != 0;
+    Sent { wr_id: wqe.wr_id.get(), signaled, ..Sent::default() }
+}
+
+/// The host's handle of a datagram's destination, if it is of the QP's domain and may still be
+/// reached.
+fn address(poster: &Poster<'_>, wqe: &SqWqe) -> Option<HostAh> {
+    let number = usize::try_from(wqe.arg0.get()).ok()?;
+    let ah = poster.ahs.get(number).filter(|ah| ah.pdn == poster.pdn && !ah.own.revoked)?;
+    Some(ah.own.host)
+}
+
+fn len32(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// The completion opcode of a work request, if QPs of this kind may do it and the RNIC passes it on
+/// (docs/virtio-rdma.md §7.1).
+fn allowed(poster: &Poster<'_>, code: u8) -> Option<u8> {
+    match (code, poster.kind) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) => Some(wc_opcode::SEND),
+        (opcode::SEND_WITH_INV, Kind::Rc) if poster.invalidate => Some(wc_opcode::SEND),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, Kind::Rc | Kind::Uc) => {
+            Some(wc_opcode::RDMA_WRITE)
+        }
+        (opcode::RDMA_READ, Kind::Rc) => Some(wc_opcode::RDMA_READ),
+        (opcode::ATOMIC_CMP_AND_SWP, Kind::Rc) => Some(wc_opcode::COMP_SWAP),
+        (opcode::ATOMIC_FETCH_AND_ADD, Kind::Rc) => Some(wc_opcode::FETCH_ADD),
+        _ => None,
+    }
+}
