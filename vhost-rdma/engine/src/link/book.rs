@@ -1,21 +1,28 @@
-//! Which shard of a process holds an address, and which have members of a group.
+//! Where everybody is: which shard of a process has a NIC, which holds an address, and which have
+//! members of a group.
 //!
 //! A GID belongs to one NIC of a network, whatever shard that NIC is on, so the shards of a process
-//! claim addresses here. It is the one thing that they share. It changes with control commands; a
+//! claim addresses here. NICs have their numbers from here too, so that one keeps its number when
+//! it moves. It is the one thing that shards share. It changes with control commands and moves; a
 //! request looks at it only when its own shard does not hold the address.
+//!
+//! A NIC that moves is at its new place as soon as it has left the old one, though it may be there
+//! a moment later. So there is no time at which nobody has it.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustc_hash::FxHashMap;
 
-use super::Gid;
+use super::{Gid, NicId};
 
 /// Shards of one process, at most: the bits of a set.
 pub const MOST_SHARDS: usize = 64;
 
 #[derive(Debug, Default)]
 struct Entries {
-    holders: FxHashMap<(u32, Gid), usize>,
+    holders: FxHashMap<(u32, Gid), (usize, NicId)>,
+    /// The shard of each NIC, by its number.
+    seats: Vec<Option<usize>>,
     /// Sets of shards.
     groups: FxHashMap<(u32, Gid), u64>,
 }
@@ -35,20 +42,60 @@ impl AddressBook {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shard that holds an address.
-    pub fn holder(&self, vni: u32, gid: &Gid) -> Option<usize> {
+    /// The number of a new NIC of this shard.
+    pub fn enter(&self, shard: usize) -> NicId {
+        let seats = &mut self.write().seats;
+        let place = seats.iter().position(Option::is_none).unwrap_or_else(|| {
+            seats.push(None);
+            seats.len() - 1
+        });
+        seats[place] = Some(shard);
+        // Four thousand million NICs do not fit in memory.
+        NicId(u32::try_from(place).unwrap_or(u32::MAX))
+    }
+
+    /// A NIC is gone, and its number free.
+    pub fn vacate(&self, nic: NicId) {
+        if let Some(seat) = self.write().seats.get_mut(nic.0 as usize) {
+            *seat = None;
+        }
+    }
+
+    /// The shard of a NIC.
+    pub fn seat(&self, nic: NicId) -> Option<usize> {
+        self.read().seats.get(nic.0 as usize).copied().flatten()
+    }
+
+    /// A NIC is on another shard from now on, with its addresses and groups.
+    pub fn change(&self, nic: NicId, to: usize, (vni, gids): (u32, &[Gid]), groups: &[Gid]) {
+        let mut entries = self.write();
+        if let Some(seat) = entries.seats.get_mut(nic.0 as usize) {
+            *seat = Some(to);
+        }
+        for gid in gids {
+            if let Some(holder) = entries.holders.get_mut(&(vni, *gid)) {
+                *holder = (to, nic);
+            }
+        }
+        for mgid in groups {
+            *entries.groups.entry((vni, *mgid)).or_default() |= bit(to);
+        }
+    }
+
+    /// The shard that holds an address, and the NIC.
+    pub fn holder(&self, vni: u32, gid: &Gid) -> Option<(usize, NicId)> {
         self.read().holders.get(&(vni, *gid)).copied()
     }
 
-    /// Gives an address to a shard; false if another has it.
-    pub fn claim(&self, vni: u32, gid: Gid, shard: usize) -> bool {
-        *self.write().holders.entry((vni, gid)).or_insert(shard) == shard
+    /// Gives an address to a NIC of a shard; false if another has it.
+    pub fn claim(&self, vni: u32, gid: Gid, holder: (usize, NicId)) -> bool {
+        *self.write().holders.entry((vni, gid)).or_insert(holder) == holder
     }
 
     /// Takes it back.
     pub fn release(&self, vni: u32, gid: Gid, shard: usize) {
         let mut entries = self.write();
-        if entries.holders.get(&(vni, gid)) == Some(&shard) {
+        if entries.holders.get(&(vni, gid)).is_some_and(|(holder, _)| *holder == shard) {
             entries.holders.remove(&(vni, gid));
         }
     }
@@ -96,10 +143,32 @@ impl ShardBook {
         Self { book, shard }
     }
 
-    /// Takes an address for this shard; false if another has it.
+    /// The number of a new NIC.
     #[must_use]
-    pub fn claim(&self, vni: u32, gid: Gid) -> bool {
-        self.book.claim(vni, gid, self.shard)
+    pub fn enter(&self) -> NicId {
+        self.book.enter(self.shard)
+    }
+
+    /// A NIC of this shard is gone.
+    pub fn vacate(&self, nic: NicId) {
+        self.book.vacate(nic);
+    }
+
+    /// The shard of a NIC, which may be this one.
+    #[must_use]
+    pub fn seat(&self, nic: NicId) -> Option<usize> {
+        self.book.seat(nic)
+    }
+
+    /// A NIC of this shard is on another from now on, with its addresses and groups.
+    pub fn send_off(&self, nic: NicId, to: usize, gids: (u32, &[Gid]), groups: &[Gid]) {
+        self.book.change(nic, to, gids, groups);
+    }
+
+    /// Takes an address for a NIC of this shard; false if another has it.
+    #[must_use]
+    pub fn claim(&self, vni: u32, gid: Gid, nic: NicId) -> bool {
+        self.book.claim(vni, gid, (self.shard, nic))
     }
 
     /// Gives it up.
@@ -117,10 +186,16 @@ impl ShardBook {
         self.book.leave(vni, mgid, self.shard);
     }
 
+    /// The shard that holds an address, which may be this one, and the NIC.
+    #[must_use]
+    pub fn holder(&self, vni: u32, gid: &Gid) -> Option<(usize, NicId)> {
+        self.book.holder(vni, gid)
+    }
+
     /// The other shard that holds an address.
     #[must_use]
     pub fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {
-        self.book.holder(vni, gid).filter(|&shard| shard != self.shard)
+        self.holder(vni, gid).map(|(shard, _)| shard).filter(|&shard| shard != self.shard)
     }
 
     /// The other shards with members of a group, as a set of bits.
@@ -136,19 +211,36 @@ const fn bit(shard: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::AddressBook;
+    use super::{AddressBook, NicId};
 
     #[test]
     fn an_address_has_one_holder_in_a_network() {
         let (book, gid) = (AddressBook::default(), [7; 16]);
-        assert!(book.claim(1, gid, 0) && book.claim(1, gid, 0));
-        assert!(!book.claim(1, gid, 1), "another shard's");
-        assert!(book.claim(2, gid, 1), "another network's");
+        let (here, there) = ((0, NicId(0)), (1, NicId(1)));
+        assert!(book.claim(1, gid, here) && book.claim(1, gid, here));
+        assert!(!book.claim(1, gid, there), "another shard's");
+        assert!(book.claim(2, gid, there), "another network's");
         book.release(1, gid, 1);
-        assert_eq!(book.holder(1, &gid), Some(0), "who does not hold it cannot give it up");
+        assert_eq!(book.holder(1, &gid), Some(here), "who does not hold it cannot give it up");
         book.release(1, gid, 0);
         book.release(2, gid, 1);
         assert!(book.is_empty());
+    }
+
+    #[test]
+    fn a_nic_keeps_its_number_and_its_addresses_when_it_moves() {
+        let (book, gid, group) = (AddressBook::default(), [7; 16], [0xff; 16]);
+        let (a, b) = (book.enter(0), book.enter(1));
+        assert_eq!((a, b), (NicId(0), NicId(1)), "no two have the same, on whatever shard");
+        assert!(book.claim(1, gid, (0, a)));
+        book.join(1, group, 0);
+        book.change(a, 1, (1, &[gid]), &[group]);
+        assert_eq!((book.seat(a), book.holder(1, &gid)), (Some(1), Some((1, a))));
+        assert_eq!(book.members(1, &group), 0b11, "the shard that it leaves says so itself");
+        book.release(1, gid, 0);
+        assert_eq!(book.holder(1, &gid), Some((1, a)), "the old shard has no say any more");
+        book.vacate(b);
+        assert_eq!((book.seat(b), book.enter(0)), (None, b));
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Bus {
     out: Vec<VecDeque<Parcel>>,
     asks: VecDeque<Ask>,
     answers: VecDeque<Answer>,
+    /// What came before the NIC that it is for.
+    early: VecDeque<Parcel>,
     /// By NIC.
     under_way: Vec<UnderWay>,
     all_under_way: u32,
@@ -67,6 +69,7 @@ impl Bus {
             out: (0..shards.min(MOST_SHARDS)).map(|_| VecDeque::new()).collect(),
             asks: VecDeque::new(),
             answers: VecDeque::new(),
+            early: VecDeque::new(),
             under_way: Vec::new(),
             all_under_way: 0,
             closed: false,
@@ -108,10 +111,15 @@ impl Bus {
         self.book.clone()
     }
 
-    /// Sends a request to the shard that holds its address.
+    /// Sends a request to the shard that holds its address. That may be this one, if the request
+    /// crossed before and may have been executed, which only its responder's stream knows.
     pub fn submit(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
-        match self.book.elsewhere(vni, &request.flow.dest_gid) {
-            Some(shard) => self.send(shard, vni, request),
+        match self.book.holder(vni, &request.flow.dest_gid) {
+            Some((shard, _)) if shard != self.index || request.crossed => {
+                self.send(shard, vni, request)
+            }
+            // Its NIC is on its way to this shard.
+            Some(_) => Outcome::Full,
             None => Outcome::NoAnswer,
         }
     }
@@ -194,16 +202,39 @@ impl Bus {
                 self.answers.push_back(answer);
             }
             // Whose this is the shard knows.
-            Parcel::Wake { .. } => {}
+            Parcel::Wake { .. } | Parcel::WakeNic { .. } => {}
         }
     }
 
     /// Has a queue pair look again, of whoever holds an address on another shard.
     pub fn wake(&mut self, vni: u32, gid: super::Gid, qpn: u32) {
-        let shard = self.book.elsewhere(vni, &gid);
-        if let Some(way) = shard.and_then(|shard| self.out.get_mut(shard)) {
-            way.push_back(Parcel::Wake { vni, gid, qpn });
+        let holder = self.book.holder(vni, &gid).map(|(shard, _)| shard);
+        self.follow(holder, Parcel::Wake { vni, gid, qpn });
+    }
+
+    /// Sends a parcel for a NIC that is not here after it: to the shard that has it by now. What is
+    /// for one that is on its way to this shard waits for it; what is for nobody is dropped.
+    pub fn follow(&mut self, shard: Option<usize>, parcel: Parcel) {
+        match shard {
+            Some(shard) if shard == self.index => self.early.push_back(parcel),
+            Some(shard) => {
+                if let Some(way) = self.out.get_mut(shard) {
+                    way.push_back(parcel);
+                }
+            }
+            None => {}
         }
+    }
+
+    /// What waited for a NIC that is here now, or for another.
+    pub fn take_early(&mut self) -> VecDeque<Parcel> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// The shard that has a NIC.
+    #[must_use]
+    pub fn seat(&self, nic: NicId) -> Option<usize> {
+        self.book.seat(nic)
     }
 
     fn give_back(&mut self, token: &Token) {
@@ -269,7 +300,7 @@ impl Bus {
     /// Whether nothing of this shard's is under way, and all answers are settled.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.all_under_way == 0 && self.answers.is_empty()
+        self.all_under_way == 0 && self.answers.is_empty() && self.early.is_empty()
     }
 }
 

@@ -215,6 +215,8 @@ pub struct Request<'a> {
     pub owner: Owner,
     /// By which a responder elsewhere knows a request that it has executed.
     pub ticket: Ticket,
+    /// It was sent to another shard before, and may have been executed there.
+    pub crossed: bool,
 }
 
 impl Request<'_> {

@@ -141,6 +141,7 @@ impl Ask {
             fanout: self.fanout,
             owner: self.owner,
             ticket: self.token.ticket,
+            crossed: false,
         }
     }
 }
@@ -165,6 +166,13 @@ pub enum Parcel {
     Ask(Ask),
     /// To be settled.
     Answer(Answer),
+    /// The same, for a queue pair of a NIC that was on the shard of whoever says so.
+    WakeNic {
+        /// The NIC.
+        nic: NicId,
+        /// The QP.
+        qpn: u32,
+    },
     /// What a queue pair waits for may have come.
     Wake {
         /// The network.

@@ -5,7 +5,8 @@
 //! goes both ways, to the other shards first: once those have it, the rest is done here in steps.
 
 use super::{
-    Bus, Fabric, Fanout, Link, Local, Outcome, PIECE, Request, Service, Ticket, is_multicast,
+    Bus, Fabric, Fanout, Link, Local, Outcome, PIECE, Parcel, Request, Service, Ticket,
+    is_multicast,
 };
 
 /// See the module.
@@ -52,6 +53,13 @@ impl Ways {
         *ticket
     }
 
+    /// Sends what came for a NIC that is not here after it.
+    pub fn follow(&mut self, shard: Option<usize>, parcel: Parcel) {
+        if let Some(bus) = &mut self.bus {
+            bus.follow(shard, parcel);
+        }
+    }
+
     /// Brings a request that came from another shard to its responder, which is here.
     pub fn deliver(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
         self.local.submit(fabric, request)
@@ -84,7 +92,7 @@ fn choose(
         let sent = if begins { bus.submit_to_group(vni, request) } else { Outcome::Done };
         return if sent == Outcome::Done { local.submit(fabric, request) } else { sent };
     }
-    if fabric.holds(vni, gid) {
+    if !request.crossed && fabric.holds(vni, gid) {
         return local.submit(fabric, request);
     }
     match (bus.submit(vni, request), request.service) {

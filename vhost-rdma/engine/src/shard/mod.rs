@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod moves;
 mod on_shard;
 mod parking;
 mod rounds;
@@ -51,6 +52,7 @@ pub use crate::nic::{
 };
 pub use crate::ordering::Visible;
 pub use crate::soft::{Random, SavedNic};
+pub use moves::{MovedNic, NicLoad};
 pub use rounds::Look;
 
 use self::on_shard::AnyNic;
@@ -155,10 +157,17 @@ impl Shard {
 
     /// Adds a NIC, which waits for INIT.
     pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
-        let meter = self.meter.clone();
-        let make = |id| AnyNic::Own(Box::new(Nic::new(id, settings, port, meter)));
-        let id = self.slots.insert(make);
+        let id = self.new_number();
+        let nic = Nic::new(id, settings, port, self.meter.clone());
+        self.slots.put(id, AnyNic::Own(Box::new(nic)));
+        id
+    }
+
+    /// A number for a NIC that begins here.
+    fn new_number(&mut self) -> NicId {
+        let id = self.engine.new_number().unwrap_or_else(|| self.slots.free_number());
         self.strains.forget(id.0 as usize);
+        self.rounds.forget_spent(id);
         id
     }
 
@@ -182,8 +191,10 @@ impl Shard {
         match self.slots.remove(id) {
             Some(AnyNic::Provided(nic)) => self.deferred_drops.push(DeferredDrop::new(nic)),
             // It was emptied by the reset.
-            Some(AnyNic::Own(_)) | None => {}
+            Some(AnyNic::Own(_)) => {}
+            None => return,
         }
+        self.engine.free_number(id);
     }
 
     /// Takes over changed limits and addresses. Existing objects stay; a GID that is no longer

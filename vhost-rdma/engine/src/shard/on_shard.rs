@@ -65,8 +65,8 @@ impl Shard {
     /// Adds a NIC that brings its own verbs; it waits for INIT.
     pub fn add_provided(&mut self, mut nic: Box<dyn Provided>) -> NicId {
         nic.set_meter(self.meter.clone());
-        let id = self.slots.insert(|_| AnyNic::Provided(nic));
-        self.strains.forget(id.0 as usize);
+        let id = self.new_number();
+        self.slots.put(id, AnyNic::Provided(nic));
         id
     }
 

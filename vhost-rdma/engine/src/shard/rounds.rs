@@ -58,6 +58,8 @@ pub enum Look {
 pub(super) struct Rounds {
     /// Service that each slot's NIC has had.
     served: Vec<Nanos>,
+    /// The same, since somebody asked how much it is.
+    spent: Vec<Nanos>,
     /// The least service of those that were served last.
     floor: Nanos,
     /// This round's queue, kept for its allocation.
@@ -106,8 +108,32 @@ impl Rounds {
 
     /// What is to be added to a NIC's service.
     fn account(&mut self, index: usize, service: Nanos) {
+        let service = service.min(LONGEST);
         if let Some(served) = self.served.get_mut(index) {
-            *served = served.saturating_add(service.min(LONGEST));
+            *served = served.saturating_add(service);
+        }
+        self.count(index, service);
+    }
+
+    /// What is not service, and yet time that a NIC costs its shard.
+    fn count(&mut self, index: usize, spent: Nanos) {
+        if let Some(sum) = self.spent.get_mut(index) {
+            *sum = sum.saturating_add(spent);
+        }
+    }
+
+    /// What a NIC was served since this was asked last.
+    pub(super) fn take_spent(&mut self, id: NicId) -> Nanos {
+        self.spent.get_mut(id.0 as usize).map_or(0, std::mem::take)
+    }
+
+    /// A NIC is new here: it has had as much as the one with the least, so that it gains nothing by
+    /// having come.
+    pub(super) fn forget_spent(&mut self, id: NicId) {
+        let index = id.0 as usize;
+        if let (Some(served), Some(spent)) = (self.served.get_mut(index), self.spent.get_mut(index))
+        {
+            (*served, *spent) = (self.floor, 0);
         }
     }
 }
@@ -143,6 +169,10 @@ impl Nics for Served<'_> {
 
     fn account(&mut self, id: NicId, service: Nanos) {
         self.rounds.account(id.0 as usize, service);
+    }
+
+    fn count(&mut self, id: NicId, spent: Nanos) {
+        self.rounds.count(id.0 as usize, spent);
     }
 
     #[inline]
@@ -271,6 +301,7 @@ impl Shard {
         let slots = self.slots.len();
         if self.rounds.served.len() < slots {
             self.rounds.served.resize(slots, 0);
+            self.rounds.spent.resize(slots, 0);
         }
         self.strains.begin(slots, now, &self.meter);
         let least = self.rounds.floor.saturating_sub(CREDIT);

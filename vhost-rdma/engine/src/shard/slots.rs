@@ -70,18 +70,22 @@ impl Slots {
         self.all.len()
     }
 
-    /// Puts a NIC where there is room; it is awake.
-    pub(super) fn insert(&mut self, make: impl FnOnce(NicId) -> AnyNic) -> NicId {
-        let index = self.all.iter().position(|slot| slot.nic.is_none()).unwrap_or_else(|| {
-            let (visit, busy) = (Visit::Gone, self.round);
-            self.all.push(Slot { nic: None, visit, busy, deadline: None });
-            self.all.len() - 1
-        });
+    /// A number that no NIC here has.
+    pub(super) fn free_number(&self) -> NicId {
+        let free = self.all.iter().position(|slot| slot.nic.is_none());
         // Four thousand million NICs do not fit in memory.
-        let number = u32::try_from(index).unwrap_or(u32::MAX);
-        self.all[index].nic = Some(make(NicId(number)));
-        self.rouse(number);
-        NicId(number)
+        NicId(u32::try_from(free.unwrap_or(self.all.len())).unwrap_or(u32::MAX))
+    }
+
+    /// Puts a NIC in; it is awake.
+    pub(super) fn put(&mut self, id: NicId, nic: AnyNic) {
+        let index = id.0 as usize;
+        let round = self.round;
+        while self.all.len() <= index {
+            self.all.push(Slot { nic: None, visit: Visit::Gone, busy: round, deadline: None });
+        }
+        self.all[index].nic = Some(nic);
+        self.rouse(id.0);
     }
 
     /// Takes a NIC out.

@@ -49,7 +49,7 @@ const LONGEST: Nanos = 30_000_000_000;
 
 /// One NIC.
 #[derive(Clone, Copy, Debug, Default)]
-struct Strain {
+pub(super) struct Strain {
     /// The last round in which it was served.
     served: u64,
     watched_until: Nanos,
@@ -116,6 +116,20 @@ impl Strains {
     /// The worker is about to sleep: how long is nobody's doing.
     pub(super) const fn forget_round(&mut self) {
         self.last = None;
+    }
+
+    /// A NIC leaves the slot; what is held against it.
+    pub(super) fn take(&mut self, slot: usize) -> Strain {
+        self.nics.get_mut(slot).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// A NIC comes to the slot with what was held against it: it does not rest less for having
+    /// moved.
+    pub(super) fn put(&mut self, slot: usize, strain: Strain) {
+        if self.nics.len() <= slot {
+            self.nics.resize(slot + 1, Strain::default());
+        }
+        self.nics[slot] = Strain { served: 0, ..strain };
     }
 
     /// Another NIC takes the slot.

@@ -107,10 +107,11 @@ impl Engine {
     /// Something came from another shard.
     pub(crate) fn arrive(&mut self, parcel: Parcel) {
         match parcel {
-            Parcel::Wake { vni, gid, qpn } => {
-                let nic = self.networks.holder(vni, &gid);
-                self.wakes.extend(nic.map(|nic| (nic, qpn)));
-            }
+            Parcel::Wake { vni, gid, qpn } => match self.networks.holder(vni, &gid) {
+                Some(nic) => self.wakes.push_back((nic, qpn)),
+                None => self.ways.follow(self.networks.elsewhere(vni, &gid), parcel),
+            },
+            Parcel::WakeNic { nic, qpn } => self.wakes.push_back((nic, qpn)),
             parcel => {
                 if let Some(bus) = self.ways.bus() {
                     bus.arrive(parcel);
@@ -170,6 +171,12 @@ impl<N: Nics> Execution<'_, N> {
         let (vni, gid) = (ask.vni, ask.flow().dest_gid);
         let reply = RefCell::new(self.engine.ways.bus().map_or_else(Vec::new, Bus::spare));
         let target = self.engine.networks.holder(vni, &gid);
+        if target.is_none()
+            && !is_multicast(&gid)
+            && let elsewhere @ Some(_) = self.engine.networks.elsewhere(vni, &gid)
+        {
+            return self.engine.ways.follow(elsewhere, Parcel::Ask(ask));
+        }
         *self.serving = target;
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
         let mut arrivals = Arrivals { view: View { nics, networks }, vni };
@@ -185,9 +192,15 @@ impl<N: Nics> Execution<'_, N> {
                 None => Taken::Over(Outcome::NoAnswer),
             }
         };
-        if let Some(nic) = target {
+        if let Some(id) = target {
             let charged = self.meter.charged().wrapping_sub(before);
-            self.nics.account(nic, charged);
+            self.nics.account(id, charged);
+            let carried = cost::REQUEST + cost::bytes(ask.size().into());
+            self.nics.count(id, carried);
+            let from = ask.flow().source_gid;
+            if let Some(nic) = self.nic_mut(id) {
+                nic.backing.talks.note(&from, charged + carried);
+            }
         }
         let mut reply = reply.into_inner();
         let token = ask.token;
@@ -265,6 +278,13 @@ impl<N: Nics> Execution<'_, N> {
     }
 
     fn settle_answer(&mut self, answer: Answer, now: Nanos) {
+        let nic = answer.token.nic;
+        if self.nics.seen(nic).is_none() {
+            // It has moved. What it has under way was counted where it was sent.
+            let seat = self.engine.ways.bus_ref().and_then(|bus| bus.seat(nic));
+            let answer = Answer { gives_back: false, ..answer };
+            return self.engine.ways.follow(seat, Parcel::Answer(answer));
+        }
         self.meter.charge(cost::WAKE + cost::bytes(answer.bytes.len() as u64));
         *self.serving = Some(answer.token.nic);
         if let Some(outcome) = answer.outcome {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::DeferredDrop;
 use super::crossing::Waiting;
@@ -42,6 +42,10 @@ pub(crate) trait Nics {
     /// Counts what was done for a NIC outside of its turn.
     fn account(&mut self, id: NicId, service: Nanos);
 
+    /// Counts what was done for a NIC because its peers on other shards asked: not held against it,
+    /// as it is not by peers of this shard.
+    fn count(&mut self, id: NicId, spent: Nanos);
+
     /// Whether nobody but the NIC that is being served is known to have work.
     fn is_lone(&self) -> bool;
 }
@@ -63,6 +67,8 @@ pub(crate) struct Engine {
     /// Numbers that NICs had in an earlier process, until they run.
     pub(super) former: FxHashMap<NicId, NicId>,
     pub(super) deferred_drops: Vec<DeferredDrop>,
+    /// NICs with owners of mirrored memory, and some that had.
+    pub(super) owners: FxHashSet<NicId>,
 }
 
 impl fmt::Debug for Engine {
@@ -93,6 +99,7 @@ impl Engine {
             freed: VecDeque::new(),
             former: FxHashMap::default(),
             deferred_drops: Vec::new(),
+            owners: FxHashSet::default(),
         }
     }
 

@@ -104,6 +104,7 @@ impl<N: Nics> Execution<'_, N> {
             fanout: Fanout::default(),
             owner: Owner::Unasked,
             ticket: Ticket::default(),
+            crossed: false,
         };
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
         ways.submit(&mut View { nics, networks }, &request);

@@ -51,6 +51,16 @@ impl Jobs {
         Self { last: u64::from(id.0) << NUMBERS, ..Self::default() }
     }
 
+    /// Whether nobody here takes jobs.
+    pub(super) fn is_idle(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// Jobs that are under way, of whoever asked.
+    pub(super) fn open(&self) -> impl Iterator<Item = &Waiter> {
+        self.owners.values().flat_map(BTreeMap::values)
+    }
+
     pub(super) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -242,6 +252,7 @@ impl<N: Nics> Execution<'_, N> {
     pub(crate) fn serve_mirrors(&mut self, id: NicId, ctx: u32) {
         if let Some(nic) = self.nic_mut(id) {
             nic.backing.mirror.owners.entry(ctx).or_default();
+            self.engine.owners.insert(id);
         }
     }
 

@@ -28,6 +28,7 @@ mod management;
 mod mcast;
 mod mirror;
 mod modify;
+mod moves;
 mod mr;
 mod network;
 mod nic;
@@ -42,6 +43,7 @@ mod responder;
 mod saved;
 mod settle;
 mod srq;
+mod talks;
 mod turns;
 pub mod window;
 

@@ -60,7 +60,7 @@ impl Networks {
         if let Some(holder) = self.holder(vni, &gid) {
             return holder == nic;
         }
-        let free = self.book.as_ref().is_none_or(|book| book.claim(vni, gid));
+        let free = self.book.as_ref().is_none_or(|book| book.claim(vni, gid, nic));
         if free {
             self.holders.insert((vni, gid), nic);
         }
@@ -94,6 +94,53 @@ impl Networks {
                 }
             }
         }
+    }
+
+    /// The number of a new NIC, where shards share them.
+    pub(super) fn enter(&self) -> Option<NicId> {
+        self.book.as_ref().map(ShardBook::enter)
+    }
+
+    /// A NIC is gone.
+    pub(super) fn vacate(&self, nic: NicId) {
+        if let Some(book) = &self.book {
+            book.vacate(nic);
+        }
+    }
+
+    /// A NIC goes to another shard, with its addresses and groups. The others know it there before
+    /// this shard forgets it.
+    pub(super) fn send_off(&mut self, nic: &Nic, to: usize) {
+        let (id, vni) = (nic.backing.id, nic.settings.vni);
+        let gids: Vec<Gid> = nic.gids.iter().flatten().copied().collect();
+        let groups: Vec<Gid> = nic.backing.groups.keys().copied().collect();
+        if let Some(book) = &self.book {
+            book.send_off(id, to, (vni, &gids), &groups);
+        }
+        // It releases what is this shard's, and that is none of it by now.
+        gids.iter().for_each(|gid| self.release(vni, *gid, id));
+        groups.iter().for_each(|mgid| self.leave(vni, *mgid, id));
+    }
+
+    /// A NIC has come from another shard.
+    pub(super) fn take_in(&mut self, nic: &Nic) {
+        let (id, vni) = (nic.backing.id, nic.settings.vni);
+        for gid in nic.gids.iter().flatten() {
+            self.claim(vni, *gid, id);
+        }
+        nic.backing.groups.keys().for_each(|mgid| self.join(vni, *mgid, id));
+    }
+
+    /// Where an address is, if this shard is not where: the shard that holds it, or that its NIC is
+    /// on the way to.
+    pub(super) fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {
+        Some(self.book.as_ref()?.holder(vni, gid)?.0)
+    }
+
+    /// The NIC that holds an address, on whatever shard.
+    pub(super) fn anywhere(&self, vni: u32, gid: &Gid) -> Option<NicId> {
+        let elsewhere = || Some(self.book.as_ref()?.holder(vni, gid)?.1);
+        self.holder(vni, gid).or_else(elsewhere)
     }
 
     #[cfg(test)]

@@ -9,6 +9,7 @@ use super::pace::Pace;
 use super::qp::{Inbound, Qp, Waiter};
 use super::settle::SettleCq;
 use super::srq::Srq;
+use super::talks::Talks;
 use super::{DeferredDrop, Nanos, attributes, quota};
 use crate::link::{Gid, NicId};
 use crate::memory::AddressSpace;
@@ -52,6 +53,8 @@ pub(crate) struct Soft {
     pub(super) mirror: Jobs,
     /// It was loaded, and ran before it was saved.
     pub(super) goes_on: bool,
+    /// Whom it has most to do with.
+    pub(super) talks: Talks,
 }
 
 impl Soft {
@@ -67,6 +70,7 @@ impl Soft {
             pace: Pace::default(),
             mirror: Jobs::of(id),
             goes_on: false,
+            talks: Talks::default(),
         }
     }
 }

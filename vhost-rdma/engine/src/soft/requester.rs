@@ -137,6 +137,7 @@ impl<N: Nics> Execution<'_, N> {
         let vni = nic.settings.vni;
         let Some((mut turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         turn.peer = self.engine.networks.neighbour(vni, (turn.kind, &turn.flow));
+        let before = self.meter.charged();
         let mut bytes = 0u32;
         let mut more = false;
         let mut segments = std::mem::take(&mut self.engine.segments);
@@ -184,7 +185,12 @@ impl<N: Nics> Execution<'_, N> {
         if send.wait != Wait::None && !self.is_over(id, budget) {
             more = matches!(send.wait, Wait::Owner(_)) && self.ask_ahead(&turn, &mut send, budget);
         }
+        let crosses = self.engine.ways.bus_ref().is_some();
+        let spent = self.meter.charged().wrapping_sub(before);
         if let Some(nic) = self.nic_mut(id) {
+            if crosses && turn.kind.is_connected() {
+                nic.backing.talks.note(&turn.flow.dest_gid, spent);
+            }
             nic.end_turn(qpn, send, more);
         }
     }
@@ -282,6 +288,7 @@ impl<N: Nics> Execution<'_, N> {
         let mut request = request(turn, flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
         request.owner = send.owner;
+        request.crossed = send.crosses;
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
         request.ticket = ways.number(&mut send.ticket);
         // Under an address that was withdrawn nothing leaves: its port is down, or was given
@@ -336,6 +343,7 @@ fn request<'a>(
         fanout: Fanout::default(),
         owner: Owner::Unasked,
         ticket: Ticket::default(),
+        crossed: false,
     }
 }
 

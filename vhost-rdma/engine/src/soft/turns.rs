@@ -20,7 +20,11 @@ impl Engine {
         for Waiter { who, qpn } in nic.backing.wakes.drain(..) {
             match (who, self.ways.bus()) {
                 (Requester::Here(nic), _) => self.wakes.push_back((nic, qpn)),
-                (Requester::Elsewhere(gid), Some(bus)) => bus.wake(vni, gid, qpn),
+                (Requester::Elsewhere(gid), Some(bus)) => match self.networks.holder(vni, &gid) {
+                    // It has come here meanwhile.
+                    Some(nic) => self.wakes.push_back((nic, qpn)),
+                    None => bus.wake(vni, gid, qpn),
+                },
                 (Requester::Elsewhere(_), None) => {}
             }
         }
@@ -33,8 +37,9 @@ impl<N: Nics> Execution<'_, N> {
         let found = !self.engine.wakes.is_empty();
         while let Some((id, qpn)) = self.engine.wakes.pop_front() {
             self.meter.charge(cost::WAKE);
-            if let Some(nic) = self.nic_mut(id) {
-                nic.woken(qpn);
+            match self.nic_mut(id) {
+                Some(nic) => nic.woken(qpn),
+                None => self.engine.wake_elsewhere(id, qpn),
             }
             if budget.is_over(self.meter) {
                 break;

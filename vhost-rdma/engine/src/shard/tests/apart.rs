@@ -7,20 +7,20 @@ use zerocopy::little_endian::{U32, U64};
 use super::datagram::{datagram, handle, ready};
 use super::mirror::{AT, request};
 use crate::shard::testing::air::{Air, Faults};
-use crate::shard::testing::driver::{Guest, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
-use crate::shard::{Command, JobKind, Status};
+use crate::shard::testing::driver::{Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
+use crate::shard::{Command, JobKind, Random as _, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const SECOND: u64 = 1_000_000_000;
-const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, mtu: None };
+pub(super) const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, mtu: None };
 
-fn apart(air: Air) -> (World, Guest, Guest) {
+pub(super) fn apart(air: Air) -> (World, Guest, Guest) {
     let mut world = World::beside(air);
     let (a, b) = (world.guest_on(0, 1, 1), world.guest_on(1, 1, 2));
     (world, a, b)
 }
 
-fn remote(code: u8, id: u64, (b, at): (&Guest, u64)) -> abi::SqWqe {
+pub(super) fn remote(code: u8, id: u64, (b, at): (&Guest, u64)) -> abi::SqWqe {
     let mut request = wqe(code, SIGNALED, id);
     (request.remote_addr, request.rkey) = (U64::new(at), U32::new(b.key));
     request
@@ -61,7 +61,7 @@ fn every_request_crosses_with_its_data() {
 }
 
 /// Queue pairs that try again as often as they can.
-fn patient_pair(world: &mut World, a: &mut Guest, b: &mut Guest) -> (Qp, Qp) {
+pub(super) fn patient_pair(world: &mut World, a: &mut Guest, b: &mut Guest) -> (Qp, Qp) {
     let (qa, qb) = (world.qp(a, qpt::RC, 16, None), world.qp(b, qpt::RC, 16, None));
     for (guest, qp, peer) in [(&*a, &qa, (qb.qpn, b.gid)), (&*b, &qb, (qa.qpn, a.gid))] {
         let rts = abi::QpAttr { retry_cnt: 7, ..rts_attr(qpt::RC) };
@@ -73,11 +73,22 @@ fn patient_pair(world: &mut World, a: &mut Guest, b: &mut Guest) -> (Qp, Qp) {
 }
 
 /// What a program may rely on: each request once, in order, with its bytes.
-fn once_and_in_order(seed: u64, hands_over: bool) -> [u64; 3] {
-    over(BAD, seed, hands_over)
+pub(super) fn once_and_in_order(seed: u64, meanwhile: Meanwhile) -> [u64; 3] {
+    over(BAD, seed, meanwhile)
 }
 
-fn over(faults: Faults, seed: u64, hands_over: bool) -> [u64; 3] {
+/// What goes on in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meanwhile {
+    Nothing,
+    /// Another process goes on.
+    HandOver,
+    /// NICs move to and fro.
+    Moves,
+}
+
+fn over(faults: Faults, seed: u64, meanwhile: Meanwhile) -> [u64; 3] {
+    let mut chance = Lcg(seed);
     let (mut world, mut a, mut b) = apart(Air::new(faults, seed));
     let (mut qa, mut qb) = patient_pair(&mut world, &mut a, &mut b);
     let (word, found) = (b.alloc(8), a.alloc(8));
@@ -92,10 +103,20 @@ fn over(faults: Faults, seed: u64, hands_over: bool) -> [u64; 3] {
         a.post_send(&mut qa, add, &[a.sge(found, 8)]);
         let read = remote(opcode::RDMA_READ, round, (&b, to));
         a.post_send(&mut qa, read, &[a.sge(back, len as u32)]);
-        if hands_over {
-            // In the middle of it.
-            world.advance(700_000 * (1 + round));
-            world.hand_over(&mut [&mut a, &mut b]);
+        match meanwhile {
+            Meanwhile::Nothing => {}
+            Meanwhile::HandOver => {
+                world.advance(700_000 * (1 + round));
+                world.hand_over(&mut [&mut a, &mut b]);
+            }
+            Meanwhile::Moves => {
+                for _ in 0..40 {
+                    (0..chance.next_u32() % 4).for_each(|_| _ = world.round());
+                    world.advance(u64::from(chance.next_u32() % 200_000));
+                    let guest = if chance.next_u32() % 2 == 0 { &mut a } else { &mut b };
+                    assert!(world.change_shard(guest));
+                }
+            }
         }
         world.advance(20 * SECOND);
         assert_eq!(a.statuses(&mut qa.cq), [(round, 0); 3], "seed {seed}, round {round}");
@@ -112,7 +133,7 @@ fn over(faults: Faults, seed: u64, hands_over: bool) -> [u64; 3] {
 fn a_bad_link_loses_nothing_and_repeats_nothing() {
     let mut seen = [0; 3];
     for seed in 0..24 {
-        let faults = once_and_in_order(seed, false);
+        let faults = once_and_in_order(seed, Meanwhile::Nothing);
         seen.iter_mut().zip(faults).for_each(|(seen, more)| *seen += more);
     }
     assert!(seen.iter().all(|&seen| seen > 50), "lost, repeated, reordered: {seen:?}");
@@ -123,15 +144,18 @@ fn a_bad_link_loses_nothing_and_repeats_nothing() {
 fn small_pieces_make_the_same_messages() {
     for seed in 0..6 {
         let faults = Faults { lost: 2, mtu: Some(4096), ..BAD };
-        let seen = over(faults, seed, seed % 2 == 1);
-        assert!(seen.iter().all(|&seen| seen > 20), "lost, repeated, reordered: {seen:?}");
+        let how = [Meanwhile::Nothing, Meanwhile::HandOver, Meanwhile::Moves][seed as usize % 3];
+        let seen = over(faults, seed, how);
+        // NICs that move are together half of the time.
+        let least = if how == Meanwhile::Moves { 2 } else { 20 };
+        assert!(seen.iter().all(|&seen| seen > least), "lost, repeated, reordered: {seen:?}");
     }
 }
 
 #[test]
 fn another_process_goes_on_in_the_middle_of_it() {
     for seed in 0..12 {
-        once_and_in_order(100 + seed, true);
+        once_and_in_order(100 + seed, Meanwhile::HandOver);
     }
 }
 

@@ -10,6 +10,7 @@ mod failures;
 mod keys;
 mod lifecycle;
 mod mirror;
+mod moves;
 mod parking;
 mod placement;
 mod plain;

@@ -45,29 +45,111 @@ pub(super) enum Post {
 /// One step. `side` is a guest, `line` a connection.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Connect { line: u8, domains: [bool; 2] },
-    Reconnect { line: u8 },
-    Destroy { side: bool, line: u8 },
-    Error { side: bool, line: u8 },
-    BadIndex { side: bool, line: u8 },
-    Drain { side: bool, line: u8 },
-    GoOn { side: bool, line: u8 },
-    Register { side: bool, region: u8, rights: u8, domain: bool },
-    Reregister { side: bool, region: u8, rights: u8, domain: bool },
-    Deregister { side: bool, region: u8 },
-    AllocateWindow { side: bool, window: u8, domain: bool },
-    FreeWindow { side: bool, window: u8 },
-    Bind { side: bool, line: u8, window: u8, place: Place, len: u16, rights: u8 },
-    Invalidate { side: bool, line: u8, window: u8 },
-    CreateShared { side: bool },
-    Limit { side: bool, limit: u8 },
-    Post { side: bool, line: u8, what: Post, local: Place, remote: Place, len: u16 },
-    Receive { side: bool, line: u8, into: Place, len: u16 },
-    ReceiveShared { side: bool, into: Place, len: u16 },
-    ResizeCq { side: bool, line: u8 },
+    Connect {
+        line: u8,
+        domains: [bool; 2],
+    },
+    Reconnect {
+        line: u8,
+    },
+    Destroy {
+        side: bool,
+        line: u8,
+    },
+    Error {
+        side: bool,
+        line: u8,
+    },
+    BadIndex {
+        side: bool,
+        line: u8,
+    },
+    Drain {
+        side: bool,
+        line: u8,
+    },
+    GoOn {
+        side: bool,
+        line: u8,
+    },
+    Register {
+        side: bool,
+        region: u8,
+        rights: u8,
+        domain: bool,
+    },
+    Reregister {
+        side: bool,
+        region: u8,
+        rights: u8,
+        domain: bool,
+    },
+    Deregister {
+        side: bool,
+        region: u8,
+    },
+    AllocateWindow {
+        side: bool,
+        window: u8,
+        domain: bool,
+    },
+    FreeWindow {
+        side: bool,
+        window: u8,
+    },
+    Bind {
+        side: bool,
+        line: u8,
+        window: u8,
+        place: Place,
+        len: u16,
+        rights: u8,
+    },
+    Invalidate {
+        side: bool,
+        line: u8,
+        window: u8,
+    },
+    CreateShared {
+        side: bool,
+    },
+    Limit {
+        side: bool,
+        limit: u8,
+    },
+    Post {
+        side: bool,
+        line: u8,
+        what: Post,
+        local: Place,
+        remote: Place,
+        len: u16,
+    },
+    Receive {
+        side: bool,
+        line: u8,
+        into: Place,
+        len: u16,
+    },
+    ReceiveShared {
+        side: bool,
+        into: Place,
+        len: u16,
+    },
+    ResizeCq {
+        side: bool,
+        line: u8,
+    },
     TimePasses,
     HandOver,
-    ResetNic { side: bool },
+    /// NICs move while what was begun before goes on: after so many rounds each.
+    Move {
+        side: bool,
+        rounds: u8,
+    },
+    ResetNic {
+        side: bool,
+    },
 }
 
 /// A place of one's own; `windows`: how often its key is a window's, which only peers may use.
@@ -163,6 +245,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => at().prop_map(|(side, line)| Op::ResizeCq { side, line }),
         3 => Just(Op::TimePasses),
         4 => Just(Op::HandOver),
+        8 => (any::<bool>(), 0u8..6).prop_map(|(side, rounds)| Op::Move { side, rounds }),
         1 => prop::bool::ANY.prop_map(|side| Op::ResetNic { side }),
     ]
 }

@@ -68,6 +68,8 @@ pub(super) struct Run {
     pub(super) sides: [Side; 2],
     pub(super) model: Model,
     pub(super) next: u64,
+    /// Moves that come with the next step.
+    moves: Vec<(usize, u8)>,
 }
 
 impl Run {
@@ -96,7 +98,7 @@ impl Run {
             base: bases.next().unwrap(),
             stale: 0x00ab_cdef,
         });
-        let mut run = Self { world, sides, model, next: 0 };
+        let mut run = Self { world, sides, model, next: 0, moves: Vec::new() };
         (0..2).for_each(|side| run.second_domain(side));
         run
     }
@@ -162,7 +164,18 @@ impl Run {
                 let [a, b] = &mut self.sides;
                 self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
             }
+            Op::Move { side, rounds } => {
+                // With the next step, whose work is begun then.
+                self.moves.push((side.into(), rounds));
+                return;
+            }
             Op::ResetNic { side } => self.reset(side.into()),
+        }
+        for (side, rounds) in std::mem::take(&mut self.moves) {
+            (0..rounds).for_each(|_| _ = self.world.round());
+            if self.world.beside.is_some() {
+                assert!(self.world.change_shard(&mut self.sides[side].guest));
+            }
         }
         self.compare(op);
     }

@@ -1,0 +1,102 @@
+//! A NIC that moves to another shard of its process while it runs.
+//!
+//! A NIC is one value, owned by its shard, so a move is a move: it is taken out between two turns,
+//! goes through a mailbox, and is put in. Its rings stay mapped, its numbers stay its own, its
+//! objects are not looked at. What a shard knows beside its NICs (addresses, groups) changes hands
+//! in the book of the process, which names the new shard from the moment at which the NIC leaves
+//! ([`crate::link::AddressBook`]).
+//!
+//! What is under way meanwhile finds it. A request or an answer that comes to the old shard follows
+//! it by the book; what is at the new shard first waits there. A piece that crossed before the move
+//! keeps its way and its number, even to a peer of the same shard by now, since only the
+//! responder's stream knows whether it was executed. A requester that waits for a receive here is
+//! woken by its NIC's number, which is the same on all shards.
+//!
+//! Two kinds stay where they are. A NIC whose processes mirror memory has jobs under way that name
+//! requesters of its shard; and a NIC that waits for such a job would be answered where it is no
+//! more, so that an atomic could be executed twice.
+
+use super::engine::{Engine, Execution, Nics};
+use super::nic::{Nic, NicState};
+use super::qp::Requester;
+use crate::link::{NicId, Parcel};
+use crate::nic::Nanos;
+
+/// Jobs of owners that are looked through before a move; where there are more, nobody moves.
+const JOBS: usize = 4096;
+
+impl Nic {
+    /// What it had to do with others since the last time, each by its number.
+    pub(crate) fn take_talks(&mut self, engine: &Engine) -> Vec<(NicId, Nanos)> {
+        let vni = self.settings.vni;
+        let talks = self.backing.talks.take();
+        let known =
+            talks.filter_map(|(gid, sum)| Some((engine.networks.anywhere(vni, &gid)?, sum)));
+        known.collect()
+    }
+
+    /// Whether it may move, as far as it knows itself.
+    pub(crate) fn may_move(&self) -> bool {
+        self.backing.mirror.is_idle() && !self.backing.goes_on && self.life != NicState::Idle
+    }
+}
+
+impl Engine {
+    /// The number of a new NIC, where shards share them.
+    pub(crate) fn new_number(&self) -> Option<NicId> {
+        self.networks.enter()
+    }
+
+    /// A NIC is gone.
+    pub(crate) fn free_number(&mut self, id: NicId) {
+        self.owners.remove(&id);
+        self.networks.vacate(id);
+    }
+
+    /// The wait of a queue pair is over whose NIC has moved.
+    pub(super) fn wake_elsewhere(&mut self, nic: NicId, qpn: u32) {
+        let seat = self.ways.bus_ref().and_then(|bus| bus.seat(nic));
+        self.ways.follow(seat, Parcel::WakeNic { nic, qpn });
+    }
+
+    /// A NIC has come from another shard.
+    pub(crate) fn take_in(&mut self, nic: &Nic) {
+        self.networks.take_in(nic);
+        let early = self.ways.bus().map(crate::link::Bus::take_early);
+        early.into_iter().flatten().for_each(|parcel| self.arrive(parcel));
+    }
+}
+
+impl<N: Nics> Execution<'_, N> {
+    /// Has a NIC leave for another shard, if it may: nothing here is its own any more afterwards,
+    /// but the NIC.
+    pub(crate) fn send_off(&mut self, id: NicId, to: usize) -> bool {
+        self.give_back(id);
+        if self.waits_for_owners(id) {
+            return false;
+        }
+        let Self { nics, engine, .. } = self;
+        let Some(nic) = nics.nic(id).filter(|nic| nic.may_move()) else { return false };
+        engine.networks.send_off(nic, to);
+        true
+    }
+
+    /// Whether a NIC has asked an owner on this shard, or that takes too long to find out.
+    fn waits_for_owners(&mut self, id: NicId) -> bool {
+        let Self { nics, engine, .. } = self;
+        engine
+            .owners
+            .retain(|owner| nics.seen(*owner).is_some_and(|nic| !nic.backing.mirror.is_idle()));
+        let mut left = JOBS;
+        for owner in &engine.owners {
+            let Some(nic) = nics.seen(*owner) else { continue };
+            for waiter in nic.backing.mirror.open() {
+                left -= 1;
+                if left == 0 || waiter.who == Requester::Here(id) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
