@@ -202,6 +202,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         comp_vectors: config.comp_vectors.into(),
         num_queues: num_queues.into(),
         interrupted: status.interrupted,
+        worker: status.worker,
     }
 }
 
@@ -228,6 +229,7 @@ const fn counters(c: &node::Counters) -> v1::Counters {
         events: c.events,
         completions: c.completions,
         page_faults: c.page_faults,
+        moves: c.moves,
     }
 }
 

@@ -70,7 +70,7 @@ impl<B> fmt::Debug for NicCollector<B> {
 
 type Read = fn(&NicView) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 12] = [
+const COUNTERS: [(&str, &str, Read); 13] = [
     ("tx_bytes", "Payload bytes sent", |nic| nic.status.counters.tx_bytes),
     ("rx_bytes", "Payload bytes received", |nic| nic.status.counters.rx_bytes),
     ("tx_messages", "Messages sent", |nic| nic.status.counters.tx_messages),
@@ -89,9 +89,10 @@ const COUNTERS: [(&str, &str, Read); 12] = [
     ("page_faults", "Pages missing when the worker touched them for the NIC, by samples", |nic| {
         nic.status.counters.page_faults
     }),
+    ("moves", "Moves to another worker of its network", |nic| nic.status.counters.moves),
 ];
 
-const GAUGES: [(&str, &str, Read); 15] = [
+const GAUGES: [(&str, &str, Read); 16] = [
     ("contexts", "Contexts that the guest holds", |nic| nic.status.objects.contexts.into()),
     ("pds", "Protection domains that the guest holds", |nic| nic.status.objects.pds.into()),
     ("mrs", "Memory regions that the guest holds", |nic| nic.status.objects.mrs.into()),
@@ -116,6 +117,9 @@ const GAUGES: [(&str, &str, Read); 15] = [
     }),
     ("failed", "1 if the device stopped after a fault", |nic| {
         u64::from(nic.status.session == Session::Failed)
+    }),
+    ("worker", "Number of the worker that serves the NIC, of those of its process", |nic| {
+        nic.status.worker.into()
     }),
 ];
 

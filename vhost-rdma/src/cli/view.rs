@@ -33,6 +33,7 @@ pub(super) struct ShownNic {
     pub(super) counters: Counters,
     pub(super) objects: Objects,
     pub(super) gids: Vec<String>,
+    pub(super) worker: u32,
 }
 
 /// Declares a JSON view with the fields of an API message, so that no field can be left behind.
@@ -74,6 +75,7 @@ mirror!(Limits from LimitsMessage {
 mirror!(Counters from CountersMessage {
     tx_bytes: u64, rx_bytes: u64, tx_messages: u64, rx_messages: u64, rnr_naks: u64, retries: u64, access_errors: u64,
     control_commands: u64, kicks: u64, events: u64, completions: u64, page_faults: u64,
+    moves: u64,
 });
 mirror!(Objects from ObjectsMessage {
     contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32, kept_bytes: u64,
@@ -138,6 +140,7 @@ impl From<v1::Nic> for ShownNic {
             counters: nic.counters.unwrap_or_default().into(),
             objects: nic.objects.unwrap_or_default().into(),
             gids: nic.gids,
+            worker: nic.worker,
         }
     }
 }
@@ -161,6 +164,7 @@ impl ShownNic {
             ["mac".to_owned(), self.mac.clone()],
             ["addresses".to_owned(), list(&self.addresses, "any free one")],
             ["gids".to_owned(), list(&self.gids, "none")],
+            ["worker".to_owned(), self.worker.to_string()],
             ["session".to_owned(), self.session.to_owned()],
         ];
         if self.interrupted {

@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod cm_bridge;
+mod mover;
 mod rnic;
 mod saved;
 
@@ -15,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use self::mover::Mover;
 use crate::channel::{self, Channel, ChannelError};
 use crate::device::connection::Connection;
 use crate::device::events::NoPort;
@@ -35,8 +38,6 @@ use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 struct Placed {
     nic: Arc<Nic>,
     vni: u32,
-    /// The number of its worker.
-    worker: usize,
     /// Where its processes are; none for a NIC of VMs.
     house: Option<Arc<House>>,
 }
@@ -52,7 +53,10 @@ struct State {
 
 /// Serves NICs with a pool of workers, all in this process.
 pub struct LocalDataplane {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    /// What moves NICs between workers that serve one network: from its first NIC on, until they
+    /// are to stay where they are.
+    mover: Mutex<Moving>,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
     /// The way to other daemons.
@@ -61,6 +65,14 @@ pub struct LocalDataplane {
     cm_bridge: cm_bridge::CmBridge,
     // After `state`: NICs end on their workers.
     workers: Workers,
+}
+
+/// Whether NICs move.
+enum Moving {
+    /// They will.
+    Later,
+    Now(#[allow(dead_code, reason = "it is its life that counts")] Mover),
+    Never,
 }
 
 impl std::fmt::Debug for LocalDataplane {
@@ -88,14 +100,17 @@ impl LocalDataplane {
 
     fn with(workers: Workers, spread: bool) -> Self {
         let placement = Placement::new(workers.handles().len(), spread);
-        let state = Mutex::new(State {
+        let moves = spread && workers.handles().len() > 1;
+        let mover = Mutex::new(if moves { Moving::Later } else { Moving::Never });
+        let state = Arc::new(Mutex::new(State {
             nics: BTreeMap::new(),
             placement,
             saved: BTreeMap::new(),
             loaded: Vec::new(),
-        });
+        }));
         Self {
             state,
+            mover,
             directory: Arc::default(),
             channel: None,
             cm_bridge: cm_bridge::CmBridge::default(),
@@ -163,6 +178,28 @@ impl LocalDataplane {
         self.nic(name).ok_or_else(|| io::Error::other("there is no such NIC"))
     }
 
+    /// Has NICs move between workers. Not before there is one: the thread is to have given away
+    /// what its process has by then.
+    fn start_moving(&self) {
+        let mut mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*mover, Moving::Later) {
+            let started = Mover::start(self.state.clone(), self.workers.handles().to_vec());
+            *mover = started.map_or_else(
+                |error| {
+                    tracing::error!(%error, "NICs stay on the workers that they are placed on");
+                    Moving::Never
+                },
+                Moving::Now,
+            );
+        }
+    }
+
+    /// Has all NICs stay where they are by now.
+    fn stop_moving(&self) {
+        let mut mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
+        *mover = Moving::Never;
+    }
+
     fn nic(&self, name: &str) -> Option<Arc<Nic>> {
         self.state().nics.get(name).map(|placed| placed.nic.clone())
     }
@@ -172,11 +209,11 @@ impl LocalDataplane {
     }
 
     /// Gives the NIC to a worker.
-    fn place(&self, config: &NicConfig) -> Result<(Arc<Nic>, usize), AttachError> {
+    fn place(&self, config: &NicConfig) -> Result<Arc<Nic>, AttachError> {
         let layout = layout(config)?;
         let worker = self.state().placement.add(config.vni);
         match self.place_on(worker, config, layout) {
-            Ok(nic) => Ok((nic, worker)),
+            Ok(nic) => Ok(nic),
             Err(error) => {
                 self.state().placement.remove(config.vni, worker);
                 Err(error)
@@ -212,15 +249,15 @@ impl LocalDataplane {
             None => shard.add_nic(settings, Box::new(NoPort)),
         });
         let id = added.map_err(|_| refused())?;
-        Ok(Arc::new(Nic::new(config, layout, worker.clone(), id)))
+        Ok(Arc::new(Nic::new(config, layout, (index, worker.clone()), id)))
     }
 
     /// Takes the NIC from its worker.
-    fn displace(&self, nic: &Nic, (vni, worker): (u32, usize)) {
+    fn displace(&self, nic: &Nic, vni: u32) {
         if let Err(error) = nic.call(PATIENCE, |shard, id, _| shard.remove_nic(id)) {
             tracing::error!(nic = nic.name, %error, "the engine did not let go of the NIC in time");
         }
-        self.state().placement.remove(vni, worker);
+        self.state().placement.remove(vni, nic.worker());
     }
 }
 
@@ -236,27 +273,28 @@ fn layout(config: &NicConfig) -> Result<QueueLayout, AttachError> {
 
 impl Dataplane for LocalDataplane {
     fn add(&self, config: &NicConfig) -> Result<(), AttachError> {
-        let (nic, worker) = self.place(config)?;
+        let nic = self.place(config)?;
         let house = match config.guests {
             Guests::Vm => None,
             Guests::Process => Some(House::new(config, nic.clone()).inspect_err(|_| {
-                self.displace(&nic, (config.vni, worker));
+                self.displace(&nic, config.vni);
             })?),
         };
-        let placed = Placed { nic, vni: config.vni, worker, house: house.map(Arc::new) };
+        let placed = Placed { nic, vni: config.vni, house: house.map(Arc::new) };
         self.state().nics.insert(config.name.clone(), placed);
+        self.start_moving();
         Ok(())
     }
 
     fn remove(&self, name: &str) {
         // Not under the lock: it may take a while.
-        let Some(Placed { nic, vni, worker, house }) = self.state().nics.remove(name) else {
+        let Some(Placed { nic, vni, house }) = self.state().nics.remove(name) else {
             return;
         };
         if let Some(house) = house {
             house.close();
         }
-        self.displace(&nic, (vni, worker));
+        self.displace(&nic, vni);
     }
 
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
@@ -350,6 +388,7 @@ fn worker_status(beat: &Beat) -> WorkerStatus {
 
 impl Drop for LocalDataplane {
     fn drop(&mut self) {
+        self.stop_moving();
         let names: Vec<_> = self.state().nics.keys().cloned().collect();
         for name in names {
             self.remove(&name);

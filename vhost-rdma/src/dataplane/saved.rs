@@ -36,6 +36,7 @@ impl LocalDataplane {
     /// # Errors
     /// See [`BadState`].
     pub fn save(&self) -> Result<(Vec<u8>, Vec<String>), BadState> {
+        self.stop_moving();
         let nics: Vec<Arc<Nic>> =
             self.state().nics.values().map(|placed| placed.nic.clone()).collect();
         let until = Instant::now() + REST;

@@ -44,6 +44,7 @@ mod queue_thread;
 pub(crate) mod queues;
 mod restore;
 pub(crate) mod saved;
+mod seat;
 mod session;
 mod trust;
 mod vring;

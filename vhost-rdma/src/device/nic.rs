@@ -2,8 +2,11 @@
 //! of its connection.
 
 use std::fs::File;
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -11,6 +14,7 @@ use virtio_rdma_abi::Config;
 
 use super::config;
 use super::queues::QueueLayout;
+use super::seat::{Pass, Place, Seat};
 use super::session::Session;
 use super::trust::Trust;
 use crate::link::NicId;
@@ -33,6 +37,8 @@ pub(crate) struct Stats {
     pub(crate) control_commands: AtomicU64,
     /// Shared with the worker, which counts them.
     pub(crate) kicks: Arc<AtomicU64>,
+    /// Moves to another worker.
+    moves: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +57,9 @@ pub(crate) struct Nic {
     pub(crate) config_space: Config,
     pub(crate) stats: Stats,
     id: NicId,
-    worker: WorkerHandle,
+    seat: Seat,
+    /// Its kicks that its worker hears directly.
+    heard: Mutex<Vec<Weak<Hearing>>>,
     max_mr_bytes: AtomicU64,
     max_guest_bytes: AtomicU64,
     /// What is kept for its guest.
@@ -78,13 +86,27 @@ const SLOW_CHANGE: Duration = Duration::from_millis(2);
 /// directly again: its kicks come by its connection's own thread.
 #[derive(Debug)]
 pub(crate) struct DirectKick {
-    watched: Option<WatchedKick>,
+    hearing: Arc<Hearing>,
     nic: Arc<Nic>,
+}
+
+/// A kick descriptor and the worker that hears it, which changes when the NIC moves; `None`: nobody
+/// any more.
+#[derive(Debug)]
+struct Hearing {
+    kick: OwnedFd,
+    watched: Mutex<Option<WatchedKick>>,
+}
+
+impl Hearing {
+    fn watched(&self) -> MutexGuard<'_, Option<WatchedKick>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for DirectKick {
     fn drop(&mut self) {
-        let watched = self.watched.take();
+        let watched = self.hearing.watched().take();
         self.nic.timed(|| drop(watched));
     }
 }
@@ -124,20 +146,16 @@ fn address(gid: [u8; 16]) -> IpAddr {
 }
 
 impl Nic {
-    /// The NIC that `worker` knows as `id`.
-    pub(crate) fn new(
-        config: &NicConfig,
-        layout: QueueLayout,
-        worker: WorkerHandle,
-        id: NicId,
-    ) -> Self {
+    /// The NIC that the worker at `place` knows as `id`.
+    pub(crate) fn new(config: &NicConfig, layout: QueueLayout, place: Place, id: NicId) -> Self {
         Self {
             name: config.name.clone(),
             layout,
             config_space: config::space(config.mac.octets(), layout),
             stats: Stats::default(),
             id,
-            worker,
+            seat: Seat::new(place),
+            heard: Mutex::default(),
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
             max_guest_bytes: AtomicU64::new(config.limits.max_guest_bytes),
             account: Account::new(config.limits.max_kept_bytes),
@@ -190,7 +208,9 @@ impl Nic {
     ) -> Result<R, CallError> {
         let id = self.id;
         let mut dropped = Vec::new();
-        let result = self.worker.call_in_steps(Some(id), patience, move |shard, now| {
+        let (worker, pass) = self.seat.enter(patience).ok_or(CallError::Timeout)?;
+        let result = worker.call_in_steps(Some(id), patience, move |shard, now| {
+            let _finds_it: &Pass = &pass;
             let progress = job(shard, id, now);
             dropped.append(&mut shard.take_deferred_drops(id));
             match progress {
@@ -205,13 +225,76 @@ impl Nic {
 
     /// For how long the worker has been in its present turn.
     pub(crate) fn worker_stalled(&self) -> Duration {
-        Duration::from_nanos(self.worker.beat().stalled)
+        Duration::from_nanos(self.seat.place().1.beat().stalled)
     }
 
-    /// Has a job run on the worker, soon.
-    pub(crate) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) {
+    /// Has a job run on the worker, soon; false if nobody will.
+    pub(crate) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) -> bool {
         let id = self.id;
-        self.worker.post(Some(id), move |shard, now| job(shard, id, now));
+        let Some((worker, pass)) = self.seat.enter(PATIENCE) else {
+            tracing::error!(nic = self.name, "its worker does not let it move; a job is lost");
+            return false;
+        };
+        worker.post(Some(id), move |shard, now| {
+            let _finds_it = pass;
+            job(shard, id, now);
+        })
+    }
+
+    /// Moves it to another worker: what it has and what its guest does goes on there. False: it
+    /// stays, for now or for good.
+    pub(crate) fn move_to(&self, place: Place) -> bool {
+        // Its VMM could make another worker's epoll set wait, too.
+        if self.slow_kicks.load(Ordering::Relaxed) || !self.seat.begin_move() {
+            return false;
+        }
+        let moved = self.carry_over(&place).is_some();
+        self.seat.end_move(moved.then_some(place));
+        moved
+    }
+
+    fn carry_over(&self, (number, worker): &Place) -> Option<()> {
+        let (id, number) = (self.id, *number);
+        let (_, from) = self.seat.place();
+        // First: a host that has no descriptor left refuses here, and nothing has changed.
+        let mut hears = Vec::new();
+        let refused = self.hearings().into_iter().try_for_each(|hearing| {
+            let watched = self.watch(worker, &hearing.kick)?;
+            hears.push((hearing, watched));
+            Ok::<(), io::Error>(())
+        });
+        let (reply, taken) = sync_channel(1);
+        let asked = refused.is_ok()
+            && from.post(Some(id), move |shard, _| _ = reply.try_send(shard.take_nic(id, number)));
+        // However long: a worker that is late will have taken it, and then it is nowhere but here.
+        let moved = asked.then(|| taken.recv().ok().flatten()).flatten();
+        let Some(moved) = moved else {
+            self.timed(|| drop(hears));
+            return None;
+        };
+        worker.post(Some(id), move |shard, _| shard.put_nic(moved));
+        for (hearing, watched) in hears {
+            let mut present = hearing.watched();
+            let ours = present.is_some();
+            let old = if ours { present.replace(watched) } else { Some(watched) };
+            drop(present);
+            self.timed(|| drop(old));
+        }
+        // A kick may have come to the old worker only, after which no other need come.
+        worker.post(Some(id), move |shard, _| shard.kicked(id));
+        self.stats.moves.fetch_add(1, Ordering::Relaxed);
+        Some(())
+    }
+
+    fn hearings(&self) -> Vec<Arc<Hearing>> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|hearing| hearing.strong_count() > 0);
+        heard.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn watch(&self, worker: &WorkerHandle, kick: &OwnedFd) -> io::Result<WatchedKick> {
+        let (kick, counter) = (kick.try_clone()?, self.stats.kicks.clone());
+        self.timed(|| worker.watch(Some(self.id), kick, counter))
     }
 
     /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's
@@ -220,9 +303,12 @@ impl Nic {
         if self.slow_kicks.load(Ordering::Relaxed) {
             return None;
         }
-        let (fd, counter) = (kick.try_clone().ok()?, self.stats.kicks.clone());
-        let watched = self.timed(|| self.worker.watch(Some(self.id), fd.into(), counter)).ok()?;
-        Some(DirectKick { watched: Some(watched), nic: self.clone() })
+        let kick = OwnedFd::from(kick.try_clone().ok()?);
+        let (worker, _pass) = self.seat.enter(PATIENCE)?;
+        let watched = Mutex::new(Some(self.watch(&worker, &kick).ok()?));
+        let hearing = Arc::new(Hearing { kick, watched });
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&hearing));
+        Some(DirectKick { hearing, nic: self.clone() })
     }
 
     /// Changes the worker's epoll set.
@@ -242,7 +328,7 @@ impl Nic {
 
     /// How many turns the worker has ended.
     pub(crate) fn turns(&self) -> u64 {
-        self.worker.beat().turns.iter().sum()
+        self.seat.place().1.beat().turns.iter().sum()
     }
 
     /// Has the worker look at the doorbells. However often the guest kicks, one job of it waits.
@@ -250,11 +336,14 @@ impl Nic {
         self.stats.kicks.fetch_add(1, Ordering::Relaxed);
         if !self.kicked.swap(true, Ordering::AcqRel) {
             let kicked = self.kicked.clone();
-            self.post(move |shard, id, _| {
+            let posted = self.post(move |shard, id, _| {
                 // A later kick makes another job; what an earlier one is for is seen from here on.
                 kicked.swap(false, Ordering::AcqRel);
                 shard.kicked(id);
             });
+            if !posted {
+                self.kicked.store(false, Ordering::Release);
+            }
         }
     }
 
@@ -281,7 +370,12 @@ impl Nic {
 
     /// Whether this worker serves it.
     pub(crate) fn is_on(&self, worker: &WorkerHandle) -> bool {
-        self.worker.is_same(worker)
+        self.seat.place().1.is_same(worker)
+    }
+
+    /// The number of its worker.
+    pub(crate) fn worker(&self) -> usize {
+        self.seat.place().0
     }
 
     /// What the worker knows it by.
@@ -318,7 +412,8 @@ impl Nic {
             })
         });
         drop(link);
-        let mut status = NicStatus { session, error, ..NicStatus::default() };
+        let worker = u32::try_from(self.worker()).unwrap_or(u32::MAX);
+        let mut status = NicStatus { session, error, worker, ..NicStatus::default() };
         let NicSnapshot { counters, objects, gids, .. } = match engine {
             Some(snapshot) => snapshot,
             None => NicSnapshot {
@@ -349,6 +444,7 @@ impl Nic {
             events: engine.events,
             completions: engine.completions,
             page_faults: engine.page_faults,
+            moves: self.stats.moves.load(Ordering::Relaxed),
         }
     }
 }
@@ -395,8 +491,8 @@ mod tests {
         let mut registry = Registry::new(PathBuf::from("/nowhere"));
         let spec = NicSpec { name: "n".to_owned(), ..NicSpec::default() };
         let config = registry.add_nic(spec, || [2; 6]).unwrap();
-        let worker = workers.handles()[0].clone();
-        let nic = Arc::new(Nic::new(config, QueueLayout::default(), worker, NicId(0)));
+        let place = (0, workers.handles()[0].clone());
+        let nic = Arc::new(Nic::new(config, QueueLayout::default(), place, NicId(0)));
         let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let heard = nic.watch_kick(&kick);
         assert!(heard.is_some());

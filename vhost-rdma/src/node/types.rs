@@ -296,6 +296,8 @@ pub struct Counters {
     /// Pages that were missing when the daemon touched them for this NIC, by samples.
     #[serde(default)]
     pub page_faults: u64,
+    /// Moves to another worker, if its network has several.
+    pub moves: u64,
 }
 
 impl Counters {
@@ -315,6 +317,7 @@ impl Counters {
             events: self.events.saturating_add(more.events),
             completions: self.completions.saturating_add(more.completions),
             page_faults: self.page_faults.saturating_add(more.page_faults),
+            moves: self.moves.saturating_add(more.moves),
         }
     }
 }
@@ -358,6 +361,8 @@ pub struct NicStatus {
     pub objects: Objects,
     /// The GIDs that the guest has set now.
     pub gids: Vec<IpAddr>,
+    /// The number of the worker that serves it now, of those of its process.
+    pub worker: u32,
 }
 
 /// What is known of the process that serves a network.

@@ -48,7 +48,17 @@ impl Placement {
             self.homes.remove(&vni);
         }
         if let Some(load) = self.load.get_mut(worker) {
-            *load -= 1;
+            *load = load.saturating_sub(1);
+        }
+    }
+
+    /// A NIC has moved.
+    pub fn change(&mut self, from: usize, to: usize) {
+        if let Some(load) = self.load.get_mut(from) {
+            *load = load.saturating_sub(1);
+        }
+        if let Some(load) = self.load.get_mut(to) {
+            *load += 1;
         }
     }
 }
@@ -84,5 +94,7 @@ mod tests {
         placement.remove(7, 0);
         placement.remove(7, 0);
         assert_eq!([placement.add(7), placement.add(7)], [0, 0], "where there is room");
+        placement.change(0, 1);
+        assert_eq!([placement.add(7), placement.add(7)], [0, 0], "one has moved");
     }
 }

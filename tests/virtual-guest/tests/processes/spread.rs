@@ -1,12 +1,13 @@
 //! A network whose NICs are on several workers.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use virtual_guest::daemon::{DaemonOptions, patience};
 use virtual_guest::guest::GuestConfig;
 use virtual_guest::qp::SendWr;
-use virtual_guest::world::{World, pattern};
+use virtual_guest::spec::wr;
+use virtual_guest::world::{End, Node, World, pattern};
 
 use super::{SOFT, eventually, node, pair, processes, replace, start_anew};
 use super::{told_that_it_is_lost, under_traffic, writes};
@@ -79,4 +80,86 @@ fn it_is_handed_on_under_traffic_and_starts_anew_after_a_death() {
     writes(&mut pair(&a, &b), 4);
     let late = world.node_with("net", &SOFT, GuestConfig::default());
     writes(&mut pair(&late, &a), 5);
+}
+
+/// What `nic show` says of a NIC: its worker, and how often it has moved.
+fn seat(world: &World, nic: &Node) -> (u64, u64) {
+    let shown = world.daemon.run(&["nic", "show", &nic.name, "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    let of = |value: &serde_json::Value| value.as_u64().expect("a number");
+    (of(&shown["worker"]), of(&shown["counters"]["moves"]))
+}
+
+/// Two busy pairs, placed so that all that they say crosses, come to have a worker each. Nothing
+/// fails meanwhile, every byte is there, and then they stay.
+#[test]
+fn busy_pairs_come_together_and_nothing_fails_meanwhile() {
+    let world = world();
+    let nodes = [(); 4].map(|()| node(&world, "net"));
+    let [a, b, c, d] = &nodes;
+    assert_eq!(nodes.each_ref().map(|nic| seat(&world, nic).0), [0, 1, 0, 1], "placed in turn");
+    let (mut one, mut other) = (pair(a, b), pair(c, d));
+    let together = || {
+        let on = nodes.each_ref().map(|nic| seat(&world, nic).0);
+        on[0] == on[1] && on[2] == on[3] && on[0] != on[2]
+    };
+    under_load(&mut [&mut one, &mut other], || eventually("they cross", together));
+    let moves = || nodes.iter().map(|nic| seat(&world, nic).1).sum::<u64>();
+    let before = moves();
+    assert!(before >= 2, "{before} moves");
+    under_load(&mut [&mut one, &mut other], || std::thread::sleep(Duration::from_secs(8)));
+    assert_eq!(moves(), before, "what is balanced stays");
+    // What a guest had from before, and what it makes now.
+    for (near, far) in [(a, b), (b, c), (c, d), (d, a)] {
+        writes(&mut pair(near, far), 7);
+    }
+    let metrics = world.daemon.run(&["nic", "show", &a.name]);
+    assert!(metrics.contains("worker") && metrics.contains("moves"), "{metrics}");
+}
+
+/// Keeps pairs busy with long messages, whose bytes are looked at, while something happens.
+fn under_load(pairs: &mut [&mut (End, End)], meanwhile: impl FnOnce()) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let busy: Vec<_> = pairs
+            .iter_mut()
+            .enumerate()
+            .map(|(number, pair)| {
+                let over = &over;
+                scope.spawn(move || {
+                    let (near, far) = &mut **pair;
+                    let bytes = pattern(number as u64, 1 << 20);
+                    let (from, to) = (near.node.area_of(&bytes), far.node.area(1 << 20));
+                    let (word, found) = (far.node.area(8), near.node.area(8));
+                    let write = SendWr::write(1, &[from.sge()], to.addr(0), to.rkey());
+                    let add = SendWr {
+                        arg0: 1,
+                        remote_addr: word.addr(0),
+                        rkey: word.rkey(),
+                        ..SendWr::new(2, wr::ATOMIC_FETCH_AND_ADD, &[found.sge()])
+                    };
+                    for round in 0u64.. {
+                        if over.load(Ordering::Relaxed) {
+                            return round;
+                        }
+                        // The worker is to have more to do than the guest.
+                        (0..24).for_each(|_| near.qp.queue_send(&write.clone().unsignaled()));
+                        near.run_ok(&write);
+                        assert!(to.bytes() == bytes, "round {round}");
+                        near.run_ok(&add);
+                        assert_eq!(found.bytes(), round.to_le_bytes(), "added once each");
+                    }
+                    unreachable!()
+                })
+            })
+            .collect();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(meanwhile));
+        over.store(true, Ordering::Relaxed);
+        for thread in busy {
+            assert!(thread.join().expect("no request fails") > 0);
+        }
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
 }

@@ -28,8 +28,8 @@ pub struct NicLoad {
     pub spent: Nanos,
     /// Whether it may move.
     pub moves: bool,
-    /// Those that it had most to do with, and how much.
-    pub talks: Vec<(NicId, Nanos)>,
+    /// Those that it had most to do with: the shard and number of each, and how much.
+    pub talks: Vec<(usize, NicId, Nanos)>,
 }
 
 impl Shard {

@@ -19,20 +19,21 @@
 use super::engine::{Engine, Execution, Nics};
 use super::nic::{Nic, NicState};
 use super::qp::Requester;
-use crate::link::{NicId, Parcel};
+use crate::link::{Gid, NicId, Parcel};
 use crate::nic::Nanos;
 
 /// Jobs of owners that are looked through before a move; where there are more, nobody moves.
 const JOBS: usize = 4096;
 
 impl Nic {
-    /// What it had to do with others since the last time, each by its number.
-    pub(crate) fn take_talks(&mut self, engine: &Engine) -> Vec<(NicId, Nanos)> {
+    /// What it had to do with others since the last time, and the shard and number of each.
+    pub(crate) fn take_talks(&mut self, engine: &Engine) -> Vec<(usize, NicId, Nanos)> {
         let vni = self.settings.vni;
-        let talks = self.backing.talks.take();
-        let known =
-            talks.filter_map(|(gid, sum)| Some((engine.networks.anywhere(vni, &gid)?, sum)));
-        known.collect()
+        let known = |(gid, sum): (Gid, Nanos)| {
+            let (shard, nic) = engine.networks.anywhere(vni, &gid)?;
+            Some((shard, nic, sum))
+        };
+        self.backing.talks.take().filter_map(known).collect()
     }
 
     /// Whether it may move, as far as it knows itself.

@@ -134,13 +134,12 @@ impl Networks {
     /// Where an address is, if this shard is not where: the shard that holds it, or that its NIC is
     /// on the way to.
     pub(super) fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {
-        Some(self.book.as_ref()?.holder(vni, gid)?.0)
+        Some(self.anywhere(vni, gid)?.0)
     }
 
-    /// The NIC that holds an address, on whatever shard.
-    pub(super) fn anywhere(&self, vni: u32, gid: &Gid) -> Option<NicId> {
-        let elsewhere = || Some(self.book.as_ref()?.holder(vni, gid)?.1);
-        self.holder(vni, gid).or_else(elsewhere)
+    /// The shard and the NIC that hold an address, where shards share them.
+    pub(super) fn anywhere(&self, vni: u32, gid: &Gid) -> Option<(usize, NicId)> {
+        self.book.as_ref()?.holder(vni, gid)
     }
 
     #[cfg(test)]

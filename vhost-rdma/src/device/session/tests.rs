@@ -41,7 +41,7 @@ fn session(workers: &Workers) -> Session {
     let layout = QueueLayout::new(1, KICK_QUEUES).expect("a layout");
     let given = settings(&config(), layout);
     let added = worker.call(None, PATIENCE, move |shard, _| shard.add_nic(given, Box::new(NoPort)));
-    let nic = Nic::new(&config(), layout, worker.clone(), added.expect("a NIC"));
+    let nic = Nic::new(&config(), layout, (0, worker.clone()), added.expect("a NIC"));
     Session::new(Arc::new(nic))
 }
 

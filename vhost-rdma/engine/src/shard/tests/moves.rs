@@ -246,7 +246,8 @@ fn a_shard_says_what_each_nic_cost_and_who_belong_together() {
     };
     let (a, b) = (of(0, &guests[0]).unwrap(), of(1, &guests[1]).unwrap());
     assert!(a.spent > 10_000 && b.spent > 10_000, "{a:?} {b:?}");
-    assert_eq!((a.talks[0].0, b.talks[0].0), (guests[1].nic, guests[0].nic));
+    assert_eq!((a.talks[0].0, a.talks[0].1), (1, guests[1].nic));
+    assert_eq!((b.talks[0].0, b.talks[0].1), (0, guests[0].nic));
     assert_eq!(of(0, &quiet), None, "it cost nothing");
     assert!(world.at(0).take_loads().is_empty(), "since it was asked last");
 }
