@@ -140,7 +140,8 @@ pub struct ServeArgs {
     /// Worker threads, each of which owns whole NICs [default: a quarter of the CPUs]
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
-    /// Worker threads of each network's own process; its NICs are spread over them [default: 1]
+    /// Worker threads of each network's own process; its NICs are spread over them, and move to
+    /// where there is time [default: 1]
     #[arg(long, value_name = "N")]
     pub network_workers: Option<u32>,
     /// Bytes of memory that each network's own process may have (K, M, G and T are powers of 1024);

@@ -7,8 +7,8 @@
 //! worker are put on two, a pair that was put on two comes together where there is room for both,
 //! and a pair alone stays where it is.
 //!
-//! A move is made only if it is worth it: the busiest worker has little time left, and the sum
-//! falls by a fifth at least. What is nearly balanced stays. NICs that have most to do with each
+//! A move is made only if it is worth it: the busiest worker has a third of its time taken, and the
+//! sum falls by a fifth at least. What is nearly balanced stays. NICs that have most to do with each
 //! other move together, and two may change places.
 //!
 //! A guest chooses what its NIC costs, so it can have it moved, but not often ([`Rests`]).
@@ -21,7 +21,7 @@ use crate::link::NicId;
 /// What one side of a pair on one worker costs when both are on different ones, of what it cost.
 const APART: f64 = 0.75;
 /// Share of the busiest worker's time below which nothing is moved.
-const BUSY: f64 = 0.5;
+const BUSY: f64 = 0.3;
 /// What a move must leave of the sum at most.
 const WORTH: f64 = 0.8;
 /// Share of a worker's time below which a NIC is not looked at.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn what_is_balanced_alone_or_idle_stays() {
         assert!(decided(2, &pairs([0, 0, 1, 1], 0.9)).is_empty(), "balanced");
-        assert!(decided(2, &pairs([0; 4], 0.2)).is_empty(), "there is time left");
+        assert!(decided(2, &pairs([0; 4], 0.1)).is_empty(), "there is time left");
         let pair = &pairs([0; 4], 0.9)[..2];
         assert!(decided(2, pair).is_empty(), "a pair alone would only cost more");
         assert!(decided(1, &pairs([0; 4], 0.5)).is_empty(), "there is no other worker");

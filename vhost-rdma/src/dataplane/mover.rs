@@ -1,7 +1,7 @@
 //! Moves NICs of one network to where there is time for them.
 //!
 //! One thread of each data plane whose network has several workers. It wakes once a second, looks
-//! at how busy the workers were, and asks them what each NIC cost only if one has little time left;
+//! at how busy the workers were, and asks them what each NIC cost only if one was not asleep for most of it;
 //! so it is off the data path, and costs an idle daemon one wake-up. What it does with that is
 //! decided in `balance`; how a NIC moves, in `device::nic` and `soft::moves`.
 //!
@@ -28,7 +28,7 @@ const AFTER_MOVES: Duration = Duration::from_secs(3);
 /// How long a worker may be in one turn before its figures are left out.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Share of an interval that a worker must have been up to be worth a look: polling counts.
-const UP: f64 = 0.4;
+const UP: f64 = 0.25;
 /// A NIC is gone from the figures once it takes less than this.
 const NOTHING: f64 = 0.001;
 /// How often a move is tried before another interval: a command may be under way.
@@ -116,6 +116,7 @@ impl Watch {
         let loads: Vec<Load> =
             self.figures.iter().map(|(nic, figures)| self.load(*nic, figures, now)).collect();
         let moves = decide(self.workers.len(), &loads);
+        tracing::debug!(?loads, ?moves, "what NICs cost");
         !moves.is_empty() && self.carry_out(&moves, now)
     }
 

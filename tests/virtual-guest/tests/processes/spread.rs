@@ -98,16 +98,18 @@ fn busy_pairs_come_together_and_nothing_fails_meanwhile() {
     let nodes = [(); 4].map(|()| node(&world, "net"));
     let [a, b, c, d] = &nodes;
     assert_eq!(nodes.each_ref().map(|nic| seat(&world, nic).0), [0, 1, 0, 1], "placed in turn");
-    let (mut one, mut other) = (pair(a, b), pair(c, d));
+    // A queue pair has one piece under way: with several a worker has something to do meanwhile.
+    let mut pairs: Vec<_> =
+        [(a, b), (c, d), (a, b), (c, d), (a, b), (c, d)].map(|(near, far)| pair(near, far)).into();
     let together = || {
         let on = nodes.each_ref().map(|nic| seat(&world, nic).0);
         on[0] == on[1] && on[2] == on[3] && on[0] != on[2]
     };
-    under_load(&mut [&mut one, &mut other], || eventually("they cross", together));
+    under_load(&mut pairs, || eventually("they cross", together));
     let moves = || nodes.iter().map(|nic| seat(&world, nic).1).sum::<u64>();
     let before = moves();
     assert!(before >= 2, "{before} moves");
-    under_load(&mut [&mut one, &mut other], || std::thread::sleep(Duration::from_secs(8)));
+    under_load(&mut pairs, || std::thread::sleep(Duration::from_secs(8)));
     assert_eq!(moves(), before, "what is balanced stays");
     // What a guest had from before, and what it makes now.
     for (near, far) in [(a, b), (b, c), (c, d), (d, a)] {
@@ -118,7 +120,7 @@ fn busy_pairs_come_together_and_nothing_fails_meanwhile() {
 }
 
 /// Keeps pairs busy with long messages, whose bytes are looked at, while something happens.
-fn under_load(pairs: &mut [&mut (End, End)], meanwhile: impl FnOnce()) {
+fn under_load(pairs: &mut [(End, End)], meanwhile: impl FnOnce()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let busy: Vec<_> = pairs
@@ -127,7 +129,7 @@ fn under_load(pairs: &mut [&mut (End, End)], meanwhile: impl FnOnce()) {
             .map(|(number, pair)| {
                 let over = &over;
                 scope.spawn(move || {
-                    let (near, far) = &mut **pair;
+                    let (near, far) = pair;
                     let bytes = pattern(number as u64, 1 << 20);
                     let (from, to) = (near.node.area_of(&bytes), far.node.area(1 << 20));
                     let (word, found) = (far.node.area(8), near.node.area(8));
@@ -143,7 +145,7 @@ fn under_load(pairs: &mut [&mut (End, End)], meanwhile: impl FnOnce()) {
                             return round;
                         }
                         // The worker is to have more to do than the guest.
-                        (0..24).for_each(|_| near.qp.queue_send(&write.clone().unsignaled()));
+                        (0..48).for_each(|_| near.qp.queue_send(&write.clone().unsignaled()));
                         near.run_ok(&write);
                         assert!(to.bytes() == bytes, "round {round}");
                         near.run_ok(&add);

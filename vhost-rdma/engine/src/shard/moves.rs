@@ -76,7 +76,7 @@ impl Shard {
                 continue;
             }
             if let Some(AnyNic::Own(nic)) = slots.quietly(id) {
-                let (moves, talks) = (nic.may_move(), nic.take_talks(engine));
+                let (moves, talks) = (nic.may_move(), nic.take_talks(engine, spent));
                 loads.push(NicLoad { id, spent, moves, talks });
             }
         }

@@ -191,7 +191,11 @@ impl Shard {
         self.rouse_due(now, &mut budget);
         busy |= self.scan(&mut budget);
         busy |= self.wake_waiters(&mut budget);
-        busy |= self.soft().serve_parcels(now);
+        if self.soft().serve_parcels(now) {
+            // It was not the time of whoever is served first.
+            budget.skip(&self.meter);
+            busy = true;
+        }
         busy |= self.serve(now, &mut budget);
         busy |= self.engine.free_numbers(&self.meter, &mut budget);
         busy |= self.publish(now);

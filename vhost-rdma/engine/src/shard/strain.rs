@@ -310,6 +310,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_held_against_a_nic_goes_along() {
+        let mut world = World::new();
+        for _ in 0..4 {
+            world.round(&[(0, 20 * MS, 9, 0)]);
+        }
+        let now = world.meter.now();
+        assert!(world.strains.rests(0, now));
+        let mut there = Strains::default();
+        there.put(5, world.strains.take(0));
+        assert!(there.rests(5, now), "it rests where it is now");
+        assert!(!world.strains.rests(0, now), "whoever comes to its place does not");
+    }
+
+    #[test]
     fn some_turns_tell_how_many_pages_were_missing_in_all() {
         let mut world = World::new();
         for _ in 0..100 * SAMPLE {

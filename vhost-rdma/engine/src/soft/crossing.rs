@@ -145,7 +145,8 @@ impl<N: Nics> Execution<'_, N> {
         if self.engine.ways.bus().is_none() {
             return false;
         }
-        let budget = &mut self.meter.budget(PARCELS);
+        let began = self.meter.now();
+        let budget = &mut self.meter.budget_at(began, PARCELS);
         let mut found = self.expire(now, budget);
         while !budget.is_over(self.meter) {
             let Some(answer) = self.engine.ways.bus().and_then(Bus::next_answer) else {
@@ -162,7 +163,22 @@ impl<N: Nics> Execution<'_, N> {
             found = true;
             self.execute_ask(ask, is_held, now);
         }
+        if found {
+            self.count_carried(began);
+        }
         found
+    }
+
+    /// Says of the time since then whose it was: each NIC's part is as its charges are.
+    fn count_carried(&mut self, began: Nanos) {
+        let lasted = self.meter.now().saturating_sub(began);
+        let mut carried = std::mem::take(&mut self.engine.carried);
+        let all: Nanos = carried.iter().map(|(_, charged)| *charged).sum();
+        for (nic, charged) in carried.drain(..) {
+            let part = u128::from(lasted) * u128::from(charged) / u128::from(all.max(1));
+            self.nics.count(nic, charged.max(u64::try_from(part).unwrap_or(lasted)));
+        }
+        self.engine.carried = carried;
     }
 
     fn execute_ask(&mut self, mut ask: Ask, is_held: bool, now: Nanos) {
@@ -195,11 +211,11 @@ impl<N: Nics> Execution<'_, N> {
         if let Some(id) = target {
             let charged = self.meter.charged().wrapping_sub(before);
             self.nics.account(id, charged);
-            let carried = cost::REQUEST + cost::bytes(ask.size().into());
-            self.nics.count(id, carried);
+            let carried = charged + cost::REQUEST + cost::bytes(ask.size().into());
+            self.engine.carried.push((id, carried));
             let from = ask.flow().source_gid;
             if let Some(nic) = self.nic_mut(id) {
-                nic.backing.talks.note(&from, charged + carried);
+                nic.backing.talks.note(&from, carried);
             }
         }
         let mut reply = reply.into_inner();
@@ -285,8 +301,10 @@ impl<N: Nics> Execution<'_, N> {
             let answer = Answer { gives_back: false, ..answer };
             return self.engine.ways.follow(seat, Parcel::Answer(answer));
         }
-        self.meter.charge(cost::WAKE + cost::bytes(answer.bytes.len() as u64));
-        *self.serving = Some(answer.token.nic);
+        let charged = cost::WAKE + cost::bytes(answer.bytes.len() as u64);
+        self.meter.charge(charged);
+        self.engine.carried.push((nic, charged));
+        *self.serving = Some(nic);
         if let Some(outcome) = answer.outcome {
             self.answered(&answer.token, outcome, &answer.bytes, now);
         }

@@ -67,6 +67,8 @@ pub(crate) struct Engine {
     /// Numbers that NICs had in an earlier process, until they run.
     pub(super) former: FxHashMap<NicId, NicId>,
     pub(super) deferred_drops: Vec<DeferredDrop>,
+    /// Whose parcels were served, and what they were charged; kept for its allocation.
+    pub(super) carried: Vec<(NicId, Nanos)>,
     /// NICs with owners of mirrored memory, and some that had.
     pub(super) owners: FxHashSet<NicId>,
 }
@@ -99,6 +101,7 @@ impl Engine {
             freed: VecDeque::new(),
             former: FxHashMap::default(),
             deferred_drops: Vec::new(),
+            carried: Vec::new(),
             owners: FxHashSet::default(),
         }
     }

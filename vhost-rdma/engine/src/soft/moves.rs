@@ -26,14 +26,18 @@ use crate::nic::Nanos;
 const JOBS: usize = 4096;
 
 impl Nic {
-    /// What it had to do with others since the last time, and the shard and number of each.
-    pub(crate) fn take_talks(&mut self, engine: &Engine) -> Vec<(usize, NicId, Nanos)> {
+    /// With whom it `spent` that since the last time: the shard and number of each.
+    pub(crate) fn take_talks(
+        &mut self,
+        engine: &Engine,
+        spent: Nanos,
+    ) -> Vec<(usize, NicId, Nanos)> {
         let vni = self.settings.vni;
         let known = |(gid, sum): (Gid, Nanos)| {
             let (shard, nic) = engine.networks.anywhere(vni, &gid)?;
             Some((shard, nic, sum))
         };
-        self.backing.talks.take().filter_map(known).collect()
+        self.backing.talks.take(spent).filter_map(known).collect()
     }
 
     /// Whether it may move, as far as it knows itself.

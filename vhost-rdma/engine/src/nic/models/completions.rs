@@ -12,23 +12,23 @@ use crate::nic::cq::{Cq, Fire, Overrun};
 use crate::ordering::{self, Fence};
 
 /// The device's side of a queue.
-struct Producer {
+pub(super) struct Producer {
     cq: Cq<Memory>,
     cpu: Memory,
     event: Signal,
 }
 
 impl Producer {
-    fn new(ring: &Memory, entries: u32, event: &Signal) -> Self {
+    pub(super) fn new(ring: &Memory, entries: u32, event: &Signal) -> Self {
         Self { cq: Cq::new(0, 0, entries, ring.clone()), cpu: ring.clone(), event: event.clone() }
     }
 
-    fn push(&mut self, solicited: bool) -> Result<(), Overrun> {
+    pub(super) fn push(&mut self, solicited: bool) -> Result<(), Overrun> {
         self.cq.push(&mut Cqe::new_zeroed(), solicited)
     }
 
     /// `Shard::publish` and `Nic::fire_completions`. True if there was an event.
-    fn publish(&mut self) -> bool {
+    pub(super) fn publish(&mut self) -> bool {
         let visible = ordering::entries_visible(&self.cpu);
         let fired = matches!(self.cq.fire(visible, 0), Fire::Event(_));
         if fired {
@@ -39,7 +39,7 @@ impl Producer {
 }
 
 /// Arms for `what` and sleeps, until `count` entries are taken.
-fn consume(mut consumer: Consumer, event: &Signal, what: u32, count: u32) {
+pub(super) fn consume(mut consumer: Consumer, event: &Signal, what: u32, count: u32) {
     loop {
         consumer.poll();
         if consumer.consumer == count {

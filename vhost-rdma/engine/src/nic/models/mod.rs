@@ -21,6 +21,7 @@ mod crossing;
 mod doorbells;
 mod guest;
 mod memory;
+mod moves;
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
