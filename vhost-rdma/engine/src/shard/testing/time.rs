@@ -2,13 +2,9 @@
 
 use crate::link::NicId;
 use crate::nic::saved;
-<<<<<<< HEAD:vhost-rdma/engine/src/shard/testing/time.rs
-use crate::shard::Shard;
 use crate::shard::testing::air;
 use crate::shard::testing::driver::{Guest, Lcg, World};
-=======
 use crate::shard::{MovedNic, Shard};
->>>>>>> bd9e278 (NICs move between shards while they run: taken out between two turns, put in, found by what is under way):vhost-rdma/src/shard/tests/time.rs
 
 /// Rounds after which a world that is still busy never comes to rest.
 const ROUNDS: usize = 100_000;
@@ -78,24 +74,24 @@ impl World {
     }
 
     /// Takes a guest's NIC out of its shard, on its way to the other; `None`: it may not move.
-    pub(super) fn take_off(&mut self, guest: &Guest) -> Option<MovedNic> {
+    pub fn take_off(&mut self, guest: &Guest) -> Option<MovedNic> {
         self.at(guest.on).take_nic(guest.nic, 1 - guest.on)
     }
 
     /// Puts it in there.
-    pub(super) fn put_on(&mut self, guest: &mut Guest, moved: MovedNic) {
+    pub fn put_on(&mut self, guest: &mut Guest, moved: MovedNic) {
         guest.on = 1 - guest.on;
         self.at(guest.on).put_nic(moved);
     }
 
     /// Moves a guest's NIC to the other shard; false if it may not.
-    pub(super) fn change_shard(&mut self, guest: &mut Guest) -> bool {
+    pub fn change_shard(&mut self, guest: &mut Guest) -> bool {
         let moved = self.take_off(guest);
         moved.map(|moved| self.put_on(guest, moved)).is_some()
     }
 
     /// One round of each shard, and what crosses after it; true if there was anything to do.
-    pub(super) fn round(&mut self) -> bool {
+    pub fn round(&mut self) -> bool {
         self.hear();
         let now = self.now;
         let mut busy = self.shard.poll(now);

@@ -113,7 +113,7 @@ fn over(faults: Faults, seed: u64, meanwhile: Meanwhile) -> [u64; 3] {
                 for _ in 0..40 {
                     (0..chance.next_u32() % 4).for_each(|_| _ = world.round());
                     world.advance(u64::from(chance.next_u32() % 200_000));
-                    let guest = if chance.next_u32() % 2 == 0 { &mut a } else { &mut b };
+                    let guest = if chance.next_u32().is_multiple_of(2) { &mut a } else { &mut b };
                     assert!(world.change_shard(guest));
                 }
             }

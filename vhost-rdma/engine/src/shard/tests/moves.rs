@@ -4,12 +4,12 @@
 use virtio_rdma_abi::{opcode, qpt};
 use zerocopy::little_endian::U64;
 
-use super::air::{Air, Faults};
 use super::apart::{Meanwhile, apart, once_and_in_order, remote};
 use super::datagram::{datagram, handle, ready};
-use super::driver::{Guest, Qp, World, wqe};
 use super::mirror::{AT, SIGNALED, region, request};
 use crate::shard::NicLoad;
+use crate::shard::testing::air::{Air, Faults};
+use crate::shard::testing::driver::{Guest, Qp, World, wqe};
 
 /// A message of several pieces.
 const LONG: u32 = 700 << 10;
