@@ -87,6 +87,15 @@ impl AddressBook {
         self.read().holders.get(&(vni, *gid)).copied()
     }
 
+    /// An address of a NIC. It looks at all there are: not for the data path.
+    pub fn address_of(&self, vni: u32, nic: NicId) -> Option<Gid> {
+        let entries = self.read();
+        let held = |&(&(net, _), &(_, holder)): &(&(u32, Gid), &(usize, NicId))| {
+            net == vni && holder == nic
+        };
+        entries.holders.iter().find(held).map(|((_, gid), _)| *gid)
+    }
+
     /// Gives an address to a NIC of a shard; false if another has it.
     pub fn claim(&self, vni: u32, gid: Gid, holder: (usize, NicId)) -> bool {
         *self.write().holders.entry((vni, gid)).or_insert(holder) == holder
@@ -184,6 +193,12 @@ impl ShardBook {
     /// It has none any more.
     pub fn leave(&self, vni: u32, mgid: Gid) {
         self.book.leave(vni, mgid, self.shard);
+    }
+
+    /// An address of a NIC, on whatever shard. It looks at all there are.
+    #[must_use]
+    pub fn address_of(&self, vni: u32, nic: NicId) -> Option<Gid> {
+        self.book.address_of(vni, nic)
     }
 
     /// The shard that holds an address, which may be this one, and the NIC.

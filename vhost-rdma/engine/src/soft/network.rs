@@ -131,6 +131,16 @@ impl Networks {
         nic.backing.groups.keys().for_each(|mgid| self.join(vni, *mgid, id));
     }
 
+    /// The NICs of this shard that hold an address.
+    pub(super) fn neighbours(&self) -> impl Iterator<Item = NicId> {
+        self.holders.values().copied()
+    }
+
+    /// An address of a NIC, on whatever shard.
+    pub(super) fn address_of(&self, vni: u32, nic: NicId) -> Option<Gid> {
+        self.book.as_ref()?.address_of(vni, nic)
+    }
+
     /// Where an address is, if this shard is not where: the shard that holds it, or that its NIC is
     /// on the way to.
     pub(super) fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {

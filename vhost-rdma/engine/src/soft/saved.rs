@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 use virtio_rdma_abi::event;
@@ -367,8 +367,25 @@ impl<N: Nics> Execution<'_, N> {
     #[must_use]
     pub(crate) fn save(&mut self, id: NicId) -> Option<SavedNic> {
         self.halt(id);
+        self.name_who_has_moved(id);
         let nic = self.nic_mut(id)?;
         if nic.life == NicState::Paused { nic.save(nic.backing.goes_on) } else { None }
+    }
+
+    /// Whoever waits for this NIC and has moved to another shard since has a number that only this
+    /// process knows; another knows it by its address.
+    fn name_who_has_moved(&mut self, id: NicId) {
+        let Self { nics, engine: Engine { networks, .. }, .. } = self;
+        let here: FxHashSet<NicId> = networks.neighbours().collect();
+        let Some(nic) = nics.nic(id) else { return };
+        let vni = nic.settings.vni;
+        nic.replace_waiters(|waiter| match waiter.who {
+            Requester::Here(nic) if nic != id && !here.contains(&nic) => {
+                let who = Requester::Elsewhere(networks.address_of(vni, nic)?);
+                Some(Waiter { who, ..waiter })
+            }
+            _ => Some(waiter),
+        });
     }
 
     /// Makes a NIC what it was, with this memory. It stands still until [`Self::go_on_with`].
@@ -413,16 +430,19 @@ impl<N: Nics> Execution<'_, N> {
 impl Nic {
     /// Whoever waits for it has another number by now; who is not there waits no more.
     fn rename(&mut self, former: &FxHashMap<NicId, NicId>) {
-        let present = |waiter: Waiter| match waiter.who {
+        self.replace_waiters(|waiter| match waiter.who {
             Requester::Here(id) => former.get(&id).map(|&nic| Waiter::here(nic, waiter.qpn)),
             Requester::Elsewhere(_) => Some(waiter),
+        });
+    }
+
+    fn replace_waiters(&mut self, by: impl Fn(Waiter) -> Option<Waiter>) {
+        let replace = |waiters: &mut Vec<Waiter>| {
+            *waiters = waiters.drain(..).filter_map(&by).collect();
         };
-        let rename = |waiters: &mut Vec<Waiter>| {
-            *waiters = waiters.drain(..).filter_map(present).collect();
-        };
-        rename(&mut self.backing.wakes);
-        self.srqs.iter_mut().for_each(|(_, srq)| rename(&mut srq.own));
-        self.qps.values_mut().for_each(|qp| qp.own.waiter = qp.own.waiter.and_then(present));
+        replace(&mut self.backing.wakes);
+        self.srqs.iter_mut().for_each(|(_, srq)| replace(&mut srq.own));
+        self.qps.values_mut().for_each(|qp| qp.own.waiter = qp.own.waiter.and_then(&by));
     }
 }
 
