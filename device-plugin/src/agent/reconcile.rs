@@ -156,6 +156,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let pools = Arc::clone(&state.pools);
         let mut changes: BTreeMap<String, Slot> = BTreeMap::new();
         let mut durable = false;
+        // Read after the listing. The kubelet lists a pod with its IDs a moment before it writes
+        // down which pod that is: whoever looked in between has the UID of the one before.
+        let checkpoint = self.kubelet.checkpoint().unwrap_or_default();
         for holding in holdings {
             let Some((pool, _)) = pools.device(&holding.id) else { continue };
             let known = state.ledger.get(&holding.id).and_then(|slot| slot.grant.as_ref());
@@ -183,6 +186,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             if let Some(old) = &grant.owner {
                 if old.is_pod(&owner.pod()) {
                     owner.uid.clone_from(&old.uid);
+                    let key = (holding.resource.clone(), holding.id.clone());
+                    if let (Some(known), Some(noted)) = (&mut owner.uid, checkpoint.get(&key)) {
+                        known.clone_from(noted);
+                    }
                 }
                 if *old == owner {
                     continue;

@@ -331,3 +331,27 @@ async fn addresses_are_those_of_blocks_that_the_node_holds() {
     }
     panic!("the block is held still; NICs: {:?}", world.nics());
 }
+
+#[tokio::test]
+async fn a_uid_that_was_read_before_the_kubelet_wrote_the_new_one_is_put_right() {
+    let world = led().await;
+    namespaces(&world, "p").await;
+    world.agent().allocate("red", &[vec!["red-0".to_owned()]]).await.unwrap();
+    world.kubelet.give("new", RED, "red-0");
+    world.kubelet.note(&[("uid-old", RED, "red-0")]);
+    world.agent().reconcile().await;
+    assert!(report(&world).await.nics.is_empty(), "it is not admitted yet, but looked for");
+    world.kubelet.note(&[("uid-new", RED, "red-0")]);
+    starts(&world, "red-0").await.unwrap();
+    world.agent().reconcile().await;
+    assert_eq!(report(&world).await.nics[0].pod_uid, "uid-new");
+    // The pod ends. The kubelet strikes it out when it allocates the next time, which may be never.
+    world.kubelet.delete("new");
+    for _ in 0..50 {
+        world.settle().await;
+        if world.nics().is_empty() {
+            return;
+        }
+    }
+    panic!("left: {:?}", world.nics());
+}
