@@ -15,11 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use vhost::VhostBackend as _;
 use virtual_guest::daemon::{Daemon, DaemonOptions, patience};
 use virtual_guest::guest::Guest;
 use virtual_guest::qp::{Path, SendWr};
-use virtual_guest::spec::{err, event, status};
+use virtual_guest::spec::{self, err, event, status};
 use virtual_guest::world::{End, Node, World};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const SOFT: [&str; 2] = ["--backing", "soft"];
 
@@ -91,10 +93,20 @@ fn under_traffic(ends: &mut (End, End), meanwhile: impl FnOnce(&AtomicU64)) -> (
                 sent.fetch_add(1, Ordering::Relaxed);
             }
         });
+        // The writer ends also where `meanwhile` fails, which is told then and not waited for.
+        let _ends = Ends(&over);
         meanwhile(&sent);
-        over.store(true, Ordering::Relaxed);
     });
     (longest, sent.into_inner())
+}
+
+/// Sets it when it goes.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Kills the process of a network and waits for the next.
@@ -164,6 +176,19 @@ fn a_guest_whose_process_was_killed_starts_anew_over_the_same_connection() {
     let deaths =
         world.daemon.metrics().unwrap()["vhost_rdma_process_deaths_total{network=\"net\"}"];
     assert!((deaths - 3.0).abs() < 0.1, "{deaths} deaths");
+}
+
+/// The process may have died between a used ring and the word of it: the next one says it, though
+/// it has nothing to add.
+#[test]
+fn a_guest_is_told_to_look_at_what_the_process_before_left() {
+    let world = world();
+    let a = node(&world, "net");
+    let call = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
+    a.guest.front(|f| f.set_vring_call(spec::VQ_CONTROL, &call)).expect("SET_VRING_CALL");
+    let _earlier = call.read();
+    replace(&world.daemon, "net");
+    eventually("nobody says that there may be an answer", || call.read().is_ok());
 }
 
 #[test]
