@@ -401,7 +401,8 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(10);
         while asked && self.alive() {
             if Instant::now() > deadline {
-                return Err("the daemon does not end when asked".into());
+                let stacks = stacks(self.child.id());
+                return Err(format!("the daemon does not end when asked; it is at\n{stacks}"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -411,6 +412,31 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// Where the threads of a process and of its children are, as far as this machine tells: by gdb
+/// where there is one, else by the kernel.
+fn stacks(pid: u32) -> String {
+    let tasks =
+        |pid: &str| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let read = |task: &Path, what| std::fs::read_to_string(task.join(what)).unwrap_or_default();
+    let of = |pid: &str| {
+        let gdb = Command::new("gdb")
+            .args(["-p", pid, "-batch", "-nx", "-ex", "thread apply all bt 14"])
+            .stdin(Stdio::null())
+            .output();
+        let told = gdb.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let threads = || {
+            let waits =
+                |task: &Path| format!("{} in {}\n", read(task, "comm").trim(), read(task, "wchan"));
+            tasks(pid).map(|task| waits(&task.path())).collect()
+        };
+        format!("process {pid}:\n{}", told.unwrap_or_else(|_| threads()))
+    };
+    // Each thread has children of its own.
+    let pid = pid.to_string();
+    let children: String = tasks(&pid).map(|task| read(&task.path(), "children")).collect();
+    std::iter::once(&*pid).chain(children.split_whitespace()).map(of).collect()
 }
 
 impl Drop for Daemon {
