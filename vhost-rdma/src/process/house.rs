@@ -158,8 +158,8 @@ impl House {
             return Err(io::Error::other("the NIC ends"));
         }
         if state.sessions.len() >= state.max_contexts as usize {
-            // It is told; that it does not read is its own affair.
-            let _ = socket::send(process.as_fd(), Answer::of(Status::NOMEM).bytes(), &[]);
+            // It is told, whether it has asked already or not.
+            socket::last_word(process.as_fd(), Answer::of(Status::NOMEM).bytes());
             return Err(io::Error::other("the NIC has as many processes as it may (max_contexts)"));
         }
         if state.sessions.is_empty() {

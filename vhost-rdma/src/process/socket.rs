@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    recvmsg, sendmsg, shutdown, socketpair,
 };
 
 use super::messages::{FILES_MAX, MESSAGE_MAX};
@@ -73,6 +73,24 @@ pub(super) fn send(
     Ok(())
 }
 
+/// Packets that may wait unread in a socket, and more (`net.unix.max_dgram_qlen`).
+const UNREAD_MAX: u32 = 4096;
+
+/// Sends the last packet of a connection, and takes leave so that it arrives. Whoever closes with
+/// packets unread has the peer's next read fail, whatever waits there to be read
+/// (`unix_release_sock`, net/unix/af_unix.c). Nobody is waited for.
+pub(super) fn last_word(socket: BorrowedFd<'_>, bytes: &[u8]) {
+    // That the peer does not read is its own affair.
+    let _ = send(socket, bytes, &[]);
+    // From here on nothing more comes, so what is taken out now is all.
+    let _ = shutdown(socket, Shutdown::Both);
+    for _ in 0..UNREAD_MAX {
+        if !receive(socket).is_ok_and(|packet| packet.is_some()) {
+            return;
+        }
+    }
+}
+
 /// A channel of events: ours to send, and the process's to receive.
 ///
 /// The process gets our end as well: it takes events of an object that it destroys out, and puts
@@ -115,5 +133,23 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ours.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_word_arrives_though_the_peer_has_spoken() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, peers) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        (0..3).for_each(|n| send(peers.as_fd(), &[n + 1], &[]).unwrap());
+        last_word(ours.as_fd(), b"no");
+        assert!(send(peers.as_fd(), &[4], &[]).is_err(), "nothing more comes");
+        drop(ours);
+        assert_eq!(receive(peers.as_fd()).unwrap().unwrap().bytes(), b"no");
+        assert!(receive(peers.as_fd()).unwrap().is_none(), "and it was the last");
     }
 }

@@ -46,8 +46,9 @@ fn a_nic() {
         "counters": {
             "tx_bytes": 0, "rx_bytes": 0, "tx_messages": 0, "rx_messages": 0, "rnr_naks": 0, "retries": 0, "access_errors": 0,
             "control_commands": 0, "kicks": 0, "events": 0, "completions": 0,
-            "page_faults": 0,
+            "page_faults": 0, "moves": 0,
         },
+        "worker": 0,
         "objects": { "contexts": 0, "pds": 0, "mrs": 0, "mr_bytes": 0, "cqs": 0, "srqs": 0, "qps": 0, "ahs": 0,
             "kept_bytes": 0 },
     });
