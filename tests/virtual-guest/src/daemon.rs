@@ -399,9 +399,13 @@ impl Daemon {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let asked = pid.is_some_and(|p| rustix::process::kill_process(p, Signal::TERM).is_ok());
         let deadline = Instant::now() + Duration::from_secs(10);
+        let late = deadline - Duration::from_secs(5);
+        let mut stacks = String::new();
         while asked && self.alive() {
+            if stacks.is_empty() && Instant::now() > late {
+                stacks = self::stacks(self.child.id());
+            }
             if Instant::now() > deadline {
-                let stacks = stacks(self.child.id());
                 return Err(format!("the daemon does not end when asked; it is at\n{stacks}"));
             }
             std::thread::sleep(Duration::from_millis(2));

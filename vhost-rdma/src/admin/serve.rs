@@ -263,6 +263,7 @@ pub fn run<B: Backend, E>(
     }
     // Tells the service manager that the end is wanted; there may be none.
     let _ = sockets.store().tell("STOPPING=1\n");
+    tracing::debug!("the API has ended");
     daemon.stop();
     tracing::info!("stopped");
     served.map(drop).map_err(RunError::Serve)

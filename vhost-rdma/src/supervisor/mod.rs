@@ -65,6 +65,8 @@ pub struct Supervisor {
     sockets: Arc<Sockets>,
 }
 
+/// An end of a NIC that takes longer is worth a line in the log.
+const LONG: Duration = Duration::from_secs(1);
 /// How long somebody who is being let in may hold an upgrade up.
 const ENTRY: Duration = Duration::from_secs(5);
 
@@ -116,9 +118,16 @@ impl Backend for Supervisor {
     fn detach(&self, name: &str) {
         // Not under the lock: it may take a while.
         let Some(Attached { waiting, socket, .. }) = self.attached().remove(name) else { return };
+        let begin = Instant::now();
         drop(waiting);
         drop(socket);
+        let sockets = begin.elapsed();
         self.dataplane.remove(name);
+        let all = begin.elapsed();
+        if all > LONG {
+            let (all_ms, sockets_ms) = (all.as_millis(), sockets.as_millis());
+            tracing::warn!(nic = name, all_ms, sockets_ms, "it took long to let go of the NIC");
+        }
     }
 
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {
