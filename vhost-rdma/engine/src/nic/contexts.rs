@@ -3,7 +3,7 @@
 //! Doorbell pages are polled, and a guest may have thousands, so a round looks at some of them
 //! only: those that rang lately, and the rest in turn. A page that is looked at later loses
 //! nothing, since its index is still there; and before the worker sleeps every page is looked at
-//! after the guest was asked to kick ([`Contexts::look_on`], docs/virtio-rdma.md §6.4).
+//! after the guest was asked to kick (`Contexts::look_on`, docs/virtio-rdma.md §6.4).
 
 use std::collections::BTreeMap;
 

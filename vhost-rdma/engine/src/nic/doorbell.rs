@@ -1,6 +1,6 @@
 //! Doorbell pages: how posts are found without a system call (docs/virtio-rdma.md §6.4).
 //!
-//! The order of clear, fence and load in [`DoorbellPage::collect`] is the device's half of the
+//! The order of clear, fence and load in `DoorbellPage::collect` is the device's half of the
 //! protocol; the specification shows why no post is lost, and the models try it: a page is made of
 //! any [`Words`].
 
