@@ -3,8 +3,9 @@
 //! What is weighed is the sum of the squares of the workers' loads: it grows both with work that
 //! is there and with work that lies on one worker. A pair of NICs on two workers costs more than
 //! on one, since what goes between them is copied once more and handed over: half as much again,
-//! near enough to tell a good move from a bad one. So two busy pairs on one worker are put on two, a pair that was put on two comes together where there is room for both,
-//! and a pair alone stays where it is.
+//! near enough to tell a good move from a bad one. So two busy pairs on one worker are put on two,
+//! a pair that was put on two comes together where there is room for both, and a pair alone stays
+//! where it is.
 //!
 //! A move is made only if it is worth it: the busiest worker has a third of its time taken, and the
 //! sum falls by a fifth at least. What is nearly balanced stays. NICs that have most to do with each

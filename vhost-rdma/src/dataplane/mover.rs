@@ -1,9 +1,9 @@
 //! Moves NICs of one network to where there is time for them.
 //!
 //! One thread of each data plane whose network has several workers. It wakes once a second, looks
-//! at how busy the workers were, and asks them what each NIC cost only if one was not asleep for most of it;
-//! so it is off the data path, and costs an idle daemon one wake-up. What it does with that is
-//! decided in `balance`; how a NIC moves, in `device::nic` and `soft::moves`.
+//! at how busy the workers were, and asks them what each NIC cost only if one was up for a quarter
+//! of it. So it is off the data path, and costs an idle daemon one wake-up. What it does with that
+//! is decided in `balance`; how a NIC moves, in `device::nic` and `soft::moves`.
 //!
 //! A NIC's figure is a sliding one, which follows its load within a few seconds. At most one
 //! decision is carried out in an interval.
