@@ -57,10 +57,14 @@ const IOCB_FLAG_RESFD: u32 = 1;
 /// The asynchronous I/O of this process.
 struct Aio {
     context: u64,
-    null: File,
+    null: &'static File,
     /// Signals since the last sweep.
     since: AtomicU32,
 }
+
+/// What requests read nothing from: opened once, since a thread may come when no file has a name
+/// any more.
+static NULL: OnceLock<File> = OnceLock::new();
 
 /// Shared by all threads that serve one NIC each.
 static AIO: OnceLock<Option<Aio>> = OnceLock::new();
@@ -76,6 +80,12 @@ pub(crate) fn own_context() {
     OWN.with(|own| {
         own.get_or_init(Aio::new);
     });
+}
+
+/// Whether the calling thread has asynchronous I/O of its own.
+#[cfg(test)]
+pub(crate) fn has_own_context() -> bool {
+    OWN.with(|own| own.get().is_some_and(Option::is_some))
 }
 
 /// Opens now what threads share that may not be opened later.
@@ -112,9 +122,17 @@ fn write(eventfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+fn null() -> io::Result<&'static File> {
+    if let Some(null) = NULL.get() {
+        return Ok(null);
+    }
+    let opened = File::open("/dev/null")?;
+    Ok(NULL.get_or_init(|| opened))
+}
+
 impl Aio {
     fn new() -> Option<Self> {
-        let made = File::open("/dev/null").and_then(|null| {
+        let made = null().and_then(|null| {
             let mut context = 0u64;
             // SAFETY: io_setup(2) writes the new context to the variable, which lives.
             let done =

@@ -33,6 +33,20 @@ pub fn no_descriptor_left() -> String {
     )
 }
 
+/// Pages of guests on RNICs are pinned, and `CAP_IPC_LOCK`, by which RLIMIT_MEMLOCK does not count,
+/// is about to be given away: who has it now has no limit afterwards.
+pub fn keep_locking() {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let may =
+        |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
+    let limit = getrlimit(Resource::Memlock);
+    let most = if capabilities(None).is_ok_and(may) { None } else { limit.maximum };
+    let set = |most| setrlimit(Resource::Memlock, Rlimit { current: most, maximum: most });
+    if let Err(error) = set(most).or_else(|_| set(limit.maximum)) {
+        tracing::warn!(%error, ?limit, "the limit of locked memory stays as it is");
+    }
+}
+
 /// Descriptors that whoever started this process left open are not for the processes that it
 /// starts.
 pub fn keep_descriptors() {

@@ -10,7 +10,7 @@ use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
 use vhost_rdma::channel::{self, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::config::ConfigError;
-use vhost_rdma::dataplane::LocalDataplane;
+use vhost_rdma::dataplane::{LocalDataplane, Outside};
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Dataplane};
 use vhost_rdma::store::{Sockets, Store, keep};
@@ -248,11 +248,11 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
         log: plan.log.clone(),
     };
     let own = (plan.clone(), Arc::clone(reached));
-    let fleet = Fleet::new(settings, estate, Box::new(move || local(&own.0, &own.1)));
+    let fleet = Fleet::new(settings, estate, Box::new(move || outside(&own.0, &own.1)));
     let fleet = Arc::new(fleet.map_err(|error| AttachError::io("draw random numbers", error))?);
     if plan.channel.is_some() {
         // Other daemons may speak first.
-        fleet.own()?;
+        fleet.outside()?;
     }
     // There is one.
     let _ = reached.fleet.set(Arc::clone(&fleet));
@@ -262,19 +262,23 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
 /// A data plane in this process.
 fn local(plan: &Plan, reached: &Reached) -> Result<LocalDataplane, AttachError> {
     let Settings { workers, poll_us, .. } = plan.settings;
-    let mut device =
-        LocalDataplane::start(WorkerConfig { workers, poll_us, ..WorkerConfig::default() })
-            .map_err(|error| AttachError::io("start the workers", error))?;
-    device.set_cm_ports(plan.ports.clone());
+    let config = WorkerConfig { workers, poll_us, ..WorkerConfig::default() };
+    LocalDataplane::start_with(config, Arc::new(outside(plan, reached)?))
+        .map_err(|error| AttachError::io("start the workers", error))
+}
+
+/// What NICs on RNICs share.
+fn outside(plan: &Plan, reached: &Reached) -> Result<Outside, AttachError> {
+    let mut outside = Outside::new(plan.ports.clone());
     if let Some(settings) = &plan.channel {
-        let opened = device.open_channel(settings);
+        let opened = outside.open_channel(settings);
         opened.map_err(|error| AttachError::Resources(error.to_string()))?;
     }
-    if let Some(channel) = device.renewal() {
-        // There is one data plane with a channel.
+    if let Some(channel) = outside.renewal() {
+        // There is one channel.
         let _ = reached.renewal.set(channel);
     }
-    Ok(device)
+    Ok(outside)
 }
 
 /// How rdma_cm goes to other daemons: as the command line says, else the configuration file.

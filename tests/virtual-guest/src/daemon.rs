@@ -398,8 +398,10 @@ impl Daemon {
         }
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let asked = pid.is_some_and(|p| rustix::process::kill_process(p, Signal::TERM).is_ok());
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let late = deadline - Duration::from_secs(5);
+        // Its processes end together, each when the kernel has waited for RCU (fs/aio.c, exit_aio):
+        // seconds, where the kernel's own threads get little time.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let late = deadline - Duration::from_secs(20);
         let mut stacks = String::new();
         while asked && self.alive() {
             if stacks.is_empty() && Instant::now() > late {

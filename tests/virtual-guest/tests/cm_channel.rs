@@ -11,10 +11,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
 use virtual_guest::daemon::{Daemon, DaemonOptions, patience};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Av, SendWr};
-use virtual_guest::spec::GSI_QKEY;
+use virtual_guest::spec::{GSI_QKEY, event};
 use virtual_guest::world::{End, Node, Watchdog, ipv4_gid, pattern};
 
 const A: &str = "127.0.0.1";
@@ -353,4 +354,30 @@ fn daemons_that_are_given_peers_and_certificates_later_and_other_ones_after_that
         reload(host);
         both_speak("without the old root");
     }
+}
+
+/// The process that serves a network is killed: its guest begins anew, and is reached as before.
+#[test]
+fn guests_are_reached_again_when_their_process_was_killed() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let start = |host: &'static str| {
+        let port = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
+        let cert = authority.certify(host);
+        Host::spawn(format!("{host}:{port}"), &cert, authority.ca(), &[])
+    };
+    let (a, b) = (start(A), start(B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    exchange(&mut on_a, &mut on_b, 1);
+    let pid = b.daemon.pid_of("net+rnic").unwrap();
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    let node = &on_b.node;
+    node.guest.await_async(event::DEVICE_FATAL, 0, Duration::from_secs(10) * patience()).unwrap();
+    node.guest.reset().unwrap();
+    let (name, socket) = (node.name.clone(), node.socket.clone());
+    on_b = Node::start(name, socket, node.guest.clone(), node.gid).gsi();
+    arrives(&mut on_a, &mut on_b, 2);
+    arrives(&mut on_b, &mut on_a, 3);
 }

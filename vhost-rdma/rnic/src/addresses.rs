@@ -15,19 +15,23 @@ use arc_swap::{ArcSwap, Guard};
 use easy_ext::ext;
 use vhost_rdma_engine::cm::Inbox;
 use vhost_rdma_engine::link::{Gid, is_multicast};
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::budget::Budget;
 use vhost_rdma_engine::nic::contexts::KERNEL;
+use vhost_rdma_engine::nic::dispatch::Begun;
 use vhost_rdma_engine::nic::qp::State;
 use vhost_rdma_engine::nic::roster::{Slots, Walk};
 use vhost_rdma_engine::nic::{Nanos, Reply, Status};
 use virtio_rdma_abi::{self as abi, attr_mask, event};
 use zerocopy::little_endian::U16;
 
+use super::control::{Control as _, Finding};
 use super::follow::HOST_CALL;
 use super::mcast::Mcast as _;
-use super::nic::Nic;
+use super::nic::{Nic, Rnic};
 use super::peer_table::{Peer, PeerTable};
 use super::peers::{Agreed, Carrier, HostCm};
+use super::uplink::{Mac, Uplink};
 
 /// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
 pub(super) fn gid_of(address: IpAddr) -> Gid {
@@ -45,6 +49,17 @@ pub(super) struct Holder {
     pub(super) inbox: Arc<Inbox>,
 }
 
+/// A NIC of another process that wants an address.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// Its MAC address.
+    pub nic: Mac,
+    /// The host's address that stands for the one it wants.
+    pub host: Gid,
+    /// Where datagrams for it go.
+    pub inbox: Arc<Inbox>,
+}
+
 /// An address of a guest: its network, the address, the RNIC.
 pub(super) type Held = (u32, Gid, String);
 
@@ -55,8 +70,9 @@ pub(super) struct Known {
     holders: BTreeMap<Held, Holder>,
     /// The same, by the host's address.
     by_host: BTreeSet<(Gid, Held)>,
-    /// Networks of QPs, by device and QPN.
-    qps: BTreeMap<(String, u32), u32>,
+    /// QPs, by device, QPN and network. Who tells of one is believed for his own network alone: so
+    /// nobody takes another's away.
+    qps: BTreeSet<(String, u32, u32)>,
     /// What was agreed with QPs of third-party hosts, by device, address and QPN: see `cm`.
     pub(super) agreed: BTreeMap<(String, Gid, u32), Agreed>,
 }
@@ -108,6 +124,8 @@ pub struct Directory {
     pub(super) carrier: OnceLock<Arc<dyn Carrier>>,
     /// The way to third-party hosts, likewise.
     pub(super) host_cm: OnceLock<Arc<dyn HostCm>>,
+    /// Who knows the other networks, if this one does not.
+    pub(super) uplink: OnceLock<Arc<dyn Uplink>>,
 }
 
 impl Directory {
@@ -139,6 +157,11 @@ impl Directory {
     /// Forgets a network that is gone: its peers, and what its NICs may have left.
     pub fn forget_network(&self, vni: u32) {
         self.change_peers(vni, None);
+        self.forget_nics(vni);
+    }
+
+    /// Forgets what the NICs of a network have.
+    pub fn forget_nics(&self, vni: u32) {
         loop {
             let mut known = self.known();
             let of_it = known.holders.range((vni, [0; 16], String::new())..);
@@ -149,36 +172,60 @@ impl Directory {
                 break;
             }
         }
-        let mut from = (String::new(), 0);
+        let mut from = (String::new(), 0, 0);
         loop {
             let mut known = self.known();
-            let looked: Vec<_> = known
-                .qps
-                .range(from.clone()..)
-                .take(STEP)
-                .map(|(at, of)| (at.clone(), *of))
-                .collect();
-            for (at, _) in looked.iter().filter(|(_, of)| *of == vni) {
-                known.qps.remove(at);
+            let looked: Vec<_> = known.qps.range(from.clone()..).take(STEP).cloned().collect();
+            for of_it in looked.iter().filter(|(.., of)| *of == vni) {
+                known.qps.remove(of_it);
             }
             match looked.last() {
-                Some((last, _)) if looked.len() == STEP => from.clone_from(last),
+                Some(last) if looked.len() == STEP => from.clone_from(last),
                 _ => break,
             }
         }
     }
 
-    pub(super) fn add_qp(&self, device: &str, qpn: u32, vni: u32) {
-        self.known().qps.insert((device.to_owned(), qpn), vni);
+    /// A QP of a network's is there; false if that was known.
+    pub fn add_qp(&self, device: &str, qpn: u32, vni: u32) -> bool {
+        let new = self.known().qps.insert((device.to_owned(), qpn, vni));
+        if let Some(uplink) = self.uplink() {
+            uplink.queue_pair(device, qpn, true);
+        }
+        new
     }
 
-    pub(super) fn remove_qp(&self, device: &str, qpn: u32) {
-        self.known().qps.remove(&(device.to_owned(), qpn));
+    /// It is gone; false if it was not known.
+    pub fn remove_qp(&self, device: &str, qpn: u32, vni: u32) -> bool {
+        let old = self.known().qps.remove(&(device.to_owned(), qpn, vni));
+        if let Some(uplink) = self.uplink() {
+            uplink.queue_pair(device, qpn, false);
+        }
+        old
     }
 
-    /// The network of a QP of this host.
-    pub(super) fn network_of(&self, device: &str, qpn: u32) -> Option<u32> {
-        self.known().qps.get(&(device.to_owned(), qpn)).copied()
+    /// Whether a QP is one of a network's.
+    pub(super) fn has_qp_of(&self, device: &str, qpn: u32, vni: u32) -> bool {
+        self.known().qps.contains(&(device.to_owned(), qpn, vni))
+    }
+
+    /// Whether a QP of this host is one of another network's, and none of this one's.
+    pub fn is_others(&self, device: &str, qpn: u32, vni: u32) -> bool {
+        let known = self.known();
+        let from = (device.to_owned(), qpn, 0);
+        let mut of = known.qps.range(from..).take_while(|(at, n, _)| at == device && *n == qpn);
+        of.next().is_some() && !known.qps.contains(&(device.to_owned(), qpn, vni))
+    }
+
+    /// Gives an address to a NIC of another process; false if another has it.
+    pub fn claim_for(&self, (device, vni, gid): (&str, u32, Gid), claim: Claim) -> bool {
+        let Claim { nic, host, inbox } = claim;
+        self.claim(device, vni, gid, Holder { nic, host, inbox })
+    }
+
+    /// Such a NIC has an address no longer.
+    pub fn release_of(&self, (device, vni, gid): (&str, u32, Gid), nic: Mac) {
+        self.release(device, vni, gid, nic);
     }
 
     /// Gives an address to a NIC; false if another has it. A host address that a guest has for its
@@ -217,6 +264,10 @@ impl Directory {
         let mut known = self.known();
         if known.holder(&key).is_some_and(|held| held.nic == nic) {
             known.remove(&key);
+            drop(known);
+            if let Some(uplink) = self.uplink() {
+                uplink.release(nic, gid);
+            }
         }
     }
 
@@ -278,6 +329,53 @@ pub(super) impl Nic {
         let wanted = self.backing.place.through.unwrap_or(*gid);
         let table = self.backing.host.gids().unwrap_or_default();
         table.iter().find(|entry| entry.gid == wanted).map(|entry| (entry.index, entry.gid))
+    }
+
+    /// Sets an entry of the table, once whoever knows the other networks agrees.
+    fn begin_gid(&mut self, index: u16, gid: Option<Gid>) -> Result<Begun<Rnic>, Status> {
+        let Some(wanted) = gid else { return self.set_gid(index, None).map(Begun::Done) };
+        let uplink = self.backing.place.directory.uplink().cloned();
+        let mac = self.settings.mac;
+        match uplink.filter(|_| self.may_claim(index, &wanted)) {
+            Some(uplink) => Ok(self.aside(move || {
+                let granted = uplink.claim(mac, wanted);
+                Finding::Address { index, gid: wanted, granted }
+            })),
+            None => self.set_gid(index, gid).map(Begun::Done),
+        }
+    }
+
+    /// Whether there is anything to ask: what is wrong by itself is refused without.
+    fn may_claim(&mut self, index: u16, gid: &Gid) -> bool {
+        let sane = usize::from(index) < self.gids.len() && *gid != [0; 16] && !is_multicast(gid);
+        sane && self.may_use(gid) && self.host_entry(gid).is_some()
+    }
+
+    /// The rest of the command.
+    fn claimed(
+        &mut self,
+        (index, gid): (u16, Gid),
+        granted: Option<bool>,
+    ) -> Result<Begun<Rnic>, Status> {
+        let state = match self.life {
+            NicState::Ready | NicState::Paused => Ok(()),
+            NicState::Failed => Err(Status::FATAL),
+            NicState::Idle => Err(Status::STATE),
+        };
+        let set = state.and_then(|()| match granted {
+            Some(true) => self.set_gid(index, Some(gid)),
+            Some(false) => Err(Status::EXIST),
+            None => Err(Status::BUSY),
+        });
+        // Another entry may have it all the same.
+        let held = self.gids.iter().flatten().any(|entry| entry.guest == gid);
+        if granted != Some(false)
+            && !held
+            && let Some(uplink) = self.backing.place.directory.uplink()
+        {
+            uplink.release(self.settings.mac, gid);
+        }
+        set.map(Begun::Done)
     }
 
     fn set_gid(&mut self, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {
@@ -342,6 +440,9 @@ pub(super) impl Nic {
                 let holder = self.holder(address);
                 let place = &self.backing.place;
                 place.directory.claim(&place.device, self.settings.vni, entry.guest, holder);
+                if let Some(uplink) = place.directory.uplink() {
+                    uplink.repeat_claim(self.settings.mac, entry.guest);
+                }
             }
             self.gids[slot] = Some(HostAddress { host, ..entry });
         }
@@ -376,17 +477,16 @@ pub(super) impl Nic {
     }
 
     /// A QP of this host must be one of the same network; whether `dgid` is of this host is asked
-    /// of the port's table.
-    fn check_peer_qp(&mut self, dgid: &Gid, qpn: u32, mask: u32) -> Result<(), Status> {
+    /// of the port's table, and returned.
+    fn check_peer_qp(&mut self, dgid: &Gid, qpn: u32, mask: u32) -> Result<bool, Status> {
         let here =
             self.backing.host.gids().unwrap_or_default().iter().any(|entry| entry.gid == *dgid);
         if !here || mask & attr_mask::DEST_QPN == 0 {
-            return Ok(());
+            return Ok(false);
         }
-        match self.backing.place.directory.network_of(&self.backing.place.device, qpn) {
-            Some(vni) if vni != self.settings.vni => Err(Status::UNREACH),
-            _ => Ok(()),
-        }
+        let place = &self.backing.place;
+        let others = place.directory.is_others(&place.device, qpn, self.settings.vni);
+        if others { Err(Status::UNREACH) } else { Ok(true) }
     }
 
     /// Has the connections to peers that may not be reached any more end: a guest has as many as it

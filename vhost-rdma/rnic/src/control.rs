@@ -3,6 +3,7 @@
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use easy_ext::ext;
+use vhost_rdma_engine::link::Gid;
 use vhost_rdma_engine::nic::budget::Budget;
 use vhost_rdma_engine::nic::dispatch::{Begun, Work};
 use vhost_rdma_engine::nic::standalone::Standalone;
@@ -50,6 +51,12 @@ pub(super) enum Finding {
     Opened(Opened),
     Registered(Made),
     Peer(Found),
+    /// What was said to a NIC that wants an address.
+    Address {
+        index: u16,
+        gid: Gid,
+        granted: Option<bool>,
+    },
 }
 
 /// Where the blocking jobs of one life of a NIC leave what they find. A job of an earlier life
@@ -89,7 +96,7 @@ impl Standalone for Rnic {
 
     fn carry_out(nic: &mut Nic, ctx: u32, verb: Verb) -> Result<Begun<Self>, Status> {
         let reply = match verb {
-            Verb::GidSet { index, gid } => nic.set_gid(index, gid)?,
+            Verb::GidSet { index, gid } => return nic.begin_gid(index, gid),
             Verb::MrReg { pdn, access, iova, map } => {
                 return nic.register((ctx, pdn), access, (iova, map), None);
             }
@@ -130,6 +137,7 @@ impl Standalone for Rnic {
             Finding::Opened(opened) => nic.opened(opened),
             Finding::Registered(made) => nic.registered(made),
             Finding::Peer(found) => nic.found(found),
+            Finding::Address { index, gid, granted } => nic.claimed((index, gid), granted),
         })
     }
 }

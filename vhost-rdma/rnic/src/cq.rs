@@ -6,8 +6,8 @@
 
 use easy_ext::ext;
 use vhost_rdma_engine::nic::Nanos;
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::budget::cost;
-use vhost_rdma_engine::nic::nic::NicState;
 use vhost_rdma_engine::nic::qp::{Kind, State};
 use vhost_rdma_engine::nic::timer::Waiting;
 use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};

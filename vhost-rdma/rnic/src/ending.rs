@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 use std::mem;
 
 use easy_ext::ext;
+use vhost_rdma_engine::nic::NicState;
+use vhost_rdma_engine::nic::STEP;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
 use vhost_rdma_engine::nic::contexts::KERNEL;
 use vhost_rdma_engine::nic::dispatch::Begun;
-use vhost_rdma_engine::nic::nic::NicState;
-use vhost_rdma_engine::nic::nic::STEP;
 use vhost_rdma_engine::nic::qp::State;
 use vhost_rdma_engine::nic::roster::Walk;
 use vhost_rdma_engine::nic::{DeferredDrop, Nanos, Reply, Status};
@@ -227,7 +227,7 @@ pub(super) impl Nic {
         let mut all = qpns.walk();
         let place = &self.backing.place;
         while let Some(qpn) = all.next(&qpns) {
-            place.directory.remove_qp(&place.device, qpn);
+            place.directory.remove_qp(&place.device, qpn, self.settings.vni);
         }
         let gone = Box::new(Gone::after(self.backing.host.as_ref()));
         drop(mem::replace(&mut self.backing.host, gone));

@@ -3,8 +3,8 @@
 use std::thread;
 
 use easy_ext::ext;
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::contexts::KERNEL;
-use vhost_rdma_engine::nic::nic::NicState;
 use vhost_rdma_engine::shard::Nanos;
 use virtio_rdma_abi::event;
 

@@ -405,7 +405,8 @@ pub(super) impl Nic {
         let Some(source) = self.guest_address(av.sgid_index.get()) else { return };
         let mad = Mad { source, dest: av.dgid, traffic_class: av.traffic_class, sl: av.sl, bytes };
         let place = &self.backing.place;
-        place.directory.carry(&place.device, self.settings.vni, &self.backing.quotas, mad);
+        let from = (self.settings.mac, &self.backing.quotas);
+        place.directory.carry(&place.device, self.settings.vni, from, mad);
     }
 
     fn gsi_sent(&mut self, done: &Done) {

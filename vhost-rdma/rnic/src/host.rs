@@ -67,6 +67,13 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
+/// Loads what opening a device takes from the disk, for the last time: the drivers of the devices
+/// that there are. Who may load no code afterwards calls this before.
+pub fn prepare() {
+    #[cfg(feature = "host-rnic")]
+    super::ibverbs::prepare();
+}
+
 /// Opens a device.
 ///
 /// # Errors

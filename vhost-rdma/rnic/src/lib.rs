@@ -17,7 +17,7 @@
 //!                         ├─ cq                            HostVerbs completions -> guest CQs
 //!                         ├─ gsi, nic_quota                    QP 1: the daemon carries its datagrams
 //!                         ├─ events                        HostVerbs events -> the guest's
-//!                         └─ addresses                     which host GID, and who may be reached
+//!                         └─ addresses, uplink             which host GID, and who may be reached
 //!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
 //! ```
 //!
@@ -58,20 +58,22 @@ mod srq;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 mod tests;
+mod uplink;
 mod verbs;
 
-pub use addresses::Directory;
+pub use addresses::{Claim, Directory};
 #[cfg(feature = "host-rnic")]
 pub use cm::CmBridge;
 pub use faults::{Call, Faults};
-pub use host::{OpenError, open};
+pub use host::{OpenError, open, prepare};
 pub use nic::Nic;
 pub use nic::{Opener, Place, Rnic};
 pub use nic_quota::{ForwardQuota, QuotaPermit};
-pub use nic_quota::{NicQuota, PER_NIC};
+pub use nic_quota::{NicQuota, NicQuotas, PER_NIC};
 pub use null::Null;
 pub use peer_table::Peer;
 pub use peers::{Carrier, Refusal, Remote};
+pub use uplink::{Far, Mac, Uplink};
 pub use verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
     HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,

@@ -46,10 +46,10 @@ pub(super) impl Nic {
             return self.change_qp(ctx, qpn, attr);
         }
         let peer = self.resolve(&attr.ah)?;
-        self.check_peer_qp(&peer.dgid, attr.dest_qpn.get(), attr.mask.get())?;
+        let here = self.check_peer_qp(&peer.dgid, attr.dest_qpn.get(), attr.mask.get())?;
         let pdn = self.qps.get(&qpn).ok_or(Status::NOENT)?.pdn;
         let pd = self.host_pd(ctx, pdn)?;
-        self.look_for(ctx, Purpose::Connection(qpn, Box::new(*attr)), (pd, peer))
+        self.look_for(ctx, Purpose::Connection { qpn, attr: Box::new(*attr), here }, (pd, peer))
     }
 
     /// Changes a QP whose new peer, if it has one, is known to the host.
@@ -64,7 +64,7 @@ pub(super) impl Nic {
             // rdma_cm (`cm`).
             let place = &self.backing.place;
             let end = (asked.ah.dgid, attr.dest_qpn.get());
-            if let Some(agreed) = place.directory.agreed(&place.device, end) {
+            if let Some(agreed) = place.directory.take_agreed(&place.device, end) {
                 asked.rq_psn = U32::new(agreed.psn);
                 asked.path_mtu = agreed.mtu;
             }

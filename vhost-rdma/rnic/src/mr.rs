@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use easy_ext::ext;
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::dispatch::Begun;
-use vhost_rdma_engine::nic::nic::NicState;
 use vhost_rdma_engine::nic::quota::Kind;
 use vhost_rdma_engine::nic::verb::Rereg;
 use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use easy_ext::ext;
 use vhost_rdma_engine::cm::{Inbox, Wake};
 use vhost_rdma_engine::link::Gid;
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::budget::{Budget, Meter, cost};
 use vhost_rdma_engine::nic::doorbell::Owner;
-use vhost_rdma_engine::nic::nic::NicState;
 use vhost_rdma_engine::nic::provider::Provider;
 use vhost_rdma_engine::nic::qp::State;
 use vhost_rdma_engine::nic::quota::Places;
@@ -103,7 +103,7 @@ pub struct HostSide {
 }
 
 /// A NIC on an RNIC.
-pub type Nic = nic::nic::Nic<Rnic>;
+pub type Nic = nic::Nic<Rnic>;
 pub(super) type Pd = nic::objects::Pd<HostPd>;
 pub(super) type Ah = nic::objects::Ah<Handle>;
 pub(super) type Qp = nic::objects::Qp<Rnic>;
@@ -298,7 +298,7 @@ impl Provider for Rnic {
 
     fn end_qp(nic: &mut Nic, qp: &Qp) {
         let place = &nic.backing.place;
-        place.directory.remove_qp(&place.device, qp.qpn);
+        place.directory.remove_qp(&place.device, qp.qpn, nic.settings.vni);
         nic.backing.serials.remove(&qp.own.serial);
         nic.backing.admitted -= qp.own.cost;
         nic.forgo(|nic| nic.backing.host.destroy_qp(qp.own.host));

@@ -55,7 +55,7 @@ impl Drop for QuotaPermit {
 
 /// The shares of a NIC in the queues that workers fill.
 #[derive(Debug, Default)]
-pub(super) struct NicQuotas {
+pub struct NicQuotas {
     /// Towards other daemons.
     pub(super) daemons: NicQuota,
     /// Towards the host's connection manager.

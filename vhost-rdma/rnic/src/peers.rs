@@ -10,6 +10,7 @@ use vhost_rdma_engine::link::Gid;
 use super::addresses::Directory;
 use super::nic_quota::{NicQuota, NicQuotas};
 use super::peer_table::Peer;
+use super::uplink::Mac;
 
 /// The daemon that serves a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,13 +62,17 @@ impl Directory {
     /// Brings a datagram of QP 1 to the NIC of the same network that has its destination, here or
     /// behind another daemon. What finds nobody, or has no place left in a queue for those of
     /// `quotas`, is lost.
-    pub(super) fn carry(&self, device: &str, vni: u32, quotas: &NicQuotas, mad: Mad) {
+    pub fn carry(&self, device: &str, vni: u32, (nic, quotas): (Mac, &NicQuotas), mad: Mad) {
         let inbox_of = |gid| {
             let held = (vni, gid, device.to_owned());
             self.known().holder(&held).map(|holder| (holder.inbox.clone(), holder.host))
         };
         let taken = if let Some((inbox, _)) = inbox_of(mad.dest) {
             inbox.put(mad)
+        } else if let Some(uplink) = self.uplink() {
+            // Who knows the way looks at the peers again; what it would drop is dropped here.
+            let named = self.peers().get(&vni).is_some_and(|peers| peers.best(&mad.dest).is_some());
+            named && uplink.carry(&quotas.daemons, nic, mad)
         } else {
             let peers = self.peers();
             match peers.get(&vni).and_then(|peers| peers.best(&mad.dest)) {
@@ -218,7 +223,7 @@ impl Directory {
 
     /// Whether a QP is one of the guest's network.
     pub(super) fn has_qp(&self, station: &Station, qpn: u32) -> bool {
-        self.network_of(&station.device, qpn) == Some(station.vni)
+        self.has_qp_of(&station.device, qpn, station.vni)
     }
 
     /// The host's connection manager has agreed with a QP of a peer.

@@ -6,29 +6,35 @@
 //! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it:
 //! an address handle is made on the thread that carries the NIC's commands out ([`BlockingJob`](vhost_rdma_engine::nic::BlockingJob)),
 //! and before a QP is connected one is made there and dropped, after which the host knows the peer.
+//! Where NICs of other networks are not in this process, it is asked there as well whether the
+//! peer's QP is one of theirs ([`Uplink`](super::Uplink)). Such a process sends no datagrams of its
+//! own, so what asks the network is asked for there too, and the handle is tried again.
+
+use std::thread;
+use std::time::Duration;
 
 use easy_ext::ext;
 use vhost_rdma_engine::link::is_multicast;
+use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::dispatch::Begun;
-use vhost_rdma_engine::nic::nic::NicState;
 use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};
 use virtio_rdma_abi::{Av, QpAttr};
 
-use super::addresses::Addresses as _;
+use super::addresses::{Addresses as _, Directory};
 use super::control::Control as _;
 use super::control::Finding;
 use super::mcast::Mcast as _;
 use super::modify::Modify as _;
 use super::nic::{Handle, Nic, Rnic};
-use super::verbs::{HostPd, MadeAh, Result as HostResult};
+use super::verbs::{HostDomain, HostError, HostPd, MadeAh, Result as HostResult};
 
 /// What a peer is looked for.
 #[derive(Debug)]
 pub(super) enum Purpose {
     /// An address handle in a domain.
     Handle(u32, Av),
-    /// The connection of a QP.
-    Connection(u32, Box<QpAttr>),
+    /// The connection of a QP, to one of this host or not.
+    Connection { qpn: u32, attr: Box<QpAttr>, here: bool },
 }
 
 /// What became of a search.
@@ -36,7 +42,45 @@ pub(super) enum Purpose {
 pub(super) struct Found {
     ctx: u32,
     purpose: Purpose,
+    /// As far as others know.
+    may: bool,
     outcome: HostResult<MadeAh>,
+}
+
+/// How long the first answer of a neighbour is waited for, and the last. They double, which makes
+/// 1.3 s together: as long as the kernel waits.
+const WAITS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
+
+/// Whether this says that a neighbour is not known, or may not be asked for.
+const fn is_unknown(HostError(errno): HostError) -> bool {
+    matches!(
+        errno,
+        libc::EPERM
+            | libc::EACCES
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+            | libc::EDESTADDRREQ
+            | libc::ETIMEDOUT
+    )
+}
+
+/// Makes the address handle, once the neighbour is found. Waits for it.
+fn find(domain: &dyn HostDomain, directory: &Directory, at: &Av) -> HostResult<MadeAh> {
+    let (mut wait, last) = WAITS;
+    loop {
+        let outcome = domain.create_ah(at);
+        let Some(uplink) = directory.uplink() else { return outcome };
+        match outcome {
+            Err(error) if is_unknown(error) && wait <= last => {
+                uplink.find(at.dgid);
+                thread::sleep(wait);
+                wait *= 2;
+            }
+            // The sandbox's answer is not the guest's matter.
+            Err(error) if is_unknown(error) => return Err(HostError(libc::EHOSTUNREACH)),
+            outcome => return outcome,
+        }
+    }
 }
 
 #[ext(Reach)]
@@ -49,14 +93,23 @@ pub(super) impl Nic {
         (pd, resolved): (HostPd, Av),
     ) -> Result<Begun<Rnic>, Status> {
         let domain = self.backing.host.domain(pd).map_err(|error| self.refused(error))?;
+        let place = &self.backing.place;
+        let (directory, device) = (place.directory.clone(), place.device.clone());
         Ok(self.aside(move || {
-            Finding::Peer(Found { ctx, purpose, outcome: domain.create_ah(&resolved) })
+            let may = match &purpose {
+                Purpose::Connection { attr, here, .. } => {
+                    directory.ask_about(&device, (resolved.dgid, attr.dest_qpn.get()), *here)
+                }
+                Purpose::Handle(..) => true,
+            };
+            let outcome = find(domain.as_ref(), &directory, &resolved);
+            Finding::Peer(Found { ctx, purpose, may, outcome })
         }))
     }
 
     /// The rest of the command, once the peer was looked for.
     fn found(&mut self, found: Found) -> Result<Begun<Rnic>, Status> {
-        let Found { ctx, purpose, outcome } = found;
+        let Found { ctx, purpose, may, outcome } = found;
         let ah = match outcome {
             Ok(ah) => ah,
             Err(error) => {
@@ -65,13 +118,14 @@ pub(super) impl Nic {
             }
         };
         let state = match self.life {
-            NicState::Ready | NicState::Paused => Ok(()),
+            NicState::Ready | NicState::Paused if may => Ok(()),
+            NicState::Ready | NicState::Paused => Err(Status::UNREACH),
             NicState::Failed => Err(Status::FATAL),
             NicState::Idle => Err(Status::STATE),
         };
         match (state, purpose) {
             (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah).map(Begun::Done),
-            (Ok(()), Purpose::Connection(qpn, attr)) => {
+            (Ok(()), Purpose::Connection { qpn, attr, .. }) => {
                 self.deferred_drops.push(DeferredDrop::new(ah));
                 self.change_qp(ctx, qpn, &attr)
             }

@@ -387,6 +387,7 @@ impl<B: Backend> Daemon<B> {
     pub fn stop(&self) {
         let (_alone, registry) = self.change();
         let broken = self.known().broken.clone();
+        self.backend.ending();
         for nic in registry.nics().filter(|nic| !broken.contains_key(&nic.name)) {
             if self.is_ephemeral() {
                 self.detach(nic);

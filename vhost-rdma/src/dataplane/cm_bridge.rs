@@ -15,8 +15,12 @@ pub(super) struct CmBridge {
 }
 
 impl CmBridge {
-    pub(super) fn set_ports(&mut self, ports: Vec<u16>) {
-        self.ports = ports;
+    pub(super) fn new(ports: Vec<u16>) -> Self {
+        Self {
+            ports,
+            #[cfg(feature = "host-rnic")]
+            started: OnceLock::new(),
+        }
     }
 
     /// There is a NIC on an RNIC. A host without librdmacm, or where a port is taken, serves

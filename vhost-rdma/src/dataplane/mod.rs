@@ -8,6 +8,8 @@
 mod balance;
 mod cm_bridge;
 mod mover;
+mod neighbours;
+mod outside;
 mod rnic;
 mod saved;
 
@@ -18,7 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::mover::Mover;
-use crate::channel::{self, Channel, ChannelError};
+pub use self::neighbours::Searches;
+pub use self::outside::Outside;
+pub(crate) use self::outside::entries;
 use crate::device::connection::Connection;
 use crate::device::events::NoPort;
 use crate::device::nic::{self, Nic, PATIENCE};
@@ -27,11 +31,11 @@ use crate::device::saved::SavedSession;
 use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
     self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, Session,
-    WorkerStatus, host_and_port,
+    WorkerStatus,
 };
 use crate::process::House;
 use crate::qpn::Pool;
-use crate::rnic::{Directory, Remote};
+use crate::rnic::{Directory, Uplink};
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
 /// One NIC.
@@ -59,10 +63,8 @@ pub struct LocalDataplane {
     mover: Mutex<Moving>,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
-    /// The way to other daemons.
-    channel: Option<Channel>,
-    /// The way to third-party hosts.
-    cm_bridge: cm_bridge::CmBridge,
+    /// The ways out of this host; none where another process has them.
+    outside: Option<Arc<Outside>>,
     // After `state`: NICs end on their workers.
     workers: Workers,
 }
@@ -87,7 +89,18 @@ impl LocalDataplane {
     /// # Errors
     /// The host refuses a thread, an eventfd, or random numbers.
     pub fn start(config: WorkerConfig) -> io::Result<Self> {
-        Ok(Self::with(Workers::start(config)?, config.spread))
+        Self::start_with(config, Arc::default())
+    }
+
+    /// As [`Self::start`], with ways out of this host.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(config: WorkerConfig, outside: Arc<Outside>) -> io::Result<Self> {
+        let directory = outside.directory().clone();
+        let mut plane = Self::with(Workers::start(config)?, config.spread, directory);
+        plane.outside = Some(outside);
+        Ok(plane)
     }
 
     /// As [`Self::start`], beside other processes: `qpns` is what this one has.
@@ -95,10 +108,21 @@ impl LocalDataplane {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_beside(config: WorkerConfig, qpns: &Arc<Pool>) -> io::Result<Self> {
-        Ok(Self::with(Workers::start_beside(config, qpns)?, config.spread))
+        Ok(Self::with(Workers::start_beside(config, qpns)?, config.spread, Arc::default()))
     }
 
-    fn with(workers: Workers, spread: bool) -> Self {
+    /// NICs of other networks are elsewhere, and so are the ways out of this host.
+    pub fn set_uplink(&self, uplink: Arc<dyn Uplink>) {
+        self.directory.set_uplink(uplink);
+    }
+
+    /// Who is on an RNIC here.
+    #[must_use]
+    pub const fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    fn with(workers: Workers, spread: bool, directory: Arc<Directory>) -> Self {
         let placement = Placement::new(workers.handles().len(), spread);
         let moves = spread && workers.handles().len() > 1;
         let mover = Mutex::new(if moves { Moving::Later } else { Moving::Never });
@@ -108,34 +132,7 @@ impl LocalDataplane {
             saved: BTreeMap::new(),
             loaded: Vec::new(),
         }));
-        Self {
-            state,
-            mover,
-            directory: Arc::default(),
-            channel: None,
-            cm_bridge: cm_bridge::CmBridge::default(),
-            workers,
-        }
-    }
-
-    /// Opens the channel that carries rdma_cm of guests on RNICs to other daemons.
-    ///
-    /// # Errors
-    /// See [`ChannelError`].
-    pub fn open_channel(&mut self, settings: &channel::Settings) -> Result<(), ChannelError> {
-        self.channel = Some(Channel::start(settings, &self.directory)?);
-        Ok(())
-    }
-
-    /// By which the channel's certificates are renewed, if there is a channel.
-    #[must_use]
-    pub fn renewal(&self) -> Option<channel::Renewal> {
-        self.channel.as_ref().map(Channel::renewal)
-    }
-
-    /// Ports at which third-party hosts reach guests on RNICs.
-    pub fn set_cm_ports(&mut self, ports: Vec<u16>) {
-        self.cm_bridge.set_ports(ports);
+        Self { state, mover, directory, outside: None, workers }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -238,8 +235,8 @@ impl LocalDataplane {
         tracing::info!(nic = config.name, mib, objects, "what its guest may make the daemon keep");
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
-        if carried.is_some() {
-            self.cm_bridge.wanted(&self.directory);
+        if let (Some(_), Some(outside)) = (&carried, &self.outside) {
+            outside.wanted();
         }
         let added = worker.call(None, PATIENCE, move |shard, _| match carried {
             Some((place, host)) => {
@@ -322,13 +319,7 @@ impl Dataplane for LocalDataplane {
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {
-        let entries = peers.iter().map(|peer| crate::rnic::Peer {
-            address: peer.address,
-            prefix_len: peer.prefix_len,
-            through: peer.through,
-            remote: peer.daemon.as_deref().and_then(|daemon| remote(&peer.network, daemon)),
-        });
-        self.directory.set_peers(vni, entries.collect());
+        self.directory.set_peers(vni, entries(peers));
         let nics: Vec<_> = {
             let state = self.state();
             let of_network = state.nics.values().filter(|placed| placed.vni == vni);
@@ -365,12 +356,6 @@ impl Dataplane for LocalDataplane {
     fn workers(&self) -> Vec<WorkerStatus> {
         self.workers.handles().iter().map(|worker| worker_status(&worker.beat())).collect()
     }
-}
-
-/// Where rdma_cm of a peer goes.
-fn remote(network: &str, daemon: &str) -> Option<Remote> {
-    let (host, _) = host_and_port(daemon)?;
-    Some(Remote { daemon: daemon.into(), host: host.into(), network: network.into() })
 }
 
 fn worker_status(beat: &Beat) -> WorkerStatus {

@@ -36,6 +36,7 @@ mod frontend;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod gate;
+mod home;
 mod journal;
 pub(crate) mod memory;
 pub(crate) mod nic;
@@ -44,7 +45,6 @@ mod queue_thread;
 pub(crate) mod queues;
 mod restore;
 pub(crate) mod saved;
-mod seat;
 mod session;
 mod trust;
 mod vring;

@@ -13,8 +13,8 @@ use std::time::Duration;
 use virtio_rdma_abi::Config;
 
 use super::config;
+use super::home::{Home, Pass, Place};
 use super::queues::QueueLayout;
-use super::seat::{Pass, Place, Seat};
 use super::session::Session;
 use super::trust::Trust;
 use crate::link::NicId;
@@ -57,7 +57,7 @@ pub(crate) struct Nic {
     pub(crate) config_space: Config,
     pub(crate) stats: Stats,
     id: NicId,
-    seat: Seat,
+    home: Home,
     /// Its kicks that its worker hears directly.
     heard: Mutex<Vec<Weak<Hearing>>>,
     max_mr_bytes: AtomicU64,
@@ -154,7 +154,7 @@ impl Nic {
             config_space: config::space(config.mac.octets(), layout),
             stats: Stats::default(),
             id,
-            seat: Seat::new(place),
+            home: Home::new(place),
             heard: Mutex::default(),
             max_mr_bytes: AtomicU64::new(config.limits.max_mr_bytes),
             max_guest_bytes: AtomicU64::new(config.limits.max_guest_bytes),
@@ -208,7 +208,7 @@ impl Nic {
     ) -> Result<R, CallError> {
         let id = self.id;
         let mut dropped = Vec::new();
-        let (worker, pass) = self.seat.enter(patience).ok_or(CallError::Timeout)?;
+        let (worker, pass) = self.home.enter(patience).ok_or(CallError::Timeout)?;
         let result = worker.call_in_steps(Some(id), patience, move |shard, now| {
             let _finds_it: &Pass = &pass;
             let progress = job(shard, id, now);
@@ -225,13 +225,13 @@ impl Nic {
 
     /// For how long the worker has been in its present turn.
     pub(crate) fn worker_stalled(&self) -> Duration {
-        Duration::from_nanos(self.seat.place().1.beat().stalled)
+        Duration::from_nanos(self.home.place().1.beat().stalled)
     }
 
     /// Has a job run on the worker, soon; false if nobody will.
     pub(crate) fn post(&self, job: impl FnOnce(&mut Shard, NicId, Nanos) + Send + 'static) -> bool {
         let id = self.id;
-        let Some((worker, pass)) = self.seat.enter(PATIENCE) else {
+        let Some((worker, pass)) = self.home.enter(PATIENCE) else {
             tracing::error!(nic = self.name, "its worker does not let it move; a job is lost");
             return false;
         };
@@ -245,17 +245,17 @@ impl Nic {
     /// stays, for now or for good.
     pub(crate) fn move_to(&self, place: Place) -> bool {
         // Its VMM could make another worker's epoll set wait, too.
-        if self.slow_kicks.load(Ordering::Relaxed) || !self.seat.begin_move() {
+        if self.slow_kicks.load(Ordering::Relaxed) || !self.home.begin_move() {
             return false;
         }
         let moved = self.carry_over(&place).is_some();
-        self.seat.end_move(moved.then_some(place));
+        self.home.end_move(moved.then_some(place));
         moved
     }
 
     fn carry_over(&self, (number, worker): &Place) -> Option<()> {
         let (id, number) = (self.id, *number);
-        let (_, from) = self.seat.place();
+        let (_, from) = self.home.place();
         // First: a host that has no descriptor left refuses here, and nothing has changed.
         let mut hears = Vec::new();
         let refused = self.hearings().into_iter().try_for_each(|hearing| {
@@ -304,7 +304,7 @@ impl Nic {
             return None;
         }
         let kick = OwnedFd::from(kick.try_clone().ok()?);
-        let (worker, _pass) = self.seat.enter(PATIENCE)?;
+        let (worker, _pass) = self.home.enter(PATIENCE)?;
         let watched = Mutex::new(Some(self.watch(&worker, &kick).ok()?));
         let hearing = Arc::new(Hearing { kick, watched });
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&hearing));
@@ -328,7 +328,7 @@ impl Nic {
 
     /// How many turns the worker has ended.
     pub(crate) fn turns(&self) -> u64 {
-        self.seat.place().1.beat().turns.iter().sum()
+        self.home.place().1.beat().turns.iter().sum()
     }
 
     /// Has the worker look at the doorbells. However often the guest kicks, one job of it waits.
@@ -370,12 +370,12 @@ impl Nic {
 
     /// Whether this worker serves it.
     pub(crate) fn is_on(&self, worker: &WorkerHandle) -> bool {
-        self.seat.place().1.is_same(worker)
+        self.home.place().1.is_same(worker)
     }
 
     /// The number of its worker.
     pub(crate) fn worker(&self) -> usize {
-        self.seat.place().0
+        self.home.place().0
     }
 
     /// What the worker knows it by.

@@ -10,13 +10,17 @@
 //!                       <── Report, descriptors ──
 //! ```
 //!
-//! `protocol` is what is said, `wire` how it goes over the socket, `serve` the process itself. The
+//! `protocol` is what is said, and `exchange` what only a network on RNICs has to say; `wire` is how
+//! it goes over the socket, `serve` the process itself, `uplink` its way to other networks' NICs. The
 //! supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from here.
 
+mod exchange;
 mod protocol;
 mod serve;
+mod uplink;
 mod wire;
 
+pub use exchange::{Asked, Datagram, Host, QPS_MAX, Settled, Told};
 pub use protocol::{
     Answer, BadMessage, FILES_MAX, Figures, MESSAGE_MAX, Numbered, Report, Request, Start, VERSION,
     check_change, decode, encode,

@@ -9,6 +9,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::exchange::{Host, Told};
 use crate::device::Change;
 use crate::node::{COMP_VECTORS_MAX, Ending, NicConfig, NicStatus};
 use crate::qpn::Key;
@@ -16,7 +17,7 @@ use crate::telemetry::LogFormat;
 use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes of a message.
 pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
@@ -46,6 +47,8 @@ pub struct Start {
     pub log: Option<String>,
     /// How its QPNs come out of what it is lent.
     pub qpns: Key,
+    /// Its NICs are on RNICs: it opens devices, and others know who else is on them.
+    pub rnic: bool,
 }
 
 /// What the supervisor asks for.
@@ -84,6 +87,8 @@ pub enum Request {
     Figures,
     /// Log by this filter.
     Log(Option<String>),
+    /// Of and from other networks and hosts, for NICs on RNICs.
+    Host(Host),
     /// Try what is denied; a build for tests only (`sandbox::tests`).
     #[cfg(test)]
     Attempt(String),
@@ -147,6 +152,8 @@ pub enum Report {
     Ended(u64, Ending),
     /// It will run short of QPNs.
     Short,
+    /// Of NICs on RNICs, for other networks and hosts.
+    Told(Told),
 }
 
 /// Why a message is none.
@@ -271,6 +278,7 @@ impl Report {
                 plain(why);
                 Ok(())
             }
+            Self::Told(told) => told.check(),
             _ => Ok(()),
         }
     }
@@ -280,8 +288,14 @@ impl Report {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::exchange::Datagram;
     use super::*;
     use crate::device::Piece;
+
+    fn mad() -> crate::cm::Mad {
+        let bytes = [255; crate::cm::MAD_LEN];
+        crate::cm::Mad { source: [1; 16], dest: [2; 16], traffic_class: 0, sl: 0, bytes }
+    }
 
     fn reports() -> Vec<(Report, usize)> {
         let piece = Piece { start: 0, len: 4096, vmm: 1, offset: 0 };
@@ -296,6 +310,16 @@ mod tests {
             (Report::Done(4), 0),
             (Report::Ended(4, Ending::Broken("why".to_owned())), 0),
             (Report::Short, 0),
+            (Report::Told(Told::Release { nic: [2; 6], gid: [1; 16] }), 0),
+            (
+                Report::Told(Told::Queues {
+                    device: "rxe0".to_owned(),
+                    new: vec![17],
+                    gone: vec![],
+                }),
+                0,
+            ),
+            (Report::Told(Told::Datagram([2; 6], Datagram::of(&mad()))), 0),
         ]
     }
 
@@ -355,7 +379,7 @@ mod tests {
         /// Messages with some bytes changed: what is still understood is looked at without a fault.
         #[test]
         fn a_bent_message_is_looked_at(
-            which in 0usize..10,
+            which in 0usize..13,
             at in any::<prop::sample::Index>(),
             byte in any::<u8>(),
             files in 0usize..40,

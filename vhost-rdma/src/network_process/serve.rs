@@ -21,15 +21,18 @@ use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::exchange::Host;
 use super::protocol::{
     Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,
     encode,
 };
+use super::uplink::ToSupervisor;
 use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
-use crate::node::{Connection, Dataplane as _, WorkerStatus};
+use crate::node::{Connection, Dataplane as _, Peer, WorkerStatus};
 use crate::qpn::{Key, Pool};
+use crate::sandbox::{Profile, Sealed};
 use crate::worker::{Seal, WorkerConfig};
 use crate::{limits, sandbox, telemetry};
 
@@ -61,6 +64,8 @@ struct Process {
     wire: Arc<Wire>,
     dataplane: LocalDataplane,
     qpns: Qpns,
+    /// To NICs of other networks, for those on RNICs.
+    uplink: Option<Arc<ToSupervisor>>,
     left: BTreeMap<u64, Left>,
     /// Sessions that cannot be taken up, since a part of them is missing, and why.
     torn: BTreeMap<u64, String>,
@@ -80,13 +85,13 @@ struct Telling {
 /// See [`Fault`].
 pub fn serve() -> Result<(), Fault> {
     ignore_signals()?;
-    let wire = Wire::new(io::stdin().as_fd().try_clone_to_owned()?);
+    let wire = Arc::new(Wire::new(io::stdin().as_fd().try_clone_to_owned()?));
     let (id, start) = first(&wire)?;
     telemetry::start(start.log_format, Some(&start.network)).map_err(io::Error::other)?;
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
-    let mut process = match shut_in(&start) {
-        Ok(made) => Process::new(wire, made),
+    let mut process = match shut_in(&start, &wire) {
+        Ok(inside) => Process::new(wire, inside),
         Err(error) => {
             let why = Answer::Refused(format!("cannot shut itself in: {error}"));
             wire.send(&encode(&Report::Answer(id, why))?, &[])?;
@@ -157,20 +162,61 @@ impl Qpns {
     }
 }
 
+/// What a process has once it is shut in.
+struct Inside {
+    dataplane: LocalDataplane,
+    qpns: Qpns,
+    uplink: Option<Arc<ToSupervisor>>,
+}
+
 /// Starts the worker and seals every thread.
-fn shut_in(start: &Start) -> io::Result<(LocalDataplane, Qpns)> {
+fn shut_in(start: &Start, wire: &Arc<Wire>) -> io::Result<Inside> {
     be_first_to_go();
+    if start.rnic {
+        limits::keep_locking();
+    }
     sandbox::close_in()?;
     // What needs a file, for the last time.
     crate::device::prepare();
-    let seal: Seal = || sandbox::seal().map(drop);
+    if start.rnic {
+        crate::rnic::prepare();
+    }
+    let (seal, profile): (Seal, _) = if start.rnic {
+        (|| sandbox::seal(Profile::Rnic).map(drop), Profile::Rnic)
+    } else {
+        (|| sandbox::seal(Profile::Soft).map(drop), Profile::Soft)
+    };
+    let landlock = sandbox::forget_names(profile)?;
     let Start { workers, poll_us, .. } = *start;
     let config = WorkerConfig { workers, poll_us, spread: workers > 1, seal: Some(seal) };
     let qpns = Qpns::new(start.qpns)?;
     let dataplane = LocalDataplane::start_beside(config, &qpns.pool)?;
-    let sealed = sandbox::seal()?;
+    let uplink = start.rnic.then(|| ToSupervisor::start(wire.clone(), Some(seal))).transpose()?;
+    if let Some(uplink) = &uplink {
+        dataplane.set_uplink(uplink.clone());
+    }
+    let sealed = Sealed { landlock, seccomp: sandbox::seal(profile)? };
     tracing::info!(pid = std::process::id(), sandbox = %sealed, "serving the network");
-    Ok((dataplane, qpns))
+    Ok(Inside { dataplane, qpns, uplink })
+}
+
+/// From its beginning: its end is not where it was left, since several processes have it open.
+fn read_all(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; LOAD_PIECE];
+    let mut len = 0;
+    loop {
+        match file.read_at(bytes.get_mut(len..).unwrap_or_default(), len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if len == bytes.len() {
+            bytes.resize(2 * len, 0);
+        }
+    }
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 fn one<T: From<OwnedFd>>(files: Vec<OwnedFd>) -> Option<T> {
@@ -185,9 +231,10 @@ fn answer<E: std::fmt::Display>(done: Result<(), E>) -> Answer {
 }
 
 impl Process {
-    fn new(wire: Wire, (dataplane, qpns): (LocalDataplane, Qpns)) -> Self {
+    fn new(wire: Arc<Wire>, inside: Inside) -> Self {
+        let Inside { dataplane, qpns, uplink } = inside;
         let (left, torn) = (BTreeMap::new(), BTreeMap::new());
-        Self { wire: Arc::new(wire), dataplane, qpns, left, torn, saved: false }
+        Self { wire, dataplane, qpns, uplink, left, torn, saved: false }
     }
 
     /// What the supervisor says next. Meanwhile a worker may run short.
@@ -289,9 +336,35 @@ impl Process {
                 set_filter(log.as_deref());
                 Answer::Done
             }
+            Request::Host(host) => answer(self.told(host, files)),
             #[cfg(test)]
             Request::Attempt(case) => answer(sandbox::tests::attempt(&case)),
         }
+    }
+
+    /// What the host has to say to NICs on RNICs.
+    fn told(&self, host: Host, files: Vec<OwnedFd>) -> Result<(), String> {
+        match host {
+            Host::Settled(number, settled) => {
+                if let Some(uplink) = &self.uplink {
+                    uplink.settle(number, settled);
+                }
+            }
+            Host::Peers(vni) => {
+                let file: File = one(files).ok_or("there is no file")?;
+                let bytes = read_all(&file).map_err(|error| error.to_string())?;
+                let peers: Vec<Peer> =
+                    serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+                self.dataplane.set_peers(vni, &peers);
+            }
+            Host::Datagram { device, vni, datagram } => {
+                // What finds nobody, or no room, is lost, as on a wire.
+                if let Some(mad) = datagram.mad() {
+                    self.dataplane.directory().deliver(&device, vni, mad);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn save(&mut self, mut file: &File) -> Answer {
@@ -304,22 +377,8 @@ impl Process {
         written.map_or_else(Answer::Refused, Answer::Saved)
     }
 
-    /// Its end is not where it was left: the same file is open in three processes.
     fn load(&self, file: &File) -> Result<(), String> {
-        let mut bytes = vec![0; LOAD_PIECE];
-        let mut len = 0;
-        loop {
-            match file.read_at(bytes.get_mut(len..).unwrap_or_default(), len as u64) {
-                Ok(0) => break,
-                Ok(more) => len += more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.to_string()),
-            }
-            if len == bytes.len() {
-                bytes.resize(2 * len, 0);
-            }
-        }
-        bytes.truncate(len);
+        let bytes = read_all(file).map_err(|error| error.to_string())?;
         self.dataplane.load(&bytes).map_err(|error| error.to_string())
     }
 
@@ -410,7 +469,8 @@ mod tests {
             let qpns = Qpns::new(Key::default()).unwrap();
             let dataplane =
                 LocalDataplane::start_beside(WorkerConfig::default(), &qpns.pool).unwrap();
-            Self { process: Process::new(Wire::new(far), (dataplane, qpns)), supervisor }
+            let inside = Inside { dataplane, qpns, uplink: None };
+            Self { process: Process::new(Arc::new(Wire::new(far)), inside), supervisor }
         }
 
         fn answer(&mut self, request: Request, files: usize, files_lost: bool) -> Answer {

@@ -73,6 +73,23 @@ impl Wire {
     /// # Errors
     /// The other end is gone, or does not read.
     pub fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, files, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends a message if there is room for it at once.
+    ///
+    /// # Errors
+    /// As [`Self::send`], or there is none.
+    pub fn try_send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.send_with(bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(
+        &self,
+        bytes: &[u8],
+        files: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fits = files.len() <= FILES_MAX
@@ -81,9 +98,7 @@ impl Wire {
             return Err(io::Error::other("too many descriptors for one message"));
         }
         loop {
-            let sent =
-                sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-            match sent {
+            match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -119,6 +119,9 @@ pub trait Backend: Send + Sync + 'static {
     /// others is nobody's.
     fn settled(&self) {}
 
+    /// The daemon ends: lets go of all NICs, as [`Self::detach`] of each, but at once.
+    fn ending(&self) {}
+
     /// What the NIC does now; the default value for an unknown name.
     fn status(&self, name: &str) -> NicStatus;
 

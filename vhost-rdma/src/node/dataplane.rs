@@ -54,6 +54,9 @@ pub trait Dataplane: Send + Sync + 'static {
     /// As [`Backend::settled`](super::Backend::settled).
     fn settled(&self) {}
 
+    /// All NICs are removed next: what takes its time begins, for all at once.
+    fn ending(&self) {}
+
     /// As [`Backend::set_peers`](super::Backend::set_peers).
     fn set_peers(&self, vni: u32, peers: &[Peer]);
 

@@ -10,9 +10,11 @@
 //! | descriptors that it was given | read, write, poll, epoll, eventfd, asynchronous I/O, messages |
 //! | time, random numbers | all |
 //!
+//! A process of NICs on RNICs has [`DEVICES`] besides.
+//!
 //! docs/SANDBOX.md has each of them, and what was tried.
 //!
-//! Not on it: `open`, `socket`, `connect`, `execve`, `fork`, `ptrace`, `kill`, `io_uring`, `bpf`,
+//! Not on it: `open` (of the first list), `socket`, `connect`, `execve`, `fork`, `ptrace`, `kill`, `io_uring`, `bpf`,
 //! `mount`, `unshare`, keys, and whatever the kernel gets next.
 
 use std::collections::BTreeMap;
@@ -22,6 +24,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch, apply_filter,
 };
+
+use super::Profile;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -101,6 +105,36 @@ const PLAIN: &[Call] = calls![
     SYS_clone3,
 ];
 
+/// What libibverbs calls beside them, where Landlock says which files there are: it opens devices,
+/// lists and reads what the kernel says of them, and sees a node of a device that goes.
+const DEVICES: &[Call] = calls![
+    SYS_openat,
+    SYS_getdents64,
+    SYS_faccessat,
+    SYS_faccessat2,
+    SYS_statfs,
+    SYS_inotify_init1,
+    SYS_inotify_add_watch,
+    SYS_inotify_rm_watch,
+    SYS_bind,
+    SYS_getsockname,
+];
+/// The same, on machines that have them.
+#[cfg(target_arch = "x86_64")]
+const OLD_DEVICES: &[Call] = calls![SYS_open, SYS_access];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_DEVICES: &[Call] = &[];
+
+/// Answers of the kernel's about links, routes and neighbours, which libibverbs reads to make an
+/// address handle (rdma-core libibverbs/neigh.c). Who has no capability changes nothing by it.
+const NETLINK: (libc::c_int, libc::c_int) = (libc::AF_NETLINK, libc::NETLINK_ROUTE);
+/// What libnl sets of such a socket (libnl lib/socket.c).
+const OPTIONS: [libc::c_int; 2] = [libc::SO_SNDBUF, libc::SO_RCVBUF];
+
+/// The group of ioctl(2) that drives RDMA devices (`RDMA_IOCTL_MAGIC`, rdma/rdma_user_ioctl.h).
+const RDMA: u64 = 0x1b00;
+const GROUP: u64 = 0xff00;
+
 /// Calls that newer machines do without.
 #[cfg(target_arch = "x86_64")]
 const OLD: &[Call] = calls![SYS_poll, SYS_epoll_wait, SYS_readlink, SYS_stat, SYS_lstat];
@@ -149,9 +183,21 @@ fn where_bits(
     Ok(())
 }
 
-fn rules() -> Result<Rules, seccompiler::BackendError> {
-    let mut rules: Rules = PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
+fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
     let word = u64::from(u32::MAX);
+    let mut rules: Rules = PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
+    if profile == Profile::Rnic {
+        rules.extend(DEVICES.iter().chain(OLD_DEVICES).map(|(call, _)| (*call, Vec::new())));
+        where_bits(&mut rules, libc::SYS_ioctl, &[(1, GROUP, RDMA)])?;
+        let (domain, protocol) = (NETLINK.0 as u64, NETLINK.1 as u64);
+        let arguments = [(0, word, domain), (1, KIND, libc::SOCK_RAW as u64), (2, word, protocol)];
+        where_bits(&mut rules, libc::SYS_socket, &arguments)?;
+        for option in OPTIONS {
+            let arguments = [(1, word, libc::SOL_SOCKET as u64), (2, word, option as u64)];
+            where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
+        }
+        where_bits(&mut rules, libc::SYS_setsockopt, &[(1, word, libc::SOL_NETLINK as u64)])?;
+    }
     let exec = libc::PROT_EXEC as u64;
     where_bits(&mut rules, libc::SYS_mmap, &[(2, exec, 0)])?;
     where_bits(&mut rules, libc::SYS_mprotect, &[(2, exec, 0)])?;
@@ -183,7 +229,7 @@ fn rules() -> Result<Rules, seccompiler::BackendError> {
 
 /// The names of all that may be called, with whatever arguments: what the filter has rules for.
 #[cfg(test)]
-pub(super) fn names() -> std::collections::BTreeSet<&'static str> {
+pub(super) fn names(profile: Profile) -> std::collections::BTreeSet<&'static str> {
     const LOOKED_AT: &[Call] = calls![
         SYS_mmap,
         SYS_mprotect,
@@ -194,9 +240,12 @@ pub(super) fn names() -> std::collections::BTreeSet<&'static str> {
         SYS_socketpair,
         SYS_sendto,
         SYS_fcntl,
+        SYS_ioctl,
+        SYS_socket,
+        SYS_setsockopt,
     ];
-    let known = || PLAIN.iter().chain(OLD).chain(LOOKED_AT);
-    let ours = rules().expect("rules");
+    let known = || [PLAIN, OLD, LOOKED_AT, DEVICES, OLD_DEVICES].into_iter().flatten();
+    let ours = rules(profile).expect("rules");
     let name =
         |number: &i64| known().find(|(known, _)| known == number).expect("every rule has a name").1;
     let names = ours.keys().map(|number| name(number).trim_start_matches("SYS_"));
@@ -219,17 +268,17 @@ fn not_there(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> 
     program(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32), arch)
 }
 
-fn listed(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
+fn listed(profile: Profile, arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
     let refused = SeccompAction::Errno(libc::EPERM as u32);
-    program(rules()?, refused, SeccompAction::Allow, arch)
+    program(rules(profile)?, refused, SeccompAction::Allow, arch)
 }
 
 /// Leaves the calling thread the calls on the list; false where the kernel or the machine has no
 /// such filters.
-pub(super) fn only_ours() -> io::Result<bool> {
+pub(super) fn only_ours(profile: Profile) -> io::Result<bool> {
     let Ok(arch) = TargetArch::try_from(std::env::consts::ARCH) else { return Ok(false) };
     // Of two filters that refuse, the later one's answer holds; so this one comes first.
-    for filter in [not_there(arch), listed(arch)] {
+    for filter in [not_there(arch), listed(profile, arch)] {
         let filter = filter.map_err(io::Error::other)?;
         match apply_filter(&filter) {
             Ok(()) => {}

@@ -6,8 +6,15 @@
 //!
 //! - [`close_in`]: no core dump, no debugger, no capability, and none can come back; the kernel
 //!   kills the process when its supervisor ends. Before any other thread.
-//! - [`seal`]: no file, no socket of another domain, no program, no other process. It holds for the
-//!   calling thread and those that it makes from then on, so each thread that is there calls it.
+//! - [`forget_names`]: no file, no port, no other process by name. Before any other thread as well:
+//!   Landlock gives the calling thread credentials of its own, and the kernel takes a `write` to an
+//!   RDMA device only from who has those that opened it (`ib_safe_file_access`, rdma/ib.h). Threads
+//!   share the credentials of the one that makes them.
+//!   Who serves NICs on RNICs ([`Profile::Rnic`]) still opens devices of RDMA, and reads what the
+//!   kernel says of devices: each life of a NIC has a context of its own, so it cannot be done
+//!   before.
+//! - [`seal`]: no socket of another domain, no program, no other process. It holds for the calling
+//!   thread and those that it makes from then on, so each thread that is there calls it.
 //!
 //! Landlock says no to files where a name is resolved, seccomp (`calls`) to system calls that are
 //! not on a list: each would do without the other for most of it. A kernel without one of them
@@ -21,7 +28,8 @@ use std::fmt;
 use std::io;
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetStatus, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, Ruleset, RulesetAttr as _,
+    RulesetCreatedAttr as _, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, Signal, set_dumpable_behavior,
@@ -34,6 +42,33 @@ use rustix::thread::{
 
 /// Rights of Landlock that are taken away, as far as the kernel knows them.
 const LANDLOCK: ABI = ABI::V6;
+
+/// What the process serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// NICs on the daemon's own engine.
+    Soft,
+    /// NICs on RNICs.
+    Rnic,
+}
+
+/// Nodes of RDMA devices: opened, and driven by ioctl(2).
+const NODES: &str = "/dev/infiniband";
+/// What libibverbs finds devices by, and what their drivers ask of processors.
+const DEVICES: [&str; 3] = ["/sys/class", "/sys/devices", "/sys/bus/pci/devices"];
+
+impl Profile {
+    /// The files that still have a name, and what may be done with them.
+    fn files(self) -> [(&'static [&'static str], BitFlags<AccessFs>); 2] {
+        let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        match self {
+            Self::Soft => [(&[], read), (&[], read)],
+            Self::Rnic => {
+                [(&[NODES], read | AccessFs::WriteFile | AccessFs::IoctlDev), (&DEVICES, read)]
+            }
+        }
+    }
+}
 
 /// Which parts of the sandbox this host has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,24 +137,30 @@ fn drop_capabilities() -> io::Result<()> {
     )?)
 }
 
-/// Shuts the calling thread in, and all that it will make.
+/// Leaves the calling thread, and all that it will make, the system calls on the profile's list;
+/// false where the kernel has no such filters.
 ///
 /// # Errors
 /// The kernel has what is asked for, and refuses.
-pub fn seal() -> io::Result<Sealed> {
-    let landlock = no_names()?;
-    let seccomp = calls::only_ours()?;
-    Ok(Sealed { landlock, seccomp })
+pub fn seal(profile: Profile) -> io::Result<bool> {
+    calls::only_ours(profile)
 }
 
-/// No file, directory, TCP port or abstract socket can be named any more, and no process outside be
-/// signalled.
-fn no_names() -> io::Result<Landlock> {
+/// No file, directory, TCP port or abstract socket can be named any more, but for the profile's, and
+/// no process outside be signalled: by the calling thread, and by all that it will make.
+///
+/// # Errors
+/// As [`seal`].
+pub fn forget_names(profile: Profile) -> io::Result<Landlock> {
+    let [nodes, devices] = profile.files();
+    let rules = |(paths, access)| path_beneath_rules(paths, access);
     let made = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))
         .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK)))
         .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
         .and_then(Ruleset::create)
+        .and_then(|made| made.add_rules(rules(nodes)))
+        .and_then(|made| made.add_rules(rules(devices)))
         .and_then(landlock::RulesetCreated::restrict_self);
     match made.map_err(io::Error::other)?.ruleset {
         RulesetStatus::FullyEnforced => Ok(Landlock::Whole),

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use super::Profile;
 use crate::network_process::{
     Answer, Numbered, Report, Request, Start, VERSION, Wire, decode, encode, serve,
 };
@@ -136,6 +137,32 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
             refused(call(libc::SYS_finit_module, [0, 0, 0, 0]));
             refused(call(libc::SYS_kexec_load, [0, 0, 0, 0]));
         }
+        "watch, but for files" => {
+            refused(call(libc::SYS_perf_event_open, [0, 0, -1, -1]));
+            refused(call(libc::SYS_fanotify_init, [0, 0, 0, 0]));
+        }
+        "write what is said of devices" => {
+            let at = "/sys/class/net/lo/mtu";
+            assert!(std::fs::read_to_string(at).is_ok(), "it can be read");
+            refused(File::options().write(true).open(at));
+        }
+        "read other files of the kernel" => {
+            refused(File::open("/proc/cpuinfo"));
+            refused(std::fs::read_dir("/sys/kernel"));
+            refused(std::fs::read_dir("/dev"));
+        }
+        "set what a socket is" => {
+            let own = i64::from(listener.as_raw_fd());
+            let level = i64::from(libc::SOL_SOCKET);
+            refused(call(libc::SYS_setsockopt, [own, level, libc::SO_ATTACH_FILTER.into(), 0]));
+            refused(call(libc::SYS_setsockopt, [own, libc::SOL_TCP.into(), 1, 0]));
+        }
+        "another netlink" => {
+            let (domain, kind) = (i64::from(libc::AF_NETLINK), i64::from(libc::SOCK_RAW));
+            for protocol in [libc::NETLINK_NETFILTER, libc::NETLINK_RDMA, libc::NETLINK_AUDIT] {
+                refused(call(libc::SYS_socket, [domain, kind, protocol.into(), 0]));
+            }
+        }
         "control a device" => refused(call(libc::SYS_ioctl, [0, 0x5412, 0, 0])),
         "memory shared by name" => {
             refused(call(libc::SYS_shmget, [0, 4096, 0o1600, 0]));
@@ -152,9 +179,12 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
             refused(call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0]));
         }
         "go on working" => {
-            let thread =
-                std::thread::Builder::new().name("x".to_owned()).spawn(|| vec![1u8; 1 << 20].len());
-            assert_eq!(thread.unwrap().join().unwrap(), 1 << 20);
+            let thread = std::thread::Builder::new().name("x".to_owned()).spawn(|| {
+                // As a worker does: what signals must never wait for a VMM.
+                crate::eventfd::own_context();
+                (vec![1u8; 1 << 20].len(), crate::eventfd::has_own_context())
+            });
+            assert_eq!(thread.unwrap().join().unwrap(), (1 << 20, true));
             let (a, b) = UnixStream::pair().unwrap();
             io::Write::write_all(&mut &a, b"x").unwrap();
             let again = b.try_clone().unwrap();
@@ -164,7 +194,13 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
     }
 }
 
-const CASES: [&str; 36] = [
+/// Cases that have a narrower one for who serves NICs on RNICs.
+const OTHERWISE: [&str; 1] = ["watch"];
+/// Cases of theirs.
+const ON_RNICS: [&str; 3] =
+    ["watch, but for files", "write what is said of devices", "read other files of the kernel"];
+
+const CASES: [&str; 38] = [
     "make another kind of socket",
     "send a datagram to somebody",
     "signal its supervisor by a descriptor",
@@ -172,6 +208,8 @@ const CASES: [&str; 36] = [
     "other processes by a descriptor",
     "write another's memory",
     "load a module",
+    "set what a socket is",
+    "another netlink",
     "control a device",
     "memory shared by name",
     "read a file",
@@ -224,7 +262,7 @@ struct Inside {
 }
 
 impl Inside {
-    fn start() -> Self {
+    fn start(rnic: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (wire, far) = Wire::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
@@ -239,7 +277,8 @@ impl Inside {
         let mut inside = Self { dir, wire, child, asked: 0 };
         let (network, log_format) = ("net".to_owned(), LogFormat::Text);
         let (workers, poll_us, log, qpns) = (2, 10, None, crate::qpn::Key::default());
-        let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
+        let version = VERSION;
+        let start = Start { version, network, workers, poll_us, log_format, log, qpns, rnic };
         assert_eq!(inside.ask(Request::Start(start)), Answer::Done);
         inside
     }
@@ -261,10 +300,9 @@ impl Inside {
     }
 }
 
-#[test]
-fn what_is_denied_is_refused_and_the_rest_goes_on() {
-    for case in CASES {
-        let mut inside = Inside::start();
+fn attempt_all(rnic: bool, cases: impl IntoIterator<Item = &'static str>) {
+    for case in cases {
+        let mut inside = Inside::start(rnic);
         let place = inside.dir.path();
         File::create(place.join("file")).unwrap();
         let _reader = UnixDatagram::bind(place.join("datagram")).unwrap();
@@ -275,10 +313,28 @@ fn what_is_denied_is_refused_and_the_rest_goes_on() {
     }
 }
 
+#[test]
+fn what_is_denied_is_refused_and_the_rest_goes_on() {
+    attempt_all(false, CASES);
+}
+
+/// All but one case, and what is otherwise there: which devices there are may be read and nothing
+/// be written, and only RDMA devices are driven.
+#[test]
+fn who_serves_rnics_is_refused_all_the_same_but_for_devices() {
+    let same = CASES.into_iter().filter(|case| !OTHERWISE.contains(case));
+    attempt_all(true, same.chain(ON_RNICS));
+}
+
 /// Looked at from outside: within, nothing can be read any more.
 #[test]
 fn no_thread_has_a_capability_or_is_outside() {
-    let inside = Inside::start();
+    for rnic in [false, true] {
+        no_thread_of(Inside::start(rnic), rnic);
+    }
+}
+
+fn no_thread_of(inside: Inside, rnic: bool) {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
     let mut names = Vec::new();
     for task in tasks.flatten() {
@@ -297,6 +353,7 @@ fn no_thread_has_a_capability_or_is_outside() {
         assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".to_owned(), "2".to_owned()));
     }
     assert!(names.iter().filter(|name| name.starts_with("vrdma-shard")).count() >= 2, "{names:?}");
+    assert_eq!(names.iter().any(|name| name == "uplink"), rnic, "{names:?}");
     inside.end();
 }
 
@@ -312,13 +369,19 @@ fn the_table_of_calls_is_the_list() {
     const TEXT: &str = include_str!("../../../docs/SANDBOX.md");
     let (calls, tried) = TEXT.split_once("## What is tried").unwrap();
     let (_, calls) = calls.split_once("## System calls that are allowed").unwrap();
+    let (calls, more) = calls.split_once("### For NICs on RNICs").unwrap();
     let told = named(calls, '`');
-    let all = super::calls::names();
-    // The table is that of x86-64, which has all of them.
+    let all = super::calls::names(Profile::Soft);
+    let on_rnics = super::calls::names(Profile::Rnic);
+    // The tables are those of x86-64, which has all of them.
     if cfg!(target_arch = "x86_64") {
         assert_eq!(told, all);
+        let more: BTreeSet<&str> =
+            named(more, '`').into_iter().filter(|name| !name.starts_with('/')).collect();
+        assert_eq!(more, on_rnics.difference(&all).copied().collect());
     }
     let told: BTreeSet<&str> = named(tried, '"');
-    let tried = CASES.into_iter().filter(|case| *case != "go on working").collect();
+    let tried = CASES.into_iter().chain(ON_RNICS);
+    let tried = tried.filter(|case| *case != "go on working").collect();
     assert_eq!(told, tried);
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::ledger::{self, Whose};
 use super::lender::Handed;
 use super::network::hang_up;
+use super::part::label;
 use super::record::Record;
 use crate::network_process::{Report, Wire, decode};
 use crate::node::NicConfig;
@@ -166,7 +167,7 @@ impl Estate {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&nic.name)?;
         let Whose { network, vni, mac, .. } = &left.whose;
         let same =
-            (network, *vni, mac.as_str()) == (&nic.network, nic.vni, nic.mac.to_string().as_str());
+            (network, *vni, mac.as_str()) == (&label(nic), nic.vni, nic.mac.to_string().as_str());
         if same && left.record.is_whole() {
             return Some(left);
         }
@@ -245,7 +246,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
         let id = match &report {
             Report::Begun(id) | Report::Done(id) | Report::Changed(id, _) => *id,
             Report::Ended(id, _) => *id,
-            Report::Answer(..) | Report::Short => continue,
+            Report::Answer(..) | Report::Short | Report::Told(_) => continue,
         };
         let found = left.values_mut().find(|l| l.whose.network == network && l.whose.session == id);
         let Some(Left { record, .. }) = found else { continue };
@@ -254,7 +255,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
             Report::Done(_) => record.set_busy(false),
             Report::Changed(_, change) => record.apply(change, packet.files),
             Report::Ended(..) => record.lose(),
-            Report::Answer(..) | Report::Short => {}
+            Report::Answer(..) | Report::Short | Report::Told(_) => {}
         }
         if packet.files_lost {
             record.lose();

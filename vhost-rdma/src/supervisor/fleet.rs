@@ -1,9 +1,8 @@
 //! A process for each network that has NICs.
 //!
-//! Networks on the daemon's own engine are served so. NICs on an RNIC are not: they open device
-//! nodes and speak to other daemons whenever they want, and all of them share what rdma_cm knows of
-//! the host. They are served by a data plane in the supervisor itself, which is made when the first
-//! of them comes.
+//! What NICs on RNICs share (who has which address of the host, the ways to other daemons and to
+//! third-party hosts) is here, made when the first of them comes: see `exchange`. A network with
+//! NICs of both kinds has two processes, since who opens devices is in another sandbox.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +15,12 @@ use super::cgroup::{CgroupLimits, Cgroups};
 use super::estate::Estate;
 use super::lender::Lender;
 use super::network::Network;
-use crate::dataplane::LocalDataplane;
+use super::part::{Part, label, part};
+use crate::dataplane::{Outside, entries};
 use crate::network_process::{Figures, Start, VERSION};
 use crate::node::{
-    AttachError, Backing, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus,
-    Renewed, WorkerStatus,
+    AttachError, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus, Renewed,
+    WorkerStatus,
 };
 use crate::store::{Heirloom, Store};
 use crate::telemetry::LogFormat;
@@ -43,26 +43,19 @@ pub struct FleetSettings {
     pub log: Option<String>,
 }
 
-/// Makes the data plane of NICs on RNICs.
-pub type MakeOwn = Box<dyn Fn() -> Result<LocalDataplane, AttachError> + Send + Sync>;
-
-#[derive(Clone)]
-enum Home {
-    Own,
-    Network(Arc<Network>),
-}
+/// Makes what NICs on RNICs share.
+pub type MakeOutside = Box<dyn Fn() -> Result<Outside, AttachError> + Send + Sync>;
 
 /// See the module.
 pub struct Fleet {
     settings: Mutex<FleetSettings>,
-    /// By VNI.
-    networks: Mutex<BTreeMap<u32, Arc<Network>>>,
+    networks: Mutex<BTreeMap<Part, Arc<Network>>>,
     /// By NIC.
-    homes: Mutex<BTreeMap<String, (u32, Home)>>,
+    homes: Mutex<BTreeMap<String, (Part, Arc<Network>)>>,
     /// Held while NICs come and go.
     changing: Mutex<()>,
-    make_own: MakeOwn,
-    own: OnceLock<LocalDataplane>,
+    make_outside: MakeOutside,
+    outside: OnceLock<Arc<Outside>>,
     /// Looked for when the first network's process comes.
     cgroups: OnceLock<Cgroups>,
     estate: Estate,
@@ -83,19 +76,23 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    /// No process yet; `make_own` makes what serves NICs on RNICs.
+    /// No process yet; `make_outside` makes what NICs on RNICs share.
     ///
     /// # Errors
     /// The host has no random numbers.
-    pub fn new(settings: FleetSettings, estate: Estate, make_own: MakeOwn) -> io::Result<Self> {
+    pub fn new(
+        settings: FleetSettings,
+        estate: Estate,
+        make_outside: MakeOutside,
+    ) -> io::Result<Self> {
         let lender = Lender::new(estate.take_qpns())?;
         Ok(Self {
             settings: Mutex::new(settings),
             networks: Mutex::default(),
             homes: Mutex::default(),
             changing: Mutex::default(),
-            make_own,
-            own: OnceLock::new(),
+            make_outside,
+            outside: OnceLock::new(),
             cgroups: OnceLock::new(),
             estate,
             lender,
@@ -103,20 +100,20 @@ impl Fleet {
         })
     }
 
-    /// Makes what serves NICs on RNICs, if it is not there.
+    /// Makes what NICs on RNICs share, if it is not there.
     ///
     /// # Errors
     /// It cannot be had.
-    pub fn own(&self) -> Result<&LocalDataplane, AttachError> {
-        if let Some(own) = self.own.get() {
-            return Ok(own);
+    pub fn outside(&self) -> Result<&Arc<Outside>, AttachError> {
+        if let Some(outside) = self.outside.get() {
+            return Ok(outside);
         }
-        let made = (self.make_own)()?;
-        let own = self.own.get_or_init(|| made);
+        let made = Arc::new((self.make_outside)()?);
+        let outside = self.outside.get_or_init(|| made);
         for (vni, peers) in &*lock(&self.peers) {
-            own.set_peers(*vni, peers);
+            outside.directory().set_peers(*vni, entries(peers));
         }
-        Ok(own)
+        Ok(outside)
     }
 
     /// Has all processes log by this filter, and those to come.
@@ -138,26 +135,33 @@ impl Fleet {
         lock(&self.networks).values().cloned().collect()
     }
 
-    fn home(&self, name: &str) -> Option<Home> {
-        lock(&self.homes).get(name).map(|(_, home)| home.clone())
+    fn home(&self, name: &str) -> Option<Arc<Network>> {
+        lock(&self.homes).get(name).map(|(_, network)| network.clone())
     }
 
     /// The process of a network, started if it is the first NIC's.
     fn network(&self, nic: &NicConfig) -> Result<Arc<Network>, AttachError> {
-        if let Some(network) = lock(&self.networks).get(&nic.vni) {
+        let part = part(nic);
+        if let Some(network) = lock(&self.networks).get(&part) {
             return Ok(network.clone());
         }
+        let (label, rnic) = (label(nic), part.1);
+        let outside = rnic.then(|| Ok((nic.vni, self.outside()?.clone()))).transpose()?;
         let FleetSettings { poll_us, workers, log_format, log, .. } = lock(&self.settings).clone();
-        let network = nic.network.clone();
-        let qpns = self.lender.key();
-        let start = Start { version: VERSION, network, workers, poll_us, log_format, log, qpns };
-        let lease = self.lender.lease(&nic.network);
-        let own = (self.estate.store.clone(), self.cgroups().make(&nic.network));
-        let network = Arc::new(Network::start(start, own, lease)?);
-        if let Some(state) = self.estate.state(&nic.network) {
+        let (version, network, qpns) = (VERSION, label.clone(), self.lender.key());
+        let start = Start { version, network, workers, poll_us, log_format, log, qpns, rnic };
+        // Hardware has QPNs of its own.
+        let lease = if rnic { self.lender.nothing() } else { self.lender.lease(&label) };
+        let own = (self.estate.store.clone(), self.cgroups().make(&label));
+        let network = Arc::new(Network::start(start, own, (lease, outside))?);
+        if let Some(state) = self.estate.state(&label) {
             network.load(&state);
         }
-        lock(&self.networks).insert(nic.vni, network.clone());
+        if rnic {
+            let peers = lock(&self.peers).get(&nic.vni).cloned().unwrap_or_default();
+            tell_peers(&network, nic.vni, &peers);
+        }
+        lock(&self.networks).insert(part, network.clone());
         Ok(network)
     }
 }
@@ -165,63 +169,48 @@ impl Fleet {
 impl Dataplane for Fleet {
     fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
         let _alone = lock(&self.changing);
-        let home = if nic.backing == Backing::Soft {
-            let network = self.network(nic)?;
-            network.add(nic).inspect_err(|_| {
-                if network.is_empty() {
-                    lock(&self.networks).remove(&nic.vni);
-                }
-            })?;
-            Home::Network(network)
-        } else {
-            self.own()?.add(nic)?;
-            Home::Own
-        };
-        lock(&self.homes).insert(nic.name.clone(), (nic.vni, home));
+        let network = self.network(nic)?;
+        network.add(nic).inspect_err(|_| {
+            if network.is_empty() {
+                lock(&self.networks).remove(&part(nic));
+            }
+        })?;
+        lock(&self.homes).insert(nic.name.clone(), (part(nic), network));
         Ok(())
     }
 
     fn remove(&self, name: &str) {
         let _alone = lock(&self.changing);
-        let Some((vni, home)) = lock(&self.homes).remove(name) else { return };
-        match (home, self.own.get()) {
-            (Home::Network(network), _) => {
-                if !network.remove(name) {
-                    lock(&self.networks).remove(&vni);
-                }
-            }
-            (Home::Own, Some(own)) => own.remove(name),
-            (Home::Own, None) => {}
+        let Some((part, network)) = lock(&self.homes).remove(name) else { return };
+        if !network.remove(name) {
+            lock(&self.networks).remove(&part);
         }
     }
 
     fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
         match self.home(&nic.name) {
-            Some(Home::Network(network)) => network.update(nic),
-            Some(Home::Own) => self.own()?.update(nic),
+            Some(network) => network.update(nic),
             None => Ok(()),
         }
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>> {
         match self.home(name) {
-            Some(Home::Network(network)) => network.connect(name, &vmm),
-            Some(Home::Own) => self.own().map_err(io::Error::other)?.connect(name, vmm),
+            Some(network) => network.connect(name, &vmm),
             None => Err(io::Error::other("there is no such NIC")),
         }
     }
 
     fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
         match self.home(name) {
-            Some(Home::Network(network)) => network.enter(name, &process),
-            Some(Home::Own) => self.own().map_err(io::Error::other)?.enter(name, process),
+            Some(network) => network.enter(name, &process),
             None => Err(io::Error::other("there is no such NIC")),
         }
     }
 
     fn take_up(&self, nic: &NicConfig) -> Option<(UnixStream, Box<dyn Connection>)> {
         let left = self.estate.claim(nic)?;
-        let Some(Home::Network(network)) = self.home(&nic.name) else { return None };
+        let network = self.home(&nic.name)?;
         let stream = left.stream.try_clone();
         let resumed = stream.and_then(|stream| Ok((stream, network.resume(&nic.name, left)?)));
         resumed
@@ -239,6 +228,10 @@ impl Dataplane for Fleet {
         self.networks().iter().for_each(|network| network.run());
     }
 
+    fn ending(&self) {
+        self.networks().iter().for_each(|network| network.ending());
+    }
+
     fn hand_down(&self) -> Vec<Heirloom> {
         // Nobody makes or ends a NIC any more.
         std::mem::forget(lock(&self.changing));
@@ -252,48 +245,68 @@ impl Dataplane for Fleet {
     }
 
     fn would_lose(&self) -> Vec<String> {
-        let own = self.own.get().map(Dataplane::would_lose).unwrap_or_default();
-        let far = self.networks().into_iter().flat_map(|network| network.would_lose());
-        own.into_iter().chain(far).collect()
+        self.networks().into_iter().flat_map(|network| network.would_lose()).collect()
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {
         // Only NICs on RNICs leave the host.
         lock(&self.peers).insert(vni, peers.to_vec());
-        if let Some(own) = self.own.get() {
-            own.set_peers(vni, peers);
+        if let Some(outside) = self.outside.get() {
+            outside.directory().set_peers(vni, entries(peers));
+        }
+        let network = lock(&self.networks).get(&(vni, true)).cloned();
+        if let Some(network) = network {
+            tell_peers(&network, vni, peers);
         }
     }
 
     fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
         lock(&self.peers).remove(&vni);
-        self.own.get().map_or(Ok(()), |own| own.forget_network(vni))
+        if let Some(outside) = self.outside.get() {
+            outside.directory().forget_network(vni);
+        }
+        Ok(())
     }
 
     fn status(&self, name: &str) -> NicStatus {
         match self.home(name) {
-            Some(Home::Network(network)) => network.status(name),
-            Some(Home::Own) => self.own.get().map(|own| own.status(name)).unwrap_or_default(),
+            Some(network) => network.status(name),
             None => NicStatus::default(),
         }
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {
-        let mut workers = self.own.get().map(Dataplane::workers).unwrap_or_default();
-        let far = self.networks().into_iter();
-        workers.extend(far.filter_map(|network| Some(worker(network.name(), &network.figures()?))));
-        workers
+        let all = self.networks().into_iter();
+        all.filter_map(|network| Some(worker(network.name(), &network.figures()?))).collect()
     }
 
     fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {
         let _alone = lock(&self.changing);
-        let network = lock(&self.networks).get(&vni).cloned();
-        let none = "no process serves this network: it has no NIC, or its NICs are on an RNIC";
-        network.ok_or_else(|| AttachError::Resources(none.to_owned()))?.renew()
+        let parts = |networks: &BTreeMap<Part, Arc<Network>>| {
+            [(vni, false), (vni, true)].map(|part| networks.get(&part).cloned())
+        };
+        let found = parts(&lock(&self.networks));
+        let renewed = found.into_iter().flatten().map(|network| network.renew());
+        let all = renewed.reduce(|one, other| {
+            let (one, other) = (one?, other?);
+            let join = |a: Vec<String>, b: Vec<String>| [a, b].concat();
+            let (kept, lost) = (join(one.kept, other.kept), join(one.lost, other.lost));
+            Ok(Renewed { kept, lost, pause: one.pause.max(other.pause) })
+        });
+        let none =
+            || AttachError::Resources("no process serves this network: it has no NIC".to_owned());
+        all.ok_or_else(none)?
     }
 
     fn processes(&self) -> Vec<ProcessStatus> {
         self.networks().into_iter().map(|network| network.process()).collect()
+    }
+}
+
+/// A process that is not told goes on with those that it had.
+fn tell_peers(network: &Network, vni: u32, peers: &[Peer]) {
+    if let Err(error) = network.set_peers(vni, peers) {
+        tracing::error!(network = network.name(), %error, "its peers stay as they were");
     }
 }
 

@@ -8,15 +8,17 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::network::{Held, Shared, hang_up};
+use super::network::{Held, Shared, State, hang_up};
 use super::renewal::{Legacy, Standby};
 use crate::eventfd;
-use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
+use crate::network_process::{
+    Answer, Host, Numbered, Packet, Report, Request, Wire, decode, encode,
+};
 use crate::node::{Ending, NicConfig};
 use crate::store::Store;
 use crate::telemetry::FILTER_ENV;
@@ -55,11 +57,11 @@ pub(super) fn run(shared: &Shared) {
         let wait = {
             let mut state = shared.state();
             if state.stopping {
-                return state.mourn();
+                return mourn(shared, state);
             }
             if state.legacy.is_some() {
                 // As it was asked to.
-                state.mourn();
+                mourn(shared, state);
                 continue;
             }
             if kills != self::kills(shared) {
@@ -68,13 +70,22 @@ pub(super) fn run(shared: &Shared) {
             let wait = state.restarts.died(Instant::now(), begin.elapsed());
             let failing = state.restarts.failing(Instant::now());
             state.trouble = Some(tell(&why, failing, wait));
-            state.mourn();
+            mourn(shared, state);
             wait
         };
         let (network, wait_ms) = (&shared.start.network, wait.as_millis());
         tracing::error!(network, why, wait_ms, "the network's process ended; it is started again");
         shared.wake();
         shared.pause(wait);
+    }
+}
+
+/// The process has died: what others knew of it goes, and then it can be started again.
+fn mourn(shared: &Shared, mut state: MutexGuard<'_, State>) {
+    state.mourn();
+    drop(state);
+    if let Some(branch) = &shared.branch {
+        branch.mourn();
     }
 }
 
@@ -133,6 +144,7 @@ impl Process {
             // NICs may have changed since; one that died meanwhile is of no use.
             let told =
                 process.lend(shared).and_then(|()| process.tell_nics(shared, Request::Update));
+            let told = told.and_then(|()| process.tell_peers(shared));
             ready = told.is_ok().then_some(process);
         }
         let mut process = match ready {
@@ -161,6 +173,7 @@ impl Process {
         }
         process.ask(shared, Request::Start(shared.start.clone()), &[])?;
         process.lend(shared)?;
+        process.tell_peers(shared)?;
         process.tell_nics(shared, Request::Add)?;
         Ok(process)
     }
@@ -175,6 +188,16 @@ impl Process {
         self.ask(shared, Request::Lend(blocks), &[])
     }
 
+    /// Tells whom NICs on RNICs may reach.
+    fn tell_peers(&mut self, shared: &Shared) -> io::Result<()> {
+        let copy = {
+            let state = shared.state();
+            state.peers.as_ref().map(|(vni, file)| file.try_clone().map(|file| (*vni, file)))
+        };
+        let Some((vni, file)) = copy.transpose()? else { return Ok(()) };
+        self.ask(shared, Request::Host(Host::Peers(vni)), &[file.as_fd()])
+    }
+
     fn tell_nics(&mut self, shared: &Shared, request: fn(NicConfig) -> Request) -> io::Result<()> {
         let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
         nics.into_iter().try_for_each(|nic| self.ask(shared, request(nic), &[]))
@@ -183,8 +206,10 @@ impl Process {
     /// Waits for the process, or for somebody who wants another to stand by; false: the latter.
     fn hear(&self, shared: &Shared) -> io::Result<bool> {
         loop {
-            let mut fds =
-                [PollFd::new(&*self.wire, PollFlags::IN), PollFd::new(&shared.bell, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&*self.wire, PollFlags::IN),
+                PollFd::new(&*shared.bell, PollFlags::IN),
+            ];
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -329,6 +354,7 @@ impl Process {
                 Ok(true) => {}
                 Ok(false) => {
                     Self::stand_by(shared, next);
+                    shared.deliver(&self.wire);
                     continue;
                 }
                 Err(error) => return format!("cannot be listened to: {error}"),

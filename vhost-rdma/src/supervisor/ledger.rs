@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::part::label;
 use super::record::Record;
 use crate::device::Change;
 use crate::network_process::{BadMessage, FILES_MAX, Packet, Wire, decode, encode};
@@ -37,6 +38,7 @@ const BYTES_MAX: usize = 32 << 10;
 pub(super) struct Whose {
     pub(super) version: u32,
     pub(super) nic: String,
+    /// As the process that served it is called ([`label`]).
     pub(super) network: String,
     pub(super) vni: u32,
     pub(super) mac: String,
@@ -49,7 +51,7 @@ impl Whose {
         Self {
             version: VERSION,
             nic: nic.name.clone(),
-            network: nic.network.clone(),
+            network: label(nic),
             vni: nic.vni,
             mac: nic.mac.to_string(),
             session,

@@ -87,6 +87,11 @@ impl Lender {
         lease
     }
 
+    /// For a network whose QPNs are not ours.
+    pub(super) fn nothing(self: &Arc<Self>) -> Lease {
+        Lease { lender: self.clone(), blocks: Vec::new() }
+    }
+
     /// Networks that have not come do not come any more.
     pub(super) fn close(&self) {
         let mut state = self.state();

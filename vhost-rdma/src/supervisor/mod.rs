@@ -14,12 +14,14 @@
 mod cgroup;
 mod door;
 mod estate;
+mod exchange;
 mod fleet;
 mod keeper;
 mod ledger;
 mod lender;
 mod listener;
 mod network;
+mod part;
 mod peer;
 mod record;
 mod renewal;
@@ -34,7 +36,7 @@ use std::time::{Duration, Instant};
 pub use self::cgroup::CgroupLimits;
 use self::door::Door;
 pub use self::estate::Estate;
-pub use self::fleet::{Fleet, FleetSettings, MakeOwn};
+pub use self::fleet::{Fleet, FleetSettings, MakeOutside};
 use self::listener::{ListenerThread, NicSocket};
 use self::seat::Seat;
 use crate::node::{
@@ -127,6 +129,17 @@ impl Backend for Supervisor {
         if all > LONG {
             let (all_ms, sockets_ms) = (all.as_millis(), sockets.as_millis());
             tracing::warn!(nic = name, all_ms, sockets_ms, "it took long to let go of the NIC");
+        }
+    }
+
+    fn ending(&self) {
+        let all = std::mem::take(&mut *self.attached());
+        let names: Vec<String> = all.keys().cloned().collect();
+        // Nobody waits at a socket any more once its process ends.
+        drop(all);
+        self.dataplane.ending();
+        for name in names {
+            self.dataplane.remove(&name);
         }
     }
 

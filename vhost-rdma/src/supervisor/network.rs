@@ -14,7 +14,8 @@
 //! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -23,19 +24,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::cgroup::Cgroup;
 use super::estate::Left;
+use super::exchange::Branch;
 use super::keeper;
 use super::ledger::{Entry, Ledger, Whose};
 use super::lender::{Handed, Lease};
 use super::record::Record;
 use super::renewal::{Legacy, Standby};
 use super::restarts::Restarts;
+use crate::dataplane::Outside;
 use crate::device::Change;
-use crate::network_process::{Answer, Figures, Numbered, Report, Request, Start, Wire, encode};
+use crate::network_process::{
+    Answer, Figures, Host, Numbered, Report, Request, Start, Wire, encode,
+};
 use crate::node::{
-    AttachError, Connection, Counters, Ending, NicConfig, NicStatus, ProcessStatus, Session,
+    AttachError, Connection, Counters, Ending, NicConfig, NicStatus, Peer, ProcessStatus, Session,
 };
 use crate::store::Store;
 
@@ -137,6 +143,8 @@ pub(super) struct State {
     lease: Option<Lease>,
     /// Some were lent while nobody could be told.
     pub(super) lent: bool,
+    /// Whom NICs on RNICs may reach, in a file.
+    pub(super) peers: Option<(u32, OwnedFd)>,
 }
 
 impl State {
@@ -220,7 +228,9 @@ pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// Has the keeper look at what is wanted of it, while it listens to the process.
-    pub(super) bell: OwnedFd,
+    pub(super) bell: Arc<OwnedFd>,
+    /// Where its NICs, if they are on RNICs, meet those of other networks.
+    pub(super) branch: Option<Branch>,
 }
 
 impl Shared {
@@ -358,6 +368,34 @@ impl Shared {
                     }
                 }
             }
+            Report::Told(told) => {
+                let wire = state.wire.clone();
+                drop(state);
+                let answer = self.branch.as_ref().and_then(|branch| branch.take(told));
+                if let (Some(answer), Some(wire)) = (answer, wire) {
+                    self.post(&wire, answer);
+                }
+            }
+        }
+    }
+
+    /// Tells the process something that may be lost: nobody waits for room.
+    fn post(&self, wire: &Wire, host: Host) {
+        // Nobody waits for the answer.
+        let id = self.state().number();
+        let sent = encode(&Numbered { id, request: Request::Host(host) });
+        let sent = sent.map_err(io::Error::other).and_then(|bytes| wire.try_send(&bytes));
+        if let Err(error) = sent {
+            tracing::debug!(network = self.start.network, %error, "it does not listen");
+        }
+    }
+
+    /// Brings what has come for NICs on RNICs to their process.
+    pub(super) fn deliver(&self, wire: &Wire) {
+        if let Some(branch) = &self.branch
+            && !branch.deliver(|host| self.post(wire, host))
+        {
+            crate::eventfd::signal(self.bell.as_fd());
         }
     }
 }
@@ -390,13 +428,15 @@ impl Network {
     pub(super) fn start(
         start: Start,
         (store, cgroup): (Store, Cgroup),
-        lease: Lease,
+        (lease, outside): (Lease, Option<(u32, Arc<Outside>)>),
     ) -> Result<Self, AttachError> {
         let state = State { lease: Some(lease), ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| AttachError::io("make an eventfd", error.into()))?;
-        let shared = Arc::new(Shared { start, store, cgroup, state, changed, bell });
+        let bell = Arc::new(bell);
+        let branch = outside.map(|(vni, outside)| Branch::new(outside, vni, bell.clone()));
+        let shared = Arc::new(Shared { start, store, cgroup, state, changed, bell, branch });
         let own = shared.clone();
         // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
         let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
@@ -412,10 +452,40 @@ impl Network {
 
     pub(super) fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
         self.shared.change(Request::Add(nic.clone())).map_err(trouble)?;
+        self.put(nic);
         let known =
             Known { config: nic.clone(), before: Counters::default(), now: Counters::default() };
         self.shared.state().nics.insert(nic.name.clone(), known);
         Ok(())
+    }
+
+    fn put(&self, nic: &NicConfig) {
+        if let Some(branch) = &self.shared.branch {
+            branch.put(nic);
+        }
+    }
+
+    /// Has NICs on RNICs reach these peers of network `vni`.
+    pub(super) fn set_peers(&self, vni: u32, peers: &[Peer]) -> io::Result<()> {
+        let file = memfd_create("vhost-rdma-peers", MemfdFlags::CLOEXEC)?;
+        let file = File::from(file);
+        let mut writer = BufWriter::new(&file);
+        serde_json::to_writer(&mut writer, peers)?;
+        writer.flush()?;
+        drop(writer);
+        let file = OwnedFd::from(file);
+        let copy = file.try_clone()?;
+        // One that is away, or stands by, is told when it begins.
+        let wire = {
+            let mut state = self.shared.state();
+            state.peers = Some((vni, file));
+            state.wire.is_some()
+        };
+        let asked = (Request::Host(Host::Peers(vni)), &[copy.as_fd()][..]);
+        match wire.then(|| self.shared.call(asked, PATIENCE, |_| ())) {
+            Some(Ok(Answer::Done) | Err(NoAnswer::Away(_) | NoAnswer::Lost(_))) | None => Ok(()),
+            Some(Ok(_)) => Err(io::Error::other("it does not take them")),
+        }
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -434,11 +504,15 @@ impl Network {
     pub(super) fn remove(&self, name: &str) -> bool {
         let last = {
             let mut state = self.shared.state();
-            state.nics.remove(name);
+            let known = state.nics.remove(name);
+            if let (Some(branch), Some(known)) = (&self.shared.branch, known) {
+                branch.take_away(&known.config);
+            }
             state.nics.is_empty()
         };
+        let ends = last || self.shared.state().stopping;
         // With the last one goes the process. One that is away comes back without this one.
-        if !last && let Err(why) = self.shared.change(Request::Remove(name.to_owned())) {
+        if !ends && let Err(why) = self.shared.change(Request::Remove(name.to_owned())) {
             tracing::error!(nic = name, why, "the NIC was not let go of in time");
         }
         !last
@@ -446,6 +520,7 @@ impl Network {
 
     pub(super) fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
         self.shared.change(Request::Update(nic.clone())).map_err(trouble)?;
+        self.put(nic);
         if let Some(known) = self.shared.state().nics.get_mut(&nic.name) {
             known.config = nic.clone();
         }
@@ -591,11 +666,19 @@ impl Network {
     }
 }
 
-impl Drop for Network {
-    fn drop(&mut self) {
+impl Network {
+    /// Has the process ended, without waiting for it. The kernel may take seconds: it waits for
+    /// RCU where a process has asynchronous I/O (fs/aio.c, exit_aio).
+    pub(super) fn ending(&self) {
         self.shared.state().stopping = true;
         self.shared.give_up();
         self.shared.wake();
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.ending();
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if keeper.is_some_and(|keeper| keeper.join().is_err()) {
             tracing::error!("the keeper of a network's process panicked");

@@ -21,7 +21,7 @@ use super::ledger::Whose;
 use super::network::{Network, NoAnswer, Shared, hang_up};
 use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
-use crate::node::{AttachError, Guests, NicConfig, Renewed, Session};
+use crate::node::{AttachError, Backing, Guests, NicConfig, Renewed, Session};
 use crate::store::Store;
 
 /// How long a process may take to come to rest and to write: it waits half a second for its guests,
@@ -67,12 +67,13 @@ impl Network {
         }
     }
 
-    /// NICs that have programs, which nobody hands on.
+    /// NICs that have programs, which nobody hands on, or are on RNICs, whose state is the
+    /// hardware's.
     pub(super) fn would_lose(&self) -> Vec<String> {
         let state = self.shared().state();
-        let of_processes =
-            state.nics.values().filter(|known| known.config.guests == Guests::Process);
-        let names: Vec<String> = of_processes.map(|known| known.config.name.clone()).collect();
+        let soft = |nic: &NicConfig| nic.guests == Guests::Vm && nic.backing == Backing::Soft;
+        let lost = state.nics.values().filter(|known| !soft(&known.config));
+        let names: Vec<String> = lost.map(|known| known.config.name.clone()).collect();
         drop(state);
         names.into_iter().filter(|name| self.status(name).session != Session::Absent).collect()
     }

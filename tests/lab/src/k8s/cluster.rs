@@ -431,7 +431,14 @@ pub(crate) fn removed(bench: &mut Bench<'_>) -> Result<()> {
     bench.node.kill(ours::CONTROLLER, "TERM")?;
     bench.node.kill(ours::AGENT, "TERM")?;
     ours::start_agent(bench.node)?;
-    kubectl.run(&["delete", "namespace", NAMESPACE, "rival", "--wait=false"])?;
+    kubectl.run(&[
+        "delete",
+        "namespace",
+        NAMESPACE,
+        "rival",
+        "--wait=false",
+        "--ignore-not-found",
+    ])?;
     kubectl.wait_gone(&["namespace", NAMESPACE])?;
     let roles = ["vhost-rdma-controller", "vhost-rdma-agent-cluster"];
     for role in roles {

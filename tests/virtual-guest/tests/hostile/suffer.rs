@@ -18,6 +18,7 @@ pub(crate) fn suffer(name: &str) {
     let attack = Attack::named(name).expect("an attack of that name");
     let scene = Scene::new(attack.budget << 20);
     let ground = attack.ground(&scene.world, crate::DOOR, Size::Short);
+    scene.networks_are_there();
     let campaign = attack.set_up(&ground);
     scene.during(|| {
         let begin = Instant::now();

@@ -1,6 +1,7 @@
 //! The cases of the hostile guest suite once more, the villain's NIC on an RNIC: the device
 //! `rnic:null`, whose host verbs are everything of that backing but hardware. The bystanders are on
-//! the daemon's own engine, on the same worker.
+//! the daemon's own engine: in a process of their own, or on the same worker where one process
+//! serves all networks (`VHOST_RDMA_SHAPE=one`).
 //!
 //! What a case asserts about bytes it does not assert here: the null device completes requests and
 //! moves nothing. What only concerns the engine (guessed keys, which the hardware looks up) is left

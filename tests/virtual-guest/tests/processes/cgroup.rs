@@ -1,7 +1,8 @@
-//! A cgroup for each network's process: what it takes is known, and limited.
+//! A cgroup for each network's process: what it takes is known, and limited. On the build machine
+//! cgroups are of version 1; `cargo xtask vm rnic` runs these tests on version 2.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -11,7 +12,7 @@ use virtual_guest::qp::{Qp, QpSpec};
 use virtual_guest::spec::{err, qpt};
 use virtual_guest::world::{Node, World};
 
-use super::{SOFT, eventually, node, pair, processes, start_anew, told_that_it_is_lost};
+use super::{SOFT, can_look, eventually, node, pair, processes, start_anew, told_that_it_is_lost};
 use super::{under_traffic, writes};
 
 const MAX: u64 = 8 << 20;
@@ -25,7 +26,7 @@ fn world() -> World {
     world
 }
 
-/// Where this test may make cgroups at all; elsewhere there is nothing to look at.
+/// Whether this test may make cgroups.
 fn may_make_cgroups() -> bool {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let memory = own.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path);
@@ -47,6 +48,13 @@ fn cgroup_of(pid: u32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
     let line = |what: &str| text.lines().find_map(|l| Some(l.split_once(what)?.1.to_owned()));
     line(":memory:").or_else(|| line("0::")).expect("one")
+}
+
+/// Where a cgroup is, of version 1 or 2.
+fn folder(cgroup: &str) -> PathBuf {
+    let memory = Path::new("/sys/fs/cgroup/memory");
+    let tree = if memory.exists() { memory } else { Path::new("/sys/fs/cgroup") };
+    tree.join(cgroup.trim_start_matches('/'))
 }
 
 /// Makes queue pairs until there is no process any more.
@@ -72,8 +80,7 @@ fn spend(node: &Node) {
 
 #[test]
 fn a_process_that_takes_too_much_memory_ends_alone() {
-    if !may_make_cgroups() {
-        println!("no cgroup can be made here");
+    if !can_look("cgroup", may_make_cgroups()) {
         return;
     }
     let world = world();
@@ -107,8 +114,7 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
     let new = processes(&world.daemon);
     assert_eq!((cgroup_of(new["net"]), new["red"]), (net.clone(), own["red"]));
     // Those of networks that end, and of a daemon that ends, are gone.
-    let dir = |path: &str| PathBuf::from(format!("/sys/fs/cgroup/memory{path}"));
-    let (net, red) = (dir(&net), dir(&red));
+    let (net, red) = (folder(&net), folder(&red));
     for node in [&c, &d] {
         node.guest.disconnect();
         world.daemon.run(&["nic", "rm", &node.name]);
@@ -120,8 +126,7 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
 
 #[test]
 fn what_a_killed_daemon_left_is_removed_or_taken_up() {
-    if !may_make_cgroups() {
-        println!("no cgroup can be made here");
+    if !can_look("cgroup", may_make_cgroups()) {
         return;
     }
     let args = ["--network-memory-max", "1G"].map(str::to_owned).to_vec();
@@ -131,7 +136,7 @@ fn what_a_killed_daemon_left_is_removed_or_taken_up() {
     let a = node(&world, "net");
     let own = processes(&world.daemon);
     let cgroup = cgroup_of(own["net"]);
-    let dir = PathBuf::from(format!("/sys/fs/cgroup/memory{cgroup}"));
+    let dir = folder(&cgroup);
     let left = dir.with_file_name(dir.file_name().unwrap().to_str().unwrap().replace("net", "red"));
     fs::create_dir(&left).expect("what a network that has no NIC any more would have left");
     super::replace_supervisor(&world.daemon);

@@ -6,6 +6,7 @@ mod cgroup;
 mod door;
 mod numbers;
 mod renewal;
+mod rnic;
 mod spread;
 mod systemd;
 mod upgrade;
@@ -24,6 +25,17 @@ use virtual_guest::world::{End, Node, World};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const SOFT: [&str; 2] = ["--backing", "soft"];
+
+/// What a machine does not have of what tests look at, in words: whoever runs them there says so.
+const WITHOUT: &str = "VHOST_RDMA_WITHOUT";
+
+/// Whether a test can look. One that cannot fails, unless the machine is said to lack it.
+fn can_look(what: &str, is_there: bool) -> bool {
+    let without = std::env::var(WITHOUT).unwrap_or_default();
+    let lacks = without.split_whitespace().any(|word| word == what);
+    assert!(is_there || lacks, "no {what} here: see {WITHOUT} in docs/TESTING.md");
+    is_there
+}
 
 fn world() -> World {
     let options = DaemonOptions { processes: true, ..DaemonOptions::default() };

@@ -12,7 +12,7 @@ use virtual_guest::daemon::binary;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::world::{Node, Watchdog};
 
-use super::{eventually, pair, start_anew, told_that_it_is_lost, writes};
+use super::{can_look, eventually, pair, start_anew, told_that_it_is_lost, writes};
 
 const UNIT: &str = include_str!("../../../../vhost-rdma/systemd/vhost-rdma.service");
 const SYSTEMD: [&str; 2] = ["/usr/lib/systemd/systemd", "/lib/systemd/systemd"];
@@ -158,10 +158,9 @@ fn the_unit_in_the_manual_is_the_one_that_ships() {
 #[test]
 fn a_daemon_that_is_killed_is_started_again_and_its_guests_go_on() {
     let _watchdog = Watchdog::new(Duration::from_secs(180));
-    let Some(systemd) = Systemd::start() else {
-        println!("there is no systemd here");
-        return;
-    };
+    let systemd = Systemd::start();
+    can_look("systemd", systemd.is_some());
+    let Some(systemd) = systemd else { return };
     eventually("the unit does not start", || {
         systemd.init().is_some() && systemd.try_cli(&["status"]).is_some()
     });

@@ -32,7 +32,7 @@ pub mod limits;
 mod models;
 mod moderation;
 #[allow(clippy::module_inception, reason = "one concern per file: this one is the NIC")]
-pub mod nic;
+mod nic;
 pub mod objects;
 pub mod on_shard;
 pub(crate) mod outbox;
@@ -58,6 +58,8 @@ use std::fmt;
 pub use command::{BlockingJob, Command, Reply, Status, Step};
 pub use cq::control_offset;
 pub use limits::{Counters, Limits, Objects};
+pub(crate) use nic::KERNEL;
+pub use nic::{Nic, NicState, STEP};
 pub(crate) use port::Nowhere;
 pub use port::{Job, JobKind, Port};
 

@@ -7,9 +7,11 @@
 
 use std::fmt;
 
+use virtio_rdma_abi::event;
+
 use super::budget::{Budget, Meter, cost};
 use super::doorbell::Post;
-use super::nic::{Nic, NicState};
+use super::nic::{KERNEL, Nic, NicState};
 use super::provider::Provider;
 use super::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Status, Step};
 use crate::memory::AddressSpace;
@@ -25,6 +27,8 @@ pub trait OnShard: Send + fmt::Debug {
     fn follow_memory(&mut self) -> bool;
     fn memory_vanished(&mut self);
     fn fail(&mut self);
+    /// Its objects are gone, which were in another process: its driver is told.
+    fn objects_lost(&mut self);
     fn events_wanted(&mut self);
     fn status(&self) -> NicSnapshot;
 
@@ -121,6 +125,10 @@ impl<P: Provider> OnShard for Nic<P> {
 
     fn fail(&mut self) {
         P::fail(self);
+    }
+
+    fn objects_lost(&mut self) {
+        self.raise(event::DEVICE_FATAL, 0, KERNEL);
     }
 
     fn events_wanted(&mut self) {

@@ -65,7 +65,6 @@ use crate::link::{Bus, Gid, NicId, Parcel};
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
-use crate::nic::nic::KERNEL;
 use crate::nic::on_shard::OnShard;
 use crate::qpn::Pool;
 use crate::soft::{Engine, Execution, Nic};
@@ -180,8 +179,8 @@ impl Shard {
 
     /// Tells the driver of a NIC that its objects are gone, which were in another process.
     pub fn lost(&mut self, id: NicId) {
-        if let Some(nic) = self.nic_mut(id) {
-            nic.raise(virtio_rdma_abi::event::DEVICE_FATAL, 0, KERNEL);
+        if let Some(nic) = self.on_shard(id) {
+            nic.objects_lost();
         }
     }
 

@@ -16,7 +16,6 @@ use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::doorbell::Owner;
 use crate::nic::follow::MAPPING;
-pub(super) use crate::nic::nic::{KERNEL, NicState};
 use crate::nic::provider::Provider;
 use crate::nic::qp::{SendQueue, Wait};
 use crate::nic::quota::Places;
@@ -24,12 +23,13 @@ use crate::nic::receive::ReceiveRing;
 use crate::nic::roster::{Roster, Walk};
 use crate::nic::shape::{self, Bounds};
 use crate::nic::{self, NicSettings, Objects, Port, Status};
+pub(super) use crate::nic::{KERNEL, NicState};
 
 /// QPs of one NIC that run in one round.
 const ROUND_QPS: u32 = 16;
 
 /// A NIC whose work requests the daemon executes.
-pub(crate) type Nic = nic::nic::Nic<Soft>;
+pub(crate) type Nic = nic::Nic<Soft>;
 pub(super) type Pd = nic::objects::Pd<()>;
 pub(super) type Ah = nic::objects::Ah<()>;
 

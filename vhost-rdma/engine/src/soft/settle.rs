@@ -7,10 +7,10 @@
 use super::engine::{Execution, Nics};
 use super::nic::{Nic, Soft};
 use crate::link::NicId;
+use crate::nic::STEP;
 use crate::nic::Status;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::dispatch::{Begun, Work};
-use crate::nic::nic::STEP;
 use crate::nic::roster::Walk;
 use crate::nic::verb::CqResize;
 

@@ -105,6 +105,12 @@ fn names() -> Vec<String> {
     names.collect()
 }
 
+/// Has libibverbs load its drivers: it does so once, for the devices that there are.
+pub(super) fn prepare() {
+    let devices = names();
+    tracing::debug!(?devices, "RDMA devices");
+}
+
 /// Opens a device by name.
 pub(super) fn open(device: &str) -> std::result::Result<Box<dyn HostVerbs>, OpenError> {
     let failed = |action| {

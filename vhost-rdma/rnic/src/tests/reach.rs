@@ -1,14 +1,18 @@
 //! Peers that have to be found on the network first, and that may be silent.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use vhost_rdma_engine::cm::Mad;
+use vhost_rdma_engine::link::Gid;
 use vhost_rdma_engine::nic::{BlockingJob, Command, Reply, Status, Step};
 use vhost_rdma_engine::shard::testing::driver::{self, Guest, state_attr};
 use virtio_rdma_abi::{qps, qpt};
 
 use super::Bench;
 use super::registrations::goes_on;
-use crate::{Call, Faults, HostObjects};
+use crate::{Call, Far, Faults, HostObjects, Mac, NicQuota, Uplink};
 
 /// Gives a command that looks for a peer, which does not answer yet.
 fn look(
@@ -80,6 +84,57 @@ fn a_peer_that_is_not_there_is_unreachable_and_changes_nothing() {
     faults.refuse(Call::CreateAh, 0);
     assert_eq!(faults.live().0, before);
     bench.world.modify(&one, &a, driver::rtr_attr(qpt::RC, (a.qpn, one.gid))).unwrap();
+}
+
+/// Finds whoever is looked for so many times, as the host does.
+struct Finds {
+    faults: Faults,
+    left: AtomicU32,
+}
+
+impl Uplink for Finds {
+    fn claim(&self, _: Mac, _: Gid) -> Option<bool> {
+        Some(true)
+    }
+
+    fn repeat_claim(&self, _: Mac, _: Gid) {}
+
+    fn release(&self, _: Mac, _: Gid) {}
+
+    fn queue_pair(&self, _: &str, _: u32, _: bool) {}
+
+    fn find(&self, _: Gid) {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.faults.refuse(Call::CreateAh, 0);
+        }
+    }
+
+    fn peer(&self, _: &str, _: Gid, _: u32) -> Option<Far> {
+        Some(Far::default())
+    }
+
+    fn carry(&self, _: &NicQuota, _: Mac, _: Mad) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_neighbour_is_found_by_the_host_where_the_process_may_not_look_for_it() {
+    for (looks, outcome) in [(3, Ok(())), (100, Err(Status::UNREACH))] {
+        let mut bench = Bench::new();
+        let (one, faults) = bench.guest(1, 1);
+        let finds = Arc::new(Finds { faults: faults.clone(), left: AtomicU32::new(looks) });
+        bench.directory.set_uplink(finds.clone());
+        faults.refuse(Call::CreateAh, libc::EPERM);
+        let made = bench.world.execute(&one, one.ctx, handle(&one)).map(drop);
+        assert_eq!(made, outcome);
+        let asked = looks - finds.left.load(Ordering::Relaxed);
+        assert_eq!(asked, looks.min(7), "once for each attempt that failed, and no more");
+        // What no search helps against is said at once.
+        faults.refuse(Call::CreateAh, libc::ENOMEM);
+        bench.world.execute(&one, one.ctx, handle(&one)).unwrap_err();
+        assert_eq!(looks - finds.left.load(Ordering::Relaxed), asked);
+    }
 }
 
 #[test]

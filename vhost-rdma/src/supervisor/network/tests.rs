@@ -10,12 +10,21 @@ use crate::telemetry::LogFormat;
 fn shared() -> Shared {
     let (network, log_format) = ("net".to_owned(), LogFormat::Text);
     let qpns = crate::qpn::Key::default();
-    let start =
-        Start { version: VERSION, network, workers: 1, poll_us: 10, log_format, log: None, qpns };
+    let start = Start {
+        version: VERSION,
+        network,
+        workers: 1,
+        poll_us: 10,
+        log_format,
+        log: None,
+        qpns,
+        rnic: false,
+    };
     let (store, state) = (Store::default(), Mutex::default());
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let cgroup = Cgroup::default();
-    Shared { start, store, cgroup, state, changed: Condvar::new(), bell }
+    let bell = Arc::new(bell);
+    Shared { start, store, cgroup, state, changed: Condvar::new(), bell, branch: None }
 }
 
 /// Session `id`, and what is told at its end.

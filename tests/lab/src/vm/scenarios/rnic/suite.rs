@@ -35,6 +35,8 @@ const SHOWN_LINES: usize = 30;
 /// all of the output.
 const SCRIPT: &str = r#"ulimit -l unlimited
 export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
+export VHOST_RDMA_WITHOUT=systemd
+mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
 export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
 cp -u /host/products/vhost-rdma /tmp
 cp /host/products/@BINARY@ /tmp/tests

@@ -23,7 +23,7 @@ struct State {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Home {
     state: Mutex<State>,
     moved: Condvar,
     /// Jobs that exist. Grows under the lock only.
@@ -40,7 +40,7 @@ impl Drop for Pass {
     }
 }
 
-impl Seat {
+impl Home {
     pub(super) fn new(at: Place) -> Self {
         let state = Mutex::new(State { at, moving: false });
         Self { state, moved: Condvar::new(), jobs: Arc::default() }
@@ -104,26 +104,26 @@ mod tests {
         let workers = Workers::start(WorkerConfig { workers: 2, ..WorkerConfig::default() });
         let workers = workers.unwrap();
         let [one, other] = workers.handles() else { panic!("two were asked for") };
-        let seat = Seat::new((0, one.clone()));
-        let (_, pass) = seat.enter(SHORT).unwrap();
-        assert!(!seat.begin_move(), "a job exists");
+        let home = Home::new((0, one.clone()));
+        let (_, pass) = home.enter(SHORT).unwrap();
+        assert!(!home.begin_move(), "a job exists");
         drop(pass);
-        assert!(seat.begin_move() && !seat.begin_move(), "one at a time");
-        assert!(seat.enter(SHORT).is_none(), "it is on its way");
+        assert!(home.begin_move() && !home.begin_move(), "one at a time");
+        assert!(home.enter(SHORT).is_none(), "it is on its way");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 let begin = Instant::now();
-                let (worker, _pass) = seat.enter(LONG).expect("the move ends");
+                let (worker, _pass) = home.enter(LONG).expect("the move ends");
                 (worker.is_same(other), begin.elapsed())
             });
             std::thread::sleep(SHORT);
-            seat.end_move(Some((1, other.clone())));
+            home.end_move(Some((1, other.clone())));
             let (arrived, waited) = waits.join().unwrap();
             assert!(arrived && waited < LONG / 2, "{waited:?}");
         });
-        assert_eq!(seat.place().0, 1);
-        assert!(seat.begin_move());
-        seat.end_move(None);
-        assert!(seat.enter(SHORT).is_some_and(|(worker, _)| worker.is_same(other)), "as it was");
+        assert_eq!(home.place().0, 1);
+        assert!(home.begin_move());
+        home.end_move(None);
+        assert!(home.enter(SHORT).is_some_and(|(worker, _)| worker.is_same(other)), "as it was");
     }
 }
