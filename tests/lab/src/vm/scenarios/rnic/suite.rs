@@ -21,6 +21,9 @@ use crate::exec::{self, capture, run_logged, tied, workspace};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Job};
 
+/// NICs for processes are on the daemon's own engine.
+const NO_RNIC: [&str; 2] = ["process", "hostile_process"];
+
 const BUILD_WAIT: Duration = Duration::from_secs(1800);
 const LIST_WAIT: Duration = Duration::from_secs(60);
 /// One test, emulated on a busy machine.
@@ -99,7 +102,9 @@ pub(super) fn virtual_guest(cache: &Cache, wanted: bool) -> Result<(Vec<Program>
         let optimized = path.parent().is_some_and(|dir| dir.ends_with("release"));
         if ["pingpong", "check"].contains(&target.name.as_str()) && optimized {
             peers.push(path);
-        } else if target.kind.iter().any(|kind| kind == "test") {
+        } else if target.kind.iter().any(|kind| kind == "test")
+            && !NO_RNIC.contains(&target.name.as_str())
+        {
             let file = path.file_name().context("a program has a name")?;
             let file = file.to_string_lossy().into_owned();
             tests.push(Program { suite: target.name, file, path });
