@@ -33,7 +33,9 @@ fn may_make_cgroups() -> bool {
     let memory = own.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path);
     let memory = memory.map(|path| PathBuf::from(format!("/sys/fs/cgroup/memory{path}")));
     let root = PathBuf::from("/sys/fs/cgroup");
-    let dir = memory.unwrap_or(root).join(format!("vhost-rdma-test-{}", std::process::id()));
+    // Two tests may look at once.
+    let thread = rustix::thread::gettid();
+    let dir = memory.unwrap_or(root).join(format!("vhost-rdma-test-{}", thread.as_raw_nonzero()));
     fs::create_dir(&dir).is_ok() && fs::remove_dir(&dir).is_ok()
 }
 
