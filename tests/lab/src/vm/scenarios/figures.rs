@@ -116,7 +116,7 @@ const fn figure(
 
 const FIGURES: [Figure; 5] = [
     figure("64 B message, polled", ("ib_send_lat", "tcp_lat"), Kind::Latency, 64),
-    figure("64 B message, awaited", ("ib_send_lat -e", "tcp_lat"), Kind::Latency, 64),
+    figure("64 B read, polled", ("ib_read_lat", "tcp_lat"), Kind::Latency, 64),
     figure("64 B messages, many", ("ib_send_bw", "tcp_bw"), Kind::Rate, 64),
     figure("64 KiB writes", ("ib_write_bw", "tcp_bw"), Kind::Bandwidth, 64 * 1024),
     figure("64 KiB reads", ("ib_read_bw", "tcp_bw"), Kind::Bandwidth, 64 * 1024),
