@@ -11,7 +11,7 @@
 //! own, so what asks the network is asked for there too, and the handle is tried again.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use easy_ext::ext;
 use vhost_rdma_engine::link::is_multicast;
@@ -47,9 +47,11 @@ pub(super) struct Found {
     outcome: HostResult<MadeAh>,
 }
 
-/// How long the first answer of a neighbour is waited for, and the last. They double, which makes
-/// 1.3 s together: as long as the kernel waits.
-const WAITS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
+/// How long a neighbour is looked for: about as long as the kernel looks. An attempt may itself take
+/// that long, where the kernel makes the handle.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long its first answer is waited for; the next ones twice as long each.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// Whether this says that a neighbour is not known, or may not be asked for.
 const fn is_unknown(HostError(errno): HostError) -> bool {
@@ -66,12 +68,12 @@ const fn is_unknown(HostError(errno): HostError) -> bool {
 
 /// Makes the address handle, once the neighbour is found. Waits for it.
 fn find(domain: &dyn HostDomain, directory: &Directory, at: &Av) -> HostResult<MadeAh> {
-    let (mut wait, last) = WAITS;
+    let (begin, mut wait) = (Instant::now(), FIRST_WAIT);
     loop {
         let outcome = domain.create_ah(at);
         let Some(uplink) = directory.uplink() else { return outcome };
         match outcome {
-            Err(error) if is_unknown(error) && wait <= last => {
+            Err(error) if is_unknown(error) && begin.elapsed() < PATIENCE => {
                 uplink.find(at.dgid);
                 thread::sleep(wait);
                 wait *= 2;
