@@ -47,8 +47,8 @@ pub trait Uplink: Send + Sync {
     fn release(&self, nic: Mac, gid: Gid);
     /// A queue pair is there, or is gone.
     fn queue_pair(&self, device: &str, qpn: u32, is_there: bool);
-    /// Has the host look for the neighbour at an address, which this process may not do itself. Never
-    /// waits, and is told nothing: the kernel's table of neighbours has it once it is found.
+    /// Has the host look for the neighbour at an address, which this process may not do itself.
+    /// Never waits, and is told nothing: the kernel's table of neighbours has it once it is found.
     fn find(&self, gid: Gid);
     /// What there is to know of a peer's queue pair, at the host's address `gid`. May wait.
     fn peer(&self, device: &str, gid: Gid, qpn: u32) -> Option<Far>;

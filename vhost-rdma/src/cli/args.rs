@@ -137,7 +137,8 @@ pub struct ServeArgs {
     /// Configuration file (TOML); options given here win over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Worker threads with --one-process, each of which owns whole NICs [default: a quarter of the CPUs]
+    /// Worker threads with --one-process, each of which owns whole NICs [default: a quarter of the
+    /// CPUs]
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// Worker threads of each network's own process; its NICs are spread over them, and move to

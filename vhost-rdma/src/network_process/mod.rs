@@ -10,9 +10,10 @@
 //!                       <── Report, descriptors ──
 //! ```
 //!
-//! `protocol` is what is said, and `exchange` what only a network on RNICs has to say; `wire` is how
-//! it goes over the socket, `serve` the process itself, `uplink` its way to other networks' NICs. The
-//! supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from here.
+//! `protocol` is what is said, and `exchange` what only a network on RNICs has to say; `wire` is
+//! how it goes over the socket, `serve` the process itself, `uplink` its way to other networks'
+//! NICs. The supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from
+//! here.
 
 mod exchange;
 mod protocol;

@@ -14,8 +14,8 @@
 //!
 //! docs/SANDBOX.md has each of them, and what was tried.
 //!
-//! Not on it: `open` (of the first list), `socket`, `connect`, `execve`, `fork`, `ptrace`, `kill`, `io_uring`, `bpf`,
-//! `mount`, `unshare`, keys, and whatever the kernel gets next.
+//! Not on the first: `open`, `socket`. On neither: `connect`, `execve`, `fork`, `ptrace`, `kill`,
+//! `io_uring`, `bpf`, `mount`, `unshare`, keys, and whatever the kernel gets next.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -146,8 +146,8 @@ pub fn seal(profile: Profile) -> io::Result<bool> {
     calls::only_ours(profile)
 }
 
-/// No file, directory, TCP port or abstract socket can be named any more, but for the profile's, and
-/// no process outside be signalled: by the calling thread, and by all that it will make.
+/// No file, directory, TCP port or abstract socket can be named any more, but for the profile's,
+/// and no process outside be signalled: by the calling thread, and by all that it will make.
 ///
 /// # Errors
 /// As [`seal`].

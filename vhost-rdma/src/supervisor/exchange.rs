@@ -11,8 +11,8 @@
 //! alone. Which device a NIC is on, which of the host's addresses stands for it and which addresses
 //! it may have are those that the operator gave; a datagram is carried from an address that its NIC
 //! holds, in that NIC's share of each queue; of queue pairs and addresses no more are kept than the
-//! network's NICs may have; a neighbour is looked for so many times a second. Nothing here waits for a process: a datagram that finds its socket full
-//! is lost, as on a wire.
+//! network's NICs may have; a neighbour is looked for so many times a second. Nothing here waits
+//! for a process: a datagram that finds its socket full is lost, as on a wire.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, OwnedFd};
