@@ -12,11 +12,12 @@
 //! The names are the same after a restart, so what a daemon that was killed has left is found: by
 //! the cgroup that is the daemon's own, or by its runtime directory, which one daemon has at a time.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::node::MemoryStatus;
@@ -66,7 +67,15 @@ pub(super) struct Cgroups {
     trees: Arc<Vec<Tree>>,
     /// What their names begin with.
     prefix: Arc<str>,
+    /// Those that there are, without what they begin with.
+    names: Names,
     limits: CgroupLimits,
+}
+
+type Names = Arc<Mutex<BTreeSet<String>>>;
+
+fn lock(names: &Names) -> MutexGuard<'_, BTreeSet<String>> {
+    names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where the kernel has its files.
@@ -133,7 +142,7 @@ impl Cgroups {
         if trees.is_empty() {
             return Err("no controller can be used here".to_owned());
         }
-        Ok(Self { trees: Arc::new(trees), prefix: prefix.into(), limits })
+        Ok(Self { trees: Arc::new(trees), prefix: prefix.into(), names: Names::default(), limits })
     }
 
     /// Those of earlier daemons. One that is in use, or comes back, is taken as it is.
@@ -147,11 +156,22 @@ impl Cgroups {
         }
     }
 
+    /// A name that no other has: a network may come again before the process that it had has ended.
+    fn name(&self, network: &str) -> String {
+        let mut names = lock(&self.names);
+        let again = (1..).map(|n| format!("{network}.{n}"));
+        let name = std::iter::once(network.to_owned()).chain(again).find(|n| !names.contains(n));
+        let name = name.unwrap_or_default();
+        names.insert(name.clone());
+        name
+    }
+
     /// That of a network, with its limits.
     pub(super) fn make(&self, network: &str) -> Cgroup {
+        let name = self.name(network);
         let mut parts = Vec::new();
         for tree in &*self.trees {
-            let dir = tree.dir.join(format!("{}{network}", self.prefix));
+            let dir = tree.dir.join(format!("{}{name}", self.prefix));
             let part = Part { tree: tree.clone(), dir };
             match part.make(self.limits) {
                 Ok(()) => parts.push(part),
@@ -162,7 +182,7 @@ impl Cgroups {
                 }
             }
         }
-        Cgroup { parts }
+        Cgroup { parts, name: (name, self.names.clone()) }
     }
 }
 
@@ -328,6 +348,7 @@ const fn libc_ebusy() -> i32 {
 #[derive(Debug, Default)]
 pub(super) struct Cgroup {
     parts: Vec<Part>,
+    name: (String, Names),
 }
 
 impl Cgroup {
@@ -351,6 +372,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         self.parts.iter().for_each(Part::remove);
+        lock(&self.name.1).remove(&self.name.0);
     }
 }
 
@@ -398,6 +420,25 @@ mod tests {
         let none = Cgroups::default().make("net");
         none.enter(1);
         assert_eq!(none.memory(), None);
+    }
+
+    #[test]
+    fn a_network_that_comes_again_does_not_share_the_cgroup_of_one_that_still_ends() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = Tree { version: Version::Two, dir: root.path().to_owned(), controllers: vec![] };
+        let trees = Arc::new(vec![tree]);
+        let cgroups = Cgroups { trees, prefix: "network-".into(), ..Cgroups::default() };
+        let there = || -> BTreeSet<String> {
+            let entries = fs::read_dir(root.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let ends = cgroups.make("net");
+        let next = cgroups.make("net");
+        assert_eq!(there(), ["network-net", "network-net.1"].map(str::to_owned).into());
+        drop(ends);
+        assert_eq!(there(), ["network-net.1"].map(str::to_owned).into());
+        drop((next, cgroups.make("net")));
+        assert_eq!(there(), BTreeSet::new());
     }
 
     #[test]

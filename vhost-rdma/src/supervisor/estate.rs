@@ -13,9 +13,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::calls::hang_up;
 use super::ledger::{self, Whose};
 use super::lender::Handed;
-use super::network::hang_up;
 use super::part::label;
 use super::record::Record;
 use crate::network_process::{Report, Wire, decode};

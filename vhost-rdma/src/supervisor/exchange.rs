@@ -54,6 +54,8 @@ struct State {
     told: u64,
     /// Of neighbours, for its process.
     searches: Searches,
+    /// What its process still tells is nobody's.
+    closed: bool,
 }
 
 /// One network's part of it.
@@ -117,6 +119,9 @@ impl Branch {
     /// The process is gone, and its queue pairs and addresses with it.
     pub(super) fn mourn(&self) {
         let mut state = self.state();
+        if state.closed {
+            return;
+        }
         state.told = 0;
         for post in state.posts.values_mut() {
             post.has.clear();
@@ -126,8 +131,20 @@ impl Branch {
         self.directory().forget_nics(self.vni);
     }
 
+    /// The network is gone, and its process may not have ended: another network may have its number
+    /// now, and what that one has is not forgotten with this one.
+    pub(super) fn close(&self) {
+        self.mourn();
+        let mut state = self.state();
+        state.closed = true;
+        state.posts.clear();
+    }
+
     /// Takes what the process tells; what there is to answer.
     pub(super) fn take(&self, told: Told) -> Option<Host> {
+        if self.state().closed {
+            return None;
+        }
         match told {
             Told::Asked(number, asked) => {
                 let settled = match asked {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::cgroup::{CgroupLimits, Cgroups};
 use super::estate::Estate;
+use super::leaving::Leaving;
 use super::lender::Lender;
 use super::network::Network;
 use super::part::{Part, label, part};
@@ -54,6 +55,8 @@ pub struct Fleet {
     homes: Mutex<BTreeMap<String, (Part, Arc<Network>)>>,
     /// Held while NICs come and go.
     changing: Mutex<()>,
+    /// Networks without a NIC, whose processes have not ended yet.
+    leaving: Leaving,
     make_outside: MakeOutside,
     outside: OnceLock<Arc<Outside>>,
     /// Looked for when the first network's process comes.
@@ -91,6 +94,7 @@ impl Fleet {
             networks: Mutex::default(),
             homes: Mutex::default(),
             changing: Mutex::default(),
+            leaving: Leaving::default(),
             make_outside,
             outside: OnceLock::new(),
             cgroups: OnceLock::new(),
@@ -164,6 +168,18 @@ impl Fleet {
         lock(&self.networks).insert(part, network.clone());
         Ok(network)
     }
+
+    /// Ends a network's process. Nobody waits long for it: another of its name may come before it
+    /// has ended, and shares nothing with it. Only the end of the daemon waits, for all at once.
+    fn end(&self, part: Part, network: Arc<Network>) {
+        lock(&self.networks).remove(&part);
+        if network.is_ending() {
+            return;
+        }
+        network.ending();
+        let name = network.name().to_owned();
+        self.leaving.let_go(&name, network);
+    }
 }
 
 impl Dataplane for Fleet {
@@ -172,7 +188,7 @@ impl Dataplane for Fleet {
         let network = self.network(nic)?;
         network.add(nic).inspect_err(|_| {
             if network.is_empty() {
-                lock(&self.networks).remove(&part(nic));
+                self.end(part(nic), network.clone());
             }
         })?;
         lock(&self.homes).insert(nic.name.clone(), (part(nic), network));
@@ -183,7 +199,7 @@ impl Dataplane for Fleet {
         let _alone = lock(&self.changing);
         let Some((part, network)) = lock(&self.homes).remove(name) else { return };
         if !network.remove(name) {
-            lock(&self.networks).remove(&part);
+            self.end(part, network);
         }
     }
 

@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::network::{Held, Shared, State, hang_up};
+use super::calls::{Shared, hang_up};
+use super::held::Held;
 use super::renewal::{Legacy, Standby};
+use super::state::State;
 use crate::eventfd;
 use crate::network_process::{
     Answer, Host, Numbered, Packet, Report, Request, Wire, decode, encode,

@@ -11,12 +11,15 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
 mod cgroup;
 mod door;
 mod estate;
 mod exchange;
 mod fleet;
+mod held;
 mod keeper;
+mod leaving;
 mod ledger;
 mod lender;
 mod listener;
@@ -27,6 +30,7 @@ mod record;
 mod renewal;
 mod restarts;
 mod seat;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fmt;

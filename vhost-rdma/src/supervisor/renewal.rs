@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::calls::{NoAnswer, Shared, hang_up};
 use super::ledger::Whose;
-use super::network::{Network, NoAnswer, Shared, hang_up};
+use super::network::Network;
 use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
 use crate::node::{AttachError, Backing, Guests, NicConfig, Renewed, Session};

@@ -4,6 +4,7 @@
 
 mod cgroup;
 mod door;
+mod ending;
 mod numbers;
 mod renewal;
 mod rnic;

@@ -176,6 +176,30 @@ fn of_queue_pairs_a_process_is_believed_for_its_own_network_alone() {
 }
 
 #[test]
+fn a_network_that_is_gone_takes_nothing_from_the_next_one_of_its_number() {
+    let scene = Scene::new();
+    scene.one.put(&flat(1, 1, &[]));
+    assert!(claims(&scene.one, mac(1), address(1)));
+    queues(&scene.one, [17], &[]);
+    scene.one.close();
+    assert!(!far(&scene.other, DEVICE, 17).is_others, "it went with the network");
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let next = Branch::new(scene.outside.clone(), 1, Arc::new(bell));
+    next.put(&flat(1, 1, &[]));
+    scene.other.put(&mapped(2, 1, &[]));
+    assert!(claims(&next, mac(1), address(1)));
+    queues(&next, [18], &[]);
+    // The process of the first ends only now, and says something before.
+    queues(&scene.one, [19], &[18]);
+    assert_eq!(scene.one.take(Told::Release { nic: mac(1), gid: address(1) }), None);
+    scene.one.mourn();
+    assert!(far(&scene.other, DEVICE, 18).is_others, "the next one's");
+    assert!(!far(&scene.other, DEVICE, 19).is_others, "nobody's");
+    scene.other.put(&flat(2, 2, &[]));
+    assert!(!claims(&scene.other, mac(2), address(1)), "the next one has it");
+}
+
+#[test]
 fn no_more_queue_pairs_are_kept_than_the_nics_may_have() {
     let scene = Scene::new();
     scene.one.put(&mapped(1, 1, &[]));

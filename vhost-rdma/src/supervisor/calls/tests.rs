@@ -1,10 +1,17 @@
 use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, channel};
 
 use proptest::prelude::*;
+use rustix::event::EventfdFlags;
 
+use super::super::held::Held;
+use super::super::ledger::{Ledger, Whose};
+use super::super::record::Record;
 use super::*;
-use crate::device::{Piece, Place};
+use crate::device::{Change, Piece, Place};
 use crate::network_process::VERSION;
+use crate::node::Ending;
 use crate::telemetry::LogFormat;
 
 fn shared() -> Shared {

@@ -1,0 +1,223 @@
+//! How a network's process is asked, and how what it tells is taken.
+//!
+//! A call is a message with a number and waits for its answer, or for the end of the process, and
+//! for no longer than its patience. What the process tells on its own changes what is known of it;
+//! it was checked before ([`Report::check`]).
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::cgroup::Cgroup;
+use super::exchange::Branch;
+use super::state::State;
+use crate::network_process::{Answer, Host, Numbered, Report, Request, Start, Wire, encode};
+use crate::store::Store;
+
+/// How long the process may take for a change; longer than a worker may (`device::nic`).
+pub(super) const PATIENCE: Duration = Duration::from_secs(65);
+/// How long it may take to say how it is.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
+/// How long a call waits for a process that is being started.
+const START: Duration = Duration::from_secs(10);
+
+/// A request, and the descriptors that go with it.
+pub(super) type Asked<'a> = (Request, &'a [BorrowedFd<'a>]);
+
+/// Why a request has no answer.
+pub(super) enum NoAnswer {
+    /// There was nobody to ask.
+    Away(String),
+    /// It was asked, and nobody knows how far it came.
+    Lost(String),
+}
+
+/// What the keeper and everybody else share.
+pub(super) struct Shared {
+    pub(super) start: Start,
+    pub(super) store: Store,
+    pub(super) cgroup: Cgroup,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+    /// Has the keeper look at what is wanted of it, while it listens to the process.
+    pub(super) bell: Arc<OwnedFd>,
+    /// Where its NICs, if they are on RNICs, meet those of other networks.
+    pub(super) branch: Option<Branch>,
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something that others wait for has happened.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits, unless it is time to end.
+    pub(super) fn pause(&self, time: Duration) {
+        let going = |state: &mut State| !state.stopping;
+        let _ = self.changed.wait_timeout_while(self.state(), time, going);
+    }
+
+    /// Waits until something is so, but not for ever.
+    pub(super) fn wait_until(&self, time: Duration, is_so: impl Fn(&State) -> bool) {
+        let _ = self.changed.wait_timeout_while(self.state(), time, |state| !is_so(state));
+    }
+
+    /// Waits for a process that is being started.
+    pub(super) fn ready(&self) -> Result<(), String> {
+        let away = |state: &mut State| state.wire.is_none() && !state.stopping;
+        let waited = self.changed.wait_timeout_while(self.state(), START, away);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let trouble = || state.trouble.clone().unwrap_or_else(|| "it does not start".to_owned());
+        if state.wire.is_some() { Ok(()) } else { Err(trouble()) }
+    }
+
+    /// Asks the process, and waits for its answer. `noting` happens once there is one to ask, and
+    /// before it, or its successor, can know of the request.
+    pub(super) fn call(
+        &self,
+        (request, files): Asked<'_>,
+        patience: Duration,
+        noting: impl FnOnce(&mut State),
+    ) -> Result<Answer, NoAnswer> {
+        let (answer, answered) = sync_channel(1);
+        let (id, wire) = {
+            let mut state = self.state();
+            let away = || NoAnswer::Away("it died".to_owned());
+            let wire = state.wire.clone().ok_or_else(away)?;
+            let id = state.await_answer(answer);
+            noting(&mut state);
+            (id, wire)
+        };
+        let message = encode(&Numbered { id, request }).map_err(|error| error.to_string());
+        let sent = message.and_then(|bytes| {
+            wire.send(&bytes, files).map_err(|error| format!("it does not listen: {error}"))
+        });
+        let got = sent.and_then(|()| {
+            answered.recv_timeout(patience).map_err(|error| match error {
+                RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+                RecvTimeoutError::Disconnected => "it died".to_owned(),
+            })
+        });
+        self.state().pending.remove(&id);
+        got.map_err(NoAnswer::Lost)
+    }
+
+    /// As [`Self::call`], for what is a change; a process that does not carry it out is ended.
+    pub(super) fn change(&self, request: Request) -> Result<(), String> {
+        self.ready()?;
+        match self.call((request, &[]), PATIENCE, |_| ()) {
+            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Refused(why)) => Err(why),
+            Ok(_) => {
+                self.give_up();
+                Err("the network's process answered something else".to_owned())
+            }
+            Err(NoAnswer::Away(why)) => Err(why),
+            Err(NoAnswer::Lost(why)) => {
+                self.give_up();
+                Err(format!("the network's process: {why}"))
+            }
+        }
+    }
+
+    /// Has the keeper end the process that there is.
+    pub(super) fn give_up(&self) {
+        if let Some(wire) = &self.state().wire {
+            hang_up(wire);
+        }
+    }
+
+    /// As [`Self::call`], for what is only shown.
+    pub(super) fn glance(&self, request: Request) -> Option<Answer> {
+        {
+            let mut state = self.state();
+            state.wire.as_ref()?;
+            let now = Instant::now();
+            if state.late_until.is_some_and(|until| until > now) {
+                return None;
+            }
+            state.late_until = None;
+        }
+        let got = self.call((request, &[]), GLANCE, |_| ());
+        if got.is_err() {
+            self.state().late_until = Some(Instant::now() + GLANCE);
+        }
+        got.ok()
+    }
+
+    /// Takes what the process tells, which was checked.
+    pub(super) fn take(&self, report: Report, packet: (Vec<OwnedFd>, bool)) {
+        let (files, lost) = packet;
+        let mut state = self.state();
+        match report {
+            Report::Answer(id, answer) => {
+                if let Some(waiting) = state.pending.remove(&id) {
+                    // There is room for one, and one comes.
+                    let _ = waiting.try_send(answer);
+                }
+            }
+            Report::Begun(id) => state.held(id, |held| held.set_busy(true)),
+            Report::Done(id) => state.held(id, |held| held.set_busy(false)),
+            Report::Changed(id, change) => state.held(id, |held| held.take(change, files, lost)),
+            Report::Ended(id, ending) => {
+                if let Some(held) = state.sessions.remove(&id) {
+                    held.end(ending);
+                }
+            }
+            Report::Short => {
+                let request = state.lend();
+                let wire = state.wire.clone();
+                drop(state);
+                if let (Some(request), Some(wire)) = (request, wire) {
+                    let sent = encode(&request).map_err(io::Error::other);
+                    if let Err(error) = sent.and_then(|bytes| wire.send(&bytes, &[])) {
+                        let network = &self.start.network;
+                        tracing::warn!(network, %error, "it runs short of QPNs");
+                    }
+                }
+            }
+            Report::Told(told) => {
+                let wire = state.wire.clone();
+                drop(state);
+                let answer = self.branch.as_ref().and_then(|branch| branch.take(told));
+                if let (Some(answer), Some(wire)) = (answer, wire) {
+                    self.post(&wire, answer);
+                }
+            }
+        }
+    }
+
+    /// Tells the process something that may be lost: nobody waits for room.
+    fn post(&self, wire: &Wire, host: Host) {
+        // Nobody waits for the answer.
+        let id = self.state().number();
+        let sent = encode(&Numbered { id, request: Request::Host(host) });
+        let sent = sent.map_err(io::Error::other).and_then(|bytes| wire.try_send(&bytes));
+        if let Err(error) = sent {
+            tracing::debug!(network = self.start.network, %error, "it does not listen");
+        }
+    }
+
+    /// Brings what has come for NICs on RNICs to their process.
+    pub(super) fn deliver(&self, wire: &Wire) {
+        if let Some(branch) = &self.branch
+            && !branch.deliver(|host| self.post(wire, host))
+        {
+            crate::eventfd::signal(self.bell.as_fd());
+        }
+    }
+}
+
+/// Nobody speaks by this wire any more; whoever waits for a message finds the end.
+pub(super) fn hang_up(wire: &Wire) {
+    let _ = rustix::net::shutdown(wire.as_fd(), rustix::net::Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! What of a network outlives its process: NICs and what they had counted, sessions, QPNs, and why
+//! there is no process at present. Nothing here waits or speaks to anybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+
+use super::held::Held;
+use super::lender::{Handed, Lease};
+use super::renewal::{Legacy, Standby};
+use super::restarts::Restarts;
+use crate::network_process::{Answer, Numbered, Request, Wire};
+use crate::node::{Counters, Ending, NicConfig};
+
+/// A NIC of the network.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) config: NicConfig,
+    /// What earlier processes had counted.
+    pub(super) before: Counters,
+    /// What the present one has, as of the last look.
+    pub(super) now: Counters,
+}
+
+/// What outlives a process.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// To the process that serves now.
+    pub(super) wire: Option<Arc<Wire>>,
+    pub(super) pid: Option<u32>,
+    pub(super) stopping: bool,
+    pub(super) nics: BTreeMap<String, Known>,
+    pub(super) sessions: BTreeMap<u64, Held>,
+    pub(super) restarts: Restarts,
+    /// Why there is no process.
+    pub(super) trouble: Option<String>,
+    /// By the numbers of their requests.
+    pub(super) pending: BTreeMap<u64, SyncSender<Answer>>,
+    /// The last number that was given away.
+    pub(super) last: u64,
+    /// It was late with an answer; it is not asked for what is only to be shown until then.
+    pub(super) late_until: Option<Instant>,
+    /// Whether another process is to stand by.
+    pub(super) standby: Standby,
+    /// What the process that is ending has left for the next one.
+    pub(super) legacy: Option<Legacy>,
+    /// NICs that the present process goes on with as if nothing had happened.
+    pub(super) kept: BTreeSet<String>,
+    /// The network's QPNs.
+    pub(super) lease: Option<Lease>,
+    /// Some were lent while nobody could be told.
+    pub(super) lent: bool,
+    /// Whom NICs on RNICs may reach, in a file.
+    pub(super) peers: Option<(u32, OwnedFd)>,
+}
+
+impl State {
+    pub(super) fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Whoever asks with this number gets the answer there.
+    pub(super) fn await_answer(&mut self, answer: SyncSender<Answer>) -> u64 {
+        let id = self.number();
+        self.pending.insert(id, answer);
+        id
+    }
+
+    /// The blocks of QPNs that the network's processes have.
+    pub(super) fn blocks(&self) -> Vec<u32> {
+        self.lease.as_ref().map_or_else(Vec::new, |lease| lease.blocks().to_vec())
+    }
+
+    /// They are handed down so.
+    pub(super) fn lent(&self) -> Handed {
+        self.lease.as_ref().map(Lease::hand_down).unwrap_or_default()
+    }
+
+    /// The process will run short of QPNs; a request that is to be sent.
+    pub(super) fn lend(&mut self) -> Option<Numbered> {
+        let qps = self.nics.values().map(|known| u64::from(known.config.limits.max_qps)).sum();
+        let blocks = self.lease.as_mut()?.extend(qps);
+        if blocks.is_empty() {
+            return None;
+        }
+        self.lent |= self.wire.is_none();
+        // Nobody waits for the answer.
+        Some(Numbered { id: self.number(), request: Request::Lend(blocks) })
+    }
+
+    /// The process has died: nobody waits for it any more, and nothing that it counted is lost.
+    pub(super) fn mourn(&mut self) {
+        self.wire = None;
+        self.pid = None;
+        self.pending.clear();
+        self.late_until = None;
+        for (name, nic) in &mut self.nics {
+            let now = std::mem::take(&mut nic.now);
+            // What is handed on goes on counting where it was.
+            if !self.legacy.as_ref().is_some_and(|legacy| legacy.nics.contains(name)) {
+                nic.before = nic.before.plus(&now);
+            }
+        }
+        let over = |held: &Held| !held.record.is_whole() || held.has_hung_up();
+        let ended: Vec<u64> =
+            self.sessions.iter().filter(|(_, held)| over(held)).map(|(id, _)| *id).collect();
+        for held in ended.iter().filter_map(|id| self.sessions.remove(id)) {
+            let why = "the network's process died in the middle of a message";
+            let hung_up = held.has_hung_up();
+            held.end(if hung_up { Ending::Closed } else { Ending::Broken(why.to_owned()) });
+        }
+    }
+
+    pub(super) fn held(&mut self, id: u64, with: impl FnOnce(&mut Held)) {
+        if let Some(held) = self.sessions.get_mut(&id) {
+            with(held);
+        }
+    }
+}
