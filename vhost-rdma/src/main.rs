@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     let failed = match cli.command {
-        Command::Keep { command } => match keep::run(&command) {
+        Command::Keep { log_format, command } => match keep::run(log_format, &command) {
             Ok(status) => return status,
             Err(error) => Err(("internal", error.to_string())),
         },

@@ -55,6 +55,9 @@ pub enum Command {
     /// It speaks the protocol of systemd's descriptor store. SIGTERM and SIGINT end the daemon, and
     /// SIGHUP reaches it too.
     Keep {
+        /// Form of this parent's own log; the daemon's is an option of the daemon
+        #[arg(long, value_enum, default_value_t)]
+        log_format: LogFormat,
         /// The daemon's command and options
         #[arg(required = true, last = true, value_name = "serve …")]
         command: Vec<OsString>,

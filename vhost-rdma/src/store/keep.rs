@@ -53,8 +53,8 @@ const END: &[u8] = b"\0";
 ///
 /// # Errors
 /// The host refuses what a parent needs.
-pub fn run(command: &[OsString]) -> io::Result<ExitCode> {
-    telemetry::start(telemetry::LogFormat::default(), None).map_err(io::Error::other)?;
+pub fn run(format: telemetry::LogFormat, command: &[OsString]) -> io::Result<ExitCode> {
+    telemetry::start(format, None).map_err(io::Error::other)?;
     limits::raise_descriptors();
     let mut parent = Parent::new(command)?;
     loop {

@@ -417,21 +417,34 @@ fn reloads(bench: &Bench<'_>) -> Result<()> {
     bench.pods.kubectl.wait_event("ConfigurationLoaded", "node1").map(drop)
 }
 
-/// The daemon's process is killed. Its container starts again, as process 1 like the one before,
-/// and the guests come back.
+/// The daemon is killed, and the process 1 that keeps its sessions goes on: so do the guests'
+/// connections, over which they start their devices again. Then all of the container is killed: it
+/// starts again, and the guests come back.
 fn dies(bench: &Bench<'_>, users: &[Pod]) -> Result<()> {
-    let before: Vec<_> =
-        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
-    bench.node.run(&["pkill", "-KILL", "-x", "vhost-rdma"])?;
-    for pod in users {
-        bench.pods.wait_session(pod, 2)?;
+    let identities =
+        || users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<Vec<_>>>();
+    let before = identities()?;
+    let restarts = || {
+        let path = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
+        let label = format!("app.kubernetes.io/name={DAEMON}");
+        bench.pods.kubectl.run(&["get", "pods", "-n", NAMESPACE, "-l", &label, "-o", path])
+    };
+    let calm = restarts()?;
+    let killed = [("vhost-rdma serve", (1, 2)), ("vhost-rdma keep", (2, 1))];
+    for (what, (session, life)) in killed {
+        bench.node.sh(&format!("kill -KILL $(pgrep -of '{what}')"))?;
+        for pod in users {
+            bench.pods.wait_life(pod, session, life)?;
+        }
+        if life > 1 {
+            ensure!(restarts()? == calm, "the container was started again");
+        }
+        let after = identities()?;
+        ensure!(before == after, "identities changed: {before:?}, {after:?}");
+        ready(bench, &all_of(RELEASES[0]))?;
+        works(bench, users)?;
     }
-    bench.pods.kubectl.wait_event("DaemonBack", "node1")?;
-    let after: Vec<_> =
-        users.iter().map(|p| restarts::identity(bench, p)).collect::<Result<_>>()?;
-    ensure!(before == after, "identities changed: {before:?}, {after:?}");
-    ready(bench, &all_of(RELEASES[0]))?;
-    works(bench, users)
+    bench.pods.kubectl.wait_event("DaemonBack", "node1").map(drop)
 }
 
 /// The account may do what the agent does, which is in the log and the Events above, and nothing

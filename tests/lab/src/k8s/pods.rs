@@ -125,6 +125,8 @@ impl Pod {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) number: u64,
+    /// How often its device was started over the same connection.
+    pub(crate) life: u64,
     pub(crate) mac: String,
     pub(crate) qpn: u64,
 }
@@ -236,22 +238,28 @@ impl<'a> Pods<'a> {
         let number = |key| status.get(key).and_then(Value::as_u64).unwrap_or_default();
         let mac: Vec<u8> = serde_json::from_value(status.get("mac").cloned().unwrap_or_default())?;
         let mac: Vec<String> = mac.iter().map(|b| format!("{b:02x}")).collect();
-        Ok(Some(Session { number: number("session"), mac: mac.join(":"), qpn: number("qpn") }))
+        let (life, mac) = (number("life"), mac.join(":"));
+        Ok(Some(Session { number: number("session"), life, mac, qpn: number("qpn") }))
     }
 
     /// Waits for session `number` of a pod.
     pub(crate) fn wait_session(&self, pod: &Pod, number: u64) -> Result<Session> {
+        self.wait_life(pod, number, 1)
+    }
+
+    /// Waits until the device of a pod has been started `life` times in session `number`.
+    pub(crate) fn wait_life(&self, pod: &Pod, number: u64, life: u64) -> Result<Session> {
         let begun = Instant::now();
         loop {
             let last = match self.session(pod) {
-                Ok(Some(session)) if session.number == number => return Ok(session),
+                Ok(Some(s)) if (s.number, s.life) == (number, life) => return Ok(s),
                 Ok(other) => format!("{other:?}"),
                 Err(e) => format!("{e:#}"),
             };
             crate::exec::check_interrupt()?;
             if begun.elapsed() > WAIT {
                 bail!(
-                    "pod {} does not come to session {number}: {last}\n{}",
+                    "pod {} does not come to session {number}, life {life}: {last}\n{}",
                     pod.name,
                     self.kubectl.tell(&pod.name)
                 );

@@ -4,6 +4,7 @@
 //! as differences around a program.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -80,7 +81,9 @@ const PROGRAM: &str = "vhost-rdma";
 
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    /// The daemon, or the parent that keeps it.
     child: Child,
+    kept: bool,
     binary: PathBuf,
     dir: PathBuf,
 }
@@ -105,6 +108,11 @@ pub(crate) fn build_with(cache: &Cache, features: &[&str]) -> Result<PathBuf> {
 
 impl Daemon {
     pub(crate) fn start(binary: &Path, run: &Path) -> Result<Self> {
+        Self::start_as(binary, run, false)
+    }
+
+    /// With a parent that keeps its sessions, or without one.
+    fn start_as(binary: &Path, run: &Path, kept: bool) -> Result<Self> {
         let dir = run.join("d");
         std::fs::create_dir_all(&dir)?;
         // One that follows another in the same run writes after it.
@@ -112,14 +120,14 @@ impl Daemon {
         let own = dir.with_file_name(PROGRAM);
         std::fs::copy(binary, &own)?;
         let child = tied(own)
-            .arg("serve")
+            .args(if kept { &["keep", "--", "serve"][..] } else { &["serve"] })
             .arg("--runtime-dir")
             .arg(&dir)
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn();
         let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut daemon = Self { child, binary: binary.to_path_buf(), dir };
+        let mut daemon = Self { child, kept, binary: binary.to_path_buf(), dir };
         exec::wait_for("the daemon's admin socket", CLI_WAIT, || {
             daemon.check_alive()?;
             Ok(std::os::unix::net::UnixStream::connect(daemon.admin()).ok())
@@ -127,11 +135,14 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Puts a new file of the program in the place of the one that it was started from.
+    /// Puts another build of the program, as a file is one, in the place of that which it was
+    /// started from.
     pub(crate) fn install(&self) -> Result<()> {
         let own = self.dir.with_file_name(PROGRAM);
         let new = own.with_extension("new");
         std::fs::copy(&self.binary, &new)?;
+        // What follows the last section of a program is nobody's.
+        File::options().append(true).open(&new)?.write_all(b"another build")?;
         Ok(std::fs::rename(&new, &own)?)
     }
 
@@ -163,9 +174,39 @@ impl Daemon {
 
     /// A daemon in the place of one that is gone, with the NICs that it had.
     pub(crate) fn replace(&mut self) -> Result<()> {
+        self.replace_by(false)
+    }
+
+    /// The same with a parent that keeps its sessions.
+    pub(crate) fn replace_by_kept(&mut self) -> Result<()> {
+        self.replace_by(true)
+    }
+
+    fn replace_by(&mut self, kept: bool) -> Result<()> {
         let run = self.dir.parent().context("the daemon's directory has no parent")?.to_path_buf();
-        *self = Self::start(&self.binary, &run)?;
+        *self = Self::start_as(&self.binary, &run, kept)?;
         Ok(())
+    }
+
+    /// SIGKILL for the supervisor alone, whose parent has kept what it had; waits for the next one.
+    pub(crate) fn kill_supervisor(&self) -> Result<()> {
+        let old = self.supervisor()?;
+        let pid = i32::try_from(old).ok().and_then(Pid::from_raw);
+        kill_process(pid.context("the supervisor has no process id")?, Signal::KILL)?;
+        exec::wait_for("another supervisor", CLI_WAIT, || {
+            let is_new = self.supervisor().is_ok_and(|pid| pid != old);
+            Ok((is_new && self.cli(&["status"]).is_ok()).then_some(()))
+        })
+    }
+
+    /// The process that is the daemon.
+    fn supervisor(&self) -> Result<u32> {
+        if !self.kept {
+            return Ok(self.child.id());
+        }
+        let parent = self.child.id().to_string();
+        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
+        own.trim().parse().with_context(|| format!("the children of the parent are {own:?}"))
     }
 
     /// SIGSTOP or SIGCONT: a daemon that hangs, and no longer does.
@@ -180,7 +221,7 @@ impl Daemon {
 
     /// The daemon, and those of its processes that serve a network each.
     pub(crate) fn processes(&self) -> Result<Vec<u32>> {
-        let parent = self.child.id().to_string();
+        let parent = self.supervisor()?.to_string();
         let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
         let pids = std::iter::once(parent.as_str()).chain(own.split_whitespace());
         Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
@@ -195,7 +236,7 @@ impl Daemon {
     }
 
     fn network_process(&self, network: &str) -> Result<Option<Pid>> {
-        let parent = self.child.id().to_string();
+        let parent = self.supervisor()?.to_string();
         let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
         let serves = |pid: &&str| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();

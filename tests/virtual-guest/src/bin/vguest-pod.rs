@@ -2,12 +2,13 @@
 //! machine.
 //!
 //! It connects to the vhost-user socket that the node agent mounted for it, as a VMM would,
-//! connects again whenever the daemon comes back, and does RDMA with the same program in another
-//! pod when it is told to. Requests are lines of JSON over TCP, answers likewise:
+//! connects again whenever the daemon comes back, starts a device that is lost again over the same
+//! connection, as a driver does, and does RDMA with the same program in another pod when it is told
+//! to. Requests are lines of JSON over TCP, answers likewise:
 //!
 //! | request | answer |
 //! |---|---|
-//! | `{"do":"status"}` | session number (1 is the first), MAC, GID, QPN of the last queue pair |
+//! | `{"do":"status"}` | number of the session and of the device's life in it (1 is the first), MAC, GID, QPN of the last queue pair |
 //! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways; with `--address` also a datagram of QP 1 each way, and how often it was sent |
 //! | `{"do":"peer",…}` | from another of its kind: the passive side of a transfer |
 //!
@@ -30,7 +31,7 @@ use virtual_guest::control::Mr;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Av, Path, SendWr};
 use virtual_guest::rings::Cqe;
-use virtual_guest::spec::{GSI_QKEY, status};
+use virtual_guest::spec::{GSI_QKEY, err, status};
 use virtual_guest::world::{End, Node, pattern};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -96,6 +97,8 @@ struct Session {
     node: Node,
     /// QP 1, of a guest with an address.
     cm: Option<Cm>,
+    /// How often the device was started.
+    lives: u32,
     /// Shares the connection, to see it end.
     watch: UnixStream,
 }
@@ -116,7 +119,22 @@ impl Session {
         // The driver's steps panic where the device refuses them.
         let node = quietly(|| Node::start("pod".into(), socket.to_path_buf(), guest, gid))?;
         let cm = args.address.map(|_| Cm::new(&node)).transpose()?;
-        Ok(Self { node, cm, watch })
+        Ok(Self { node, cm, lives: 1, watch })
+    }
+
+    /// Starts a device that is lost again: its process has died, and the connection lives on.
+    fn mend(&mut self) -> Result<()> {
+        let old = &self.node;
+        let is_lost = old.guest.query_device().is_err_and(|e| e.status() == Some(err::FATAL));
+        if is_lost {
+            old.guest.reset()?;
+            let (name, socket, guest) = (old.name.clone(), old.socket.clone(), old.guest.clone());
+            self.node = quietly(|| Node::start(name, socket, guest, old.gid))?;
+            self.cm = self.cm.take().map(|_| Cm::new(&self.node)).transpose()?;
+            self.lives += 1;
+            eprintln!("the device was lost; life {}", self.lives);
+        }
+        Ok(())
     }
 }
 
@@ -424,18 +442,20 @@ struct Seen {
 
 fn answer(session: &mut Option<Session>, seen: &mut Seen, talk: &mut Talk) -> Result<Value> {
     let request: Request = serde_json::from_str(&talk.hear()?).context("no request")?;
-    let Some(Session { node, cm, .. }) = session else {
+    let Some(session) = session else {
         return match request {
             Request::Status => Ok(json!({"session": seen.session, "connected": false})),
             _ => bail!("not connected to a NIC"),
         };
     };
+    session.mend()?;
+    let Session { node, cm, lives, .. } = session;
     match request {
         Request::Status => {
             node.guest.keepalive()?;
             Ok(json!({
-                "session": seen.session, "connected": true, "mac": node.guest.device().mac,
-                "gid": node.gid, "qpn": seen.qpn
+                "session": seen.session, "life": lives, "connected": true,
+                "mac": node.guest.device().mac, "gid": node.gid, "qpn": seen.qpn
             }))
         }
         Request::Transfer { peer, bytes } => {

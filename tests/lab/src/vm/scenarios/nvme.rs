@@ -17,7 +17,7 @@ use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::Counters;
-use crate::vm::guest::Guest;
+use crate::vm::guest::{Guest, Output};
 
 /// What it can be told
 #[derive(Debug, clap::Args)]
@@ -152,6 +152,10 @@ impl Args {
             eprintln!("    {name}: {}", if row.ok { "ok" } else { "FAILED" });
             table.push(row);
         }
+        let row = upgraded(fixture)?;
+        eprintln!("    {}: {}", row.name, if row.ok { "ok" } else { "FAILED" });
+        table.push(row);
+        let (a, b) = fixture.lab.pair()?;
         table.push(step(a, "ext4: make, fill, check, compare", FILES)?);
         table.push(step(a, "disconnect", "nvme disconnect -n lab && test ! -e /dev/nvme0n1")?);
         self.connect(a)?;
@@ -179,11 +183,62 @@ impl Args {
 }
 
 fn fio(a: &mut Guest, name: &str, options: &str, bytes: u64) -> Result<Row> {
-    let line = format!(
+    let out = a.run(&line(options), STEP)?;
+    report(a, (name, bytes), &out)
+}
+
+fn line(options: &str) -> String {
+    format!(
         "fio --name=lab --filename=/dev/nvme0n1 --ioengine=libaio --direct=1 --iodepth=8 --verify=crc32c \
          --do_verify=1 --verify_fatal=1 {options} --output-format=json --output=/host/fio.json"
-    );
-    let out = a.run(&line, STEP)?;
+    )
+}
+
+/// The network's process and the daemon are replaced, several times, while data is written and then
+/// while it is read and compared. The kernels notice nothing, and no byte is wrong.
+fn upgraded(fixture: &mut Fixture) -> Result<Row> {
+    const NAME: &str = "fio verifies while the daemon is upgraded";
+    const BYTES: u64 = 64 << 20;
+    /// What the kernel says when a queue has failed.
+    const TOLD: &str =
+        "dmesg | grep -ciE 'nvme.*(reconnect|error recovery|timeout|I/O error)' || true";
+    let (a, _) = fixture.lab.pair()?;
+    let before = a.must(TOLD, STEP)?;
+    let job = a.spawn(&line("--rw=randwrite --bs=16k --size=64m --rate=8m,8m"))?;
+    let mut pauses = Vec::new();
+    let ended = loop {
+        let (a, _) = fixture.lab.pair()?;
+        if let Some(status) = a.finished(job)? {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        let daemon = &fixture.daemon;
+        let said = if pauses.len() % 2 == 0 {
+            daemon.cli(&["network", "restart", "red", "--json"])?
+        } else {
+            daemon.install()?;
+            daemon.cli(&["upgrade", "--json"])?
+        };
+        pauses.push(said.split_whitespace().collect::<String>());
+    };
+    let (a, _) = fixture.lab.pair()?;
+    let out = a.wait(job, STEP)?;
+    let mut row = report(a, (NAME, BYTES), &out)?;
+    let after = a.must(TOLD, STEP)?;
+    row.ok &= ended == 0 && pauses.len() >= 6 && before == after;
+    eprintln!("    {} times while fio ran, the last: {:?}", pauses.len(), pauses.last());
+    if before != after {
+        eprintln!(
+            "the host's kernel noticed: {} complaints, {} before",
+            after.trim(),
+            before.trim()
+        );
+    }
+    Ok(row)
+}
+
+/// What fio has to say of a job.
+fn report(a: &Guest, (name, bytes): (&str, u64), out: &Output) -> Result<Row> {
     let mut row = row(name, out.ok(), "MB/s");
     if !out.ok() {
         eprintln!("fio ended with {:?}:\n{}", out.status, out.text);

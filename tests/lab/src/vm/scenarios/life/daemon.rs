@@ -1,4 +1,5 @@
-//! The daemon: hung, killed, replaced, under guests that go on.
+//! The daemon: hung, killed, replaced, killed with a parent that keeps its sessions, under guests
+//! that go on.
 //!
 //! Nothing tells a guest that its device's process is gone: the driver finds out by a keepalive
 //! that is not answered. From then on everything fails at once, for programs that sleep and for
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::drivers::LOAD;
+use super::network::BACK;
 use super::{Life, NICS, SHORT};
 
 /// 2 s between keepalives and 5 s without an answer to one, and what an emulated guest on a busy
@@ -72,5 +74,35 @@ impl Life {
             "guest b is not served"
         );
         Ok(())
+    }
+
+    /// The supervisor dies, and its networks' processes with it. Its parent has its sessions, so the
+    /// monitors notice nothing, and the drivers start their devices again.
+    pub(super) fn kill_supervisor(&mut self) -> Result<()> {
+        // A daemon that nobody keeps takes its sessions along: the NICs are plugged anew.
+        self.fixture.daemon.kill()?;
+        self.fixture.daemon.replace_by_kept()?;
+        for n in 0..2 {
+            let mut monitor = self.unplug_nic(n)?;
+            self.plug_nic(n, &mut monitor)?;
+        }
+        self.reattach()?;
+        for _ in 0..2 {
+            let (client, server) = self.load()?;
+            let a = self.hold(0, &["poll", "sleep", "busy"])?;
+            let b = self.hold(1, &["poll", "sleep"])?;
+            let start = Instant::now();
+            self.fixture.daemon.kill_supervisor()?;
+            self.must_flush(0, &a, start, BACK)?;
+            self.must_flush(1, &b, start, BACK)?;
+            self.must_end(0, client)?;
+            self.end(1, server)?;
+            let back = self.must_come_back(start)?;
+            eprintln!("    the devices were back {:.1} s after the kill", back.as_secs_f64());
+            self.reattach()?;
+            self.both_work()?;
+            self.monitors_noticed_nothing()?;
+        }
+        NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))
     }
 }

@@ -103,6 +103,7 @@ const STEPS: &[Step] = &[
     ("daemon hangs while a lost device goes", Always, Life::hang_while_it_goes),
     ("daemon hangs", Always, Life::hang_daemon),
     ("daemon killed", Always, Life::kill_daemon),
+    ("supervisor killed, its sessions kept", Always, Life::kill_supervisor),
 ];
 
 impl Args {

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::{Life, NICS, SHORT};
 use crate::exec::{self, run_logged, tied, workspace};
+use crate::vm::guest::Job;
 
 const BUILD: Duration = Duration::from_secs(900);
 /// From the process's end to a device that programs can open, in an emulated guest on a busy host:
@@ -157,6 +158,7 @@ impl Life {
         };
         let before = lost(self)?;
         let (client, server) = self.load()?;
+        let (listening, calling) = self.ping()?;
         let (a, b) = (self.hold(0, &["poll", "sleep"])?, self.hold(1, &["poll"])?);
         for network in ["red", "red", "red"] {
             let said = self.fixture.daemon.cli(&["network", "restart", network, "--json"])?;
@@ -164,12 +166,14 @@ impl Life {
             ensure!(said.lost.is_empty(), "devices were lost: {:?}", said.lost);
             eprintln!("    a network's process: {:.1} ms", said.pause_us as f64 / 1000.0);
             self.must_flow()?;
+            self.must_ping(calling)?;
         }
         for _ in 0..2 {
             self.fixture.daemon.install()?;
             let said = self.fixture.daemon.cli(&["upgrade", "--json"])?;
             eprintln!("    the daemon: {}", said.split_whitespace().collect::<String>());
             self.must_flow()?;
+            self.must_ping(calling)?;
         }
         ensure!(lost(self)? == before, "a driver found its device lost");
         self.monitors_noticed_nothing()?;
@@ -181,10 +185,34 @@ impl Life {
                 self.guest(n)?.kill(holder.job)?;
             }
         }
-        self.guest(0)?.kill(client)?;
-        self.guest(1)?.kill(server)?;
+        for (n, job) in [(0, client), (1, server), (0, calling), (1, listening)] {
+            self.guest(n)?.kill(job)?;
+        }
         self.both_work()?;
         NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))
+    }
+
+    /// `rping` from a to b without end, each message looked at; both ends' jobs.
+    fn ping(&mut self) -> Result<(Job, Job)> {
+        let listening = self.guest(1)?.spawn("exec rping -s -V")?;
+        let calling = self.guest(0)?.spawn("sleep 1; exec rping -c -V -v -a 10.9.0.2")?;
+        self.must_ping(calling)?;
+        Ok((listening, calling))
+    }
+
+    /// It goes on from here.
+    fn must_ping(&mut self, calling: Job) -> Result<()> {
+        let said = |life: &mut Self| -> Result<usize> {
+            let guest = life.guest(0)?;
+            if let Some(status) = guest.finished(calling)? {
+                let said = guest.output(calling);
+                let end = said.get(said.len().saturating_sub(400)..).unwrap_or(&said);
+                bail!("rping ended with {status}: {end}");
+            }
+            Ok(guest.output(calling).lines().count())
+        };
+        let before = said(self)?;
+        exec::wait_for("rping to go on", SHORT, || Ok((said(self)? > before + 10).then_some(())))
     }
 
     pub(super) fn kill_network(&mut self) -> Result<()> {
