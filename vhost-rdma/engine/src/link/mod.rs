@@ -217,6 +217,8 @@ pub struct Request<'a> {
     pub ticket: Ticket,
     /// It was sent to another shard before, and may have been executed there.
     pub crossed: bool,
+    /// It was sent before its turn: pieces before it may not have been executed yet.
+    pub ahead: bool,
 }
 
 impl Request<'_> {
@@ -234,7 +236,7 @@ impl Request<'_> {
 }
 
 /// A responder's refusal (IBTA 9.7.5.2.8, the NAK codes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nak {
     /// The request is malformed or its receive too small.
     InvalidRequest,
@@ -262,7 +264,8 @@ pub enum Outcome {
     /// It is under way: somebody has a part to do. When that is done, or time is up, the request is
     /// settled, or given again.
     Later(Awaited),
-    /// The link takes no more now; the request is to be given again soon.
+    /// The link takes no more now, or the responder waits for others before it; the request is to
+    /// be given again soon.
     Full,
 }
 

@@ -62,6 +62,7 @@ pub struct Ask {
     solicited: bool,
     operands: [u64; 2],
     qkey: u32,
+    ahead: bool,
 }
 
 impl Ask {
@@ -89,6 +90,7 @@ impl Ask {
             solicited: request.solicited,
             operands: request.operands,
             qkey: request.qkey,
+            ahead: request.ahead,
         }
     }
 
@@ -102,6 +104,12 @@ impl Ask {
     #[must_use]
     pub const fn is_reliable(&self) -> bool {
         matches!(self.service, Service::Reliable)
+    }
+
+    /// Whether it was sent before its turn.
+    #[must_use]
+    pub const fn is_ahead(&self) -> bool {
+        self.ahead
     }
 
     /// Length of the piece, in bytes.
@@ -142,6 +150,7 @@ impl Ask {
             owner: self.owner,
             ticket: self.token.ticket,
             crossed: false,
+            ahead: self.ahead,
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Requests that cross to another shard of the network, and those that come from one.
 //!
-//! A requester has one piece of a queue pair under way and waits for the answer as it would for one
-//! of the wire: with the QP's timeout, but never less than [`PATIENCE`], since a shard that is busy
-//! is not gone. A piece keeps its number until it is done, and a responder that finds a number
-//! again answers what it answered before. So an answer may be lost, late or repeated, and nothing
-//! is executed twice.
+//! A requester has some pieces of a queue pair under way (`requester/flight.rs`) and waits for the
+//! answer to the first as it would for one of the wire: with the QP's timeout, but never less than
+//! [`PATIENCE`], since a shard that is busy is not gone. A piece keeps its number until it is done.
+//! The responder executes pieces in the order of their numbers, sends back what comes too early,
+//! and answers what it answered before where it finds a number again. So an answer may be lost,
+//! late or repeated, and nothing is executed twice, or before its turn.
 //!
 //! An owner of mirrored memory ([`super::mirror`]) has its part in what comes from elsewhere too:
 //! the request is held here meanwhile.
@@ -95,6 +96,8 @@ enum Taken {
     Again(Option<[u8; 8]>),
     /// It is none of what the queue pair waits for.
     Stale,
+    /// It was sent before its turn, and others are to be executed before it.
+    Early,
 }
 
 impl Engine {
@@ -247,6 +250,7 @@ impl<N: Nics> Execution<'_, N> {
                 Some(Outcome::Done)
             }
             Taken::Stale => None,
+            Taken::Early => Some(Outcome::Full),
         };
         let outcome = outcome.filter(|_| ask.is_reliable());
         if let Some(bus) = self.engine.ways.bus() {
@@ -313,19 +317,25 @@ impl<N: Nics> Execution<'_, N> {
         }
     }
 
-    /// Whether a queue pair waits for this answer, and may take it now. Of a NIC that stands still
-    /// it notes what must not be done twice.
-    pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> bool {
-        let Some(nic) = self.nic_mut(token.nic) else { return false };
+    /// What this answer says of the piece that a queue pair waits for, if it may take that now. Of a
+    /// NIC that stands still it notes what must not be done twice.
+    pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> Option<Outcome> {
+        let nic = self.nic_mut(token.nic)?;
         let life = nic.life;
-        let Some(qp) = nic.qps.get_mut(&token.qpn) else { return false };
+        let qp = nic.qps.get_mut(&token.qpn)?;
         let runs = matches!(qp.state, State::Rts | State::Sqd);
-        let send = qp.send.as_mut().filter(|send| send.crosses && send.ticket == token.ticket);
-        let Some(send) = send.filter(|_| runs) else { return false };
-        if life == NicState::Paused && answer.0 == Outcome::Done {
+        let send = qp.send.as_mut().filter(|_| runs)?;
+        let outcome = if send.crosses && send.ticket == token.ticket {
+            answer.0
+        } else if send.flight_landed(token.ticket, answer.0) {
+            Outcome::Done
+        } else {
+            return None;
+        };
+        if life == NicState::Paused && outcome == Outcome::Done {
             send.landed = Some(answer.1.first_chunk().copied().unwrap_or_default());
         }
-        life == NicState::Ready
+        (life == NicState::Ready).then_some(outcome)
     }
 }
 
@@ -340,18 +350,38 @@ impl Stream {
     }
 
     /// Whether this is the request that is to be executed next.
-    fn check(&mut self, token: &Token, is_held: bool) -> Result<(), Taken> {
+    fn check(
+        &mut self,
+        request: &Request<'_>,
+        token: &Token,
+        is_held: bool,
+    ) -> Result<(), Taken> {
+        const WINDOW: u32 = crate::nic::qp::WINDOW as u32;
         let Ticket { life, number } = token.ticket;
         if !self.is_of(token) {
-            // Its connection is new.
-            *self = Self { life, next: number, ..Self::default() };
+            match (is_held, request.ahead) {
+                (true, _) => return Err(Taken::Stale),
+                // What begins a connection is not one that was sent before its turn.
+                (false, true) => return Err(Taken::Early),
+                // Its connection is new.
+                (false, false) => *self = Self { life, next: number, ..Self::default() },
+            }
         }
-        if number == self.next.wrapping_sub(1)
-            && let Some(found) = self.found
-        {
-            return Err(Taken::Again(Some(found)));
+        match (self.next.wrapping_sub(number), self.found) {
+            (0, _) if self.held == is_held => Ok(()),
+            (1, Some(found)) => Err(Taken::Again(Some(found))),
+            // The first of a window, and all that went ahead of it: none of them finds a word.
+            (2.., Some(_))
+                if self.next.wrapping_sub(number) <= WINDOW + 1
+                    && !request.operation.fetches() =>
+            {
+                Err(Taken::Again(None))
+            }
+            _ if request.ahead && (1..=WINDOW).contains(&number.wrapping_sub(self.next)) => {
+                Err(Taken::Early)
+            }
+            _ => Err(Taken::Stale),
         }
-        if number != self.next || self.held != is_held { Err(Taken::Stale) } else { Ok(()) }
     }
 }
 
@@ -369,7 +399,7 @@ impl Nic {
             return Taken::Over(self.receive(request));
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Taken::Stale };
-        match qp.own.stream.check(&token, is_held) {
+        match qp.own.stream.check(request, &token, is_held) {
             Ok(()) => {}
             // What is read again changes nothing.
             Err(Taken::Again(_)) if request.operation == crate::link::Operation::Read => {

@@ -105,6 +105,7 @@ impl<N: Nics> Execution<'_, N> {
             owner: Owner::Unasked,
             ticket: Ticket::default(),
             crossed: false,
+            ahead: false,
         };
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
         ways.submit(&mut View { nics, networks }, &request);

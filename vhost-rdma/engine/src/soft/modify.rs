@@ -52,7 +52,7 @@ impl Nic {
             (_, State::Err) => self.enter_error(qpn),
             (State::Rts, State::Sqd) => {
                 qp.own.draining = true;
-                if qp.send.as_ref().is_none_or(|send| send.current.is_none()) {
+                if qp.send.as_ref().is_none_or(|send| !send.has_begun()) {
                     self.drained(qpn);
                 }
             }

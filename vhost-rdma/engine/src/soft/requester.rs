@@ -16,17 +16,18 @@ use super::mr::Access;
 use super::network::View;
 use super::nic::Nic;
 use crate::link::{
-    Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload, Request,
-    Service, Ticket,
+    Awaited, Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload,
+    Request, Service, Ticket,
 };
 use crate::memory::{self, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
-use crate::nic::qp::{Kind, SendQueue, State, Wait};
+use crate::nic::qp::{Fate, Kind, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
 
 mod ahead;
 mod finish;
+mod flight;
 mod outcome;
 mod plain;
 
@@ -90,6 +91,7 @@ enum Step {
 }
 
 /// A work request that passed the checks that need no memory.
+#[derive(Clone, Copy)]
 struct Planned {
     operation: Operation,
     total: u32,
@@ -104,7 +106,7 @@ impl<N: Nics> Execution<'_, N> {
         qp.scheduled = false;
         match qp.state {
             State::Rts => self.send_turn(id, qpn, budget, now),
-            State::Sqd if qp.send.as_ref().is_some_and(|send| send.current.is_some()) => {
+            State::Sqd if qp.send.as_ref().is_some_and(|send| send.has_begun()) => {
                 self.send_turn(id, qpn, budget, now);
             }
             State::Err | State::Sqe => nic.flush_turn(qpn, budget),
@@ -174,7 +176,7 @@ impl<N: Nics> Execution<'_, N> {
             let state = self.nic_mut(id).and_then(|nic| nic.qps.get(&qpn)).map(|qp| qp.state);
             match state {
                 Some(State::Rts) => {}
-                Some(State::Sqd) if send.current.is_some() => {}
+                Some(State::Sqd) if send.has_begun() => {}
                 _ => break,
             }
         }
@@ -182,8 +184,13 @@ impl<N: Nics> Execution<'_, N> {
         segments.clear();
         self.engine.segments = segments;
         // What went before the wait may have taken long: it is judged whether or not more is asked.
-        if send.wait != Wait::None && !self.is_over(id, budget) {
-            more = matches!(send.wait, Wait::Owner(_)) && self.ask_ahead(&turn, &mut send, budget);
+        if send.wait != Wait::None {
+            let over = self.is_over(id, budget);
+            more = match send.wait {
+                Wait::Owner(_) if !over => self.ask_ahead(&turn, &mut send, budget),
+                Wait::Link(_) => self.fly_ahead(&turn, &mut send, (budget, bytes)),
+                _ => false,
+            };
         }
         let crosses = self.engine.ways.bus_ref().is_some();
         let spent = self.meter.charged().wrapping_sub(before);
@@ -237,6 +244,11 @@ impl<N: Nics> Execution<'_, N> {
             },
         };
         send.catch_up();
+        // Whether it was sent before its turn.
+        let flown = if send.crosses { None } else { send.ahead.next_flight() };
+        if let Some(flight) = flown {
+            (send.piece, send.crosses) = (flight.len, true);
+        }
         nic.meter.charge(cost::REQUEST);
         if !flags_are_known(&wqe) {
             return Step::Failed(wc_status::LOC_QP_OP_ERR);
@@ -276,6 +288,17 @@ impl<N: Nics> Execution<'_, N> {
                 return Step::Failed(wc_status::LOC_PROT_ERR);
             }
             return self.settle_crossed(turn, send, &planned, Outcome::Done);
+        }
+        if let Some(fate) = flown.map(|flight| flight.fate) {
+            if let Some(outcome) = fate.outcome() {
+                return self.settle_crossed(turn, send, &planned, outcome);
+            }
+            if fate == Fate::Sent {
+                return self.settle(turn, send, &planned, Outcome::Later(Awaited::Answer), len);
+            }
+        }
+        if send.crosses {
+            send.ahead.recall();
         }
         let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
         if !same || (!planned.inline && !nic.gather(turn, &send.sges, &planned, segments)) {
@@ -344,6 +367,7 @@ fn request<'a>(
         owner: Owner::Unasked,
         ticket: Ticket::default(),
         crossed: false,
+        ahead: false,
     }
 }
 
@@ -386,7 +410,7 @@ impl Nic {
 
     fn end_turn(&mut self, qpn: u32, send: Box<SendQueue>, more: bool) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let idle = send.current.is_none();
+        let idle = !send.has_begun();
         qp.send = Some(send);
         match qp.state {
             State::Err | State::Sqe => self.schedule(qpn),

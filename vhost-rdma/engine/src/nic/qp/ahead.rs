@@ -5,12 +5,16 @@
 //! for some further pieces of the same message, and of the work requests behind it. In its turn
 //! each piece is checked and given like any other, and completes in order; all that is known then
 //! is that its owner was asked, or has answered. Nothing here decides how a work request ends.
+//!
+//! The same holds for pieces that cross to another shard: some further ones are sent before the
+//! first is answered ([`Flight`]).
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::SqWqe;
 
-use crate::link::Owner;
+use crate::link::{Nak, Outcome, Owner};
 use crate::nic::receive::SgeList;
 
 /// A work request that was taken out of the ring before its turn.
@@ -30,12 +34,61 @@ pub(crate) struct Asked {
     pub(crate) owner: Owner,
 }
 
+/// What is known of a piece that crossed before its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Fate {
+    /// It was not executed, as far as is known, and is to be sent again.
+    Unsent,
+    /// It is under way, as far as is known.
+    Sent,
+    /// It was executed.
+    Done,
+    /// The responder refused it.
+    Refused(Nak),
+    /// The responder could not move its bytes.
+    Fault,
+}
+
+impl Fate {
+    /// What an answer says; `None`: that it is to be sent again. A receive that was not there may be
+    /// by the time of its turn, so that is found out then.
+    const fn of(outcome: Outcome) -> Option<Self> {
+        match outcome {
+            Outcome::Done => Some(Self::Done),
+            Outcome::Refused(nak) => Some(Self::Refused(nak)),
+            Outcome::LocalFault => Some(Self::Fault),
+            _ => None,
+        }
+    }
+
+    /// What is known for good.
+    pub(crate) const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Unsent | Self::Sent => None,
+            Self::Done => Some(Outcome::Done),
+            Self::Refused(nak) => Some(Outcome::Refused(nak)),
+            Self::Fault => Some(Outcome::LocalFault),
+        }
+    }
+}
+
+/// A piece that was sent to another shard before its turn. Once it was, it stays the same piece by
+/// the same number: it may have been executed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Flight {
+    /// Bytes.
+    pub(crate) len: u32,
+    pub(crate) fate: Fate,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     requests: VecDeque<Early>,
     /// In the order of their turns.
     pieces: VecDeque<Asked>,
+    /// Those that crossed, in the order of their turns; never both kinds.
+    flights: VecDeque<Flight>,
 }
 
 impl Ahead {
@@ -47,11 +100,65 @@ impl Ahead {
     /// Whether nothing is under way.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.pieces.is_empty()
+        self.requests.is_empty() && self.pieces.is_empty() && self.flights.is_empty()
     }
 
     pub(crate) fn pieces(&self) -> impl ExactSizeIterator<Item = u32> {
         self.pieces.iter().map(|piece| piece.len)
+    }
+
+    /// What crossed, by the order of the turns.
+    pub(crate) const fn flights(&self) -> &VecDeque<Flight> {
+        &self.flights
+    }
+
+    /// The piece whose turn it is, if it crossed before.
+    #[inline]
+    pub(crate) fn next_flight(&mut self) -> Option<Flight> {
+        self.flights.pop_front()
+    }
+
+    /// A piece was sent: the one of this place, again, or one behind all others.
+    pub(crate) fn flew(&mut self, at: usize, len: u32) {
+        match self.flights.get_mut(at) {
+            Some(flight) => flight.fate = Fate::Sent,
+            None => self.flights.push_back(Flight { len, fate: Fate::Sent }),
+        }
+    }
+
+    /// What became of the one of a place. True: all before it were executed, since a responder
+    /// keeps the order; an answer of theirs that was lost is not missed.
+    pub(super) fn landed(&mut self, at: usize, outcome: Outcome) -> bool {
+        let Some(flight) = self.flights.get_mut(at) else { return false };
+        match Fate::of(outcome) {
+            Some(fate) => flight.fate = fate,
+            // An answer to what was sent once more than it was needed.
+            None if flight.fate.outcome().is_some() => {}
+            None => flight.fate = Fate::Unsent,
+        }
+        let in_turn = Fate::of(outcome).is_some() || matches!(outcome, Outcome::NotReady(_));
+        if in_turn {
+            self.flights.iter_mut().take(at).for_each(|before| before.fate = Fate::Done);
+        }
+        in_turn
+    }
+
+    /// The piece before them is to be sent again, so they were not executed: all that are under way
+    /// are to be sent again.
+    pub(crate) fn recall(&mut self) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.fate == Fate::Sent) {
+            flight.fate = Fate::Unsent;
+        }
+    }
+
+    pub(super) fn save_flights(&self) -> Vec<Flight> {
+        self.flights.iter().copied().collect()
+    }
+
+    /// In another process, where nothing of it is under way.
+    pub(super) fn load_flights(&mut self, saved: Vec<Flight>) {
+        self.flights = saved.into();
+        self.recall();
     }
 
     /// What was taken early, in order.
@@ -94,5 +201,11 @@ impl Ahead {
     #[inline]
     pub(crate) fn forget_pieces(&mut self) {
         self.pieces.clear();
+    }
+
+    /// The queue pair sends no more.
+    pub(crate) fn forget_all(&mut self) {
+        self.pieces.clear();
+        self.flights.clear();
     }
 }

@@ -5,6 +5,8 @@ pub mod attrs;
 pub(crate) mod send;
 pub mod state;
 
+pub(crate) use ahead::Fate;
 pub use attrs::Attrs;
+pub(crate) use send::WINDOW;
 pub use send::{SavedSends, SendQueue, Wait};
 pub use state::{Kind, State};

@@ -1,11 +1,12 @@
-//! The send queue: a ring of work requests, of which one at a time is being executed.
+//! The send queue: a ring of work requests, of which one at a time is being executed. Some of what
+//! comes behind it may be under way already ([`super::ahead`]).
 
 use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
-use super::ahead::{Ahead, Early};
-use crate::link::{Fanout, Owner, Ticket};
+use super::ahead::{Ahead, Early, Flight};
+use crate::link::{Fanout, Outcome, Owner, PIECE, Ticket};
 use crate::memory::{AddressSpace, Ring};
 use crate::nic::Nanos;
 use crate::nic::limits::MAX_INLINE;
@@ -77,7 +78,14 @@ pub struct SendQueue {
     pub(crate) crosses: bool,
     /// It was executed, as came out while the NIC stood still; with what an atomic found.
     pub(crate) landed: Option<[u8; 8]>,
+    /// Pieces that were done since one came too early, as far as that counts.
+    credit: u8,
 }
+
+/// Pieces that are sent ahead to another shard, at most.
+pub(crate) const WINDOW: u8 = 16;
+/// Pieces that go one at a time after one that came too early: each that does costs a copy.
+const REST: u8 = 16;
 
 /// Shape of a send queue.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +125,7 @@ impl SendQueue {
             ticket: Ticket::default(),
             crosses: false,
             landed: None,
+            credit: REST + WINDOW,
         }
     }
 
@@ -140,9 +149,15 @@ impl SendQueue {
         self.current.is_some() || self.waiting() > 0 || self.ahead.has_requests()
     }
 
+    /// Whether a work request has begun, and may have been executed at the peer.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.current.is_some() || !self.ahead.flights().is_empty()
+    }
+
     /// Forgets all that was posted.
     pub fn reset(&mut self) {
         self.producer = 0;
+        self.credit = REST + WINDOW;
         self.taken = 0;
         self.ahead = Ahead::default();
         self.ticket = Ticket::default();
@@ -265,6 +280,35 @@ impl SendQueue {
         }
     }
 
+    /// Pieces that may be sent ahead now.
+    pub(crate) fn window(&self) -> usize {
+        self.credit.saturating_sub(REST).into()
+    }
+
+    /// A piece that crossed was answered: [`Outcome::Full`] if others are to be executed before it.
+    pub(crate) fn judge(&mut self, outcome: Outcome) {
+        self.credit = match outcome {
+            Outcome::Done => self.credit.saturating_add(1).min(REST + WINDOW),
+            Outcome::Full => 0,
+            _ => self.credit,
+        };
+    }
+
+    /// A piece that crossed ahead was answered. True: so the present piece, which crossed before
+    /// it, was executed.
+    pub(crate) fn flight_landed(&mut self, ticket: Ticket, outcome: Outcome) -> bool {
+        // The first is the present piece, if that crosses.
+        let place = ticket.number.wrapping_sub(self.ticket.number);
+        let place = place.wrapping_sub(u32::from(self.crosses));
+        if ticket.life != self.ticket.life || place >= u32::from(WINDOW) {
+            return false;
+        }
+        if outcome != Outcome::Done {
+            self.judge(outcome);
+        }
+        self.ahead.landed(place as usize, outcome) && self.crosses
+    }
+
     /// Copies the current work request's elements; the caller has checked `count` against
     /// `max_sge`.
     #[inline]
@@ -318,6 +362,7 @@ pub struct SavedSends {
     landed: Option<[u8; 8]>,
     ticket: Ticket,
     crosses: bool,
+    flights: Vec<Flight>,
 }
 
 impl SavedSends {
@@ -353,6 +398,7 @@ impl SendQueue {
             landed: self.landed,
             ticket: self.ticket,
             crosses: self.crosses,
+            flights: self.ahead.save_flights(),
         }
     }
 
@@ -366,7 +412,11 @@ impl SendQueue {
             max_inline,
         };
         let fits = max_inline <= MAX_INLINE && saved.inline.len() <= max_inline.max(8) as usize;
-        if !fits || saved.early.len() > shape.entries as usize {
+        let many = saved.early.len() > shape.entries as usize
+            || saved.flights.len() > usize::from(WINDOW)
+            || !saved.flights.iter().all(|flight| (1..=PIECE).contains(&flight.len))
+            || saved.piece > PIECE;
+        if !fits || many {
             return Err(BadState::Content("so much in a send queue"));
         }
         let ring = saved.ring.load_work((producer, taken), space)?;
@@ -394,6 +444,7 @@ impl SendQueue {
             let early = Early { wqe: wqe.read()?, index: *index, sges: load_sges(sges)? };
             queue.ahead.push(early);
         }
+        queue.ahead.load_flights(saved.flights);
         Ok(queue)
     }
 }

@@ -24,6 +24,8 @@ pub struct Faults {
     pub repeated: u32,
     /// The longest that one is under way, in nanoseconds. Who is overtaken is reordered.
     pub delay: u32,
+    /// How long all are under way beside that.
+    pub lag: u32,
     /// The most bytes of a piece, if it is not what the bus itself takes.
     pub mtu: Option<u32>,
 }
@@ -124,6 +126,7 @@ impl Air {
         self.sent += 1;
         let most = self.faults.delay;
         let delay = if most == 0 { 0 } else { u64::from(self.chance.next_u32() % most) };
-        self.parcels.push((now + delay, self.sent, to, parcel));
+        let there = now + delay + u64::from(self.faults.lag);
+        self.parcels.push((there, self.sent, to, parcel));
     }
 }

@@ -12,7 +12,7 @@ use crate::shard::{Command, JobKind, Random as _, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const SECOND: u64 = 1_000_000_000;
-pub(super) const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, mtu: None };
+pub(super) const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, lag: 0, mtu: None };
 
 pub(super) fn apart(air: Air) -> (World, Guest, Guest) {
     let mut world = World::beside(air);

@@ -39,7 +39,7 @@ impl Nic {
             self.complete(turn.cqn, &mut failed_send(turn.qpn, request, status), true);
         }
         send.retire();
-        send.ahead.forget_pieces();
+        send.ahead.forget_all();
         if turn.kind == Kind::Rc {
             self.enter_error(turn.qpn);
         } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {
@@ -75,6 +75,7 @@ impl Nic {
             self.meter.charge(cost::FLUSH);
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             let Some(send) = &mut qp.send else { return false };
+            send.ahead.forget_all();
             let Some(wqe) = send.current.or_else(|| send.take()) else { return false };
             let index = send.current_index();
             send.retire();

@@ -31,6 +31,7 @@ impl<N: Nics> Execution<'_, N> {
         }
         match outcome {
             Outcome::Done => {
+                send.crosses = false;
                 turn.rearm_retries(send);
                 nic.count_sent(planned, len);
                 send.done += len;
@@ -102,9 +103,7 @@ impl<N: Nics> Execution<'_, N> {
         bytes: &[u8],
         now: Nanos,
     ) {
-        if !self.awaits(token, (outcome, bytes)) {
-            return;
-        }
+        let Some(outcome) = self.awaits(token, (outcome, bytes)) else { return };
         let Some(nic) = self.nic_mut(token.nic) else { return };
         let Some((turn, mut send)) = nic.begin_turn(token.qpn, now) else { return };
         // Whoever has stopped waiting takes no for no answer: the request may be on its way again.
@@ -139,9 +138,13 @@ impl<N: Nics> Execution<'_, N> {
         outcome: Outcome,
     ) -> Step {
         let len = send.piece;
+        send.judge(outcome);
         if outcome == Outcome::Done {
-            send.crosses = false;
+            // Also what came out while the NIC stood still was this piece's.
+            send.landed = None;
             send.ticket.advance();
+        } else {
+            send.ahead.recall();
         }
         self.settle(turn, send, planned, outcome, len)
     }
