@@ -6,8 +6,9 @@
 //! a word to anybody else. NICs that have much to say to each other belong on one shard.
 //!
 //! What a NIC may have under way is bounded in requests and in bytes, whatever the service; what
-//! is beyond waits in the guest's ring ([`Outcome::Full`]). A responder gives that back when it
-//! has taken the request in hand, so an owner that never does its part keeps only itself waiting.
+//! is beyond waits in the guest's ring ([`Outcome::Full`]). Pieces that go ahead of their turn take
+//! half of that at most. A responder gives back what a request took when it has taken it in hand,
+//! so an owner that never does its part keeps only itself waiting.
 //!
 //! There is no thread and no lock in here. Whoever drives the shard takes what leaves
 //! ([`Bus::outgoing`]) and brings what arrives ([`Bus::arrive`]).
@@ -127,7 +128,7 @@ impl Bus {
     /// Sends a datagram to the other shards with members of its group.
     pub fn submit_to_group(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
         let others = self.book.others(vni, &request.flow.dest_gid);
-        if others != 0 && !self.has_room(request.flow.source) {
+        if others != 0 && !self.has_room(request) {
             return Outcome::Full;
         }
         for shard in (0..self.out.len()).filter(|shard| others >> shard & 1 == 1) {
@@ -139,7 +140,7 @@ impl Bus {
     }
 
     fn send(&mut self, shard: usize, vni: u32, request: &Request<'_>) -> Outcome {
-        if !self.has_room(request.flow.source) {
+        if !self.has_room(request) {
             return Outcome::Full;
         }
         match (self.post(shard, vni, request), request.service) {
@@ -149,9 +150,12 @@ impl Bus {
         }
     }
 
-    fn has_room(&self, nic: NicId) -> bool {
-        let has = self.under_way.get(nic.0 as usize).copied().unwrap_or_default();
-        !self.closed && has.requests < REQUESTS && has.bytes < BYTES
+    fn has_room(&self, request: &Request<'_>) -> bool {
+        let nic = request.flow.source.0 as usize;
+        let has = self.under_way.get(nic).copied().unwrap_or_default();
+        // The upper half is for those whose turn it is: no queue pair takes it from another.
+        let share = if request.ahead { 2 } else { 1 };
+        !self.closed && has.requests < REQUESTS / share && has.bytes < BYTES / share
     }
 
     /// False: the requester's memory faulted.

@@ -137,6 +137,16 @@ impl Shard {
         self.slots.own().map(|nic| nic.timers.len()).sum()
     }
 
+    /// Pieces that a NIC has sent to another shard before their turn, which has not come.
+    #[cfg(test)]
+    fn flights(&self, id: NicId) -> usize {
+        let nic = self.slots.get(id).and_then(AnyNic::own);
+        nic.map_or(0, |nic| {
+            let sends = nic.qps.values().filter_map(|qp| qp.send.as_ref());
+            sends.map(|send| send.ahead.flights().len()).sum()
+        })
+    }
+
     #[inline]
     fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
         self.slots.own_mut(id)

@@ -350,12 +350,7 @@ impl Stream {
     }
 
     /// Whether this is the request that is to be executed next.
-    fn check(
-        &mut self,
-        request: &Request<'_>,
-        token: &Token,
-        is_held: bool,
-    ) -> Result<(), Taken> {
+    fn check(&mut self, request: &Request<'_>, token: &Token, is_held: bool) -> Result<(), Taken> {
         const WINDOW: u32 = crate::nic::qp::WINDOW as u32;
         let Ticket { life, number } = token.ticket;
         if !self.is_of(token) {
@@ -372,8 +367,7 @@ impl Stream {
             (1, Some(found)) => Err(Taken::Again(Some(found))),
             // The first of a window, and all that went ahead of it: none of them finds a word.
             (2.., Some(_))
-                if self.next.wrapping_sub(number) <= WINDOW + 1
-                    && !request.operation.fetches() =>
+                if self.next.wrapping_sub(number) <= WINDOW + 1 && !request.operation.fetches() =>
             {
                 Err(Taken::Again(None))
             }

@@ -37,8 +37,10 @@ pub(crate) struct Asked {
 /// What is known of a piece that crossed before its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fate {
-    /// It was not executed, as far as is known, and is to be sent again.
-    Unsent,
+    /// It came back: it was not executed, and has not begun. It is to be sent again.
+    Back,
+    /// It is not known where it is, and it is to be sent again.
+    Lost,
     /// It is under way, as far as is known.
     Sent,
     /// It was executed.
@@ -50,21 +52,21 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
-    /// What an answer says; `None`: that it is to be sent again. A receive that was not there may be
-    /// by the time of its turn, so that is found out then.
-    const fn of(outcome: Outcome) -> Option<Self> {
+    /// What an answer says. A receive that was not there may be by the time of its turn, so that is
+    /// found out then.
+    const fn of(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Done => Some(Self::Done),
-            Outcome::Refused(nak) => Some(Self::Refused(nak)),
-            Outcome::LocalFault => Some(Self::Fault),
-            _ => None,
+            Outcome::Done => Self::Done,
+            Outcome::Refused(nak) => Self::Refused(nak),
+            Outcome::LocalFault => Self::Fault,
+            _ => Self::Back,
         }
     }
 
     /// What is known for good.
     pub(crate) const fn outcome(self) -> Option<Outcome> {
         match self {
-            Self::Unsent | Self::Sent => None,
+            Self::Back | Self::Lost | Self::Sent => None,
             Self::Done => Some(Outcome::Done),
             Self::Refused(nak) => Some(Outcome::Refused(nak)),
             Self::Fault => Some(Outcome::LocalFault),
@@ -112,6 +114,11 @@ impl Ahead {
         &self.flights
     }
 
+    /// Whether one may have been executed.
+    pub(super) fn have_begun(&self) -> bool {
+        self.flights.iter().any(|flight| flight.fate != Fate::Back)
+    }
+
     /// The piece whose turn it is, if it crossed before.
     #[inline]
     pub(crate) fn next_flight(&mut self) -> Option<Flight> {
@@ -130,13 +137,12 @@ impl Ahead {
     /// keeps the order; an answer of theirs that was lost is not missed.
     pub(super) fn landed(&mut self, at: usize, outcome: Outcome) -> bool {
         let Some(flight) = self.flights.get_mut(at) else { return false };
-        match Fate::of(outcome) {
-            Some(fate) => flight.fate = fate,
-            // An answer to what was sent once more than it was needed.
-            None if flight.fate.outcome().is_some() => {}
-            None => flight.fate = Fate::Unsent,
+        let fate = Fate::of(outcome);
+        // Else it is the answer to what was sent once more than it was needed.
+        if fate != Fate::Back || flight.fate.outcome().is_none() {
+            flight.fate = fate;
         }
-        let in_turn = Fate::of(outcome).is_some() || matches!(outcome, Outcome::NotReady(_));
+        let in_turn = fate != Fate::Back || matches!(outcome, Outcome::NotReady(_));
         if in_turn {
             self.flights.iter_mut().take(at).for_each(|before| before.fate = Fate::Done);
         }
@@ -147,7 +153,7 @@ impl Ahead {
     /// are to be sent again.
     pub(crate) fn recall(&mut self) {
         for flight in self.flights.iter_mut().filter(|flight| flight.fate == Fate::Sent) {
-            flight.fate = Fate::Unsent;
+            flight.fate = Fate::Lost;
         }
     }
 
@@ -207,5 +213,68 @@ impl Ahead {
     pub(crate) fn forget_all(&mut self) {
         self.pieces.clear();
         self.flights.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fates(ahead: &Ahead) -> Vec<Fate> {
+        ahead.flights().iter().map(|flight| flight.fate).collect()
+    }
+
+    fn flown() -> Ahead {
+        let mut ahead = Ahead::default();
+        (0..4).for_each(|at| ahead.flew(at, 8));
+        ahead
+    }
+
+    #[test]
+    fn an_answer_stands_for_all_before_it() {
+        for (outcome, fate) in [
+            (Outcome::Done, Fate::Done),
+            (Outcome::Refused(Nak::RemoteAccess), Fate::Refused(Nak::RemoteAccess)),
+            (Outcome::LocalFault, Fate::Fault),
+            (Outcome::NotReady(1), Fate::Back),
+        ] {
+            let mut ahead = flown();
+            assert!(ahead.landed(2, outcome));
+            assert_eq!(fates(&ahead), [Fate::Done, Fate::Done, fate, Fate::Sent]);
+        }
+        let mut ahead = flown();
+        for outcome in [Outcome::Full, Outcome::NoAnswer] {
+            assert!(!ahead.landed(2, outcome), "it says nothing of them");
+            assert!(!ahead.landed(4, Outcome::Done), "there is none");
+            assert_eq!(fates(&ahead), [Fate::Sent, Fate::Sent, Fate::Back, Fate::Sent]);
+        }
+    }
+
+    #[test]
+    fn what_is_known_for_good_stays() {
+        let mut ahead = flown();
+        ahead.landed(0, Outcome::Done);
+        ahead.landed(1, Outcome::Refused(Nak::InvalidRequest));
+        let known = [Fate::Done, Fate::Refused(Nak::InvalidRequest), Fate::Lost, Fate::Lost];
+        ahead.recall();
+        // Of what was sent twice.
+        ahead.landed(0, Outcome::Full);
+        ahead.landed(1, Outcome::NoAnswer);
+        assert_eq!(fates(&ahead), known);
+        assert!(ahead.have_begun());
+        // In another process nothing is under way, and what is known is known.
+        ahead.flew(2, 8);
+        let mut next = Ahead::default();
+        next.load_flights(ahead.save_flights());
+        assert_eq!(fates(&next), known);
+    }
+
+    #[test]
+    fn what_came_back_has_not_begun() {
+        let mut ahead = flown();
+        (0..4).for_each(|at| _ = ahead.landed(at, Outcome::Full));
+        assert!(!ahead.have_begun());
+        ahead.flew(0, 8);
+        assert!(ahead.have_begun());
     }
 }

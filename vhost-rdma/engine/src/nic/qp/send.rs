@@ -151,7 +151,7 @@ impl SendQueue {
 
     /// Whether a work request has begun, and may have been executed at the peer.
     pub(crate) fn has_begun(&self) -> bool {
-        self.current.is_some() || !self.ahead.flights().is_empty()
+        self.current.is_some() || self.ahead.have_begun()
     }
 
     /// Forgets all that was posted.

@@ -1,5 +1,6 @@
 //! The simulated link between two shards: a virtual wire that loses, repeats, reorders and delays
-//! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a seed's, so every run repeats.
+//! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a
+//! seed's, so every run repeats.
 
 use std::sync::Arc;
 
@@ -43,6 +44,11 @@ pub struct Air {
     pub lost: u64,
     pub repeated: u64,
     pub reordered: u64,
+    /// Requests that the bus gave it, and those of them that were sent before their turn.
+    pub asked: u64,
+    pub ahead: u64,
+    /// The most requests that were under way at once, and the most bytes of theirs.
+    pub most: [u64; 2],
 }
 
 impl Air {
@@ -54,7 +60,8 @@ impl Air {
     pub fn new(faults: Faults, seed: u64) -> Self {
         let (parcels, sent) = (Vec::new(), 0);
         let (last, lost, repeated, reordered) = ([0; 2], 0, 0, 0);
-        Self { faults, chance: Lcg(seed), parcels, sent, last, lost, repeated, reordered }
+        let (chance, asked, ahead, most) = (Lcg(seed), 0, 0, [0; 2]);
+        Self { faults, chance, parcels, sent, last, lost, repeated, reordered, asked, ahead, most }
     }
 
     /// Whether something happens that does so many times in a hundred.
@@ -96,6 +103,10 @@ impl Air {
     }
 
     fn send(&mut self, (from, to): (usize, usize), parcel: Parcel, now: u64) {
+        if let Parcel::Ask(ask) = &parcel {
+            self.asked += 1;
+            self.ahead += u64::from(ask.is_ahead());
+        }
         if self.happens(self.faults.lost) {
             self.lost += 1;
             // What it took of the window is not under way any more.
@@ -128,5 +139,11 @@ impl Air {
         let delay = if most == 0 { 0 } else { u64::from(self.chance.next_u32() % most) };
         let there = now + delay + u64::from(self.faults.lag);
         self.parcels.push((there, self.sent, to, parcel));
+        let asks = self.parcels.iter().filter_map(|(.., parcel)| match parcel {
+            Parcel::Ask(ask) => Some(u64::from(ask.size())),
+            _ => None,
+        });
+        let now = asks.fold([0; 2], |[requests, bytes], size| [requests + 1, bytes + size]);
+        self.most = [self.most[0].max(now[0]), self.most[1].max(now[1])];
     }
 }

@@ -7,6 +7,7 @@ mod budgets;
 mod connected;
 mod datagram;
 mod failures;
+mod flights;
 mod keys;
 mod lifecycle;
 mod mirror;

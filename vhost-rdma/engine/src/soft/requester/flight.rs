@@ -25,7 +25,7 @@ use crate::link::{Awaited, Link as _, Operation, Outcome, Payload, Ticket};
 use crate::memory::Segment;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::MAX_MSG;
-use crate::nic::qp::{Fate, Kind, SendQueue, State};
+use crate::nic::qp::{Fate, Flight, Kind, SendQueue, State};
 use crate::nic::shape::flags_are_known;
 use crate::soft::engine::{Engine, Execution, Nics};
 use crate::soft::network::View;
@@ -94,7 +94,8 @@ impl<N: Nics> Execution<'_, N> {
         send: &mut SendQueue,
         budget: (&mut Budget, u32),
     ) -> bool {
-        let state = self.nic_mut(turn.nic).and_then(|nic| nic.qps.get(&turn.qpn)).map(|qp| qp.state);
+        let state =
+            self.nic_mut(turn.nic).and_then(|nic| nic.qps.get(&turn.qpn)).map(|qp| qp.state);
         let runs = matches!(state, Some(State::Rts | State::Sqd));
         // Under an address that was withdrawn nothing leaves.
         let leaves = turn.kind == Kind::Rc && turn.flow.source_gid != NO_GID;
@@ -123,10 +124,11 @@ impl<N: Nics> Execution<'_, N> {
         let (mut len, mut bytes) = (send.piece, moved);
         for at in 0..send.window() {
             let flight = send.ahead.flights().get(at).copied();
-            let may = begins || flight.is_some();
+            let may = begins || flight.is_some_and(|flight| flight.fate != Fate::Back);
             let Some(next) = behind(send, spot, len, may).filter(|_| may) else { return false };
             spot = next;
-            if let Some(flight) = flight.filter(|flight| flight.fate != Fate::Unsent) {
+            let known = |flight: &Flight| !matches!(flight.fate, Fate::Back | Fate::Lost);
+            if let Some(flight) = flight.filter(known) {
                 len = flight.len;
                 continue;
             }

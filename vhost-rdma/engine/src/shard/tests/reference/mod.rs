@@ -16,8 +16,10 @@ mod posts;
 mod run;
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
 
-use ops::{furnished, op};
+use ops::{Op, busy, furnished, op};
 
 /// More than proptest's own number: what is rare is what is wrong.
 fn cases() -> u32 {
@@ -34,13 +36,43 @@ proptest! {
         apart in any::<bool>(),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        let mut run = run::Run::new(apart);
-        if parks {
-            [0, 1].into_iter().for_each(|on| run.world.at(on).park_at_once());
-        }
-        for op in furnished().iter().filter(|_| begun).chain(&ops) {
-            run.apply(op);
-        }
-        run.finish();
+        run_all((begun, parks, apart), &ops);
     }
+
+    /// The same with a shard for each guest, and steps that leave much under way between them.
+    #[test]
+    fn so_it_does_with_much_under_way(
+        parks in any::<bool>(),
+        ops in prop::collection::vec(busy(), 1..100),
+    ) {
+        run_all((true, parks, true), &ops);
+    }
+}
+
+fn run_all((begun, parks, apart): (bool, bool, bool), ops: &[Op]) -> run::Met {
+    let mut run = run::Run::new(apart);
+    if parks {
+        [0, 1].into_iter().for_each(|on| run.world.at(on).park_at_once());
+    }
+    for op in furnished().iter().filter(|_| begun).chain(ops) {
+        run.apply(op);
+    }
+    run.finish()
+}
+
+/// What the model is to be held against happens in its runs: pieces go ahead of their turn, and
+/// some are not settled when a NIC moves, or is saved.
+#[test]
+fn pieces_are_under_way_in_the_runs() {
+    let mut runner = TestRunner::deterministic();
+    let steps = prop::collection::vec(busy(), 50..100);
+    let mut met = run::Met::default();
+    for _ in 0..60 {
+        let ops = steps.new_tree(&mut runner).unwrap().current();
+        let more = run_all((true, false, true), &ops);
+        met.all += more.all;
+        met.moved += more.moved;
+        met.saved += more.saved;
+    }
+    assert!(met.all > 100 && met.moved > 20 && met.saved > 20, "{met:?}");
 }

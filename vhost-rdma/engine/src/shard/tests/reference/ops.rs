@@ -125,6 +125,12 @@ pub(super) enum Op {
         remote: Place,
         len: u16,
     },
+    /// Several posts, of which the engine sees the last as soon as the first.
+    Burst {
+        side: bool,
+        line: u8,
+        posts: Vec<(Post, Place, Place, u16)>,
+    },
     Receive {
         side: bool,
         line: u8,
@@ -247,5 +253,30 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::HandOver),
         8 => (any::<bool>(), 0u8..6).prop_map(|(side, rounds)| Op::Move { side, rounds }),
         1 => prop::bool::ANY.prop_map(|side| Op::ResetNic { side }),
+    ]
+}
+
+/// Steps that leave much under way: bursts, and what happens to either end meanwhile.
+pub(super) fn busy() -> impl Strategy<Value = Op> {
+    let what = prop_oneof![
+        4 => Just(Post::Send),
+        6 => Just(Post::Write),
+        2 => Just(Post::WriteImmediate),
+        1 => post(),
+    ];
+    let len = prop_oneof![6 => 1u16..100, 1 => len()];
+    let posts = prop::collection::vec((what, place(), place(), len), 2..10);
+    let receive = || (any::<bool>(), place(), 100u16..400);
+    prop_oneof![
+        6 => (any::<bool>(), 0u8..3, posts)
+            .prop_map(|(side, line, posts)| Op::Burst { side, line, posts }),
+        6 => (receive(), 0u8..3)
+            .prop_map(|((side, into, len), line)| Op::Receive { side, line, into, len }),
+        4 => receive().prop_map(|(side, into, len)| Op::ReceiveShared { side, into, len }),
+        2 => (any::<bool>(), 0u8..6).prop_map(|(side, rounds)| Op::Move { side, rounds }),
+        2 => Just(Op::HandOver),
+        2 => (any::<bool>(), 0u8..3).prop_map(|(side, line)| Op::Drain { side, line }),
+        2 => (any::<bool>(), 0u8..3).prop_map(|(side, line)| Op::GoOn { side, line }),
+        6 => op(),
     ]
 }

@@ -68,8 +68,24 @@ pub(super) struct Run {
     pub(super) sides: [Side; 2],
     pub(super) model: Model,
     pub(super) next: u64,
-    /// Moves that come with the next step.
-    moves: Vec<(usize, u8)>,
+    /// Moves and saves that come with the next step, each after so many rounds of it.
+    meanwhile: Vec<(Change, u8)>,
+    pub(super) met: Met,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Move(usize),
+    HandOver,
+}
+
+/// Pieces ahead of their turn (`soft/requester/flight.rs`): how many there were in all, and how
+/// many were not settled when a NIC moved, or was saved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Met {
+    pub(super) all: u64,
+    pub(super) moved: usize,
+    pub(super) saved: usize,
 }
 
 impl Run {
@@ -98,7 +114,8 @@ impl Run {
             base: bases.next().unwrap(),
             stale: 0x00ab_cdef,
         });
-        let mut run = Self { world, sides, model, next: 0, moves: Vec::new() };
+        let mut run =
+            Self { world, sides, model, next: 0, meanwhile: Vec::new(), met: Met::default() };
         (0..2).for_each(|side| run.second_domain(side));
         run
     }
@@ -151,6 +168,14 @@ impl Run {
                 let request = self.transfer((side.into(), line.into()), what, (local, remote), len);
                 self.post(side.into(), line.into(), request);
             }
+            Op::Burst { side, line, ref posts } => {
+                for &(what, local, remote, len) in posts {
+                    self.next += 1;
+                    let at = (side.into(), line.into());
+                    let request = self.transfer(at, what, (local, remote), len);
+                    self.post(at.0, at.1, request);
+                }
+            }
             Op::Receive { side, line, into, len } => {
                 self.receive(side.into(), line.into(), into, len);
             }
@@ -160,28 +185,46 @@ impl Run {
                 self.world.advance(2_000_000_000);
                 self.model.time_passes();
             }
+            // With the next step, whose work is begun then.
             Op::HandOver => {
-                let [a, b] = &mut self.sides;
-                self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
+                self.meanwhile.push((Change::HandOver, (self.next % 6) as u8));
+                return;
             }
             Op::Move { side, rounds } => {
-                // With the next step, whose work is begun then.
-                self.moves.push((side.into(), rounds));
+                self.meanwhile.push((Change::Move(side.into()), rounds));
                 return;
             }
             Op::ResetNic { side } => self.reset(side.into()),
         }
-        for (side, rounds) in std::mem::take(&mut self.moves) {
+        for (change, rounds) in std::mem::take(&mut self.meanwhile) {
             (0..rounds).for_each(|_| _ = self.world.round());
-            if self.world.beside.is_some() && !self.shares_a_queue() {
-                assert!(self.world.change_shard(&mut self.sides[side].guest));
+            let shares = self.shares_a_queue();
+            match change {
+                Change::Move(side) if self.world.beside.is_some() && !shares => {
+                    self.met.moved += self.flights();
+                    assert!(self.world.change_shard(&mut self.sides[side].guest));
+                }
+                Change::Move(_) => {}
+                Change::HandOver => {
+                    if shares {
+                        self.world.settle();
+                    }
+                    let [a, b] = &mut self.sides;
+                    self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
+                    self.met.saved += self.flights();
+                }
             }
         }
         self.compare(op);
     }
 
+    fn flights(&mut self) -> usize {
+        let Self { world, sides, .. } = self;
+        sides.iter().map(|side| world.at(side.guest.on).flights(side.guest.nic)).sum()
+    }
+
     /// Time and a reset of both leave nothing.
-    pub(super) fn finish(mut self) {
+    pub(super) fn finish(mut self) -> Met {
         for op in [Op::TimePasses, Op::ResetNic { side: false }, Op::ResetNic { side: true }] {
             self.apply(&op);
         }
@@ -192,6 +235,8 @@ impl Run {
         for on in [0, 1] {
             assert_eq!(self.world.at(on).waits(), 0, "nothing waits");
         }
+        let all = self.world.beside.as_ref().map_or(0, |(_, air)| air.ahead);
+        Met { all, ..self.met }
     }
 
     fn compare(&mut self, op: &Op) {
