@@ -98,7 +98,7 @@ fn busy_pairs_come_together_and_nothing_fails_meanwhile() {
     let nodes = [(); 4].map(|()| node(&world, "net"));
     let [a, b, c, d] = &nodes;
     assert_eq!(nodes.each_ref().map(|nic| seat(&world, nic).0), [0, 1, 0, 1], "placed in turn");
-    // A queue pair has one piece under way: with several a worker has something to do meanwhile.
+    // With several a worker has something to do while one waits.
     let mut pairs: Vec<_> =
         [(a, b), (c, d), (a, b), (c, d), (a, b), (c, d)].map(|(near, far)| pair(near, far)).into();
     let together = || {

@@ -16,13 +16,13 @@ use super::mr::Access;
 use super::network::View;
 use super::nic::Nic;
 use crate::link::{
-    Awaited, Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload,
-    Request, Service, Ticket,
+    Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload, Request,
+    Service, Ticket,
 };
 use crate::memory::{self, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
-use crate::nic::qp::{Fate, Kind, SendQueue, State, Wait};
+use crate::nic::qp::{Kind, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
 
 mod ahead;
@@ -289,16 +289,10 @@ impl<N: Nics> Execution<'_, N> {
             }
             return self.settle_crossed(turn, send, &planned, Outcome::Done);
         }
-        if let Some(fate) = flown.map(|flight| flight.fate) {
-            if let Some(outcome) = fate.outcome() {
-                return self.settle_crossed(turn, send, &planned, outcome);
-            }
-            if fate == Fate::Sent {
-                return self.settle(turn, send, &planned, Outcome::Later(Awaited::Answer), len);
-            }
-        }
-        if send.crosses {
-            send.ahead.recall();
+        if send.crosses
+            && let Some(outcome) = flight::known(send, flown)
+        {
+            return self.settle_crossed(turn, send, &planned, outcome);
         }
         let same = planned.inline || nic.opens_the_same(send, (planned.total, len));
         if !same || (!planned.inline && !nic.gather(turn, &send.sges, &planned, segments)) {
@@ -601,28 +595,6 @@ impl Nic {
                 self.counters.rx_bytes += len;
             }
         }
-    }
-
-    fn retries_exceeded(&mut self, qpn: u32) {
-        if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
-            self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);
-            self.end_turn(qpn, send, false);
-        }
-    }
-
-    /// An event ended a wait early: the peer posted a receive, or appeared.
-    pub(super) fn woken(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let forever = qp.attrs.rnr_retry();
-        let Some(send) = &mut qp.send else { return };
-        match send.wait {
-            // The wait that was cut short does not count against the retries.
-            Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
-            Wait::Answer(_) => {}
-            Wait::None | Wait::Owner(_) | Wait::Link(_) => return,
-        }
-        send.wait = Wait::None;
-        self.schedule(qpn);
     }
 }
 

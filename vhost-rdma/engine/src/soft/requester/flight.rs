@@ -85,6 +85,19 @@ fn behind(send: &mut SendQueue, spot: Spot, len: u32, may: bool) -> Option<Spot>
     spot_at(send, place)
 }
 
+/// It is the turn of a piece that crosses: what is known of it, if it went ahead. `None`: it is to
+/// be sent, and whatever is behind it comes too early.
+pub(super) fn known(send: &mut SendQueue, flown: Option<Flight>) -> Option<Outcome> {
+    let known = flown.and_then(|flight| match flight.fate {
+        Fate::Sent => Some(Outcome::Later(Awaited::Answer)),
+        fate => fate.outcome(),
+    });
+    if known.is_none() {
+        send.ahead.recall();
+    }
+    known
+}
+
 impl<N: Nics> Execution<'_, N> {
     /// The current piece crosses, and the turn has moved some bytes: sends some of what comes behind
     /// it. True if more may be sent in another turn.

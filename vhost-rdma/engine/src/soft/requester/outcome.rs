@@ -6,6 +6,7 @@ use crate::link::{Awaited, Nak, NicId, Outcome, Owner, Token};
 use crate::nic::qp::{Kind, SendQueue, Wait};
 use crate::nic::timer::{self, Waiting};
 use crate::soft::engine::{Execution, Nics};
+use crate::soft::nic::Nic;
 use crate::soft::{Nanos, mirror};
 use virtio_rdma_abi::wc_status;
 
@@ -139,12 +140,14 @@ impl<N: Nics> Execution<'_, N> {
     ) -> Step {
         let len = send.piece;
         send.judge(outcome);
-        if outcome == Outcome::Done {
-            // Also what came out while the NIC stood still was this piece's.
-            send.landed = None;
-            send.ticket.advance();
-        } else {
-            send.ahead.recall();
+        match outcome {
+            Outcome::Done => {
+                // Also what came out while the NIC stood still was this piece's.
+                send.landed = None;
+                send.ticket.advance();
+            }
+            Outcome::Later(_) => {}
+            _ => send.ahead.recall(),
         }
         self.settle(turn, send, planned, outcome, len)
     }
@@ -198,5 +201,29 @@ impl<N: Nics> Execution<'_, N> {
             }
             _ => {}
         }
+    }
+}
+
+impl Nic {
+    fn retries_exceeded(&mut self, qpn: u32) {
+        if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
+            self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);
+            self.end_turn(qpn, send, false);
+        }
+    }
+
+    /// An event ended a wait early: the peer posted a receive, or appeared.
+    pub(in crate::soft) fn woken(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let forever = qp.attrs.rnr_retry();
+        let Some(send) = &mut qp.send else { return };
+        match send.wait {
+            // The wait that was cut short does not count against the retries.
+            Wait::Receiver(_) => send.rnr_left = send.rnr_left.saturating_add(1).min(forever),
+            Wait::Answer(_) => {}
+            Wait::None | Wait::Owner(_) | Wait::Link(_) => return,
+        }
+        send.wait = Wait::None;
+        self.schedule(qpn);
     }
 }
