@@ -135,7 +135,7 @@ impl<N: Nics> Execution<'_, N> {
         let Some(current) = spot_at(send, 0) else { return false };
         let mut spot = Spot { offset: send.done, ..current };
         let (mut len, mut bytes) = (send.piece, moved);
-        for at in 0..send.window() {
+        for (at, ahead) in (1..).enumerate().take(send.window()) {
             let flight = send.ahead.flights().get(at).copied();
             let may = begins || flight.is_some_and(|flight| flight.fate != Fate::Back);
             let Some(next) = behind(send, spot, len, may).filter(|_| may) else { return false };
@@ -148,7 +148,7 @@ impl<N: Nics> Execution<'_, N> {
             if bytes >= TURN_BYTES || self.is_over(turn.nic, budget) {
                 return true;
             }
-            let number = send.ticket.number.wrapping_add(1).wrapping_add(at as u32);
+            let number = send.ticket.number.wrapping_add(ahead);
             let piece = Piece { spot, number, len: flight.map(|flight| flight.len) };
             let Some(sent) = self.fly_piece(turn, send, &piece, segments) else { return false };
             send.ahead.flew(at, sent);
