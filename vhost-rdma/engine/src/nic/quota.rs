@@ -9,6 +9,7 @@
 //! | the map behind keys for all of memory | – | one (`mr::WholeGuest`) |
 //! | doorbell pages and their slots | DB_PAGE_ADD | the account; four for each context, and as many as its queues fill |
 //! | elements and inline bytes of the request under way | posts | those of one request of a QP, made with it |
+//! | requests taken before their turn, pieces under way | posts | 16 of a QP; requests charged while there are any, or none is taken |
 //! | requesters to be woken by a receive | peers | one of a QP, 256 of an SRQ |
 //! | events that wait for a buffer | errors | one of a kind and object |
 //! | timers | waits | one of a QP, one of a CQ |

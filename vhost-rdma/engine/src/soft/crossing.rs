@@ -317,8 +317,8 @@ impl<N: Nics> Execution<'_, N> {
         }
     }
 
-    /// What this answer says of the piece that a queue pair waits for, if it may take that now. Of a
-    /// NIC that stands still it notes what must not be done twice.
+    /// What this answer says of the piece that a queue pair waits for, if it may take that now. Of
+    /// a NIC that stands still it notes what must not be done twice.
     pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> Option<Outcome> {
         let nic = self.nic_mut(token.nic)?;
         let life = nic.life;

@@ -10,7 +10,7 @@ use crate::nic::contexts::SPARE_PAGES;
 use crate::nic::cq::Cq;
 use crate::nic::doorbell::SLOT;
 use crate::nic::limits::{MAX_INLINE, WINDOWS_PER_MR};
-use crate::nic::qp::SendQueue;
+use crate::nic::qp::{PIECES, SendQueue};
 use crate::nic::quota::{ALWAYS, CONTEXT, DOORBELLS, Kind, Places, WAITING, entry};
 
 /// The engine's own.
@@ -29,9 +29,10 @@ pub(super) static ENGINE: Places = Places {
     always: size_of::<Nic>() + ALWAYS,
 };
 
-/// What a QP takes beside its place: its own structure, and the inline bytes of a request.
+/// What a QP takes beside its place: its own structure, the inline bytes of a request, and what
+/// pieces are under way.
 pub(crate) const fn queue_pair(max_inline: u32) -> usize {
-    size_of::<Qp>() + size_of::<SendQueue>() + 48 + max_inline as usize
+    size_of::<Qp>() + size_of::<SendQueue>() + 48 + PIECES + max_inline as usize
 }
 
 /// What an SRQ takes beside its place: who waits for it.

@@ -160,7 +160,7 @@ impl SavedQp {
 
     fn load(self, space: &AddressSpace, kept: &mut Kept, present: usize) -> Result<Qp, BadState> {
         kept.place(Place::Qp, present)?;
-        let send = self.sends.map(|saved| SendQueue::load(saved, space)).transpose()?;
+        let send = self.sends.map(|saved| SendQueue::load(saved, space, kept)).transpose()?;
         let receive = self.receives.map(|saved| ReceiveRing::load(&saved, space)).transpose()?;
         let max_inline = send.as_ref().map_or(0, |send| send.max_inline);
         Ok(Qp {

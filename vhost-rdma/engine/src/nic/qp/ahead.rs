@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::SqWqe;
 
 use crate::link::{Nak, Outcome, Owner};
+use crate::memory::Charge;
 use crate::nic::receive::SgeList;
 
 /// A work request that was taken out of the ring before its turn.
@@ -83,10 +84,19 @@ pub(crate) struct Flight {
     pub(crate) fate: Fate,
 }
 
+/// Work requests and pieces that are under way ahead of their turn, at most.
+pub(crate) const MOST: usize = 16;
+/// What the work requests among them take, while there are any, with a list's own bytes.
+pub(crate) const EARLY: usize = MOST * size_of::<Early>() + 16;
+/// What the pieces take, which stays.
+pub(crate) const PIECES: usize = MOST * (size_of::<Asked>() + size_of::<Flight>()) + 32;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     requests: VecDeque<Early>,
+    /// What they take of the NIC's account.
+    held: Option<Charge>,
     /// In the order of their turns.
     pieces: VecDeque<Asked>,
     /// Those that crossed, in the order of their turns; never both kinds.
@@ -174,9 +184,24 @@ impl Ahead {
 
     #[inline]
     pub(super) fn take(&mut self) -> Option<Early> {
-        self.requests.pop_front()
+        let early = self.requests.pop_front()?;
+        if self.requests.is_empty() {
+            (self.requests, self.held) = (VecDeque::new(), None);
+        }
+        Some(early)
     }
 
+    /// Whether another work request may be taken early. `charge` has the NIC's account pay for all
+    /// there can be, which is given back with the last.
+    pub(super) fn has_room(&mut self, charge: impl FnOnce(usize) -> Option<Charge>) -> bool {
+        if self.held.is_none() {
+            self.held = charge(EARLY);
+            self.requests.reserve_exact(if self.held.is_some() { MOST } else { 0 });
+        }
+        self.held.is_some() && self.requests.len() < MOST
+    }
+
+    /// Only where [`Self::has_room`].
     pub(super) fn push(&mut self, early: Early) {
         self.requests.push_back(early);
     }

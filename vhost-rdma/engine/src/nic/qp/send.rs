@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
-use super::ahead::{Ahead, Early, Flight};
+use super::ahead::{self, Ahead, Early, Flight};
 use crate::link::{Fanout, Outcome, Owner, PIECE, Ticket};
-use crate::memory::{AddressSpace, Ring};
+use crate::memory::{AddressSpace, Charge, Ring};
 use crate::nic::Nanos;
 use crate::nic::limits::MAX_INLINE;
+use crate::nic::quota::Kept;
 use crate::nic::receive::{BadIndex, SgeList, load_sges, read_sges};
 use crate::nic::saved::{AbiBytes, BadState, SavedRing};
 
@@ -83,7 +84,7 @@ pub struct SendQueue {
 }
 
 /// Pieces that are sent ahead to another shard, at most.
-pub(crate) const WINDOW: u8 = 16;
+pub(crate) const WINDOW: u8 = ahead::MOST as u8;
 /// Pieces that go one at a time after one that came too early: each that does costs a copy.
 const REST: u8 = 16;
 
@@ -247,11 +248,15 @@ impl SendQueue {
     }
 
     /// Takes the next work request before its turn, if it is one that `may` be; its elements with
-    /// it, so that the guest cannot change what was looked at.
-    pub(crate) fn take_early(&mut self, may: impl FnOnce(&SqWqe) -> bool) -> bool {
+    /// it, so that the guest cannot change what was looked at. `charge`: see [`Ahead::has_room`].
+    pub(crate) fn take_early(
+        &mut self,
+        may: impl FnOnce(&SqWqe) -> bool,
+        charge: impl FnOnce(usize) -> Option<Charge>,
+    ) -> bool {
         let Some((wqe, _)) = self.peek().filter(|(wqe, _)| may(wqe)) else { return false };
         let count = u32::from(wqe.num_sge.get());
-        if count > self.max_sge {
+        if count > self.max_sge || !self.ahead.has_room(charge) {
             return false;
         }
         let at = self.slot(self.taken) + wqe_shape::SQ_WQE_DATA as u64;
@@ -403,7 +408,11 @@ impl SendQueue {
     }
 
     /// What was saved, in this memory.
-    pub(crate) fn load(saved: SavedSends, space: &AddressSpace) -> Result<Self, BadState> {
+    pub(crate) fn load(
+        saved: SavedSends,
+        space: &AddressSpace,
+        kept: &Kept,
+    ) -> Result<Self, BadState> {
         let SavedSends { max_sge, max_inline, producer, taken, .. } = saved;
         let shape = SendShape {
             entries: saved.ring.entries,
@@ -412,7 +421,7 @@ impl SendQueue {
             max_inline,
         };
         let fits = max_inline <= MAX_INLINE && saved.inline.len() <= max_inline.max(8) as usize;
-        let many = saved.early.len() > shape.entries as usize
+        let many = saved.early.len() > ahead::MOST
             || saved.flights.len() > usize::from(WINDOW)
             || !saved.flights.iter().all(|flight| (1..=PIECE).contains(&flight.len))
             || saved.piece > PIECE;
@@ -440,6 +449,10 @@ impl SendQueue {
         [queue.rnr_left, queue.retries_left] = saved.left;
         queue.landed = saved.landed;
         (queue.ticket, queue.crosses) = (saved.ticket, saved.crosses);
+        if !saved.early.is_empty() {
+            let charge = kept.beside(ahead::EARLY)?;
+            queue.ahead.has_room(|_| Some(charge));
+        }
         for (wqe, index, sges) in &saved.early {
             let early = Early { wqe: wqe.read()?, index: *index, sges: load_sges(sges)? };
             queue.ahead.push(early);

@@ -124,7 +124,7 @@ impl Scene {
             qp.posted = [0; 2];
             guest.raw_reset(qp);
         }
-        // What was under way has arrived by then: a connection manager waits for it (IBTA 12.9.8.4).
+        // What was under way has arrived by then: a connection manager waits for it (TimeWait).
         self.world.advance(SECOND);
         let ends = [(&self.a, &self.qa, &self.b, &self.qb), (&self.b, &self.qb, &self.a, &self.qa)];
         for (guest, qp, peer, other) in ends {
@@ -450,6 +450,27 @@ fn what_went_ahead_ends_before_the_queue_pair_rests() {
     world.modify(&a, &qa, state_attr(qps::RTS)).unwrap();
     world.advance(SECOND);
     assert_eq!(a.statuses(&mut qa.cq), [(6, 0)]);
+}
+
+/// Work requests that were taken before their turn are charged to the NIC's account while there are
+/// any. Where it pays for none, none is taken, and all go one at a time.
+#[test]
+fn what_goes_ahead_is_charged_to_the_account() {
+    let mut scene = Scene::new(slow());
+    let account = scene.a.space.account().clone();
+    let before = account.used();
+    scene.post();
+    scene.world.advance(1);
+    assert!(scene.flights() > 3 && account.used() > before);
+    scene.world.advance(SECOND);
+    assert_eq!(account.used(), before);
+    scene.all_done(0, "charged");
+    account.allow(before + 1000);
+    scene.post();
+    scene.world.advance(1);
+    assert_eq!((scene.flights(), account.used()), (0, before));
+    scene.world.advance(SECOND);
+    scene.all_done(7, "one at a time");
 }
 
 /// Under an address that was withdrawn nothing leaves, also not behind what left before.

@@ -8,17 +8,13 @@
 use virtio_rdma_abi::{SqWqe, opcode, send_flags};
 
 use super::{Planned, Turn, request};
-use crate::link::{Link as _, Operation, PIECE, Payload};
-use crate::memory::Segment;
+use crate::link::{Link as _, NicId, Operation, PIECE, Payload};
+use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::MAX_MSG;
-use crate::nic::qp::SendQueue;
+use crate::nic::qp::{MOST, SendQueue};
 use crate::nic::shape::flags_are_known;
 use crate::soft::engine::{Engine, Execution, Nics};
-
-/// Pieces of a queue pair that are asked ahead, so that the threads of the way to an owner and back
-/// have work while one of them has the processor.
-const MOST: usize = 16;
 
 /// Where a piece begins: the work request's place (0: the one being executed), its shape, and the
 /// bytes before the piece.
@@ -67,13 +63,13 @@ fn last(send: &SendQueue) -> Option<Spot> {
 }
 
 /// Where the next piece to be asked begins.
-fn next(send: &mut SendQueue) -> Option<Spot> {
+fn next(send: &mut SendQueue, charge: impl FnOnce(usize) -> Option<Charge>) -> Option<Spot> {
     let spot = last(send)?;
     if spot.offset < spot.planned.total {
         return Some(spot);
     }
     let place = spot.place + 1;
-    if send.request_at(place).is_none() && !send.take_early(may_be_early) {
+    if send.request_at(place).is_none() && !send.take_early(may_be_early, charge) {
         return None;
     }
     spot_at(send, place)
@@ -101,7 +97,8 @@ impl<N: Nics> Execution<'_, N> {
             if bytes >= PIECE || self.is_over(turn.nic, budget) {
                 break true;
             }
-            let Some(spot) = next(send) else { break false };
+            let charge = |bytes| self.charge_early(turn.nic, bytes);
+            let Some(spot) = next(send, charge) else { break false };
             let Some((len, job)) = self.ask_piece(turn, send, &spot, &mut segments) else {
                 break false;
             };
@@ -111,6 +108,11 @@ impl<N: Nics> Execution<'_, N> {
         segments.clear();
         self.engine.segments = segments;
         more
+    }
+
+    /// Has a NIC's account pay for work requests that are taken out of the ring before their turn.
+    pub(super) fn charge_early(&mut self, id: NicId, bytes: usize) -> Option<Charge> {
+        self.nic_mut(id)?.kept.beside(bytes).ok()
     }
 
     /// The piece's length, and the job's number.

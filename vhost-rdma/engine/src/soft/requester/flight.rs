@@ -2,10 +2,10 @@
 //!
 //! A hand-over between threads and back takes longer than the copy of a piece, so a queue pair has
 //! some further pieces under way: of the message that is being executed, and of messages of one
-//! piece behind it. The responder executes them in the order of their numbers. One that comes before
-//! its turn is sent back ([`crate::link::Outcome::Full`]) and sent again in it, and then none goes
-//! ahead for a while; so an owner of mirrored memory, or a receive that is not there, costs a few
-//! copies and no more.
+//! piece behind it. The responder executes them in the order of their numbers. One that comes
+//! before its turn is sent back ([`crate::link::Outcome::Full`]) and sent again in it, and then none
+//! goes ahead for a while; so an owner of mirrored memory, or a receive that is not there, costs a
+//! few copies and no more.
 //!
 //! Once a piece was sent it stays the same piece by the same number, until its queue pair is reset:
 //! it may have been executed, and the responder answers by the number. In its turn
@@ -15,14 +15,14 @@
 //! answered, so at most one of a queue pair is under way, which is the least `max_rd_atomic` there
 //! is (IBTA 9.7.3), and a fence has nothing to wait for.
 //!
-//! Flights are the NIC's like all that it has under way: the link bounds them together, and what
-//! they cost is its turn's.
+//! Flights are the NIC's like all that it has under way: the link bounds them together, to half of
+//! what it takes of a NIC, and what they cost is its turn's.
 
 use virtio_rdma_abi::{SqWqe, opcode, send_flags};
 
 use super::{NO_GID, Planned, TURN_BYTES, Turn, request};
 use crate::link::{Awaited, Link as _, Operation, Outcome, Payload, Ticket};
-use crate::memory::Segment;
+use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::MAX_MSG;
 use crate::nic::qp::{Fate, Flight, Kind, SendQueue, State};
@@ -72,14 +72,18 @@ fn spot_at(send: &SendQueue, place: usize) -> Option<Spot> {
 }
 
 /// Where the piece behind one of this length begins. The next work request is taken out of the ring
-/// for it, if it `may` be.
-fn behind(send: &mut SendQueue, spot: Spot, len: u32, may: bool) -> Option<Spot> {
+/// for it, if it may be and the NIC's account pays for it.
+fn behind(
+    send: &mut SendQueue,
+    (spot, len): (Spot, u32),
+    charge: impl FnOnce(usize) -> Option<Charge>,
+) -> Option<Spot> {
     let offset = spot.offset.saturating_add(len);
     if offset < spot.planned.total {
         return Some(Spot { offset, ..spot });
     }
     let place = spot.place + 1;
-    if send.request_at(place).is_none() && !(may && send.take_early(may_be_early)) {
+    if send.request_at(place).is_none() && !send.take_early(may_be_early, charge) {
         return None;
     }
     spot_at(send, place)
@@ -99,8 +103,8 @@ pub(super) fn known(send: &mut SendQueue, flown: Option<Flight>) -> Option<Outco
 }
 
 impl<N: Nics> Execution<'_, N> {
-    /// The current piece crosses, and the turn has moved some bytes: sends some of what comes behind
-    /// it. True if more may be sent in another turn.
+    /// The current piece crosses, and the turn has moved some bytes: sends some of what comes
+    /// behind it. True if more may be sent in another turn.
     pub(super) fn fly_ahead(
         &mut self,
         turn: &Turn,
@@ -137,8 +141,11 @@ impl<N: Nics> Execution<'_, N> {
         let (mut len, mut bytes) = (send.piece, moved);
         for (at, ahead) in (1..).enumerate().take(send.window()) {
             let flight = send.ahead.flights().get(at).copied();
-            let may = begins || flight.is_some_and(|flight| flight.fate != Fate::Back);
-            let Some(next) = behind(send, spot, len, may).filter(|_| may) else { return false };
+            if !begins && flight.is_none_or(|flight| flight.fate == Fate::Back) {
+                return false;
+            }
+            let charge = |bytes| self.charge_early(turn.nic, bytes);
+            let Some(next) = behind(send, (spot, len), charge) else { return false };
             spot = next;
             let known = |flight: &Flight| !matches!(flight.fate, Fate::Back | Fate::Lost);
             if let Some(flight) = flight.filter(known) {
