@@ -84,8 +84,10 @@ pub(crate) struct Flight {
     pub(crate) fate: Fate,
 }
 
+/// Pieces that are sent ahead to another shard, at most.
+pub(crate) const WINDOW: u8 = 16;
 /// Work requests and pieces that are under way ahead of their turn, at most.
-pub(crate) const MOST: usize = 16;
+pub(crate) const MOST: usize = WINDOW as usize;
 /// What the work requests among them take, while there are any, with a list's own bytes.
 pub(crate) const EARLY: usize = MOST * size_of::<Early>() + 16;
 /// What the pieces take, which stays.

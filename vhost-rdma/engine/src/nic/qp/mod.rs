@@ -5,8 +5,7 @@ pub mod attrs;
 pub(crate) mod send;
 pub mod state;
 
-pub(crate) use ahead::{Fate, Flight, MOST, PIECES};
+pub(crate) use ahead::{Fate, Flight, MOST, PIECES, WINDOW};
 pub use attrs::Attrs;
-pub(crate) use send::WINDOW;
 pub use send::{SavedSends, SendQueue, Wait};
 pub use state::{Kind, State};

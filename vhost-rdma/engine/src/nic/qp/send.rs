@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
-use super::ahead::{self, Ahead, Early, Flight};
+use super::ahead::{self, Ahead, Early, Flight, WINDOW};
 use crate::link::{Fanout, Outcome, Owner, PIECE, Ticket};
 use crate::memory::{AddressSpace, Charge, Ring};
 use crate::nic::Nanos;
@@ -83,8 +83,6 @@ pub struct SendQueue {
     credit: u8,
 }
 
-/// Pieces that are sent ahead to another shard, at most.
-pub(crate) const WINDOW: u8 = ahead::MOST as u8;
 /// Pieces that go one at a time after one that came too early: each that does costs a copy.
 const REST: u8 = 16;
 
