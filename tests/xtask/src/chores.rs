@@ -142,20 +142,27 @@ pub(crate) fn install(
     Ok(())
 }
 
-/// Unit and whole-stack tests.
+/// Unit and whole-stack tests, and the examples of the documentation, which nextest runs none of.
 pub(crate) fn tests(cache: &Cache) -> Result<bool> {
-    let mut cmd = cargo();
-    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
-    logged(cache, "cargo-test", with_daemon(&mut cmd)?)
+    let mut cmd = by_nextest(cache)?;
+    cmd.args(["--status-level", "fail", "--final-status-level", "slow"]);
+    let mut examples = cargo();
+    examples.args(["test", "--locked", "--workspace", "--doc"]);
+    Ok(logged(cache, "tests", &mut cmd)? && logged(cache, "examples", &mut examples)?)
 }
 
-/// The same by nextest, each test in a process of its own with a time limit
-/// (.config/nextest.toml). It runs no examples of the documentation.
+/// The tests as [`tests`] runs them, with what the user adds.
 pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
+    shown(by_nextest(cache)?.args(rest))
+}
+
+/// Each test in a process of its own with a time limit (.config/nextest.toml).
+fn by_nextest(cache: &Cache) -> Result<Command> {
     let mut cmd = cargo();
-    cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]).args(rest);
+    cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
     cmd.env("PATH", nextest::on_path(cache)?);
-    shown(with_daemon(&mut cmd)?)
+    with_daemon(&mut cmd)?;
+    Ok(cmd)
 }
 
 /// The daemon that this very command builds for its own tests. Without the name the virtual guest
