@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use lab::cache::Cache;
 use lab::exec::{check_interrupt, run_logged, tied, wait, workspace};
@@ -17,6 +17,9 @@ const CARGO_WAIT: Duration = Duration::from_secs(1800);
 /// Packages with their programs.
 const DENY: (&str, &str) = ("cargo-deny", "cargo-deny");
 const TYPOS: (&str, &str) = ("typos-cli", "typos");
+const MUTATE: (&str, &str) = ("cargo-mutants", "cargo-mutants");
+/// Each change is a build and a run of a package's tests.
+const MUTATE_WAIT: Duration = Duration::from_secs(4 * 3600);
 
 fn cargo() -> Command {
     let mut cmd = tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -139,20 +142,27 @@ pub(crate) fn install(
     Ok(())
 }
 
-/// Unit and whole-stack tests.
+/// Unit and whole-stack tests, and the examples of the documentation, which nextest runs none of.
 pub(crate) fn tests(cache: &Cache) -> Result<bool> {
-    let mut cmd = cargo();
-    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
-    logged(cache, "cargo-test", with_daemon(&mut cmd)?)
+    let mut cmd = by_nextest(cache)?;
+    cmd.args(["--status-level", "fail", "--final-status-level", "slow"]);
+    let mut examples = cargo();
+    examples.args(["test", "--locked", "--workspace", "--doc"]);
+    Ok(logged(cache, "tests", &mut cmd)? && logged(cache, "examples", &mut examples)?)
 }
 
-/// The same by nextest, each test in a process of its own with a time limit
-/// (.config/nextest.toml). It runs no examples of the documentation.
+/// The tests as [`tests`] runs them, with what the user adds.
 pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
+    shown(by_nextest(cache)?.args(rest))
+}
+
+/// Each test in a process of its own with a time limit (.config/nextest.toml).
+fn by_nextest(cache: &Cache) -> Result<Command> {
     let mut cmd = cargo();
-    cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]).args(rest);
+    cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
     cmd.env("PATH", nextest::on_path(cache)?);
-    shown(with_daemon(&mut cmd)?)
+    with_daemon(&mut cmd)?;
+    Ok(cmd)
 }
 
 /// The daemon that this very command builds for its own tests. Without the name the virtual guest
@@ -172,8 +182,33 @@ pub(crate) fn mutants(cache: &Cache, all: bool) -> Result<bool> {
     eprintln!("    part {part}");
     let mut cmd = cargo();
     cmd.args(["run", "--locked", "--quiet", "-p", "virtual-guest", "--bin", "mutants"]);
-    cmd.args(["--", "--part", &part, "--cache"]);
-    logged(cache, "mutants", cmd.arg(cache.dir().join("mutants")))
+    cmd.args(["--", "--part", &part, "--cache"]).arg(cache.dir().join("mutants"));
+    if !all {
+        // Agent and CNI plugin would be compiled for their few.
+        cmd.arg("--daemon");
+    }
+    logged(cache, "mutants", &mut cmd)
+}
+
+/// Changes what has been touched since a revision, one place at a time (cargo-mutants), and tells
+/// which changes no test of that package notices.
+pub(crate) fn mutate(cache: &Cache, since: &str, rest: &[String]) -> Result<bool> {
+    let diff = Command::new("git")
+        .args(["diff", "--no-color", since, "--", "*.rs"])
+        .current_dir(workspace())
+        .output()
+        .context("git tells what has changed")?;
+    ensure!(diff.status.success(), "git: {}", String::from_utf8_lossy(&diff.stderr).trim());
+    ensure!(!diff.stdout.is_empty(), "no Rust file differs from {since}");
+    let file = cache.dir().join("tmp/mutate.diff");
+    std::fs::create_dir_all(cache.dir().join("tmp"))?;
+    std::fs::write(&file, diff.stdout)?;
+    let mut cmd = tied(tool(cache, MUTATE)?);
+    cmd.current_dir(workspace()).args(["mutants", "--in-diff"]).arg(&file);
+    cmd.arg("--output").arg(cache.dir().join("tmp"));
+    // What a time limit ends counts as noticed; cargo-mutants takes its measure from the tests.
+    cmd.args(["--minimum-test-timeout", "120"]).args(rest);
+    shown_for(&mut cmd, MUTATE_WAIT)
 }
 
 /// A number below `parts` that the commit decides; 0 where there is none.

@@ -14,6 +14,7 @@
 //! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
 //! cargo xtask lint
 //! cargo xtask nextest                                     # a process and a time limit for each test
+//! cargo xtask mutate --since main~3                       # changes that no test notices
 //! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
 //! cargo xtask spec                                        # the specification as LaTeX, as the virtio TC takes it
 //! cargo xtask dashboard                                   # manifests/monitoring/dashboard.json
@@ -117,6 +118,16 @@ enum Chore {
         #[arg(last = true)]
         rest: Vec<String>,
     },
+    /// Change what differs from a revision, one place at a time, and tell what no test notices
+    /// (cargo-mutants, which is built once)
+    Mutate {
+        /// The revision
+        #[arg(long, default_value = "HEAD", value_name = "REVISION")]
+        since: String,
+        /// For cargo-mutants: `--list`, `--file GLOB`, `--shard K/N`
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
     /// Write manifests/crds and docs/API.md anew from controller/api
     Crds,
     /// Write manifests/monitoring/dashboard.json anew
@@ -165,6 +176,7 @@ fn run(cli: &Cli) -> Result<bool> {
         Chore::Fuzz { target, seconds } => chores::fuzz(&Cache::open()?, target, *seconds),
         Chore::Lint => test::lint(&Cache::open()?),
         Chore::Nextest { rest } => chores::nextest(&Cache::open()?, rest),
+        Chore::Mutate { since, rest } => chores::mutate(&Cache::open()?, since, rest),
         Chore::Crds => chores::crds(),
         Chore::Dashboard => monitoring::write_dashboard(),
         Chore::Chart { dir, helm: true } => chart::by_helm(&Cache::open()?, dir),

@@ -70,7 +70,7 @@ const LINTS: &[(When, &str, Run)] = &[
 ];
 
 const TESTS: &[(When, &str, Run)] = &[
-    (Fast, "cargo test", |c, _| chores::tests(c)),
+    (Fast, "tests", |c, _| chores::tests(c)),
     (Usual, "clippy with host-rnic", |c, _| chores::lint_rnic(c)),
     (Usual, "seeded device bugs", chores::mutants),
     (Usual, "soak for a minute", |_, _| chores::soak(1.0, None, &[])),

@@ -7,7 +7,6 @@
 //! what the guest reads is `NEED_KICK`, which the worker sets *after* `asleep` and before its look:
 //! so a kick that follows from `NEED_KICK` finds `asleep` set, and any other kick is for a doorbell
 //! that the worker's look will see.
-
 //!
 //! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the
 //! worker sleeps on ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::cache::Cache;
 use crate::exec::{capture, tied, wait_for};
+use crate::host;
 use crate::k8s::image::Image;
 use crate::k8s::pods::resource;
 use crate::k8s::test::Bench;
@@ -112,9 +113,10 @@ fn import(bench: &Bench<'_>, cache: &Cache) -> Result<()> {
     let stage = bench.node.lab().join("vm");
     std::fs::create_dir_all(&stage)?;
     let disk = stage.join("root.qcow2");
+    host::ensure_packages(cache, &["qemu-utils"])?;
     let mut cmd = tied("qemu-img");
     cmd.args(["convert", "-O", "qcow2"]).arg(guest.dir.join("root.img")).arg(&disk);
-    capture(&mut cmd, CONVERT_WAIT).context("qemu-img (package qemu-utils)")?;
+    capture(&mut cmd, CONVERT_WAIT).context("qemu-img")?;
     let mut image = Image::on_root(&roots::qemu(cache)?)
         .file(&guest.dir.join("vmlinuz"), "vm/vmlinuz")
         .file(&guest.dir.join("initrd.gz"), "vm/initrd.gz")

@@ -4,6 +4,9 @@
 //! the daemon, and at least one of the tests that the entry names must fail on it; all of them must
 //! pass on the source as it is. The copy and its build live in a cache outside the source, so that
 //! a run costs one incremental build per bug. The tests themselves are built once, from here.
+//!
+//! A bug with a `package` is of another of the workspace's packages, and its tests are that
+//! package's own, which are built with it. `--daemon` leaves those out.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,6 +33,9 @@ struct Args {
     /// Show the table and check it against the source, without building
     #[arg(long)]
     list: bool,
+    /// Only bugs of the daemon
+    #[arg(long)]
+    daemon: bool,
     /// Every Nth bug of those, from the Kth on: with all K from 0 to N-1 each is tried once
     #[arg(long, value_name = "K/N", default_value = "0/1")]
     part: Part,
@@ -72,6 +78,10 @@ struct Table {
 #[serde(deny_unknown_fields)]
 struct Mutant {
     name: String,
+    /// None: the daemon's, whatever the crate.
+    #[serde(default)]
+    package: Option<Package>,
+    /// Below the package's directory.
     file: PathBuf,
     find: String,
     replace: String,
@@ -82,7 +92,45 @@ struct Mutant {
     one_process: bool,
 }
 
+/// A package whose bugs its own tests find: `lib::TEST` and `PROGRAM::TEST`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Package {
+    VhostRdma,
+    VhostRdmaAgent,
+    VhostRdmaCni,
+    VhostRdmaRnic,
+    VhostRdmaController,
+}
+
+impl Package {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::VhostRdma => "vhost-rdma",
+            Self::VhostRdmaAgent => "vhost-rdma-agent",
+            Self::VhostRdmaCni => "vhost-rdma-cni",
+            Self::VhostRdmaRnic => "vhost-rdma-rnic",
+            Self::VhostRdmaController => "vhost-rdma-controller",
+        }
+    }
+
+    const fn dir(self) -> &'static str {
+        match self {
+            Self::VhostRdma => "vhost-rdma",
+            Self::VhostRdmaAgent => "device-plugin",
+            Self::VhostRdmaCni => "cni-plugin",
+            Self::VhostRdmaRnic => "vhost-rdma/rnic",
+            Self::VhostRdmaController => "controller",
+        }
+    }
+}
+
 impl Mutant {
+    /// Below the workspace.
+    fn path(&self) -> PathBuf {
+        Path::new(self.package.map_or("vhost-rdma", Package::dir)).join(&self.file)
+    }
+
     /// The source of the file with the bug in it.
     fn seed(&self, source: &str) -> Result<String> {
         let found = source.matches(&self.find).count();
@@ -209,6 +257,9 @@ fn test_programs(workspace: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(programs)
 }
 
+/// How long a build may take.
+const BUILD_LIMIT: Duration = Duration::from_secs(1200);
+
 struct Bench {
     tree: PathBuf,
     target: PathBuf,
@@ -217,12 +268,12 @@ struct Bench {
 }
 
 impl Bench {
-    fn build(&self) -> Result<PathBuf> {
+    /// cargo on the copy.
+    fn cargo(&self, what: &str) -> Command {
         let mut command = cargo();
         command
             .current_dir(&self.tree)
-            .args(["build", "--quiet", "--package", "vhost-rdma", "--bin", "vhost-rdma"])
-            .arg("--target-dir")
+            .args([what, "--quiet", "--target-dir"])
             .arg(&self.target)
             // Only its behaviour matters, not its warnings and not its debug information.
             .env("RUSTFLAGS", "--cap-lints allow")
@@ -230,9 +281,36 @@ impl Bench {
         if let Some(jobs) = self.jobs {
             command.arg("--jobs").arg(jobs.to_string());
         }
-        let (success, text) = run(&mut command, Duration::from_secs(1200))?;
+        command
+    }
+
+    fn build(&self) -> Result<PathBuf> {
+        let mut command = self.cargo("build");
+        command.args(["--package", "vhost-rdma", "--bin", "vhost-rdma"]);
+        let (success, text) = run(&mut command, BUILD_LIMIT)?;
         ensure!(success, "it does not build:\n{text}");
         Ok(self.target.join("debug/vhost-rdma"))
+    }
+
+    /// Builds and runs one test of a package; true if it passed.
+    fn passes_in(&self, package: Package, test: &str) -> Result<bool> {
+        let (program, name) =
+            test.split_once("::").with_context(|| format!("{test}: no program"))?;
+        let cargo = |last: &[&str]| {
+            let mut command = self.cargo("test");
+            command.args(["--package", package.name()]);
+            match program {
+                "lib" => command.arg("--lib"),
+                program => command.args(["--test", program]),
+            };
+            command.args(last);
+            command
+        };
+        let (built, text) = run(&mut cargo(&["--no-run"]), BUILD_LIMIT)?;
+        ensure!(built, "{test}: it does not build:\n{text}");
+        let (success, text) = run(&mut cargo(&["--", "--exact", name]), TEST_LIMIT)?;
+        ensure!(text.contains("running 1 test"), "{test}: there is no such test:\n{text}");
+        Ok(success)
     }
 
     /// Runs one test (`program::test`) on a daemon; true if it passed.
@@ -258,12 +336,13 @@ fn main() -> Result<ExitCode> {
     let workspace = workspace()?;
     let table = fs::read_to_string(workspace.join("tests/virtual-guest/mutants.toml"))?;
     let table: Table = toml::from_str(&table)?;
+    let named = |m: &Mutant| args.filter.iter().any(|f| m.name.contains(f));
     let wanted =
-        |m: &&Mutant| args.filter.is_empty() || args.filter.iter().any(|f| m.name.contains(f));
+        |m: &&Mutant| (args.filter.is_empty() || named(m)) && !(args.daemon && m.package.is_some());
     let chosen: Vec<&Mutant> = table.mutant.iter().filter(wanted).collect();
     ensure!(!chosen.is_empty(), "no bug matches {:?}", args.filter);
     let source = |m: &Mutant| {
-        let path = workspace.join("vhost-rdma").join(&m.file);
+        let path = workspace.join(m.path());
         fs::read_to_string(&path).with_context(|| format!("{}: {}", m.name, path.display()))
     };
     // The whole table first: a bug whose text is gone must not be found out after an hour.
@@ -275,7 +354,7 @@ fn main() -> Result<ExitCode> {
     ensure!(!chosen.is_empty(), "there are fewer bugs than parts");
     if args.list {
         for mutant in &chosen {
-            println!("{:<32} {:<24} {}", mutant.name, mutant.file.display(), mutant.why);
+            println!("{:<32} {:<24} {}", mutant.name, mutant.path().display(), mutant.why);
         }
         println!("{} seeded bugs", chosen.len());
         return Ok(ExitCode::SUCCESS);
@@ -291,10 +370,10 @@ fn main() -> Result<ExitCode> {
         programs: test_programs(&workspace)?,
     };
     mirror(&workspace, &bench.tree)?;
-    check_original(&bench, &chosen)?;
+    let (packages, chosen): (Vec<&Mutant>, Vec<&Mutant>) =
+        chosen.into_iter().partition(|mutant| mutant.package.is_some());
     let mut rows = Vec::new();
-    let hunted = |mutant: &Mutant, daemon: Result<PathBuf>| -> Result<()> {
-        let caught = daemon.and_then(|daemon| hunt(&bench, mutant, &daemon));
+    let mut hunted = |mutant: &Mutant, caught: Result<Option<String>>| -> Result<()> {
         let caught = caught.with_context(|| mutant.name.clone())?;
         match &caught {
             Some(test) => println!("caught    {:<32} by {test}", mutant.name),
@@ -306,7 +385,16 @@ fn main() -> Result<ExitCode> {
         }));
         Ok(())
     };
-    each_seeded(&bench, &chosen, &source, hunted)?;
+    if !chosen.is_empty() {
+        check_original(&bench, &chosen)?;
+        each_seeded(&bench, &chosen, &source, |mutant, daemon| {
+            hunted(mutant, daemon.and_then(|daemon| hunt(&bench, mutant, &daemon)))
+        })?;
+    }
+    // One after the other: their tests are built from the copy that has the bug.
+    for mutant in packages {
+        hunted(mutant, hunt_in_package(&bench, mutant, &source(mutant)?))?;
+    }
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")?;
     }
@@ -367,7 +455,7 @@ fn each_seeded(
 
 /// The daemon with a bug, in one of two places: the other is in use.
 fn build_seeded(bench: &Bench, mutant: &Mutant, original: &str, place: usize) -> Result<PathBuf> {
-    let file = bench.tree.join("vhost-rdma").join(&mutant.file);
+    let file = bench.tree.join(mutant.path());
     fs::write(&file, mutant.seed(original)?)?;
     let built = bench.build();
     fs::write(&file, original)?;
@@ -393,6 +481,23 @@ fn hunt(bench: &Bench, mutant: &Mutant, daemon: &Path) -> Result<Option<String>>
     Ok(None)
 }
 
+/// The first of a package's tests that fails with this bug; all pass without it.
+fn hunt_in_package(bench: &Bench, mutant: &Mutant, original: &str) -> Result<Option<String>> {
+    let package = mutant.package.context("a bug of the daemon")?;
+    for test in &mutant.tests {
+        ensure!(bench.passes_in(package, test)?, "{test} fails without any seeded bug");
+    }
+    let file = bench.tree.join(mutant.path());
+    fs::write(&file, mutant.seed(original)?)?;
+    let caught = mutant.tests.iter().find_map(|test| match bench.passes_in(package, test) {
+        Ok(true) => None,
+        Ok(false) => Some(Ok(test.clone())),
+        Err(error) => Some(Err(error)),
+    });
+    fs::write(&file, original)?;
+    caught.transpose()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,6 +505,7 @@ mod tests {
     fn mutant(find: &str, replace: &str) -> Mutant {
         Mutant {
             name: "m".into(),
+            package: None,
             file: "f".into(),
             find: find.into(),
             replace: replace.into(),
@@ -424,8 +530,12 @@ mod tests {
         let table: Table = toml::from_str(&table).unwrap();
         assert!(table.mutant.len() >= 20);
         for mutant in &table.mutant {
-            let path = root.join("vhost-rdma").join(&mutant.file);
+            let path = root.join(mutant.path());
             mutant.seed(&fs::read_to_string(path).unwrap()).unwrap();
+            if let Some(package) = mutant.package {
+                has_tests(&root.join(package.dir()), mutant);
+                continue;
+            }
             for test in &mutant.tests {
                 let (program, name) = test.split_once("::").unwrap();
                 // A program of several files is a folder: its tests have a module, or stand in
@@ -440,6 +550,26 @@ mod tests {
                     .unwrap_or_else(|e| panic!("{test}: {}: {e}", file.display()));
                 assert!(text.contains(&format!("fn {name}(")), "{test} is not there");
             }
+        }
+    }
+
+    /// Each of them is the name of a function below the package's directory.
+    fn has_tests(dir: &Path, mutant: &Mutant) {
+        let mut text = String::new();
+        let mut dirs = vec![dir.to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).unwrap().flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    dirs.push(path);
+                } else if path.extension().is_some_and(|ext| ext == "rs") {
+                    text.push_str(&fs::read_to_string(path).unwrap());
+                }
+            }
+        }
+        for test in &mutant.tests {
+            let (_, name) = test.rsplit_once("::").unwrap();
+            assert!(text.contains(&format!("fn {name}(")), "{test} is not there");
         }
     }
 }
