@@ -94,33 +94,33 @@ struct Mutant {
 
 /// A package whose bugs its own tests find: `lib::TEST` and `PROGRAM::TEST`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 enum Package {
-    VhostRdma,
-    VhostRdmaAgent,
-    VhostRdmaCni,
-    VhostRdmaRnic,
-    VhostRdmaController,
+    #[serde(rename = "vhost-rdma")]
+    Daemon,
+    #[serde(rename = "vhost-rdma-agent")]
+    Agent,
+    #[serde(rename = "vhost-rdma-cni")]
+    CniPlugin,
+    #[serde(rename = "vhost-rdma-rnic")]
+    Rnic,
 }
 
 impl Package {
     const fn name(self) -> &'static str {
         match self {
-            Self::VhostRdma => "vhost-rdma",
-            Self::VhostRdmaAgent => "vhost-rdma-agent",
-            Self::VhostRdmaCni => "vhost-rdma-cni",
-            Self::VhostRdmaRnic => "vhost-rdma-rnic",
-            Self::VhostRdmaController => "vhost-rdma-controller",
+            Self::Daemon => "vhost-rdma",
+            Self::Agent => "vhost-rdma-agent",
+            Self::CniPlugin => "vhost-rdma-cni",
+            Self::Rnic => "vhost-rdma-rnic",
         }
     }
 
     const fn dir(self) -> &'static str {
         match self {
-            Self::VhostRdma => "vhost-rdma",
-            Self::VhostRdmaAgent => "device-plugin",
-            Self::VhostRdmaCni => "cni-plugin",
-            Self::VhostRdmaRnic => "vhost-rdma/rnic",
-            Self::VhostRdmaController => "controller",
+            Self::Daemon => "vhost-rdma",
+            Self::Agent => "device-plugin",
+            Self::CniPlugin => "cni-plugin",
+            Self::Rnic => "vhost-rdma/rnic",
         }
     }
 }
