@@ -118,7 +118,10 @@ impl Daemon {
         // One that follows another in the same run writes after it.
         let log = File::options().create(true).append(true).open(run.join("daemon.log"))?;
         let own = dir.with_file_name(PROGRAM);
-        std::fs::copy(binary, &own)?;
+        // Of one that was killed a process may still be there, whose program cannot be written.
+        let new = own.with_extension("new");
+        std::fs::copy(binary, &new)?;
+        std::fs::rename(&new, &own)?;
         let child = tied(own)
             .args(if kept { &["keep", "--", "serve"][..] } else { &["serve"] })
             .arg("--runtime-dir")

@@ -124,6 +124,8 @@ pub struct World {
     pub now: u64,
     /// Bytes of memory of the next guest.
     pub ram: usize,
+    /// Shards that there have been.
+    seeds: u64,
     kicks: Kicks,
 }
 
@@ -185,7 +187,14 @@ impl World {
     }
 
     pub fn of(shard: Shard) -> Self {
-        Self { shard, beside: None, now: 1, ram: RAM, kicks: Kicks::default() }
+        Self { shard, beside: None, now: 1, ram: RAM, seeds: 0, kicks: Kicks::default() }
+    }
+
+    /// For the chance of another shard. The shards of a process share a pool of QPNs; these do not,
+    /// so no two may draw the same numbers: a NIC that moves would meet its own.
+    pub(super) const fn seed(&mut self) -> u64 {
+        self.seeds += 1;
+        self.seeds.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
     /// One with two shards.

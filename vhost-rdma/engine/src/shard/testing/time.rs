@@ -21,9 +21,10 @@ impl World {
             .iter()
             .map(|guest| saved::seal(&self.at(guest.on).save(guest.nic).unwrap()).unwrap())
             .collect();
+        let seeds = [self.seed(), self.seed()];
         let mut next = match self.beside {
-            Some((_, ref air)) => Vec::from(air::pair([self.now, self.now + 1], air)),
-            None => vec![Shard::new(Box::new(Lcg(self.now)))],
+            Some((_, ref air)) => Vec::from(air::pair(seeds, air)),
+            None => vec![Shard::new(Box::new(Lcg(seeds[0])))],
         };
         for (on, next) in next.iter_mut().enumerate() {
             next.rest(&self.at(on).resting());
