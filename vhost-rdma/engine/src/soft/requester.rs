@@ -30,6 +30,7 @@ mod finish;
 mod flight;
 mod outcome;
 mod plain;
+mod spot;
 
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;

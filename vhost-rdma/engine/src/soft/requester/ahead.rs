@@ -7,55 +7,31 @@
 
 use virtio_rdma_abi::{SqWqe, opcode, send_flags};
 
-use super::{Planned, Turn, request};
+use super::spot::{Spot, may_be_early};
+use super::{Turn, request};
 use crate::link::{Link as _, NicId, Operation, PIECE, Payload};
 use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
-use crate::nic::limits::MAX_MSG;
 use crate::nic::qp::{MOST, SendQueue};
-use crate::nic::shape::flags_are_known;
 use crate::soft::engine::{Engine, Execution, Nics};
 
-/// Where a piece begins: the work request's place (0: the one being executed), its shape, and the
-/// bytes before the piece.
-struct Spot {
-    place: usize,
-    planned: Planned,
-    offset: u32,
-}
-
-/// What a request does, and its length, if it may go ahead. A fence waits for reads (IBTA
-/// 10.8.3.3).
-fn planned(wqe: &SqWqe, lengths: impl Iterator<Item = u32>) -> Option<Planned> {
-    let operation = match wqe.opcode {
-        opcode::RDMA_WRITE => Operation::Write,
-        opcode::RDMA_READ => Operation::Read,
-        _ => return None,
-    };
+/// What goes ahead. A fence waits for reads (IBTA 10.8.3.3).
+fn operation(wqe: &SqWqe) -> Option<Operation> {
     let bars = send_flags::INLINE | send_flags::FENCE;
-    let total: u64 = lengths.map(u64::from).sum();
-    let total = u32::try_from(total).ok().filter(|total| (1..=MAX_MSG).contains(total))?;
-    let may = wqe.flags & bars == 0 && flags_are_known(wqe);
-    may.then_some(Planned { operation, total, inline: false })
-}
-
-fn may_be_early(wqe: &SqWqe) -> bool {
-    planned(wqe, std::iter::once(1)).is_some()
-}
-
-/// The request of a place, at its first byte.
-fn spot_at(send: &SendQueue, place: usize) -> Option<Spot> {
-    let (wqe, sges) = send.request_at(place)?;
-    let planned = planned(wqe, sges.iter().map(|sge| sge.length.get()))?;
-    Some(Spot { place, planned, offset: 0 })
+    match wqe.opcode {
+        _ if wqe.flags & bars != 0 => None,
+        opcode::RDMA_WRITE => Some(Operation::Write),
+        opcode::RDMA_READ => Some(Operation::Read),
+        _ => None,
+    }
 }
 
 /// Where the piece that was asked last ends.
 fn last(send: &SendQueue) -> Option<Spot> {
-    let mut spot = Spot { offset: send.done, ..spot_at(send, 0)? };
+    let mut spot = Spot { offset: send.done, ..Spot::at(send, 0, operation)? };
     for len in std::iter::once(send.piece).chain(send.ahead.pieces()) {
         if spot.offset == spot.planned.total {
-            spot = spot_at(send, spot.place + 1)?;
+            spot = Spot::at(send, spot.place + 1, operation)?;
         }
         spot.offset += len;
     }
@@ -69,10 +45,12 @@ fn next(send: &mut SendQueue, charge: impl FnOnce(usize) -> Option<Charge>) -> O
         return Some(spot);
     }
     let place = spot.place + 1;
-    if send.request_at(place).is_none() && !send.take_early(may_be_early, charge) {
+    if send.request_at(place).is_none()
+        && !send.take_early(|wqe| may_be_early(wqe, operation), charge)
+    {
         return None;
     }
-    spot_at(send, place)
+    Spot::at(send, place, operation)
 }
 
 impl<N: Nics> Execution<'_, N> {

@@ -3,9 +3,9 @@
 //! A hand-over between threads and back takes longer than the copy of a piece, so a queue pair has
 //! some further pieces under way: of the message that is being executed, and of messages of one
 //! piece behind it. The responder executes them in the order of their numbers. One that comes
-//! before its turn is sent back ([`crate::link::Outcome::Full`]) and sent again in it, and then none
-//! goes ahead for a while; so an owner of mirrored memory, or a receive that is not there, costs a
-//! few copies and no more.
+//! before its turn is sent back ([`crate::link::Outcome::Full`]) and sent again in it, and then
+//! none goes ahead for a while; so an owner of mirrored memory, or a receive that is not there,
+//! costs a few copies and no more.
 //!
 //! Once a piece was sent it stays the same piece by the same number, until its queue pair is reset:
 //! it may have been executed, and the responder answers by the number. In its turn
@@ -20,24 +20,14 @@
 
 use virtio_rdma_abi::{SqWqe, opcode, send_flags};
 
-use super::{NO_GID, Planned, TURN_BYTES, Turn, request};
+use super::spot::{Spot, may_be_early};
+use super::{NO_GID, TURN_BYTES, Turn, request};
 use crate::link::{Awaited, Link as _, Operation, Outcome, Payload, Ticket};
 use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
-use crate::nic::limits::MAX_MSG;
 use crate::nic::qp::{Fate, Flight, Kind, SendQueue, State};
-use crate::nic::shape::flags_are_known;
 use crate::soft::engine::{Engine, Execution, Nics};
 use crate::soft::network::View;
-
-/// Where a piece begins: its work request's place (0: the one being executed), what that does, and
-/// the bytes before the piece.
-#[derive(Clone, Copy)]
-struct Spot {
-    place: usize,
-    planned: Planned,
-    offset: u32,
-}
 
 /// A piece that is to be sent.
 struct Piece {
@@ -47,28 +37,14 @@ struct Piece {
     len: Option<u32>,
 }
 
-/// What a work request does, if it may be sent ahead, or something behind it.
-fn planned(wqe: &SqWqe, lengths: impl Iterator<Item = u32>) -> Option<Planned> {
-    let operation = match wqe.opcode {
-        opcode::SEND | opcode::SEND_WITH_IMM => Operation::Send,
-        opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM => Operation::Write,
-        _ => return None,
-    };
-    let total: u64 = lengths.map(u64::from).sum();
-    let total = u32::try_from(total).ok().filter(|total| (1..=MAX_MSG).contains(total))?;
-    let may = wqe.flags & send_flags::INLINE == 0 && flags_are_known(wqe);
-    may.then_some(Planned { operation, total, inline: false })
-}
-
-fn may_be_early(wqe: &SqWqe) -> bool {
-    planned(wqe, std::iter::once(1)).is_some()
-}
-
-/// The request of a place, at its first byte.
-fn spot_at(send: &SendQueue, place: usize) -> Option<Spot> {
-    let (wqe, sges) = send.request_at(place)?;
-    let planned = planned(wqe, sges.iter().map(|sge| sge.length.get()))?;
-    Some(Spot { place, planned, offset: 0 })
+/// What goes ahead.
+fn operation(wqe: &SqWqe) -> Option<Operation> {
+    match wqe.opcode {
+        _ if wqe.flags & send_flags::INLINE != 0 => None,
+        opcode::SEND | opcode::SEND_WITH_IMM => Some(Operation::Send),
+        opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM => Some(Operation::Write),
+        _ => None,
+    }
 }
 
 /// Where the piece behind one of this length begins. The next work request is taken out of the ring
@@ -83,10 +59,12 @@ fn behind(
         return Some(Spot { offset, ..spot });
     }
     let place = spot.place + 1;
-    if send.request_at(place).is_none() && !send.take_early(may_be_early, charge) {
+    if send.request_at(place).is_none()
+        && !send.take_early(|wqe| may_be_early(wqe, operation), charge)
+    {
         return None;
     }
-    spot_at(send, place)
+    Spot::at(send, place, operation)
 }
 
 /// It is the turn of a piece that crosses: what is known of it, if it went ahead. `None`: it is to
@@ -136,7 +114,7 @@ impl<N: Nics> Execution<'_, N> {
         begins: bool,
         ((budget, moved), segments): ((&mut Budget, u32), &mut Vec<Segment>),
     ) -> bool {
-        let Some(current) = spot_at(send, 0) else { return false };
+        let Some(current) = Spot::at(send, 0, operation) else { return false };
         let mut spot = Spot { offset: send.done, ..current };
         let (mut len, mut bytes) = (send.piece, moved);
         for (at, ahead) in (1..).enumerate().take(send.window()) {
