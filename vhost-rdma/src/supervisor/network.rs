@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A call is a message with a number and waits for its answer, or for the end of the process
-//! (`calls`). The `keeper` thread reads what the process tells, and starts another one when it dies.
-//! What has to outlive a process is in `state`: its NICs, what they had counted, and the sessions of
-//! their VMMs (`held`).
+//! (`calls`). The `keeper` thread reads what the process tells, and starts another one when it
+//! dies. What has to outlive a process is in `state`: its NICs, what they had counted, and the
+//! sessions of their VMMs (`held`).
 //!
 //! The process is not believed. It can answer wrongly about its own NICs; it can hold up a call for
 //! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
@@ -138,20 +138,29 @@ impl Network {
 
     /// Ends a NIC; whether there are others left.
     pub(super) fn remove(&self, name: &str) -> bool {
-        let (last, ends) = {
+        let (last, goes, hardware) = {
             let mut state = self.shared.state();
             let known = state.nics.remove(name);
             if let (Some(branch), Some(known)) = (&self.shared.branch, known) {
                 branch.take_away(&known.config);
             }
-            // With the last one goes the process, and what it was served by; only hardware has to
-            // have let go of the memory before. A process that is away comes back without this NIC.
+            // With the last one goes the process, and what it was served by. One that is away comes
+            // back without this NIC.
             let last = state.nics.is_empty();
-            let soft_or_away = self.shared.branch.is_none() || state.wire.is_none();
-            (last, state.stopping || last && soft_or_away)
+            let hardware = self.shared.branch.is_some() && state.wire.is_some();
+            (last, last || state.stopping, hardware && !state.stopping)
         };
-        if !ends && let Err(why) = self.shared.change(Request::Remove(name.to_owned())) {
+        let request = Request::Remove(name.to_owned());
+        if !goes && let Err(why) = self.shared.change(request) {
             tracing::error!(nic = name, why, "the NIC was not let go of in time");
+        } else if last && hardware {
+            // It has to let go of the memory before. A process that does not see to it is ended,
+            // and the kernel does: nobody else's changes wait for long.
+            let asked = (Request::Remove(name.to_owned()), &[][..]);
+            let done = self.shared.call(asked, GLANCE, |_| ());
+            if !matches!(done, Ok(Answer::Done)) {
+                tracing::warn!(nic = name, "the hardware lets go of it with the process");
+            }
         }
         !last
     }
