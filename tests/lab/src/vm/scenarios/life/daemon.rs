@@ -76,8 +76,8 @@ impl Life {
         Ok(())
     }
 
-    /// The supervisor dies, and its networks' processes with it. Its parent has its sessions, so the
-    /// monitors notice nothing, and the drivers start their devices again.
+    /// The supervisor dies, and its networks' processes with it. Its parent has its sessions, so
+    /// the monitors notice nothing, and the drivers start their devices again.
     pub(super) fn kill_supervisor(&mut self) -> Result<()> {
         // A daemon that nobody keeps takes its sessions along: the NICs are plugged anew.
         self.fixture.daemon.kill()?;
