@@ -25,6 +25,7 @@ pub mod socket;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;
+mod turns;
 pub mod worker;
 
 use vhost_rdma_engine::{cm, link, nic, qpn, shard};

@@ -1,10 +1,10 @@
 //! The daemon: registry, saved state and device layer, kept in step.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use self::known::Known;
 pub(super) use self::peers::{PeersUpdate, Version};
 pub use self::reload::Reloaded;
 use super::store::{Store, StoreError};
@@ -16,7 +16,9 @@ use crate::node::{
     Registry, Renewed, Saved, Session, SocketAccess,
 };
 use crate::socket;
+use crate::turns::Turns;
 
+mod known;
 mod peers;
 pub(super) mod reload;
 
@@ -58,35 +60,18 @@ pub struct NicView {
     pub status: NicStatus,
 }
 
-/// The networks and NICs that this process serves.
-///
-/// A change works on a copy of the registry and puts it in place at the end; so whoever only looks
-/// never waits for a NIC that takes its time to stop, and sees the state before a change or after
-/// it.
+/// The networks and NICs that this process serves; `known` says how they change.
 #[derive(Debug)]
 pub struct Daemon<B> {
     backend: Arc<B>,
     nics_dir: PathBuf,
     store: Store,
-    /// Held over a whole change: one at a time.
-    changing: Mutex<()>,
+    /// By network.
+    turns: Turns<String>,
+    /// Held while a change is saved.
+    committing: Mutex<()>,
     /// Held for moments only.
     known: Mutex<Known>,
-}
-
-#[derive(Debug)]
-struct Known {
-    registry: Registry,
-    /// NICs that could not be served when the daemon started, and why.
-    broken: BTreeMap<String, String>,
-    /// Which set of peers the controller gave each network in this run.
-    versions: BTreeMap<String, Version>,
-}
-
-impl Known {
-    const fn new(registry: Registry) -> Self {
-        Self { registry, broken: BTreeMap::new(), versions: BTreeMap::new() }
-    }
 }
 
 impl<B: Backend> Daemon<B> {
@@ -111,10 +96,11 @@ impl<B: Backend> Daemon<B> {
             backend: Arc::new(backend),
             nics_dir,
             store,
-            changing: Mutex::new(()),
+            turns: Turns::default(),
+            committing: Mutex::default(),
             known: Mutex::new(Known::new(registry)),
         };
-        daemon.tell_all_peers(&daemon.known().registry);
+        daemon.tell_all_peers();
         for nic in nics {
             if let Err(error) = daemon.attach(&nic) {
                 tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
@@ -123,26 +109,6 @@ impl<B: Backend> Daemon<B> {
         }
         daemon.backend.settled();
         Ok(daemon)
-    }
-
-    // A poisoned lock means that one request panicked. Nothing is put in place half-way, and the
-    // owners of all other NICs must still be able to see and manage theirs, so the locks are used
-    // on.
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self) -> (MutexGuard<'_, ()>, Registry) {
-        let alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let registry = self.known().registry.clone();
-        (alone, registry)
-    }
-
-    /// Saves a changed registry and puts it in place, or does neither.
-    fn commit(&self, registry: Registry) -> Result<(), StoreError> {
-        self.store.save(registry.save())?;
-        self.known().registry = registry;
-        Ok(())
     }
 
     fn attach(&self, nic: &NicConfig) -> Result<(), node::Error> {
@@ -186,11 +152,18 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, or the state cannot be kept.
     pub fn add_network(&self, name: &str, vni: Option<u32>) -> Result<NetworkConfig, Error> {
-        let (_alone, mut registry) = self.change();
-        let network = registry.add_network(name, vni, false)?.clone();
-        self.commit(registry)?;
-        tracing::info!(network = name, vni = network.vni, "network added");
-        Ok(network)
+        // A name that breaks the rules, or is taken, has no turn.
+        self.plan(|planned| planned.check_network(name))?;
+        self.change(name, || {
+            let network = self.plan(|planned| planned.add_network(name, vni, false).cloned())?;
+            let last_vni = self.known().planned.last_vni();
+            self.commit::<_, Error>(|registry| {
+                registry.put_network(network.clone(), last_vni);
+                Ok(())
+            })?;
+            tracing::info!(network = name, vni = network.vni, "network added");
+            Ok(network)
+        })
     }
 
     /// Removes an empty network.
@@ -198,19 +171,19 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, or the state cannot be kept.
     pub fn remove_network(&self, name: &str) -> Result<NetworkConfig, Error> {
-        let (_alone, mut registry) = self.change();
-        let network = registry.remove_network(name)?;
-        // Before anyone can ask for the VNI or the name again.
-        self.backend
-            .forget_network(network.vni)
-            .map_err(|source| node::Error::Network { name: name.to_owned(), source })?;
-        if let Err(error) = self.commit(registry) {
-            self.tell_peers(&self.known().registry, name);
-            return Err(error.into());
-        }
-        self.known().versions.remove(name);
-        tracing::info!(network = name, "network removed");
-        Ok(network)
+        self.known().registry.network(name)?;
+        self.change(name, || {
+            let network = self.known().registry.clone().remove_network(name)?;
+            // Before anyone can ask for the VNI or the name again.
+            self.backend
+                .forget_network(network.vni)
+                .map_err(|source| node::Error::Network { name: name.to_owned(), source })?;
+            self.commit::<_, Error>(|registry| Ok(registry.remove_network(name)?))
+                .inspect_err(|_| self.tell_peers(name))?;
+            self.known().versions.remove(name);
+            tracing::info!(network = name, "network removed");
+            Ok(network)
+        })
     }
 
     /// Has another process go on with a network's NICs.
@@ -255,7 +228,7 @@ impl<B: Backend> Daemon<B> {
     /// What the next program needs to go on; see [`Backend::hand_down`].
     pub fn hand_down(&self) -> Vec<Heirloom> {
         // Nobody changes anything any more.
-        std::mem::forget(self.change().0);
+        std::mem::forget(self.turns.whole());
         self.backend.hand_down()
     }
 
@@ -274,13 +247,18 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, the device layer, or the state cannot be kept.
     pub fn add_nic(&self, spec: NicSpec) -> Result<NicView, Error> {
-        let (_alone, mut registry) = self.change();
-        let nic = registry.add_nic(spec, random)?.clone();
-        self.attach(&nic)?;
-        if let Err(error) = self.commit(registry) {
-            self.detach(&nic);
-            return Err(error.into());
-        }
+        let network = spec.network.clone().unwrap_or_else(|| node::DEFAULT_NETWORK.to_owned());
+        self.known().registry.network(&network)?;
+        let nic = self.change(&network, || {
+            let nic = self.plan(|planned| planned.add_nic(spec, random).cloned())?;
+            self.attach(&nic)?;
+            self.commit::<_, Error>(|registry| {
+                registry.put(nic.clone());
+                Ok(())
+            })
+            .inspect_err(|_| self.detach(&nic))?;
+            Ok::<_, Error>(nic)
+        })?;
         tracing::info!(nic = nic.name, network = nic.network, mac = %nic.mac, socket = %nic.socket.display(), "NIC added");
         Ok(self.view(nic, None))
     }
@@ -290,13 +268,13 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// It does not exist, or the state cannot be kept.
     pub fn remove_nic(&self, name: &str) -> Result<NicConfig, Error> {
-        let (_alone, mut registry) = self.change();
-        let nic = registry.remove_nic(name)?;
-        self.commit(registry)?;
-        self.known().broken.remove(name);
-        self.detach(&nic);
-        tracing::info!(nic = name, "NIC removed");
-        Ok(nic)
+        self.change_nic(name, |nic| {
+            self.commit::<_, Error>(|registry| Ok(registry.remove_nic(name)?))?;
+            self.known().broken.remove(name);
+            self.detach(&nic);
+            tracing::info!(nic = name, "NIC removed");
+            Ok(nic)
+        })
     }
 
     /// Changes a live NIC.
@@ -304,22 +282,27 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// A rule, the device layer, or the state cannot be kept; the old values then hold.
     pub fn update_nic(&self, name: &str, patch: NicPatch) -> Result<NicView, Error> {
-        let (_alone, mut registry) = self.change();
-        let old = registry.nic(name)?.clone();
-        let new = registry.update_nic(name, patch)?.clone();
-        let broken = self.known().broken.get(name).cloned();
-        // One that is not served takes the new values when it is.
-        if broken.is_none() {
-            self.apply(&old, &new)?;
-        }
-        if let Err(error) = self.commit(registry) {
-            if broken.is_none()
-                && let Err(error) = self.apply(&new, &old)
-            {
-                tracing::error!(nic = name, %error, "cannot take a refused change back");
+        let (new, broken) = self.change_nic(name, |old| {
+            let new = self.plan(|planned| planned.update_nic(name, patch).cloned())?;
+            let broken = self.known().broken.get(name).cloned();
+            // One that is not served takes the new values when it is.
+            if broken.is_none() {
+                self.apply(&old, &new)?;
             }
-            return Err(error.into());
-        }
+            let saved = self.commit::<_, Error>(|registry| {
+                registry.put(new.clone());
+                Ok(())
+            });
+            if let Err(error) = saved {
+                if broken.is_none()
+                    && let Err(error) = self.apply(&new, &old)
+                {
+                    tracing::error!(nic = name, %error, "cannot take a refused change back");
+                }
+                return Err(error);
+            }
+            Ok((new, broken))
+        })?;
         tracing::info!(nic = name, "NIC changed");
         Ok(self.view(new, broken))
     }
@@ -385,8 +368,11 @@ impl<B: Backend> Daemon<B> {
     /// NICs that come back: they may be mounted into containers, which would go on looking at one
     /// that was removed.
     pub fn stop(&self) {
-        let (_alone, registry) = self.change();
-        let broken = self.known().broken.clone();
+        let _alone = self.turns.whole();
+        let (registry, broken) = {
+            let known = self.known();
+            (known.registry.clone(), known.broken.clone())
+        };
         self.backend.ending();
         for nic in registry.nics().filter(|nic| !broken.contains_key(&nic.name)) {
             if self.is_ephemeral() {

@@ -6,11 +6,11 @@
 //!                                              └─> node::Backend    the device layer
 //! ```
 //!
-//! `Daemon` is the only thing that changes anything, one change at a time, and each change either
-//! holds in all three places or in none. It is synchronous; the service calls it from blocking
-//! threads, and looking never waits for a change, so that a NIC which takes its time to stop delays
-//! no answer about others' health. The async runtime has one thread and serves this API only: no
-//! packet or work request passes here.
+//! `Daemon` is the only thing that changes anything, one change of a network at a time, and each
+//! change either holds in all three places or in none. It is synchronous; the service calls it from
+//! blocking threads, and looking never waits for a change, so that a NIC which takes its time to
+//! stop delays no answer about others' health. The async runtime has one thread and serves this API
+//! only: no packet or work request passes here.
 
 #![forbid(unsafe_code)]
 

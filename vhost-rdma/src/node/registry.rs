@@ -153,14 +153,7 @@ impl Registry {
         vni: Option<u32>,
         configured: bool,
     ) -> Result<&NetworkConfig, Error> {
-        check_name("network", name)?;
-        if self.networks.contains_key(name) {
-            return Err(Error::NameTaken {
-                what: "network",
-                verb: "network",
-                name: name.to_owned(),
-            });
-        }
+        self.check_network(name)?;
         let vni = match vni {
             Some(vni) => self.check_vni(vni)?,
             None => {
@@ -170,6 +163,22 @@ impl Registry {
         };
         let network = NetworkConfig { name: name.to_owned(), vni, configured };
         Ok(self.networks.entry(network.name.clone()).or_insert(network))
+    }
+
+    /// Whether there can be another network, of this name.
+    ///
+    /// # Errors
+    /// A bad or taken name.
+    pub fn check_network(&self, name: &str) -> Result<(), Error> {
+        check_name("network", name)?;
+        if self.networks.contains_key(name) {
+            return Err(Error::NameTaken {
+                what: "network",
+                verb: "network",
+                name: name.to_owned(),
+            });
+        }
+        Ok(())
     }
 
     fn check_vni(&self, vni: u32) -> Result<u32, Error> {
@@ -337,6 +346,32 @@ impl Registry {
     /// Puts a NIC in the place of that of the same name, as it was checked before.
     pub(crate) fn put(&mut self, nic: NicConfig) {
         self.nics.insert(nic.name.clone(), nic);
+    }
+
+    /// Puts a network in its place, as it was checked before, and the VNI that was last given.
+    pub(crate) fn put_network(&mut self, network: NetworkConfig, last_vni: u32) {
+        self.networks.insert(network.name.clone(), network);
+        self.last_vni = last_vni;
+    }
+
+    /// The VNI that was last given to a network that named none.
+    pub(crate) const fn last_vni(&self) -> u32 {
+        self.last_vni
+    }
+
+    /// Has this network, and its NICs, be as they are there.
+    pub(crate) fn take_network(&mut self, from: &Self, name: &str) {
+        match from.networks.get(name) {
+            Some(network) => {
+                self.networks.insert(name.to_owned(), network.clone());
+            }
+            None => {
+                self.networks.remove(name);
+            }
+        }
+        self.nics.retain(|_, nic| nic.network != name);
+        let nics = from.nics.values().filter(|nic| nic.network == name);
+        self.nics.extend(nics.map(|nic| (nic.name.clone(), nic.clone())));
     }
 
     /// Removes a NIC.

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -74,6 +75,8 @@ impl Daemon {
             .arg(&dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            // Keys of a terminal are for the program, which may do with them what it likes.
+            .process_group(0)
             .env_remove("NOTIFY_SOCKET")
             .env("VHOST_RDMA_LOG", std::env::var_os("VHOST_RDMA_LOG").unwrap_or("error".into()))
             .spawn()

@@ -3,13 +3,14 @@
 //! If no daemon runs, one is started that lives as long as the program. It gets NICs for processes,
 //! the program their sockets (`VHOST_RDMA_DEVICES`), their addresses (`VHOST_RDMA_ADDRESSES`) and
 //! the libraries (`LD_LIBRARY_PATH`), and when the program ends everything goes. What is asked of
-//! the daemon is asked by this same program, as anybody would.
+//! the daemon is asked by this same program, as anybody would. Signals are handed on to the program.
 //!
 //! What cannot be served is said in one line before anything is started: a library path means
 //! nothing to a static program, to another C library, and to a program with more rights than ours.
 
 #![forbid(unsafe_code)]
 
+mod child;
 mod daemon;
 mod program;
 
@@ -133,7 +134,8 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
     if !preloaded.is_empty() {
         command.env("LD_PRELOAD", before(Path::new(&preloaded), "LD_PRELOAD"));
     }
-    let status = command.status().map_err(host(format!("run {}", program.display())))?;
+    let action = format!("run {}", program.display());
+    let status = child::run(|| command.spawn()).map_err(host(action))?;
     drop(daemon);
     // As a shell tells of a signal.
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));

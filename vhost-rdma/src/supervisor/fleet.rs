@@ -25,6 +25,7 @@ use crate::node::{
 };
 use crate::store::{Heirloom, Store};
 use crate::telemetry::LogFormat;
+use crate::turns::Turns;
 use crate::worker::TURN_BOUNDS;
 
 /// What all network processes have in common.
@@ -53,12 +54,14 @@ pub struct Fleet {
     networks: Mutex<BTreeMap<Part, Arc<Network>>>,
     /// By NIC.
     homes: Mutex<BTreeMap<String, (Part, Arc<Network>)>>,
-    /// Held while NICs come and go.
-    changing: Mutex<()>,
+    /// In which NICs come and go, by VNI.
+    turns: Turns<u32>,
     /// Networks without a NIC, whose processes have not ended yet.
     leaving: Leaving,
     make_outside: MakeOutside,
     outside: OnceLock<Arc<Outside>>,
+    /// Held while it is made.
+    making_outside: Mutex<()>,
     /// Looked for when the first network's process comes.
     cgroups: OnceLock<Cgroups>,
     estate: Estate,
@@ -93,10 +96,11 @@ impl Fleet {
             settings: Mutex::new(settings),
             networks: Mutex::default(),
             homes: Mutex::default(),
-            changing: Mutex::default(),
+            turns: Turns::default(),
             leaving: Leaving::default(),
             make_outside,
             outside: OnceLock::new(),
+            making_outside: Mutex::default(),
             cgroups: OnceLock::new(),
             estate,
             lender,
@@ -109,6 +113,8 @@ impl Fleet {
     /// # Errors
     /// It cannot be had.
     pub fn outside(&self) -> Result<&Arc<Outside>, AttachError> {
+        // Two networks may want it at once.
+        let _alone = lock(&self.making_outside);
         if let Some(outside) = self.outside.get() {
             return Ok(outside);
         }
@@ -171,36 +177,47 @@ impl Fleet {
 
     /// Ends a network's process. Nobody waits long for it: another of its name may come before it
     /// has ended, and shares nothing with it. Only the end of the daemon waits, for all at once.
-    fn end(&self, part: Part, network: Arc<Network>) {
+    fn end(&self, part: Part, network: &Arc<Network>) {
         lock(&self.networks).remove(&part);
         if network.is_ending() {
             return;
         }
         network.ending();
-        let name = network.name().to_owned();
-        self.leaving.let_go(&name, network);
+        self.leaving.let_go(network.name(), Waiter(network.clone()));
+    }
+}
+
+/// Waits for the end of a network that is told to end, so that others who have it do not.
+struct Waiter(Arc<Network>);
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.0.join();
     }
 }
 
 impl Dataplane for Fleet {
     fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
-        let _alone = lock(&self.changing);
-        let network = self.network(nic)?;
-        network.add(nic).inspect_err(|_| {
-            if network.is_empty() {
-                self.end(part(nic), network.clone());
+        self.turns.of(&nic.vni, || {
+            let network = self.network(nic)?;
+            if let Err(error) = network.add(nic) {
+                if network.is_empty() {
+                    self.end(part(nic), &network);
+                }
+                return Err(error);
             }
-        })?;
-        lock(&self.homes).insert(nic.name.clone(), (part(nic), network));
-        Ok(())
+            lock(&self.homes).insert(nic.name.clone(), (part(nic), network));
+            Ok(())
+        })
     }
 
     fn remove(&self, name: &str) {
-        let _alone = lock(&self.changing);
         let Some((part, network)) = lock(&self.homes).remove(name) else { return };
-        if !network.remove(name) {
-            self.end(part, network);
-        }
+        self.turns.of(&part.0, || {
+            if !network.remove(name) {
+                self.end(part, &network);
+            }
+        });
     }
 
     fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
@@ -250,7 +267,7 @@ impl Dataplane for Fleet {
 
     fn hand_down(&self) -> Vec<Heirloom> {
         // Nobody makes or ends a NIC any more.
-        std::mem::forget(lock(&self.changing));
+        std::mem::forget(self.turns.whole());
         let store = Store::own();
         for network in self.networks() {
             if let Err(error) = network.hand_down(&store) {
@@ -297,7 +314,16 @@ impl Dataplane for Fleet {
     }
 
     fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {
-        let _alone = lock(&self.changing);
+        self.turns.of(&vni, || self.renew_now(vni))
+    }
+
+    fn processes(&self) -> Vec<ProcessStatus> {
+        self.networks().into_iter().map(|network| network.process()).collect()
+    }
+}
+
+impl Fleet {
+    fn renew_now(&self, vni: u32) -> Result<Renewed, AttachError> {
         let parts = |networks: &BTreeMap<Part, Arc<Network>>| {
             [(vni, false), (vni, true)].map(|part| networks.get(&part).cloned())
         };
@@ -312,10 +338,6 @@ impl Dataplane for Fleet {
         let none =
             || AttachError::Resources("no process serves this network: it has no NIC".to_owned());
         all.ok_or_else(none)?
-    }
-
-    fn processes(&self) -> Vec<ProcessStatus> {
-        self.networks().into_iter().map(|network| network.process()).collect()
     }
 }
 

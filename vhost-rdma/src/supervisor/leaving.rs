@@ -1,9 +1,9 @@
 //! What ends in its own time.
 //!
 //! The kernel may take seconds to end a process: it waits for RCU where there is asynchronous I/O
-//! (fs/aio.c, exit_aio). Whoever takes a network's last NIC away holds the lock of all changes, and
-//! other tenants wait for it. So the end has a thread of its own, and a moment, in which nearly
-//! every one is over, is all that is waited for.
+//! (fs/aio.c, exit_aio). Whoever takes a network's last NIC away would wait as long. So the end
+//! has a thread of its own, and a moment, in which nearly every one is over, is all that is waited
+//! for.
 
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
@@ -22,11 +22,14 @@ pub(super) struct Leaving(Mutex<Vec<JoinHandle<()>>>);
 impl Leaving {
     /// Drops `thing`, which may take long.
     pub(super) fn let_go<T: Send + 'static>(&self, name: &str, thing: T) {
-        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.retain(|thread| !thread.is_finished());
-        if threads.len() >= MOST {
-            join(threads.remove(0));
-        }
+        let threads = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = {
+            let mut threads = threads();
+            threads.retain(|thread| !thread.is_finished());
+            (threads.len() >= MOST).then(|| threads.remove(0))
+        };
+        // Without the lock: another network may end meanwhile.
+        oldest.into_iter().for_each(join);
         let (over, end) = channel::<()>();
         let own = move || {
             drop(thing);
@@ -34,9 +37,8 @@ impl Leaving {
         };
         // Without a thread it is dropped here and now, with the function that is not run.
         if let Ok(thread) = std::thread::Builder::new().name(format!("end-{name}")).spawn(own) {
-            threads.push(thread);
+            threads().push(thread);
         }
-        drop(threads);
         let _ = end.recv_timeout(MOMENT);
     }
 }

@@ -335,15 +335,20 @@ impl Network {
         self.shared.give_up();
         self.shared.wake();
     }
+
+    /// Waits for its end, if nobody else does.
+    pub(super) fn join(&self) {
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if keeper.is_some_and(|keeper| keeper.join().is_err()) {
+            tracing::error!("the keeper of a network's process panicked");
+        }
+    }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
         self.ending();
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if keeper.is_some_and(|keeper| keeper.join().is_err()) {
-            tracing::error!("the keeper of a network's process panicked");
-        }
+        self.join();
     }
 }
 

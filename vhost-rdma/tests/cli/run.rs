@@ -1,9 +1,12 @@
 //! `run`: a program with NICs of its own, and nothing left of them.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::daemon::{Said, vhost_rdma};
@@ -92,17 +95,51 @@ fn what_cannot_be_run_is_said_in_a_line() {
     assert_eq!(place.left(), 0);
 }
 
-/// Killed with no time to clean up, it takes its daemon along.
+/// What a supervisor tells the process that it started is told to the program; its own end is the
+/// end of all, and not the signal.
+#[test]
+fn signals_are_the_programs() {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1] {
+        let place = Place::new();
+        let number = signal.as_raw();
+        let script =
+            format!("trap 'echo told; exit 7' {number}; echo ready; while :; do sleep 0.02; done");
+        let mut command = place.command();
+        // A group of its own: nobody but us signals it.
+        command.args(["--", "sh", "-c", &script]).process_group(0);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(out.next().unwrap().unwrap(), "ready");
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(out.next().unwrap().unwrap(), "told");
+        assert_eq!(child.wait().unwrap().code(), Some(7), "{signal:?}");
+        assert_eq!(place.left(), 0);
+    }
+}
+
+#[test]
+fn what_is_ignored_stays_so() {
+    let place = Place::new();
+    let ours = place.command();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(ours.get_program());
+    shell.args(ours.get_args()).args(["--", "sh", "-c", "kill -HUP $$ $PPID; echo lives"]);
+    shell.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said: Said = shell.output().unwrap().into();
+    assert_eq!(said.ok(), "lives\n");
+    assert_eq!(place.left(), 0);
+}
+
+/// Killed with no time to clean up, it takes its daemon along. The program is not its to kill.
 #[test]
 fn a_run_that_is_killed_leaves_no_daemon() {
     let place = Place::new();
     let mut command = place.command();
-    command.args(["--", "sh", "-c", "echo $VHOST_RDMA_DEVICES; exec sleep 60"]);
-    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
-    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    let socket = PathBuf::from(line.trim());
+    command.args(["--", "sh", "-c", "echo $$; echo $VHOST_RDMA_DEVICES; exec sleep 60"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+    let program = Pid::from_raw(out.next().unwrap().unwrap().parse().unwrap()).unwrap();
+    let socket = PathBuf::from(out.next().unwrap().unwrap());
     assert!(socket.exists());
     let admin = socket.ancestors().nth(3).unwrap().join("admin.sock");
     child.kill().unwrap();
@@ -112,4 +149,5 @@ fn a_run_that_is_killed_leaves_no_daemon() {
         assert!(begin.elapsed() < std::time::Duration::from_secs(20), "the daemon is there");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+    kill_process(program, Signal::KILL).unwrap();
 }

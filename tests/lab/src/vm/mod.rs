@@ -9,6 +9,7 @@ pub(crate) mod programs;
 pub(crate) mod qmp;
 pub(crate) mod rundir;
 pub mod scenarios;
+pub(crate) mod suite;
 
 use std::path::PathBuf;
 
@@ -105,7 +106,11 @@ impl Lab {
                 image: plan.image.clone(),
                 vhost_socket,
                 nic_args,
-                words: words.to_owned(),
+                words: if hosts {
+                    format!("{words} {}", nested::HOST_WORDS)
+                } else {
+                    words.to_owned()
+                },
                 peer: names.get(n ^ 1).map(|p| (*p).to_owned()),
                 network_of: self.network_of,
             };

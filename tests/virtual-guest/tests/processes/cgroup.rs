@@ -1,5 +1,5 @@
 //! A cgroup for each network's process: what it takes is known, and limited. On the build machine
-//! cgroups are of version 1; `cargo xtask vm rnic` runs these tests on version 2.
+//! cgroups are of version 1; `cargo xtask vm stock` and `vm rnic` run these tests on version 2.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ mod renewal;
 mod rnic;
 mod spread;
 mod systemd;
+mod turns;
 mod upgrade;
 
 use std::collections::BTreeMap;

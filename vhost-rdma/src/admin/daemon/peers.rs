@@ -11,7 +11,7 @@
 
 use super::{Daemon, Error};
 use crate::config;
-use crate::node::{self, Backend, Peer, PeerChange, PeerSource, Registry, Replaced};
+use crate::node::{self, Backend, Peer, PeerChange, PeerSource, Replaced};
 
 /// Which set it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,14 +60,23 @@ impl PeersUpdate {
 
 impl<B: Backend> Daemon<B> {
     /// Tells the device layer the peers of every network.
-    pub(super) fn tell_all_peers(&self, registry: &Registry) {
-        registry.networks().for_each(|network| self.tell_peers(registry, &network.name));
+    pub(super) fn tell_all_peers(&self) {
+        let names: Vec<String> = {
+            let registry = &self.known().registry;
+            registry.networks().map(|network| network.name.clone()).collect()
+        };
+        names.iter().for_each(|name| self.tell_peers(name));
     }
 
     /// Tells it those of one.
-    pub(super) fn tell_peers(&self, registry: &Registry, network: &str) {
-        if let Ok(found) = registry.network(network) {
-            self.backend.set_peers(found.vni, &registry.effective_peers(network));
+    pub(super) fn tell_peers(&self, network: &str) {
+        let found = {
+            let registry = &self.known().registry;
+            let found = registry.network(network);
+            found.map(|found| (found.vni, registry.effective_peers(network)))
+        };
+        if let Ok((vni, peers)) = found {
+            self.backend.set_peers(vni, &peers);
         }
     }
 
@@ -76,10 +85,12 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// The network does not exist, or the state cannot be kept.
     pub fn add_peer(&self, peer: Peer) -> Result<Peer, Error> {
-        let (_alone, mut registry) = self.change();
-        registry.add_peer(peer.clone())?;
-        self.commit(registry.clone())?;
-        self.tell_peers(&registry, &peer.network);
+        self.known().registry.network(&peer.network)?;
+        self.change(&peer.network, || {
+            self.commit::<_, Error>(|registry| Ok(registry.add_peer(peer.clone())?))?;
+            self.tell_peers(&peer.network);
+            Ok::<_, Error>(())
+        })?;
         tracing::info!(network = peer.network, %peer, "peer added");
         Ok(peer)
     }
@@ -89,12 +100,13 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// There is no such peer, or the state cannot be kept.
     pub fn remove_peer(&self, peer: &Peer) -> Result<(), Error> {
-        let (_alone, mut registry) = self.change();
-        registry.remove_peer(peer)?;
-        self.commit(registry.clone())?;
-        self.tell_peers(&registry, &peer.network);
-        tracing::info!(network = peer.network, %peer, "peer removed");
-        Ok(())
+        self.known().registry.network(&peer.network)?;
+        self.change(&peer.network, || {
+            self.commit::<_, Error>(|registry| Ok(registry.remove_peer(peer)?))?;
+            self.tell_peers(&peer.network);
+            tracing::info!(network = peer.network, %peer, "peer removed");
+            Ok(())
+        })
     }
 
     /// Replaces the controller's set of a network, or changes it: the whole of it or nothing.
@@ -104,18 +116,23 @@ impl<B: Backend> Daemon<B> {
     /// There is no such network, the update is older than what is there or a change of something
     /// else, a prefix is there twice, or the state cannot be kept.
     pub fn replace_peers(&self, update: PeersUpdate) -> Result<Replaced, Error> {
-        let (_alone, mut registry) = self.change();
+        self.known().registry.network(&update.network)?;
+        let network = update.network.clone();
+        self.change(&network, || self.replace_peers_now(update))
+    }
+
+    fn replace_peers_now(&self, update: PeersUpdate) -> Result<Replaced, Error> {
         let held = self.known().versions.get(&update.network).copied();
-        registry.network(&update.network)?;
         if !update.is_news(held)? {
             return Ok(Replaced::default());
         }
         let PeersUpdate { network, version, base, add, remove } = update;
         let change = PeerChange { whole: base.is_none(), add, remove };
-        let done = registry.replace_peers(&network, change)?;
+        let mut registry = self.known().registry.clone();
+        let done = registry.replace_peers(&network, change.clone())?;
         if done != Replaced::default() {
-            self.commit(registry.clone())?;
-            self.tell_peers(&registry, &network);
+            self.commit::<_, Error>(|registry| Ok(registry.replace_peers(&network, change)?))?;
+            self.tell_peers(&network);
             tracing::info!(network, added = done.added, removed = done.removed, "peers replaced");
         }
         let mut known = self.known();

@@ -28,13 +28,14 @@ impl<B: Backend> Daemon<B> {
     /// # Errors
     /// It breaks a rule, or the state cannot be kept; then nothing has changed.
     pub fn reload(&self, file: &config::File) -> Result<Reloaded, Error> {
-        let (_alone, old) = self.change();
+        let _alone = self.turns.whole();
+        let old = self.known().registry.clone();
         let saved = old.save();
         let mut done = Reloaded::default();
         let file = possible(file, &saved, &mut done.kept);
         let mut new = Registry::new(self.nics_dir.clone());
         merge(&mut new, saved, &file)?;
-        self.commit(new.clone())?;
+        self.put(new.clone())?;
         let before: BTreeMap<&str, &NicConfig> =
             old.nics().map(|nic| (nic.name.as_str(), nic)).collect();
         for network in new.networks().filter(|network| old.network(&network.name).is_err()) {
@@ -73,9 +74,16 @@ impl<B: Backend> Daemon<B> {
         }
         if !refused.is_empty() {
             refused.into_iter().for_each(|nic| new.put(nic));
-            self.commit(new)?;
+            self.put(new)?;
         }
         Ok(done)
+    }
+
+    /// Saves all of it and puts it in place, or does neither.
+    fn put(&self, registry: Registry) -> Result<(), Error> {
+        self.store.save(registry.save())?;
+        self.known().replace(registry);
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ mod run;
 mod rxe;
 mod shell;
 pub mod sriov;
+pub mod stock;
 pub mod stranger;
 pub mod verbs;
 mod vfs;
@@ -71,6 +72,9 @@ pub enum Scenario {
     /// Pods on a node with RDMA and SR-IOV of its own: kubelet, containerd and runc in a VM, the
     /// kinds of NIC that need hardware
     Pods(pods::Args),
+    /// The daemon on stock Debian 12 and 13, their kernels and cgroups of version 2: what of the
+    /// tests depends on the host
+    Stock(stock::Args),
     /// Compile the kernel driver for every supported kernel, warnings as errors
     Drivers(drivers::Args),
     /// Make the roots and images and stop
@@ -101,6 +105,7 @@ impl Scenario {
             Self::Sriov(args) => args.run(cache),
             Self::Cluster(args) => args.run(cache),
             Self::Pods(args) => args.run(cache),
+            Self::Stock(args) => args.run(cache),
             Self::Drivers(args) => args.run(cache),
             Self::Prepare(args) => args.run(cache),
             Self::Run(args) => args.run(cache),

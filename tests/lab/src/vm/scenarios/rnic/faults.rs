@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::suite::{self, Program};
 use super::{Args, SET_UP, row};
 use crate::rows::Row;
 use crate::vm::guest::Guest;
+use crate::vm::suite::{self, Program};
 
 /// The program of these tests.
 const PROGRAM: &str = "host";

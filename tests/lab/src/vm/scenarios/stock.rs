@@ -1,0 +1,154 @@
+//! The daemon on stock Debian 12 and 13: their kernels, and cgroups of version 2.
+//!
+//! | row | what is looked at |
+//! |---|---|
+//! | `RELEASE: SUITE::TEST` | unit tests of the supervisor and the sandbox, the command line, and processes of networks: what depends on the host's kernel and cgroups |
+//! | `RELEASE: a program, by run` | a pingpong of the release's own programs, as nobody: what the README tries first |
+//!
+//! A VM is the host here. Programs are built outside, since an emulated compiler would take hours;
+//! for the same reason VMs and the cluster are not started inside. The machine that runs the lab
+//! chooses the version of cgroups there: `tests/lab/src/k8s/cgroups.rs` takes both.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::fixture::kernel_is_clean;
+use super::run::copy_tree;
+use crate::cache::Cache;
+use crate::process::products::libraries;
+use crate::roots::Debian;
+use crate::rows::{self, Row};
+use crate::vm::guest::Guest;
+use crate::vm::suite::{self, Program, Suites};
+use crate::vm::{Lab, Nic, Plan};
+
+/// What it can be told
+#[derive(Debug, Default, clap::Args)]
+pub struct Args {
+    /// This release alone
+    #[arg(long, value_enum)]
+    debian: Option<Debian>,
+    /// Only the rows whose name contains this, or one of these with commas between
+    #[arg(long)]
+    only: Option<String>,
+    /// Keep consoles and logs when done
+    #[arg(long)]
+    keep: bool,
+    /// Write the rows here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// The stock releases that the README names.
+const RELEASES: [Debian; 2] = [Debian::Bookworm, Debian::Trixie];
+/// Packages whose tests are run, to cargo.
+const TESTS: &[&str] = &["test", "-p", "vhost-rdma", "-p", "virtual-guest", "--no-run"];
+/// Their programs, and the tests that depend on the host.
+const WHAT: [(&str, &[&str]); 3] = [
+    ("vhost_rdma", &["supervisor::", "sandbox::", "store::", "socket::", "network_process::"]),
+    ("cli", &[""]),
+    ("processes", &[""]),
+];
+/// The program itself, as cargo's tests look for it.
+const DAEMON: &str = "vhost-rdma";
+const PROGRAM_END: Duration = Duration::from_secs(300);
+
+/// Tests of the command line look for the program where it was built. There is no service manager.
+const PRELUDE: &str = "mkdir -p @TARGET@ && ln -sf /tmp/vhost-rdma @TARGET@/vhost-rdma
+export VHOST_RDMA_PATIENCE=8 VHOST_RDMA_DISK=/host VHOST_RDMA_WITHOUT='systemd ptrace'";
+
+/// Neither root nor configuration. The second program waits for the first one's port.
+const BY_RUN: &str = "set -e
+cp -u /host/products/vhost-rdma /tmp; cp -r /host/libraries /tmp; chmod -R a+rX /tmp/libraries
+cat > /tmp/pingpong <<'END'
+set -e
+ibv_devinfo -d \"$(ibv_devices | awk 'NR > 2 { print $1; exit }')\" | grep -q PORT_ACTIVE
+ibv_rc_pingpong -c -g 0 > /tmp/served 2>&1 &
+n=0
+until ibv_rc_pingpong -c -g 0 127.0.0.1; do n=$((n+1)); [ $n -lt 50 ]; sleep 0.2; done
+wait $!
+END
+exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs env XDG_RUNTIME_DIR= \\
+  VHOST_RDMA_LIBRARIES=/tmp/libraries /tmp/vhost-rdma run --nics 2 -- sh /tmp/pingpong
+";
+
+fn row(name: String, ok: bool) -> Row {
+    let (unit, target) = (String::new(), String::new());
+    Row { name, ok, value: None, reference: None, ratio: None, unit, target }
+}
+
+/// The programs of tests, and the daemon.
+fn programs(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
+    let (mut tests, mut daemon) = (Vec::new(), None);
+    for artifact in suite::build(cache, "tests of a stock system", &[TESTS])? {
+        if artifact.name == DAEMON && artifact.kind == "bin" && !artifact.tests {
+            daemon = Some(artifact.path);
+        } else if artifact.tests && WHAT.iter().any(|(name, _)| *name == artifact.name) {
+            tests.push(artifact.program()?);
+        }
+    }
+    Ok((tests, daemon.context("cargo left no daemon")?))
+}
+
+/// Whether a test, by its full name, is of those that depend on the host.
+fn is_of_the_host(test: &str) -> bool {
+    let Some((suite, name)) = test.split_once("::") else { return false };
+    let parts = WHAT.iter().find(|(program, _)| *program == suite).map(|(_, parts)| *parts);
+    parts.unwrap_or_default().iter().any(|part| name.starts_with(part))
+}
+
+impl Args {
+    /// Runs it; true if everything held.
+    pub fn run(&self, cache: &Cache) -> Result<bool> {
+        let mut lab = Lab::prepare(cache)?;
+        if self.keep {
+            lab.run.keep();
+        }
+        let (tests, daemon) = programs(cache)?;
+        let target = daemon.parent().context("a program has a folder")?.display().to_string();
+        let prelude = PRELUDE.replace("@TARGET@", &target);
+        let libraries = libraries(cache)?;
+        let mut products = vec![daemon];
+        products.extend(tests.iter().map(|program| program.path.clone()));
+        let mut table = Vec::new();
+        for debian in RELEASES.into_iter().filter(|one| self.debian.is_none_or(|d| d == *one)) {
+            let of = format!("{}: ", debian.name());
+            let image = lab.image(debian)?;
+            lab.boot(&Plan { image, cpus: 1, nics: vec![Nic::None, Nic::None] })?;
+            lab.deliver(&products)?;
+            let name = format!("{of}a program, by run");
+            if self.wanted(&name) {
+                let guest = lab.pair()?.0;
+                copy_tree(&libraries, &guest.share().join("libraries"))?;
+                table.push(row(name, by_run(guest)?));
+            }
+            let suites = Suites { prelude: &prelude, known: &[], of: &of };
+            let wanted = |test: &str| is_of_the_host(test) && self.wanted(&format!("{of}{test}"));
+            suites.run(&mut lab.guests, &tests, &mut table, wanted)?;
+            for guest in &mut lab.guests {
+                let clean = kernel_is_clean(guest);
+                table.push(row(format!("{of}kernel of {}", guest.name), clean));
+            }
+            lab.shut_down();
+        }
+        rows::print_table(&table, "stock", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+
+    fn wanted(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only.split(',').any(|part| name.contains(part)))
+    }
+}
+
+fn by_run(guest: &mut Guest) -> Result<bool> {
+    let out = guest.run(BY_RUN, PROGRAM_END)?;
+    if !out.ok() {
+        eprintln!("{}", out.text.trim_end());
+    }
+    Ok(out.ok())
+}

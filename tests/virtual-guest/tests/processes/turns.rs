@@ -1,0 +1,75 @@
+//! A network's process that answers nothing, as one that a guest took over may: changes of that
+//! network wait for it, and those of others do not.
+
+use super::*;
+
+/// What waits for nobody may take so long.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Stands still until it is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: u32) -> Self {
+        let pid = Pid::from_raw(pid.cast_signed()).expect("a process");
+        kill_process(pid, Signal::STOP).expect("it is there");
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
+    let world = world();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let [c, d, e] = [(); 3].map(|()| node(&world, "red"));
+    let mut ends = pair(&a, &b);
+    e.guest.disconnect();
+    let daemon = &world.daemon;
+    let red = processes(daemon)["red"];
+    let stopped = Stopped::new(red);
+    std::thread::scope(|scope| {
+        let begin = Instant::now();
+        let first = scope.spawn(|| drop(daemon.run(&["nic", "rm", &e.name])));
+        std::thread::sleep(Duration::from_millis(300));
+        let slow = [
+            first,
+            scope.spawn(|| drop(daemon.run(&["nic", "add", "red-2", "--network", "red"]))),
+            scope.spawn(|| drop(daemon.run(&["nic", "set", &d.name, "--max-qps", "9"]))),
+        ];
+        std::thread::sleep(Duration::from_millis(300));
+        let timed = |args: &[&str]| {
+            let begin = Instant::now();
+            daemon.run(args);
+            let took = begin.elapsed();
+            println!("{args:?}: {took:?}");
+            assert!(took < SOON * patience(), "{args:?} took {took:?}");
+        };
+        timed(&["nic", "add", "other", "--network", "net"]);
+        timed(&["nic", "set", "other", "--max-qps", "8"]);
+        timed(&["network", "add", "blue"]);
+        // The first of a network has its process started.
+        timed(&["nic", "add", "first", "--network", "blue"]);
+        timed(&["nic", "rm", "first"]);
+        timed(&["network", "rm", "blue"]);
+        timed(&["nic", "rm", "other"]);
+        writes(&mut ends, 1);
+        // It is on its way, and its name is taken until it is gone.
+        let taken = daemon.cli(&["nic", "add", &e.name, "--network", "net"]);
+        assert!(taken.as_ref().is_err_and(|why| why.contains(&e.name)), "{taken:?}");
+        assert!(slow.iter().all(|thread| !thread.is_finished()), "nothing was held up");
+        drop(stopped);
+        slow.into_iter().for_each(|thread| thread.join().expect("it is done"));
+        assert!(begin.elapsed() < Duration::from_secs(60), "the process was given up");
+    });
+    // Nobody was harmed, and what waited was done.
+    assert_eq!(processes(daemon)["red"], red);
+    writes(&mut pair(&c, &d), 2);
+    daemon.run(&["nic", "show", "red-2"]);
+    assert!(daemon.cli(&["nic", "show", &e.name]).is_err());
+}
