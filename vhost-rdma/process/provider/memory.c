@@ -5,6 +5,10 @@
  * Rings and doorbell pages come from pieces of our own. Memory of the program is reached as it is
  * where it lies in the shared heap (process/heap), which tells where it is; all other has a shadow
  * (private.h). Nothing of either goes to a child of fork(): the heap sees to its own.
+ *
+ * What is given counts as if all of it were used: the device may touch it. The heap is far larger
+ * than most programs need, and grows from its beginning, so it is given in parts, each as large as
+ * all before it.
  */
 #define _GNU_SOURCE
 #include "virtio_rdma.h"
@@ -17,6 +21,7 @@
 #include "session.h"
 
 #define PIECE ((size_t)16 << 20)
+#define HEAP_PIECE ((size_t)64 << 20)
 #define PAGE ((size_t)4096)
 #define BITS (PIECE / PAGE)
 
@@ -151,11 +156,20 @@ void vrdma_pages_after_fork(int in_child)
 	pthread_mutex_unlock(&shared_lock);
 }
 
-/* The program's shared heap, if it was started with one. */
-static int heap_of(uintptr_t addr, uint8_t **base, size_t *len)
+/* Memory that can be given, or is: a part of a file that is open for as long as the process is. */
+struct part {
+	uint8_t *base;
+	size_t len;
+	int fd;
+	size_t offset;
+};
+
+/* The part of the program's shared heap, if it was started with one. */
+static int heap_of(uintptr_t addr, struct part *part)
 {
 	static int (*heap)(void **base, size_t *len);
 	static int looked;
+	size_t at, whole, len = HEAP_PIECE, offset = 0;
 	void *start;
 	int fd;
 
@@ -164,10 +178,19 @@ static int heap_of(uintptr_t addr, uint8_t **base, size_t *len)
 		looked = 1;
 	}
 	if (!heap)
-		return -1;
-	fd = heap(&start, len);
-	*base = start;
-	return fd >= 0 && addr - (uintptr_t)start < *len ? fd : -1;
+		return 0;
+	fd = heap(&start, &whole);
+	at = addr - (uintptr_t)start;
+	if (fd < 0 || at >= whole)
+		return 0;
+	while (at - offset >= len) {
+		offset += len;
+		len = offset;
+	}
+	if (len > whole - offset)
+		len = whole - offset;
+	*part = (struct part){ (uint8_t *)start + offset, len, fd, offset };
+	return 1;
 }
 
 /* Whether an address is in a piece of our own, which is no memory of the program's. */
@@ -184,23 +207,20 @@ int vrdma_is_own(const void *addr)
 	return !!piece;
 }
 
-/* The piece that an address lies in: its file, which is open for as long as the process is. */
-static int piece_of(uintptr_t addr, uint8_t **base, size_t *len)
+/* The part that an address lies in. */
+static int part_of(uintptr_t addr, struct part *part)
 {
 	struct shared *piece;
-	int fd = -1;
 
 	pthread_mutex_lock(&shared_lock);
 	for (piece = all; piece; piece = piece->next) {
 		if (addr - (uintptr_t)piece->base < piece->len) {
-			*base = piece->base;
-			*len = piece->len;
-			fd = piece->fd;
+			*part = (struct part){ piece->base, piece->len, piece->fd, 0 };
 			break;
 		}
 	}
 	pthread_mutex_unlock(&shared_lock);
-	return fd >= 0 ? fd : heap_of(addr, base, len);
+	return piece || heap_of(addr, part);
 }
 
 static int is_known(const struct vrdma_session *session, uintptr_t addr)
@@ -214,13 +234,20 @@ static int is_known(const struct vrdma_session *session, uintptr_t addr)
 	return 0;
 }
 
-int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd)
+static int add(struct vrdma_session *session, const struct part *part)
 {
-	__le64 body[3] = { htole64((uintptr_t)base), htole64(len), 0 };
-	struct vrdma_request request = { VRDMA_MEMORY_ADD, body, sizeof(body), fd };
+	__le64 body[3] = { htole64((uintptr_t)part->base), htole64(part->len), htole64(part->offset) };
+	struct vrdma_request request = { VRDMA_MEMORY_ADD, body, sizeof(body), part->fd };
 	struct vrdma_answer answer = {};
 
 	return vrdma_ask(session, &request, &answer);
+}
+
+int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd)
+{
+	struct part whole = { base, len, fd, 0 };
+
+	return add(session, &whole);
 }
 
 void vrdma_memory_remove(struct vrdma_session *session, void *base, size_t len)
@@ -232,20 +259,20 @@ void vrdma_memory_remove(struct vrdma_session *session, void *base, size_t len)
 	(void)vrdma_ask(session, &request, &answer);
 }
 
-static int tell(struct vrdma_session *session, uint8_t *base, size_t len, int fd)
+static int tell(struct vrdma_session *session, const struct part *part)
 {
 	struct vrdma_piece *piece = calloc(1, sizeof(*piece));
 	int ret;
 
 	if (!piece)
 		return ENOMEM;
-	ret = vrdma_memory_add(session, base, len, fd);
+	ret = add(session, part);
 	if (ret) {
 		free(piece);
 		return ret;
 	}
-	piece->base = (uintptr_t)base;
-	piece->len = len;
+	piece->base = (uintptr_t)part->base;
+	piece->len = part->len;
 	piece->next = session->pieces;
 	session->pieces = piece;
 	return 0;
@@ -254,22 +281,20 @@ static int tell(struct vrdma_session *session, uint8_t *base, size_t len, int fd
 int vrdma_share(struct vrdma_session *session, const void *addr, size_t len)
 {
 	uintptr_t at = (uintptr_t)addr, end = at + len;
-	uint8_t *base;
-	size_t size;
-	int fd, ret = 0;
+	struct part part;
+	int ret = 0;
 
 	if (!session)
 		return EIO;
 	pthread_mutex_lock(&session->tables);
 	while (at < end && !ret) {
-		fd = piece_of(at, &base, &size);
-		if (fd < 0) {
+		if (!part_of(at, &part)) {
 			ret = EFAULT;
 			break;
 		}
 		if (!is_known(session, at))
-			ret = tell(session, base, size, fd);
-		at = (uintptr_t)base + size;
+			ret = tell(session, &part);
+		at = (uintptr_t)part.base + part.len;
 	}
 	pthread_mutex_unlock(&session->tables);
 	return ret;

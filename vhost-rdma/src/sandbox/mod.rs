@@ -110,6 +110,9 @@ pub fn close_in() -> io::Result<()> {
     // To be called by the thread that lives as long as the process. Whoever made this process lives
     // as long as it wants it to, too: the signal comes with the end of that thread.
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    // Read from /proc/self by kernels before 6.4, which is root's once this is not dumpable, and
+    // gone with the file systems.
+    let _ = rustix::param::page_size();
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     // A core would hold the memory of guests.
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
