@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -18,6 +18,10 @@ use crate::node::SOCKET_PATH_MAX;
 /// process), so that what it has to say is heard.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// How long others may be before us in the daemon's queue, and how often that is looked at.
+const QUEUE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Bytes of an answer. It is our own daemon's, which may have many peers.
 const ANSWER_MAX: usize = 256 << 20;
 
@@ -31,7 +35,7 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
         )));
     }
     // The channel hides why a connection failed; so the first one is made here and handed over.
-    let stream = UnixStream::connect(path).await.map_err(|error| unreachable(path, &error))?;
+    let stream = dial(path).await.map_err(|error| unreachable(path, &error))?;
     let mut first = Some(stream);
     let path: PathBuf = path.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -40,7 +44,7 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
         async move {
             match stream {
                 Some(stream) => Ok(TokioIo::new(stream)),
-                None => UnixStream::connect(path).await.map(TokioIo::new),
+                None => dial(&path).await.map(TokioIo::new),
             }
         }
     });
@@ -51,6 +55,20 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
         .await
         .map_err(|error| Failure::silent(&error.to_string()))?;
     Ok(AdminClient::new(channel).max_decoding_message_size(ANSWER_MAX))
+}
+
+/// Connects. A listener that does not keep up has a full queue, and whoever does not block is told
+/// so at once (unix(7), EAGAIN): it is asked again for a while.
+async fn dial(path: &Path) -> io::Result<UnixStream> {
+    let end = Instant::now() + QUEUE;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                tokio::time::sleep(LOOK).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 fn unreachable(path: &Path, error: &io::Error) -> Failure {
@@ -68,5 +86,35 @@ fn unreachable(path: &Path, error: &io::Error) -> Failure {
             "no permission to open {path}; use the daemon's user, or start the daemon with --admin-group and --admin-mode 0660"
         )),
         _ => Failure::Unreachable(format!("cannot reach the daemon at {path}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
+    use rustix::net::{accept, connect, socket, socket_with};
+
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_full_queue_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&listener, &address).unwrap();
+        listen(&listener, 0).unwrap();
+        let first = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        connect(&first, &address).unwrap();
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::NONBLOCK);
+        let second = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        assert_eq!(connect(&second, &address), Err(rustix::io::Errno::AGAIN), "the queue is full");
+        let keeping_up = std::thread::spawn(move || {
+            std::thread::sleep(10 * LOOK);
+            drop(accept(&listener).unwrap());
+            listener
+        });
+        dial(&path).await.unwrap();
+        keeping_up.join().unwrap();
     }
 }

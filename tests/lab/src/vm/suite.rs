@@ -23,6 +23,7 @@ const TEST_END: Duration = Duration::from_secs(480);
 /// Tests of a program that a guest takes at a time.
 const PART: usize = 8;
 const POLL: Duration = Duration::from_millis(200);
+const SETTLE: Duration = Duration::from_secs(1);
 /// How many lines of what a failing test said are shown.
 const SHOWN_LINES: usize = 30;
 
@@ -167,7 +168,7 @@ impl<'a> Process<'a> {
     fn look(&mut self, guest: &mut Guest, table: &mut Vec<Row>) -> Result<bool> {
         let over = guest.finished(self.job)?.is_some();
         let text = guest.output(self.job);
-        let verdicts: Vec<(&str, &str)> = text.lines().filter_map(verdict).collect();
+        let verdicts = verdicts(&text);
         for (name, verdict) in verdicts.get(self.seen..).unwrap_or_default() {
             self.task.left.retain(|left| left != name);
             if !verdict.starts_with("ignored") {
@@ -195,6 +196,10 @@ impl<'a> Process<'a> {
 
     fn judge(&mut self, name: &str, passed: bool, guest: &Guest, table: &mut Vec<Row>) {
         let full = format!("{}::{name}", self.task.suite);
+        if !passed {
+            // The guest may not have written it back yet.
+            std::thread::sleep(SETTLE);
+        }
         let said = std::fs::read(guest.share().join(ERRORS)).unwrap_or_default();
         let seconds = self.since.elapsed().as_secs_f64();
         self.since = Instant::now();
@@ -227,10 +232,24 @@ impl<'a> Process<'a> {
     }
 }
 
-/// A line of a test program: the test and what became of it.
-fn verdict(line: &str) -> Option<(&str, &str)> {
-    let (name, verdict) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    (!verdict.is_empty()).then_some((name, verdict))
+/// The tests that have ended, and what became of each. What a test prints stands between its name
+/// and its verdict.
+fn verdicts(text: &str) -> Vec<(&str, &str)> {
+    let is_verdict = |word: &str| ["ok", "FAILED"].contains(&word) || word.starts_with("ignored");
+    let mut at_work = None;
+    let mut all = Vec::new();
+    for line in text.lines() {
+        let begun = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
+        let (name, said) = begun.map_or((at_work, line), |(name, said)| (Some(name), said));
+        match name {
+            Some(name) if is_verdict(said) => {
+                all.push((name, said));
+                at_work = None;
+            }
+            _ => at_work = name,
+        }
+    }
+    all
 }
 
 /// How programs of tests are run in guests.
@@ -289,5 +308,31 @@ impl Suites<'_> {
             std::thread::sleep(POLL);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::verdicts;
+
+    #[test]
+    fn a_test_that_prints_has_a_verdict() {
+        let text = "
+running 4 tests
+test a::quiet ... ok
+test a::loud ... 17 bytes to begin with
+ok, so far
+ok
+test a::bad ... FAILED
+test a::left ... ignored, run by hand
+test a::at_work ... half a word";
+        let expected = [
+            ("a::quiet", "ok"),
+            ("a::loud", "ok"),
+            ("a::bad", "FAILED"),
+            ("a::left", "ignored, run by hand"),
+        ];
+        assert_eq!(verdicts(text), expected);
+        assert_eq!(verdicts(&format!("{text}\nok\n")).last(), Some(&("a::at_work", "ok")));
     }
 }

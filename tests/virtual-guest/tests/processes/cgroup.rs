@@ -16,10 +16,10 @@ use super::{SOFT, can_look, eventually, node, pair, processes, start_anew, told_
 use super::{under_traffic, writes};
 
 /// Version 2 counts the kernel's memory as well: stacks, page tables, sockets.
-const MAX: u64 = 16 << 20;
+const MAX: u64 = 32 << 20;
 
 fn world() -> World {
-    let args = ["--network-memory-max", "16M", "--network-pids-max", "200"].map(str::to_owned);
+    let args = ["--network-memory-max", "32M", "--network-pids-max", "200"].map(str::to_owned);
     let options =
         DaemonOptions { processes: true, args: args.to_vec(), ..DaemonOptions::default() };
     let world = World::with(&options, Duration::from_secs(300));
