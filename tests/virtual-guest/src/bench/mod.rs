@@ -87,7 +87,7 @@ impl Benchmark {
         let (name, run) = (self.name, self.run);
         cores::Cores::get().guest();
         std::panic::catch_unwind(move || run(name, effort))
-            .unwrap_or_else(|cause| Row::failed(name, report::panic_text(cause.as_ref())))
+            .unwrap_or_else(|cause| Row::failed(name, &report::panic_text(cause.as_ref())))
     }
 }
 

@@ -107,7 +107,7 @@ impl Row {
     }
 
     /// A row for a benchmark that could not run.
-    pub fn failed(name: &str, why: String) -> Self {
+    pub fn failed(name: &str, why: &str) -> Self {
         Self {
             name: name.into(),
             ok: false,
@@ -120,7 +120,8 @@ impl Row {
             met: false,
             spread: [0.0; 2],
             samples: 0,
-            error: Some(why),
+            // The daemon's log may follow.
+            error: Some(why.lines().next().unwrap_or_default().to_owned()),
         }
     }
 
@@ -176,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_row_has_the_keys_that_every_report_has() {
-        let json = serde_json::to_value(Row::failed("x", "because".into())).unwrap();
+        let json = serde_json::to_value(Row::failed("x", "because\nand the log")).unwrap();
+        assert_eq!(json["error"], "because");
         for key in ["name", "ok", "value", "reference", "ratio", "unit", "target"] {
             assert!(json.get(key).is_some(), "{key}");
         }
