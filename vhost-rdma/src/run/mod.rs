@@ -3,7 +3,8 @@
 //! If no daemon runs, one is started that lives as long as the program. It gets NICs for processes,
 //! the program their sockets (`VHOST_RDMA_DEVICES`), their addresses (`VHOST_RDMA_ADDRESSES`) and
 //! the libraries (`LD_LIBRARY_PATH`), and when the program ends everything goes. What is asked of
-//! the daemon is asked by this same program, as anybody would. Signals are handed on to the program.
+//! the daemon is asked by this same program, as anybody would. Signals are handed on to the
+//! program.
 //!
 //! What cannot be served is said in one line before anything is started: a library path means
 //! nothing to a static program, to another C library, and to a program with more rights than ours.

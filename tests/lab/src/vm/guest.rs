@@ -502,8 +502,8 @@ pub(super) struct Parts<'a> {
 }
 
 /// All that the emulator knows but what it does slowly. A kernel that is told of fast string
-/// instructions copies and clears by the byte, which is a pass of the emulator for each; page tables
-/// of five levels cost each miss one more.
+/// instructions copies and clears by the byte, which is a pass of the emulator for each; page
+/// tables of five levels cost each miss one more.
 const CPU: &str = "max,-erms,-fsrm,-fsrs,-fzrm,-fsrc,-la57";
 
 /// The options of a machine but its agent, memory and network.
@@ -512,7 +512,8 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
     // The kernel's check of its timer takes a starved emulator for broken hardware and panics; that
     // of its clock goes over to one which is a device, and costs an exit each time it is read.
     let append = format!(
-        "console=ttyS0 quiet panic=0 mitigations=off no_timer_check tsc=reliable lab.name={name} lab.ip={number} {words}"
+        "console=ttyS0 quiet panic=0 mitigations=off no_timer_check tsc=reliable \
+         lab.name={name} lab.ip={number} {words}"
     );
     let words = [
         "-accel",

@@ -1,7 +1,7 @@
 //! What is known of networks and NICs, and how a change becomes part of it.
 //!
 //! ```text
-//!  turn of the network ──> plan: rules, names taken ──> device layer ──> commit: saved, in place
+//!  turn of the network ──> plan: rules, names taken ──> device layer ──> commit: saved, shown
 //! ```
 //!
 //! A change of a network waits for the other changes of that network alone. Two networks may
