@@ -64,6 +64,29 @@ fn a_datagram_arrives_with_its_ipv4_header() {
     }
 }
 
+/// The device looks at some of many doorbell pages at a time, and so at the sender's before the
+/// receiver's at times (6.4).
+#[test]
+fn a_receive_counts_from_when_it_is_posted() {
+    if rules().strangers_are_refused {
+        // An RNIC looks for a receive itself, among those that have come to it by then.
+        return;
+    }
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    let _idle: Vec<_> = (0..100).map(|_| nb.guest.open().expect("CONTEXT_CREATE")).collect();
+    let (mut a, mut b) = (datagram(&na), datagram(&nb));
+    let ah = na.ctx.create_ah(na.pdn, &Av::to(nb.gid)).unwrap();
+    let to = nb.area(100);
+    for n in 0..100 {
+        // Both have been silent for a while.
+        std::thread::sleep(Duration::from_millis(2));
+        b.qp.post_recv(n, &to.parts(1));
+        a.qp.post_send(&SendWr::datagram(n, &[], ah, b.qp.qpn, QKEY).inline(b"once"));
+        assert_eq!((a.scq.ok().wr_id, b.rcq.ok().wr_id), (n, n));
+    }
+}
+
 /// What of an address vector is told to the receiver, and what is wrong with no value (8.2).
 #[test]
 fn an_address_vector_is_taken_at_its_word_where_that_counts() {

@@ -165,6 +165,29 @@ impl Nic {
     /// answer: the sender is at fault (IBTA 9.9.3, class D), and the receives of an SRQ are also
     /// others'.
     pub(super) fn open_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
+        match self.take_receive(qpn, service, needed) {
+            // Rounds look at doorbells in turn. What was posted before the message was sent is
+            // there for it, whoever's doorbell a round saw first.
+            Opened::None if self.has_posted(qpn) => self.take_receive(qpn, service, needed),
+            opened => opened,
+        }
+    }
+
+    /// Whether a queue pair's receives have become more since a round looked.
+    #[cold]
+    fn has_posted(&mut self, qpn: u32) -> bool {
+        self.meter.charge(cost::POST);
+        let Some(qp) = self.qps.get(&qpn) else { return false };
+        let (ctx, doorbell) = match qp.srqn.map(|srqn| self.srqs.get(srqn as usize)) {
+            None => (qp.ctx, qp.doorbells[1]),
+            Some(Some(srq)) => (srq.ctx, srq.doorbell),
+            Some(None) => return false,
+        };
+        let post = self.contexts.look_at(ctx, doorbell);
+        post.map(|post| self.posted(post)).is_some()
+    }
+
+    fn take_receive(&mut self, qpn: u32, service: Service, needed: u64) -> Opened {
         let Some(qp) = self.qps.get_mut(&qpn) else { return Opened::None };
         let is_refused = |open: &Receive| service != Service::Reliable && open.is_short_of(needed);
         if qp.own.open_taken {

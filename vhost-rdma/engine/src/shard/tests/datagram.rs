@@ -146,3 +146,37 @@ fn what_the_receiver_posted_wrongly_is_the_receivers_error() {
     assert_eq!(b.statuses(&mut qb.cq), failed);
     assert_eq!(world.query(&b, &qb).qp_state, abi::qps::ERR);
 }
+
+/// A round looks at some of the doorbell pages that there are, so it sees the sender's post before
+/// the receiver's at times.
+#[test]
+fn a_receive_counts_from_when_it_is_posted() {
+    let mut world = World::new();
+    let mut b = world.guest(1, 2);
+    super::parking::contexts(&mut world, (&mut b, 2), 100);
+    let mut a = world.guest(1, 1);
+    let ah = handle(&mut world, &a, b.gid);
+    let (from, to) = (a.alloc(64), b.alloc(4096));
+    for kind in [qpt::UD, qpt::UC, qpt::RC] {
+        let [mut qa, mut qb] = [&mut a, &mut b].map(|guest| world.qp(guest, kind, 16, None));
+        for (guest, qp, peer) in [(&a, &qa, (qb.qpn, b.gid)), (&b, &qb, (qa.qpn, a.gid))] {
+            let impatient = abi::QpAttr { rnr_retry: 0, ..rts_attr(kind) };
+            for attr in [init_attr(kind), rtr_attr(kind, peer), impatient] {
+                world.modify(guest, qp, attr).unwrap();
+            }
+        }
+        for n in 0..40 {
+            // Long enough for no page to be lively any more.
+            (0..2000).for_each(|_| _ = world.round());
+            b.post_receive(&mut qb, n, &[b.sge(to, 4096)]);
+            let send = match kind {
+                qpt::UD => datagram(ah, qb.qpn, 0x1111),
+                _ => wqe(opcode::SEND, send_flags::SIGNALED, 1),
+            };
+            a.post_send(&mut qa, send, &[a.sge(from, 64)]);
+            world.settle();
+            assert_eq!(a.statuses(&mut qa.cq), [(1, 0)], "{kind}");
+            assert_eq!(b.statuses(&mut qb.cq), [(n, 0)], "{kind}");
+        }
+    }
+}

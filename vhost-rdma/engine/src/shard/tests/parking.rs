@@ -128,7 +128,7 @@ fn a_post_before_the_last_look_keeps_a_nic_awake() {
 }
 
 /// So many contexts more.
-fn contexts(world: &mut World, (guest, host): (&mut Guest, u8), count: usize) {
+pub(super) fn contexts(world: &mut World, (guest, host): (&mut Guest, u8), count: usize) {
     generous(world, guest, host);
     for _ in 0..count {
         let page = guest.alloc(4096);
