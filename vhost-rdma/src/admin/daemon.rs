@@ -1,8 +1,11 @@
 //! The daemon: registry, saved state and device layer, kept in step.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, available_parallelism};
 
 use self::known::Known;
 pub(super) use self::peers::{PeersUpdate, Version};
@@ -101,14 +104,41 @@ impl<B: Backend> Daemon<B> {
             known: Mutex::new(Known::new(registry)),
         };
         daemon.tell_all_peers();
-        for nic in nics {
-            if let Err(error) = daemon.attach(&nic) {
-                tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
-                daemon.known().broken.insert(nic.name, error.to_string());
-            }
-        }
+        daemon.attach_all(nics);
         daemon.backend.settled();
         Ok(daemon)
+    }
+
+    /// Serves all these, networks side by side: guests that an earlier daemon left stand still
+    /// until those of their own network are there, and wait for no others.
+    fn attach_all(&self, nics: Vec<NicConfig>) {
+        let mut networks: BTreeMap<u32, Vec<NicConfig>> = BTreeMap::new();
+        for nic in nics {
+            networks.entry(nic.vni).or_default().push(nic);
+        }
+        let side_by_side = available_parallelism().map_or(1, NonZero::get).min(networks.len());
+        let networks = Mutex::new(networks.into_iter());
+        let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let attach = || {
+            while let Some((vni, nics)) = next() {
+                nics.into_iter().for_each(|nic| self.attach_or_say(nic));
+                self.backend.complete(vni);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..side_by_side {
+                // Without the thread it takes longer.
+                let _ = Builder::new().name("attach".to_owned()).spawn_scoped(scope, attach);
+            }
+            attach();
+        });
+    }
+
+    fn attach_or_say(&self, nic: NicConfig) {
+        if let Err(error) = self.attach(&nic) {
+            tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
+            self.known().broken.insert(nic.name, error.to_string());
+        }
     }
 
     fn attach(&self, nic: &NicConfig) -> Result<(), node::Error> {

@@ -115,8 +115,11 @@ pub trait Backend: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// All NICs of the saved state and the configuration are there: what an earlier daemon left for
-    /// others is nobody's.
+    /// All NICs of a network are there that the saved state and the configuration have: what an
+    /// earlier daemon left of it goes on.
+    fn complete(&self, _vni: u32) {}
+
+    /// All networks are: what an earlier daemon left for others is nobody's.
     fn settled(&self) {}
 
     /// The daemon ends: lets go of all NICs, as [`Self::detach`] of each, but at once.

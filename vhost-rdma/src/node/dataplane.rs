@@ -51,6 +51,9 @@ pub trait Dataplane: Send + Sync + 'static {
         None
     }
 
+    /// As [`Backend::complete`](super::Backend::complete).
+    fn complete(&self, _vni: u32) {}
+
     /// As [`Backend::settled`](super::Backend::settled).
     fn settled(&self) {}
 

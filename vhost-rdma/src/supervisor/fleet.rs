@@ -145,6 +145,12 @@ impl Fleet {
         lock(&self.networks).values().cloned().collect()
     }
 
+    /// Those of one network.
+    fn parts(&self, vni: u32) -> Vec<Arc<Network>> {
+        let networks = lock(&self.networks);
+        [(vni, false), (vni, true)].iter().filter_map(|part| networks.get(part).cloned()).collect()
+    }
+
     fn home(&self, name: &str) -> Option<Arc<Network>> {
         lock(&self.homes).get(name).map(|(_, network)| network.clone())
     }
@@ -253,12 +259,15 @@ impl Dataplane for Fleet {
             .ok()
     }
 
+    fn complete(&self, vni: u32) {
+        self.parts(vni).iter().for_each(|network| network.run());
+    }
+
     fn settled(&self) {
         self.estate.close();
         // What was left by one whose networks are gone goes, too.
         self.cgroups();
         self.lender.close();
-        self.networks().iter().for_each(|network| network.run());
     }
 
     fn ending(&self) {
@@ -269,11 +278,21 @@ impl Dataplane for Fleet {
         // Nobody makes or ends a NIC any more.
         std::mem::forget(self.turns.whole());
         let store = Store::own();
-        for network in self.networks() {
-            if let Err(error) = network.hand_down(&store) {
-                tracing::error!(network = network.name(), %error, "it is not handed down");
+        let networks = self.networks();
+        // Side by side: all stand still until the last one is there.
+        std::thread::scope(|scope| {
+            for network in &networks {
+                let hand_down = || {
+                    if let Err(error) = network.hand_down(&store) {
+                        tracing::error!(network = network.name(), %error, "it is not handed down");
+                    }
+                };
+                let thread = std::thread::Builder::new().name("hand-down".to_owned());
+                if thread.spawn_scoped(scope, hand_down).is_err() {
+                    hand_down();
+                }
             }
-        }
+        });
         store.take()
     }
 
@@ -324,11 +343,7 @@ impl Dataplane for Fleet {
 
 impl Fleet {
     fn renew_now(&self, vni: u32) -> Result<Renewed, AttachError> {
-        let parts = |networks: &BTreeMap<Part, Arc<Network>>| {
-            [(vni, false), (vni, true)].map(|part| networks.get(&part).cloned())
-        };
-        let found = parts(&lock(&self.networks));
-        let renewed = found.into_iter().flatten().map(|network| network.renew());
+        let renewed = self.parts(vni).into_iter().map(|network| network.renew());
         let all = renewed.reduce(|one, other| {
             let (one, other) = (one?, other?);
             let join = |a: Vec<String>, b: Vec<String>| [a, b].concat();

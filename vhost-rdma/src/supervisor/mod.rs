@@ -163,6 +163,10 @@ impl Backend for Supervisor {
         self.dataplane.forget_network(vni)
     }
 
+    fn complete(&self, vni: u32) {
+        self.dataplane.complete(vni);
+    }
+
     fn settled(&self) {
         self.sockets.close();
         self.dataplane.settled();

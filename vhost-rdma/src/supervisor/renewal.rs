@@ -29,6 +29,10 @@ use crate::store::Store;
 /// and a hundred thousand objects are written in less than one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The same where all networks stand still meanwhile: one that is in the wrong hands holds them up
+/// no longer, and loses what it has.
+const TOGETHER: Duration = Duration::from_secs(3);
+
 /// How long the next process may take to stand by; without it traffic pauses for as long.
 const READY: Duration = Duration::from_secs(5);
 
@@ -85,7 +89,7 @@ impl Network {
         let shared = self.shared();
         let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)?;
         let saved = shared.take_wire().and_then(|(wire, id, answered)| {
-            let saved = save(&wire, (id, &answered), &file);
+            let saved = save(&wire, (id, &answered), &file, TOGETHER);
             shared.state().stopping = true;
             hang_up(&wire);
             saved
@@ -125,7 +129,7 @@ impl Network {
         let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)
             .map_err(|error| AttachError::io("make a file of memory", error.into()))?;
         let (wire, id, answered) = shared.take_wire().map_err(trouble)?;
-        let names = save(&wire, (id, &answered), &file);
+        let names = save(&wire, (id, &answered), &file, PATIENCE);
         let served: Vec<String> = {
             let mut state = shared.state();
             match names {
@@ -175,10 +179,13 @@ fn save(
     wire: &Wire,
     (id, answered): (u64, &Receiver<Answer>),
     file: &OwnedFd,
+    patience: Duration,
 ) -> Result<Vec<String>, String> {
+    let until = Instant::now() + patience;
     let bytes = encode(&Numbered { id, request: Request::Save }).map_err(|e| e.to_string())?;
-    wire.send(&bytes, &[file.as_fd()]).map_err(|error| error.to_string())?;
-    match answered.recv_timeout(PATIENCE) {
+    let sent = wire.set_patience(patience).and_then(|()| wire.send(&bytes, &[file.as_fd()]));
+    sent.map_err(|error| error.to_string())?;
+    match answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
         Ok(Answer::Saved(names)) => Ok(names),
         Ok(Answer::Refused(why)) => Err(why),
         Ok(_) => Err("it answers something else".to_owned()),

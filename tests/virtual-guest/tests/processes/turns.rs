@@ -73,3 +73,34 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
     daemon.run(&["nic", "show", "red-2"]);
     assert!(daemon.cli(&["nic", "show", &e.name]).is_err());
 }
+
+#[test]
+fn an_upgrade_waits_for_all_of_them_at_once_and_not_for_long() {
+    let options = DaemonOptions { processes: true, installed: true, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    let networks = ["red", "blue", "green"];
+    networks.iter().zip(200..).for_each(|(name, vni)| world.daemon.add_network(name, vni));
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let theirs = networks.map(|name| node(&world, name));
+    let mut ends = pair(&a, &b);
+    let before = processes(&world.daemon);
+    let stopped = networks.map(|name| Stopped::new(before[name]));
+    let (longest, _) = under_traffic(&mut ends, |sent| {
+        // Not all are ready again, which it says.
+        let said = world.daemon.cli(&["upgrade"]);
+        println!("{said:?}");
+        let before = sent.load(Ordering::Relaxed);
+        eventually("nothing goes on", || sent.load(Ordering::Relaxed) > before + 20);
+    });
+    println!("the longest write: {longest:?}");
+    assert!(longest < Duration::from_secs(5) * patience(), "{longest:?}");
+    // They are none of ours any more.
+    drop(stopped);
+    let after = processes(&world.daemon);
+    assert!(after.len() == 4 && after.iter().all(|(name, pid)| before[name] != *pid));
+    for node in &theirs {
+        told_that_it_is_lost(&node.guest);
+        let anew = start_anew(node);
+        writes(&mut pair(&anew, &anew), 1);
+    }
+}

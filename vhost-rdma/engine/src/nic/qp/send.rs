@@ -431,8 +431,13 @@ impl SendQueue {
         (queue.producer, queue.taken, queue.index) = (producer, taken, saved.index);
         queue.current = saved.current.as_ref().map(AbiBytes::read).transpose()?;
         queue.fetched = saved.fetched;
-        let at = queue.slot(queue.index) + wqe_shape::SQ_WQE_DATA as u64;
-        queue.first = Sge::read_from_bytes(&queue.ring.read_array::<16>(at)).unwrap_or_default();
+        // Of others it is not asked, and each ring that is looked at costs a fault: nothing of the
+        // guest's memory has been touched yet.
+        if queue.current.is_some() && !queue.fetched {
+            let at = queue.slot(queue.index) + wqe_shape::SQ_WQE_DATA as u64;
+            let first = queue.ring.read_array::<16>(at);
+            queue.first = Sge::read_from_bytes(&first).unwrap_or_default();
+        }
         queue.sges = load_sges(&saved.sges)?;
         queue.inline.extend(saved.inline);
         (queue.done, queue.piece) = (saved.done, saved.piece);
