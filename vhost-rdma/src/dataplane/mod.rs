@@ -28,6 +28,7 @@ use crate::device::events::NoPort;
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::device::queues::QueueLayout;
 use crate::device::saved::SavedSession;
+use crate::device::watch::Watch;
 use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
     self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, Session,
@@ -61,6 +62,8 @@ pub struct LocalDataplane {
     /// What moves NICs between workers that serve one network: from its first NIC on, until they
     /// are to stay where they are.
     mover: Mutex<Moving>,
+    /// What waits for VMMs, once there was one.
+    watch: Mutex<Option<Arc<Watch>>>,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
     /// The ways out of this host; none where another process has them.
@@ -132,7 +135,7 @@ impl LocalDataplane {
             saved: BTreeMap::new(),
             loaded: Vec::new(),
         }));
-        Self { state, mover, directory, outside: None, workers }
+        Self { state, mover, watch: Mutex::default(), directory, outside: None, workers }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -148,8 +151,18 @@ impl LocalDataplane {
         name: &str,
         vmm: UnixStream,
         journal: Arc<dyn Journal>,
-    ) -> io::Result<Box<dyn node::Connection>> {
-        Ok(Box::new(Connection::start(&self.known(name)?, vmm, journal)?))
+    ) -> io::Result<()> {
+        let connection = Connection::start(&self.known(name)?, vmm, (journal, &self.watch()?))?;
+        connection.let_go();
+        Ok(())
+    }
+
+    /// The thread that waits for VMMs, which is there from the first one on: its process has given
+    /// away what it had by then.
+    fn watch(&self) -> io::Result<Arc<Watch>> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = watch.take().map_or_else(Watch::start, Ok)?;
+        Ok(watch.insert(started).clone())
     }
 
     /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it, and
@@ -162,13 +175,15 @@ impl LocalDataplane {
         name: &str,
         vmm: UnixStream,
         (kept, journal): (Vec<Kept>, Arc<dyn Journal>),
-    ) -> io::Result<Box<dyn node::Connection>> {
-        let saved = self.state().saved.remove(name);
-        let connection = Connection::take_up(&self.known(name)?, vmm, (kept, saved), journal)?;
+    ) -> io::Result<()> {
+        let (saved, watch) = (self.state().saved.remove(name), self.watch()?);
+        let nic = self.known(name)?;
+        let connection = Connection::take_up(&nic, vmm, (kept, saved), (journal, &watch))?;
         if connection.has_kept_all() {
             self.state().loaded.push(name.to_owned());
         }
-        Ok(Box::new(connection))
+        connection.let_go();
+        Ok(())
     }
 
     fn known(&self, name: &str) -> io::Result<Arc<Nic>> {
@@ -315,7 +330,8 @@ impl Dataplane for LocalDataplane {
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {
-        self.connect_noted(name, vmm, Arc::new(Forgetful))
+        let told = (Arc::new(Forgetful) as Arc<dyn Journal>, &self.watch()?);
+        Ok(Box::new(Connection::start(&self.known(name)?, vmm, told)?))
     }
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {

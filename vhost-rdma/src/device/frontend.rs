@@ -25,8 +25,8 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
 
 use super::journal::{Change, Journal, Piece, Place};
+use super::kicks::Kicks;
 use super::memory::{self, Offer, SLOTS};
-use super::queue_thread::QueueThread;
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::{Parts, Vring};
 
@@ -41,7 +41,7 @@ struct Address {
 /// See the module.
 pub(super) struct Frontend {
     session: Arc<Session>,
-    thread: Arc<QueueThread>,
+    kicks: Arc<Kicks>,
     vrings: Arc<[Vring]>,
     owned: bool,
     features: u64,
@@ -58,15 +58,15 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 }
 
 impl Frontend {
-    /// The messages of `session`, whose queues `thread` serves.
+    /// The messages of `session`, whose queues are kicked by `kicks`.
     pub(super) fn new(
         session: Arc<Session>,
-        thread: Arc<QueueThread>,
+        kicks: Arc<Kicks>,
         vrings: Arc<[Vring]>,
         journal: Arc<dyn Journal>,
     ) -> Self {
         let addresses = Vec::new();
-        Self { session, thread, vrings, owned: false, features: 0, addresses, journal }
+        Self { session, kicks, vrings, owned: false, features: 0, addresses, journal }
     }
 
     /// Tells `journal` from now on.
@@ -127,8 +127,7 @@ impl Frontend {
     pub(super) fn listen(&self, index: u32) -> Result<()> {
         let vring = self.vring(index)?;
         let kick = vring.kick().filter(|_| vring.runs());
-        let direct = |kick: &File| self.session.watch_kick(index, kick);
-        self.thread.listen(index, kick, direct).map_err(Error::ReqHandlerError)
+        self.kicks.listen(index, kick).map_err(Error::ReqHandlerError)
     }
 
     /// A queue runs from its first notification descriptor on.

@@ -10,6 +10,8 @@ use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
 
+use crate::node::Ending;
+
 /// A region of a guest's memory. Its file goes beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -93,6 +95,9 @@ pub trait Journal: Send + Sync {
 
     /// The message was answered.
     fn done(&self) {}
+
+    /// There are no more, and nothing is left of the session.
+    fn ended(&self, _ending: &Ending) {}
 }
 
 /// Keeps nothing: where the session ends with the process.

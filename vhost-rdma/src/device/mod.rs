@@ -38,16 +38,18 @@ pub mod fuzz;
 mod gate;
 mod home;
 mod journal;
+mod kicks;
 pub(crate) mod memory;
 pub(crate) mod nic;
 mod notifier;
-mod queue_thread;
+mod on_call;
 pub(crate) mod queues;
 mod restore;
 pub(crate) mod saved;
 mod session;
 mod trust;
 mod vring;
+pub(crate) mod watch;
 
 pub use journal::{Change, Forgetful, Journal, Kept, Piece, Place};
 

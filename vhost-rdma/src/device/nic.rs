@@ -65,7 +65,7 @@ pub(crate) struct Nic {
     /// What is kept for its guest.
     account: Account,
     link: Mutex<Link>,
-    /// Its VMM has made the worker's epoll set wait.
+    /// Its VMM has made an epoll set wait that others have as well.
     slow_kicks: AtomicBool,
     /// A kick that came by the connection's thread is on its way to the worker.
     kicked: Arc<AtomicBool>,
@@ -300,7 +300,7 @@ impl Nic {
     /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's
     /// thread.
     pub(crate) fn watch_kick(self: &Arc<Self>, kick: &File) -> Option<DirectKick> {
-        if self.slow_kicks.load(Ordering::Relaxed) {
+        if self.has_slow_kicks() {
             return None;
         }
         let kick = OwnedFd::from(kick.try_clone().ok()?);
@@ -311,8 +311,13 @@ impl Nic {
         Some(DirectKick { hearing, nic: self.clone() })
     }
 
-    /// Changes the worker's epoll set.
-    fn timed<R>(&self, change: impl FnOnce() -> R) -> R {
+    /// Whether its VMM has made an epoll set wait.
+    pub(super) fn has_slow_kicks(&self) -> bool {
+        self.slow_kicks.load(Ordering::Relaxed)
+    }
+
+    /// Changes an epoll set that others have as well.
+    pub(super) fn timed<R>(&self, change: impl FnOnce() -> R) -> R {
         let before = thread_time();
         let result = change();
         if thread_time().saturating_sub(before) > SLOW_CHANGE

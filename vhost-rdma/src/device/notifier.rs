@@ -2,109 +2,69 @@
 //!
 //! The system call that signals an eventfd wakes everyone who waits for it, and the VMM chooses who
 //! that is. While a VMM is not trusted with a worker's time (`trust`), the worker sets a bit, and
-//! wakes this thread if it sleeps; what the call costs is then the time of a thread that serves
-//! this connection alone.
+//! wakes this thread if it sleeps ([`OnCall`]); what the call costs is then the time of a thread
+//! that serves this connection alone.
 //!
 //! A burst of events is one wake-up: bits that come while the thread is busy, or rests as it has to
 //! (`Trust::rest`), are found when it looks again. Whoever else would tell a VMM that is to be left
 //! alone for a while rings this bell as well.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{JoinHandle, Thread};
 
+use super::on_call::OnCall;
 use super::trust::Trust;
 use super::vring::Vring;
-
-#[derive(Debug, Default)]
-struct Shared {
-    /// Bit n: the VMM is to be told of queue n.
-    due: AtomicU64,
-    ending: AtomicBool,
-}
-
-impl Shared {
-    /// Lets the VMM rest for as long as it has to, or until the connection ends.
-    fn rest(&self, trust: &Trust) {
-        while let Some(left) = trust.rest()
-            && !self.ending.load(Ordering::Acquire)
-        {
-            std::thread::park_timeout(left);
-        }
-    }
-}
+use super::watch::Watch;
 
 /// The end that a worker has.
 #[derive(Debug, Clone)]
-pub(super) struct Bell {
-    shared: Arc<Shared>,
-    thread: Thread,
-}
+pub(super) struct Bell(Arc<OnCall>);
 
 impl Bell {
     /// Has the VMM told that queue `index` has used buffers. What they hold must have been written
     /// before.
     #[inline]
     pub(super) fn ring(&self, index: usize) {
-        // Whoever set a bit before wakes the thread, which then sees this one as well.
-        if self.shared.due.fetch_or(1 << (index & 63), Ordering::AcqRel) == 0 {
-            // No system call unless the thread sleeps.
-            self.thread.unpark();
-        }
+        self.0.call(1 << (index & 63));
     }
 }
 
 /// See the module. It ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Notifier {
-    bell: Bell,
-    thread: Option<JoinHandle<()>>,
-}
+pub(super) struct Notifier(Arc<OnCall>);
 
 impl Notifier {
     /// For these queues; bit n is the n-th.
-    pub(super) fn start(vrings: Vec<Vring>, trust: Arc<Trust>) -> io::Result<Self> {
-        let shared = Arc::<Shared>::default();
-        let own = shared.clone();
-        let run = move || run(&own, &vrings, &trust);
-        let thread = std::thread::Builder::new().name("notifier".to_owned()).spawn(run)?;
-        let bell = Bell { shared, thread: thread.thread().clone() };
-        Ok(Self { bell, thread: Some(thread) })
+    pub(super) fn new(vrings: Vec<Vring>, trust: Arc<Trust>, watch: Arc<Watch>) -> Self {
+        let tell = move |own: &OnCall, mut due: u64| {
+            while due != 0 {
+                rest(own, &trust);
+                if let Some(vring) = vrings.get(due.trailing_zeros() as usize) {
+                    trust.watch(|| vring.signal());
+                }
+                due &= due - 1;
+            }
+        };
+        Self(OnCall::new("notifier".to_owned(), watch, tell))
     }
 
     pub(super) fn bell(&self) -> Bell {
-        self.bell.clone()
+        Bell(self.0.clone())
     }
 }
 
-fn run(shared: &Shared, vrings: &[Vring], trust: &Trust) {
-    loop {
-        let mut due = shared.due.swap(0, Ordering::AcqRel);
-        if due == 0 {
-            if shared.ending.load(Ordering::Acquire) {
-                return;
-            }
-            // Returns at once if the bell was rung since the look.
-            std::thread::park();
-        }
-        while due != 0 {
-            shared.rest(trust);
-            if let Some(vring) = vrings.get(due.trailing_zeros() as usize) {
-                trust.watch(|| vring.signal());
-            }
-            due &= due - 1;
-        }
+/// Lets the VMM rest for as long as it has to, or until the connection ends.
+fn rest(own: &OnCall, trust: &Trust) {
+    while let Some(left) = trust.rest()
+        && !own.is_ending()
+    {
+        own.pause(left);
     }
 }
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        self.bell.shared.ending.store(true, Ordering::Release);
-        self.bell.thread.unpark();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a notifier panicked");
-        }
+        self.0.end();
     }
 }
 
@@ -127,6 +87,10 @@ mod tests {
         (vring, vmm)
     }
 
+    fn told_by(vrings: Vec<Vring>, trust: Arc<Trust>) -> Notifier {
+        Notifier::new(vrings, trust, Watch::start().unwrap())
+    }
+
     fn awaits(vmm: &File) {
         let begin = Instant::now();
         while !eventfd::take(vmm.as_fd()).unwrap() {
@@ -138,7 +102,7 @@ mod tests {
     #[test]
     fn no_bell_is_lost_and_each_is_for_its_queue() {
         let (first, second) = (told(), told());
-        let notifier = Notifier::start(vec![first.0, second.0], Arc::new(Trust::new())).unwrap();
+        let notifier = told_by(vec![first.0, second.0], Arc::new(Trust::new()));
         let bell = notifier.bell();
         for _ in 0..2000 {
             bell.ring(0);
@@ -159,12 +123,12 @@ mod tests {
         let (vring, vmm) = told();
         let trust = slow(Duration::from_millis(300));
         let begin = Instant::now();
-        let notifier = Notifier::start(vec![vring], trust).unwrap();
+        let notifier = told_by(vec![vring], trust);
         notifier.bell().ring(0);
         awaits(&vmm);
         assert!(begin.elapsed() > Duration::from_millis(250), "{:?}", begin.elapsed());
         drop(notifier);
-        let notifier = Notifier::start(vec![told().0], slow(Duration::from_secs(20))).unwrap();
+        let notifier = told_by(vec![told().0], slow(Duration::from_secs(20)));
         notifier.bell().ring(0);
         let begin = Instant::now();
         drop(notifier);
@@ -175,7 +139,7 @@ mod tests {
     fn what_was_rung_before_the_end_is_told() {
         for _ in 0..200 {
             let (vring, vmm) = told();
-            let notifier = Notifier::start(vec![vring], Arc::new(Trust::new())).unwrap();
+            let notifier = told_by(vec![vring], Arc::new(Trust::new()));
             notifier.bell().ring(0);
             drop(notifier);
             assert!(eventfd::take(vmm.as_fd()).unwrap());

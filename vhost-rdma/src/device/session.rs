@@ -1,7 +1,7 @@
 //! One connection of a VMM: the vhost-user side of a NIC.
 //!
 //! Three threads meet here. The *connection's* thread handles vhost-user messages, and the VMM's
-//! main loop waits for some of the answers. The *queue* thread serves kicks: it parses control
+//! main loop waits for some of the answers. The *queue* thread serves kicks (`kicks`): it parses control
 //! requests, resolves page lists, and waits for the worker. The *worker* owns the objects and puts
 //! events. The first waits for the second and third for a bounded time; the third never waits for
 //! anyone.
@@ -35,6 +35,7 @@ use super::nic::{DirectKick, Nic, PATIENCE};
 use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
+use super::watch::Watch;
 use crate::memory::AddressSpace;
 use crate::nic::{Command, Reply, Status, Step};
 use crate::worker::{CallError, Progress};
@@ -54,8 +55,10 @@ pub(crate) struct Session {
     space: Mutex<AddressSpace>,
     generation: Arc<AtomicU64>,
     controller: Mutex<Controller>,
-    /// What tells the VMM of events, since the first kick; none if there is no thread for it.
-    notifier: OnceLock<Option<Notifier>>,
+    /// What tells the VMM of events, since the first kick.
+    notifier: OnceLock<Notifier>,
+    /// Starts the threads that there are now and then.
+    watch: Arc<Watch>,
     /// An offer of event buffers is on its way to the worker.
     offering: Arc<AtomicBool>,
     ring_broken: AtomicBool,
@@ -69,7 +72,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// A connection to `nic`.
-    pub(super) fn new(nic: Arc<Nic>) -> Self {
+    pub(super) fn new(nic: Arc<Nic>, watch: Arc<Watch>) -> Self {
         let controller = Controller::new(nic.layout.kick_base());
         let space = AddressSpace::of(nic.account().clone());
         Self {
@@ -80,12 +83,18 @@ impl Session {
             generation: Arc::default(),
             controller: Mutex::new(controller),
             notifier: OnceLock::new(),
+            watch,
             offering: Arc::default(),
             ring_broken: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             continued: AtomicBool::new(false),
             messages: Mutex::default(),
         }
+    }
+
+    /// Whose it is.
+    pub(super) const fn nic(&self) -> &Arc<Nic> {
+        &self.nic
     }
 
     /// This session was begun by a process that has ended, and took the guest's objects with it.
@@ -184,14 +193,10 @@ impl Session {
     }
 
     /// Gives the worker the event queues. They are not known before the first event.
-    fn connect_events(&self, vrings: &[Vring]) -> Option<Notifier> {
+    fn connect_events(&self, vrings: &[Vring]) -> Notifier {
         let told = vrings.get(..usize::from(self.nic.layout.kick_base())).unwrap_or_default();
         let queues = told.get(usize::from(vq::EVENT)..).unwrap_or_default();
-        let notifier = Notifier::start(told.to_vec(), self.nic.trust.clone())
-            .inspect_err(|error| {
-                self.nic.failed(format!("the host has no thread for the guest's events: {error}"));
-            })
-            .ok()?;
+        let notifier = Notifier::new(told.to_vec(), self.nic.trust.clone(), self.watch.clone());
         self.nic.trust.begin();
         let told = (notifier.bell(), self.nic.trust.clone());
         let port = EventPort::new(queues, self.memory.clone(), told);
@@ -203,7 +208,7 @@ impl Session {
                 shard.lost(id);
             }
         });
-        Some(notifier)
+        notifier
     }
 
     /// Tells the engine of new event buffers; however many kicks there are, one job at a time is on
@@ -274,7 +279,7 @@ impl Session {
     /// Tells the VMM of an answer: at once, unless it is to be left alone for a while (`trust`).
     fn tell(&self, vring: &Vring) {
         match self.notifier.get() {
-            Some(Some(notifier)) if self.nic.trust.rest().is_some() => {
+            Some(notifier) if self.nic.trust.rest().is_some() => {
                 notifier.bell().ring(usize::from(vq::CONTROL));
             }
             _ => self.nic.trust.watch(|| vring.signal()).0,

@@ -2,8 +2,8 @@
 //!
 //! The first request says what the process is for. Then the worker is started, every thread is
 //! sealed, and only then does anything come from a guest. Requests are carried out one after the
-//! other: all NICs here are one worker's. A session has two threads of its own (`device`) and one
-//! here that waits for its end.
+//! other: all NICs here are one worker's. A session has threads of its own while there is something
+//! to do for it (`device`).
 //!
 //! The end of the socket is the end of the process. Signals that end a daemon are the supervisor's
 //! to answer: a terminal and a service manager send them to every process there is.
@@ -30,7 +30,7 @@ use super::uplink::ToSupervisor;
 use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
-use crate::node::{Connection, Dataplane as _, Peer, WorkerStatus};
+use crate::node::{Dataplane as _, Ending, Peer, WorkerStatus};
 use crate::qpn::{Key, Pool};
 use crate::sandbox::{Profile, Sealed};
 use crate::worker::{Seal, WorkerConfig};
@@ -388,8 +388,7 @@ impl Process {
 
     fn connect(&self, nic: &str, session: u64, files: Vec<OwnedFd>) -> io::Result<()> {
         let stream = one(files).ok_or_else(|| io::Error::other("there is no stream"))?;
-        let connection = self.dataplane.connect_noted(nic, stream, self.journal(session))?;
-        self.attend(session, connection)
+        self.dataplane.connect_noted(nic, stream, self.journal(session))
     }
 
     fn go_on(&mut self, session: u64) -> io::Result<()> {
@@ -400,18 +399,7 @@ impl Process {
         let Left { nic, stream, changes } =
             left.ok_or_else(|| io::Error::other("there is no such session"))?;
         let journal = self.journal(session);
-        let connection = self.dataplane.take_up(&nic, stream, (changes, journal))?;
-        self.attend(session, connection)
-    }
-
-    /// Tells of the session's end.
-    fn attend(&self, session: u64, connection: Box<dyn Connection>) -> io::Result<()> {
-        let wire = self.wire.clone();
-        std::thread::Builder::new().name(format!("session-{session}")).spawn(move || {
-            let ended = connection.end();
-            tell(&wire, &Report::Ended(session, ended), &[]);
-        })?;
-        Ok(())
+        self.dataplane.take_up(&nic, stream, (changes, journal))
     }
 
     fn figures(&self) -> Figures {
@@ -441,6 +429,10 @@ impl Journal for Telling {
 
     fn done(&self) {
         tell(&self.wire, &Report::Done(self.session), &[]);
+    }
+
+    fn ended(&self, ending: &Ending) {
+        tell(&self.wire, &Report::Ended(self.session, ending.clone()), &[]);
     }
 }
 

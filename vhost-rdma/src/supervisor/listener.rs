@@ -110,12 +110,14 @@ impl ListenerThread {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (finished, done) = sync_channel::<()>(0);
         let spare = Cell::new(Some(wake.try_clone()?));
+        // Whoever asks from now on finds that it goes on.
+        let left = left.and_then(|(stream, connection)| taken(&seat, stream, connection));
         let thread = Thread { seat, socket, shared: shared.clone(), wake: wake.clone(), spare };
         std::thread::Builder::new().name(format!("nic-{}", thread.seat.name())).spawn(
             move || {
                 let work = |thread: &Thread| {
-                    if let Some((stream, connection)) = left {
-                        thread.go_on(stream, connection);
+                    if let Some((peer, stream, connection)) = left {
+                        thread.attend(&peer, stream, connection);
                     }
                     thread.run();
                 };
@@ -135,6 +137,27 @@ impl Drop for ListenerThread {
         }
         if self.done.recv_timeout(STOP_TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             tracing::error!("a connection does not end; its thread is left behind");
+        }
+    }
+}
+
+/// Takes in a session that an earlier daemon has begun.
+fn taken(
+    seat: &Seat,
+    stream: UnixStream,
+    connection: Box<dyn Connection>,
+) -> Option<(Peer, UnixStream, Box<dyn Connection>)> {
+    match Peer::of(&stream) {
+        Ok(peer) => {
+            seat.taken();
+            tracing::info!(nic = seat.name(), "the VMM of an earlier daemon is served");
+            Some((peer, stream, connection))
+        }
+        Err(error) => {
+            tracing::error!(nic = seat.name(), %error, "a VMM is turned away");
+            let _ = stream.shutdown(Shutdown::Both);
+            drop(connection.end());
+            None
         }
     }
 }
@@ -224,22 +247,6 @@ impl Thread {
         drop(entry);
         self.attend(&peer, stream, connection);
         Ok(())
-    }
-
-    /// Stays with a session that an earlier daemon has begun.
-    fn go_on(&self, stream: UnixStream, connection: Box<dyn Connection>) {
-        match Peer::of(&stream) {
-            Ok(peer) => {
-                self.seat.taken();
-                tracing::info!(nic = self.seat.name(), "the VMM of an earlier daemon is served");
-                self.attend(&peer, stream, connection);
-            }
-            Err(error) => {
-                tracing::error!(nic = self.seat.name(), %error, "a VMM is turned away");
-                let _ = stream.shutdown(Shutdown::Both);
-                drop(connection.end());
-            }
-        }
     }
 
     /// Stays with a session to its end.

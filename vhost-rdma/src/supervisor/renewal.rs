@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The same where all networks stand still meanwhile: one that is in the wrong hands holds them up
 /// no longer, and loses what it has.
-const TOGETHER: Duration = Duration::from_secs(3);
+const TOGETHER: Duration = Duration::from_secs(5);
 
 /// How long the next process may take to stand by; without it traffic pauses for as long.
 const READY: Duration = Duration::from_secs(5);

@@ -42,7 +42,7 @@ fn session(workers: &Workers) -> Session {
     let given = settings(&config(), layout);
     let added = worker.call(None, PATIENCE, move |shard, _| shard.add_nic(given, Box::new(NoPort)));
     let nic = Nic::new(&config(), layout, (0, worker.clone()), added.expect("a NIC"));
-    Session::new(Arc::new(nic))
+    Session::new(Arc::new(nic), Watch::start().expect("a thread"))
 }
 
 #[test]
@@ -52,8 +52,9 @@ fn a_vmm_that_is_to_rest_is_told_of_answers_later() {
     let vring = Vring::new(16).expect("a queue");
     let vmm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor");
     vring.set_call(Some(File::from(vmm.try_clone().expect("a copy"))));
-    let notifier = Notifier::start(vec![vring.clone()], session.nic.trust.clone());
-    assert!(session.notifier.set(Some(notifier.expect("a thread"))).is_ok());
+    let trust = session.nic.trust.clone();
+    let notifier = Notifier::new(vec![vring.clone()], trust, session.watch.clone());
+    assert!(session.notifier.set(notifier).is_ok());
     session.tell(&vring);
     assert!(eventfd::take(vmm.as_fd()).expect("a counter"), "whoever behaves is told at once");
     session.nic.trust.took(Duration::from_millis(400));

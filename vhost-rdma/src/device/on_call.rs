@@ -1,0 +1,275 @@
+//! A thread that is there while there is something to do.
+//!
+//! Each connection has three kinds of work that may take as long as its VMM likes, so that each has
+//! a thread of its own: messages, queues, and telling the VMM of events. A guest that is idle has
+//! work of no kind for hours, and a thread costs memory. So a thread leaves when it was not called
+//! for a while, and comes back when it is.
+//!
+//! Whoever has work sets a bit and calls. Where a thread waits, it is woken; where there is none,
+//! the [`Watch`] of the process starts one: a worker makes no thread. `mode` says which it is, and
+//! of the two stores and looks (the caller's of `due`, then `mode`; the thread's the other way
+//! round) one sees the other, since all are sequentially consistent.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use super::watch::Watch;
+
+/// How long a thread waits for more before it leaves: longer than between two commands of a driver
+/// that is busy.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// There is no thread.
+const AWAY: u32 = 0;
+/// There is one, and it works or is about to look.
+const AWAKE: u32 = 1;
+/// There is one, and it waits.
+const ASLEEP: u32 = 2;
+/// There will be none any more.
+const OVER: u32 = 3;
+
+/// What it does: all that these bits stand for.
+type Job = Box<dyn Fn(&OnCall, u64) + Send + Sync>;
+
+/// See the module.
+pub(super) struct OnCall {
+    name: String,
+    /// Bits of what is to be done.
+    due: AtomicU64,
+    mode: AtomicU32,
+    ending: AtomicBool,
+    job: Job,
+    watch: Arc<Watch>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for OnCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnCall").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl OnCall {
+    /// One that has nothing to do yet; `name` is for its thread, which `watch` starts.
+    pub(super) fn new(
+        name: String,
+        watch: Arc<Watch>,
+        job: impl Fn(&Self, u64) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            due: AtomicU64::new(0),
+            mode: AtomicU32::new(AWAY),
+            ending: AtomicBool::new(false),
+            job: Box::new(job),
+            watch,
+            thread: Mutex::default(),
+        })
+    }
+
+    /// Has what these bits stand for done. What it needs must have been stored before. It waits for
+    /// nobody, and is a system call only if the thread is not awake.
+    #[inline]
+    pub(super) fn call(self: &Arc<Self>, bits: u64) {
+        // Whoever set a bit before has called it, and it sees this one as well.
+        if self.due.fetch_or(bits, SeqCst) == 0 {
+            match self.mode.load(SeqCst) {
+                ASLEEP => self.wake(),
+                AWAY => self.watch.start_thread(self.clone()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts the thread, if there is none; false if the host has none at the moment.
+    pub(super) fn start(self: &Arc<Self>) -> bool {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_err() {
+            return true;
+        }
+        let own = self.clone();
+        let builder = std::thread::Builder::new().name(self.name.clone());
+        let Ok(started) = builder.spawn(move || own.run()) else {
+            self.mode.store(AWAY, SeqCst);
+            return false;
+        };
+        // The one before has left, or is about to.
+        *thread = Some(started);
+        true
+    }
+
+    /// Lets `time` pass, or what is left of it when the end comes.
+    pub(super) fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while !self.ending.load(SeqCst)
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            self.sleep(AWAKE, left);
+        }
+    }
+
+    /// Whether it is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+
+    /// Does what is still due, and nothing afterwards. Waits for it, unless it is the thread itself
+    /// that says so.
+    pub(super) fn end(&self) {
+        let thread = {
+            let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            self.ending.store(true, SeqCst);
+            if self.mode.compare_exchange(AWAY, OVER, SeqCst, SeqCst).is_ok() {
+                drop(thread);
+                return self.finish();
+            }
+            thread.take()
+        };
+        self.wake();
+        let Some(thread) = thread else { return };
+        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+            tracing::error!(thread = self.name, "a thread of a connection panicked");
+        }
+    }
+
+    fn finish(&self) {
+        let due = self.due.swap(0, SeqCst);
+        if due != 0 {
+            (self.job)(self, due);
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let due = self.due.swap(0, SeqCst);
+            if due != 0 {
+                (self.job)(self, due);
+                continue;
+            }
+            if self.is_ending() {
+                return self.mode.store(OVER, SeqCst);
+            }
+            self.mode.store(ASLEEP, SeqCst);
+            let stays = self.is_wanted() || self.sleep(ASLEEP, LINGER) || self.is_wanted();
+            if stays {
+                self.mode.store(AWAKE, SeqCst);
+                continue;
+            }
+            self.mode.store(AWAY, SeqCst);
+            // Who called just now may have taken it to be asleep.
+            let comes_back =
+                self.is_wanted() && self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_ok();
+            if !comes_back {
+                return;
+            }
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.due.load(SeqCst) != 0 || self.is_ending()
+    }
+
+    /// Waits while `mode` is that, for so long; false if that was it.
+    fn sleep(&self, mode: u32, time: Duration) -> bool {
+        let time = Timespec::try_from(time).ok();
+        let waited = futex::wait(&self.mode, futex::Flags::PRIVATE, mode, time.as_ref());
+        waited != Err(Errno::TIMEDOUT)
+    }
+
+    fn wake(&self) {
+        // Nothing can go wrong with a word of our own.
+        let _ = futex::wake(&self.mode, futex::Flags::PRIVATE, u32::MAX >> 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Threads of this process that have the name.
+    fn threads(name: &str) -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|found| found.trim() == name).count()
+    }
+
+    fn eventually(what: &str, is_so: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn every_call_is_done_whether_or_not_there_is_a_thread() {
+        let watch = Watch::start().unwrap();
+        let done = Arc::<AtomicU64>::default();
+        let own = done.clone();
+        let work = OnCall::new("called-often".into(), watch, move |_, bits| {
+            own.fetch_or(bits, SeqCst);
+        });
+        assert_eq!(threads("called-often"), 0);
+        for round in 0..2000u64 {
+            let bit = 1 << (round % 64);
+            done.store(0, SeqCst);
+            work.call(bit);
+            eventually("a call is lost", || done.load(SeqCst) & bit != 0);
+            // Just when it is about to leave.
+            if round % 500 == 499 {
+                std::thread::sleep(LINGER - Duration::from_millis(1));
+            }
+        }
+        assert_eq!(threads("called-often"), 1);
+        eventually("it does not leave", || threads("called-often") == 0);
+        done.store(0, SeqCst);
+        work.call(7);
+        eventually("it does not come back", || done.load(SeqCst) == 7);
+        work.end();
+        assert_eq!(threads("called-often"), 0);
+    }
+
+    #[test]
+    fn what_was_called_for_before_the_end_is_done_and_nothing_after() {
+        let watch = Watch::start().unwrap();
+        for _ in 0..200 {
+            let done = Arc::<AtomicU64>::default();
+            let own = done.clone();
+            let work = OnCall::new("ends".into(), watch.clone(), move |_, bits| {
+                own.fetch_or(bits, SeqCst);
+            });
+            work.call(1);
+            work.end();
+            assert_eq!(done.load(SeqCst), 1);
+            work.call(2);
+            assert!(work.start());
+            assert_eq!(done.load(SeqCst), 1);
+        }
+    }
+
+    #[test]
+    fn the_end_ends_a_pause() {
+        let (begun, is_begun) = channel();
+        let work = OnCall::new("pauses".into(), Watch::start().unwrap(), move |own, _| {
+            begun.send(()).unwrap();
+            own.pause(Duration::from_secs(60));
+        });
+        work.call(1);
+        is_begun.recv().unwrap();
+        // Calls do not.
+        work.call(2);
+        let begin = Instant::now();
+        work.end();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    }
+}
