@@ -26,6 +26,7 @@ pub mod store;
 pub mod supervisor;
 pub mod telemetry;
 mod turns;
+mod watch;
 pub mod worker;
 
 use vhost_rdma_engine::{cm, link, nic, qpn, shard};

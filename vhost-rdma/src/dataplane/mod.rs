@@ -28,7 +28,6 @@ use crate::device::events::NoPort;
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::device::queues::QueueLayout;
 use crate::device::saved::SavedSession;
-use crate::device::watch::Watch;
 use crate::device::{Forgetful, Journal, Kept};
 use crate::node::{
     self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, Session,
@@ -37,6 +36,7 @@ use crate::node::{
 use crate::process::House;
 use crate::qpn::Pool;
 use crate::rnic::{Directory, Uplink};
+use crate::watch::LateWatch;
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
 
 /// One NIC.
@@ -62,8 +62,8 @@ pub struct LocalDataplane {
     /// What moves NICs between workers that serve one network: from its first NIC on, until they
     /// are to stay where they are.
     mover: Mutex<Moving>,
-    /// What waits for VMMs, once there was one.
-    watch: Mutex<Option<Arc<Watch>>>,
+    /// What waits for VMMs, once there was one: its process has given away what it had by then.
+    watch: LateWatch,
     /// NICs on RNICs, whatever worker they are on.
     directory: Arc<Directory>,
     /// The ways out of this host; none where another process has them.
@@ -135,7 +135,7 @@ impl LocalDataplane {
             saved: BTreeMap::new(),
             loaded: Vec::new(),
         }));
-        Self { state, mover, watch: Mutex::default(), directory, outside: None, workers }
+        Self { state, mover, watch: LateWatch::default(), directory, outside: None, workers }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -152,17 +152,9 @@ impl LocalDataplane {
         vmm: UnixStream,
         journal: Arc<dyn Journal>,
     ) -> io::Result<()> {
-        let connection = Connection::start(&self.known(name)?, vmm, (journal, &self.watch()?))?;
+        let connection = Connection::start(&self.known(name)?, vmm, (journal, &self.watch.get()?))?;
         connection.let_go();
         Ok(())
-    }
-
-    /// The thread that waits for VMMs, which is there from the first one on: its process has given
-    /// away what it had by then.
-    fn watch(&self) -> io::Result<Arc<Watch>> {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = watch.take().map_or_else(Watch::start, Ok)?;
-        Ok(watch.insert(started).clone())
     }
 
     /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it, and
@@ -176,7 +168,7 @@ impl LocalDataplane {
         vmm: UnixStream,
         (kept, journal): (Vec<Kept>, Arc<dyn Journal>),
     ) -> io::Result<()> {
-        let (saved, watch) = (self.state().saved.remove(name), self.watch()?);
+        let (saved, watch) = (self.state().saved.remove(name), self.watch.get()?);
         let nic = self.known(name)?;
         let connection = Connection::take_up(&nic, vmm, (kept, saved), (journal, &watch))?;
         if connection.has_kept_all() {
@@ -330,7 +322,7 @@ impl Dataplane for LocalDataplane {
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {
-        let told = (Arc::new(Forgetful) as Arc<dyn Journal>, &self.watch()?);
+        let told = (Arc::new(Forgetful) as Arc<dyn Journal>, &self.watch.get()?);
         Ok(Box::new(Connection::start(&self.known(name)?, vmm, told)?))
     }
 

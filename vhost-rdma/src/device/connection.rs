@@ -19,13 +19,12 @@ use super::frontend::Frontend;
 use super::journal::{Change, Forgetful, Journal, Kept};
 use super::kicks::Kicks;
 use super::nic::Nic;
-use super::on_call::OnCall;
 use super::restore::{self, Agreed, Handler};
 use super::saved::{self, SavedSession};
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::Vring;
-use super::watch::{Heard, Watch, Watched};
 use crate::node::{self, Ending};
+use crate::watch::{Heard, OnCall, Watch, Watched};
 
 /// See the module. Dropping it cuts the VMM off, and waits until nothing is left of the session.
 pub(crate) struct Connection {
@@ -185,6 +184,13 @@ impl Served {
             }
         }
         drop(slot);
+        // A VMM that connects has something to say, and is not to wait for a thread that the host
+        // does not have.
+        if !reader.start() {
+            drop(lock(&watched).take());
+            drop(lock(&messages.state).take());
+            return Err(io::Error::other("the host has no thread for it"));
+        }
         Ok(Connection { stream, session, ended, is_left: false })
     }
 }
@@ -219,7 +225,7 @@ type Stream = Mutex<Option<Watched<UnixStream>>>;
 
 impl Messages {
     /// Handles all that there are.
-    fn serve(&self, reader: &OnCall, stream: &Stream) {
+    fn serve(&self, reader: &Arc<OnCall>, stream: &Stream) {
         let mut state = lock(&self.state);
         let Some((handler, served)) = state.as_mut() else { return };
         let handled = catch_unwind(AssertUnwindSafe(|| self.handle_all(handler, served)));

@@ -14,10 +14,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::nic::DirectKick;
-use super::on_call::OnCall;
 use super::session::Session;
 use super::vring::Vring;
-use super::watch::{self, Watch, Watched};
+use crate::watch::{self, OnCall, Watch, Watched};
 
 /// Where the kicks of a queue are heard, with the descriptor that stays open as long.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl Kicks {
     pub(super) fn new(session: Arc<Session>, vrings: Arc<[Vring]>, watch: Arc<Watch>) -> Self {
         let heard = Mutex::new(vrings.iter().map(|_| None).collect());
         let own = session.clone();
-        let serve = move |_: &OnCall, mut due: u64| {
+        let serve = move |_: &Arc<OnCall>, mut due: u64| {
             while due != 0 {
                 serve(&own, &vrings, due.trailing_zeros());
                 due &= due - 1;

@@ -42,14 +42,12 @@ mod kicks;
 pub(crate) mod memory;
 pub(crate) mod nic;
 mod notifier;
-mod on_call;
 pub(crate) mod queues;
 mod restore;
 pub(crate) mod saved;
 mod session;
 mod trust;
 mod vring;
-pub(crate) mod watch;
 
 pub use journal::{Change, Forgetful, Journal, Kept, Piece, Place};
 

@@ -11,10 +11,9 @@
 
 use std::sync::Arc;
 
-use super::on_call::OnCall;
 use super::trust::Trust;
 use super::vring::Vring;
-use super::watch::Watch;
+use crate::watch::{OnCall, Watch};
 
 /// The end that a worker has.
 #[derive(Debug, Clone)]
@@ -36,7 +35,7 @@ pub(super) struct Notifier(Arc<OnCall>);
 impl Notifier {
     /// For these queues; bit n is the n-th.
     pub(super) fn new(vrings: Vec<Vring>, trust: Arc<Trust>, watch: Arc<Watch>) -> Self {
-        let tell = move |own: &OnCall, mut due: u64| {
+        let tell = move |own: &Arc<OnCall>, mut due: u64| {
             while due != 0 {
                 rest(own, &trust);
                 if let Some(vring) = vrings.get(due.trailing_zeros() as usize) {

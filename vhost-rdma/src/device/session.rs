@@ -35,9 +35,9 @@ use super::nic::{DirectKick, Nic, PATIENCE};
 use super::notifier::Notifier;
 use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
-use super::watch::Watch;
 use crate::memory::AddressSpace;
 use crate::nic::{Command, Reply, Status, Step};
+use crate::watch::Watch;
 use crate::worker::{CallError, Progress};
 
 /// Entries of a virtqueue, at most.

@@ -1,4 +1,5 @@
-//! The thread of one NIC that waits for VMMs, one connection after the other.
+//! Lets VMMs in to one NIC, one connection after the other, by a thread that is there when somebody
+//! comes or goes.
 //!
 //! A second VMM that connects while one is there is refused: its connection is closed at once, for
 //! whoever has a NIC must not be kept waiting behind a stranger, nor a stranger wait for the NIC.
@@ -8,7 +9,6 @@
 //! Where the host has no descriptor left, a VMM is turned away rather than left to wait for an
 //! answer: one descriptor is kept for that.
 
-use std::cell::Cell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -27,11 +27,15 @@ use super::seat::Seat;
 use crate::node::{AttachError, Connection, Ending, Guests, Heirloom, NicConfig};
 use crate::socket;
 use crate::store::{Listening, Owner, Sockets};
+use crate::watch::{Heard, OnCall, Watch, Watched};
 
 /// How long the end of a NIC may take before it is left to itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection that could not even begin.
-const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+pub(super) const RETRY: Duration = Duration::from_millis(200);
+
+/// VMMs that are turned away in one go.
+const TURNED_AWAY: u32 = 4;
 
 /// A NIC's listening socket; dropping it removes its file.
 #[derive(Debug)]
@@ -62,6 +66,12 @@ impl NicSocket {
         self.listening.path()
     }
 
+    /// Whether somebody waits to be let in.
+    pub(super) fn has_somebody(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+    }
+
     /// The next connection.
     pub(super) fn accept(&self) -> io::Result<UnixStream> {
         Ok(self.listening.listener().accept()?.0)
@@ -87,139 +97,157 @@ struct Shared {
 }
 
 impl Shared {
-    fn connection(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
+    fn connection(&self) -> MutexGuard<'_, Option<UnixStream>> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
     }
 }
 
-/// The thread; it ends when this is dropped, and the socket goes with it.
-pub(super) struct ListenerThread {
+/// See the module. It ends when this is dropped, and the socket goes with it.
+pub(super) struct Listener {
     shared: Arc<Shared>,
-    wake: Arc<OwnedFd>,
+    work: Arc<OnCall>,
     done: Receiver<()>,
 }
 
-impl ListenerThread {
-    /// Serves the NIC behind `seat` at `socket`, and first whoever is there already.
+impl Listener {
+    /// Serves the NIC behind `seat` at `socket`, and first whoever is there already; `watch` says
+    /// when somebody comes.
     pub(super) fn start(
-        seat: Arc<Seat>,
-        socket: Arc<NicSocket>,
+        (seat, socket): (Arc<Seat>, Arc<NicSocket>),
+        watch: &Arc<Watch>,
         left: Option<(UnixStream, Box<dyn Connection>)>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (finished, done) = sync_channel::<()>(0);
-        let spare = Cell::new(Some(wake.try_clone()?));
-        // Whoever asks from now on finds that it goes on.
-        let left = left.and_then(|(stream, connection)| taken(&seat, stream, connection));
-        let thread = Thread { seat, socket, shared: shared.clone(), wake: wake.clone(), spare };
-        std::thread::Builder::new().name(format!("nic-{}", thread.seat.name())).spawn(
-            move || {
-                let work = |thread: &Thread| {
-                    if let Some((peer, stream, connection)) = left {
-                        thread.attend(&peer, stream, connection);
-                    }
-                    thread.run();
-                };
-                finish(thread, work, finished);
-            },
-        )?;
-        Ok(Self { shared, wake, done })
-    }
-}
-
-impl Drop for ListenerThread {
-    fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        if let Some(connection) = self.shared.connection().as_ref() {
-            let _ = connection.shutdown(Shutdown::Both);
-        }
-        if self.done.recv_timeout(STOP_TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            tracing::error!("a connection does not end; its thread is left behind");
-        }
-    }
-}
-
-/// Takes in a session that an earlier daemon has begun.
-fn taken(
-    seat: &Seat,
-    stream: UnixStream,
-    connection: Box<dyn Connection>,
-) -> Option<(Peer, UnixStream, Box<dyn Connection>)> {
-    match Peer::of(&stream) {
-        Ok(peer) => {
-            seat.taken();
-            tracing::info!(nic = seat.name(), "the VMM of an earlier daemon is served");
-            Some((peer, stream, connection))
-        }
-        Err(error) => {
-            tracing::error!(nic = seat.name(), %error, "a VMM is turned away");
-            let _ = stream.shutdown(Shutdown::Both);
-            drop(connection.end());
-            None
-        }
-    }
-}
-
-/// Works, and lets go of what it worked with (a socket's file) before the other end of `finished`
-/// hears of the end: whoever waits there removes the file's directory next.
-fn finish<T>(own: T, work: impl FnOnce(&T), finished: SyncSender<()>) {
-    work(&own);
-    drop(own);
-    drop(finished);
-}
-
-struct Thread {
-    seat: Arc<Seat>,
-    socket: Arc<NicSocket>,
-    shared: Arc<Shared>,
-    wake: Arc<OwnedFd>,
-    /// Given up to accept, and close, a connection that there is no other descriptor for.
-    spare: Cell<Option<OwnedFd>>,
-}
-
-impl Thread {
-    fn run(&self) {
-        while self.wait(None) {
-            if let Err(error) = self.serve() {
-                tracing::error!(nic = self.seat.name(), %error, "a VMM is turned away");
-                if !self.pause() {
-                    return;
+        let spare = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let keeper = Keeper {
+            name: seat.name().to_owned(),
+            seat,
+            at_socket: None,
+            socket: socket.clone(),
+            shared: shared.clone(),
+            watch: watch.clone(),
+            spare: Some(spare),
+            served: None,
+        };
+        let name = format!("nic-{}", keeper.name);
+        let keeper = Arc::new(Mutex::new(Some((keeper, finished))));
+        let (own, other) = (keeper.clone(), keeper.clone());
+        let run = move |work: &Arc<OnCall>, _| {
+            let mut keeper = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let goes_on = keeper.as_mut().is_some_and(|(keeper, _)| keeper.run(work));
+            if !goes_on {
+                finish(keeper.take());
+            }
+        };
+        // Nobody is to wait for a thread that does not come.
+        let turn_away = move || {
+            if let Ok(mut keeper) = other.try_lock()
+                && let Some((keeper, _)) = &mut *keeper
+            {
+                keeper.turn_away();
+            }
+        };
+        let work = OnCall::or(name, watch.clone(), run, turn_away);
+        {
+            let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((keeper, _)) = keeper.as_mut() {
+                let calls = work.clone();
+                let at_socket = watch.add(socket, Heard::Once, move || calls.call(1))?;
+                keeper.at_socket = Some(at_socket);
+                // Whoever asks from now on finds that it goes on.
+                if let Some((stream, connection)) = left {
+                    keeper.go_on(&work, stream, connection);
                 }
             }
         }
+        Ok(Self { shared, work, done })
     }
+}
 
-    /// Waits for a connection; false when it is time to end.
-    fn wait(&self, timeout: Option<&Timespec>) -> bool {
-        loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN),
-            ];
-            let polled = poll(&mut fds, timeout);
-            if self.shared.stopping.load(Ordering::SeqCst) {
-                return false;
-            }
-            if polled.is_ok() && !fds[1].revents().is_empty() {
-                return true;
-            }
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        if let Some(connection) = self.shared.connection().as_ref() {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+        self.work.call(1);
+        if self.done.recv_timeout(STOP_TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            tracing::error!("a connection does not end; its thread is left behind");
+        } else {
+            self.work.end();
         }
     }
+}
 
-    /// Gives whatever is wrong with the host a moment; false when it is time to end.
-    fn pause(&self) -> bool {
-        let mut fds = [PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
-        let _ = poll(&mut fds, Some(&RETRY));
-        !self.shared.stopping.load(Ordering::SeqCst)
+/// Lets go of what it worked with (a socket's file) before the other end of `finished` hears of the
+/// end: whoever waits there removes the file's directory next.
+fn finish<T>(own: Option<(T, SyncSender<()>)>) {
+    if let Some((keeper, finished)) = own {
+        drop(keeper);
+        drop(finished);
+    }
+}
+
+/// A VMM that is there.
+struct Served {
+    peer: Peer,
+    connection: Box<dyn Connection>,
+    hangs_up: Option<Watched<UnixStream>>,
+}
+
+struct Keeper {
+    name: String,
+    seat: Arc<Seat>,
+    at_socket: Option<Watched<Arc<NicSocket>>>,
+    socket: Arc<NicSocket>,
+    shared: Arc<Shared>,
+    watch: Arc<Watch>,
+    /// Given up to accept, and close, a connection that there is no other descriptor for.
+    spare: Option<OwnedFd>,
+    served: Option<Served>,
+}
+
+impl Keeper {
+    /// Deals with whoever comes and goes, until nobody does; false when it is time to end.
+    fn run(&mut self, work: &Arc<OnCall>) -> bool {
+        loop {
+            if self.shared.is_stopping() {
+                self.undo();
+                return false;
+            }
+            match &self.served {
+                // The kernel looked at the connection first: a VMM that ended after that look may
+                // have its successor there already.
+                Some(served) if served.peer.has_hung_up() => self.undo(),
+                _ if !self.socket.has_somebody() => break,
+                Some(_) => self.refuse(work),
+                None => {
+                    if let Err(error) = self.serve(work) {
+                        tracing::error!(nic = self.name, %error, "a VMM is turned away");
+                        work.pause(RETRY);
+                    }
+                }
+            }
+        }
+        let hangs_up = self.served.as_ref().and_then(|served| served.hangs_up.as_ref());
+        let watched = hangs_up.map(Watched::again).into_iter();
+        let watched = watched.chain(self.at_socket.as_ref().map(Watched::again));
+        if let Err(error) = watched.collect::<io::Result<()>>() {
+            tracing::error!(nic = self.name, %error, "nobody hears of VMMs that come");
+        }
+        true
     }
 
     /// Accepts a connection. It cannot block: a unix connection stays in the backlog even if its
     /// client is gone.
-    fn accept(&self) -> io::Result<UnixStream> {
+    fn accept(&mut self) -> io::Result<UnixStream> {
         // It may have been given up before; there may be room again.
-        self.spare.set(self.spare.take().or_else(|| self.wake.try_clone().ok()));
+        self.spare = self.spare.take().or_else(|| self.socket.as_fd().try_clone_to_owned().ok());
         let error = match self.socket.accept() {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
@@ -229,51 +257,86 @@ impl Thread {
             drop(self.spare.take());
             // Closed at once: the VMM is told.
             drop(self.socket.accept());
-            self.spare.set(self.wake.try_clone().ok());
+            self.spare = self.socket.as_fd().try_clone_to_owned().ok();
         }
         Err(error)
     }
 
-    /// Serves the connection that waits, to its end.
-    fn serve(&self) -> io::Result<()> {
-        let entry = self.seat.entry();
+    /// Serves the connection that waits.
+    fn serve(&mut self, work: &Arc<OnCall>) -> io::Result<()> {
+        let seat = self.seat.clone();
+        let entry = seat.entry();
         let stream = self.accept()?;
         let peer = Peer::of(&stream)?;
         if !self.lets_in(&peer) {
             return Ok(());
         }
-        let connected = stream.try_clone().and_then(|own| self.seat.connect(own));
-        let connection = connected.inspect_err(|_| self.seat.left())?;
+        let connected = stream.try_clone().and_then(|own| seat.connect(own));
+        let connection = connected.inspect_err(|_| seat.left())?;
         drop(entry);
-        self.attend(&peer, stream, connection);
+        self.attend(work, (peer, stream), connection);
         Ok(())
     }
 
-    /// Stays with a session to its end.
-    fn attend(&self, peer: &Peer, stream: UnixStream, connection: Box<dyn Connection>) {
-        *self.shared.connection() = Some(stream);
-        if !self.shared.stopping.load(Ordering::SeqCst) {
-            self.watch(peer);
+    /// Stays with a session that an earlier daemon has begun.
+    fn go_on(&mut self, work: &Arc<OnCall>, stream: UnixStream, connection: Box<dyn Connection>) {
+        match Peer::of(&stream) {
+            Ok(peer) => {
+                self.seat.taken();
+                tracing::info!(nic = self.name, "the VMM of an earlier daemon is served");
+                self.attend(work, (peer, stream), connection);
+            }
+            Err(error) => {
+                tracing::error!(nic = self.name, %error, "a VMM is turned away");
+                let _ = stream.shutdown(Shutdown::Both);
+                drop(connection.end());
+            }
         }
-        if self.shared.stopping.load(Ordering::SeqCst) {
+    }
+
+    /// Hears of the session's end.
+    fn attend(
+        &mut self,
+        work: &Arc<OnCall>,
+        (peer, stream): (Peer, UnixStream),
+        connection: Box<dyn Connection>,
+    ) {
+        let calls = work.clone();
+        let own = stream.try_clone();
+        let hangs_up = own.and_then(|own| self.watch.add(own, Heard::End, move || calls.call(1)));
+        let hangs_up = hangs_up
+            .inspect_err(|error| {
+                tracing::error!(nic = self.name, %error, "a VMM is turned away");
+                peer.hang_up();
+                // It is seen when the socket is looked at next, which is now.
+                work.call(1);
+            })
+            .ok();
+        *self.shared.connection() = Some(stream);
+        self.served = Some(Served { peer, connection, hangs_up });
+    }
+
+    /// The session ends, or has.
+    fn undo(&mut self) {
+        let Some(Served { peer, connection, hangs_up }) = self.served.take() else { return };
+        drop(hangs_up);
+        if self.shared.is_stopping() {
             peer.hang_up();
         }
         let ended = connection.end();
         *self.shared.connection() = None;
         // It went by itself, if not because the daemon ends.
-        if !self.shared.stopping.load(Ordering::SeqCst) {
+        if !self.shared.is_stopping() {
             self.seat.left();
         }
         match ended {
-            Ending::Closed => tracing::info!(nic = self.seat.name(), "the VMM disconnected"),
+            Ending::Closed => tracing::info!(nic = self.name, "the VMM disconnected"),
             Ending::Broken(error) => {
-                tracing::warn!(nic = self.seat.name(), error, "the connection to the VMM broke");
+                tracing::warn!(nic = self.name, error, "the connection to the VMM broke");
             }
         }
     }
-}
 
-impl Thread {
     /// Whether the VMM may be here; it is said.
     fn lets_in(&self, peer: &Peer) -> bool {
         let who = peer.credentials();
@@ -294,48 +357,41 @@ impl Thread {
         may
     }
 
-    /// Watches over a session: refuses other VMMs until this one is gone, or until the end.
-    fn watch(&self, peer: &Peer) {
-        loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(peer.as_fd(), PollFlags::RDHUP),
-                PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN),
-            ];
-            let polled = poll(&mut fds, None);
-            if self.shared.stopping.load(Ordering::SeqCst) || !fds[1].revents().is_empty() {
+    /// Turns some of those away that wait, at once: it is on a thread that is everybody's.
+    fn turn_away(&mut self) {
+        for _ in 0..TURNED_AWAY {
+            let turns = self.served.is_none() && self.socket.has_somebody();
+            if !turns || self.accept().is_err() {
                 return;
             }
-            if polled.is_err() || fds[2].revents().is_empty() {
-                continue;
-            }
-            // The kernel looked at the connection first: a VMM that ended after that look may have
-            // its successor there already.
-            if peer.has_hung_up() || !self.refuse(peer) {
-                return;
-            }
+            tracing::error!(nic = self.name, "a VMM is turned away: the host has no thread");
         }
     }
 
-    /// Turns a second VMM away; false when it is time to end.
-    fn refuse(&self, peer: &Peer) -> bool {
+    /// Turns a second VMM away.
+    fn refuse(&mut self, work: &Arc<OnCall>) {
+        let seat = self.seat.clone();
         // Dropped at once: that is the refusal.
         let refused = {
-            let _entry = self.seat.entry();
+            let _entry = seat.entry();
             self.accept()
         };
         let pid = refused.as_ref().ok().and_then(|stream| Peer::of(stream).ok());
         let pid = pid.map_or(0, |second| second.credentials().pid);
-        tracing::warn!(
-            nic = self.seat.name(),
-            pid,
-            connected = peer.credentials().pid,
-            ended = peer.has_ended(),
-            "a second VMM connected while one is there: refused"
-        );
+        if let Some(Served { peer, .. }) = &self.served {
+            tracing::warn!(
+                nic = self.name,
+                pid,
+                connected = peer.credentials().pid,
+                ended = peer.has_ended(),
+                "a second VMM connected while one is there: refused"
+            );
+        }
         // Where not even that was possible the connection still waits, and would be found again at
         // once.
-        refused.is_ok() || self.pause()
+        if refused.is_err() {
+            work.pause(RETRY);
+        }
     }
 }
 
@@ -363,7 +419,7 @@ mod tests {
         let gone = Arc::new(AtomicBool::new(false));
         let (finished, done) = sync_channel::<()>(0);
         let socket = Slow(gone.clone());
-        let thread = std::thread::spawn(move || finish(socket, |_| {}, finished));
+        let thread = std::thread::spawn(move || finish(Some((socket, finished))));
         done.recv().unwrap_err();
         assert!(gone.load(Ordering::SeqCst));
         thread.join().unwrap();

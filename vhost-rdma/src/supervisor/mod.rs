@@ -1,7 +1,7 @@
 //! What stays the host's: the sockets that VMMs connect to, and who may come.
 //!
 //! ```text
-//!  registry ──Backend──> Supervisor ── one Seat per NIC: socket, listener thread, mark
+//!  registry ──Backend──> Supervisor ── one Seat per NIC: socket, who waits at it, mark
 //!                            │
 //!                            └──Dataplane──> NICs and sessions, in this process or in others
 //! ```
@@ -41,7 +41,7 @@ pub use self::cgroup::CgroupLimits;
 use self::door::Door;
 pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings, MakeOutside};
-use self::listener::{ListenerThread, NicSocket};
+use self::listener::{Listener, NicSocket};
 use self::seat::Seat;
 use crate::node::{
     AttachError, Backend, Dataplane, Guests, Heirloom, NicConfig, NicStatus, Peer, ProcessStatus,
@@ -49,11 +49,12 @@ use crate::node::{
 };
 use crate::socket;
 use crate::store::Sockets;
+use crate::watch::LateWatch;
 
 /// What waits at a NIC's socket.
 enum Waiting {
-    Listener { _thread: ListenerThread },
-    Door { _thread: Door },
+    Vmms(#[allow(dead_code, reason = "it is its life that counts")] Listener),
+    Processes(#[allow(dead_code, reason = "it is its life that counts")] Door),
 }
 
 /// One attached NIC. Fields are dropped in this order: first nobody can connect any more.
@@ -69,6 +70,8 @@ pub struct Supervisor {
     attached: Mutex<BTreeMap<String, Attached>>,
     dataplane: Arc<dyn Dataplane>,
     sockets: Arc<Sockets>,
+    /// Who waits at all sockets.
+    watch: LateWatch,
 }
 
 /// An end of a NIC that takes longer is worth a line in the log.
@@ -85,7 +88,7 @@ impl fmt::Debug for Supervisor {
 impl Supervisor {
     /// One whose NICs `dataplane` serves, at `sockets`; there are none yet.
     pub fn new(dataplane: Arc<dyn Dataplane>, sockets: Arc<Sockets>) -> Self {
-        Self { attached: Mutex::default(), dataplane, sockets }
+        Self { attached: Mutex::default(), dataplane, sockets, watch: LateWatch::default() }
     }
 
     fn attached(&self) -> MutexGuard<'_, BTreeMap<String, Attached>> {
@@ -107,11 +110,16 @@ impl Backend for Supervisor {
         let waiting = match config.guests {
             Guests::Vm => {
                 let left = self.dataplane.take_up(config);
-                ListenerThread::start(seat.clone(), socket.clone(), left)
-                    .map(|thread| Waiting::Listener { _thread: thread })
+                let at = (seat.clone(), socket.clone());
+                let watch = self.watch.get();
+                watch.and_then(|watch| Listener::start(at, &watch, left)).map(Waiting::Vmms)
             }
-            Guests::Process => Door::open(seat.clone(), socket.clone())
-                .map(|thread| Waiting::Door { _thread: thread }),
+            Guests::Process => {
+                let watch = self.watch.get();
+                watch
+                    .and_then(|watch| Door::open(seat.clone(), socket.clone(), &watch))
+                    .map(Waiting::Processes)
+            }
         };
         let waiting = waiting.map_err(|error| {
             self.dataplane.remove(&config.name);

@@ -1,8 +1,7 @@
 //! A thread that is there while there is something to do.
 //!
-//! Each connection has three kinds of work that may take as long as its VMM likes, so that each has
-//! a thread of its own: messages, queues, and telling the VMM of events. A guest that is idle has
-//! work of no kind for hours, and a thread costs memory. So a thread leaves when it was not called
+//! What a VMM may make long has a thread of its own: its messages, its queues, telling it of events,
+//! letting it in. A guest that is idle has work of no kind for hours, and a thread costs memory. So a thread leaves when it was not called
 //! for a while, and comes back when it is.
 //!
 //! Whoever has work sets a bit and calls. Where a thread waits, it is woken; where there is none,
@@ -11,6 +10,7 @@
 //! round) one sees the other, since all are sequentially consistent.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use super::watch::Watch;
+use super::Watch;
 
 /// How long a thread waits for more before it leaves: longer than between two commands of a driver
 /// that is busy.
@@ -36,18 +36,23 @@ const ASLEEP: u32 = 2;
 const OVER: u32 = 3;
 
 /// What it does: all that these bits stand for.
-type Job = Box<dyn Fn(&OnCall, u64) + Send + Sync>;
+type Job = Box<dyn Fn(&Arc<OnCall>, u64) + Send + Sync>;
 
 /// See the module.
-pub(super) struct OnCall {
+pub(crate) struct OnCall {
     name: String,
     /// Bits of what is to be done.
     due: AtomicU64,
     mode: AtomicU32,
     ending: AtomicBool,
     job: Job,
+    /// What is done each time that the host has no thread.
+    without: Box<dyn Fn() + Send + Sync>,
     watch: Arc<Watch>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The host has no thread.
+    #[cfg(test)]
+    refused: AtomicBool,
 }
 
 impl fmt::Debug for OnCall {
@@ -58,10 +63,21 @@ impl fmt::Debug for OnCall {
 
 impl OnCall {
     /// One that has nothing to do yet; `name` is for its thread, which `watch` starts.
-    pub(super) fn new(
+    pub(crate) fn new(
         name: String,
         watch: Arc<Watch>,
-        job: impl Fn(&Self, u64) + Send + Sync + 'static,
+        job: impl Fn(&Arc<Self>, u64) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::or(name, watch, job, || ())
+    }
+
+    /// The same; while the host has no thread, `without` is done now and then, which waits for
+    /// nobody.
+    pub(crate) fn or(
+        name: String,
+        watch: Arc<Watch>,
+        job: impl Fn(&Arc<Self>, u64) + Send + Sync + 'static,
+        without: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -69,15 +85,18 @@ impl OnCall {
             mode: AtomicU32::new(AWAY),
             ending: AtomicBool::new(false),
             job: Box::new(job),
+            without: Box::new(without),
             watch,
             thread: Mutex::default(),
+            #[cfg(test)]
+            refused: AtomicBool::new(false),
         })
     }
 
     /// Has what these bits stand for done. What it needs must have been stored before. It waits for
     /// nobody, and is a system call only if the thread is not awake.
     #[inline]
-    pub(super) fn call(self: &Arc<Self>, bits: u64) {
+    pub(crate) fn call(self: &Arc<Self>, bits: u64) {
         // Whoever set a bit before has called it, and it sees this one as well.
         if self.due.fetch_or(bits, SeqCst) == 0 {
             match self.mode.load(SeqCst) {
@@ -89,14 +108,12 @@ impl OnCall {
     }
 
     /// Starts the thread, if there is none; false if the host has none at the moment.
-    pub(super) fn start(self: &Arc<Self>) -> bool {
+    pub(crate) fn start(self: &Arc<Self>) -> bool {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_err() {
             return true;
         }
-        let own = self.clone();
-        let builder = std::thread::Builder::new().name(self.name.clone());
-        let Ok(started) = builder.spawn(move || own.run()) else {
+        let Ok(started) = self.spawn() else {
             self.mode.store(AWAY, SeqCst);
             return false;
         };
@@ -105,8 +122,31 @@ impl OnCall {
         true
     }
 
+    fn spawn(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        #[cfg(test)]
+        if self.refused.load(SeqCst) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let own = self.clone();
+        std::thread::Builder::new().name(self.name.clone()).spawn(move || own.run())
+    }
+
+    /// Starts the thread. Where the host has none it says so, if that `is_new`, and does what is to
+    /// be done without; false then.
+    pub(super) fn start_or_do_without(self: &Arc<Self>, is_new: bool) -> bool {
+        let started = self.start();
+        if !started {
+            if is_new {
+                let thread = &self.name;
+                tracing::error!(thread, "the host has no thread for this; it is tried again");
+            }
+            (self.without)();
+        }
+        started
+    }
+
     /// Lets `time` pass, or what is left of it when the end comes.
-    pub(super) fn pause(&self, time: Duration) {
+    pub(crate) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.ending.load(SeqCst)
             && let Some(left) = until.checked_duration_since(Instant::now())
@@ -116,13 +156,13 @@ impl OnCall {
     }
 
     /// Whether it is to end.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(SeqCst)
     }
 
     /// Does what is still due, and nothing afterwards. Waits for it, unless it is the thread itself
     /// that says so.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(self: &Arc<Self>) {
         let thread = {
             let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
             self.ending.store(true, SeqCst);
@@ -139,14 +179,14 @@ impl OnCall {
         }
     }
 
-    fn finish(&self) {
+    fn finish(self: &Arc<Self>) {
         let due = self.due.swap(0, SeqCst);
         if due != 0 {
             (self.job)(self, due);
         }
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         loop {
             let due = self.due.swap(0, SeqCst);
             if due != 0 {
@@ -207,7 +247,7 @@ mod tests {
         let begin = Instant::now();
         while !is_so() {
             assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_micros(100));
         }
     }
 
@@ -226,7 +266,7 @@ mod tests {
             work.call(bit);
             eventually("a call is lost", || done.load(SeqCst) & bit != 0);
             // Just when it is about to leave.
-            if round % 500 == 499 {
+            if round % 500 == 250 {
                 std::thread::sleep(LINGER - Duration::from_millis(1));
             }
         }
@@ -255,6 +295,30 @@ mod tests {
             assert!(work.start());
             assert_eq!(done.load(SeqCst), 1);
         }
+    }
+
+    #[test]
+    fn who_has_no_thread_does_without_until_there_is_one() {
+        let (done, does_without) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (own, other) = (done.clone(), does_without.clone());
+        let work = OnCall::or(
+            "without".into(),
+            Watch::start().unwrap(),
+            move |_, bits| _ = own.fetch_or(bits, SeqCst),
+            move || _ = other.fetch_add(1, SeqCst),
+        );
+        work.refused.store(true, SeqCst);
+        work.call(1);
+        eventually("nothing is done", || does_without.load(SeqCst) > 2);
+        assert_eq!(done.load(SeqCst), 0);
+        work.refused.store(false, SeqCst);
+        eventually("it does not come", || done.load(SeqCst) == 1);
+        // And where the end comes first.
+        eventually("it does not leave", || work.mode.load(SeqCst) == AWAY);
+        work.refused.store(true, SeqCst);
+        work.call(2);
+        work.end();
+        assert_eq!(done.load(SeqCst), 3);
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! The one thread of a process that waits for its VMMs while nothing happens.
+//! The one thread of a process that waits for VMMs while nothing happens.
 //!
-//! Descriptors of all connections are in one epoll set, and what comes is handed on at once: to a
+//! Sockets and descriptors of all NICs are in one epoll set, and what comes is handed on at once: to a
 //! thread of that connection ([`OnCall`]), which this one starts if there is none. So nothing that
 //! a VMM can make long happens here, and a NIC whose guest is idle has no thread.
 //!
 //! But for one thing: to put an eventfd into the set, or to take it out, waits for whoever signals
 //! it, with the set's own lock held. Whoever does that sees how long it takes, and gives such a VMM
-//! a set and a thread of its own (`kicks`).
+//! a set and a thread of its own (`device/kicks`).
+
+mod on_call;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +25,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
-use super::on_call::OnCall;
+pub(crate) use self::on_call::OnCall;
 
 /// What the epoll set says where it is nobody's descriptor.
 const OWN: u64 = 0;
@@ -75,11 +77,13 @@ impl fmt::Debug for Watch {
 
 /// How a descriptor is watched.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Heard {
+pub(crate) enum Heard {
     /// Each time that it says something.
     Each,
     /// As long as it is readable: once, and then when that is asked for again.
     Once,
+    /// When its other end is gone: once, and then again when asked for.
+    End,
 }
 
 impl Heard {
@@ -87,14 +91,16 @@ impl Heard {
         match self {
             Self::Each => EventFlags::IN | EventFlags::ET,
             Self::Once => EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT,
+            Self::End => EventFlags::RDHUP | EventFlags::ONESHOT,
         }
     }
 }
 
 /// A descriptor that is watched for as long as this lives.
-pub(super) struct Watched<F: AsFd> {
+pub(crate) struct Watched<F: AsFd> {
     shared: Arc<Shared>,
     file: F,
+    heard: Heard,
     token: u64,
 }
 
@@ -123,7 +129,7 @@ impl Watch {
     }
 
     /// Does `hears` whenever `file` says something.
-    pub(super) fn add<F: AsFd>(
+    pub(crate) fn add<F: AsFd>(
         &self,
         file: F,
         heard: Heard,
@@ -142,14 +148,30 @@ impl Watch {
             self.shared.known().all.remove(&token);
             return Err(error.into());
         }
-        Ok(Watched { shared: self.shared.clone(), file, token })
+        Ok(Watched { shared: self.shared.clone(), file, heard, token })
     }
 
     /// Has the thread of this work started.
-    pub(super) fn start_thread(&self, work: Arc<OnCall>) {
+    pub(crate) fn start_thread(&self, work: Arc<OnCall>) {
         if self.wanted.send(work).is_ok() {
             self.shared.ring();
         }
+    }
+}
+
+/// One that is started when somebody wants it: its thread is as free as whoever is the first.
+#[derive(Debug, Default)]
+pub(crate) struct LateWatch(Mutex<Option<Arc<Watch>>>);
+
+impl LateWatch {
+    /// The watch.
+    ///
+    /// # Errors
+    /// As [`Watch::start`].
+    pub(crate) fn get(&self) -> io::Result<Arc<Watch>> {
+        let mut watch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = watch.take().map_or_else(Watch::start, Ok)?;
+        Ok(watch.insert(started).clone())
     }
 }
 
@@ -167,13 +189,13 @@ impl Drop for Watch {
 }
 
 impl<F: AsFd> Watched<F> {
-    /// Hears of it once more, at once if it is readable.
-    pub(super) fn again(&self) -> io::Result<()> {
-        let (data, flags) = (EventData::new_u64(self.token), Heard::Once.flags());
+    /// Hears of it once more, at once if there is something.
+    pub(crate) fn again(&self) -> io::Result<()> {
+        let (data, flags) = (EventData::new_u64(self.token), self.heard.flags());
         Ok(epoll::modify(&self.shared.epoll, &self.file, data, flags)?)
     }
 
-    pub(super) const fn file(&self) -> &F {
+    pub(crate) const fn file(&self) -> &F {
         &self.file
     }
 }
@@ -210,8 +232,8 @@ fn run(shared: &Shared, calls: &Receiver<Arc<OnCall>>) {
                 hears();
             }
         }
-        late.extend(calls.try_iter());
-        late.retain(|work| !work.start());
+        late.retain(|work| !work.start_or_do_without(false));
+        late.extend(calls.try_iter().filter(|work| !work.start_or_do_without(true)));
     }
 }
 
