@@ -5,6 +5,7 @@
 mod cgroup;
 mod door;
 mod ending;
+mod idle;
 mod numbers;
 mod renewal;
 mod rnic;
