@@ -202,6 +202,7 @@ impl Drop for Served {
         self.kicks.hear_nothing();
         self.session.end();
         self.kicks.end();
+        self.session.tell_nothing();
         // Here and not by whoever lets go of the queues last: closing takes as long as the VMM has
         // waiters.
         for vring in self.vrings.iter() {

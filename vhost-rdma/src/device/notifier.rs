@@ -47,6 +47,11 @@ impl Notifier {
         Self(OnCall::new("notifier".to_owned(), watch, tell))
     }
 
+    /// Tells what was rung for, and nothing afterwards.
+    pub(super) fn end(&self) {
+        self.0.end();
+    }
+
     pub(super) fn bell(&self) -> Bell {
         Bell(self.0.clone())
     }
@@ -63,7 +68,7 @@ fn rest(own: &OnCall, trust: &Trust) {
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        self.0.end();
+        self.end();
     }
 }
 

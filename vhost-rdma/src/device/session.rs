@@ -162,6 +162,14 @@ impl Session {
         }
     }
 
+    /// Tells the VMM nothing any more. By whoever undoes the connection, and not by who lets go of
+    /// the session last: it takes as long as the VMM has waiters.
+    pub(super) fn tell_nothing(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.end();
+        }
+    }
+
     fn space(&self) -> MutexGuard<'_, AddressSpace> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
