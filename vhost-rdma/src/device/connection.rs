@@ -1,8 +1,8 @@
 //! A VMM's connection: its messages, its queues, and the end of both.
 //!
 //! Messages are handled one after the other by a thread that is there as long as there are some
-//! ([`OnCall`]); meanwhile the process's [`Watch`] waits for the next. The thread that finds the end
-//! of the stream is the one that undoes the session, and says so last.
+//! ([`OnCall`]); between them the process's [`Watch`] waits for the next. The thread that finds the
+//! end of the stream is the one that undoes the session, and says so last.
 
 use std::io;
 use std::net::Shutdown;

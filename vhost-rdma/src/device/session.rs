@@ -1,10 +1,10 @@
 //! One connection of a VMM: the vhost-user side of a NIC.
 //!
 //! Three threads meet here. The *connection's* thread handles vhost-user messages, and the VMM's
-//! main loop waits for some of the answers. The *queue* thread serves kicks (`kicks`): it parses control
-//! requests, resolves page lists, and waits for the worker. The *worker* owns the objects and puts
-//! events. The first waits for the second and third for a bounded time; the third never waits for
-//! anyone.
+//! main loop waits for some of the answers. The *queue* thread (`kicks`) serves kicks: it parses
+//! control requests, resolves page lists, and waits for the worker. The *worker* owns the objects
+//! and puts events. The first waits for the second and third for a bounded time; the third never
+//! waits for anyone.
 //!
 //! Memory that comes and goes while a command is resolved: each memory table has a generation, and
 //! a command that was resolved with an older one is resolved again instead of executed

@@ -1,8 +1,8 @@
 //! A thread that is there while there is something to do.
 //!
-//! What a VMM may make long has a thread of its own: its messages, its queues, telling it of events,
-//! letting it in. A guest that is idle has work of no kind for hours, and a thread costs memory. So a thread leaves when it was not called
-//! for a while, and comes back when it is.
+//! What a VMM may make long has a thread of its own: its messages, its queues, telling it of
+//! events, letting it in. A guest that is idle has work of no kind for hours, and a thread costs
+//! memory. So a thread leaves when it was not called for a while, and comes back when it is.
 //!
 //! Whoever has work sets a bit and calls. Where a thread waits, it is woken; where there is none,
 //! the [`Watch`] of the process starts one: a worker makes no thread. `mode` says which it is, and
@@ -110,7 +110,8 @@ impl OnCall {
     /// Starts the thread, if there is none; false if the host has none at the moment.
     pub(crate) fn start(self: &Arc<Self>) -> bool {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_err() {
+        // One that was told to end does the rest itself.
+        if self.is_ending() || self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_err() {
             return true;
         }
         let Ok(started) = self.spawn() else {
