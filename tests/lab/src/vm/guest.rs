@@ -497,6 +497,8 @@ pub(super) struct Parts<'a> {
     pub(super) disk: &'a str,
     pub(super) share: &'a str,
     pub(super) console: &'a str,
+    /// How QEMU emulates the processor.
+    pub(super) emulation: &'a [&'a str],
     /// For the kernel's command line, behind the lab's own words.
     pub(super) words: &'a str,
 }
@@ -504,11 +506,12 @@ pub(super) struct Parts<'a> {
 /// All that the emulator knows but what it does slowly. A kernel that is told of fast string
 /// instructions copies and clears by the byte, which is a pass of the emulator for each; page
 /// tables of five levels cost each miss one more.
-const CPU: &str = "max,-erms,-fsrm,-fsrs,-fzrm,-fsrc,-la57";
+const EMULATION: [&str; 4] =
+    ["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm,-fsrs,-fzrm,-fsrc,-la57"];
 
 /// The options of a machine but its agent, memory and network.
 pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
-    let Parts { name, number, cpus, image, disk, share, console, words } = parts;
+    let Parts { name, number, cpus, image, disk, share, console, emulation, words } = parts;
     // The kernel's check of its timer takes a starved emulator for broken hardware and panics; that
     // of its clock goes over to one which is a device, and costs an exit each time it is read.
     let append = format!(
@@ -516,10 +519,6 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
          lab.name={name} lab.ip={number} {words}"
     );
     let words = [
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        CPU,
         "-nodefaults",
         "-no-user-config",
         "-display",
@@ -549,7 +548,7 @@ pub(super) fn machine_args(parts: &Parts<'_>) -> Vec<String> {
         "-global",
         "virtio-net-pci.romfile=",
     ];
-    words.iter().map(|word| (*word).to_owned()).collect()
+    emulation.iter().chain(&words).map(|word| (*word).to_owned()).collect()
 }
 
 fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
@@ -562,6 +561,7 @@ fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
         disk: "/mnt/root.img",
         share: &p(&files.share),
         console: &p(&files.console),
+        emulation: &EMULATION,
         words: &spec.words,
     });
     let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));

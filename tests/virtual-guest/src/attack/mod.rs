@@ -26,6 +26,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::machine::Crowded;
+
 use crate::backing::rules;
 use crate::guest::GuestConfig;
 use crate::pages::PageList;

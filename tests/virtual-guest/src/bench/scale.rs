@@ -55,6 +55,13 @@ fn node(world: &World, network: &str, ram_bytes: u64) -> Node {
     world.node_with(network, &limits, GuestConfig { ram_bytes, ..GuestConfig::default() })
 }
 
+/// One of the crowd. With one vector it has so few descriptors that a thousand fit in a process
+/// which may have 20 000.
+fn idle(world: &World) -> Node {
+    let config = GuestConfig { ram_bytes: 4 << 20, ..GuestConfig::default() };
+    world.node_with(CROWD, &["--vectors", "1"], config)
+}
+
 fn connected(a: &Node, b: &Node, entries: u32) -> (End, End) {
     let spec =
         QpSpec { sq: entries, rq: 16, send_sge: 1, recv_sge: 1, inline: 0, ..QpSpec::new(qpt::RC) };
@@ -157,7 +164,7 @@ fn row(
 pub(super) fn beside_nics(name: &str, (count, cost): (u32, Cost), effort: Effort) -> Row {
     let world = world();
     let (mut alone, mut among) = (Pair::new(&world, ALONE), Pair::new(&world, CROWD));
-    let _idle: Vec<Node> = (0..count).map(|_| node(&world, CROWD, 4 << 20)).collect();
+    let _idle: Vec<Node> = (0..count).map(|_| idle(&world)).collect();
     row(name, cost, effort, |slice| {
         let reference = alone.cost(&world, cost, slice);
         (among.cost(&world, cost, slice), reference)

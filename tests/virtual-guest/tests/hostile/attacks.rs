@@ -9,7 +9,7 @@ attacks! {
     pd_destroy doorbell_pages context_ends resets qp_churn mr_churn context_churn cq_churn
     writes_1m writes_1m_by_8 small_writes fast_registrations flush
     rnr_timers ack_timers arms kicks doorbells
-    waiters unplug plug tables pauses
+    waiters crowded_kicks unplug plug tables pauses
     holes cold_writes punching huge_holes hugetlb_holes own_holes
     connections drivers
 }

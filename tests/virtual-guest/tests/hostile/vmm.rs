@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost::VhostBackend;
+use virtual_guest::attack::Crowded;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, SendWr};
 use virtual_guest::ram::fd_of;
@@ -98,6 +99,46 @@ fn kick_descriptors_that_are_emptied_hold_nobody_up() {
         end.scq.arm(spec::ARM_ANY);
         end.run_ok(&SendWr::write(1, &[], word.addr(0), word.rkey()).inline(&[1; 8]));
         scene.others_go_on();
+    });
+}
+
+/// Kick descriptors that make whoever watches them wait: other NICs of the network wait for one
+/// change, and the NIC is served by them all the same.
+#[test]
+fn kick_descriptors_that_are_slow_to_watch_have_a_watch_of_their_own() {
+    case(|scene| {
+        let node = scene.villain();
+        let other = scene.world.node();
+        let daemon = &scene.world.daemon;
+        let pid = daemon.pid_of("net").unwrap_or_else(|| daemon.pid());
+        let watches = || {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+            let names = tasks.flatten().map(|t| std::fs::read_to_string(t.path().join("comm")));
+            names.flatten().filter(|name| name.trim_end() == "watch").count()
+        };
+        let before = watches();
+        assert_eq!(before, 1, "one thread waits for all VMMs of a network");
+        let crowd = Crowded::new([200, 500]);
+        let set = || node.guest.front(|f| f.set_vring_kick(spec::VQ_CONTROL, &crowd.file));
+        scene.during(|| {
+            crowd.signalled(|| {
+                let deadline = Instant::now() + SOON * virtual_guest::daemon::patience();
+                while watches() == before {
+                    assert!(Instant::now() < deadline, "others wait each time");
+                    set().expect("SET_VRING_KICK");
+                }
+                for _ in 0..20 {
+                    set().expect("SET_VRING_KICK");
+                    other.guest.query_device().expect("another guest's command");
+                    node.guest.query_device().expect("its own command");
+                }
+            });
+        });
+        assert!(daemon.log().contains("slow to wait for"), "{}", daemon.log());
+        other.guest.disconnect();
+        node.guest.disconnect();
+        scene.await_state("absent");
+        assert_eq!(watches(), before, "its own watch ends with it");
     });
 }
 

@@ -17,6 +17,7 @@
 //! | row | what is looked at |
 //! |---|---|
 //! | `peers and certificates` | both nodes are Certified and follow the lists; each daemon knows the other's blocks, and no other |
+//! | `idle nodes` | daemon and agent take no processor while there is nothing to do |
 //! | `requests both ways` | virtual guests: RC with every byte looked at, QP 1 through the daemons' channel |
 //! | `another network` | a NIC of another VNI, on the same devices, reaches none of the first's |
 //! | `another root under traffic` | the signer's root is replaced while requests go both ways: none fails |
@@ -88,6 +89,7 @@ type Step = (&'static str, fn(&mut World) -> Result<()>);
 /// Each stands on those before it.
 const STEPS: &[Step] = &[
     ("peers and certificates", World::introduced),
+    ("idle nodes", World::idle),
     ("requests both ways", World::both_ways),
     ("another network", World::another_network),
     ("another root under traffic", World::rotated),

@@ -52,6 +52,15 @@ n=0; until vhost-rdma-agent status > /dev/null 2>&1; do
 done
 ";
 
+/// Ticks of processor time (10 ms) that our programs took in ten seconds, a line each.
+const BUSY: &str = "ticks() { for p in $(pidof vhost-rdma vhost-rdma-agent); do
+  t=$(sed 's/.*) //' /proc/$p/stat | cut -d' ' -f12,13) && echo $p $(cat /proc/$p/comm) $((${t% *} + ${t#* }))
+done; }
+ticks > /tmp/before; sleep 10; ticks | while read -r p name after; do
+  before=$(sed -n \"s/^$p .* //p\" /tmp/before); echo $name $p $((after - ${before:-0}))
+done
+";
+
 /// A NIC of a network, and the virtual guest on it, which has the address.
 const GUEST: &str = "set -e
 vhost-rdma nic add @NIC@ --network @NETWORK@ --backing rnic:rxe0@@HOST@ --address @ADDRESS@
@@ -181,6 +190,16 @@ impl Host {
             .replace("@NIC@", nic.network);
         guest.must(&script, STEP).map(drop)
     }
+}
+
+/// What our programs took of a processor in ten seconds: name and seconds of each.
+pub(super) fn busy(guest: &mut Guest) -> Result<Vec<(String, f64)>> {
+    let text = guest.must(BUSY, STEP)?;
+    let of_line = |line: &str| {
+        let (name, ticks) = line.rsplit_once(' ')?;
+        Some((name.to_owned(), ticks.parse::<f64>().ok()? / 100.0))
+    };
+    Ok(text.lines().filter_map(of_line).collect())
 }
 
 /// A NIC to be. It is called as its network is.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::World;
-use super::node::{Host, Nic, STEP, peers};
+use super::node::{Host, Nic, STEP, busy, peers};
 use super::plane::{AMBER, BERYL, WAIT, pause};
 use crate::exec::wait_for;
 use crate::vm::peers as rxe;
@@ -22,6 +22,9 @@ const BYTES: u32 = 20_000;
 const REQUEST: Duration = Duration::from_secs(120);
 /// Rounds of requests both ways while a root is replaced, at least.
 const ROUNDS: u32 = 3;
+/// Seconds of a processor in ten that a program may take while there is nothing to do, unoptimised
+/// and emulated. The agent looks at each device once a second; what never sleeps takes ten.
+const IDLE: f64 = 3.0;
 /// Asks a virtual guest for something, over TCP: `@AT@` its port, `@WHAT@` the request.
 const ASK: &str =
     "printf '%s\\n' '@WHAT@' | timeout @PATIENCE@ busybox nc 127.0.0.1 @AT@ | head -n 1";
@@ -35,6 +38,20 @@ pub(super) fn first(block: &str) -> Result<String> {
 }
 
 impl World {
+    /// A node with nothing to do leaves its processors alone.
+    pub(super) fn idle(&mut self) -> Result<()> {
+        for n in [0, 1] {
+            let (host, guest) = self.host(n)?;
+            let all = busy(guest)?;
+            eprintln!("    {}: {all:?}", host.node);
+            ensure!(!all.is_empty(), "no program of ours runs");
+            for (name, seconds) in all {
+                ensure!(seconds < IDLE, "{name} took {seconds} s of ten, with nothing to do");
+            }
+        }
+        Ok(())
+    }
+
     /// From machines to nodes that know and believe each other.
     pub(super) fn introduced(&mut self) -> Result<()> {
         for n in [0, 1] {
