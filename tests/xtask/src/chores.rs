@@ -173,7 +173,7 @@ fn with_daemon(cmd: &mut Command) -> Result<&mut Command> {
 }
 
 /// Parts of the seeded bugs, one of which a run that is not `--full` takes.
-const PARTS: u32 = 10;
+const PARTS: u32 = 15;
 
 /// The seeded device bugs, each of which the whole-stack tests must catch: all of them, or the part
 /// whose turn it is by the commit, so that each is tried every few changes.

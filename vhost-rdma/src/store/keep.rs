@@ -2,9 +2,10 @@
 //!
 //! It is to the daemon what systemd is with `FileDescriptorStoreMax=` and `Restart=on-failure`. It
 //! opens nothing, reads no file and parses nothing but the daemon's own short datagrams, and of
-//! those only what the kernel says its own child has sent. A child cannot be given descriptors at
-//! chosen numbers without `unsafe`; so the child is first this program again ([`become_child`]),
-//! which takes them over a socket, where they get the first free numbers, and becomes the daemon.
+//! those only what the kernel says its own child has sent. A child cannot be given descriptors
+//! without `unsafe`; so the child is first this program again ([`become_child`]), which takes them
+//! over a socket and becomes the daemon. Their names are in a table, as those of an upgrade are: a
+//! variable, which is systemd's way, has room for 128 KiB (`MAX_ARG_STRLEN`).
 //!
 //! A daemon that ends with status 0, or before it was ready for the first time (its options are
 //! wrong), is not started again, and its status is this process's.
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -23,7 +24,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
-use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
@@ -31,7 +32,8 @@ use rustix::net::{
 };
 use rustix::process::{Pid, WaitOptions, kill_process, set_parent_process_death_signal, wait};
 
-use super::{COUNT, FIRST, Heirloom, NAMES, NOTIFY, PROCESS};
+use super::successor::become_heir;
+use super::{FIRST, Heirloom, NOTIFY};
 use crate::network_process::Wire;
 use crate::{limits, socket, telemetry};
 
@@ -43,9 +45,6 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MOST_WAIT: Duration = Duration::from_secs(30);
 /// A daemon that lived so long did not die of its start.
 const CALM: Duration = Duration::from_secs(60);
-/// Numbers beyond those that are handed down: where the host allows it, and where it allows few.
-const AWAY: i32 = 100_000;
-const NEAR: i32 = 1000;
 /// Ends the descriptors that are handed down.
 const END: &[u8] = b"\0";
 
@@ -286,43 +285,31 @@ fn reap(daemon: Pid) -> io::Result<Option<ExitStatus>> {
 #[must_use]
 pub fn become_child(command: &[OsString]) -> io::Error {
     match prepare() {
-        // Open until it is the daemon.
-        Ok((names, _files)) => {
+        Ok(heirlooms) => {
             let mut daemon = Command::new("/proc/self/exe");
-            daemon.arg0("vhost-rdma").args(command);
-            daemon.env(PROCESS, std::process::id().to_string());
-            daemon.env(COUNT, names.len().to_string()).env(NAMES, names.join(":"));
-            daemon.stdin(Stdio::null()).exec()
+            daemon.arg0("vhost-rdma").args(command).stdin(Stdio::null());
+            become_heir(daemon, &heirlooms)
         }
         Err(error) => error,
     }
 }
 
-fn prepare() -> io::Result<(Vec<String>, Vec<OwnedFd>)> {
+fn prepare() -> io::Result<Vec<Heirloom>> {
     socket::close_strangers();
     // A parent that is killed leaves nobody behind.
     set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     SigSet::empty().thread_set_mask()?;
     limits::raise_descriptors();
-    // Out of the way of those that are to be handed down.
-    let stdin = io::stdin();
-    let far = fcntl_dupfd_cloexec(&stdin, AWAY).or_else(|_| fcntl_dupfd_cloexec(&stdin, NEAR))?;
-    let wire = Wire::new(far);
-    let (mut names, mut files) = (Vec::new(), Vec::new());
+    let wire = Wire::new(fcntl_dupfd_cloexec(io::stdin(), FIRST)?);
+    let mut heirlooms = Vec::new();
     while let Some(packet) = wire.receive()? {
         if packet.bytes == END {
-            return Ok((names, files));
+            return Ok(heirlooms);
         }
-        let text = String::from_utf8(packet.bytes).map_err(io::Error::other)?;
+        let name = String::from_utf8(packet.bytes).map_err(io::Error::other)?;
         let [file] = <[OwnedFd; 1]>::try_from(packet.files)
             .map_err(|_| io::Error::other("a descriptor is missing"))?;
-        let wanted = FIRST + i32::try_from(names.len()).map_err(io::Error::other)?;
-        if file.as_raw_fd() != wanted {
-            return Err(io::Error::other(format!("descriptor {wanted} is taken")));
-        }
-        fcntl_setfd(&file, FdFlags::empty())?;
-        names.push(text);
-        files.push(file);
+        heirlooms.push((name, file));
     }
     Err(io::Error::other("what is handed down has no end"))
 }

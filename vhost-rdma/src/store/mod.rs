@@ -4,8 +4,8 @@
 //! daemon ends and its successor begins, for whatever reason. systemd offers that to every service
 //! (`FDSTORE=1`, sd_notify(3), sd_pid_notify_with_fds(3)), and [`keep`] is a parent that offers the
 //! same where there is no systemd. So there is one protocol: a datagram adds a descriptor under a
-//! name, or removes it, and the next process finds all of them from descriptor 3 on, with their
-//! names in `LISTEN_FDNAMES`.
+//! name, or removes it. The next process finds all of them: those of systemd from descriptor 3 on,
+//! with their names in `LISTEN_FDNAMES`, and those of [`keep`] in a table (`successor`).
 //!
 //! [`Sockets`] keeps what is listened on. Of everything else nothing here knows what it is; that is
 //! the supervisor's (`supervisor::estate`).

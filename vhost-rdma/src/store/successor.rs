@@ -82,11 +82,16 @@ impl Successor {
 /// it cannot. The arguments are those of this one.
 #[must_use]
 pub fn become_successor(program: &Path, heirlooms: &[Heirloom]) -> io::Error {
+    let mut next = Command::new(program);
+    next.arg0("vhost-rdma").args(env::args_os().skip(1));
+    become_heir(next, heirlooms)
+}
+
+/// Becomes the program of `next`, which finds `heirlooms`; it returns only if it cannot.
+pub(super) fn become_heir(mut next: Command, heirlooms: &[Heirloom]) -> io::Error {
     match table(heirlooms) {
         // Open until it is there.
         Ok(table) => {
-            let mut next = Command::new(program);
-            next.arg0("vhost-rdma").args(env::args_os().skip(1));
             // What this program was started with is closed, or in the table under another number.
             for old in [super::COUNT, super::PROCESS, super::NAMES] {
                 next.env_remove(old);

@@ -15,6 +15,8 @@ mod turns;
 mod upgrade;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -329,6 +331,29 @@ fn sessions_survive_a_supervisor_that_is_killed() {
     told_that_it_is_lost(&nodes[2].guest);
     nodes[2] = start_anew(&nodes[2]);
     writes(&mut pair(&nodes[2], &nodes[2]), 4);
+}
+
+/// More names than a variable has room for.
+#[test]
+fn two_thousand_nics_survive_a_supervisor_that_is_killed() {
+    let name = |n: u32| format!("{n:0>63}");
+    let mut file = "[[networks]]\nname = \"many\"\nvni = 300\n".to_owned();
+    for n in 0..2000 {
+        writeln!(file, "[[nics]]\nname = \"{}\"\nnetwork = \"many\"", name(n)).unwrap();
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("config.toml");
+    std::fs::write(&path, file).expect("a file");
+    let args = vec!["--config".to_owned(), path.display().to_string()];
+    let options = DaemonOptions { processes: true, kept: true, args, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(300));
+    let socket = world.daemon.nic_socket(&name(1999));
+    let inode = || std::fs::metadata(&socket).expect("a socket").ino();
+    let before = inode();
+    replace_supervisor(&world.daemon);
+    assert_eq!(inode(), before, "whoever connected meanwhile waits for nobody");
+    let guest = Guest::connect(&socket, virtual_guest::guest::GuestConfig::default());
+    guest.expect("it gets in").init().expect("INIT");
 }
 
 #[test]
