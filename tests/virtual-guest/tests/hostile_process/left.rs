@@ -14,6 +14,7 @@ const HUGE: &str = "a process's memory is on tmpfs [PDEV-MEM-1]";
 const PIECES: &str = "by this door: process::hostile::pieces_of_memory_that_cannot_be [PDEV-MEM-5]";
 const KILLED: &str =
     "by this door: process::ends::a_process_that_is_killed_in_the_middle_leaves_nothing";
+const GIVEN: &str = "a process is given its kick descriptor, once";
 const CHANNELS: &str = "by this door: the attack `channels`";
 const SESSIONS: &str = "by this door: the attacks `sessions` and `context_churn`";
 
@@ -24,6 +25,7 @@ const LEFT: &[(&str, &str)] = &[
     ("attacks::fast_registrations", KERNEL),
     ("attacks::arms", CHANNELS),
     ("attacks::waiters", QUEUES),
+    ("attacks::crowded_kicks", GIVEN),
     ("attacks::tables", FRONT),
     ("attacks::pauses", QUEUES),
     ("attacks::huge_holes", HUGE),
@@ -61,6 +63,7 @@ const LEFT: &[(&str, &str)] = &[
     ("vmm::be_a_vmm", KILLED),
     ("vmm::half_a_message_holds_up_its_own_nic_only", "a process's message is a packet"),
     ("vmm::kick_descriptors_that_are_emptied_hold_nobody_up", "by this door: the attack `kicks`"),
+    ("vmm::kick_descriptors_that_are_slow_to_watch_have_a_watch_of_their_own", GIVEN),
     ("vmm::messages_that_make_no_sense_end_their_connection_at_most", FRONT),
     ("vmm::notification_descriptors_that_block_hold_nobody_up", CHANNELS),
     ("vmm::questions_whose_answers_nobody_reads", "by this door: the attack `messages`"),
