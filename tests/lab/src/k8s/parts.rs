@@ -38,9 +38,9 @@ const BUILD_PACKAGES: &[&str] = &[
 ];
 
 /// In the builder, with the tarballs in `/work`. The tags leave out the libraries of clouds and of
-/// Docker, which no server here uses and which are most of what there is to compile. The vendored
-/// reflect2 1.0.1 reads Go's map iterator as it was before Go 1.18 and brings the API server down
-/// with the first custom resource; Debian's own copy of 1.0.2 takes its place.
+/// Docker, which no server here uses and which take minutes to compile. The vendored reflect2 1.0.1 reads
+/// Go's map iterator as it was before Go 1.18 and brings the API server down with the first custom
+/// resource; Debian's own copy of 1.0.2 takes its place.
 const BUILD: &str = r#"
 cd /work
 mkdir src bin home
@@ -71,7 +71,8 @@ for p in component-base/version client-go/pkg/version; do
   p=k8s.io/kubernetes/vendor/k8s.io/$p
   flags="$flags -X $p.gitVersion=v1.20.2 -X $p.gitMajor=1 -X $p.gitMinor=20 -X $p.gitTreeState=archive"
 done
-go build -tags 'providerless dockerless' -ldflags "$flags" -o /work/bin/ ./cmd/kube-apiserver ./cmd/kubelet ./cmd/kube-controller-manager ./cmd/kube-scheduler
+go build -tags 'providerless dockerless' -ldflags "$flags" -o /work/bin/ \
+  ./cmd/kube-apiserver ./cmd/kubelet ./cmd/kube-controller-manager ./cmd/kube-scheduler
 "#;
 
 /// `$1` the builder's root, `$2` what becomes its `/work`, `$3` the script.

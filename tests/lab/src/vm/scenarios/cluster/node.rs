@@ -54,7 +54,8 @@ done
 
 /// Ticks of processor time (10 ms) that our programs took in ten seconds, a line each.
 const BUSY: &str = "ticks() { for p in $(pidof vhost-rdma vhost-rdma-agent); do
-  t=$(sed 's/.*) //' /proc/$p/stat | cut -d' ' -f12,13) && echo $p $(cat /proc/$p/comm) $((${t% *} + ${t#* }))
+  t=$(sed 's/.*) //' /proc/$p/stat | cut -d' ' -f12,13)
+  echo $p $(cat /proc/$p/comm) $((${t% *} + ${t#* }))
 done; }
 ticks > /tmp/before; sleep 10; ticks | while read -r p name after; do
   before=$(sed -n \"s/^$p .* //p\" /tmp/before); echo $name $p $((after - ${before:-0}))
