@@ -21,6 +21,7 @@ pub mod k8s;
 pub mod monitoring;
 pub mod node_bench;
 mod packages;
+mod part;
 pub mod process;
 mod products;
 mod roots;
@@ -30,5 +31,6 @@ mod verdicts;
 mod vm;
 
 pub use debug_kernel::Kernel;
+pub use part::Part;
 pub use roots::Debian;
 pub use vm::scenarios;

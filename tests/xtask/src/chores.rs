@@ -7,17 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use lab::Part;
 use lab::cache::Cache;
 use lab::exec::{check_interrupt, run_logged, tied, wait, workspace};
 use lab::host;
 
-use crate::nextest;
+use crate::wheels;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
-/// Packages with their programs.
-const DENY: (&str, &str) = ("cargo-deny", "cargo-deny");
-const TYPOS: (&str, &str) = ("typos-cli", "typos");
-const MUTATE: (&str, &str) = ("cargo-mutants", "cargo-mutants");
+/// A package and its program, of the same name.
+const MUTATE: &str = "cargo-mutants";
 /// Each change is a build and a run of a package's tests.
 const MUTATE_WAIT: Duration = Duration::from_secs(4 * 3600);
 
@@ -39,11 +38,22 @@ pub(crate) fn rustfmt(cache: &Cache) -> Result<bool> {
     logged(cache, "rustfmt", cargo().args(["fmt", "--all", "--check"]))
 }
 
-/// clippy over the workspace, which may not say a word.
+/// clippy over the workspace, which may not say a word. With the feature `host-rnic`: there is more
+/// code with it than without.
 pub(crate) fn clippy(cache: &Cache) -> Result<bool> {
+    host::ensure_packages(cache, host::RNIC_PACKAGES)?;
     let mut cmd = cargo();
     cmd.args(["clippy", "--locked", "--workspace", "--all-targets", "--quiet"]);
-    logged(cache, "clippy", cmd.args(["--", "-D", "warnings"]))
+    cmd.args(["--features", "vhost-rdma/host-rnic", "--", "-D", "warnings"]);
+    logged(cache, "clippy", &mut cmd)
+}
+
+/// clippy over what the feature changes, as a plain build has it. What is wrong there with types,
+/// the tests' own build tells; only lints come to light here.
+pub(crate) fn clippy_plain(cache: &Cache) -> Result<bool> {
+    let mut cmd = cargo();
+    cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "-p", "vhost-rdma-rnic"]);
+    logged(cache, "clippy-plain", cmd.args(["--all-targets", "--", "-D", "warnings"]))
 }
 
 /// The documentation of all crates, without a warning.
@@ -53,18 +63,9 @@ pub(crate) fn doc(cache: &Cache) -> Result<bool> {
     logged(cache, "cargo-doc", cmd.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// clippy over the daemon with the feature `host-rnic`, which no build of the workspace has on.
-pub(crate) fn lint_rnic(cache: &Cache) -> Result<bool> {
-    host::ensure_packages(cache, host::RNIC_PACKAGES)?;
-    let mut cmd = cargo();
-    cmd.args(["clippy", "--locked", "--quiet", "-p", "vhost-rdma", "-p", "vhost-rdma-rnic"]);
-    cmd.args(["--features", "vhost-rdma/host-rnic", "--all-targets", "--", "-D", "warnings"]);
-    logged(cache, "clippy-host-rnic", &mut cmd)
-}
-
 /// Licences, banned crates, sources and advisories of what we depend on.
 pub(crate) fn deny(cache: &Cache) -> Result<bool> {
-    let tool = tool(cache, DENY)?;
+    let tool = wheels::DENY.program(cache)?;
     let mut cmd = tied(&tool);
     cmd.current_dir(workspace()).args([
         "--workspace",
@@ -96,28 +97,26 @@ pub(crate) fn deny(cache: &Cache) -> Result<bool> {
     logged(cache, "cargo-deny", &mut cmd)
 }
 
-/// Words that are misspelt, in whatever git keeps; `_typos.toml` has those that are not. No step
-/// of a default run: a machine that lacks the program builds it for minutes, which one can not
-/// spare.
+/// Words that are misspelt, in whatever git keeps; `_typos.toml` has those that are not.
 pub(crate) fn typos(cache: &Cache) -> Result<bool> {
-    let mut cmd = tied(tool(cache, TYPOS)?);
+    let mut cmd = tied(wheels::TYPOS.program(cache)?);
     cmd.current_dir(workspace()).args(["--format", "brief"]);
     logged(cache, "typos", &mut cmd)
 }
 
 /// A program of crates.io: the machine's, or one of our own. A debug build: it runs for seconds and
 /// compiles in a third of the time.
-fn tool(cache: &Cache, (package, program): (&str, &str)) -> Result<PathBuf> {
+fn tool(cache: &Cache, program: &str) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let own = cache.dir().join("tools/bin").join(program);
     let mut known = path.split(':').map(|d| Path::new(d).join(program)).chain([own.clone()]);
     if let Some(found) = known.find(|p| p.exists()) {
         return Ok(found);
     }
-    let _lock = cache.lock(package)?;
+    let _lock = cache.lock(program)?;
     if !own.exists() {
         eprintln!("    this machine lacks {program}: building it once");
-        install(cache, package, None, &cache.dir().join("tools"))?;
+        install(cache, program, None, &cache.dir().join("tools"))?;
     }
     Ok(own)
 }
@@ -160,7 +159,7 @@ pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
 fn by_nextest(cache: &Cache) -> Result<Command> {
     let mut cmd = cargo();
     cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
-    cmd.env("PATH", nextest::on_path(cache)?);
+    cmd.env("PATH", wheels::NEXTEST.on_path(cache)?);
     with_daemon(&mut cmd)?;
     Ok(cmd)
 }
@@ -173,16 +172,16 @@ fn with_daemon(cmd: &mut Command) -> Result<&mut Command> {
 }
 
 /// Parts of the seeded bugs, one of which a run that is not `--full` takes.
-const PARTS: u32 = 15;
+const PARTS: u32 = 30;
 
 /// The seeded device bugs, each of which the whole-stack tests must catch: all of them, or the part
 /// whose turn it is by the commit, so that each is tried every few changes.
 pub(crate) fn mutants(cache: &Cache, all: bool) -> Result<bool> {
-    let part = if all { "0/1".to_owned() } else { format!("{}/{PARTS}", turn(PARTS)) };
+    let part = if all { Part::ALL } else { Part::turn(turn(), PARTS) };
     eprintln!("    part {part}");
     let mut cmd = cargo();
     cmd.args(["run", "--locked", "--quiet", "-p", "virtual-guest", "--bin", "mutants"]);
-    cmd.args(["--", "--part", &part, "--cache"]).arg(cache.dir().join("mutants"));
+    cmd.args(["--", "--part", &part.to_string(), "--cache"]).arg(cache.dir().join("mutants"));
     if !all {
         // Agent and CNI plugin would be compiled for their few.
         cmd.arg("--daemon");
@@ -211,12 +210,11 @@ pub(crate) fn mutate(cache: &Cache, since: &str, rest: &[String]) -> Result<bool
     shown_for(&mut cmd, MUTATE_WAIT)
 }
 
-/// A number below `parts` that the commit decides; 0 where there is none.
-fn turn(parts: u32) -> u32 {
+/// A number that the commit decides, for what CI takes by turns; 0 where there is none.
+pub(crate) fn turn() -> u32 {
     let head = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(workspace()).output();
     let text = head.map(|out| String::from_utf8_lossy(&out.stdout).into_owned());
-    let number = text.ok().and_then(|id| u32::from_str_radix(id.get(..8)?, 16).ok());
-    number.unwrap_or(0) % parts
+    text.ok().and_then(|id| u32::from_str_radix(id.get(..8)?, 16).ok()).unwrap_or(0)
 }
 
 /// A cargo command whose output the user wants to see.

@@ -35,11 +35,12 @@ mod chores;
 mod claims;
 mod figures;
 mod links;
-mod nextest;
+
 mod results;
 mod spec;
 mod steps;
 mod test;
+mod wheels;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

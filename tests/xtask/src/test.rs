@@ -12,7 +12,7 @@ use lab::scenarios::{
     ages, clients, cluster, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs,
     rnic, sriov, stranger, verbs,
 };
-use lab::{Debian, Kernel, attempt, chart, k8s, node_bench, process};
+use lab::{Debian, Kernel, Part, attempt, chart, k8s, node_bench, process};
 
 use crate::steps::Steps;
 use crate::{chores, claims, links, results};
@@ -38,10 +38,15 @@ pub(crate) struct Args {
 enum When {
     Fast,
     Usual,
+    /// In each second run of CI: the commit says which.
+    Turns(u32),
     Full,
 }
 
-use When::{Fast, Full, Usual};
+use When::{Fast, Full, Turns, Usual};
+
+/// How many kinds of turns there are.
+const TURNS: u32 = 2;
 
 impl When {
     /// As the command line has it.
@@ -50,6 +55,7 @@ impl When {
         match self {
             Fast => "`--fast`",
             Usual => "CI",
+            Turns(_) => "CI, by turns",
             Full => "`--full`",
         }
     }
@@ -67,11 +73,11 @@ const LINTS: &[(When, &str, Run)] = &[
     (Fast, "links", |_, _| links::check(&lab::exec::workspace())),
     (Fast, "recorded results", |_, _| results::check(&lab::exec::workspace())),
     (Fast, "cargo-deny", |c, _| chores::deny(c)),
+    (Fast, "typos", |c, _| chores::typos(c)),
 ];
 
 const TESTS: &[(When, &str, Run)] = &[
     (Fast, "tests", |c, _| chores::tests(c)),
-    (Usual, "clippy with host-rnic", |c, _| chores::lint_rnic(c)),
     (Usual, "seeded device bugs", chores::mutants),
     (Usual, "soak for a minute", |_, _| chores::soak(1.0, None, &[])),
     (Usual, "attacks on a neighbour's time", |_, _| chores::isolation()),
@@ -91,15 +97,16 @@ const TESTS: &[(When, &str, Run)] = &[
         pair::Args { options, no_reference: true, ..Default::default() }.run(c)
     }),
     (Usual, "life of drivers, guests and VMs", |c, full| {
-        life::Args { full, ..Default::default() }.run(c)
+        let part = if full { Part::ALL } else { Part::turn(chores::turn(), TURNS) };
+        life::Args { full, part, ..Default::default() }.run(c)
     }),
     (Usual, "events, resources, namespaces", |c, _| verbs::Args::default().run(c)),
-    (Usual, "real clients", |c, full| clients::Args { full, ..Default::default() }.run(c)),
-    (Usual, "rdma-core's Python suite", |c, full| pyverbs::Args::with_all(full).run(c)),
+    (Turns(0), "real clients", |c, full| clients::Args { full, ..Default::default() }.run(c)),
+    (Turns(1), "rdma-core's Python suite", |c, full| pyverbs::Args::with_all(full).run(c)),
     (Usual, "pods with NICs in a real Kubernetes", |c, full| {
         k8s::test::Args { full, brief: !full, ..Default::default() }.run(c)
     }),
-    (Full, "typos", |c, _| chores::typos(c)),
+    (Full, "clippy without host-rnic", |c, _| chores::clippy_plain(c)),
     (Full, "two containers with RDMA devices", |c, _| process::ContainersArgs::default().run(c)),
     (Full, "Helm renders the chart", |c, _| chart::shown(c)),
     (Full, "CNI plugin with RDMA devices", |c, _| cni_rdma::Args::default().run(c)),
@@ -130,13 +137,12 @@ fn a_pair(debian: Debian, cpus: u8, cache: &Cache) -> Result<bool> {
     pair::Args { options, ..Default::default() }.run(cache)
 }
 
-/// What `cargo xtask lint` runs: also what CI has no time for.
+/// What `cargo xtask lint` runs.
 pub(crate) fn lint(cache: &Cache) -> Result<bool> {
     let mut steps = Steps::default();
     for (_, name, run) in LINTS {
         steps.step(name, || run(cache, false))?;
     }
-    steps.step("typos", || chores::typos(cache))?;
     steps.finish(None)
 }
 
@@ -145,13 +151,20 @@ impl Args {
         let most = match (self.fast, self.full) {
             (true, _) => Fast,
             (_, true) => Full,
+            // Who names a step gets it.
+            _ if !self.only.is_empty() => Turns(TURNS),
             _ => Usual,
         };
+        let turn = Turns(chores::turn() % TURNS);
         let named = |name: &str| {
             self.only.is_empty() || self.only.iter().any(|o| name.contains(o.as_str()))
         };
-        let all = LINTS.iter().chain(TESTS).filter(|(when, name, _)| *when <= most && named(name));
+        let now = |when: When| when <= most || (most == Usual && when == turn);
+        let all = LINTS.iter().chain(TESTS).filter(|(when, name, _)| now(*when) && named(name));
         ensure!(all.clone().next().is_some(), "no step of this run is called {:?}", self.only);
+        if most == Usual {
+            eprintln!("    by turns: {}", Part::turn(chores::turn(), TURNS));
+        }
         let mut steps = Steps::default();
         for (_, name, run) in all {
             steps.step(name, || run(cache, self.full))?;

@@ -226,8 +226,17 @@ fn run(command: &mut Command, limit: Duration) -> Result<(bool, String)> {
     Ok((success, String::from_utf8_lossy(&text).into_owned()))
 }
 
+/// It must not know of which package this program is: build scripts that read that would run again,
+/// and all that needs them.
 fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_") {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo
 }
 
 /// Builds the test programs; their paths by name.
