@@ -44,6 +44,12 @@ pub struct Segment<M = Arc<Translation>> {
 pub type Borrowed<'a> = Segment<&'a Arc<Translation>>;
 
 impl Borrowed<'_> {
+    /// Has the processor fetch its first bytes into the cache, without waiting for them.
+    #[inline]
+    pub fn fetch(&self) {
+        self.map.fetch(self.offset);
+    }
+
     /// One that keeps its translation.
     #[must_use]
     pub fn keep(self) -> Segment {

@@ -206,6 +206,21 @@ impl Translation {
         Some((start, host(run)))
     }
 
+    /// Has the processor fetch the bytes at an offset into the cache, without waiting for them. A
+    /// hint: nothing is read, and an address that is not mapped is no fault.
+    #[inline]
+    pub(super) fn fetch(&self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some((host, _)) = self.run(offset, 1) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the instruction has no effect but on caches, whatever the address (Intel
+            // SDM, PREFETCHh).
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(host.0.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+
     #[inline]
     fn table_run(&self, table: &[HostPtr], offset: u64, max: u64) -> Option<(HostPtr, u64)> {
         let at = self.first + offset;

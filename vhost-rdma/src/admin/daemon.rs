@@ -121,7 +121,7 @@ impl<B: Backend> Daemon<B> {
         let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).next();
         let attach = || {
             while let Some((vni, nics)) = next() {
-                nics.into_iter().for_each(|nic| self.attach_or_say(nic));
+                self.attach_or_say(&nics);
                 self.backend.complete(vni);
             }
         };
@@ -134,22 +134,48 @@ impl<B: Backend> Daemon<B> {
         });
     }
 
-    fn attach_or_say(&self, nic: NicConfig) {
-        if let Err(error) = self.attach(&nic) {
+    fn attach_or_say(&self, nics: &[NicConfig]) {
+        let say = |nic: &NicConfig, error: node::Error| {
             tracing::error!(nic = nic.name, %error, "cannot serve this NIC");
-            self.known().broken.insert(nic.name, error.to_string());
+            self.known().broken.insert(nic.name.clone(), error.to_string());
+        };
+        let mut housed = Vec::with_capacity(nics.len());
+        for nic in nics {
+            match self.make_dir(nic) {
+                Ok(()) => housed.push(nic),
+                Err(error) => say(nic, error),
+            }
+        }
+        for (nic, result) in housed.iter().zip(self.backend.attach_all(&housed)) {
+            if let Err(error) = self.attached(nic, result) {
+                say(nic, error);
+            }
         }
     }
 
     fn attach(&self, nic: &NicConfig) -> Result<(), node::Error> {
-        let wrap = |source| node::Error::Attach { name: nic.name.clone(), source };
+        self.make_dir(nic)?;
+        self.attached(nic, self.backend.attach(nic))
+    }
+
+    /// The directory of a NIC's socket.
+    fn make_dir(&self, nic: &NicConfig) -> Result<(), node::Error> {
         let dir = self.nics_dir.join(&nic.name);
         std::fs::create_dir_all(&dir).map_err(|error| {
-            wrap(AttachError::io(format!("create the directory {}", dir.display()), error))
-        })?;
-        self.backend.attach(nic).map_err(|error| {
-            remove_dir(&dir);
-            wrap(error)
+            let source = AttachError::io(format!("create the directory {}", dir.display()), error);
+            node::Error::Attach { name: nic.name.clone(), source }
+        })
+    }
+
+    /// Nothing is left of a NIC that is not served.
+    fn attached(
+        &self,
+        nic: &NicConfig,
+        result: Result<(), AttachError>,
+    ) -> Result<(), node::Error> {
+        result.map_err(|source| {
+            remove_dir(&self.nics_dir.join(&nic.name));
+            node::Error::Attach { name: nic.name.clone(), source }
         })
     }
 

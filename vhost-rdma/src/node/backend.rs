@@ -73,6 +73,12 @@ pub trait Backend: Send + Sync + 'static {
     /// An [`AttachError`], and then nothing is left behind.
     fn attach(&self, nic: &NicConfig) -> Result<(), AttachError>;
 
+    /// [`Self::attach`] of some NICs of one network, whose names and sockets differ: what becomes
+    /// of each. A backend may have several under way.
+    fn attach_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        nics.iter().map(|nic| self.attach(nic)).collect()
+    }
+
     /// Ends the NIC: its VMM is cut off, its objects are gone, its socket is removed. Does nothing
     /// for an unknown name.
     fn detach(&self, name: &str);

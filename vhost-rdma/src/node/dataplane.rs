@@ -23,6 +23,12 @@ pub trait Dataplane: Send + Sync + 'static {
     /// An [`AttachError`], and then nothing is left behind.
     fn add(&self, nic: &NicConfig) -> Result<(), AttachError>;
 
+    /// [`Self::add`] of some NICs of one network, as
+    /// [`Backend::attach_all`](super::Backend::attach_all).
+    fn add_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        nics.iter().map(|nic| self.add(nic)).collect()
+    }
+
     /// Ends a NIC. Its connections have ended before. Does nothing for an unknown name.
     fn remove(&self, name: &str);
 

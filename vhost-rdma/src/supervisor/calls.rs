@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,33 @@ pub(super) type Asked<'a> = (Request, &'a [BorrowedFd<'a>]);
 pub(super) enum NoAnswer {
     /// There was nobody to ask.
     Away(String),
-    /// It was asked, and nobody knows how far it came.
+    /// It was asked, and nobody knows how far it came; who was.
+    Lost(String, Arc<Wire>),
+}
+
+/// A request that was sent, and whom it was sent to.
+pub(super) struct Pending {
+    id: u64,
+    wire: Arc<Wire>,
+    answered: Receiver<Answer>,
+}
+
+/// A change that the process was asked for.
+pub(super) struct Change(Pending);
+
+/// Why a change was not carried out.
+pub(super) enum Undone {
+    /// The process does not do it.
+    Refused(String),
+    /// It was not there, or died, or was ended for not doing it.
     Lost(String),
+}
+
+impl Undone {
+    pub(super) fn why(self) -> String {
+        let (Self::Refused(why) | Self::Lost(why)) = self;
+        why
+    }
 }
 
 /// What the keeper and everybody else share.
@@ -81,10 +106,20 @@ impl Shared {
     /// before it, or its successor, can know of the request.
     pub(super) fn call(
         &self,
-        (request, files): Asked<'_>,
+        asked: Asked<'_>,
         patience: Duration,
         noting: impl FnOnce(&mut State),
     ) -> Result<Answer, NoAnswer> {
+        let pending = self.send(asked, noting)?;
+        self.answer(&pending, patience)
+    }
+
+    /// The first half of [`Self::call`].
+    fn send(
+        &self,
+        (request, files): Asked<'_>,
+        noting: impl FnOnce(&mut State),
+    ) -> Result<Pending, NoAnswer> {
         let (answer, answered) = sync_channel(1);
         let (id, wire) = {
             let mut state = self.state();
@@ -98,31 +133,47 @@ impl Shared {
         let sent = message.and_then(|bytes| {
             wire.send(&bytes, files).map_err(|error| format!("it does not listen: {error}"))
         });
-        let got = sent.and_then(|()| {
-            answered.recv_timeout(patience).map_err(|error| match error {
-                RecvTimeoutError::Timeout => "it does not answer".to_owned(),
-                RecvTimeoutError::Disconnected => "it died".to_owned(),
-            })
+        match sent {
+            Ok(()) => Ok(Pending { id, wire, answered }),
+            Err(why) => {
+                self.state().pending.remove(&id);
+                Err(NoAnswer::Lost(why, wire))
+            }
+        }
+    }
+
+    /// The second half.
+    fn answer(&self, pending: &Pending, patience: Duration) -> Result<Answer, NoAnswer> {
+        let got = pending.answered.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+            RecvTimeoutError::Disconnected => "it died".to_owned(),
         });
-        self.state().pending.remove(&id);
-        got.map_err(NoAnswer::Lost)
+        self.state().pending.remove(&pending.id);
+        got.map_err(|why| NoAnswer::Lost(why, pending.wire.clone()))
     }
 
     /// As [`Self::call`], for what is a change; a process that does not carry it out is ended.
     pub(super) fn change(&self, request: Request) -> Result<(), String> {
-        self.ready()?;
-        match self.call((request, &[]), PATIENCE, |_| ()) {
-            Ok(Answer::Done) => Ok(()),
-            Ok(Answer::Refused(why)) => Err(why),
+        let done = self.begin(request).and_then(|change| self.carried_out(change));
+        done.map(drop).map_err(Undone::why)
+    }
+
+    /// The first half of [`Self::change`].
+    pub(super) fn begin(&self, request: Request) -> Result<Change, Undone> {
+        self.ready().map_err(Undone::Lost)?;
+        self.send((request, &[]), |_| ()).map(Change).map_err(undone)
+    }
+
+    /// The second half: who carried it out.
+    pub(super) fn carried_out(&self, Change(pending): Change) -> Result<Arc<Wire>, Undone> {
+        match self.answer(&pending, PATIENCE) {
+            Ok(Answer::Done) => Ok(pending.wire),
+            Ok(Answer::Refused(why)) => Err(Undone::Refused(why)),
             Ok(_) => {
                 self.give_up();
-                Err("the network's process answered something else".to_owned())
+                Err(Undone::Lost("the network's process answered something else".to_owned()))
             }
-            Err(NoAnswer::Away(why)) => Err(why),
-            Err(NoAnswer::Lost(why)) => {
-                self.give_up();
-                Err(format!("the network's process: {why}"))
-            }
+            Err(none) => Err(undone(none)),
         }
     }
 
@@ -210,6 +261,18 @@ impl Shared {
             && !branch.deliver(|host| self.post(wire, host))
         {
             crate::eventfd::signal(self.bell.as_fd());
+        }
+    }
+}
+
+/// Who was asked for a change and does not answer is ended. By now there may be another one, which
+/// has nothing to do with it.
+fn undone(none: NoAnswer) -> Undone {
+    match none {
+        NoAnswer::Away(why) => Undone::Lost(why),
+        NoAnswer::Lost(why, wire) => {
+            hang_up(&wire);
+            Undone::Lost(format!("the network's process: {why}"))
         }
     }
 }

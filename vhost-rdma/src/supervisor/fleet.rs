@@ -204,16 +204,14 @@ impl Drop for Waiter {
 
 impl Dataplane for Fleet {
     fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
-        self.turns.of(&nic.vni, || {
-            let network = self.network(nic)?;
-            if let Err(error) = network.add(nic) {
-                if network.is_empty() {
-                    self.end(part(nic), &network);
-                }
-                return Err(error);
-            }
-            lock(&self.homes).insert(nic.name.clone(), (part(nic), network));
-            Ok(())
+        self.add_all(&[nic]).pop().unwrap_or(Ok(()))
+    }
+
+    fn add_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        let Some(first) = nics.first() else { return Vec::new() };
+        self.turns.of(&first.vni, || {
+            let parts = nics.chunk_by(|one, other| part(one) == part(other));
+            parts.flat_map(|nics| self.add_to_part(nics)).collect()
         })
     }
 
@@ -342,6 +340,32 @@ impl Dataplane for Fleet {
 }
 
 impl Fleet {
+    /// Adds NICs that one process serves.
+    fn add_to_part(&self, mut nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        let mut results = Vec::with_capacity(nics.len());
+        while let Some((first, others)) = nics.split_first() {
+            let network = match self.network(first) {
+                Ok(network) => network,
+                Err(error) => {
+                    // The next may have more luck.
+                    results.push(Err(error));
+                    nics = others;
+                    continue;
+                }
+            };
+            let added = network.add_all(nics);
+            for (nic, _) in nics.iter().zip(&added).filter(|(_, added)| added.is_ok()) {
+                lock(&self.homes).insert(nic.name.clone(), (part(nic), network.clone()));
+            }
+            if network.is_empty() {
+                self.end(part(first), &network);
+            }
+            results.extend(added);
+            break;
+        }
+        results
+    }
+
     fn renew_now(&self, vni: u32) -> Result<Renewed, AttachError> {
         let renewed = self.parts(vni).into_iter().map(|network| network.renew());
         let all = renewed.reduce(|one, other| {

@@ -96,16 +96,19 @@ impl Supervisor {
     }
 }
 
-impl Backend for Supervisor {
-    fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
+impl Supervisor {
+    fn open(&self, config: &NicConfig) -> Result<Arc<NicSocket>, AttachError> {
         if self.attached().contains_key(&config.name) {
             return Err(AttachError::Resources(format!(
                 "NIC {:?} is attached already",
                 config.name
             )));
         }
-        let socket = Arc::new(NicSocket::open(config, &self.sockets)?);
-        self.dataplane.add(config)?;
+        NicSocket::open(config, &self.sockets).map(Arc::new)
+    }
+
+    /// Lets in whoever comes to a NIC that was added.
+    fn listen(&self, config: &NicConfig, socket: Arc<NicSocket>) -> Result<(), AttachError> {
         let seat = Arc::new(Seat::new(config, self.dataplane.clone()));
         let waiting = match config.guests {
             Guests::Vm => {
@@ -127,6 +130,31 @@ impl Backend for Supervisor {
         })?;
         self.attached().insert(config.name.clone(), Attached { waiting, seat, socket });
         Ok(())
+    }
+}
+
+impl Backend for Supervisor {
+    fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
+        let socket = self.open(config)?;
+        self.dataplane.add(config)?;
+        self.listen(config, socket)
+    }
+
+    /// All sockets are there before the first NIC is: who comes early waits in the backlog.
+    fn attach_all(&self, configs: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        let sockets: Vec<_> = configs.iter().map(|config| self.open(config)).collect();
+        let with: Vec<&NicConfig> = configs
+            .iter()
+            .zip(&sockets)
+            .filter_map(|(config, socket)| socket.is_ok().then_some(*config))
+            .collect();
+        let mut added = self.dataplane.add_all(&with).into_iter();
+        let listen = |(config, socket): (&&NicConfig, Result<Arc<NicSocket>, AttachError>)| {
+            let socket = socket?;
+            added.next().transpose()?;
+            self.listen(config, socket)
+        };
+        configs.iter().zip(sockets).map(listen).collect()
     }
 
     fn detach(&self, name: &str) {

@@ -14,6 +14,7 @@
 //! The process is not believed. It can answer wrongly about its own NICs; it can hold up a call for
 //! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::calls::{GLANCE, NoAnswer, PATIENCE, Shared};
+use super::calls::{Change, GLANCE, NoAnswer, PATIENCE, Shared, Undone, hang_up};
 use super::cgroup::Cgroup;
 use super::estate::Left;
 use super::exchange::Branch;
@@ -43,6 +44,12 @@ use crate::node::{
 };
 use crate::store::Store;
 
+/// NICs that are asked for at once. Their requests fit into the socket.
+const UNDER_WAY: usize = 32;
+/// How long NICs that went down with the process are tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Between two attempts.
+const MOMENT: Duration = Duration::from_millis(10);
 /// How often a session whose process is away is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -86,12 +93,46 @@ impl Network {
         }
     }
 
-    pub(super) fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
-        self.shared.change(Request::Add(nic.clone())).map_err(trouble)?;
-        self.put(nic);
+    /// Adds NICs, some of which are under way at once: between two of them the process would wait
+    /// for us, and we for it.
+    pub(super) fn add_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
+        let mut asked = VecDeque::with_capacity(UNDER_WAY);
+        let mut results = Vec::with_capacity(nics.len());
+        let deadline = Instant::now() + AGAIN;
+        let added = |(nic, change): (&NicConfig, Result<Change, Undone>)| {
+            let mut added = change.and_then(|change| self.added(nic, change));
+            // It went down with the process, for which another may have been to blame, and the next
+            // one starts without it.
+            while matches!(added, Err(Undone::Lost(_))) && Instant::now() < deadline {
+                self.shared.pause(MOMENT);
+                let change = self.shared.begin(Request::Add(nic.clone()));
+                added = change.and_then(|change| self.added(nic, change));
+            }
+            added.map_err(|undone| trouble(undone.why()))
+        };
+        for nic in nics {
+            if asked.len() == UNDER_WAY {
+                results.extend(asked.pop_front().map(added));
+            }
+            asked.push_back((*nic, self.shared.begin(Request::Add((*nic).clone()))));
+        }
+        results.extend(asked.into_iter().map(added));
+        results
+    }
+
+    /// A NIC is known once the process has it, if that is still the process that there is: another
+    /// one is started with those that are known.
+    fn added(&self, nic: &NicConfig, change: Change) -> Result<(), Undone> {
+        let asked = self.shared.carried_out(change)?;
         let known =
             Known { config: nic.clone(), before: Counters::default(), now: Counters::default() };
-        self.shared.state().nics.insert(nic.name.clone(), known);
+        let mut state = self.shared.state();
+        if !state.wire.as_ref().is_some_and(|wire| Arc::ptr_eq(wire, &asked)) {
+            return Err(Undone::Lost("it died".to_owned()));
+        }
+        state.nics.insert(nic.name.clone(), known);
+        drop(state);
+        self.put(nic);
         Ok(())
     }
 
@@ -119,7 +160,7 @@ impl Network {
         };
         let asked = (Request::Host(Host::Peers(vni)), &[copy.as_fd()][..]);
         match wire.then(|| self.shared.call(asked, PATIENCE, |_| ())) {
-            Some(Ok(Answer::Done) | Err(NoAnswer::Away(_) | NoAnswer::Lost(_))) | None => Ok(()),
+            Some(Ok(Answer::Done) | Err(NoAnswer::Away(_) | NoAnswer::Lost(..))) | None => Ok(()),
             Some(Ok(_)) => Err(io::Error::other("it does not take them")),
         }
     }
@@ -187,7 +228,8 @@ impl Network {
                 return Err(io::Error::other(why));
             }
             Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
-            Ok(_) | Err(NoAnswer::Lost(_)) => self.shared.give_up(),
+            Ok(_) => self.shared.give_up(),
+            Err(NoAnswer::Lost(_, wire)) => hang_up(&wire),
         }
         Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
     }
@@ -199,7 +241,7 @@ impl Network {
         let request = Request::Enter(name.to_owned());
         match self.shared.call((request, &[process.as_fd()]), PATIENCE, |_| ()) {
             Ok(Answer::Done) => Ok(()),
-            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why)) => {
+            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why, _)) => {
                 Err(io::Error::other(why))
             }
             Ok(_) => Err(io::Error::other("the network's process answered something else")),
@@ -241,7 +283,8 @@ impl Network {
                 return Err(io::Error::other(why));
             }
             Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
-            Ok(_) | Err(NoAnswer::Lost(_)) => self.shared.give_up(),
+            Ok(_) => self.shared.give_up(),
+            Err(NoAnswer::Lost(_, wire)) => hang_up(&wire),
         }
         Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
     }

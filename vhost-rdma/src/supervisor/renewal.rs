@@ -158,7 +158,9 @@ impl Shared {
         self.ready()?;
         match self.call(asked, PATIENCE, |_| ()) {
             Ok(Answer::Done | Answer::Saved(_)) => Ok(()),
-            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why)) => Err(why),
+            Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why, _)) => {
+                Err(why)
+            }
             Ok(_) => Err("it answers something else".to_owned()),
         }
     }

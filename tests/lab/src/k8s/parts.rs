@@ -38,8 +38,8 @@ const BUILD_PACKAGES: &[&str] = &[
 ];
 
 /// In the builder, with the tarballs in `/work`. The tags leave out the libraries of clouds and of
-/// Docker, which no server here uses and which take minutes to compile. One generated file of those
-/// that the servers need is not in the tarball; `make generated_files` would make all the others
+/// Docker, which no server here uses and which take minutes to compile. Of the generated files that
+/// the servers need, one is not in the tarball; `make generated_files` would make all the others
 /// again. The vendored reflect2 1.0.1 reads Go's map iterator as it was before Go 1.18 and brings the
 /// API server down with the first custom resource; Debian's own copy of 1.0.2 takes its place.
 const BUILD: &str = r#"
@@ -64,7 +64,7 @@ END
 export KUBE_GIT_VERSION_FILE=/work/kubeversion GOPATH=$PWD/.go
 mkdir -p .go/src/k8s.io
 ln -sfn ../../.. .go/src/k8s.io/kubernetes
-make -f Makefile.generated_files CALLED_FROM_MAIN_MAKEFILE=1 pkg/generated/openapi/zz_generated.openapi.go
+make gen_openapi
 export GO111MODULE=off GOPATH=$PWD/_output/local/go
 cd $GOPATH/src/k8s.io/kubernetes
 flags="-s -w"

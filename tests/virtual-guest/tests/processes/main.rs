@@ -10,6 +10,7 @@ mod numbers;
 mod renewal;
 mod rnic;
 mod spread;
+mod starting;
 mod systemd;
 mod turns;
 mod upgrade;

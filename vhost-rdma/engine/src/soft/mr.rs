@@ -464,6 +464,12 @@ impl MrTable {
         (mappings, mr.map.take())
     }
 
+    /// Has the processor fetch a key's entry; see `requester/fetch.rs`.
+    #[inline]
+    pub(super) fn touch(&self, key: u32) {
+        std::hint::black_box(self.get(key).is_some());
+    }
+
     /// The memory that an access names, if every check passes. `len` must not be 0: empty accesses
     /// are never checked.
     #[inline]

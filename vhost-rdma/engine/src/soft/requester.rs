@@ -26,6 +26,7 @@ use crate::nic::qp::{Kind, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
 
 mod ahead;
+mod fetch;
 mod finish;
 mod flight;
 mod outcome;
@@ -157,6 +158,9 @@ impl<N: Nics> Execution<'_, N> {
             if count == TURN_REQUESTS || over || (bytes >= TURN_BYTES && !goes_on) {
                 more = true;
                 break;
+            }
+            if count % fetch::GROUP == 0 {
+                self.fetch(&turn, &send);
             }
             match self.step(&turn, &mut send, &mut bytes, &mut segments) {
                 Step::Passed => continue,

@@ -118,3 +118,22 @@ fn a_session_in_the_middle_of_a_message_ends_with_its_process() {
     assert!(matches!(busy.try_recv(), Ok(Ending::Broken(_))));
     assert_eq!(closed.try_recv(), Ok(Ending::Closed));
 }
+
+/// Another process may be there before those who waited for the first one have heard of its end.
+#[test]
+fn a_change_that_is_lost_does_not_end_the_next_process() {
+    let shared = shared();
+    let ((old, _far), (new, next)) = (Wire::pair().unwrap(), Wire::pair().unwrap());
+    shared.state().wire = Some(Arc::new(old));
+    let Ok(change) = shared.begin(Request::Remove("n".to_owned())) else { panic!("it is there") };
+    {
+        let mut state = shared.state();
+        state.wire = Some(Arc::new(new));
+        state.pending.clear();
+    }
+    assert!(matches!(shared.carried_out(change), Err(Undone::Lost(_))));
+    let next = Wire::new(next);
+    next.set_hearing(Duration::from_millis(20)).unwrap();
+    let heard = next.receive().map(|packet| packet.is_some());
+    assert_eq!(heard.map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
+}

@@ -237,10 +237,18 @@ impl SendQueue {
     /// most have one element. The least stride has room for one.
     #[inline]
     pub(crate) fn peek(&self) -> Option<(SqWqe, Sge)> {
-        if self.waiting() == 0 {
+        self.peek_at(0)
+    }
+
+    /// The same of one that has so many before it. What the guest changes until it is its turn is
+    /// not seen here.
+    #[inline]
+    pub(crate) fn peek_at(&self, before: u32) -> Option<(SqWqe, Sge)> {
+        if self.waiting() <= before {
             return None;
         }
-        let bytes: [u8; LEAST] = self.ring.read_array(self.slot(self.taken));
+        let at = self.slot(self.taken.wrapping_add(before));
+        let bytes: [u8; LEAST] = self.ring.read_array(at);
         let (wqe, data) = SqWqe::read_from_prefix(&bytes).ok()?;
         Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }

@@ -30,16 +30,38 @@ pub(super) struct Went {
 }
 
 /// A request that has the shape.
-struct Plain {
+pub(super) struct Plain {
     operation: Operation,
-    len: u32,
+    pub(super) len: u32,
     /// The right that it takes at home, and at the peer.
     rights: (u32, u32),
 }
 
+impl Plain {
+    /// What it accesses at home, and at the peer: there by a queue pair of this domain and number.
+    #[inline]
+    pub(super) const fn accesses(
+        &self,
+        (turn, wqe, sge): (&Turn, &SqWqe, &Sge),
+        (pdn, qpn): (u32, u32),
+    ) -> (Access, Access) {
+        let (at_home, at_peer) = self.rights;
+        let own = Access {
+            pdn: turn.pdn,
+            qpn: 0,
+            key: sge.lkey.get(),
+            addr: sge.addr.get(),
+            len: self.len,
+            rights: at_home,
+        };
+        let (key, addr) = (wqe.rkey.get(), wqe.remote_addr.get());
+        (own, Access { pdn, qpn, key, addr, len: self.len, rights: at_peer })
+    }
+}
+
 /// Whether a work request has the shape.
 #[inline]
-fn plain(turn: &Turn, send: &SendQueue, wqe: &SqWqe, sge: &Sge) -> Option<Plain> {
+pub(super) fn plain(turn: &Turn, send: &SendQueue, wqe: &SqWqe, sge: &Sge) -> Option<Plain> {
     const HARMLESS: u8 = send_flags::SIGNALED | send_flags::FENCE | send_flags::SOLICITED;
     let (operation, rights) = match (wqe.opcode, turn.kind) {
         (opcode::RDMA_WRITE, Kind::Rc | Kind::Uc) => (Operation::Write, (0, access::REMOTE_WRITE)),
@@ -108,32 +130,17 @@ fn move_bytes(
     (wqe, sge): (&SqWqe, &Sge),
     plain: &Plain,
 ) -> Option<()> {
-    let (at_home, at_peer) = plain.rights;
-    let own = nic.backing.mrs.segment(&Access {
-        pdn: turn.pdn,
-        qpn: 0,
-        key: sge.lkey.get(),
-        addr: sge.addr.get(),
-        len: plain.len,
-        rights: at_home,
-    });
     if peer.life != NicState::Ready || peer.backing.mrs.mirrors > 0 {
         return None;
     }
     let qp = peer.qps.get(&turn.flow.dest_qpn)?;
     // The first that arrives in RTR is told of.
     let takes = qp.kind == turn.kind && qp.state.receives() && qp.state != State::Rtr;
-    if !takes || !peer.is_from_peer(qp, &turn.flow) || !qp.attrs.has(at_peer) {
+    if !takes || !peer.is_from_peer(qp, &turn.flow) || !qp.attrs.has(plain.rights.1) {
         return None;
     }
-    let theirs = peer.backing.mrs.segment(&Access {
-        pdn: qp.pdn,
-        qpn: qp.qpn,
-        key: wqe.rkey.get(),
-        addr: wqe.remote_addr.get(),
-        len: plain.len,
-        rights: at_peer,
-    });
+    let (own, theirs) = plain.accesses((turn, wqe, sge), (qp.pdn, qp.qpn));
+    let (own, theirs) = (nic.backing.mrs.segment(&own), peer.backing.mrs.segment(&theirs));
     let (own, theirs) = (own.ok()?, theirs.ok()?);
     let (to, from) = if plain.operation == Operation::Read { (own, theirs) } else { (theirs, own) };
     memory::copy(&[to], 0, &[from], 0, plain.len.into()).ok()
