@@ -55,6 +55,11 @@ impl AttachError {
             _ => Self::Io { action, source },
         }
     }
+
+    /// Whoever serves NICs does not say what became of one.
+    pub(crate) fn untold() -> Self {
+        Self::Resources("nobody says what became of it; see the daemon's log".to_owned())
+    }
 }
 
 /// A descriptor that outlives this program, and its name.

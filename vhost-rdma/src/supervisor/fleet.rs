@@ -204,7 +204,7 @@ impl Drop for Waiter {
 
 impl Dataplane for Fleet {
     fn add(&self, nic: &NicConfig) -> Result<(), AttachError> {
-        self.add_all(&[nic]).pop().unwrap_or(Ok(()))
+        self.add_all(&[nic]).pop().unwrap_or_else(|| Err(AttachError::untold()))
     }
 
     fn add_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {

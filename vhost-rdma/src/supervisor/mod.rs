@@ -151,7 +151,7 @@ impl Backend for Supervisor {
         let mut added = self.dataplane.add_all(&with).into_iter();
         let listen = |(config, socket): (&&NicConfig, Result<Arc<NicSocket>, AttachError>)| {
             let socket = socket?;
-            added.next().transpose()?;
+            added.next().unwrap_or_else(|| Err(AttachError::untold()))?;
             self.listen(config, socket)
         };
         configs.iter().zip(sockets).map(listen).collect()
