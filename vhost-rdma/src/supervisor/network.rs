@@ -46,7 +46,7 @@ use crate::store::Store;
 
 /// NICs that are asked for at once. Their requests fit into the socket.
 const UNDER_WAY: usize = 32;
-/// How long NICs that went down with the process are tried again.
+/// How long a NIC that went down with the process waits for the next one.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const MOMENT: Duration = Duration::from_millis(10);
@@ -98,17 +98,25 @@ impl Network {
     pub(super) fn add_all(&self, nics: &[&NicConfig]) -> Vec<Result<(), AttachError>> {
         let mut asked = VecDeque::with_capacity(UNDER_WAY);
         let mut results = Vec::with_capacity(nics.len());
-        let deadline = Instant::now() + AGAIN;
-        let added = |(nic, change): (&NicConfig, Result<Change, Undone>)| {
-            let mut added = change.and_then(|change| self.added(nic, change));
-            // It went down with the process, for which another may have been to blame, and the next
-            // one starts without it.
-            while matches!(added, Err(Undone::Lost(_))) && Instant::now() < deadline {
-                self.shared.pause(MOMENT);
-                let change = self.shared.begin(Request::Add(nic.clone()));
-                added = change.and_then(|change| self.added(nic, change));
-            }
-            added.map_err(|undone| trouble(undone.why()))
+        let added = |(nic, mut change): (&NicConfig, Result<Change, Undone>)| {
+            let (deadline, mut times) = (Instant::now() + AGAIN, 0);
+            let done = loop {
+                let done = change.and_then(|change| {
+                    times += 1;
+                    self.added(nic, change)
+                });
+                // It went down with the process, for which another may have been to blame, and the
+                // next one starts without it. Once: if it is to blame itself, its network has lost
+                // enough.
+                match done {
+                    Err(Undone::Lost(_)) if times < 2 && Instant::now() < deadline => {
+                        self.shared.pause(MOMENT);
+                        change = self.shared.begin(Request::Add(nic.clone()));
+                    }
+                    done => break done,
+                }
+            };
+            done.map_err(|undone| trouble(undone.why()))
         };
         for nic in nics {
             if asked.len() == UNDER_WAY {
