@@ -69,8 +69,8 @@ pub fn check_interrupt() -> Result<()> {
 /// A command in its own process group that dies with this thread.
 ///
 /// It is not told of which package the program is that starts it. Cargo tells that in the
-/// environment, build scripts read it (`ring` does), and a cargo that we start would compile half of
-/// all libraries again.
+/// environment, build scripts read it (`ring` does), and a cargo that we start would compile half
+/// of all libraries again.
 pub fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut cmd = Command::new("setpriv");
     cmd.args(["--pdeathsig", "KILL", "--"]).arg(program).process_group(0).stdin(Stdio::null());

@@ -54,18 +54,30 @@ fn profile_dir() -> io::Result<PathBuf> {
     })
 }
 
+/// Cargo, which must not know of what package we are: build scripts that read that would run again,
+/// and all that needs them.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_") {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo
+}
+
 fn build() -> Result<PathBuf, String> {
     let dir = profile_dir().map_err(|e| e.to_string())?;
     let target = dir.parent().ok_or("the target directory has no name")?;
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.args(["build", "--quiet", "--package", "vhost-rdma", "--bin", "vhost-rdma"]);
     cargo.arg("--target-dir").arg(target);
     if dir.ends_with("release") {
         cargo.arg("--release");
     }
-    // The variables that describe the package under test must not reach another package's build.
-    cargo.env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null());
+    cargo.stdin(Stdio::null());
     let output = cargo.output().map_err(|e| format!("cargo: {e}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());

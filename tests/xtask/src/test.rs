@@ -147,23 +147,27 @@ pub(crate) fn lint(cache: &Cache) -> Result<bool> {
 }
 
 impl Args {
-    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
-        let most = match (self.fast, self.full) {
-            (true, _) => Fast,
-            (_, true) => Full,
+    /// Whether the run has steps of this kind.
+    fn takes(&self, when: When, turn: u32) -> bool {
+        match (self.fast, self.full, when) {
+            (true, _, when) => when == Fast,
+            (_, true, _) => true,
             // Who names a step gets it.
-            _ if !self.only.is_empty() => Turns(TURNS),
-            _ => Usual,
-        };
-        let turn = Turns(chores::turn() % TURNS);
+            (.., Turns(own)) => own == turn || !self.only.is_empty(),
+            (.., when) => when <= Usual,
+        }
+    }
+
+    pub(crate) fn run(&self, cache: &Cache) -> Result<bool> {
+        let turn = chores::turn() % TURNS;
         let named = |name: &str| {
             self.only.is_empty() || self.only.iter().any(|o| name.contains(o.as_str()))
         };
-        let now = |when: When| when <= most || (most == Usual && when == turn);
+        let now = |when: When| self.takes(when, turn);
         let all = LINTS.iter().chain(TESTS).filter(|(when, name, _)| now(*when) && named(name));
         ensure!(all.clone().next().is_some(), "no step of this run is called {:?}", self.only);
-        if most == Usual {
-            eprintln!("    by turns: {}", Part::turn(chores::turn(), TURNS));
+        if !self.fast && !self.full {
+            eprintln!("    by turns: {}", Part::turn(turn, TURNS));
         }
         let mut steps = Steps::default();
         for (_, name, run) in all {
@@ -178,6 +182,28 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
+
+    #[test]
+    fn who_takes_what_goes_by_turns() {
+        let run = |words: &str| {
+            #[derive(clap::Parser)]
+            struct Line {
+                #[command(flatten)]
+                args: Args,
+            }
+            Line::parse_from(words.split(' ')).args
+        };
+        let taken = |args: &Args, turn| {
+            [Fast, Usual, Turns(0), Turns(1), Full].map(|when| args.takes(when, turn))
+        };
+        for turn in 0..TURNS {
+            let taken = |words| taken(&run(words), turn);
+            assert_eq!(taken("test --fast"), [true, false, false, false, false]);
+            assert_eq!(taken("test"), [true, true, turn == 0, turn == 1, false]);
+            assert_eq!(taken("test --only x"), [true, true, true, true, false]);
+            assert_eq!(taken("test --full"), [true; 5]);
+        }
+    }
 
     /// Each step, in order, with the run that it comes with and a command that exists.
     #[test]

@@ -135,9 +135,7 @@ impl Supervisor {
 
 impl Backend for Supervisor {
     fn attach(&self, config: &NicConfig) -> Result<(), AttachError> {
-        let socket = self.open(config)?;
-        self.dataplane.add(config)?;
-        self.listen(config, socket)
+        self.attach_all(&[config]).pop().unwrap_or_else(|| Err(AttachError::untold()))
     }
 
     /// All sockets are there before the first NIC is: who comes early waits in the backlog.

@@ -40,8 +40,8 @@ const BUILD_PACKAGES: &[&str] = &[
 /// In the builder, with the tarballs in `/work`. The tags leave out the libraries of clouds and of
 /// Docker, which no server here uses and which take minutes to compile. Of the generated files that
 /// the servers need, one is not in the tarball; `make generated_files` would make all the others
-/// again. The vendored reflect2 1.0.1 reads Go's map iterator as it was before Go 1.18 and brings the
-/// API server down with the first custom resource; Debian's own copy of 1.0.2 takes its place.
+/// again. The vendored reflect2 1.0.1 reads Go's map iterator as it was before Go 1.18 and brings
+/// the API server down with the first custom resource; Debian's own copy of 1.0.2 takes its place.
 const BUILD: &str = r#"
 cd /work
 mkdir src bin home

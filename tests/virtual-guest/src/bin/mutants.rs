@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Parser;
 use serde::Deserialize;
+use virtual_guest::daemon::cargo;
 
 /// The most that one test may take before it counts as failed.
 const TEST_LIMIT: Duration = Duration::from_secs(150);
@@ -224,19 +225,6 @@ fn run(command: &mut Command, limit: Duration) -> Result<(bool, String)> {
     text.extend(err.join().map_err(|_| anyhow!("a reader ended"))?);
     let success = status.is_some_and(|s| s.success());
     Ok((success, String::from_utf8_lossy(&text).into_owned()))
-}
-
-/// It must not know of which package this program is: build scripts that read that would run again,
-/// and all that needs them.
-fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_") {
-            cargo.env_remove(&name);
-        }
-    }
-    cargo
 }
 
 /// Builds the test programs; their paths by name.

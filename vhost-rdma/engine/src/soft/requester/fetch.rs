@@ -40,7 +40,7 @@ impl<N: Nics> Execution<'_, N> {
         if own.len().max(theirs.len()) <= CACHED {
             return;
         }
-        let Some(qp) = peer.qps.get(&turn.flow.dest_qpn) else { return };
+        let Some(qp) = plain::receiver(turn, peer) else { return };
         let access = |(wqe, sge): &(SqWqe, Sge), plain: &Plain| {
             plain.accesses((turn, wqe, sge), (qp.pdn, qp.qpn))
         };
@@ -48,7 +48,8 @@ impl<N: Nics> Execution<'_, N> {
         for (before, pair) in (0..).zip(&mut pairs) {
             let Some(next) = send.peek_at(before) else { break };
             let plain = plain::plain(turn, send, &next.0, &next.1);
-            *pair = plain.filter(|plain| plain.len < LARGE).map(|plain| access(&next, &plain));
+            let plain = plain.filter(|plain| plain.len < LARGE && plain.may_reach(qp));
+            *pair = plain.map(|plain| access(&next, &plain));
         }
         let count = walk(&pairs, (own, theirs));
         nic.meter.charge_each(2 * cost::KEY, count);

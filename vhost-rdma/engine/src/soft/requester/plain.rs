@@ -21,6 +21,7 @@ use crate::nic::qp::{Kind, SendQueue, State};
 use crate::soft::engine::{Execution, Nics};
 use crate::soft::mr::Access;
 use crate::soft::nic::{Nic, NicState};
+use crate::soft::qp::Qp;
 
 /// What became of a request that went this way.
 pub(super) struct Went {
@@ -38,6 +39,12 @@ pub(super) struct Plain {
 }
 
 impl Plain {
+    /// Whether this queue pair lets it in.
+    #[inline]
+    pub(super) fn may_reach(&self, qp: &Qp) -> bool {
+        qp.attrs.has(self.rights.1)
+    }
+
     /// What it accesses at home, and at the peer: there by a queue pair of this domain and number.
     #[inline]
     pub(super) const fn accesses(
@@ -57,6 +64,18 @@ impl Plain {
         let (key, addr) = (wqe.rkey.get(), wqe.remote_addr.get());
         (own, Access { pdn, qpn, key, addr, len: self.len, rights: at_peer })
     }
+}
+
+/// The queue pair at the peer that takes what this one sends.
+#[inline]
+pub(super) fn receiver<'a>(turn: &Turn, peer: &'a Nic) -> Option<&'a Qp> {
+    if peer.life != NicState::Ready || peer.backing.mrs.mirrors > 0 {
+        return None;
+    }
+    let qp = peer.qps.get(&turn.flow.dest_qpn)?;
+    // The first that arrives in RTR is told of.
+    let takes = qp.kind == turn.kind && qp.state.receives() && qp.state != State::Rtr;
+    (takes && peer.is_from_peer(qp, &turn.flow)).then_some(qp)
 }
 
 /// Whether a work request has the shape.
@@ -130,15 +149,7 @@ fn move_bytes(
     (wqe, sge): (&SqWqe, &Sge),
     plain: &Plain,
 ) -> Option<()> {
-    if peer.life != NicState::Ready || peer.backing.mrs.mirrors > 0 {
-        return None;
-    }
-    let qp = peer.qps.get(&turn.flow.dest_qpn)?;
-    // The first that arrives in RTR is told of.
-    let takes = qp.kind == turn.kind && qp.state.receives() && qp.state != State::Rtr;
-    if !takes || !peer.is_from_peer(qp, &turn.flow) || !qp.attrs.has(plain.rights.1) {
-        return None;
-    }
+    let qp = receiver(turn, peer).filter(|qp| plain.may_reach(qp))?;
     let (own, theirs) = plain.accesses((turn, wqe, sge), (qp.pdn, qp.qpn));
     let (own, theirs) = (nic.backing.mrs.segment(&own), peer.backing.mrs.segment(&theirs));
     let (own, theirs) = (own.ok()?, theirs.ok()?);
