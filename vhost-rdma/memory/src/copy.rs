@@ -6,7 +6,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Fault, Held, HostPtr, Segment, host};
+use super::{Fault, Held, HostPtr, Segment, host, wide};
 
 /// Walks a segment list as contiguous host runs.
 struct Cursor<'a, M> {
@@ -85,42 +85,17 @@ fn whole(list: &[Segment<impl Held>], skip: u64, len: u64) -> Option<HostPtr> {
     (run == host(len)).then_some(at)
 }
 
-/// From this length on a C library may copy by `rep movsb`, which AMD's processors (Zen 3 and 4)
-/// carry out byte by byte where the target is this many bytes or fewer behind the source, up to a
-/// multiple of 4 KiB: a sixteenth of the speed (glibc bug 30994). A guest chooses where its buffers
-/// are, so such runs go in pieces that are too short for it.
-const PIECE: usize = 2048;
-const BEHIND: usize = 31;
-
-/// Whether a copy of `len` bytes would go byte by byte.
-#[inline]
-const fn is_slow(source: usize, target: usize, len: usize) -> bool {
-    let behind = target.wrapping_sub(source) % 4096;
-    // Where they overlap `memmove` has to see all of it.
-    len > PIECE && behind >= 1 && behind <= BEHIND && target.abs_diff(source) >= len
-}
-
 /// Moves `len` bytes that are mapped on either side.
 #[inline]
 fn move_run(source: HostPtr, target: HostPtr, len: usize) {
-    if cfg!(target_arch = "x86_64") && is_slow(source.addr(), target.addr(), len) {
-        return move_pieces(source, target, len);
+    if wide::is_better(source.0, target.0, len) {
+        // SAFETY: the callers' runs are mapped for `len` bytes and kept alive by their
+        // translations, which the segments hold; it was just asked. Concurrent changes by the guest
+        // only change which bytes are moved.
+        return unsafe { wide::move_run(source.0, target.0, len) };
     }
-    // SAFETY: the callers' runs are mapped for `len` bytes and kept alive by their translations,
-    // which the segments hold. `ptr::copy` allows them to overlap; concurrent changes by the guest
-    // only change which bytes are moved.
+    // SAFETY: as above; `ptr::copy` allows them to overlap.
     unsafe { ptr::copy(source.0, target.0, len) };
-}
-
-/// As [`move_run`], for runs that do not overlap.
-#[cold]
-fn move_pieces(source: HostPtr, target: HostPtr, len: usize) {
-    for at in (0..len).step_by(PIECE) {
-        let piece = PIECE.min(len - at);
-        let (from, to) = (source.0.wrapping_add(at), target.0.wrapping_add(at));
-        // SAFETY: as in `move_run`; `at + piece` is within `len`, and they do not overlap.
-        unsafe { ptr::copy_nonoverlapping(from, to, piece) };
-    }
 }
 
 fn copy_runs(
@@ -220,6 +195,7 @@ pub fn compare_swap(segment: &Segment<impl Held>, compare: u64, swap: u64) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wide::LEAST;
 
     /// Moves within one buffer, and looks at every byte of it.
     fn moves(from: usize, to: usize, len: usize) {
@@ -236,7 +212,7 @@ mod tests {
     #[test]
     fn bytes_are_those_of_memmove_wherever_they_are() {
         for behind in [0, 1, 8, 31, 32, 4095] {
-            for len in [0, 1, PIECE, PIECE + 1, 4096, 5000] {
+            for len in [0, 1, LEAST - 1, LEAST, LEAST + 1, 4096, 5000] {
                 moves(100, 8192 + 100 + behind, len);
                 moves(8192 + 100 + behind, 100, len);
                 // Overlapping, in either direction.
@@ -244,14 +220,5 @@ mod tests {
                 moves(100 + behind, 100, len);
             }
         }
-    }
-
-    #[test]
-    fn only_what_goes_byte_by_byte_goes_in_pieces() {
-        let slow = |behind: usize, len| is_slow(1 << 20, (1 << 20) + 65536 + behind, len);
-        assert!(slow(1, 65536) && slow(31, PIECE + 1));
-        assert!(!slow(0, 65536) && !slow(32, 65536) && !slow(16, PIECE));
-        assert!(is_slow((1 << 20) + 65520, 1 << 20, 65520), "the target may come first");
-        assert!(!is_slow(1 << 20, (1 << 20) + 16, 65536), "memmove sees all of what overlaps");
     }
 }

@@ -36,6 +36,7 @@ mod space;
 mod tables;
 mod translation;
 mod usage;
+mod wide;
 
 pub use account::{Account, Charge};
 pub use contiguous_mapping::{ContiguousError, ContiguousMapping};

@@ -95,6 +95,12 @@ impl Ring {
         out
     }
 
+    /// Has the processor fetch the bytes at `offset` into the cache; a hint.
+    #[inline]
+    pub fn fetch(&self, offset: u64) {
+        self.0.fetch(offset);
+    }
+
     /// Copies `bytes` into the ring at `offset`.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {

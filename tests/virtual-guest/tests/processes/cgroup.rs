@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 use virtual_guest::daemon::{Daemon, DaemonOptions};
 use virtual_guest::guest::GuestConfig;
-use virtual_guest::qp::{Qp, QpSpec};
-use virtual_guest::spec::{err, qpt};
+use virtual_guest::pages::PageList;
+use virtual_guest::spec::{PAGE, access, err};
 use virtual_guest::world::{Node, World};
 
 use super::{SOFT, can_look, eventually, node, pair, processes, start_anew, told_that_it_is_lost};
@@ -60,23 +60,23 @@ fn folder(cgroup: &str) -> PathBuf {
     tree.join(cgroup.trim_start_matches('/'))
 }
 
-/// Makes queue pairs until there is no process any more.
+/// Pages that each region of [`spend`] names: 256 KiB of table in the daemon.
+const NAMED: usize = 32 << 10;
+
+/// Registers regions until there is no process any more. Each names two pages again and again, so
+/// that the guest pays for one list and the daemon for a table of each. All that a guest may have
+/// in tables, 32 MiB and a 64th of its memory, is more than [`MAX`].
 fn spend(node: &Node) {
-    let (scq, rcq) = (node.cq(16), node.cq(16));
-    let spec = QpSpec { sq: 1, rq: 1, send_sge: 1, recv_sge: 1, ..QpSpec::new(qpt::UD) };
-    let mut made = Vec::new();
-    loop {
-        if made.len() % 400 == 399 {
-            // One that is refused is missed below.
-            let _ = node.ctx.add_doorbell_page();
-        }
-        match Qp::create(&node.ctx, node.pdn, &scq, &rcq, &spec) {
-            Ok(qp) => made.push(qp),
-            Err(error) => {
-                println!("{} queue pairs were made", made.len());
-                assert_eq!(error.status(), Some(err::FATAL), "{error} after {}", made.len());
-                return;
-            }
+    let ram = node.guest.ram();
+    let page = ram.alloc_scattered(2);
+    let named: Vec<u64> = page.gpas().iter().copied().cycle().take(NAMED).collect();
+    let list = PageList::tree(ram, &named, 0, 12, 2);
+    let len = NAMED as u64 * PAGE;
+    for made in 0.. {
+        if let Err(error) = node.ctx.mr_reg(node.pdn, access::LOCAL_WRITE, (0, len), &list) {
+            println!("{made} regions were made");
+            assert_eq!(error.status(), Some(err::FATAL), "{error} after {made}");
+            return;
         }
     }
 }
@@ -87,7 +87,7 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
         return;
     }
     let world = world();
-    let generous = [&SOFT[..], &["--max-qps", "65536", "--max-kept-bytes", "4G"]].concat();
+    let generous = [&SOFT[..], &["--max-kept-bytes", "4G"]].concat();
     let ram_bytes = 256 << 20;
     let config = GuestConfig { ram_bytes, ..GuestConfig::default() };
     let villain = world.node_with("net", &generous, config);

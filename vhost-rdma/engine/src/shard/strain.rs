@@ -12,8 +12,9 @@
 //! To be sure that it was the NIC's memory costs two system calls around a turn
 //! ([`Clock::usage`]), so they are made for suspects only: the NICs of a round after which the
 //! clock had gone on for longer than the round was worth, with a page fault since the last such
-//! round. A turn in which the host ran somebody
-//! else proves nothing, and a turn without a fault neither.
+//! round, and of these the ones that had a turn since that the clock alone found too long. A turn
+//! in which the host ran somebody else proves nothing, and a turn without a fault neither. Whoever
+//! was found guilty is a suspect of the second kind until that is forgiven.
 //!
 //! One turn in [`SAMPLE`] is measured in any case, and its page faults stand for those of all:
 //! how many pages of guest memory were missing when the worker touched them for this NIC. Pages
@@ -52,7 +53,9 @@ const LONGEST: Nanos = 30_000_000_000;
 pub(super) struct Strain {
     /// The last round in which it was served.
     served: u64,
+    /// Until when the clock is looked at around its turns, and until when its usage as well.
     watched_until: Nanos,
+    measured_until: Nanos,
     rests_until: Nanos,
     /// When it last was too slow (0: never), and how often it was by then.
     offence: Nanos,
@@ -69,7 +72,7 @@ pub(super) struct Strains {
     round: u64,
     /// When the last round began and what had been charged by then; `None` after a sleep.
     last: Option<(Nanos, Nanos)>,
-    /// Page faults of the thread, when a round was last found late.
+    /// Page faults of the thread, when a round or a turn was last found late.
     faults: u64,
 }
 
@@ -78,7 +81,8 @@ pub(super) struct Strains {
 pub(super) struct Probe {
     began: Nanos,
     charged: Nanos,
-    usage: Usage,
+    /// Where it is measured.
+    usage: Option<Usage>,
     watched: bool,
     sampled: bool,
 }
@@ -99,7 +103,7 @@ impl Strains {
             too_long(now.saturating_sub(then), charged.wrapping_sub(before))
         });
         // Without a fault since the last late round it was not memory that came late. On a busy
-        // host many rounds are late, and a suspect's turns cost a fifth more.
+        // host many rounds are late.
         let suspicious = late && {
             let faults = meter.usage().faults;
             std::mem::replace(&mut self.faults, faults) != faults
@@ -152,10 +156,11 @@ impl Strains {
         nic.served = self.round;
         nic.turns = nic.turns.wrapping_add(1);
         let (watched, sampled) = (nic.watched_until > now, nic.turns.is_multiple_of(SAMPLE));
+        let measured = sampled || (watched && nic.measured_until > now);
         (watched || sampled).then(|| Probe {
             began: meter.now(),
             charged: meter.charged(),
-            usage: meter.usage(),
+            usage: measured.then(|| meter.usage()),
             watched,
             sampled,
         })
@@ -171,8 +176,8 @@ impl Strains {
         let now = meter.now();
         let lasted = now.saturating_sub(probe.began);
         let Some(nic) = self.nics.get_mut(slot) else { return false };
-        if probe.sampled {
-            let faults = meter.usage().faults.wrapping_sub(probe.usage.faults);
+        if let Some(before) = probe.usage.filter(|_| probe.sampled) {
+            let faults = meter.usage().faults.wrapping_sub(before.faults);
             nic.faults = nic.faults.saturating_add(faults.saturating_mul(SAMPLE));
         }
         if !probe.watched {
@@ -181,8 +186,15 @@ impl Strains {
         if !too_long(lasted, meter.charged().wrapping_sub(probe.charged)) {
             return false;
         }
+        let Some(before) = probe.usage else {
+            let faults = meter.usage().faults;
+            if std::mem::replace(&mut self.faults, faults) != faults {
+                nic.measured_until = now.saturating_add(WATCHED);
+            }
+            return false;
+        };
         let usage = meter.usage();
-        if usage.faults == probe.usage.faults || usage.preempted != probe.usage.preempted {
+        if usage.faults == before.faults || usage.preempted != before.preempted {
             return false;
         }
         let anew = nic.offence == 0 || now.saturating_sub(nic.offence) > FORGIVEN;
@@ -190,6 +202,7 @@ impl Strains {
         nic.count = if anew { 0 } else { nic.count.saturating_add(grows).min(DOUBLINGS) };
         nic.offence = now;
         nic.watched_until = now.saturating_add(WATCHED);
+        nic.measured_until = now.saturating_add(FORGIVEN);
         let rest = lasted.saturating_mul(1 << nic.count).min(LONGEST);
         nic.rests_until = now.saturating_add(rest);
         true
@@ -266,6 +279,7 @@ mod tests {
     fn whose_memory_is_slow_again_and_again_rests_for_longer_and_longer() {
         let mut world = World::new();
         assert!(!world.round(&[(0, 20 * MS, 9, 0), (1, 1000, 0, 0)]), "nobody knows yet");
+        assert!(!world.round(&[(0, 20 * MS, 9, 0), (1, 1000, 0, 0)]), "the clock alone knows");
         let mut slow = 0;
         for _ in 0..4000 {
             slow += u64::from(world.round(&[(0, 20 * MS, 9, 0), (1, 1000, 0, 0)]));
@@ -351,12 +365,14 @@ mod tests {
         let mut world = World::new();
         let slow = [(2, 20 * MS, 1, 0)];
         world.round(&slow);
+        world.round(&slow);
         assert!(world.round(&slow));
         world.add(0, FORGIVEN + MS);
         assert!(!world.round(&[(2, 1000, 1, 0)]));
         world.strains.forget_round();
         world.add(0, FORGIVEN);
         assert!(!world.round(&slow), "not watched any more");
+        assert!(!world.round(&slow), "nor measured");
         assert!(world.round(&slow));
         let now = world.meter.now();
         assert!(!world.strains.rests(2, now + 20 * MS), "as the first time");

@@ -253,6 +253,14 @@ impl SendQueue {
         Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }
 
+    /// Has the processor fetch the work request behind the next, which another processor wrote.
+    #[inline]
+    pub(crate) fn fetch_second(&self) {
+        if self.waiting() > 1 {
+            self.ring.fetch(self.slot(self.taken.wrapping_add(1)));
+        }
+    }
+
     /// Takes the next work request before its turn, if it is one that `may` be; its elements with
     /// it, so that the guest cannot change what was looked at. `charge`: see [`Ahead::has_room`].
     pub(crate) fn take_early(

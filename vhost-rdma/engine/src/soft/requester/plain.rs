@@ -23,6 +23,9 @@ use crate::soft::mr::Access;
 use crate::soft::nic::{Nic, NicState};
 use crate::soft::qp::Qp;
 
+/// Bytes from which a copy takes longer than what comes from another processor's cache.
+const LONG: u32 = 1024;
+
 /// What became of a request that went this way.
 pub(super) struct Went {
     pub(super) len: u32,
@@ -105,6 +108,9 @@ impl<N: Nics> Execution<'_, N> {
         let (nic, peer) = self.nics.both(turn.nic, peer)?;
         if nic.backing.pace.piece(std::iter::once(plain.len), 0, plain.len) != plain.len {
             return None;
+        }
+        if plain.len >= LONG {
+            send.fetch_second();
         }
         move_bytes(turn, (nic, peer), (&wqe, &sge), &plain)?;
         const LOOKS: u64 = cost::REQUEST + cost::ELEMENT + cost::KEY;
