@@ -8,6 +8,7 @@
 
 use easy_ext::ext;
 use vhost_rdma_engine::nic::budget::cost;
+use vhost_rdma_engine::nic::chunks::Chunks;
 use vhost_rdma_engine::nic::limits::MAX_MSG;
 use vhost_rdma_engine::nic::provider::SendSide;
 use vhost_rdma_engine::nic::qp::{Kind, SendQueue, State};
@@ -161,7 +162,7 @@ struct Poster<'a> {
     serial: u32,
     qkey: u32,
     invalidate: bool,
-    ahs: &'a slab::Slab<super::nic::Ah>,
+    ahs: &'a Chunks<super::nic::Ah>,
     mrs: &'a Shards<Mr>,
     windows: &'a mut Windows,
 }

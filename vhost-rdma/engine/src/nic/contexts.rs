@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use slab::Slab;
 use virtio_rdma_abi::{self as abi, db};
 use zerocopy::little_endian::U32;
 
+use super::chunks::Chunks;
 use super::command::{Reply, Status};
 use super::doorbell::{DoorbellPage, Owner, Post, Slot};
 use super::limits::MAX_DB_PAGES;
@@ -62,7 +62,7 @@ struct Page {
 pub struct Contexts {
     all: BTreeMap<u32, Context>,
     next: u32,
-    pages: Slab<Page>,
+    pages: Chunks<Page>,
     /// Where there are pages.
     order: Roster<1>,
     /// Pages that rang lately.
@@ -88,7 +88,7 @@ impl Default for Contexts {
         Self {
             all: BTreeMap::new(),
             next: 1,
-            pages: Slab::new(),
+            pages: Chunks::default(),
             order: Roster::default(),
             lively: Vec::new(),
             turn: Walk::default(),

@@ -18,6 +18,7 @@
 
 pub mod budget;
 pub(crate) mod chores;
+pub mod chunks;
 mod command;
 pub mod contexts;
 pub mod cq;

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use slab::Slab;
 use virtio_rdma_abi::{self as abi, event, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::budget::{Budget, Meter, cost};
 use super::chores::Chores;
+use super::chunks::Chunks;
 use super::contexts::Contexts;
 pub(crate) use super::contexts::KERNEL;
 use super::cq::{Cq, Fire, Overrun};
@@ -62,7 +62,7 @@ pub struct Nic<P: Provider> {
     /// The contexts of its guest, with their doorbell pages.
     pub contexts: Contexts,
     /// Protection domains, by number.
-    pub pds: Slab<Pd<P::Pd>>,
+    pub pds: Chunks<Pd<P::Pd>>,
     /// CQs, by number.
     pub cqs: Table<Cq>,
     /// SRQs, by number.
@@ -72,7 +72,7 @@ pub struct Nic<P: Provider> {
     /// The same, in an order that can be walked.
     pub qp_numbers: Roster,
     /// Address handles, by number.
-    pub ahs: Slab<Ah<P::Ah>>,
+    pub ahs: Chunks<Ah<P::Ah>>,
     /// Its addresses, by index.
     pub gids: Vec<Option<P::Address>>,
     /// What it has done since it was made.
@@ -128,12 +128,12 @@ impl<P: Provider> Nic<P> {
             kept: Kept::begin(&AddressSpace::default(), P::PLACES),
             status_page: None,
             contexts: Contexts::default(),
-            pds: Slab::new(),
+            pds: Chunks::default(),
             cqs: Table::default(),
             srqs: Table::default(),
             qps: Recent::default(),
             qp_numbers: Roster::default(),
-            ahs: Slab::new(),
+            ahs: Chunks::default(),
             gids: vec![None; usize::from(GID_TABLE_LEN)],
             counters: Counters::default(),
             counters_at_init: Counters::default(),

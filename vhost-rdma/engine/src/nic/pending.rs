@@ -2,12 +2,11 @@
 //! its object goes.
 //!
 //! Guests choose how many things wait and how often their objects come and go, so nothing here
-//! searches or sweeps: what waits is a linked list, and each thing in it is found by its key.
+//! searches, sweeps or moves all there is: what waits is a linked list, and each thing in it is found by its key.
 
-use std::hash::Hash;
+use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
-use slab::Slab;
+use super::chunks::Chunks;
 
 /// No neighbour.
 const NONE: usize = usize::MAX;
@@ -23,19 +22,19 @@ struct Node<K, V> {
 #[derive(Debug)]
 pub(crate) struct Pending<K, V> {
     /// The node of each thing that waits.
-    places: FxHashMap<K, usize>,
-    nodes: Slab<Node<K, V>>,
+    places: BTreeMap<K, usize>,
+    nodes: Chunks<Node<K, V>>,
     first: usize,
     last: usize,
 }
 
 impl<K, V> Default for Pending<K, V> {
     fn default() -> Self {
-        Self { places: FxHashMap::default(), nodes: Slab::new(), first: NONE, last: NONE }
+        Self { places: BTreeMap::new(), nodes: Chunks::default(), first: NONE, last: NONE }
     }
 }
 
-impl<K: Copy + Eq + Hash, V> Pending<K, V> {
+impl<K: Copy + Ord, V> Pending<K, V> {
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
@@ -130,7 +129,7 @@ mod tests {
             assert!(pending.insert(n, ()));
             pending.remove(n);
         }
-        assert!(pending.nodes.capacity() < 16, "{}", pending.nodes.capacity());
+        assert!(pending.nodes.places() < 16, "{}", pending.nodes.places());
         assert_eq!(pending.pop(), Some((0, ())));
         assert_eq!(pending.pop(), None);
     }

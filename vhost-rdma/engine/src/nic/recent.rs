@@ -6,27 +6,21 @@
 
 use std::cell::Cell;
 
-use rustc_hash::FxHashMap;
+use super::chunks::Chunks;
+use super::shards::Shards;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Recent<V> {
-    slots: Vec<Option<V>>,
-    /// Slots that nobody is in.
-    free: Vec<usize>,
-    by_number: FxHashMap<u32, usize>,
+    slots: Chunks<V>,
+    by_number: Shards<usize>,
     /// The number that was found last, and its slot.
     last: Cell<Option<(u32, usize)>>,
 }
 
 impl<V> Default for Recent<V> {
     fn default() -> Self {
-        Self {
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_number: FxHashMap::default(),
-            last: Cell::new(None),
-        }
+        Self { slots: Chunks::default(), by_number: Shards::default(), last: Cell::new(None) }
     }
 }
 
@@ -52,13 +46,13 @@ impl<V> Recent<V> {
 
     #[inline]
     pub fn get(&self, number: &u32) -> Option<&V> {
-        self.slots.get(self.slot(*number)?)?.as_ref()
+        self.slots.get(self.slot(*number)?)
     }
 
     #[inline]
     pub fn get_mut(&mut self, number: &u32) -> Option<&mut V> {
         let slot = self.slot(*number)?;
-        self.slots.get_mut(slot)?.as_mut()
+        self.slots.get_mut(slot)
     }
 
     pub(crate) fn contains_key(&self, number: &u32) -> bool {
@@ -68,11 +62,7 @@ impl<V> Recent<V> {
     /// Adds an object; the one that had its number.
     pub(crate) fn insert(&mut self, number: u32, value: V) -> Option<V> {
         let old = self.remove(&number);
-        let slot = self.free.pop().unwrap_or(self.slots.len());
-        match self.slots.get_mut(slot) {
-            Some(place) => *place = Some(value),
-            None => self.slots.push(Some(value)),
-        }
+        let slot = self.slots.insert(value);
         self.by_number.insert(number, slot);
         old
     }
@@ -80,16 +70,15 @@ impl<V> Recent<V> {
     pub(crate) fn remove(&mut self, number: &u32) -> Option<V> {
         let slot = self.by_number.remove(number)?;
         self.last.set(None);
-        self.free.push(slot);
-        self.slots.get_mut(slot)?.take()
+        self.slots.try_remove(slot)
     }
 
     pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.slots.iter().flatten()
+        self.slots.iter().map(|(_, value)| value)
     }
 
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
-        self.slots.iter_mut().flatten()
+        self.slots.iter_mut().map(|(_, value)| value)
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use slab::Slab;
+use super::chunks::Chunks;
 
 /// Bits of the slot.
 const SLOT_BITS: u32 = 20;
@@ -20,14 +20,14 @@ pub const MOST: u32 = 1 << SLOT_BITS;
 
 /// Objects by number.
 pub struct Table<T> {
-    slots: Slab<(usize, T)>,
+    slots: Chunks<(usize, T)>,
     /// How often each slot was used before, as far as any ever was.
     uses: Vec<u16>,
 }
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { slots: Slab::new(), uses: Vec::new() }
+        Self { slots: Chunks::default(), uses: Vec::new() }
     }
 }
 
@@ -109,7 +109,7 @@ impl<T> Table<T> {
         };
         let all = objects.len();
         let of_slots = objects.into_iter().filter(|(number, _)| fits(*number));
-        let slots: Slab<_> =
+        let slots: Chunks<_> =
             of_slots.map(|(number, object)| (slot(number), (number, object))).collect();
         (slots.len() == all && uses.len() <= MOST as usize).then_some(Self { slots, uses })
     }
@@ -139,9 +139,9 @@ impl<T> InSlots<T> for Table<T> {
     }
 }
 
-impl<T> InSlots<T> for Slab<T> {
+impl<T> InSlots<T> for Chunks<T> {
     fn slots(&self) -> usize {
-        self.capacity()
+        self.places()
     }
 
     fn at(&self, slot: usize) -> Option<(u32, &T)> {

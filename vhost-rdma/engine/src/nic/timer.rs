@@ -7,9 +7,7 @@
 //! begins and cuts short waits of hours as fast as it can therefore holds no more of this memory
 //! than it has QPs and CQs.
 
-use std::collections::BTreeSet;
-
-use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Nanos;
 
@@ -43,7 +41,7 @@ pub enum Waiting {
 #[derive(Debug, Default)]
 pub struct Timers {
     order: BTreeSet<(Nanos, Waiting)>,
-    of: FxHashMap<Waiting, Nanos>,
+    of: BTreeMap<Waiting, Nanos>,
 }
 
 impl Timers {

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
-use slab::Slab;
 use virtio_rdma_abi::event;
 
 use super::engine::{Engine, Execution, Nics};
@@ -26,6 +25,7 @@ use super::quota;
 use super::srq::{MAX_WAITERS, Srq};
 use crate::link::{Gid, NicId, Ways};
 use crate::memory::{AddressSpace, Ring, SavedMap};
+use crate::nic::chunks::Chunks;
 use crate::nic::contexts::{Contexts, SavedContexts};
 use crate::nic::cq::{Cq, SavedCq};
 use crate::nic::objects::SavedSrq;
@@ -113,14 +113,14 @@ fn slots<T>(objects: &[(u32, T)]) -> usize {
 }
 
 /// A table that numbers its objects itself.
-fn slab<T>(objects: Vec<(u32, T)>) -> Result<Slab<T>, BadState> {
+fn numbered<T>(objects: Vec<(u32, T)>) -> Result<Chunks<T>, BadState> {
     let all = objects.len();
-    let slab: Slab<T> = objects
+    let table: Chunks<T> = objects
         .into_iter()
         .filter(|(number, _)| *number < MOST)
         .map(|(number, object)| (number as usize, object))
         .collect();
-    if slab.len() == all { Ok(slab) } else { Err(BadState::Content("such numbers")) }
+    if table.len() == all { Ok(table) } else { Err(BadState::Content("such numbers")) }
 }
 
 impl<T> SavedTable<T> {
@@ -232,7 +232,7 @@ impl Nic {
         self.contexts = Contexts::load(saved.contexts, &space, &mut kept)?;
         places(&mut kept, Place::Pd, slots(&saved.pds))?;
         let pds = saved.pds.into_iter().map(|(pdn, ctx)| (pdn, Pd { ctx, users: 0, own: () }));
-        self.pds = slab(pds.collect())?;
+        self.pds = numbered(pds.collect())?;
         self.load_ahs(saved.ahs, &mut kept)?;
         places(&mut kept, Place::Region, saved.keys.len())?;
         self.backing.mrs = MrTable::load(saved.keys, &space)?;
@@ -285,7 +285,7 @@ impl Nic {
         };
         let all = saved.into_iter().map(ah).collect::<Result<Vec<_>, BadState>>()?;
         all.iter().for_each(|(_, ah)| self.join_pd(ah.pdn));
-        self.ahs = slab(all)?;
+        self.ahs = numbered(all)?;
         Ok(())
     }
 

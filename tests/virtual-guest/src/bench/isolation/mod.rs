@@ -19,7 +19,8 @@
 //! - The worker has the last core whenever it wants it (`SCHED_FIFO`). It polls for a millisecond
 //!   before it sleeps, so that a round trip of the reference is not a wake-up. Between slices, and
 //!   in long ones, it sleeps for a while: the scheduler takes a core away from a real-time thread
-//!   that leaves nothing to the others for a second.
+//!   that leaves nothing to the others for a second. Where an attack leaves it no time to sleep,
+//!   the scheduler does so, for 50 ms: what it says of that is taken off the round trip.
 //! - The victim has the first core in the same way, and wants it for a round trip each 250 us. The
 //!   villains' threads, and the daemon's other threads, take what it leaves. A villain with more
 //!   cores would post faster: the attacks are made so that posting is next to nothing (rings are
@@ -38,7 +39,7 @@ mod victim;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use super::cores::Cores;
+use super::cores::{Cores, WorkerQueue};
 use crate::attack::{self, Attack, Campaign, Size};
 use crate::daemon::DaemonOptions;
 use crate::vitals::Turns;
@@ -136,6 +137,17 @@ impl Place {
         }
     }
 
+    /// What keeps the victim's worker.
+    fn queue(self, daemon: &crate::daemon::Daemon) -> WorkerQueue {
+        match self {
+            Self::Shared | Self::Processes => WorkerQueue::of(&daemon.pids()),
+            Self::Apart => {
+                let own = daemon.pid_of(VICTIM).expect("the victim's network has a process");
+                WorkerQueue::of(&[own])
+            }
+        }
+    }
+
     const fn door(self) -> Door {
         match self {
             Self::Shared | Self::Apart => Door::Monitor,
@@ -181,11 +193,12 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     let control = attack.and_then(|a| a.control).filter(|_| place == Place::Apart);
     let control = control.and_then(Attack::named).zip(ground.as_ref());
     let control = control.map(|(control, ground)| control.set_up(ground));
+    let queue = place.queue(&world.daemon);
     let [mut quiet, mut attacked, mut controlled] = <[Seen; 3]>::default();
     std::thread::scope(|scope| {
         let slices = || {
             super::cores::first_in_line(rustix::thread::gettid());
-            victim.latency(effort.slice / 4, || false);
+            victim.latency(effort.slice / 4, &queue, || false);
             for _ in 0..effort.rounds {
                 let kinds = [
                     (&mut quiet, None),
@@ -195,7 +208,7 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
                 let kinds = kinds.into_iter().take(if control.is_some() { 3 } else { 2 });
                 for (seen, campaign) in kinds {
                     let before = place.turns(&world.daemon).long;
-                    slice(&mut victim, seen, effort, campaign);
+                    slice((&mut victim, &queue), seen, effort, campaign);
                     seen.long_turns += place.turns(&world.daemon).long - before;
                     std::thread::sleep(REST);
                 }
@@ -211,7 +224,12 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
 }
 
 /// Latency and bandwidth for a while each.
-fn slice(victim: &mut Victim, seen: &mut Seen, effort: Effort, campaign: Option<&Campaign>) {
+fn slice(
+    (victim, queue): (&mut Victim, &WorkerQueue),
+    seen: &mut Seen,
+    effort: Effort,
+    campaign: Option<&Campaign>,
+) {
     let strikes = || campaign.map_or(u64::MAX, Campaign::strikes);
     let first = strikes();
     if let Some(campaign) = campaign {
@@ -220,7 +238,7 @@ fn slice(victim: &mut Victim, seen: &mut Seen, effort: Effort, campaign: Option<
     let began = Instant::now();
     // Until it was carried out once, which is what the slice is for.
     let unseen = || campaign.is_some() && strikes() == first && began.elapsed() < STRIKE;
-    let (p99, worst) = victim.latency(effort.slice, unseen);
+    let (p99, worst) = victim.latency(effort.slice, queue, unseen);
     seen.latency.push(p99);
     seen.worst = seen.worst.max(worst);
     seen.bandwidth.push(victim.bandwidth(effort.slice));

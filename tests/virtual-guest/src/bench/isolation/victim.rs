@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::bench::cores::WorkerQueue;
 use crate::control::Mr;
 use crate::guest::GuestConfig;
 use crate::pages::Buf;
@@ -82,8 +83,15 @@ impl Victim {
     }
 
     /// Round trips for `slice`, and for as long as `unseen` says; the 99th percentile and the
-    /// longest, in microseconds.
-    pub(super) fn latency(&mut self, slice: Duration, unseen: impl Fn() -> bool) -> (f64, f64) {
+    /// longest, in microseconds. What the scheduler kept the worker from its core is no part of
+    /// them.
+    pub(super) fn latency(
+        &mut self,
+        slice: Duration,
+        queue: &WorkerQueue,
+        unseen: impl Fn() -> bool,
+    ) -> (f64, f64) {
+        let mut waited = queue.waited();
         let (begin, mut next) = (Instant::now(), Instant::now());
         let mut spell = begin;
         let mut times = Vec::with_capacity(1 << 14);
@@ -93,7 +101,11 @@ impl Victim {
                 (spell, next) = (Instant::now(), Instant::now());
             }
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
-            let took = self.round_trip();
+            let mut took = self.round_trip();
+            if took > PACE {
+                let before = std::mem::replace(&mut waited, queue.waited());
+                took = took.saturating_sub(waited.saturating_sub(before));
+            }
             times.push(took);
             // Those that could not begin, each with what it would have had to wait.
             let mut rest = took;
