@@ -29,7 +29,7 @@
 //!   worker that stands still for 50 ms is as bad for two hundred of them, not for one.
 //! - A hypervisor that takes the core away makes a turn long, and no counter in here tells of it.
 //!   So long turns are counted in the slices of both kinds, and the longest one is held against the
-//!   attack only if there were more in its own.
+//!   attack only if there were more in its own for the time that those took.
 //! - The row is the median of the slices, since the machine has other things to do; a slice under
 //!   attack lasts until the attack has been carried out at least once in it.
 
@@ -174,6 +174,8 @@ struct Seen {
     bandwidth: Vec<f64>,
     /// Turns of the worker that were longer than a millisecond of its own time.
     long_turns: f64,
+    /// For how long, in seconds.
+    lasted: f64,
 }
 
 fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort) -> Row {
@@ -207,9 +209,10 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
                 ];
                 let kinds = kinds.into_iter().take(if control.is_some() { 3 } else { 2 });
                 for (seen, campaign) in kinds {
-                    let before = place.turns(&world.daemon).long;
+                    let (before, began) = (place.turns(&world.daemon).long, Instant::now());
                     slice((&mut victim, &queue), seen, effort, campaign);
                     seen.long_turns += place.turns(&world.daemon).long - before;
+                    seen.lasted += began.elapsed().as_secs_f64();
                     std::thread::sleep(REST);
                 }
             }

@@ -52,7 +52,9 @@ impl Bounds {
     /// Whether a turn was too long by the attack's doing.
     fn long_turn(&self, row: &Row) -> bool {
         let [attacked, quiet] = row.long_turns;
-        !row.blocks && row.longest_turn > self.turn && attacked > 2.0 * quiet + CHANCE
+        !row.blocks
+            && row.longest_turn > self.turn
+            && attacked > (2.0 * quiet + CHANCE) * row.longer
     }
 }
 
@@ -88,6 +90,8 @@ pub struct Row {
     pub longest_turn: f64,
     /// Turns that were longer than a millisecond, under attack and without.
     pub long_turns: [f64; 2],
+    /// How many times as long there was an attack as there was none, 1 at least.
+    pub longer: f64,
     /// The most that a turn was charged, in `unit`.
     pub charged: f64,
     /// How often the attack was carried out.
@@ -135,6 +139,7 @@ impl Row {
             // The longest is since the start: what sets an attack up is one too.
             longest_turn: turns.longest * 1e6,
             long_turns: [attacked.long_turns, quiet.long_turns],
+            longer: (attacked.lasted / quiet.lasted).max(1.0),
             charged: turns.charged * 1e6,
             strikes,
             villains: attack.map_or(0, |(villains, _)| villains),
@@ -163,6 +168,7 @@ impl Row {
             control: None,
             longest_turn: 0.0,
             long_turns: [0.0; 2],
+            longer: 1.0,
             charged: 0.0,
             strikes: 0,
             villains: 0,
@@ -239,7 +245,7 @@ mod tests {
 
     fn seen(latency: f64, bandwidth: f64, long_turns: f64) -> Seen {
         let latency = vec![1e6, latency, 0.0];
-        Seen { latency, worst: 1e6, bandwidth: vec![bandwidth; 3], long_turns }
+        Seen { latency, worst: 1e6, bandwidth: vec![bandwidth; 3], long_turns, lasted: 1.0 }
     }
 
     fn row(latency: f64, bandwidth: f64, turn: f64) -> Row {
@@ -284,6 +290,10 @@ mod tests {
         assert!(!Bounds::TARGET.hold(&seen));
         seen.long_turns = [5.0, 2.0];
         assert!(Bounds::TARGET.hold(&seen));
+        (seen.long_turns, seen.longer) = ([5.0, 0.0], 3.0);
+        assert!(Bounds::TARGET.hold(&seen), "chance has three times as long for them");
+        seen.longer = 2.0;
+        assert!(!Bounds::TARGET.hold(&seen));
     }
 
     #[test]
