@@ -9,11 +9,14 @@ use std::cell::Cell;
 use super::chunks::Chunks;
 use super::shards::Shards;
 
+/// Small tables of numbers: a guest may have thousands of queue pairs, and most have none.
+const SHARDS: usize = 64;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Recent<V> {
     slots: Chunks<V>,
-    by_number: Shards<usize>,
+    by_number: Shards<usize, SHARDS>,
     /// The number that was found last, and its slot.
     last: Cell<Option<(u32, usize)>>,
 }

@@ -6,27 +6,27 @@
 
 use rustc_hash::FxHashMap;
 
-/// Small tables; a power of two.
-const SHARDS: usize = 256;
+/// Small tables that a table of a hundred thousand is made of. A power of two, as for all.
+const MANY: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Shards<V> {
+pub struct Shards<V, const SHARDS: usize = MANY> {
     shards: Box<[FxHashMap<u32, V>]>,
     len: usize,
 }
 
-impl<V> Default for Shards<V> {
+impl<V, const SHARDS: usize> Default for Shards<V, SHARDS> {
     fn default() -> Self {
         Self { shards: (0..SHARDS).map(|_| FxHashMap::default()).collect(), len: 0 }
     }
 }
 
-const fn shard(number: u32) -> usize {
+const fn shard<const SHARDS: usize>(number: u32) -> usize {
     (number ^ (number >> 8) ^ (number >> 16)) as usize & (SHARDS - 1)
 }
 
-impl<V> Shards<V> {
+impl<V, const SHARDS: usize> Shards<V, SHARDS> {
     /// Entries.
     pub const fn len(&self) -> usize {
         self.len
@@ -40,13 +40,13 @@ impl<V> Shards<V> {
     /// The entry of a number.
     #[inline]
     pub fn get(&self, number: &u32) -> Option<&V> {
-        self.shards.get(shard(*number))?.get(number)
+        self.shards.get(shard::<SHARDS>(*number))?.get(number)
     }
 
     /// The same.
     #[inline]
     pub fn get_mut(&mut self, number: &u32) -> Option<&mut V> {
-        self.shards.get_mut(shard(*number))?.get_mut(number)
+        self.shards.get_mut(shard::<SHARDS>(*number))?.get_mut(number)
     }
 
     /// Whether a number has an entry.
@@ -56,14 +56,14 @@ impl<V> Shards<V> {
 
     /// Makes an entry; the one before.
     pub fn insert(&mut self, number: u32, value: V) -> Option<V> {
-        let old = self.shards.get_mut(shard(number))?.insert(number, value);
+        let old = self.shards.get_mut(shard::<SHARDS>(number))?.insert(number, value);
         self.len += usize::from(old.is_none());
         old
     }
 
     /// Takes an entry out.
     pub fn remove(&mut self, number: &u32) -> Option<V> {
-        let old = self.shards.get_mut(shard(*number))?.remove(number)?;
+        let old = self.shards.get_mut(shard::<SHARDS>(*number))?.remove(number)?;
         self.len -= 1;
         Some(old)
     }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_put_in_is_there_until_it_is_taken_out() {
-        let mut table = Shards::default();
+        let mut table = Shards::<_>::default();
         for n in 0..5000u32 {
             assert_eq!(table.insert(n * 7, n), None);
         }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn numbers_of_any_kind_spread_evenly() {
         for shift in [0, 8, 16] {
-            let mut table = Shards::default();
+            let mut table = Shards::<_>::default();
             (0..1 << 16).for_each(|n: u32| assert!(table.insert(n << shift, ()).is_none()));
             assert!(table.largest() < 1024, "{} in one, shifted by {shift}", table.largest());
         }
