@@ -102,6 +102,8 @@ enum Package {
     Agent,
     #[serde(rename = "vhost-rdma-cni")]
     CniPlugin,
+    #[serde(rename = "vhost-rdma-engine")]
+    Engine,
     #[serde(rename = "vhost-rdma-rnic")]
     Rnic,
 }
@@ -112,6 +114,7 @@ impl Package {
             Self::Daemon => "vhost-rdma",
             Self::Agent => "vhost-rdma-agent",
             Self::CniPlugin => "vhost-rdma-cni",
+            Self::Engine => "vhost-rdma-engine",
             Self::Rnic => "vhost-rdma-rnic",
         }
     }
@@ -121,6 +124,7 @@ impl Package {
             Self::Daemon => "vhost-rdma",
             Self::Agent => "device-plugin",
             Self::CniPlugin => "cni-plugin",
+            Self::Engine => "vhost-rdma/engine",
             Self::Rnic => "vhost-rdma/rnic",
         }
     }

@@ -65,7 +65,8 @@ const NAMED: usize = 32 << 10;
 
 /// Registers regions until there is no process any more. Each names two pages again and again, so
 /// that the guest pays for one list and the daemon for a table of each. All that a guest may have
-/// in tables, 32 MiB and a 64th of its memory, is more than [`MAX`].
+/// in tables, 32 MiB and a 64th of its memory, is more than [`MAX`]; so is what it may register,
+/// sixteen times its memory.
 fn spend(node: &Node) {
     let ram = node.guest.ram();
     let page = ram.alloc_scattered(2);
@@ -88,7 +89,8 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
     }
     let world = world();
     let generous = [&SOFT[..], &["--max-kept-bytes", "4G"]].concat();
-    let ram_bytes = 256 << 20;
+    // As large as it sounds: a guest's memory comes page by page.
+    let ram_bytes = 2 << 30;
     let config = GuestConfig { ram_bytes, ..GuestConfig::default() };
     let villain = world.node_with("net", &generous, config);
     let victim = node(&world, "net");
