@@ -88,7 +88,8 @@ fn a_process_that_takes_too_much_memory_ends_alone() {
         return;
     }
     let world = world();
-    let generous = [&SOFT[..], &["--max-kept-bytes", "4G"]].concat();
+    let generous = ["--max-kept-bytes", "4G", "--max-guest-bytes", "4G"];
+    let generous = [&SOFT[..], &generous].concat();
     // As large as it sounds: a guest's memory comes page by page.
     let ram_bytes = 2 << 30;
     let config = GuestConfig { ram_bytes, ..GuestConfig::default() };
