@@ -106,6 +106,18 @@ mod tests {
         }
     }
 
+    /// The kernel says what the processor is, where it is one of that kind at all.
+    #[test]
+    fn it_is_for_amds_processors() {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let amd = text
+            .lines()
+            .any(|line| line.starts_with("vendor_id") && line.ends_with("AuthenticAMD"));
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        let avx2 = flags.is_some_and(|line| line.split_whitespace().any(|flag| flag == "avx2"));
+        assert_eq!(*IS_BETTER, amd && avx2);
+    }
+
     #[test]
     fn what_is_short_or_overlaps_is_left_to_the_c_library() {
         let bytes = [0; 2 * LEAST];

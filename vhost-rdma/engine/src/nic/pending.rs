@@ -2,7 +2,8 @@
 //! its object goes.
 //!
 //! Guests choose how many things wait and how often their objects come and go, so nothing here
-//! searches, sweeps or moves all there is: what waits is a linked list, and each thing in it is found by its key.
+//! searches, sweeps or moves all there is: what waits is a linked list, and each thing in it is
+//! found by its key.
 
 use std::collections::BTreeMap;
 
