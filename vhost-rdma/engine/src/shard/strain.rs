@@ -189,7 +189,8 @@ impl Strains {
         let Some(before) = probe.usage else {
             let faults = meter.usage().faults;
             if std::mem::replace(&mut self.faults, faults) != faults {
-                nic.measured_until = now.saturating_add(WATCHED);
+                nic.watched_until = now.saturating_add(WATCHED);
+                nic.measured_until = nic.watched_until;
             }
             return false;
         };
@@ -291,6 +292,21 @@ mod tests {
         let now = world.meter.now();
         assert!(world.strains.rests(0, now));
         assert!(!world.strains.rests(0, now + 256 * 20 * MS), "256 times as long by now");
+    }
+
+    /// The second late turn begins the time anew in which a third one counts.
+    #[test]
+    fn late_turns_that_are_nearly_as_far_apart_as_a_nic_is_watched_count() {
+        let mut world = World::new();
+        let slow = [(0, 20 * MS, 1, 0)];
+        let nearly = WATCHED - 100 * MS;
+        world.round(&slow);
+        assert!(!world.round(&[(0, 1000, 0, 0)]), "the round before was late");
+        for counts in [false, true] {
+            world.add(0, nearly);
+            world.strains.forget_round();
+            assert_eq!(world.round(&slow), counts);
+        }
     }
 
     /// Rounds of a busy host are late again and again; who touched no missing page is not watched.
