@@ -41,15 +41,14 @@ pub(super) fn is_better(source: *const u8, target: *const u8, len: usize) -> boo
     len >= LEAST && target.addr().abs_diff(source.addr()) >= len && *IS_BETTER
 }
 
-/// Moves `len` bytes. Others may change them meanwhile.
-///
-/// # Safety
-/// `source` must be readable and `target` writable for `len` bytes, and [`is_better`] must have
-/// said so of them.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one copy, in three parts")]
 #[expect(clippy::cast_ptr_alignment, reason = "loads may be unaligned, stores are not")]
+/// Moves `len` bytes. Others may change them meanwhile.
+///
+/// # Safety
+/// [`is_better`] must have said so of these, `source` must be readable and `target` writable.
 pub(super) unsafe fn move_run(source: *const u8, target: *mut u8, len: usize) {
     // Stores that cross a cache line cost two.
     let head = target.align_offset(64).min(len);
