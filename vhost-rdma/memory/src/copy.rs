@@ -229,7 +229,7 @@ mod tests {
         const LEN: usize = 64 << 10;
         let mut bytes = vec![1u8; 3 * LEN];
         let base = bytes.as_mut_ptr().wrapping_add(bytes.as_ptr().align_offset(4096));
-        let mut took = |behind: usize| {
+        let took = |behind: usize| {
             let target = base.wrapping_add(LEN + behind);
             let one = || {
                 let began = std::time::Instant::now();
