@@ -52,4 +52,6 @@ use crate::nic::{DeferredDrop, Nanos};
 pub(crate) use engine::{Engine, Execution, Nics};
 pub(crate) use nic::Nic;
 pub use numbers::Random;
+#[cfg(test)]
+pub(crate) use requester::WENT;
 pub use saved::SavedNic;

@@ -33,6 +33,9 @@ mod outcome;
 mod plain;
 mod spot;
 
+#[cfg(test)]
+pub(crate) use plain::WENT;
+
 /// Work requests of one turn.
 const TURN_REQUESTS: u32 = 64;
 /// Bytes of one turn, beside others that have work too.

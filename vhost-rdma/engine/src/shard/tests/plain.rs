@@ -1,11 +1,13 @@
 //! A request of one element goes a way of its own, one of two elements the ordinary way
 //! (`soft/requester/plain.rs`): what comes of both must be the same.
 
-use virtio_rdma_abi::{opcode, qpt, send_flags};
+use virtio_rdma_abi::{opcode, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
+use super::mirror;
 use crate::shard::Counters;
-use crate::shard::testing::driver::{World, wqe};
+use crate::shard::testing::driver::{Guest, Qp, RAM, World, init_attr, rtr_attr, wqe};
+use crate::soft::WENT;
 
 /// What is wrong with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ fn request(kind: u32, code: u8, wrong: Wrong, elements: u32) -> Came {
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, kind);
     let ((here, _), (there, _)) = (a.pattern(64, 1), b.pattern(64, 2));
-    let end = (crate::shard::testing::driver::RAM - 32) as u64;
+    let end = (RAM - 32) as u64;
     let mut request = wqe(code, send_flags::SIGNALED, 7);
     request.remote_addr = U64::new(if wrong == Wrong::PeerRange { end } else { there });
     request.rkey = U32::new(if wrong == Wrong::PeerKey { b.key ^ 1 } else { b.key });
@@ -86,4 +88,48 @@ fn a_full_completion_queue_ends_the_turn() {
     // The third finds no place, and none behind it is executed.
     assert_eq!(b.read(there, 6), [1, 2, 3, 0, 0, 0]);
     assert_eq!(a.statuses(&mut qa.cq), [(0, 0), (1, 0)]);
+}
+
+/// How many of `count` writes to `there` went the plain way; all of them arrived.
+fn went(world: &mut World, ends: (&mut Guest, &Guest), qp: &mut Qp, count: u32) -> u32 {
+    let (a, b) = ends;
+    let (here, bytes) = a.pattern(64, 5);
+    let there = (RAM - 4096) as u64;
+    b.write(there, &[0; 64]);
+    let before = WENT.get();
+    for n in 0..count {
+        let mut write = wqe(opcode::RDMA_WRITE, send_flags::SIGNALED, n.into());
+        (write.remote_addr, write.rkey) = (U64::new(there), U32::new(b.key));
+        a.post_send(qp, write, &[a.sge(here, 64)]);
+    }
+    world.settle();
+    let all: Vec<_> = (0..count).map(|n| (n.into(), wc_status::SUCCESS)).collect();
+    assert_eq!(a.statuses(&mut qp.cq), all);
+    assert_eq!(b.read(there, 64), bytes);
+    WENT.get() - before
+}
+
+/// Programs that only answer leave their queue pair in RTR, perftest's server for one.
+#[test]
+fn all_but_the_first_go_plainly_to_a_peer_in_rtr() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, qb) = (world.qp(&mut a, qpt::RC, 16, None), world.qp(&mut b, qpt::RC, 16, None));
+    world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+    world.modify(&b, &qb, init_attr(qpt::RC)).unwrap();
+    world.modify(&b, &qb, rtr_attr(qpt::RC, (qa.qpn, a.gid))).unwrap();
+    assert_eq!(went(&mut world, (&mut a, &b), &mut qa, 5), 4, "the peer is told of the first");
+    assert_eq!(went(&mut world, (&mut a, &b), &mut qa, 3), 3);
+}
+
+#[test]
+fn memory_that_is_shared_is_reached_plainly_beside_memory_that_its_owner_copies() {
+    let mut scene = mirror::scene(qpt::RC);
+    let (a, b) = (&mut scene.a, &scene.b);
+    assert_eq!(went(&mut scene.world, (a, b), &mut scene.qa, 3), 3);
+    let (from, _) = scene.a.pattern(64, 3);
+    let before = WENT.get();
+    scene.post(opcode::RDMA_WRITE, 8, (from, 64));
+    assert_eq!(scene.jobs().len(), 1, "its owner has not been asked");
+    assert_eq!(WENT.get(), before);
 }

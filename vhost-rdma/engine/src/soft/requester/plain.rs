@@ -26,6 +26,12 @@ use crate::soft::qp::Qp;
 /// Bytes from which a copy takes longer than what comes from another processor's cache.
 const LONG: u32 = 1024;
 
+#[cfg(test)]
+thread_local! {
+    /// Requests that went this way. Nothing else tells them apart.
+    pub(crate) static WENT: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// What became of a request that went this way.
 pub(super) struct Went {
     pub(super) len: u32,
@@ -72,12 +78,13 @@ impl Plain {
 /// The queue pair at the peer that takes what this one sends.
 #[inline]
 pub(super) fn receiver<'a>(turn: &Turn, peer: &'a Nic) -> Option<&'a Qp> {
-    if peer.life != NicState::Ready || peer.backing.mrs.mirrors > 0 {
+    if peer.life != NicState::Ready {
         return None;
     }
     let qp = peer.qps.get(&turn.flow.dest_qpn)?;
-    // The first that arrives in RTR is told of.
-    let takes = qp.kind == turn.kind && qp.state.receives() && qp.state != State::Rtr;
+    // The first that arrives in RTR is told of. Who only answers may stay there.
+    let told = qp.state != State::Rtr || qp.own.established;
+    let takes = qp.kind == turn.kind && qp.state.receives() && told;
     (takes && peer.is_from_peer(qp, &turn.flow)).then_some(qp)
 }
 
@@ -128,6 +135,8 @@ impl<N: Nics> Execution<'_, N> {
         }
         nic.counters.tx_messages += 1;
         peer.counters.rx_messages += 1;
+        #[cfg(test)]
+        WENT.set(WENT.get() + 1);
         turn.rearm_retries(send);
         let index = send.pass();
         let told = turn.tells(wqe.flags);
@@ -156,6 +165,10 @@ fn move_bytes(
     plain: &Plain,
 ) -> Option<()> {
     let qp = receiver(turn, peer).filter(|qp| plain.may_reach(qp))?;
+    // What its owner copies is no memory of the worker's.
+    if peer.backing.mrs.mirrored(wqe.rkey.get()).is_some() {
+        return None;
+    }
     let (own, theirs) = plain.accesses((turn, wqe, sge), (qp.pdn, qp.qpn));
     let (own, theirs) = (nic.backing.mrs.segment(&own), peer.backing.mrs.segment(&theirs));
     let (own, theirs) = (own.ok()?, theirs.ok()?);
