@@ -47,6 +47,12 @@ impl Pace {
         if self.halvings == 0 { left } else { self.cut(lengths, done, left) }
     }
 
+    /// Bytes and elements that go in one piece, whatever they are.
+    #[inline]
+    pub(super) const fn whole(self) -> (u32, usize) {
+        (PIECE >> self.halvings, ELEMENTS >> self.halvings)
+    }
+
     #[cold]
     fn cut(self, lengths: impl Iterator<Item = u32>, done: u32, left: u32) -> u32 {
         let most = (PIECE >> self.halvings).min(left);
@@ -105,6 +111,18 @@ mod tests {
         assert_eq!(pieces(slow(9), &[1; 32]), [1; 32]);
         assert_eq!(pieces(slow(9), &[0, 5, 0, 0, 5000, 1]), [5, 4096, 904, 1]);
         assert_eq!(pieces(slow(4), &[8; 5]), [16, 16, 8]);
+    }
+
+    #[test]
+    fn what_goes_whole_is_not_cut() {
+        for times in [0, 1, 3, 9] {
+            let pace = slow(times);
+            let (bytes, elements) = pace.whole();
+            let lengths = vec![bytes / u32::try_from(elements).unwrap(); elements];
+            assert_eq!(pieces(pace, &lengths).len(), 1, "{times}");
+            assert_eq!(pieces(pace, &[bytes]), [bytes]);
+            assert!(elements > 0, "{times}");
+        }
     }
 
     #[test]

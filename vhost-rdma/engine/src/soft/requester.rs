@@ -32,6 +32,9 @@ mod flight;
 mod outcome;
 mod plain;
 mod spot;
+mod turn;
+
+use turn::{Done, Turn};
 
 #[cfg(test)]
 pub(crate) use plain::WENT;
@@ -51,35 +54,6 @@ const ATOMIC_LEN: u32 = 8;
 const NO_GID: Gid = [0; 16];
 /// `rnr_retry` for "for ever" (IBTA 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
-
-/// What a turn knows of its QP; the send queue is borrowed out of the QP meanwhile.
-struct Turn {
-    nic: NicId,
-    qpn: u32,
-    pdn: u32,
-    kind: Kind,
-    signal_all: bool,
-    cqn: u32,
-    /// What a request may take of RNR NAKs, and of silence.
-    retries: (u8, u8),
-    flow: Flow,
-    /// The NIC that a connection leads to, if it is another one of this shard. Addresses change
-    /// hands by commands only, none of which is executed during a turn.
-    peer: Option<NicId>,
-    now: Nanos,
-}
-
-impl Turn {
-    const fn rearm_retries(&self, send: &mut SendQueue) {
-        (send.rnr_left, send.retries_left) = self.retries;
-    }
-
-    /// Whether a work request with these flags says that it succeeded. One that failed always
-    /// completes.
-    const fn tells(&self, flags: u8) -> bool {
-        self.signal_all || flags & send_flags::SIGNALED != 0
-    }
-}
 
 /// How a step of a turn ended.
 enum Step {
@@ -145,27 +119,29 @@ impl<N: Nics> Execution<'_, N> {
         let Some((mut turn, mut send)) = nic.begin_turn(qpn, now) else { return };
         turn.peer = self.engine.networks.neighbour(vni, (turn.kind, &turn.flow));
         let before = self.meter.charged();
-        let mut bytes = 0u32;
+        let mut done = Done::default();
+        let mut fetched = 0;
         let mut more = false;
         let mut segments = std::mem::take(&mut self.engine.segments);
         // What the last look found is of another's time.
         budget.looked();
         let began = budget.seen();
-        for count in 0.. {
+        loop {
             if send.wait != Wait::None || !send.has_work() {
                 break;
             }
             // One at least: what came before in this round may have used it up.
-            let over = count > 0 && self.is_over(id, budget);
+            let over = done.requests > 0 && self.is_over(id, budget);
             let goes_on = lone && budget.seen().saturating_sub(began) < LONE_TURN;
-            if count == TURN_REQUESTS || over || (bytes >= TURN_BYTES && !goes_on) {
+            if done.requests >= TURN_REQUESTS || over || (done.bytes >= TURN_BYTES && !goes_on) {
                 more = true;
                 break;
             }
-            if count % fetch::GROUP == 0 {
+            if done.requests >= fetched {
+                fetched = done.requests + fetch::GROUP;
                 self.fetch(&turn, &send);
             }
-            match self.step(&turn, &mut send, &mut bytes, &mut segments) {
+            match self.step(&turn, &mut send, &mut done, &mut segments) {
                 Step::Passed => continue,
                 Step::Advanced => {}
                 Step::Waits => break,
@@ -196,7 +172,7 @@ impl<N: Nics> Execution<'_, N> {
             let over = self.is_over(id, budget);
             more = match send.wait {
                 Wait::Owner(_) if !over => self.ask_ahead(&turn, &mut send, budget),
-                Wait::Link(_) => self.fly_ahead(&turn, &mut send, (budget, bytes)),
+                Wait::Link(_) => self.fly_ahead(&turn, &mut send, (budget, done.bytes)),
                 _ => false,
             };
         }
@@ -226,19 +202,20 @@ impl<N: Nics> Execution<'_, N> {
         over
     }
 
-    /// Executes one piece of one work request.
+    /// Executes one piece of one work request, or several that are plain.
     #[inline]
     fn step(
         &mut self,
         turn: &Turn,
         send: &mut SendQueue,
-        bytes: &mut u32,
+        done: &mut Done,
         segments: &mut Vec<Segment>,
     ) -> Step {
         if let Some(went) = self.go_plainly(turn, send) {
-            *bytes = bytes.saturating_add(went.len);
+            done.add(went.requests, went.len);
             return if went.told { Step::Advanced } else { Step::Passed };
         }
+        done.add(1, 0);
         let mtu = self.engine.ways.mtu();
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         let wqe = match send.current {
@@ -323,7 +300,7 @@ impl<N: Nics> Execution<'_, N> {
             (true, Kind::Rc) => Outcome::NoAnswer,
             (true, _) => Outcome::Done,
         };
-        *bytes = bytes.saturating_add(len);
+        done.add(0, len);
         self.settle(turn, send, &planned, outcome, len)
     }
 }

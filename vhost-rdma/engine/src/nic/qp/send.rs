@@ -216,11 +216,11 @@ impl SendQueue {
         self.current.is_none() && self.ahead.is_empty()
     }
 
-    /// The work request that was peeked at is done; its index.
+    /// So many work requests that were peeked at are done, one at least; the last one's index.
     #[inline]
-    pub(crate) const fn pass(&mut self) -> u32 {
-        self.index = self.taken;
-        self.taken = self.taken.wrapping_add(1);
+    pub(crate) const fn pass(&mut self, requests: u32) -> u32 {
+        self.taken = self.taken.wrapping_add(requests);
+        self.index = self.taken.wrapping_sub(1);
         self.index
     }
 
@@ -253,11 +253,12 @@ impl SendQueue {
         Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }
 
-    /// Has the processor fetch the work request behind the next, which another processor wrote.
+    /// Has the processor fetch the work request that has so many before it, which another processor
+    /// wrote.
     #[inline]
-    pub(crate) fn fetch_second(&self) {
-        if self.waiting() > 1 {
-            self.ring.fetch(self.slot(self.taken.wrapping_add(1)));
+    pub(crate) fn fetch(&self, before: u32) {
+        if self.waiting() > before {
+            self.ring.fetch(self.slot(self.taken.wrapping_add(before)));
         }
     }
 

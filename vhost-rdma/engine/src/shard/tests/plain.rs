@@ -133,3 +133,31 @@ fn memory_that_is_shared_is_reached_plainly_beside_memory_that_its_owner_copies(
     assert_eq!(scene.jobs().len(), 1, "its owner has not been asked");
     assert_eq!(WENT.get(), before);
 }
+
+/// Requests that are checked together are executed one after the other, and none behind one that
+/// fails.
+#[test]
+fn requests_that_are_checked_together_keep_their_order() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (here, back, there) = (a.alloc(64), a.alloc(64), b.alloc(64));
+    let before = WENT.get();
+    for n in 1..=6u8 {
+        a.write(here + u64::from(n), &[n]);
+        let code = if n % 2 == 0 { opcode::RDMA_READ } else { opcode::RDMA_WRITE };
+        let mut request = wqe(code, 0, n.into());
+        request.remote_addr = U64::new(there);
+        request.rkey = U32::new(if n == 5 { b.key ^ 1 } else { b.key });
+        let own = if n % 2 == 0 { back } else { here };
+        a.post_send(&mut qa, request, &[a.sge(own + u64::from(n), 1)]);
+    }
+    world.settle();
+    // Each read saw what the write before it wrote; the fifth ended the queue pair.
+    assert_eq!((b.read(there, 1), a.read(back, 7)), (vec![3], vec![0, 0, 1, 0, 3, 0, 0]));
+    let failed = [(5, wc_status::REM_ACCESS_ERR), (6, wc_status::WR_FLUSH_ERR)];
+    assert_eq!(a.statuses(&mut qa.cq), failed);
+    assert_eq!(WENT.get() - before, 4);
+    let status = world.shard.status(a.nic).unwrap().counters;
+    assert_eq!((status.tx_bytes, status.rx_bytes), (2, 2));
+}

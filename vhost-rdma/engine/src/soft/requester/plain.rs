@@ -6,16 +6,21 @@
 //! nothing has changed, and the ordinary way, which follows, finds out what that is and what
 //! becomes of it.
 //!
+//! Some that follow each other are checked together and then executed in their order, as much at a
+//! time as goes in one piece: a queue pair's peer is looked up once for all of them, and the clock
+//! is asked once. Nothing that a check looks at can change meanwhile, since only commands and other
+//! requests change it.
+//!
 //! Both NICs are borrowed at once, so that neither the keys nor their memory are counted: a
 //! reference count is a locked operation that waits for the copy's stores.
 
 use virtio_rdma_abi::{Cqe, Sge, SqWqe, access, opcode, send_flags, wc_status};
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::Turn;
 use super::finish::completion_opcode;
 use crate::link::{Operation, PIECE};
-use crate::memory;
+use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::soft::engine::{Execution, Nics};
@@ -32,10 +37,16 @@ thread_local! {
     pub(crate) static WENT: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-/// What became of a request that went this way.
+/// Requests that are checked before the first of them is executed. What a long copy leaves of the
+/// engine in the nearest cache is little, and comes back once for all of them.
+const STREAK: usize = 8;
+
+/// What became of requests that went this way.
 pub(super) struct Went {
+    pub(super) requests: u32,
+    /// Their bytes.
     pub(super) len: u32,
-    /// It completed, and may have found the CQ full.
+    /// The last one completed, and may have found the CQ full.
     pub(super) told: bool,
 }
 
@@ -105,66 +116,104 @@ pub(super) fn plain(turn: &Turn, send: &SendQueue, wqe: &SqWqe, sge: &Sge) -> Op
 }
 
 impl<N: Nics> Execution<'_, N> {
-    /// Executes the next work request, if it is one of these.
+    /// Executes the next work requests, if they are some of these.
     #[inline]
     pub(super) fn go_plainly(&mut self, turn: &Turn, send: &mut SendQueue) -> Option<Went> {
         let peer = turn.peer.filter(|_| send.is_between())?;
-        let (wqe, sge) = send.peek()?;
         let most = self.engine.ways.mtu();
-        let plain = plain(turn, send, &wqe, &sge).filter(|plain| plain.len <= most)?;
         let (nic, peer) = self.nics.both(turn.nic, peer)?;
-        if nic.backing.pace.piece(std::iter::once(plain.len), 0, plain.len) != plain.len {
-            return None;
-        }
-        if plain.len >= LONG {
-            send.fetch_second();
-        }
-        move_bytes(turn, (nic, peer), (&wqe, &sge), &plain)?;
+        let streak = move_streak(turn, send, (nic, peer), most)?;
+        let Streak { requests, len, read, .. } = streak;
         const LOOKS: u64 = cost::REQUEST + cost::ELEMENT + cost::KEY;
-        nic.meter.charge(LOOKS + cost::bytes(plain.len.into()));
-        let bytes = u64::from(plain.len);
-        match plain.operation {
-            Operation::Read => {
-                nic.counters.rx_bytes += bytes;
-                peer.counters.tx_bytes += bytes;
-            }
-            _ => {
-                nic.counters.tx_bytes += bytes;
-                peer.counters.rx_bytes += bytes;
-            }
-        }
-        nic.counters.tx_messages += 1;
-        peer.counters.rx_messages += 1;
+        nic.meter.charge_each(LOOKS, requests as usize);
+        nic.meter.charge(cost::bytes(len.into()));
+        let (read, written) = (u64::from(read), u64::from(len - read));
+        nic.counters.rx_bytes += read;
+        peer.counters.tx_bytes += read;
+        nic.counters.tx_bytes += written;
+        peer.counters.rx_bytes += written;
+        nic.counters.tx_messages += u64::from(requests);
+        peer.counters.rx_messages += u64::from(requests);
         #[cfg(test)]
-        WENT.set(WENT.get() + 1);
+        WENT.set(WENT.get() + requests);
         turn.rearm_retries(send);
-        let index = send.pass();
-        let told = turn.tells(wqe.flags);
+        let index = send.pass(requests);
+        let told = turn.tells(streak.flags);
         if told {
             let mut cqe = Cqe {
-                wr_id: wqe.wr_id,
+                wr_id: streak.wr_id,
                 qpn: U32::new(turn.qpn),
-                opcode: completion_opcode(plain.operation),
+                opcode: completion_opcode(streak.last.operation),
                 status: wc_status::SUCCESS,
-                byte_len: U32::new(plain.len),
+                byte_len: U32::new(streak.last.len),
                 wqe_index: U32::new(index),
                 ..Cqe::default()
             };
             nic.complete(turn.cqn, &mut cqe, false);
         }
-        Some(Went { len: plain.len, told })
+        Some(Went { requests, len, told })
     }
 }
 
-/// Moves the bytes, if every check passes on either side.
+/// Requests whose bytes were moved, and what the last of them was.
+struct Streak {
+    requests: u32,
+    len: u32,
+    /// How much of it was read.
+    read: u32,
+    last: Plain,
+    wr_id: U64,
+    flags: u8,
+}
+
+/// Moves the bytes of the next requests, as far as they pass every check on either side and may go
+/// in one piece. One that completes is the last: its queue may be full.
 #[inline]
-fn move_bytes(
+fn move_streak(
     turn: &Turn,
+    send: &SendQueue,
     (nic, peer): (&Nic, &Nic),
+    most: u32,
+) -> Option<Streak> {
+    let qp = receiver(turn, peer)?;
+    let (least, elements) = nic.backing.pace.whole();
+    let mut moves: [Option<(Borrowed<'_>, Borrowed<'_>)>; STREAK] = [None; STREAK];
+    let mut streak: Option<Streak> = None;
+    for (before, (place, _)) in (0..).zip(moves.iter_mut().zip(0..elements)) {
+        let Some((wqe, sge)) = send.peek_at(before) else { break };
+        let (len, read) = streak.as_ref().map_or((0, 0), |streak| (streak.len, streak.read));
+        let plain = plain(turn, send, &wqe, &sge);
+        let plain = plain.filter(|plain| plain.len <= most && plain.may_reach(qp));
+        let Some(plain) = plain.filter(|plain| len + plain.len <= least) else { break };
+        let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
+        *place = Some(sides);
+        let (wr_id, flags, requests) = (wqe.wr_id, wqe.flags, before + 1);
+        let read = read + if plain.operation == Operation::Read { plain.len } else { 0 };
+        let len = len + plain.len;
+        streak = Some(Streak { requests, len, read, last: plain, wr_id, flags });
+        if turn.tells(flags) {
+            break;
+        }
+    }
+    let streak = streak?;
+    if streak.len >= LONG {
+        send.fetch(streak.requests);
+    }
+    for (to, from) in moves.iter().map_while(Option::as_ref) {
+        // Their ranges are within what is mapped: it cannot fail.
+        memory::copy(&[*to], 0, &[*from], 0, to.len.into()).ok()?;
+    }
+    Some(streak)
+}
+
+/// Where the bytes go and whence they come, if every check passes.
+#[inline]
+fn sides<'a>(
+    turn: &Turn,
+    (nic, peer, qp): (&'a Nic, &'a Nic, &Qp),
     (wqe, sge): (&SqWqe, &Sge),
     plain: &Plain,
-) -> Option<()> {
-    let qp = receiver(turn, peer).filter(|qp| plain.may_reach(qp))?;
+) -> Option<(Borrowed<'a>, Borrowed<'a>)> {
     // What its owner copies is no memory of the worker's.
     if peer.backing.mrs.mirrored(wqe.rkey.get()).is_some() {
         return None;
@@ -172,6 +221,5 @@ fn move_bytes(
     let (own, theirs) = plain.accesses((turn, wqe, sge), (qp.pdn, qp.qpn));
     let (own, theirs) = (nic.backing.mrs.segment(&own), peer.backing.mrs.segment(&theirs));
     let (own, theirs) = (own.ok()?, theirs.ok()?);
-    let (to, from) = if plain.operation == Operation::Read { (own, theirs) } else { (theirs, own) };
-    memory::copy(&[to], 0, &[from], 0, plain.len.into()).ok()
+    Some(if plain.operation == Operation::Read { (own, theirs) } else { (theirs, own) })
 }
