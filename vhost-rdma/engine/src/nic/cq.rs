@@ -127,6 +127,14 @@ impl<W: Words> Cq<W> {
         (waiting <= self.entries).then_some(waiting)
     }
 
+    /// Entries that find a place whatever the guest does meanwhile, as far as is known without a
+    /// look at its index.
+    #[inline]
+    pub(crate) const fn room(&self) -> u32 {
+        let taken = self.produced.wrapping_sub(self.consumer);
+        if self.dead { 0 } else { self.entries.saturating_sub(taken) }
+    }
+
     /// Writes one entry and makes it visible. A dead CQ swallows it.
     #[inline]
     pub(crate) fn push(&mut self, cqe: &mut Cqe, solicited: bool) -> Result<(), Overrun> {

@@ -216,12 +216,13 @@ impl SendQueue {
         self.current.is_none() && self.ahead.is_empty()
     }
 
-    /// So many work requests that were peeked at are done, one at least; the last one's index.
+    /// So many work requests that were peeked at are done, one at least; the first one's index.
     #[inline]
     pub(crate) const fn pass(&mut self, requests: u32) -> u32 {
-        self.taken = self.taken.wrapping_add(requests);
+        let first = self.taken;
+        self.taken = first.wrapping_add(requests);
         self.index = self.taken.wrapping_sub(1);
-        self.index
+        first
     }
 
     /// One that was taken before its turn.

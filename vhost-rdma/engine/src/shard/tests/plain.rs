@@ -1,7 +1,7 @@
 //! A request of one element goes a way of its own, one of two elements the ordinary way
 //! (`soft/requester/plain.rs`): what comes of both must be the same.
 
-use virtio_rdma_abi::{opcode, qpt, send_flags, wc_status};
+use virtio_rdma_abi::{Cqe, opcode, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::mirror;
@@ -103,8 +103,12 @@ fn went(world: &mut World, ends: (&mut Guest, &Guest), qp: &mut Qp, count: u32) 
         a.post_send(qp, write, &[a.sge(here, 64)]);
     }
     world.settle();
+    let came = a.drain(&mut qp.cq);
+    let told: Vec<_> = came.iter().map(|cqe| (cqe.wr_id.get(), cqe.status)).collect();
     let all: Vec<_> = (0..count).map(|n| (n.into(), wc_status::SUCCESS)).collect();
-    assert_eq!(a.statuses(&mut qp.cq), all);
+    assert_eq!(told, all);
+    let follow = |pair: &[Cqe]| pair[1].wqe_index.get() == pair[0].wqe_index.get() + 1;
+    assert!(came.windows(2).all(follow), "{came:?}");
     assert_eq!(b.read(there, 64), bytes);
     WENT.get() - before
 }

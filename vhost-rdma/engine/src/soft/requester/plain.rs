@@ -14,6 +14,7 @@
 //! Both NICs are borrowed at once, so that neither the keys nor their memory are counted: a
 //! reference count is a locked operation that waits for the copy's stores.
 
+use arrayvec::ArrayVec;
 use virtio_rdma_abi::{Cqe, Sge, SqWqe, access, opcode, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
@@ -22,6 +23,7 @@ use super::finish::completion_opcode;
 use crate::link::{Operation, PIECE};
 use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
+use crate::nic::cq::Cq;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::soft::engine::{Execution, Nics};
 use crate::soft::mr::Access;
@@ -46,7 +48,7 @@ pub(super) struct Went {
     pub(super) requests: u32,
     /// Their bytes.
     pub(super) len: u32,
-    /// The last one completed, and may have found the CQ full.
+    /// Some completed, and the last of these may have found the CQ full.
     pub(super) told: bool,
 }
 
@@ -122,8 +124,7 @@ impl<N: Nics> Execution<'_, N> {
         let peer = turn.peer.filter(|_| send.is_between())?;
         let most = self.engine.ways.mtu();
         let (nic, peer) = self.nics.both(turn.nic, peer)?;
-        let streak = move_streak(turn, send, (nic, peer), most)?;
-        let Streak { requests, len, read, .. } = streak;
+        let Streak { requests, len, read, told } = move_streak(turn, send, (nic, peer), most)?;
         const LOOKS: u64 = cost::REQUEST + cost::ELEMENT + cost::KEY;
         nic.meter.charge_each(LOOKS, requests as usize);
         nic.meter.charge(cost::bytes(len.into()));
@@ -137,37 +138,45 @@ impl<N: Nics> Execution<'_, N> {
         #[cfg(test)]
         WENT.set(WENT.get() + requests);
         turn.rearm_retries(send);
-        let index = send.pass(requests);
-        let told = turn.tells(streak.flags);
-        if told {
+        let first = send.pass(requests);
+        let tells = !told.is_empty();
+        for told in &told {
             let mut cqe = Cqe {
-                wr_id: streak.wr_id,
+                wr_id: told.wr_id,
                 qpn: U32::new(turn.qpn),
-                opcode: completion_opcode(streak.last.operation),
+                opcode: completion_opcode(told.operation),
                 status: wc_status::SUCCESS,
-                byte_len: U32::new(streak.last.len),
-                wqe_index: U32::new(index),
+                byte_len: U32::new(told.len),
+                wqe_index: U32::new(first.wrapping_add(told.before)),
                 ..Cqe::default()
             };
             nic.complete(turn.cqn, &mut cqe, false);
         }
-        Some(Went { requests, len, told })
+        Some(Went { requests, len, told: tells })
     }
 }
 
-/// Requests whose bytes were moved, and what the last of them was.
+/// Requests whose bytes were moved.
 struct Streak {
     requests: u32,
     len: u32,
     /// How much of it was read.
     read: u32,
-    last: Plain,
+    /// Those that complete.
+    told: ArrayVec<Told, STREAK>,
+}
+
+/// A request that completes.
+struct Told {
     wr_id: U64,
-    flags: u8,
+    operation: Operation,
+    len: u32,
+    /// Requests of the streak before it.
+    before: u32,
 }
 
 /// Moves the bytes of the next requests, as far as they pass every check on either side and may go
-/// in one piece. One that completes is the last: its queue may be full.
+/// in one piece. None follows one whose completion may find no place.
 #[inline]
 fn move_streak(
     turn: &Turn,
@@ -176,30 +185,36 @@ fn move_streak(
     most: u32,
 ) -> Option<Streak> {
     let qp = receiver(turn, peer)?;
-    let (least, elements) = nic.backing.pace.whole();
-    let mut moves: [Option<(Borrowed<'_>, Borrowed<'_>)>; STREAK] = [None; STREAK];
-    let mut streak: Option<Streak> = None;
-    for (before, (place, _)) in (0..).zip(moves.iter_mut().zip(0..elements)) {
+    let (room, elements) = nic.backing.pace.whole();
+    let mut moves: ArrayVec<(Borrowed<'_>, Borrowed<'_>), STREAK> = ArrayVec::new();
+    let mut streak = Streak { requests: 0, len: 0, read: 0, told: ArrayVec::new() };
+    while moves.len() < elements.min(STREAK) {
+        let before = streak.requests;
         let Some((wqe, sge)) = send.peek_at(before) else { break };
-        let (len, read) = streak.as_ref().map_or((0, 0), |streak| (streak.len, streak.read));
         let plain = plain(turn, send, &wqe, &sge);
         let plain = plain.filter(|plain| plain.len <= most && plain.may_reach(qp));
-        let Some(plain) = plain.filter(|plain| len + plain.len <= least) else { break };
+        let Some(plain) = plain.filter(|plain| streak.len + plain.len <= room) else { break };
         let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
-        *place = Some(sides);
-        let (wr_id, flags, requests) = (wqe.wr_id, wqe.flags, before + 1);
-        let read = read + if plain.operation == Operation::Read { plain.len } else { 0 };
-        let len = len + plain.len;
-        streak = Some(Streak { requests, len, read, last: plain, wr_id, flags });
-        if turn.tells(flags) {
-            break;
+        moves.push(sides);
+        let Plain { operation, len, .. } = plain;
+        streak.requests += 1;
+        streak.len += len;
+        streak.read += if operation == Operation::Read { len } else { 0 };
+        if turn.tells(wqe.flags) {
+            streak.told.push(Told { wr_id: wqe.wr_id, operation, len, before });
+            let room = nic.cqs.get(turn.cqn as usize).map_or(0, Cq::room);
+            if streak.told.len() >= room as usize {
+                break;
+            }
         }
     }
-    let streak = streak?;
+    if streak.requests == 0 {
+        return None;
+    }
     if streak.len >= LONG {
         send.fetch(streak.requests);
     }
-    for (to, from) in moves.iter().map_while(Option::as_ref) {
+    for (to, from) in &moves {
         // Their ranges are within what is mapped: it cannot fail.
         memory::copy(&[*to], 0, &[*from], 0, to.len.into()).ok()?;
     }
