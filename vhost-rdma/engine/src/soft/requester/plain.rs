@@ -185,7 +185,7 @@ fn move_streak(
     most: u32,
 ) -> Option<Streak> {
     let qp = receiver(turn, peer)?;
-    let (room, elements) = nic.backing.pace.whole();
+    let (bytes, elements) = nic.backing.pace.whole();
     let mut moves: ArrayVec<(Borrowed<'_>, Borrowed<'_>), STREAK> = ArrayVec::new();
     let mut streak = Streak { requests: 0, len: 0, read: 0, told: ArrayVec::new() };
     while moves.len() < elements.min(STREAK) {
@@ -193,7 +193,7 @@ fn move_streak(
         let Some((wqe, sge)) = send.peek_at(before) else { break };
         let plain = plain(turn, send, &wqe, &sge);
         let plain = plain.filter(|plain| plain.len <= most && plain.may_reach(qp));
-        let Some(plain) = plain.filter(|plain| streak.len + plain.len <= room) else { break };
+        let Some(plain) = plain.filter(|plain| streak.len + plain.len <= bytes) else { break };
         let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
         moves.push(sides);
         let Plain { operation, len, .. } = plain;
