@@ -5,6 +5,8 @@ use virtio_rdma_abi::{Cqe, opcode, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::mirror;
+use crate::link::PIECE;
+use crate::nic::budget::Looked;
 use crate::shard::Counters;
 use crate::shard::testing::driver::{Guest, Qp, RAM, World, init_attr, rtr_attr, wqe};
 use crate::soft::WENT;
@@ -96,7 +98,7 @@ fn went(world: &mut World, ends: (&mut Guest, &Guest), qp: &mut Qp, count: u32) 
     let (here, bytes) = a.pattern(64, 5);
     let there = (RAM - 4096) as u64;
     b.write(there, &[0; 64]);
-    let before = WENT.get();
+    let before = WENT.get().0;
     for n in 0..count {
         let mut write = wqe(opcode::RDMA_WRITE, send_flags::SIGNALED, n.into());
         (write.remote_addr, write.rkey) = (U64::new(there), U32::new(b.key));
@@ -110,7 +112,7 @@ fn went(world: &mut World, ends: (&mut Guest, &Guest), qp: &mut Qp, count: u32) 
     let follow = |pair: &[Cqe]| pair[1].wqe_index.get() == pair[0].wqe_index.get() + 1;
     assert!(came.windows(2).all(follow), "{came:?}");
     assert_eq!(b.read(there, 64), bytes);
-    WENT.get() - before
+    WENT.get().0 - before
 }
 
 /// Programs that only answer leave their queue pair in RTR, perftest's server for one.
@@ -132,10 +134,10 @@ fn memory_that_is_shared_is_reached_plainly_beside_memory_that_its_owner_copies(
     let (a, b) = (&mut scene.a, &scene.b);
     assert_eq!(went(&mut scene.world, (a, b), &mut scene.qa, 3), 3);
     let (from, _) = scene.a.pattern(64, 3);
-    let before = WENT.get();
+    let before = WENT.get().0;
     scene.post(opcode::RDMA_WRITE, 8, (from, 64));
     assert_eq!(scene.jobs().len(), 1, "its owner has not been asked");
-    assert_eq!(WENT.get(), before);
+    assert_eq!(WENT.get().0, before);
 }
 
 /// Requests that are checked together are executed one after the other, and none behind one that
@@ -146,7 +148,7 @@ fn requests_that_are_checked_together_keep_their_order() {
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let (here, back, there) = (a.alloc(64), a.alloc(64), b.alloc(64));
-    let before = WENT.get();
+    let before = WENT.get().0;
     for n in 1..=6u8 {
         a.write(here + u64::from(n), &[n]);
         let code = if n % 2 == 0 { opcode::RDMA_READ } else { opcode::RDMA_WRITE };
@@ -161,7 +163,38 @@ fn requests_that_are_checked_together_keep_their_order() {
     assert_eq!((b.read(there, 1), a.read(back, 7)), (vec![3], vec![0, 0, 1, 0, 3, 0, 0]));
     let failed = [(5, wc_status::REM_ACCESS_ERR), (6, wc_status::WR_FLUSH_ERR)];
     assert_eq!(a.statuses(&mut qa.cq), failed);
-    assert_eq!(WENT.get() - before, 4);
+    assert_eq!(WENT.get().0 - before, 4);
     let status = world.shard.status(a.nic).unwrap().counters;
     assert_eq!((status.tx_bytes, status.rx_bytes), (2, 2));
+}
+
+/// In how many streaks so many writes of `len` bytes go, to a NIC whose last pieces were so often
+/// slow.
+fn streaks(slow: u32, count: u32, len: u32) -> u32 {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (here, there) = (a.alloc(len.into()), b.alloc(len.into()));
+    let nic = world.shard.nic_mut(a.nic).unwrap();
+    (0..slow).for_each(|_| nic.backing.pace.judge(Looked { charged: 1_000, lasted: 100_000 }));
+    for n in 0..count {
+        let mut write = wqe(opcode::RDMA_WRITE, 0, n.into());
+        (write.remote_addr, write.rkey) = (U64::new(there), U32::new(b.key));
+        a.post_send(&mut qa, write, &[a.sge(here, len)]);
+    }
+    let before = WENT.get();
+    world.settle();
+    assert_eq!(WENT.get().0 - before.0, count);
+    WENT.get().1 - before.1
+}
+
+/// A look at the clock ends each: what goes between two is a neighbour's wait.
+#[test]
+fn what_is_checked_together_is_a_piece_and_a_slow_nic_has_smaller_ones() {
+    assert_eq!(streaks(0, 8, 16), 1);
+    assert_eq!(streaks(0, 9, 16), 2);
+    assert_eq!(streaks(0, 4, PIECE / 2), 2);
+    assert_eq!(streaks(9, 8, 16), 8, "one element at a time");
+    // A quarter of a piece, half of one since that came in time, and the rest.
+    assert_eq!(streaks(2, 8, PIECE / 8), 3);
 }

@@ -35,8 +35,8 @@ const LONG: u32 = 1024;
 
 #[cfg(test)]
 thread_local! {
-    /// Requests that went this way. Nothing else tells them apart.
-    pub(crate) static WENT: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    /// Requests that went this way, and in how many streaks. Nothing else tells them apart.
+    pub(crate) static WENT: std::cell::Cell<(u32, u32)> = const { std::cell::Cell::new((0, 0)) };
 }
 
 /// Requests that are checked before the first of them is executed. What a long copy leaves of the
@@ -136,7 +136,7 @@ impl<N: Nics> Execution<'_, N> {
         nic.counters.tx_messages += u64::from(requests);
         peer.counters.rx_messages += u64::from(requests);
         #[cfg(test)]
-        WENT.set(WENT.get() + requests);
+        WENT.set((WENT.get().0 + requests, WENT.get().1 + 1));
         turn.rearm_retries(send);
         let first = send.pass(requests);
         let tells = !told.is_empty();
