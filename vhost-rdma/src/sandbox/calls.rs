@@ -131,6 +131,14 @@ const NETLINK: (libc::c_int, libc::c_int) = (libc::AF_NETLINK, libc::NETLINK_ROU
 /// What libnl sets of such a socket (libnl lib/socket.c).
 const OPTIONS: [libc::c_int; 2] = [libc::SO_SNDBUF, libc::SO_RCVBUF];
 
+/// Groups come and go by sockets that were made before, and that carry nothing (`rnic/`).
+const MEMBERSHIPS: [(libc::c_int, libc::c_int); 4] = [
+    (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
+    (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP),
+    (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP),
+    (libc::IPPROTO_IPV6, libc::IPV6_DROP_MEMBERSHIP),
+];
+
 /// The group of ioctl(2) that drives RDMA devices (`RDMA_IOCTL_MAGIC`, rdma/rdma_user_ioctl.h).
 const RDMA: u64 = 0x1b00;
 const GROUP: u64 = 0xff00;
@@ -197,6 +205,10 @@ fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
             where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
         }
         where_bits(&mut rules, libc::SYS_setsockopt, &[(1, word, libc::SOL_NETLINK as u64)])?;
+        for (level, option) in MEMBERSHIPS {
+            let arguments = [(1, word, level as u64), (2, word, option as u64)];
+            where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
+        }
     }
     let exec = libc::PROT_EXEC as u64;
     where_bits(&mut rules, libc::SYS_mmap, &[(2, exec, 0)])?;

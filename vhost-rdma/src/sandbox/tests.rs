@@ -156,6 +156,8 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
             let level = i64::from(libc::SOL_SOCKET);
             refused(call(libc::SYS_setsockopt, [own, level, libc::SO_ATTACH_FILTER.into(), 0]));
             refused(call(libc::SYS_setsockopt, [own, libc::SOL_TCP.into(), 1, 0]));
+            let (ip, interface) = (libc::IPPROTO_IP.into(), libc::IP_MULTICAST_IF.into());
+            refused(call(libc::SYS_setsockopt, [own, ip, interface, 0]));
         }
         "another netlink" => {
             let (domain, kind) = (i64::from(libc::AF_NETLINK), i64::from(libc::SOCK_RAW));

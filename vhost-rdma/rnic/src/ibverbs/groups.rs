@@ -2,22 +2,130 @@
 //!
 //! Attaching a QP tells the RNIC what to do with datagrams of a group, and nothing to switches and
 //! to the host's own stack: without a membership (IGMP, MLD) nobody sends them here. rdma_cm makes
-//! one for its own joins (cma.c, cma_igmp_send); we hold a socket in each group. Through it the
-//! host also loops its own datagrams back, as IBTA has it.
+//! one for its own joins (cma.c, cma_igmp_send); a socket of ours is in each group. By it the host
+//! also loops its own datagrams back, as IBTA has it.
+//!
+//! A process in a sandbox makes no sockets, so these are made before, and only their groups change
+//! afterwards. They are at addresses of the loopback and shut down: nothing is sent by them
+//! (`EPIPE`), and nothing comes.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use rustix::net::{Shutdown, shutdown};
 use vhost_rdma_engine::link::Gid;
 
 use crate::verbs::{HostError, HostQp, Result};
 
+/// Sockets of each family. One is in twenty groups of IPv4 (`net.ipv4.igmp_max_memberships`).
+const SOCKETS: usize = 16;
+
+/// A group, and the address and index of the interface that receives it.
+type Place = (Gid, Gid, u32);
+
+/// What this process is a member by.
+#[derive(Debug)]
+struct Members {
+    v4: Vec<UdpSocket>,
+    v6: Vec<UdpSocket>,
+    /// Which socket of its family is in a group, and for how many.
+    joined: BTreeMap<Place, (usize, usize)>,
+}
+
+static MEMBERS: LazyLock<Mutex<Members>> = LazyLock::new(|| Mutex::new(Members::new()));
+
+fn members() -> MutexGuard<'static, Members> {
+    MEMBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the sockets.
+pub(super) fn prepare() {
+    drop(members());
+}
+
+/// A socket that is there to be in groups.
+fn silent(own: IpAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(SocketAddr::new(own, 0))?;
+    // Said of a socket that is connected to nobody, and done all the same (inet_shutdown).
+    match shutdown(&socket, Shutdown::Both) {
+        Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Members {
+    /// A host without one of the families has no groups of it.
+    fn new() -> Self {
+        let made = |own: IpAddr| (0..SOCKETS).map_while(|_| silent(own).ok()).collect();
+        let (v4, v6) = (made(Ipv4Addr::LOCALHOST.into()), made(Ipv6Addr::LOCALHOST.into()));
+        Self { v4, v6, joined: BTreeMap::new() }
+    }
+
+    fn change(&self, at: usize, (group, own, interface): &Place, joins: bool) -> io::Result<()> {
+        let canonical = |gid: &Gid| IpAddr::from(*gid).to_canonical();
+        let none = || io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+        match (canonical(group), canonical(own)) {
+            (IpAddr::V4(group), IpAddr::V4(own)) => {
+                let socket = self.v4.get(at).ok_or_else(none)?;
+                if joins {
+                    socket.join_multicast_v4(&group, &own)
+                } else {
+                    socket.leave_multicast_v4(&group, &own)
+                }
+            }
+            (IpAddr::V6(group), IpAddr::V6(_)) => {
+                let socket = self.v6.get(at).ok_or_else(none)?;
+                if joins {
+                    socket.join_multicast_v6(&group, *interface)
+                } else {
+                    socket.leave_multicast_v6(&group, *interface)
+                }
+            }
+            _ => Err(none()),
+        }
+    }
+
+    fn join(&mut self, place: Place) -> io::Result<()> {
+        if let Some((_, many)) = self.joined.get_mut(&place) {
+            *many += 1;
+            return Ok(());
+        }
+        let mut at = 0;
+        // A socket that is in as many groups as it may be.
+        while let Err(error) = self.change(at, &place, true) {
+            at += 1;
+            if error.raw_os_error() != Some(libc::ENOBUFS) || at == SOCKETS {
+                return Err(error);
+            }
+        }
+        self.joined.insert(place, (at, 1));
+        Ok(())
+    }
+
+    fn leave(&mut self, place: &Place) {
+        let Some((at, many)) = self.joined.get_mut(place) else { return };
+        *many -= 1;
+        if *many == 0 {
+            let at = *at;
+            self.joined.remove(place);
+            // The interface may be gone, and the membership with it.
+            let _ = self.change(at, place, false);
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Group {
-    /// What it is a member by; nothing is ever read from it.
-    _member: UdpSocket,
+    place: Place,
     qps: Vec<HostQp>,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        members().leave(&self.place);
+    }
 }
 
 /// See the module.
@@ -37,8 +145,9 @@ impl Groups {
             return Ok(());
         }
         let failed = |error: io::Error| HostError(error.raw_os_error().unwrap_or(libc::EIO));
-        let member = member(group, own, interface).map_err(failed)?;
-        self.0.insert(*group, Group { _member: member, qps: vec![qp] });
+        let place = (*group, *own, interface);
+        members().join(place).map_err(failed)?;
+        self.0.insert(*group, Group { place, qps: vec![qp] });
         Ok(())
     }
 
@@ -55,7 +164,10 @@ impl Groups {
     /// All who are in one, which is to end.
     pub(super) fn clear(&mut self) -> Vec<(HostQp, Gid)> {
         let groups = std::mem::take(&mut self.0).into_iter();
-        groups.flat_map(|(gid, group)| group.qps.into_iter().map(move |qp| (qp, gid))).collect()
+        let members = |(gid, mut group): (Gid, Group)| {
+            std::mem::take(&mut group.qps).into_iter().map(move |qp| (qp, gid))
+        };
+        groups.flat_map(members).collect()
     }
 
     /// QPs in all groups together.
@@ -64,19 +176,42 @@ impl Groups {
     }
 }
 
-fn member(group: &Gid, own: &Gid, interface: u32) -> io::Result<UdpSocket> {
-    let canonical = |gid: &Gid| IpAddr::from(*gid).to_canonical();
-    match (canonical(group), canonical(own)) {
-        (IpAddr::V4(group), IpAddr::V4(own)) => {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            socket.join_multicast_v4(&group, &own)?;
-            Ok(socket)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(address: Ipv4Addr) -> Gid {
+        address.to_ipv6_mapped().octets()
+    }
+
+    #[test]
+    fn nothing_is_sent_by_a_member_and_nothing_comes() {
+        let (member, other) = (silent(Ipv4Addr::LOCALHOST.into()).unwrap(), "127.0.0.1:0");
+        let other = UdpSocket::bind(other).unwrap();
+        let error = member.send_to(b"x", other.local_addr().unwrap()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+        // It has an address, so it gets no other.
+        assert!(member.local_addr().unwrap().ip().is_loopback());
+    }
+
+    #[test]
+    fn a_group_is_left_by_the_last_and_there_are_many() {
+        let mut members = Members::new();
+        let own = gid(Ipv4Addr::LOCALHOST);
+        let place = |n: u8| (gid(Ipv4Addr::new(239, 9, 9, n)), own, 0);
+        for n in 0..50 {
+            members.join(place(n)).unwrap();
+            members.join(place(n)).unwrap();
         }
-        (IpAddr::V6(group), IpAddr::V6(_)) => {
-            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
-            socket.join_multicast_v6(&group, interface)?;
-            Ok(socket)
+        assert_eq!(members.joined.len(), 50);
+        let is_member = |n| members.change(members.joined[&place(n)].0, &place(n), true).is_err();
+        assert!(is_member(0) && is_member(49), "who is in a group cannot join it");
+        for n in 0..50 {
+            members.leave(&place(n));
+            assert!(members.joined.contains_key(&place(n)));
+            members.leave(&place(n));
         }
-        _ => Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)),
+        assert!(members.joined.is_empty());
+        assert!(members.change(0, &place(0), false).is_err(), "it was left");
     }
 }

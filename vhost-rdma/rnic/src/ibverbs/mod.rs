@@ -105,8 +105,10 @@ fn names() -> Vec<String> {
     names.collect()
 }
 
-/// Has libibverbs load its drivers: it does so once, for the devices that there are.
+/// Has libibverbs load its drivers: it does so once, for the devices that there are. Makes the
+/// sockets for groups, too.
 pub(super) fn prepare() {
+    groups::prepare();
     let devices = names();
     tracing::debug!(?devices, "RDMA devices");
 }
