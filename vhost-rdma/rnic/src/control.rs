@@ -156,7 +156,10 @@ pub(super) impl Nic {
         if matches!(error.0, libc::EIO | libc::ENODEV) {
             self.lost();
         }
-        status(error)
+        let status = status(error);
+        // A guest causes as many as it likes.
+        tracing::debug!(device = self.backing.place.device, %error, ?status, "the RNIC refuses");
+        status
     }
 
     /// Takes back a host object that could not be used. A device that refuses that as well is gone.

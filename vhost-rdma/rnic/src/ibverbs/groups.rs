@@ -14,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{Shutdown, shutdown, sockopt};
 use vhost_rdma_engine::link::Gid;
 
 use crate::verbs::{HostError, HostQp, Result};
@@ -22,7 +22,8 @@ use crate::verbs::{HostError, HostQp, Result};
 /// Sockets of each family. One is in twenty groups of IPv4 (`net.ipv4.igmp_max_memberships`).
 const SOCKETS: usize = 16;
 
-/// A group, and the address and index of the interface that receives it.
+/// A group, and an address and the index of the interface that receives it. A socket is in a group
+/// once for an interface, whichever of its addresses is named (`ip_mc_join_group`).
 type Place = (Gid, Gid, u32);
 
 /// What this process is a member by.
@@ -69,11 +70,13 @@ impl Members {
         match (canonical(group), canonical(own)) {
             (IpAddr::V4(group), IpAddr::V4(own)) => {
                 let socket = self.v4.get(at).ok_or_else(none)?;
+                // The address is for where there is no index.
                 if joins {
-                    socket.join_multicast_v4(&group, &own)
+                    sockopt::set_ip_add_membership_with_ifindex(socket, &group, &own, *interface)?;
                 } else {
-                    socket.leave_multicast_v4(&group, &own)
+                    sockopt::set_ip_drop_membership_with_ifindex(socket, &group, &own, *interface)?;
                 }
+                Ok(())
             }
             (IpAddr::V6(group), IpAddr::V6(_)) => {
                 let socket = self.v6.get(at).ok_or_else(none)?;
@@ -93,10 +96,12 @@ impl Members {
             return Ok(());
         }
         let mut at = 0;
-        // A socket that is in as many groups as it may be.
         while let Err(error) = self.change(at, &place, true) {
             at += 1;
-            if error.raw_os_error() != Some(libc::ENOBUFS) || at == SOCKETS {
+            // A socket that is in as many groups as it may be; or that is in this one, by another
+            // address of an interface whose index nobody knows.
+            let next = matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EADDRINUSE));
+            if !next || at == SOCKETS {
                 return Err(error);
             }
         }
@@ -113,6 +118,14 @@ impl Members {
             // The interface may be gone, and the membership with it.
             let _ = self.change(at, place, false);
         }
+    }
+}
+
+/// No address, of the same family as another.
+fn unspecified(own: &Gid) -> Gid {
+    match IpAddr::from(*own).to_canonical() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().octets(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.octets(),
     }
 }
 
@@ -145,7 +158,7 @@ impl Groups {
             return Ok(());
         }
         let failed = |error: io::Error| HostError(error.raw_os_error().unwrap_or(libc::EIO));
-        let place = (*group, *own, interface);
+        let place = (*group, if interface == 0 { *own } else { unspecified(own) }, interface);
         members().join(place).map_err(failed)?;
         self.0.insert(*group, Group { place, qps: vec![qp] });
         Ok(())
@@ -192,6 +205,30 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
         let any = rustix::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
         assert_eq!(rustix::net::bind(&member, &any), Err(rustix::io::Errno::INVAL));
+    }
+
+    #[test]
+    fn two_addresses_of_one_interface_are_in_a_group() {
+        let group = gid(Ipv4Addr::new(239, 9, 9, 8));
+        let own = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(gid);
+        let socket = silent(Ipv4Addr::UNSPECIFIED.into()).unwrap();
+        let loopback = rustix::net::netdevice::name_to_index(&socket, "lo").unwrap();
+        for interface in [0, loopback] {
+            let mut nics = [Groups::default(), Groups::default()];
+            let of_it = || {
+                let members = members();
+                let these = members.joined.iter().filter(|(place, _)| place.0 == group);
+                these.map(|(_, &(_, many))| many).collect::<Vec<_>>()
+            };
+            for (nic, own) in nics.iter_mut().zip(&own) {
+                nic.join(&group, HostQp(1), (own, interface)).unwrap();
+            }
+            assert_eq!(of_it(), if interface == 0 { vec![1, 1] } else { vec![2] });
+            nics[0].leave(&group, HostQp(1));
+            assert_eq!(of_it(), [1]);
+            drop(nics);
+            assert!(of_it().is_empty());
+        }
     }
 
     #[test]
