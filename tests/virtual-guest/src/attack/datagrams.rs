@@ -1,6 +1,8 @@
 //! Datagrams: one request, many deliveries.
 
 use super::{Attack, Ground, Pump, Strike, breathe, with_ram};
+use crate::backing::rules;
+use crate::daemon::backing;
 use crate::qp::{Av, Qp, QpSpec, SendWr};
 use crate::rings::Cq;
 use crate::spec::{Put, cmd, qpt};
@@ -17,8 +19,6 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("ah_churn", "AH_CREATE and AH_DESTROY without end", ah_churn),
 ];
 
-/// What a QP may have in a group, and a group on a NIC (docs/virtio-rdma.md, MCAST_ATTACH).
-const MEMBERS: usize = 64;
 const QKEY: u32 = 5;
 /// What villains send to, and its GID.
 pub(super) const GROUP_NAME: &str = "239.6.6.6";
@@ -36,9 +36,15 @@ fn join(node: &Node, qp: &Qp) {
     node.ctx.command(cmd::MCAST_ATTACH, &body, 0).expect("MCAST_ATTACH");
 }
 
+/// How many members each of some NICs may have in a group. An RNIC counts those of all its NICs.
+fn room(nics: usize) -> usize {
+    let shared = if backing().starts_with("rnic:") { nics } else { 1 };
+    rules().group_members / shared
+}
+
 /// Members of the group on one NIC, with a ring of receives each that was written once.
-fn members(node: &Node, rq: u32) -> (Vec<Qp>, Cq) {
-    let rcq = node.cq((rq.max(4) * 2 * MEMBERS as u32).next_power_of_two());
+fn members(node: &Node, count: usize, rq: u32) -> (Vec<Qp>, Cq) {
+    let rcq = node.cq((rq.max(4) * 2 * count as u32).next_power_of_two());
     let scq = node.cq(16);
     let spec = QpSpec {
         sq: 4,
@@ -58,13 +64,14 @@ fn members(node: &Node, rq: u32) -> (Vec<Qp>, Cq) {
         }
         qp
     };
-    ((0..MEMBERS).map(make).collect(), rcq)
+    ((0..count).map(make).collect(), rcq)
 }
 
 fn taken(ground: &Ground<'_>) -> Box<dyn Strike> {
     const RECEIVES: u32 = 256;
     let node = ground.villain(with_ram(48));
-    let (mut qps, mut rcq) = members(&node, RECEIVES);
+    let count = room(1);
+    let (mut qps, mut rcq) = members(&node, count, RECEIVES);
     let ah = node.ctx.create_ah(node.pdn, &Av::to(GROUP)).expect("AH_CREATE");
     let byte = node.mr(64);
     let send = SendWr::datagram(1, &[byte.sge(0, 1)], ah, 0xff_ffff, QKEY).unsignaled();
@@ -75,7 +82,7 @@ fn taken(ground: &Ground<'_>) -> Box<dyn Strike> {
         // Every ring of receives is used up before it is announced anew: what is in it was written
         // once.
         if due == 0 {
-            due = RECEIVES * MEMBERS as u32;
+            due = RECEIVES * count as u32;
             posted = posted.wrapping_add(RECEIVES);
             qps.iter_mut().for_each(|qp| qp.raw_rq(0).2.ring(posted));
             for end in &mut from {
@@ -98,8 +105,10 @@ fn taken(ground: &Ground<'_>) -> Box<dyn Strike> {
 fn dropped(ground: &Ground<'_>) -> Box<dyn Strike> {
     let mut crowds = Vec::new();
     let mut pumps = Vec::new();
-    for node in ground.villains(&with_ram(16)) {
-        crowds.push(members(&node, 0));
+    let nodes = ground.villains(&with_ram(16));
+    let count = room(nodes.len());
+    for node in nodes {
+        crowds.push(members(&node, count, 0));
         let ah = node.ctx.create_ah(node.pdn, &Av::to(GROUP)).expect("AH_CREATE");
         let byte = node.mr(64);
         for _ in 0..16 {

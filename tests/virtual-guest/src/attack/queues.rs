@@ -43,12 +43,14 @@ impl Receives {
 fn srq_modify(ground: &Ground<'_>) -> Box<dyn Strike> {
     let entries: u32 = ground.sized(16 << 10, 1 << 10);
     let node = ground.villain(with_ram(ground.sized(144, 24)));
+    let device = node.guest.query_device().expect("QUERY_DEVICE");
+    let entries = entries.min(1 << device.max_srq_wr.ilog2());
     let rings = [Receives::new(&node, entries), Receives::new(&node, entries)];
     let create = Put::new()
         .u32(node.pdn)
         .u32(entries)
         .u32(entries)
-        .u32(32)
+        .u32(device.max_srq_sge.min(32))
         .u32(0)
         .u8(LOG2_STRIDE)
         .zero(3)

@@ -211,6 +211,9 @@ fn every_slot_can_be_plugged_and_no_more() {
 fn memory_that_is_replaced_and_cut_off_under_a_command() {
     const BEYOND: u64 = 0x10_0000_0000;
     case_within(64 << 20, |scene| {
+        // Which is the memory of a small host.
+        let name = &scene.place.name;
+        scene.world.daemon.run(&["nic", "set", name, "--max-guest-bytes", "16G"]);
         for n in 0..15 {
             // Of which it has touched next to nothing.
             let config = GuestConfig { ram_bytes: 8 << 30, ..GuestConfig::default() };
