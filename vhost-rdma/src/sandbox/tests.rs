@@ -159,6 +159,21 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
             let (ip, interface) = (libc::IPPROTO_IP.into(), libc::IP_MULTICAST_IF.into());
             refused(call(libc::SYS_setsockopt, [own, ip, interface, 0]));
         }
+        "change the groups of a socket, and no more" => {
+            let own = i64::from(listener.as_raw_fd());
+            let ipv4 = [libc::IP_ADD_MEMBERSHIP, libc::IP_DROP_MEMBERSHIP];
+            let ipv6 = [libc::IPV6_ADD_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP];
+            for (level, options) in [(libc::IPPROTO_IP, ipv4), (libc::IPPROTO_IPV6, ipv6)] {
+                for option in options {
+                    let done = call(libc::SYS_setsockopt, [own, level.into(), option.into(), 0]);
+                    // From the socket itself, which is of another family and was told no length.
+                    let error = done.err().and_then(|error| error.raw_os_error());
+                    assert!(matches!(error, Some(libc::EOPNOTSUPP | libc::EINVAL)), "{error:?}");
+                }
+                let next = i64::from(options[0].max(options[1]) + 1);
+                refused(call(libc::SYS_setsockopt, [own, level.into(), next, 0]));
+            }
+        }
         "another netlink" => {
             let (domain, kind) = (i64::from(libc::AF_NETLINK), i64::from(libc::SOCK_RAW));
             for protocol in [libc::NETLINK_NETFILTER, libc::NETLINK_RDMA, libc::NETLINK_AUDIT] {
@@ -199,8 +214,12 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
 /// Cases that have a narrower one for who serves NICs on RNICs.
 const OTHERWISE: [&str; 1] = ["watch"];
 /// Cases of theirs.
-const ON_RNICS: [&str; 3] =
-    ["watch, but for files", "write what is said of devices", "read other files of the kernel"];
+const ON_RNICS: [&str; 4] = [
+    "watch, but for files",
+    "write what is said of devices",
+    "read other files of the kernel",
+    "change the groups of a socket, and no more",
+];
 
 const CASES: [&str; 38] = [
     "make another kind of socket",
