@@ -7,7 +7,8 @@
 //!
 //! A process in a sandbox makes no sockets, so these are made before, and only their groups change
 //! afterwards. They are bound, which happens once, and shut down: nothing is sent by them
-//! (`EPIPE`), and they get no port that anybody knows.
+//! (`EPIPE`), and they get no port that anybody knows. Linux queues what comes to that port all the
+//! same, so their buffers are as small as they can be: nobody reads it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -49,6 +50,8 @@ pub(super) fn prepare() {
 /// A socket that is there to be in groups.
 fn silent(own: IpAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddr::new(own, 0))?;
+    // The kernel makes it the least that it allows.
+    sockopt::set_socket_recv_buffer_size(&socket, 0)?;
     // Said of a socket that is connected to nobody, and done all the same (inet_shutdown).
     match shutdown(&socket, Shutdown::Both) {
         Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(socket),
@@ -59,7 +62,15 @@ fn silent(own: IpAddr) -> io::Result<UdpSocket> {
 impl Members {
     /// A host without one of the families has no groups of it.
     fn new() -> Self {
-        let made = |own: IpAddr| (0..SOCKETS).map_while(|_| silent(own).ok()).collect();
+        let made = |own: IpAddr| {
+            let one = |_| {
+                let failed = |error: &_| {
+                    tracing::warn!(%own, %error, "no more sockets for multicast groups");
+                };
+                silent(own).inspect_err(failed).ok()
+            };
+            (0..SOCKETS).map_while(one).collect()
+        };
         let (v4, v6) = (made(Ipv4Addr::UNSPECIFIED.into()), made(Ipv6Addr::UNSPECIFIED.into()));
         Self { v4, v6, joined: BTreeMap::new() }
     }
@@ -205,6 +216,19 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
         let any = rustix::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
         assert_eq!(rustix::net::bind(&member, &any), Err(rustix::io::Errno::INVAL));
+    }
+
+    #[test]
+    fn little_is_kept_of_what_comes_to_its_port() {
+        let member = silent(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..100 {
+            other.send_to(&[0; 1000], member.local_addr().unwrap()).unwrap();
+        }
+        member.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 1000];
+        let kept = (0..100).take_while(|_| member.recv(&mut bytes).is_ok_and(|len| len > 0));
+        assert!(kept.count() < 5);
     }
 
     #[test]
