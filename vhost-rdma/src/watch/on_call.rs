@@ -7,11 +7,15 @@
 //! Whoever has work sets a bit and calls. Where a thread waits, it is woken; where there is none,
 //! the [`Watch`] of the process starts one: a worker makes no thread. `mode` says which it is, and
 //! of the two stores and looks (the caller's of `due`, then `mode`; the thread's the other way
-//! round) one sees the other, since all are sequentially consistent.
+//! round) one sees the other, since all are sequentially consistent. A word that a thread waits for
+//! is changed before the thread is woken: it may have looked, and not wait yet, and the kernel
+//! compares the word once more before it does (futex(2)).
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+#[cfg(test)]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +39,11 @@ const ASLEEP: u32 = 2;
 /// There will be none any more.
 const OVER: u32 = 3;
 
+/// `ending`: it is not.
+const NOT_YET: u32 = 0;
+/// It is to end.
+const NOW: u32 = 1;
+
 /// What it does: all that these bits stand for.
 type Job = Box<dyn Fn(&Arc<OnCall>, u64) + Send + Sync>;
 
@@ -44,7 +53,7 @@ pub(crate) struct OnCall {
     /// Bits of what is to be done.
     due: AtomicU64,
     mode: AtomicU32,
-    ending: AtomicBool,
+    ending: AtomicU32,
     job: Job,
     /// What is done each time that the host has no thread.
     without: Box<dyn Fn() + Send + Sync>,
@@ -83,7 +92,7 @@ impl OnCall {
             name,
             due: AtomicU64::new(0),
             mode: AtomicU32::new(AWAY),
-            ending: AtomicBool::new(false),
+            ending: AtomicU32::new(NOT_YET),
             job: Box::new(job),
             without: Box::new(without),
             watch,
@@ -98,12 +107,8 @@ impl OnCall {
     #[inline]
     pub(crate) fn call(self: &Arc<Self>, bits: u64) {
         // Whoever set a bit before has called it, and it sees this one as well.
-        if self.due.fetch_or(bits, SeqCst) == 0 {
-            match self.mode.load(SeqCst) {
-                ASLEEP => self.wake(),
-                AWAY => self.watch.start_thread(self.clone()),
-                _ => {}
-            }
+        if self.due.fetch_or(bits, SeqCst) == 0 && self.wake() == AWAY {
+            self.watch.start_thread(self.clone());
         }
     }
 
@@ -149,16 +154,16 @@ impl OnCall {
     /// Lets `time` pass, or what is left of it when the end comes.
     pub(crate) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
-        while !self.ending.load(SeqCst)
+        while !self.is_ending()
             && let Some(left) = until.checked_duration_since(Instant::now())
         {
-            self.sleep(AWAKE, left);
+            wait(&self.ending, NOT_YET, left);
         }
     }
 
     /// Whether it is to end.
     pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(SeqCst)
+        self.ending.load(SeqCst) == NOW
     }
 
     /// Does what is still due, and nothing afterwards. Waits for it, unless it is the thread itself
@@ -166,13 +171,14 @@ impl OnCall {
     pub(crate) fn end(self: &Arc<Self>) {
         let thread = {
             let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-            self.ending.store(true, SeqCst);
+            self.ending.store(NOW, SeqCst);
             if self.mode.compare_exchange(AWAY, OVER, SeqCst, SeqCst).is_ok() {
                 drop(thread);
                 return self.finish();
             }
             thread.take()
         };
+        wake(&self.ending);
         self.wake();
         let Some(thread) = thread else { return };
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
@@ -198,7 +204,7 @@ impl OnCall {
                 return self.mode.store(OVER, SeqCst);
             }
             self.mode.store(ASLEEP, SeqCst);
-            let stays = self.is_wanted() || self.sleep(ASLEEP, LINGER) || self.is_wanted();
+            let stays = self.is_wanted() || wait(&self.mode, ASLEEP, LINGER) || self.is_wanted();
             if stays {
                 self.mode.store(AWAKE, SeqCst);
                 continue;
@@ -217,17 +223,27 @@ impl OnCall {
         self.due.load(SeqCst) != 0 || self.is_ending()
     }
 
-    /// Waits while `mode` is that, for so long; false if that was it.
-    fn sleep(&self, mode: u32, time: Duration) -> bool {
-        let time = Timespec::try_from(time).ok();
-        let waited = futex::wait(&self.mode, futex::Flags::PRIVATE, mode, time.as_ref());
-        waited != Err(Errno::TIMEDOUT)
+    /// Wakes the thread, if it waits, or is about to; what `mode` was.
+    fn wake(&self) -> u32 {
+        let asleep = self.mode.compare_exchange(ASLEEP, AWAKE, SeqCst, SeqCst);
+        if asleep.is_ok() {
+            wake(&self.mode);
+        }
+        asleep.unwrap_or_else(|mode| mode)
     }
+}
 
-    fn wake(&self) {
-        // Nothing can go wrong with a word of our own.
-        let _ = futex::wake(&self.mode, futex::Flags::PRIVATE, u32::MAX >> 1);
-    }
+/// Waits while a word is that, for so long; false if that was it.
+fn wait(word: &AtomicU32, while_it_is: u32, time: Duration) -> bool {
+    let time = Timespec::try_from(time).ok();
+    let waited = futex::wait(word, futex::Flags::PRIVATE, while_it_is, time.as_ref());
+    waited != Err(Errno::TIMEDOUT)
+}
+
+/// Wakes whoever waits for a word.
+fn wake(word: &AtomicU32) {
+    // Nothing can go wrong with a word of our own.
+    let _ = futex::wake(word, futex::Flags::PRIVATE, u32::MAX >> 1);
 }
 
 #[cfg(test)]
@@ -320,6 +336,49 @@ mod tests {
         work.call(2);
         work.end();
         assert_eq!(done.load(SeqCst), 3);
+    }
+
+    /// Calls that come while the thread makes up its mind to wait.
+    #[test]
+    fn a_call_is_heard_by_a_thread_that_is_about_to_wait() {
+        let done = Arc::<AtomicU64>::default();
+        let own = done.clone();
+        let work = OnCall::new("dozes".into(), Watch::start().unwrap(), move |_, _| {
+            own.fetch_add(1, SeqCst);
+        });
+        let mut longest = Duration::ZERO;
+        for round in 0..100_000u64 {
+            let begin = Instant::now();
+            work.call(1);
+            while done.load(SeqCst) == round {
+                std::hint::spin_loop();
+            }
+            longest = longest.max(begin.elapsed());
+            // At another point of its way each time.
+            (0..round % 200).for_each(|_| std::hint::spin_loop());
+        }
+        work.end();
+        assert!(longest < LINGER / 2, "a call was heard after {longest:?}");
+    }
+
+    #[test]
+    fn the_end_ends_a_pause_that_begins() {
+        for round in 0..2000u64 {
+            let begun = Arc::<AtomicU64>::default();
+            let own = begun.clone();
+            let work = OnCall::new("nods".into(), Watch::start().unwrap(), move |on_call, _| {
+                own.store(1, SeqCst);
+                on_call.pause(Duration::from_secs(60));
+            });
+            work.call(1);
+            while begun.load(SeqCst) == 0 {
+                std::hint::spin_loop();
+            }
+            (0..round % 200).for_each(|_| std::hint::spin_loop());
+            let begin = Instant::now();
+            work.end();
+            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+        }
     }
 
     #[test]
