@@ -119,6 +119,16 @@ impl World {
         panic!("the shard never comes to rest");
     }
 
+    /// The same, with whatever is on its way between the shards: time goes on until all of it is
+    /// there.
+    pub fn settle_all(&mut self) {
+        self.settle();
+        while let Some(there) = self.beside.as_ref().and_then(|(_, air)| air.next_arrival()) {
+            self.now = self.now.max(there);
+            self.settle();
+        }
+    }
+
     fn next_deadline(&self) -> Option<u64> {
         let other = self.beside.as_ref();
         let others = other.map(|(other, air)| [other.next_deadline(), air.next_arrival()]);

@@ -5,8 +5,9 @@ use super::{Planned, RNR_FOREVER, Step, Turn};
 use crate::link::{Awaited, Nak, NicId, Outcome, Owner, Token};
 use crate::nic::qp::{Kind, SendQueue, Wait};
 use crate::nic::timer::{self, Waiting};
-use crate::soft::engine::{Execution, Nics};
+use crate::soft::engine::Execution;
 use crate::soft::nic::Nic;
+use crate::soft::nics::Nics;
 use crate::soft::{Nanos, mirror};
 use virtio_rdma_abi::wc_status;
 
@@ -107,9 +108,12 @@ impl<N: Nics> Execution<'_, N> {
         let Some(outcome) = self.awaits(token, (outcome, bytes)) else { return };
         let Some(nic) = self.nic_mut(token.nic) else { return };
         let Some((turn, mut send)) = nic.begin_turn(token.qpn, now) else { return };
-        // Whoever has stopped waiting takes no for no answer: the request may be on its way again.
-        let waits = matches!(send.wait, Wait::Link(_)) || outcome == Outcome::Done;
-        if let (true, Some(wqe)) = (waits, send.current) {
+        // To whoever has stopped waiting, what is to be tried again says nothing: the request may
+        // be on its way again. What is done is done, and a refusal is the last that its peer says:
+        // a link may have brought after it what was said of a repetition.
+        let last = matches!(outcome, Outcome::Done | Outcome::Refused(_));
+        let counts = last || matches!(send.wait, Wait::Link(_));
+        if let (true, Some(wqe)) = (counts, send.current) {
             send.wait = Wait::None;
             let step = match nic.plan(&turn, &mut send, &wqe) {
                 Ok(planned) if outcome == Outcome::Done && planned.operation.fetches() => {

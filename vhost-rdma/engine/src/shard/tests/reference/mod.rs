@@ -2,7 +2,10 @@
 //! guests can do: create, destroy, connect and break QPs, register and withdraw regions and
 //! windows, fill shared queues, post every kind of request with right and wrong keys, let time
 //! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do; in
-//! half of them each guest has a shard of its own.
+//! half of them each guest has a shard of its own, and in some a wire between the shards repeats
+//! what it carries and lets some overtake others. It loses nothing, since what was lost comes after
+//! a time, and the model has none; and it cuts nothing, since the model moves a message whole or
+//! not at all. `shard/tests/apart` does both.
 //! After each step completions, events, states, statuses of commands and every byte of both guests'
 //! memory must be those of the model.
 //!
@@ -21,6 +24,8 @@ use proptest::test_runner::TestRunner;
 
 use ops::{Op, busy, furnished, op};
 
+use crate::shard::testing::air::{Air, Faults};
+
 /// More than proptest's own number: what is rare is what is wrong.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(512)
@@ -37,7 +42,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..150),
     ) {
         let begin = if begun { furnished(true) } else { Vec::new() };
-        run_all((parks, apart), (&begin, &ops));
+        run_all((parks, apart.then(Air::still)), (&begin, &ops));
     }
 
     /// The same with a shard for each guest, and steps that leave much under way between them.
@@ -46,12 +51,27 @@ proptest! {
         parks in any::<bool>(),
         ops in prop::collection::vec(busy(), 1..100),
     ) {
-        run_all((parks, true), (&furnished(false), &ops));
+        run_all((parks, Some(Air::still())), (&furnished(false), &ops));
+    }
+
+    /// The same over a wire that is none of the best. Whom a shared queue's receive is for, of
+    /// several who wait, is up to the wire then: there is none.
+    #[test]
+    fn so_it_does_over_a_bad_wire(
+        seed in any::<u64>(),
+        ops in prop::collection::vec(prop_oneof![op(), busy()], 1..100),
+    ) {
+        let shares = |op: &Op| matches!(op, Op::CreateShared { .. });
+        let ops: Vec<Op> = ops.into_iter().filter(|op| !shares(op)).collect();
+        run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &ops));
     }
 }
 
-fn run_all((parks, apart): (bool, bool), (begin, ops): (&[Op], &[Op])) -> run::Met {
-    let mut run = run::Run::new(apart);
+/// Some hundreds of parcels one after the other take less time than any timer has.
+const BAD: Faults = Faults { lost: 0, repeated: 20, delay: 10_000, lag: 1000, mtu: None };
+
+fn run_all((parks, air): (bool, Option<Air>), (begin, ops): (&[Op], &[Op])) -> run::Met {
+    let mut run = run::Run::new(air);
     if parks {
         [0, 1].into_iter().for_each(|on| run.world.at(on).park_at_once());
     }
@@ -70,10 +90,25 @@ fn pieces_are_under_way_in_the_runs() {
     let mut met = run::Met::default();
     for _ in 0..60 {
         let ops = steps.new_tree(&mut runner).unwrap().current();
-        let more = run_all((false, true), (&furnished(false), &ops));
+        let more = run_all((false, Some(Air::still())), (&furnished(false), &ops));
         met.all += more.all;
         met.moved += more.moved;
         met.saved += more.saved;
     }
     assert!(met.all > 100 && met.moved > 20 && met.saved > 20, "{met:?}");
+}
+
+/// The bad wire does what it is said to.
+#[test]
+fn the_wire_of_the_runs_repeats_and_reorders() {
+    let mut runner = TestRunner::deterministic();
+    let steps = prop::collection::vec(busy(), 50..100);
+    let (mut repeated, mut reordered) = (0, 0);
+    for seed in 0..20 {
+        let ops = steps.new_tree(&mut runner).unwrap().current();
+        let more = run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &ops));
+        repeated += more.repeated;
+        reordered += more.reordered;
+    }
+    assert!(repeated > 50 && reordered > 50, "{repeated} {reordered}");
 }

@@ -229,22 +229,29 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         4 => at().prop_map(|(side, line)| Op::Drain { side, line }),
         3 => at().prop_map(|(side, line)| Op::GoOn { side, line }),
         10 => (any::<bool>(), 0u8..4, 0u8..6, domain())
-            .prop_map(|(side, region, rights, domain)| Op::Register { side, region, rights, domain }),
+            .prop_map(|(side, region, rights, domain)| {
+                Op::Register { side, region, rights, domain }
+            }),
         3 => (any::<bool>(), 0u8..4, 0u8..6, domain())
-            .prop_map(|(side, region, rights, domain)| Op::Reregister { side, region, rights, domain }),
+            .prop_map(|(side, region, rights, domain)| {
+                Op::Reregister { side, region, rights, domain }
+            }),
         2 => (any::<bool>(), 0u8..4).prop_map(|(side, region)| Op::Deregister { side, region }),
         3 => (any::<bool>(), 0u8..2, domain())
             .prop_map(|(side, window, domain)| Op::AllocateWindow { side, window, domain }),
         1 => (any::<bool>(), 0u8..2).prop_map(|(side, window)| Op::FreeWindow { side, window }),
-        8 => (at(), 0u8..2, place(), len(), 0u8..4).prop_map(|((side, line), window, place, len, rights)| {
-            Op::Bind { side, line, window, place, len, rights }
-        }),
-        2 => (at(), 0u8..2).prop_map(|((side, line), window)| Op::Invalidate { side, line, window }),
+        8 => (at(), 0u8..2, place(), len(), 0u8..4)
+            .prop_map(|((side, line), window, place, len, rights)| {
+                Op::Bind { side, line, window, place, len, rights }
+            }),
+        2 => (at(), 0u8..2)
+            .prop_map(|((side, line), window)| Op::Invalidate { side, line, window }),
         2 => any::<bool>().prop_map(|side| Op::CreateShared { side }),
         4 => (any::<bool>(), 0u8..5).prop_map(|(side, limit)| Op::Limit { side, limit }),
-        30 => (at(), post(), place(), place_with(30), len()).prop_map(|((side, line), what, local, remote, len)| {
-            Op::Post { side, line, what, local, remote, len }
-        }),
+        30 => (at(), post(), place(), place_with(30), len())
+            .prop_map(|((side, line), what, local, remote, len)| {
+                Op::Post { side, line, what, local, remote, len }
+            }),
         12 => (at(), place(), len())
             .prop_map(|((side, line), into, len)| Op::Receive { side, line, into, len }),
         10 => (any::<bool>(), place(), len())

@@ -84,14 +84,18 @@ enum Change {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Met {
     pub(super) all: u64,
+    /// What the wire repeated, and what it let be overtaken.
+    pub(super) repeated: u64,
+    pub(super) reordered: u64,
     pub(super) moved: usize,
     pub(super) saved: usize,
 }
 
 impl Run {
-    /// `apart`: each guest has a shard of its own.
-    pub(super) fn new(apart: bool) -> Self {
-        let mut world = if apart { World::beside(Air::still()) } else { World::new() };
+    /// `air`: each guest has a shard of its own, and this is between them.
+    pub(super) fn new(air: Option<Air>) -> Self {
+        let apart = air.is_some();
+        let mut world = air.map_or_else(World::new, World::beside);
         let mut guests = [0, 1].map(|side: u8| {
             let on = if apart { side.into() } else { 0 };
             world.guest_on(on, 1, 1 + side)
@@ -182,7 +186,7 @@ impl Run {
             Op::ReceiveShared { side, into, len } => self.receive_shared(side.into(), into, len),
             Op::ResizeCq { side, line } => self.resize(side.into(), line.into()),
             Op::TimePasses => {
-                self.world.advance(2_000_000_000);
+                self.world.advance(10_000_000_000);
                 self.model.time_passes();
             }
             // With the next step, whose work is begun then.
@@ -206,8 +210,10 @@ impl Run {
                 }
                 Change::Move(_) => {}
                 Change::HandOver => {
-                    if shares {
-                        self.world.settle();
+                    // What is on a wire then is lost, and comes after a time: the model has none.
+                    let carries = |(_, air): &(_, Air)| air.next_arrival().is_some();
+                    if shares || self.world.beside.as_ref().is_some_and(carries) {
+                        self.world.settle_all();
                     }
                     let [a, b] = &mut self.sides;
                     self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
@@ -235,12 +241,13 @@ impl Run {
         for on in [0, 1] {
             assert_eq!(self.world.at(on).waits(), 0, "nothing waits");
         }
-        let all = self.world.beside.as_ref().map_or(0, |(_, air)| air.ahead);
-        Met { all, ..self.met }
+        let Some((_, air)) = &self.world.beside else { return self.met };
+        let (all, repeated, reordered) = (air.ahead, air.repeated, air.reordered);
+        Met { all, repeated, reordered, ..self.met }
     }
 
     fn compare(&mut self, op: &Op) {
-        self.world.settle();
+        self.world.settle_all();
         for (number, side) in self.sides.iter_mut().enumerate() {
             let guest = &mut self.model.guests[number];
             let memory = side.guest.read(side.base, guest.memory.len());
@@ -330,9 +337,12 @@ impl Run {
     fn bring_up(&mut self, side: usize, line: usize) {
         let Side { guest, ends, .. } = &self.sides[side];
         let Some(end) = &ends[line] else { return };
+        let mut rtr = rtr_attr(qpt::RC, end.peer);
+        // 492 ms: what a wire takes adds up, and is to be no timer's time (IBTA table 45).
+        rtr.min_rnr_timer = 31;
         let mut rts = rts_attr(qpt::RC);
         rts.rnr_retry = if model::is_patient(side, line) { 7 } else { 3 };
-        for attr in [init_attr(qpt::RC), rtr_attr(qpt::RC, end.peer), rts] {
+        for attr in [init_attr(qpt::RC), rtr, rts] {
             self.world.modify(guest, &end.qp, attr).unwrap();
         }
     }
