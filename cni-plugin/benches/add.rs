@@ -66,7 +66,10 @@ fn main() {
     let row = |name: &str, value: f64, target: f64| {
         let ratio = value / theirs;
         println!("{name:<24} {value:>8.2} ms {theirs:>8.2} ms {ratio:>6.3}");
-        json!({"name": name, "ok": ratio <= target, "value": value, "reference": theirs, "ratio": ratio, "unit": "ms", "target": format!("<={target}")})
+        json!({
+            "name": name, "ok": ratio <= target, "value": value, "reference": theirs,
+            "ratio": ratio, "unit": "ms", "target": format!("<={target}")
+        })
     };
     let rows = [
         row("cni_add", synced, 2.0),

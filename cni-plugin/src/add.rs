@@ -122,8 +122,8 @@ fn pod(attachment: &Attachment) -> Option<api::Pod> {
 fn none(network: &Network, why: &str) -> Result<Answer, Error> {
     Answer::passed_through(network).ok_or_else(|| {
         Error::new(Code::INVALID_CONFIG, format!("there is nothing to attach: {why}")).details(
-            "the pod must ask for a NIC in its resource limits (vhost-rdma.io/<pool>); a plugin that is called for every pod must \
-             come after another one in its list",
+            "the pod must ask for a NIC in its resource limits (vhost-rdma.io/<pool>); a plugin \
+             that is called for every pod must come after another one in its list",
         )
     })
 }
@@ -175,7 +175,7 @@ impl Attempt<'_> {
             }
             attached.push(AttachedNic {
                 nic: nic.id.clone(),
-                if_name: has_interface(&nic).then(|| nic.if_name.clone()),
+                if_name: ipam::has_interface(&nic).then(|| nic.if_name.clone()),
                 mac: nic.mac.clone(),
                 addresses: own,
                 rdma_device: rdma_device(&nic),
@@ -299,17 +299,6 @@ impl Attempt<'_> {
             return Ok(());
         }
         self.agent.detached(id(self.attachment), forget)
-    }
-}
-
-/// Whether the NIC has a netdev in the pod.
-pub(crate) fn has_interface(nic: &Nic) -> bool {
-    match &nic.personality {
-        Personality::VhostUser { companion, .. } => companion.bridge.is_some(),
-        Personality::Vf { .. } => true,
-        Personality::VfVfio { .. } | Personality::Shared { .. } | Personality::Process { .. } => {
-            false
-        }
     }
 }
 

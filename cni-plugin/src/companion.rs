@@ -87,7 +87,8 @@ pub(crate) fn outer(nic: &str, container: &str) -> String {
 }
 
 fn no_bridge(msg: String) -> Error {
-    let next = "the pool's companion bridge is set in the node agent's configuration; make it, or name another";
+    let next = "the pool's companion bridge is set in the node agent's configuration; make it, or \
+                name another";
     Error::new(Code::INVALID_CONFIG, msg).details(next)
 }
 

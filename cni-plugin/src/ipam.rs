@@ -6,9 +6,8 @@
 
 use cni_skel::{AddResult, Cidr, Code, Error, Ipam, Network, ValidAttachment};
 use serde_json::{Value, json};
-use vhost_rdma_agent_api::{Checked, Kind, Nic, Step};
+use vhost_rdma_agent_api::{Checked, Kind, Nic, Personality, Step};
 
-use crate::add::has_interface;
 use crate::agent::{Agent, valid_id};
 
 /// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no
@@ -125,4 +124,15 @@ fn interfaces(checked: &Checked) -> impl Iterator<Item = String> {
 fn known(answer: Result<(), Error>) -> Result<(), Error> {
     answer
         .or_else(|error| if error.code == Code::INVALID_ENVIRONMENT { Ok(()) } else { Err(error) })
+}
+
+/// Whether the NIC has a netdev in the pod.
+pub(crate) fn has_interface(nic: &Nic) -> bool {
+    match &nic.personality {
+        Personality::VhostUser { companion, .. } => companion.bridge.is_some(),
+        Personality::Vf { .. } => true,
+        Personality::VfVfio { .. } | Personality::Shared { .. } | Personality::Process { .. } => {
+            false
+        }
+    }
 }

@@ -10,7 +10,7 @@
 //!  ADD ─ nic ──┼ vf         netdev and RDMA device go into the pod
 //!              ├ vf-vfio    nothing to do on the host; addresses only
 //!              └ shared     nothing to do; the device node came from the kubelet
-//!  DEL, GC, failed ADD ─ undo   the written steps, newest first, each harmless if it was never made
+//!  DEL, GC, failed ADD ─ undo   the written steps, newest first, each harmless if never made
 //!  CHECK ─ check                what was written down against what is
 //! ```
 //!

@@ -8,9 +8,11 @@ use vhost_rdma_cni::{Host, VhostRdma};
 const HELP: &str = "\
 CNI plugin that gives pods their virtual RDMA NICs.
 
-A container runtime executes it: the command comes in CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS, VERSION), the
-network configuration on stdin, the answer goes to stdout. CNI 0.3.0 to 1.1.0. It asks the node agent
-(vhost-rdma-agent) which NICs the pod was granted. Fields of its own in the network configuration:
+A container runtime executes it: the command comes in CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS,
+VERSION), the network configuration on stdin, the answer goes to stdout. CNI 0.3.0 to 1.1.0.
+It asks the node agent (vhost-rdma-agent) which NICs the pod was granted.
+
+Fields of its own in the network configuration:
 
   type      the name under which this program is installed: \"vhost-rdma-cni\"
   deviceID  the one NIC to attach (Multus fills it in); without it, all NICs of the pod

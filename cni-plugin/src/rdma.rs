@@ -37,7 +37,8 @@ pub(crate) fn expect(device: &str, mode: NetnsMode) -> Result<(), Error> {
     let msg =
         format!("RDMA devices are in {now} mode on this host, and the pool counts on {wanted}");
     Err(Error::new(Code::INVALID_CONFIG, msg).details(format!(
-        "boot with ib_core netns_mode={} (or `rdma system set netns {set}` while there is no pod), then restart the node agent",
+        "boot with ib_core netns_mode={} (or `rdma system set netns {set}` while there is no pod), \
+         then restart the node agent",
         u8::from(mode == NetnsMode::Shared)
     )))
 }

@@ -38,7 +38,8 @@ impl Settings {
         let runtime = &network.config.runtime;
         if let Some((key, value)) = runtime.rest.iter().next() {
             return Err(unsupported(key, value).details(
-                "take the capability out of the network configuration: this plugin does not enforce it",
+                "take the capability out of the network configuration: this plugin does not \
+                 enforce it",
             ));
         }
         let mac = runtime.mac.as_deref().filter(|mac| !mac.is_empty());
@@ -53,7 +54,8 @@ impl Settings {
                 "agentSocket={socket:?}: a network configuration does not choose the node agent"
             );
             return Err(invalid(msg).details(
-                "take it out; where the agent listens is said by VHOST_RDMA_AGENT_SOCKET in the runtime's environment",
+                "take it out; where the agent listens is said by VHOST_RDMA_AGENT_SOCKET in the \
+                 runtime's environment",
             ));
         }
         Ok(Self {

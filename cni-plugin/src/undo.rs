@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use cni_skel::{Attachment, Code, Error, Network};
+use cni_skel::{Attachment, Error, Network};
 use rdma_netlink::Netns;
 use rdma_netlink::link::Links;
 use vhost_rdma_agent_api::{Nic, Record, Step};
@@ -142,11 +142,4 @@ pub(crate) fn has_ours(attachment: &Attachment) -> bool {
     };
     let pod = attachment.netns.as_deref().and_then(|path| open_pod(path).ok().flatten());
     ours(Links::open()) || pod.is_some_and(|pod| ours(Links::open_in(&pod)))
-}
-
-/// A device that is held where nobody can reach it: it comes back when its holder ends.
-pub(crate) fn out_of_reach(what: &str) -> Error {
-    let msg = format!("{what} is neither on the host nor in the pod's namespace");
-    Error::new(Code::TRY_AGAIN, msg)
-        .details("a process still holds the namespace; the device comes back when it ends")
 }

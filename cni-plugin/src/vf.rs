@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use vhost_rdma_agent_api::{NetnsMode, Nic, Step};
 
 use crate::pod::{self, ALIAS, Namespaces, alias, netlink};
-use crate::undo::out_of_reach;
 use crate::{CONFLICT, NOT_UNDONE, rdma};
 
 /// How long a namespace takes to let go of its devices: the kernel dismantles it in the background.
@@ -344,4 +343,11 @@ fn is_of(link: &Link, pci: &str) -> bool {
 /// anywhere.
 fn is_driven(pci: &str) -> bool {
     !pci.contains('/') && Path::new("/sys/bus/pci/devices").join(pci).join("driver").exists()
+}
+
+/// A device that is held where nobody can reach it: it comes back when its holder ends.
+fn out_of_reach(what: &str) -> Error {
+    let msg = format!("{what} is neither on the host nor in the pod's namespace");
+    Error::new(Code::TRY_AGAIN, msg)
+        .details("a process still holds the namespace; the device comes back when it ends")
 }

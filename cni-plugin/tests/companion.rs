@@ -321,7 +321,9 @@ fn gc_removes_what_is_stale_and_only_that() {
         config["cni.dev/valid-attachments"] = valid;
         lab.run(&[("CNI_COMMAND", "GC"), ("CNI_PATH", path)], &config)
     };
-    let both = json!([{"containerID": CONTAINER, "ifname": "eth1"}, {"containerID": "second", "ifname": "eth1"}]);
+    let both = json!(
+        [{"containerID": CONTAINER, "ifname": "eth1"}, {"containerID": "second", "ifname": "eth1"}]
+    );
     collect(both).good();
     assert_eq!(agent.ledger().records.len(), 2);
     collect(json!([{"containerID": "second", "ifname": "eth1"}])).good();

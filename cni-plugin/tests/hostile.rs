@@ -60,8 +60,8 @@ fn an_agent_that_is_not_roots_is_not_asked() {
     }
     // Answers whatever it is asked with a NIC.
     let script = format!(
-        "import socket\ns=socket.socket(socket.AF_UNIX)\ns.bind('{0}')\ns.listen()\nopen('{0}.ready','w')\n\
-         c,_=s.accept()\nopen('{0}.asked','wb').write(c.recv(9999))\n",
+        "import socket\ns=socket.socket(socket.AF_UNIX)\ns.bind('{0}')\ns.listen()\n\
+         open('{0}.ready','w')\nc,_=s.accept()\nopen('{0}.asked','wb').write(c.recv(9999))\n",
         socket.display()
     );
     let mut child = std::process::Command::new("python3")

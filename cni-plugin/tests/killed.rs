@@ -15,7 +15,11 @@ use vhost_rdma_agent_api::FaultKind;
 fn a_failed_add_leaves_nothing() {
     let (lab, pod) = (Lab::new(), Pod::new());
     let given = lab.ipam();
-    lab.script("full", "#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\necho '{\"cniVersion\":\"1.0.0\",\"code\":11,\"msg\":\"no address is left\"}'; exit 1\n");
+    lab.script(
+        "full",
+        "#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\n\
+         echo '{\"cniVersion\":\"1.0.0\",\"code\":11,\"msg\":\"no address is left\"}'; exit 1\n",
+    );
     let nics = vec![vhost_user("blue-0", "rdma0", "t0"), vhost_user("blue-1", "rdma1", "t1")];
     let agent = FakeAgent::start(&lab.socket(), nics);
     let mut config = chained(&lab, "1.0.0", &pod);

@@ -72,7 +72,9 @@ fn replay(recording: &str) {
                 assert_eq!(
                     said,
                     json!({"type": "vhost-user", "version": "1.1.0",
-                    "vhost-user": {"mode": "client", "path": "/var/run/vhost-rdma/blue-0/vhost.sock"}})
+                    "vhost-user": {
+                        "mode": "client", "path": "/var/run/vhost-rdma/blue-0/vhost.sock"
+                    }})
                 );
                 result = document;
             }

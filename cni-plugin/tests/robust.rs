@@ -87,12 +87,15 @@ fn variable(usual: &'static [&'static str]) -> impl Strategy<Value = Option<OsSt
     prop_oneof![
         1 => Just(None),
         8 => prop::sample::select(usual).prop_map(|value| Some(OsString::from(value))),
-        1 => prop::collection::vec(1..=255u8, 0..12).prop_map(|bytes| Some(OsString::from_vec(bytes))),
+        1 => prop::collection::vec(1..=255u8, 0..12)
+            .prop_map(|bytes| Some(OsString::from_vec(bytes))),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(
+        ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() }
+    )]
 
     #[test]
     fn every_call_has_its_answer(
@@ -106,7 +109,9 @@ proptest! {
         let names = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
         let values = [command.clone(), container, netns, ifname, args];
         let mut environment: Vec<(OsString, OsString)> =
-            names.iter().zip(values).filter_map(|(name, value)| Some(((*name).into(), value?))).collect();
+            names.iter().zip(values)
+                .filter_map(|(name, value)| Some(((*name).into(), value?)))
+                .collect();
         environment.push(("CNI_PATH".into(), "/nonexistent/bin".into()));
         let environment: Environment = environment.into_iter().collect();
         let mut out = Vec::new();
@@ -115,7 +120,10 @@ proptest! {
         let status = run_with(&VhostRdma { host }, &environment, &mut input.as_slice(), &mut out);
         if status == 0 {
             let command = command.unwrap_or_default();
-            prop_assert!(command == "DEL" || command == "VERSION" || command == "ADD", "{command:?}");
+            prop_assert!(
+                command == "DEL" || command == "VERSION" || command == "ADD",
+                "{command:?}"
+            );
             prop_assert_eq!(out.is_empty(), command == "DEL");
         } else {
             let document: Value = serde_json::from_slice(&out).unwrap();

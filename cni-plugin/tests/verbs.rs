@@ -238,7 +238,9 @@ fn pods_without_a_nic_start_while_the_agent_is_away() {
     assert_eq!(lab.call("ADD", &pod, &chained).code(), 11, "there is no kubelet to tell");
     std::fs::create_dir(lab.kubelet_plugins()).unwrap();
     let note = |uid: &str| {
-        let entry = json!({"PodUID": uid, "ResourceName": "vhost-rdma.io/blue", "DeviceIDs": {"-1": ["blue-0"]}});
+        let entry = json!(
+            {"PodUID": uid, "ResourceName": "vhost-rdma.io/blue", "DeviceIDs": {"-1": ["blue-0"]}}
+        );
         let text = json!({"Data": {"PodDeviceEntries": [entry]}}).to_string();
         std::fs::write(lab.kubelet_plugins().join("kubelet_internal_checkpoint"), text).unwrap();
     };

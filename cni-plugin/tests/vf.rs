@@ -81,7 +81,10 @@ fn there_and_back() {
     }
     assert_eq!(
         result["interfaces"],
-        json!([{"name": "net1", "mac": "02:00:00:00:00:07", "mtu": 1400, "sandbox": pod.path, "pciID": ""}])
+        json!([{
+            "name": "net1", "mac": "02:00:00:00:00:07", "mtu": 1400, "sandbox": pod.path,
+            "pciID": ""
+        }])
     );
     config["prevResult"] = result;
     lab.call("CHECK", &pod, &config).good();

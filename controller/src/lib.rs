@@ -8,9 +8,9 @@
 //!
 //! [`core`] decides and is tested without a cluster. Everything else is this: [`watch`] brings
 //! changes, [`engine`] holds the copy of the cluster and asks for plans, [`apply`] does the writes,
-//! [`lease`] elects who may, [`http`] answers probes and shows metrics, [`peers`] tells agents where
-//! addresses are, [`admission`] answers the API server, both over connections of [`tls`]. Each
-//! replica watches and keeps its copy, so the next leader begins at once.
+//! [`lease`] elects who may, [`http`] answers probes and shows metrics, [`peers`] tells agents
+//! where addresses are, [`admission`] answers the API server, both over connections of [`tls`].
+//! Each replica watches and keeps its copy, so the next leader begins at once.
 
 #![forbid(unsafe_code)]
 

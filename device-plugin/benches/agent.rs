@@ -151,8 +151,10 @@ fn row(
     let ratio = value.as_secs_f64() / reference.as_secs_f64();
     println!("{name}: {value:?} / {reference:?} = {ratio:.2}");
     serde_json::json!({
-        "name": name, "ok": target.is_none_or(|target| ratio <= target), "value": value.as_secs_f64() * 1e3,
-        "reference": reference.as_secs_f64() * 1e3, "ratio": ratio, "unit": "ms", "target": target.map_or_else(String::new, |target| format!("<={target}")),
+        "name": name, "ok": target.is_none_or(|target| ratio <= target),
+        "value": value.as_secs_f64() * 1e3,
+        "reference": reference.as_secs_f64() * 1e3, "ratio": ratio, "unit": "ms",
+        "target": target.map_or_else(String::new, |target| format!("<={target}")),
     })
 }
 

@@ -21,7 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[command(name = "vhost-rdma-agent", version, max_term_width = 100)]
 pub struct Cli {
     /// The agent's socket
-    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET, env = SOCKET_ENV)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        default_value = DEFAULT_SOCKET,
+        env = SOCKET_ENV
+    )]
     pub socket: PathBuf,
     /// Print JSON (`status`, `check`)
     #[arg(long, global = true)]
@@ -123,12 +129,17 @@ pub struct ServeArgs {
     /// Offer what the cluster's controller says of this node (its RdmaNode), beside the file
     #[arg(long, requires = "node_name")]
     pub cluster: bool,
-    /// This node's address at which other nodes' daemons reach its own: the daemon has a certificate
-    /// for it and follows the controller's lists of peers; none by default
+    /// This node's address at which other nodes' daemons reach its own: the daemon has a
+    /// certificate for it and follows the controller's lists of peers; none by default
     #[arg(long, value_name = "IP", requires = "cluster")]
     pub channel_address: Option<IpAddr>,
     /// The port there: that of the daemon's --cm-listen
-    #[arg(long, value_name = "PORT", default_value_t = 4790, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 4790,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub channel_port: u16,
     /// Where the certificate is put for the daemon, whose --cm-cert, --cm-key and --cm-ca are
     /// current/cert.pem, key.pem and ca.pem in there
@@ -137,7 +148,8 @@ pub struct ServeArgs {
     /// The controller's namespace [default: that of the agent's pod, else vhost-rdma]
     #[arg(long, value_name = "NAME")]
     pub controller_namespace: Option<String>,
-    /// Where the controller's lists of peers are [default: vhost-rdma-controller.NAMESPACE.svc:9748]
+    /// Where the controller's lists of peers are [default:
+    /// vhost-rdma-controller.NAMESPACE.svc:9748]
     #[arg(long, value_name = "HOST:PORT")]
     pub controller: Option<String>,
     /// The agent's own pod: a kubelet that lists it has heard of all its pods, also after it was
@@ -149,20 +161,45 @@ pub struct ServeArgs {
     pub pod_namespace: Option<String>,
     /// Seconds that a daemon may take to answer first, in which NICs that pods have count as
     /// healthy
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 120,
+        value_parser = clap::value_parser!(u64).range(0..=3600)
+    )]
     pub start: u64,
     /// Seconds that an allocation may wait for a daemon; the kubelet admits no other pod meanwhile
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(0..=60))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 15,
+        value_parser = clap::value_parser!(u64).range(0..=60)
+    )]
     pub allocate_wait: u64,
     /// Seconds between two looks at daemon and kubelet
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u64).range(1..=60)
+    )]
     pub interval: u64,
     /// Seconds without a holder after which a NIC is taken back
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     pub reclaim: u64,
     /// Seconds that a VMM may take to connect to a daemon that was started again, before its NIC
     /// counts as lost
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(0..=3600)
+    )]
     pub reconnect: u64,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t)]
@@ -292,7 +329,9 @@ fn check(json: bool, path: &Path) -> Result<(), Failure> {
             .iter()
             .map(|pool| {
                 let ids: Vec<&String> = pool.devices.keys().collect();
-                serde_json::json!({ "resource": pool.resource, "kind": pool.config.kind, "ids": ids })
+                serde_json::json!(
+                    { "resource": pool.resource, "kind": pool.config.kind, "ids": ids }
+                )
             })
             .collect();
         let document = serde_json::json!({ "pools": list, "warnings": pools.problems });

@@ -342,8 +342,8 @@ impl PoolConfig {
             || self.name.ends_with(['-', '_'])
         {
             return bad(format!(
-                "the name must have 1 to {POOL_NAME_MAX} characters of a-z, 0-9, '-' and '_', the first and the last a letter or \
-                 digit"
+                "the name must have 1 to {POOL_NAME_MAX} characters of a-z, 0-9, '-' and '_', the \
+                 first and the last a letter or digit"
             ));
         }
         match self.kind {
@@ -402,9 +402,9 @@ impl PoolConfig {
             return bad(format!("companion.bridge {bridge:?} is not an interface name"));
         }
         if self.addresses == AddressPolicy::Ipam && self.companion.bridge.is_none() {
-            return bad(
-                "addresses = \"ipam\" needs companion.bridge: without a companion netdev nobody asks IPAM".to_owned(),
-            );
+            return bad("addresses = \"ipam\" needs companion.bridge: without a companion netdev \
+                        nobody asks IPAM"
+                .to_owned());
         }
         // Whether there is such a device is for the daemon to say; only what can never be one ends
         // here.
@@ -452,9 +452,9 @@ impl PoolConfig {
         .find_map(|(set, name)| set.then_some(name))
     }
 
-    /// Whether NICs have the addresses that the CNI plugin names: those of processes, which no guest
-    /// sets, unless the controller's network has addresses of its own; and VMs' where the pool says
-    /// so.
+    /// Whether NICs have the addresses that the CNI plugin names: those of processes, which no
+    /// guest sets, unless the controller's network has addresses of its own; and VMs' where the
+    /// pool says so.
     #[must_use]
     pub fn has_cnis_addresses(&self) -> bool {
         match self.kind {

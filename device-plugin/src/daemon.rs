@@ -153,7 +153,8 @@ impl Daemon for AdminApi {
                 match known.iter().find(|network| network.name == name) {
                     Some(network) if vni.is_none_or(|vni| vni == network.vni) => Ok(()),
                     Some(network) => Err(DaemonError::Refused(format!(
-                        "network {name:?} has VNI {}, not {}; correct the pool's vni or leave it away",
+                        "network {name:?} has VNI {}, not {}; correct the pool's vni or leave it \
+                         away",
                         network.vni,
                         vni.unwrap_or(0)
                     ))),

@@ -155,7 +155,12 @@ async fn own_blocks<D: Daemon, K: Kubelet>(
             Err(why) => Err(why),
         };
         if let Err(why) = taken {
-            tracing::info!(network = block.network, cidr = %block.cidr, why, "a block is not taken");
+            tracing::info!(
+                network = block.network,
+                cidr = %block.cidr,
+                why,
+                "a block is not taken"
+            );
         }
     }
 }
@@ -228,7 +233,9 @@ mod tests {
             "observedGeneration": 1, "granted": 1, "rnics": [{"device": "d", "port": "Active"}],
             "daemon": {"instance": "i", "version": "v"}, "channel": {"endpoint": "e"},
             "networks": [{"name": "n", "uid": "u"}], "blocks": ["b"],
-            "nics": [{"id": "i", "pool": "p", "network": "n", "namespace": "s", "pod": "d", "podUid": "u"}],
+            "nics": [{
+                "id": "i", "pool": "p", "network": "n", "namespace": "s", "pod": "d", "podUid": "u"
+            }],
             "conditions": [],
         });
         let old: RdmaNodeStatus = serde_json::from_value(full).unwrap();

@@ -343,7 +343,11 @@ pub fn cdi_file(prefix: &str, id: &str) -> String {
 /// The CDI specification of an ID.
 #[must_use]
 pub fn cdi_spec(prefix: &str, gift: &Gift) -> Value {
-    let mount = |(host, container): &(String, String), options: &[&str]| json!({ "hostPath": host, "containerPath": container, "options": options });
+    let mount = |(host, container): &(String, String), options: &[&str]| {
+        json!({
+            "hostPath": host, "containerPath": container, "options": options
+        })
+    };
     let plain = |pair| mount(pair, &["ro", "nosuid", "nodev", "noexec", "bind"]);
     let libraries =
         gift.libraries.iter().map(|pair| mount(pair, &["ro", "nosuid", "nodev", "bind"]));
@@ -567,7 +571,8 @@ mod tests {
         let memory = words(&document["qemu"]["memory"]).join(" ");
         assert_eq!(
             memory,
-            "-machine q35,memory-backend=mem -m {size} -object memory-backend-memfd,id=mem,size={size},share=on"
+            "-machine q35,memory-backend=mem -m {size} \
+             -object memory-backend-memfd,id=mem,size={size},share=on"
         );
         assert_eq!(
             words(&document["cloud_hypervisor"]["memory"]),
@@ -609,7 +614,8 @@ mod tests {
         assert_eq!(
             device_info(pool, &pool.devices["0000:03:00.1"]).unwrap(),
             json!({"type": "pci", "version": "1.1.0",
-                   "pci": {"pci-address": "0000:03:00.1", "pf-pci-address": "0000:03:00.0", "rdma-device": "mlx5_1"}})
+                   "pci": {"pci-address": "0000:03:00.1", "pf-pci-address": "0000:03:00.0",
+                           "rdma-device": "mlx5_1"}})
         );
     }
 

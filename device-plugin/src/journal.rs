@@ -47,8 +47,8 @@ pub enum JournalError {
     Locked(String),
     /// It is not what it should be.
     #[error(
-        "the ledger {path} is damaged at line {line} ({why}); put a good copy there, or, when no pod of this node has a NIC, move it \
-         away"
+        "the ledger {path} is damaged at line {line} ({why}); put a good copy there, or, when no \
+         pod of this node has a NIC, move it away"
     )]
     Damaged {
         /// The file.
@@ -128,7 +128,11 @@ impl Journal {
             HEADER.len() as u64
         } else {
             if good < bytes.len() {
-                tracing::warn!(path = %path.display(), bytes = bytes.len() - good, "the ledger's last line is torn; it was never acknowledged and is cut off");
+                tracing::warn!(
+                    path = %path.display(),
+                    bytes = bytes.len() - good,
+                    "the ledger's last line is torn; it was never acknowledged and is cut off"
+                );
                 file.set_len(good as u64).map_err(fault("cut the ledger", &path))?;
             }
             file.seek(SeekFrom::End(0)).map_err(fault("read the ledger", &path))?;

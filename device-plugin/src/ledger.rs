@@ -297,7 +297,8 @@ impl Ledger {
         }
         if !evidence.kubelet_answered {
             return Decision::Refuse(format!(
-                "{id} was granted before and the kubelet's pod-resources API does not say whether its pod lives; try again"
+                "{id} was granted before and the kubelet's pod-resources API does not say whether \
+                 its pod lives; try again"
             ));
         }
         if let Some(holder) = &evidence.holder {

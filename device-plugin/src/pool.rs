@@ -99,7 +99,8 @@ impl Pools {
             for device in devices {
                 if device.id.len() > ID_MAX {
                     problems.push(format!(
-                        "pool {:?}: the ID {:?} is longer than {ID_MAX} bytes; use a shorter pool name",
+                        "pool {:?}: the ID {:?} is longer than {ID_MAX} bytes; use a shorter pool \
+                         name",
                         pool.name, device.id
                     ));
                 } else if !taken_ids.insert(device.id.clone()) {
@@ -197,7 +198,9 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
             // `rdma system`: in exclusive mode a pod sees only what was moved into it, and a share
             // cannot be moved.
             let defect = (mode == NetnsMode::Exclusive).then(|| {
-                "the host is in RDMA exclusive mode, pods would not see it; set ib_core netns_mode=1".to_owned()
+                "the host is in RDMA exclusive mode, pods would not see it; set ib_core \
+                 netns_mode=1"
+                    .to_owned()
             });
             (0..pool.count.unwrap_or(0))
                 .map(|n| device(format!("{}-{name}-{n}", pool.name), defect.clone()))

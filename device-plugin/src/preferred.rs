@@ -134,11 +134,13 @@ mod tests {
     proptest! {
         #[test]
         fn the_answer_has_the_size_and_the_must_and_no_id_twice(
-            picks in proptest::collection::vec(any::<proptest::sample::Index>(), 0..4), size in 0_usize..12,
+            picks in proptest::collection::vec(any::<proptest::sample::Index>(), 0..4),
+            size in 0_usize..12,
         ) {
             let pool = pool(&[(0, "x", 3), (1, "y", 2), (1, "z", 4)]);
             let ids = all(&pool);
-            let must: BTreeSet<String> = picks.iter().map(|pick| ids[pick.index(ids.len())].clone()).collect();
+            let must: BTreeSet<String> =
+                picks.iter().map(|pick| ids[pick.index(ids.len())].clone()).collect();
             let must: Vec<String> = must.into_iter().collect();
             let chosen = preferred(&pool, &ids, &must, size);
             prop_assert_eq!(chosen.len(), size.min(ids.len()));

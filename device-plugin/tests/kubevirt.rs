@@ -41,7 +41,13 @@ fn arguments(text: &str) -> Vec<&str> {
     parts.filter_map(|part| Some(part.split_once('\'')?.0)).collect()
 }
 
-const PLAIN: &str = "<domain type=\"kvm\">\n  <name>a_vm1</name>\n  <memory unit=\"b\">1073741824</memory>\n  <devices></devices>\n</domain>";
+const PLAIN: &str = concat!(
+    "<domain type=\"kvm\">\n",
+    "  <name>a_vm1</name>\n",
+    "  <memory unit=\"b\">1073741824</memory>\n",
+    "  <devices></devices>\n",
+    "</domain>"
+);
 
 #[test]
 fn the_words_for_qemu_are_the_daemons() {
@@ -89,7 +95,9 @@ fn the_guests_memory_is_shared_whatever_was_said_of_it() {
 
 #[test]
 fn what_the_domain_had_for_qemu_stays() {
-    let had = "<domain type=\"kvm\" xmlns:qemu=\"http://libvirt.org/schemas/domain/qemu/1.0\"><memory>1</memory><qemu:commandline><qemu:arg value='-foo'/></qemu:commandline></domain>";
+    let had = "<domain type=\"kvm\" xmlns:qemu=\"http://libvirt.org/schemas/domain/qemu/1.0\">\
+               <memory>1</memory>\
+               <qemu:commandline><qemu:arg value='-foo'/></qemu:commandline></domain>";
     let text = defined(&["blue-0"], had);
     assert_eq!(arguments(&text)[0], "-foo");
     assert_eq!(arguments(&text).len(), 5, "{text}");

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-# The CNI plugin with a real RDMA device: into a pod, used there, back; killed at every step. sh cni-rdma.sh DEVICE PEER
-# PEER serves ibv_rc_pingpong on port 18600 in a loop. Prints "ok NAME" or "fail NAME: why"; exit status 0 only if all was right.
+# The CNI plugin with a real RDMA device: into a pod, used there, back; killed at every step:
+# sh cni-rdma.sh DEVICE PEER
+# PEER serves ibv_rc_pingpong on port 18600 in a loop. Prints "ok NAME" or "fail NAME: why"; exit
+# status 0 only if all was right.
 dev=$1
 peer=$2
 bin=/host/cni
@@ -9,9 +11,12 @@ ok() { echo "ok $1"; }
 fail() { echo "fail $1: $2"; failed=1; }
 must() {
   name=$1; shift
-  if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "$(echo "$out" | tail -6 | tr '\n' ' ')"; fi
+  if out=$("$@" 2>&1); then ok "$name"
+  else fail "$name" "$(echo "$out" | tail -6 | tr '\n' ' ')"; fi
 }
-wait_for() { n=0; until "$@" >/dev/null 2>&1; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || return 1; done; }
+wait_for() {
+  n=0; until "$@" >/dev/null 2>&1; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || return 1; done
+}
 gid() {
   for g in /sys/class/infiniband/$dev/ports/1/gids/*; do
     case $(cat $g 2>/dev/null) in *:ffff:0a09:0001) echo "${g##*/}"; return 0;; esac
@@ -46,8 +51,8 @@ pci=$(basename $(dirname $(readlink -f /sys/class/net/eth0/device)))
 mac=$(cat /sys/class/net/eth0/address)
 nics() {
   cat > /run/cnitest/nics.json <<END
-[{"id": "vf-0", "pool": "vf", "network": "", "if_name": "net1", "mtu": 1400, "kind": "vf", "pci": "$pci",
-  "netdev": "eth0", "rdma_device": "$dev", "netns_mode": "$1"}]
+[{"id": "vf-0", "pool": "vf", "network": "", "if_name": "net1", "mtu": 1400, "kind": "vf",
+  "pci": "$pci", "netdev": "eth0", "rdma_device": "$dev", "netns_mode": "$1"}]
 END
 }
 config() {
@@ -63,7 +68,8 @@ agent() {
 # command, namespace, program before the plugin...
 cni() {
   command=$1 netns=$2; shift 2
-  config "$prev" | env -i PATH=$PATH CNI_COMMAND=$command CNI_CONTAINERID=c1 CNI_NETNS=$netns CNI_IFNAME=eth1 CNI_PATH=/run/cnitest/bin \
+  config "$prev" | env -i PATH=$PATH CNI_COMMAND=$command CNI_CONTAINERID=c1 CNI_NETNS=$netns \
+    CNI_IFNAME=eth1 CNI_PATH=/run/cnitest/bin \
     VHOST_RDMA_AGENT_SOCKET=/run/cnitest/agent.sock \
     "CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" "$@" $bin/vhost-rdma-cni
 }
@@ -94,25 +100,34 @@ nics exclusive
 agent
 result=$(cni ADD $pod); status=$?
 [ $status = 0 ] && ok "ADD" || fail "ADD" "$result"
-[ -e /sys/class/infiniband/$dev ] && fail "device gone from here" "$(ls /sys/class/infiniband)" || ok "device gone from here"
-[ -e /sys/class/net/eth0 ] && fail "interface gone from here" "it is there" || ok "interface gone from here"
+[ -e /sys/class/infiniband/$dev ] && fail "device gone from here" "$(ls /sys/class/infiniband)" ||
+  ok "device gone from here"
+[ -e /sys/class/net/eth0 ] && fail "interface gone from here" "it is there" ||
+  ok "interface gone from here"
 must "device in the pod" in_pod test -e /sys/class/infiniband/$dev
-must "interface in the pod, as asked" in_pod sh -c 'ip -o link show net1 | grep -q "mtu 1400.*state UP"'
+must "interface in the pod, as asked" \
+  in_pod sh -c 'ip -o link show net1 | grep -q "mtu 1400.*state UP"'
 must "its GID in the pod" wait_for in_pod sh $0 $dev $peer gid
 must "ibv_rc_pingpong from the pod to the other guest" in_pod sh $0 $dev $peer pingpong
 prev=", \"prevResult\": $result"
 must "CHECK" cni CHECK $pod
-must "the netlink crate and rdma say the same" python3 -W ignore /host/rdma-compare.py $bin/rdma-json $dev $pod
+must "the netlink crate and rdma say the same" \
+  python3 -W ignore /host/rdma-compare.py $bin/rdma-json $dev $pod
 in_pod ip link set net1 down
-cni CHECK $pod | grep -q 'net1 in the pod is down' && ok "CHECK sees a link that is down" || fail "CHECK sees a link that is down" "it does not"
+cni CHECK $pod | grep -q 'net1 in the pod is down' && ok "CHECK sees a link that is down" ||
+  fail "CHECK sees a link that is down" "it does not"
 must "DEL" cni DEL $pod
 must "everything is as before" home
-for n in 1 2 3 4; do cni DEL $pod || fail "DEL again" "$n"; cni DEL "" || fail "DEL without a namespace" "$n"; done
+for n in 1 2 3 4; do
+  cni DEL $pod || fail "DEL again" "$n"
+  cni DEL "" || fail "DEL without a namespace" "$n"
+done
 must "and after eight more DELs" home
 must "its GID here" wait_for gid
 must "ibv_rc_pingpong from here" pingpong
 
-# --- The pod's namespace ends before DEL comes: the kernel gives back what was in it, under the pod's names.
+# --- The pod's namespace ends before DEL comes: the kernel gives back what was in it, under the
+# pod's names.
 must "ADD once more" cni ADD $pod
 ip netns del pod
 must "DEL after the namespace's end" cni DEL ""
@@ -125,20 +140,27 @@ for command in ADD DEL; do
   number=0
   while number=$((number+1)); [ $number -lt 60 ]; do
     [ $command = ADD ] || cni ADD $pod >/dev/null || fail "ADD before a killed DEL" "$number"
-    cni $command $pod strace -f -qq -o /dev/null -e trace=sendto -e inject=sendto:signal=KILL:when=$number >/tmp/killed 2>&1
+    cni $command $pod strace -f -qq -o /dev/null -e trace=sendto \
+      -e inject=sendto:signal=KILL:when=$number >/tmp/killed 2>&1
     status=$?
     if [ $status = 0 ]; then
       [ $command = DEL ] || cni DEL $pod
       break
     fi
     kills=$((kills+1))
-    [ ! -s /tmp/killed ] || grep -q Killed /tmp/killed || fail "$command killed at $number" "$(cat /tmp/killed)"
+    [ ! -s /tmp/killed ] || grep -q Killed /tmp/killed ||
+      fail "$command killed at $number" "$(cat /tmp/killed)"
     how=$([ $((number % 2)) = 0 ] && echo DEL || echo GC)
     out=$(cni $how $pod) || fail "$how after $command was killed at $number" "$out"
-    why=$(home) || { fail "home after $command was killed at $number and $how" "$(echo "$why" | tail -8 | tr '\n' ' ')"; agent; }
+    why=$(home) || {
+      fail "home after $command was killed at $number and $how" \
+        "$(echo "$why" | tail -8 | tr '\n' ' ')"
+      agent
+    }
   done
 done
-[ $kills -gt 20 ] && ok "killed at each of its requests ($kills times)" || fail "killed at each of its requests" "only $kills times"
+[ $kills -gt 20 ] && ok "killed at each of its requests ($kills times)" ||
+  fail "killed at each of its requests" "only $kills times"
 must "its GID here after all that" wait_for gid
 must "ibv_rc_pingpong after all that" pingpong
 
@@ -148,7 +170,9 @@ must "shared mode" wait_for rdma system set netns shared
 ip netns add pod
 in_pod ip link set lo up
 prev=
-out=$(cni ADD $pod); echo "$out" | grep -q 'shared mode' && ok "a host in the other mode is refused" || fail "a host in the other mode is refused" "$out"
+out=$(cni ADD $pod)
+echo "$out" | grep -q 'shared mode' && ok "a host in the other mode is refused" ||
+  fail "a host in the other mode is refused" "$out"
 must "and is as before" home
 nics shared
 agent

@@ -7,7 +7,9 @@ failed=0
 ok() { echo "ok $1"; }
 fail() { echo "fail $1: $2"; failed=1; }
 devices() { ls /sys/class/infiniband | tr '\n' ' '; }
-wait_for() { n=0; until "$@" >/dev/null 2>&1; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || return 1; done; }
+wait_for() {
+  n=0; until "$@" >/dev/null 2>&1; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || return 1; done
+}
 one() { [ -n "$(devices)" ]; }
 none() { [ -z "$(devices)" ]; }
 # Long enough for a work item of the driver; where there is nothing to wait for.

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* Cases of process-private.c: queues, registrations, processes; and the measurement. */
 
-/* ---- Windows ------------------------------------------------------------------------------------ */
+/* ---- Windows --------------------------------------------------------------------------------- */
 
-/* Has a window of the second end cover a part of memory: type 1 by ibv_bind_mw(), 2 by a request. */
+/*
+ * Has a window of the second end cover a part of memory: type 1 by ibv_bind_mw(), 2 by a request.
+ */
 static bool bind_window(struct ibv_mw *mw, struct ibv_mw_bind_info info, enum ibv_wc_status wanted)
 {
 	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
@@ -56,7 +58,8 @@ static bool windows(void)
 	uint8_t *far = map(2 * ROOM, PROT_READ | PROT_WRITE);
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
 	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, far, 2 * ROOM, BINDS);
-	struct ibv_mw_bind_info info = { .mr = far_mr, .mw_access_flags = ALL & ~IBV_ACCESS_LOCAL_WRITE };
+	struct ibv_mw_bind_info info = { .mr = far_mr,
+					 .mw_access_flags = ALL & ~IBV_ACCESS_LOCAL_WRITE };
 	int i, turn;
 
 	TRY(far && near_mr && far_mr);
@@ -72,7 +75,8 @@ static bool windows(void)
 			info.length = LEN;
 			/* One of type 2 is of the queue pair that is gone. */
 			if (turn && mw->type == IBV_MW_TYPE_2) {
-				TRY(!ibv_dealloc_mw(mw) && (mw = ibv_alloc_mw(ends[1].pd, types[i])));
+				TRY(!ibv_dealloc_mw(mw) &&
+				    (mw = ibv_alloc_mw(ends[1].pd, types[i])));
 			}
 			MUST(bind_window(mw, info, IBV_WC_SUCCESS) && through(near_mr, at, mw));
 		}
@@ -114,7 +118,8 @@ static bool unsignaled(void)
 	}
 	/* Those before one that fails have arrived. */
 	memset(bss[0], 0xee, ROOM);
-	MUST(post(IBV_WR_RDMA_READ, 0, sge(bss[0], 999, near_mr), (struct remote){ bss[1], far_mr, 0, 0 }));
+	MUST(post(IBV_WR_RDMA_READ, 0, sge(bss[0], 999, near_mr),
+		  (struct remote){ bss[1], far_mr, 0, 0 }));
 	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + 1000, 999, near_mr),
 		  (struct remote){ past(bss[1], 100000), far_mr, 0, 0 }, IBV_WC_REM_ACCESS_ERR));
 	TRY(!memcmp(bss[0], bss[1], 999) && bss[0][1000] == 0xee);
@@ -144,8 +149,8 @@ static bool fenced(void)
 			  (struct remote){ far + 9000, far_mr, 0, 0 }));
 		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE, sge(near + 4000, 100, near_mr),
 			  (struct remote){ far + 9500, far_mr, 0, 0 }));
-		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE | IBV_SEND_SIGNALED, sge(near, 3000, near_mr),
-			  (struct remote){ far, far_mr, 0, 0 }));
+		MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE | IBV_SEND_SIGNALED,
+			  sge(near, 3000, near_mr), (struct remote){ far, far_mr, 0, 0 }));
 		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
 		TRY(!memcmp(near + 500, far + 3000, 1000) && !memcmp(near + 2000, far + 5000, 700));
 		TRY(!memcmp(near, far, 3000));
@@ -174,7 +179,8 @@ static bool shared_queue(void)
 			MUST(receive(&ends[1], (uint64_t)(8 * round + i), &list, 1));
 		}
 		for (i = 0; i < 8; i++)
-			MUST(does(IBV_WR_SEND, sge(bss[0] + 400 * (8 * round + i), (uint32_t)(100 + i), near_mr),
+			MUST(does(IBV_WR_SEND,
+				  sge(bss[0] + 400 * (8 * round + i), (uint32_t)(100 + i), near_mr),
 				  (struct remote){ 0 }, IBV_WC_SUCCESS));
 	}
 	for (i = 0; i < 24; i++) {
@@ -259,7 +265,8 @@ static void *run_lane(void *arg)
 	struct lane *lane = arg;
 	uint8_t *near = bss[0] + 100 * lane->number, *far = bss[1] + 100 * lane->number;
 	struct ibv_sge list;
-	struct ibv_send_wr *bad, wr = { .sg_list = &list, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr *bad, wr = { .sg_list = &list, .num_sge = 1,
+					.send_flags = IBV_SEND_SIGNALED };
 	struct ibv_wc wc;
 	int i;
 
@@ -332,8 +339,8 @@ static bool moves(void)
 			  (struct remote){ to[i] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
 		MUST(moved(bss[0], to[i]));
 	}
-	TRY(!ibv_rereg_mr(far_mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE |
-			  IBV_ACCESS_REMOTE_WRITE));
+	TRY(!ibv_rereg_mr(far_mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+			  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
 	MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr),
 		  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
 	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + AT, LEN, near_mr),
@@ -371,12 +378,14 @@ static bool leaves(void)
 	for (lap = 0; lap < 8; lap++) {
 		drop();
 		MUST(open_end(&other, ibv_get_device_name(ends[1].ctx->device)));
-		MUST(make_qp(&ends[0], IBV_QPT_RC, false, false) && make_qp(&other, IBV_QPT_RC, false, false));
+		MUST(make_qp(&ends[0], IBV_QPT_RC, false, false) &&
+		     make_qp(&other, IBV_QPT_RC, false, false));
 		MUST(connect_qp(&ends[0], &other) && connect_qp(&other, &ends[0]));
 		TRY((far_mr = ibv_reg_mr(other.pd, bss[1], ROOM, ALL)));
 		there.mr = far_mr;
 		for (i = 0; i < 24; i++)
-			MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, sge(bss[0], ROOM, near_mr), there));
+			MUST(post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, sge(bss[0], ROOM, near_mr),
+				  there));
 		for (i = 0; i < lap; i++)
 			TRY(next(&ends[0], &wc) == IBV_WC_SUCCESS);
 		TRY(!ibv_close_device(other.ctx));
@@ -399,7 +408,8 @@ static bool turnover(void)
 	TRY(memory);
 	for (lap = 0; lap < 3; lap++) {
 		for (i = 0; i < MANY; i++) {
-			size_t at = (i * 7919u) % (len / 2), size = i % 20 ? 1 + i * 301 % 70000 : len / 2;
+			size_t at = (i * 7919u) % (len / 2),
+			       size = i % 20 ? 1 + i * 301 % 70000 : len / 2;
 
 			TRY((all[i] = ibv_reg_mr(ends[0].pd, memory + at, size, ALL)));
 		}
@@ -435,7 +445,8 @@ static bool forks(void)
 			_exit(child(far_mr));
 		MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0] + AT, LEN, near_mr),
 			  (struct remote){ bss[1] + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
-		TRY(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 4);
+		TRY(waitpid(pid, &status, 0) == pid && WIFEXITED(status) &&
+		    WEXITSTATUS(status) == 4);
 		MUST(moved(bss[0], bss[1]));
 		memset(bss[0], 0xee, ROOM);
 		fill(bss[1], ROOM, 3);
@@ -447,7 +458,7 @@ static bool forks(void)
 	return true;
 }
 
-/* ---- Memory that hangs -------------------------------------------------------------------------- */
+/* ---- Memory that hangs ----------------------------------------------------------------------- */
 
 /* Memory whose pages nobody brings: whoever touches it waits, the kernel too (userfaultfd(2)). */
 static uint8_t *map_hanging(size_t len, int *uffd)
@@ -488,11 +499,11 @@ static bool hangs(void)
 	return operate(bss[0], bss[1]);
 }
 
-/* ---- The measurement ---------------------------------------------------------------------------- */
+/* ---- The measurement ------------------------------------------------------------------------- */
 
 enum { BLOCK = 65536, BLOCKS = 16, WRITES = 20000 };
 
-/* ---- The device goes --------------------------------------------------------------------------- */
+/* ---- The device goes ------------------------------------------------------------------------- */
 
 static void *sleep_for_the_device(void *type)
 {
@@ -524,7 +535,8 @@ static bool asleep(void)
 
 	TRY(channel && qp);
 	TRY(!ibv_modify_qp(qp, &init, bits) && !ibv_post_recv(qp, &receive, &bad));
-	TRY(!ibv_req_notify_cq(cq, 0) && !pthread_create(&other, NULL, sleep_for_the_device, &type));
+	TRY(!ibv_req_notify_cq(cq, 0) && !pthread_create(&other, NULL, sleep_for_the_device,
+							 &type));
 	printf("asleep\n");
 	fflush(stdout);
 	TRY(!ibv_get_cq_event(channel, &which, &context) && which == cq);
@@ -580,7 +592,8 @@ static bool bandwidth(void)
 	memset(to, 1, sizeof(to));
 	begin = now();
 	for (i = 0; i < WRITES; i++) {
-		memcpy(to + (size_t)(i % BLOCKS) * BLOCK, from + (size_t)(i % BLOCKS) * BLOCK, BLOCK);
+		memcpy(to + (size_t)(i % BLOCKS) * BLOCK, from + (size_t)(i % BLOCKS) * BLOCK,
+		       BLOCK);
 		__asm__ volatile("" ::: "memory");
 	}
 	printf("memcpy %.0f\n", (double)WRITES * BLOCK / (now() - begin));

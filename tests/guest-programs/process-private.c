@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * process-private: memory that a process has not shared, registered and used with NICs for processes
- * (docs/virtio-rdma-process.md). Nothing here is ours but the devices: it is what any program does.
+ * process-private: memory that a process has not shared, registered and used with NICs for
+ * processes (docs/virtio-rdma-process.md). Nothing here is ours but the devices: it is what any
+ * program does.
  *
- * Two devices, each with a context, talk to each other. A case makes its own QPs and prints "ok NAME"
- * or "fail NAME: why"; exit status 0 only if all were ok. Adjacent bytes are looked at wherever bytes
- * move. With --bandwidth: bytes per second of 64 KiB writes from and to this memory, from and to
- * malloc's, and of memcpy.
+ * Two devices, each with a context, talk to each other. A case makes its own QPs and prints "ok
+ * NAME" or "fail NAME: why"; exit status 0 only if all were ok. Adjacent bytes are looked at
+ * wherever bytes move. With --bandwidth: bytes per second of 64 KiB writes from and to this memory,
+ * from and to malloc's, and of memcpy.
  *
  *     process-private DEVICE DEVICE [CASE | --bandwidth]
  *
@@ -83,12 +84,13 @@ static double now(void)
 	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* ---- Ends --------------------------------------------------------------------------------------- */
+/* ---- Ends ------------------------------------------------------------------------------------ */
 
 static bool make_qp(struct end *e, enum ibv_qp_type type, bool srq, bool extended)
 {
 	struct ibv_srq_init_attr sattr = { .attr = { .max_wr = 8, .max_sge = 2 } };
-	struct ibv_cq_init_attr_ex cattr = { .cqe = 2 * DEPTH, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };
+	struct ibv_cq_init_attr_ex cattr = { .cqe = 2 * DEPTH,
+					     .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };
 	struct ibv_qp_init_attr_ex attr = {
 		.cap = { DEPTH, DEPTH, 3, 3, 64 },
 		.qp_type = type,
@@ -97,7 +99,8 @@ static bool make_qp(struct end *e, enum ibv_qp_type type, bool srq, bool extende
 	};
 
 	e->cq_ex = extended ? ibv_create_cq_ex(e->ctx, &cattr) : NULL;
-	e->cq = extended ? ibv_cq_ex_to_cq(e->cq_ex) : ibv_create_cq(e->ctx, 2 * DEPTH, NULL, NULL, 0);
+	e->cq = extended ? ibv_cq_ex_to_cq(e->cq_ex) : ibv_create_cq(e->ctx, 2 * DEPTH, NULL, NULL,
+								     0);
 	TRY(e->cq);
 	e->srq = srq ? ibv_create_srq(e->pd, &sattr) : NULL;
 	TRY(e->srq || !srq);
@@ -106,7 +109,8 @@ static bool make_qp(struct end *e, enum ibv_qp_type type, bool srq, bool extende
 	if (extended) {
 		attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 		attr.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE |
-				      IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+				      IBV_QP_EX_WITH_RDMA_READ |
+				      IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 	}
 	TRY((e->qp = ibv_create_qp_ex(e->ctx, &attr)));
 	return true;
@@ -114,7 +118,8 @@ static bool make_qp(struct end *e, enum ibv_qp_type type, bool srq, bool extende
 
 static bool connect_qp(struct end *e, const struct end *peer)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL, .qkey = 7 };
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL,
+				 .qkey = 7 };
 	bool ud = e->qp->qp_type == IBV_QPT_UD;
 
 	TRY(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
@@ -178,7 +183,7 @@ static bool open_end(struct end *e, const char *name)
 	return true;
 }
 
-/* ---- Work requests ------------------------------------------------------------------------------ */
+/* ---- Work requests --------------------------------------------------------------------------- */
 
 /* The status of the next completion of a kind, and the completion; -1: none came. */
 static int next(struct end *e, struct ibv_wc *wc)
@@ -250,7 +255,7 @@ static bool does(enum ibv_wr_opcode op, struct ibv_sge local, struct remote far,
 	return post(op, IBV_SEND_SIGNALED, local, far) && done(&ends[0], &wc, wanted);
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 enum { ROOM = 3 * 4096, AT = 1000, LEN = 5001 };
 
@@ -351,12 +356,12 @@ static bool large(void)
 	TRY((far_mr = ibv_reg_mr(ends[1].pd, far, len, ALL)));
 	MUST(make(IBV_QPT_RC, false, false));
 	fill(near, len, 9);
-	MUST(does(IBV_WR_RDMA_WRITE, sge(near, (uint32_t)len, near_mr), (struct remote){ far, far_mr, 0, 0 },
-		  IBV_WC_SUCCESS));
+	MUST(does(IBV_WR_RDMA_WRITE, sge(near, (uint32_t)len, near_mr),
+		  (struct remote){ far, far_mr, 0, 0 }, IBV_WC_SUCCESS));
 	TRY(!memcmp(near, far, len));
 	fill(far, len, 10);
-	MUST(does(IBV_WR_RDMA_READ, sge(near, (uint32_t)len, near_mr), (struct remote){ far, far_mr, 0, 0 },
-		  IBV_WC_SUCCESS));
+	MUST(does(IBV_WR_RDMA_READ, sge(near, (uint32_t)len, near_mr),
+		  (struct remote){ far, far_mr, 0, 0 }, IBV_WC_SUCCESS));
 	TRY(!memcmp(near, far, len));
 	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
 	munmap(near, len);
@@ -377,7 +382,8 @@ static bool ordered(void)
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, near, (MANY + 1) * ROOM, ALL);
 	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, far, ROOM, ALL);
 	struct remote there = { far + AT, far_mr, 0, 0 };
-	struct ibv_sge back = sge(near + MANY * ROOM + AT, LEN, near_mr), room = sge(far, 64, far_mr);
+	struct ibv_sge back = sge(near + MANY * ROOM + AT, LEN, near_mr),
+			      room = sge(far, 64, far_mr);
 	struct ibv_wc wc;
 	int round, i;
 
@@ -388,9 +394,11 @@ static bool ordered(void)
 		memset(far, 0xee, ROOM);
 		MUST(receive(&ends[1], 1, &room, 1));
 		for (i = 0; i < MANY; i++)
-			MUST(post(IBV_WR_RDMA_WRITE, 0, sge(near + i * ROOM + AT, LEN, near_mr), there));
+			MUST(post(IBV_WR_RDMA_WRITE, 0, sge(near + i * ROOM + AT, LEN, near_mr),
+				  there));
 		MUST(post(IBV_WR_RDMA_READ, 0, back, there));
-		MUST(post(IBV_WR_SEND, IBV_SEND_SIGNALED, sge(near, 8, near_mr), (struct remote){ 0 }));
+		MUST(post(IBV_WR_SEND, IBV_SEND_SIGNALED, sge(near, 8, near_mr),
+			  (struct remote){ 0 }));
 		MUST(done(&ends[1], &wc, IBV_WC_SUCCESS));
 		TRY(!memcmp(far + AT, last + AT, LEN));
 		MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
@@ -409,7 +417,8 @@ static bool datagrams(void)
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = ends[1].gid } };
 	struct ibv_sge near = sge(bss[0], 777, near_mr), far = sge(bss[1], 2000, far_mr);
 	struct ibv_send_wr *bad, wr = {
-		.sg_list = &near, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+		.sg_list = &near, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED,
 	};
 	struct ibv_wc wc;
 
@@ -427,7 +436,7 @@ static bool datagrams(void)
 	return true;
 }
 
-/* ---- Atomics ------------------------------------------------------------------------------------ */
+/* ---- Atomics --------------------------------------------------------------------------------- */
 
 enum { TIMES = 20000 };
 static uint64_t words[4] __attribute__((aligned(64)));
@@ -468,7 +477,8 @@ static bool atomics(void)
 	there.first = 1;
 	TRY(!pthread_create(&other, NULL, increment, &words[1]));
 	for (i = 0; i < TIMES; i++) {
-		MUST(post(IBV_WR_ATOMIC_FETCH_AND_ADD, i % 16 == 15 ? IBV_SEND_SIGNALED : 0, found, there));
+		MUST(post(IBV_WR_ATOMIC_FETCH_AND_ADD, i % 16 == 15 ? IBV_SEND_SIGNALED : 0, found,
+			  there));
 		if (i % 16 == 15)
 			MUST(done(&ends[0], &wc, IBV_WC_SUCCESS));
 	}
@@ -483,13 +493,14 @@ static bool atomics(void)
 	return true;
 }
 
-/* ---- Faults ------------------------------------------------------------------------------------- */
+/* ---- Faults ---------------------------------------------------------------------------------- */
 
 /* Memory that is unmapped while it is registered: the peer's fault, and nobody ends. */
 static bool unmapped(void)
 {
 	const enum ibv_wr_opcode ops[] = {
-		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
+		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
+		IBV_WR_ATOMIC_CMP_AND_SWP,
 	};
 	uint8_t *far = map(ROOM, PROT_READ | PROT_WRITE);
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL), *far_mr;

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Runs rdma-core's own Python suite, unmodified, one process per test.
 
-Why a process each: in one process the suite dies in Python's garbage collector (pyverbs objects of skipped tests are taken apart half made), and
-every result after that is lost; so a crash or a hang costs one test here. All modules are loaded once, then each test is a fork of that
-process. Nothing is shared over the fork: a test opens its device in its own setUp.
+Why a process each: in one process the suite dies in Python's garbage collector (pyverbs objects of
+skipped tests are taken apart half made), and every result after that is lost; so a crash or a hang
+costs one test here. All modules are loaded once, then each test is a fork of that process. Nothing
+is shared over the fork: a test opens its device in its own setUp.
 
 Each outcome is one line of JSON in the result file, as soon as it is known:
     {"name": "test_mr.MRTest.test_reg_mr", "outcome": "ok", "reason": "", "seconds": 0.1}
-`outcome` is ok, skip, fail (an assertion), error (any other exception), crash (a signal, or an end without an answer) or timeout. The first
-line is {"tests": N}. The suite reads the device's name from the command line, as its own run_tests.py does.
+`outcome` is ok, skip, fail (an assertion), error (any other exception), crash (a signal, or an end
+without an answer) or timeout. The first line is {"tests": N}. The suite reads the device's name
+from the command line, as its own run_tests.py does.
 """
 import argparse
 import json
@@ -25,10 +27,12 @@ import warnings
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", required=True, help="directory that has the `tests` directory of the suite")
+    parser.add_argument("--dir", required=True,
+                        help="directory that has the `tests` directory of the suite")
     parser.add_argument("--dev", required=True)
     parser.add_argument("--results", required=True, help="file of JSON lines to write")
-    parser.add_argument("--only", default="", help="regular expression that a test's name must match")
+    parser.add_argument("--only", default="",
+                        help="regular expression that a test's name must match")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=60)
     return parser.parse_args()
@@ -88,16 +92,19 @@ def child(test, channel):
     outcome, reason = judge(test)
     os.write(channel, json.dumps({"outcome": outcome, "reason": reason}).encode())
     sys.stdout.flush()
-    # Neither exit handlers nor destructors: what a process leaves open is the kernel driver's to clean up, and a good test of it.
+    # Neither exit handlers nor destructors: what a process leaves open is the kernel driver's to
+    # clean up, and a good test of it.
     os._exit(0)
 
 
 def answer(pid, channel, deadline):
-    """What the child wrote, whole; None if it was not done at the deadline, empty if it ended without a word."""
+    """What the child wrote, whole; None if it was not done at the deadline, empty if it ended
+    without a word."""
     text = b""
     pidfd = os.pidfd_open(pid)
     try:
-        # The other processes of a test hold the pipe too: neither its end nor theirs counts, only the record's and the child's.
+        # The other processes of a test hold the pipe too: neither its end nor theirs counts, only
+        # the record's and the child's.
         while not text.endswith(b"}"):
             ready = select.select([channel, pidfd], [], [], max(0, deadline - time.monotonic()))[0]
             if not ready:
@@ -114,7 +121,8 @@ def answer(pid, channel, deadline):
 
 
 def reap(pid, patience):
-    """Ends the test's whole process group, the leader by itself if it does so in time; the leader's wait status."""
+    """Ends the test's whole process group, the leader by itself if it does so in time; the leader's
+    wait status."""
     deadline = time.monotonic() + patience
     done, status = os.waitpid(pid, os.WNOHANG)
     while not done and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Lays what the netlink crate says of a namespace beside what iproute2 says: rdma-compare.py RDMA-JSON DEVICE NETNS"""
+"""Lays what the netlink crate says of a namespace beside what iproute2 says:
+rdma-compare.py RDMA-JSON DEVICE NETNS"""
 
 import json, os, re, subprocess, sys
 
@@ -38,16 +39,20 @@ mine = mine[0]
 mode = re.search(r'netns"?:?\s*"?(\w+)', text("rdma", "system", "show"))
 same("mode", ours["system"]["netns_mode"], mode and mode[1])
 listed = theirs("rdma", "-j", "dev", "show")
-same("devices", sorted(e["device"]["name"] for e in ours["devices"]), sorted(e["ifname"] for e in listed))
+same("devices", sorted(e["device"]["name"] for e in ours["devices"]),
+     sorted(e["ifname"] for e in listed))
 dev = next(e for e in listed if e["ifname"] == device)
 same("index", mine["device"]["index"], dev["ifindex"])
-for a, b in (("node_guid", "node_guid"), ("system_image_guid", "sys_image_guid"), ("node_type", "node_type")):
+for a, b in (("node_guid", "node_guid"), ("system_image_guid", "sys_image_guid"),
+             ("node_type", "node_type")):
     same(a, mine["device"][a], dev[b])
 link = next(e for e in theirs("rdma", "-j", "link", "show") if e["ifname"] == device)
 port = mine["ports"][0]
-for a, b in (("port", "port"), ("state", "state"), ("physical_state", "physical_state"), ("netdev", "netdev"), ("netdev_index", "netdev_index")):
+for a, b in (("port", "port"), ("state", "state"), ("physical_state", "physical_state"),
+             ("netdev", "netdev"), ("netdev_index", "netdev_index")):
     same("port " + a, port[a], link[b])
-for kind, number in (("qp", "lqpn"), ("cq", "cqn"), ("mr", "mrn"), ("pd", "pdn"), ("ctx", "ctxn"), ("srq", "srqn"), ("cm_id", "cm-idn")):
+for kind, number in (("qp", "lqpn"), ("cq", "cqn"), ("mr", "mrn"), ("pd", "pdn"),
+                     ("ctx", "ctxn"), ("srq", "srqn"), ("cm_id", "cm-idn")):
     there = [e for e in theirs("rdma", "-j", "resource", "show", kind) if e.get("ifname") == device]
     same(f"number of {kind}", len(mine[kind]), len(there))
 summary = next(e for e in theirs("rdma", "-j", "resource", "show") if e["ifname"] == device)

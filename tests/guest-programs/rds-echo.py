@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Datagrams of many sizes over RDS, there and back, each compared: the kernel's rds_rdma carries them over reliable QPs of its own.
+"""Datagrams of many sizes over RDS, there and back, each compared: the kernel's rds_rdma carries
+them over reliable QPs of its own.
 
     rds-echo.py serve ADDRESS COUNT     # answers COUNT datagrams, says "ready" first
     rds-echo.py ask ADDRESS PEER COUNT

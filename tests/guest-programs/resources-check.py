@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Holds what `rdma resource show` and `rdma statistic` say against objects that this program made itself.
+"""Holds what `rdma resource show` and `rdma statistic` say against objects that this program made
+itself.
 
     resources-check.py DEVICE GID_INDEX
 
-The kernel lists objects of processes by process and those of the kernel by module; a driver can spoil both (numbers that are not set, objects that the core
-does not know). Prints "ok NAME" or "fail NAME: why" for each kind of object; exit status 0 only if all were right.
+The kernel lists objects of processes by process and those of the kernel by module; a driver can
+spoil both (numbers that are not set, objects that the core does not know). Prints "ok NAME" or
+"fail NAME: why" for each kind of object; exit status 0 only if all were right.
 """
 import json
 import os
@@ -32,7 +34,8 @@ def rdma(*args):
 
 
 def mine(kind):
-    return [o for o in rdma("resource", "show", kind) if o.get("pid") == os.getpid() and o.get("ifname") == NAME]
+    return [o for o in rdma("resource", "show", kind)
+            if o.get("pid") == os.getpid() and o.get("ifname") == NAME]
 
 
 def check(name, found, **wanted):
@@ -83,7 +86,8 @@ def objects(ctx):
 
 
 def numbers(pd, cq, mr, srq, qp, shared):
-    check("qp connected", mine("qp"), lqpn=qp.qp_num, rqpn=qp.qp_num, type="RC", state="RTS", **{"sq-psn": 77, "rq-psn": 77})
+    check("qp connected", mine("qp"), lqpn=qp.qp_num, rqpn=qp.qp_num, type="RC", state="RTS",
+          **{"sq-psn": 77, "rq-psn": 77})
     check("qp reset", mine("qp"), lqpn=shared.qp_num, type="RC", state="RESET")
     check("cq", mine("cq"), cqe=cq.cqe, users=4)
     check("mr", mine("mr"), mrlen=12345)
@@ -108,11 +112,15 @@ def listener():
 
 def kernel():
     """QP 1 belongs to the core: it is named by module, and has no process."""
-    gsi = [o for o in rdma("resource", "show", "qp") if o.get("ifname") == NAME and o.get("type") == "GSI"]
-    that("kernel: GSI", [(o.get("lqpn"), o.get("comm"), o.get("pid")) for o in gsi] == [(1, "ib_core", None)], gsi)
+    gsi = [o for o in rdma("resource", "show", "qp")
+           if o.get("ifname") == NAME and o.get("type") == "GSI"]
+    that("kernel: GSI",
+         [(o.get("lqpn"), o.get("comm"), o.get("pid")) for o in gsi] == [(1, "ib_core", None)], gsi)
     for kind in ("cq", "pd"):
-        kernels = [o for o in rdma("resource", "show", kind) if o.get("ifname") == NAME and o.get("pid") is None]
-        that(f"kernel: {kind}", kernels and all(o.get("comm") == "ib_core" for o in kernels), kernels)
+        kernels = [o for o in rdma("resource", "show", kind)
+                   if o.get("ifname") == NAME and o.get("pid") is None]
+        that(f"kernel: {kind}", kernels and all(o.get("comm") == "ib_core" for o in kernels),
+             kernels)
     summary = [o for o in rdma("resource", "show") if o.get("ifname") == NAME][0]
     for kind in ("pd", "cq", "qp", "mr", "ctx", "cm_id", "srq"):
         shown = [o for o in rdma("resource", "show", kind) if o.get("ifname") == NAME]
@@ -121,11 +129,14 @@ def kernel():
 
 
 def statistics():
-    before = {path: counter(path) for path in ("ports/1/hw_counters/tx_bytes", "ports/1/hw_counters/rx_messages",
-                                               "hw_counters/completions", "hw_counters/commands")}
-    server = subprocess.Popen(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100", "-p", "20001"], stdout=subprocess.DEVNULL)
+    before = {path: counter(path)
+              for path in ("ports/1/hw_counters/tx_bytes", "ports/1/hw_counters/rx_messages",
+                           "hw_counters/completions", "hw_counters/commands")}
+    server = subprocess.Popen(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100",
+                               "-p", "20001"], stdout=subprocess.DEVNULL)
     time.sleep(2)
-    subprocess.run(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100", "-p", "20001", "127.0.0.1"],
+    subprocess.run(["ibv_rc_pingpong", "-d", NAME, "-g", str(GID), "-n", "100",
+                    "-p", "20001", "127.0.0.1"],
                    check=True, stdout=subprocess.DEVNULL, timeout=60)
     server.wait(60)
     # Values are as old as `lifespan` at most, in milliseconds.
@@ -133,7 +144,8 @@ def statistics():
     that("statistic: staleness is bounded", 0 < life <= 100, life)
     time.sleep(life / 1000 + 0.001)
     grown = {path: counter(path) - old for path, old in before.items()}
-    that("statistic: tx_bytes", 2 * 100 * 4096 <= grown["ports/1/hw_counters/tx_bytes"] < 2 * 101 * 4096, grown)
+    that("statistic: tx_bytes",
+         2 * 100 * 4096 <= grown["ports/1/hw_counters/tx_bytes"] < 2 * 101 * 4096, grown)
     that("statistic: rx_messages", grown["ports/1/hw_counters/rx_messages"] >= 200, grown)
     that("statistic: completions", grown["hw_counters/completions"] >= 400, grown)
     that("statistic: commands", grown["hw_counters/commands"] >= 20, grown)
@@ -141,8 +153,11 @@ def statistics():
     shown = [o for o in rdma("statistic", "show", "link", f"{NAME}/1")]
     port = f"/sys/class/infiniband/{NAME}/ports/1/hw_counters"
     names = {n for n in os.listdir(port) if n != "lifespan"}
-    that("statistic: rdma shows the port's counters", len(shown) == 1 and names <= set(shown[0]), (names, shown))
-    that("statistic: rdma shows their values", len(shown) == 1 and shown[0].get("tx_bytes") == counter("ports/1/hw_counters/tx_bytes"), shown)
+    that("statistic: rdma shows the port's counters",
+         len(shown) == 1 and names <= set(shown[0]), (names, shown))
+    that("statistic: rdma shows their values",
+         len(shown) == 1
+         and shown[0].get("tx_bytes") == counter("ports/1/hw_counters/tx_bytes"), shown)
 
 
 def main():

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""A stream over SMC-R version 2, there and back, every byte compared: the kernel writes it into the peer's buffers by RDMA.
+"""A stream over SMC-R version 2, there and back, every byte compared: the kernel writes it into the
+peer's buffers by RDMA.
 
     smc-echo.py serve ADDRESS        # answers one connection, says "ready" first
     smc-echo.py ask PEER
 
-Version 2 joins ends of one enterprise only, whose name (UEID, net/smc/smc_clc.c) is given to the kernel here. A connection that can not
-be SMC is TCP without a word; who looks at the NIC's counters sees that.
+Version 2 joins ends of one enterprise only, whose name (UEID, net/smc/smc_clc.c) is given to the
+kernel here. A connection that can not be SMC is TCP without a word; who looks at the NIC's counters
+sees that.
 """
 import errno
 import random
@@ -51,7 +53,8 @@ def ask_kernel(family, command, body):
 def join_enterprise(name):
     found = ask_kernel(CTRL, CTRL_GETFAMILY, attribute(CTRL_ATTR_NAME, b"SMC_GEN_NETLINK\0"))
     family = struct.unpack("H", found[CTRL_ATTR_ID][:2])[0]
-    refused = ask_kernel(family, SMC_ADD_UEID, attribute(SMC_EID_ENTRY, name.ljust(32).encode() + b"\0"))
+    refused = ask_kernel(family, SMC_ADD_UEID,
+                         attribute(SMC_EID_ENTRY, name.ljust(32).encode() + b"\0"))
     if refused not in (0, errno.EEXIST):
         sys.exit(f"the kernel refuses the enterprise: errno {refused}")
 

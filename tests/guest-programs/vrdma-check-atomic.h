@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * The atomics of vrdma-check: a series whose every answer is known, then additions in competition with CPUs of the server,
- * whose sum must be exact. A part of vrdma-check.c, included there once.
+ * The atomics of vrdma-check: a series whose every answer is known, then additions in competition
+ * with CPUs of the server, whose sum must be exact. A part of vrdma-check.c, included there once.
  */
 static uint64_t *atomic_word(struct side *s)
 {
 	return (uint64_t *)(s->region + GUARD);
 }
 
-static bool post_atomic(struct side *s, enum ibv_wr_opcode opcode, uint32_t slot, const uint64_t arg[2])
+static bool post_atomic(struct side *s, enum ibv_wr_opcode opcode, uint32_t slot,
+			const uint64_t arg[2])
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)(atomic_word(s) + 1 + slot), .length = 8, .lkey = s->mr[0]->lkey };
-	struct ibv_send_wr *bad, wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
-					.send_flags = IBV_SEND_SIGNALED };
+	struct ibv_sge sge = { .addr = (uintptr_t)(atomic_word(s) + 1 + slot), .length = 8,
+			       .lkey = s->mr[0]->lkey };
+	struct ibv_send_wr *bad, wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1,
+					.opcode = opcode, .send_flags = IBV_SEND_SIGNALED };
 
 	wr.wr.atomic.remote_addr = s->remote.addr + GUARD;
 	wr.wr.atomic.rkey = s->remote.rkey;
@@ -24,7 +26,8 @@ static bool post_atomic(struct side *s, enum ibv_wr_opcode opcode, uint32_t slot
 	return false;
 }
 
-static bool atomic_once(struct side *s, enum ibv_wr_opcode opcode, uint64_t a, uint64_t b, uint64_t *before)
+static bool atomic_once(struct side *s, enum ibv_wr_opcode opcode, uint64_t a, uint64_t b,
+			uint64_t *before)
 {
 	const uint64_t arg[2] = { a, b };
 	struct ibv_wc wc;
@@ -50,19 +53,23 @@ static bool atomic_series(struct side *s, uint64_t word, uint32_t count)
 			word += add;
 		} else {
 			/* Every second compare fails and must change nothing. */
-			ok = atomic_once(s, IBV_WR_ATOMIC_CMP_AND_SWP, i % 3 == 1 ? word : word + 1, add, &before);
+			ok = atomic_once(s, IBV_WR_ATOMIC_CMP_AND_SWP, i % 3 == 1 ? word : word + 1,
+					 add, &before);
 			word = i % 3 == 1 ? add : word;
 		}
 		if (!ok || before != expect) {
-			complain("atomic %u returned %016llx instead of %016llx", i, (unsigned long long)before,
-				 (unsigned long long)expect);
+			complain("atomic %u returned %016llx instead of %016llx", i,
+				 (unsigned long long)before, (unsigned long long)expect);
 			return false;
 		}
 	}
 	return atomic_once(s, IBV_WR_ATOMIC_CMP_AND_SWP, word, 0, &before) && before == word;
 }
 
-/* Adds 1 `count` times, WINDOW at a time, while CPUs of the server add to the same word: no answer may come twice. */
+/*
+ * Adds 1 `count` times, WINDOW at a time, while CPUs of the server add to the same word: no answer
+ * may come twice.
+ */
 static bool atomic_contend(struct side *s, uint32_t count)
 {
 	const uint64_t arg[2] = { 1, 0 };
@@ -80,11 +87,13 @@ static bool atomic_contend(struct side *s, uint32_t count)
 			return false;
 		before = atomic_word(s)[1 + wc.wr_id];
 		if (done && before <= last) {
-			complain("FETCH_ADD returned %llu after %llu", (unsigned long long)before, (unsigned long long)last);
+			complain("FETCH_ADD returned %llu after %llu", (unsigned long long)before,
+				 (unsigned long long)last);
 			return false;
 		}
 		last = before;
-		if (posted < count && !post_atomic(s, IBV_WR_ATOMIC_FETCH_AND_ADD, (uint32_t)wc.wr_id, arg))
+		if (posted < count &&
+		    !post_atomic(s, IBV_WR_ATOMIC_FETCH_AND_ADD, (uint32_t)wc.wr_id, arg))
 			return false;
 		posted += posted < count;
 	}
@@ -173,8 +182,8 @@ static bool server_atomic(struct side *s, const struct step *step)
 	ok = get_bool(s) && ok;
 	ok = stop_adders(thread, threads, &sum) && ok;
 	if (ok && *atomic_word(s) != sum)
-		complain("the word is %llu, the sum of all additions %llu", (unsigned long long)*atomic_word(s),
-			 (unsigned long long)sum);
+		complain("the word is %llu, the sum of all additions %llu",
+			 (unsigned long long)*atomic_word(s), (unsigned long long)sum);
 	*(uint64_t *)(s->image + GUARD) = sum;
 	ok = ok && check_image(s, &l, "atomic");
 	put_bool(s, ok);

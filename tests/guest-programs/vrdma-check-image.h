@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * Memory images of vrdma-check: patterns that depend on nothing but a seed and a position, and layouts of one message in
- * many pieces. Knows no RDMA.
+ * Memory images of vrdma-check: patterns that depend on nothing but a seed and a position, and
+ * layouts of one message in many pieces. Knows no RDMA.
  */
 #ifndef VRDMA_CHECK_IMAGE_H
 #define VRDMA_CHECK_IMAGE_H
@@ -19,7 +19,10 @@ struct layout {
 	} piece[MAX_PIECES];
 };
 
-/* splitmix64: byte i of the stream `seed` does not depend on where or in which pieces it is written. */
+/*
+ * splitmix64: byte i of the stream `seed` does not depend on where or in which pieces it is
+ * written.
+ */
 static uint64_t mix(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
@@ -40,7 +43,10 @@ static void pattern(uint8_t *out, uint64_t seed, size_t from, size_t len)
 	}
 }
 
-/* Shape 0: one piece. 1: two. 2: five, one of them empty. 3: many, last piece first in memory. Odd gaps between. */
+/*
+ * Shape 0: one piece. 1: two. 2: five, one of them empty. 3: many, last piece first in memory. Odd
+ * gaps between.
+ */
 static struct layout make_layout(uint32_t len, uint32_t shape, uint64_t seed, uint32_t max_pieces)
 {
 	static const uint32_t counts[NUM_SHAPES] = { 1, 2, 5, MAX_PIECES };

@@ -2,12 +2,14 @@
 /*
  * vrdma-check: moves data between two machines by RDMA and looks at every byte.
  *
- * perftest measures and checks nothing; this program is the opposite. Each step fills both memories with known patterns, performs
- * one operation (often as several work requests in one post, with scatter-gather lists of odd shapes on both sides) and
- * compares whole images: the bytes that should have changed, and all others, guards around the buffers
- * included. It uses plain libibverbs, so that it runs the same on any device that is to be compared.
+ * perftest measures and checks nothing; this program is the opposite. Each step fills both memories
+ * with known patterns, performs one operation (often as several work requests in one post, with
+ * scatter-gather lists of odd shapes on both sides) and compares whole images: the bytes that
+ * should have changed, and all others, guards around the buffers included. It uses plain
+ * libibverbs, so that it runs the same on any device that is to be compared.
  *
- * The server is started first and knows only its device; the client (-c HOST) decides everything and both talk over TCP:
+ * The server is started first and knows only its device; the client (-c HOST) decides everything
+ * and both talk over TCP:
  *
  *     client                           server
  *     step: op, length, shape, seed -> prepares memory, posts receives
@@ -15,7 +17,8 @@
  *     done                          -> looks at its memory
  *                                   <- verdict
  *
- * For each operation both sides print one JSON line {"op","ok","bytes","seconds"}; exit status 0 only if all were verified.
+ * For each operation both sides print one JSON line {"op","ok","bytes","seconds"}; exit status 0
+ * only if all were verified.
  *
  * Build: gcc -O2 -Wall -Wextra -o vrdma-check vrdma-check.c -libverbs -lpthread
  */
@@ -43,8 +46,10 @@ enum op { OP_WRITE, OP_WRITE_IMM, OP_READ, OP_SEND, OP_ATOMIC, OP_COUNT };
 static const char *const op_names[OP_COUNT] = { "write", "write-imm", "read", "send", "atomic" };
 
 /* Lengths at which implementations break: nothing, odd, around packet, page and segment sizes. */
-static const uint32_t lengths[] = { 0,	  1,	3,    7,    8,	  63,	 64,	65,    255,   1023,   1024,    1025,	2049,
-				    4095, 4096, 4097, 8191, 12289, 65535, 65536, 65537, 262145, 1048575, 1048576, 1048577 };
+static const uint32_t lengths[] = {
+	0, 1, 3, 7, 8, 63, 64, 65, 255, 1023, 1024, 1025, 2049, 4095, 4096, 4097, 8191, 12289,
+	65535, 65536, 65537, 262145, 1048575, 1048576, 1048577
+};
 enum { NUM_LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
 
 struct options {
@@ -84,7 +89,7 @@ struct side {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
-	struct ibv_mr *mr[2];		/* the same memory twice: neighbours in a list use different keys */
+	struct ibv_mr *mr[2];	/* the same memory twice: neighbours in a list use different keys */
 	uint8_t *region, *image;
 	size_t region_len;
 	uint32_t max_inline, max_sge, pieces;	/* pieces: what both sides can put in one list */
@@ -116,7 +121,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- TCP ------------------------------------------------------------------------------------------ */
+/* ---- TCP ------------------------------------------------------------------------------------- */
 
 static void put(struct side *s, const void *data, size_t len)
 {
@@ -185,12 +190,13 @@ static bool check_image(struct side *s, const struct layout *l, const char *what
 		return true;
 	for (i = 0; s->region[i] == s->image[i]; i++)
 		;
-	complain("%s: byte %u of %u is %02x instead of %02x (%u pieces, first at %u of %u bytes)", what, i, l->span,
-		 s->region[i], s->image[i], l->num, l->piece[0].at, l->piece[0].len);
+	complain("%s: byte %u of %u is %02x instead of %02x (%u pieces, first at %u of %u bytes)",
+		 what, i, l->span, s->region[i], s->image[i], l->num, l->piece[0].at,
+		 l->piece[0].len);
 	return false;
 }
 
-/* ---- Verbs ---------------------------------------------------------------------------------------- */
+/* ---- Verbs ----------------------------------------------------------------------------------- */
 
 static bool wait_event(struct side *s)
 {
@@ -204,7 +210,10 @@ static bool wait_event(struct side *s)
 	return !ibv_req_notify_cq(s->cq, 0);
 }
 
-/* One completion that must be a success; with -e the thread sleeps until the device says that there is one. */
+/*
+ * One completion that must be a success; with -e the thread sleeps until the device says that there
+ * is one.
+ */
 static bool wait_wc(struct side *s, struct ibv_wc *wc)
 {
 	double end = now() + TIMEOUT_S;
@@ -218,7 +227,8 @@ static bool wait_wc(struct side *s, struct ibv_wc *wc)
 		}
 		if (n) {
 			if (wc->status != IBV_WC_SUCCESS)
-				complain("completion: %s (vendor error %u)", ibv_wc_status_str(wc->status), wc->vendor_err);
+				complain("completion: %s (vendor error %u)",
+					 ibv_wc_status_str(wc->status), wc->vendor_err);
 			return wc->status == IBV_WC_SUCCESS;
 		}
 		if (s->plan.events ? !wait_event(s) : now() > end) {
@@ -228,7 +238,8 @@ static bool wait_wc(struct side *s, struct ibv_wc *wc)
 	}
 }
 
-static uint32_t fill_sges(struct side *s, const struct layout *l, uint32_t first, uint32_t num, struct ibv_sge *sge)
+static uint32_t fill_sges(struct side *s, const struct layout *l, uint32_t first, uint32_t num,
+			  struct ibv_sge *sge)
 {
 	uint32_t i, bytes = 0;
 
@@ -267,10 +278,11 @@ static enum ibv_wr_opcode wr_opcode(const struct step *step)
 }
 
 /*
- * Posts the step as one list, only the last work request signaled. RDMA messages are cut into up to three
- * requests; the immediate goes with the last.
+ * Posts the step as one list, only the last work request signaled. RDMA messages are cut into up to
+ * three requests; the immediate goes with the last.
  */
-static bool post_step(struct side *s, const struct step *step, const struct layout *l, uint32_t remote_at)
+static bool post_step(struct side *s, const struct step *step, const struct layout *l,
+		      uint32_t remote_at)
 {
 	uint32_t parts = step->op == OP_SEND || l->num < 3 ? 1 : 3, i, first = 0, sent = 0;
 	struct ibv_sge sge[MAX_PIECES];
@@ -309,8 +321,8 @@ static void make_qp(struct side *s)
 		.send_cq = s->cq,
 		.recv_cq = s->cq,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 2 * WINDOW, .max_recv_wr = 4, .max_send_sge = s->max_sge, .max_recv_sge = s->max_sge,
-			 .max_inline_data = INLINE },
+		.cap = { .max_send_wr = 2 * WINDOW, .max_recv_wr = 4, .max_send_sge = s->max_sge,
+			 .max_recv_sge = s->max_sge, .max_inline_data = INLINE },
 	};
 
 	s->qp = ibv_create_qp(s->pd, &init);
@@ -330,10 +342,12 @@ static void connect_qp(struct side *s)
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = (uint8_t)s->opt.ib_port,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+				   IBV_ACCESS_REMOTE_ATOMIC,
 	};
 
-	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			  IBV_QP_ACCESS_FLAGS))
 		die("ibv_modify_qp to INIT");
 	put(s, &s->local, sizeof(s->local));
 	get(s, &s->remote, sizeof(s->remote));
@@ -346,15 +360,18 @@ static void connect_qp(struct side *s)
 		.max_dest_rd_atomic = WINDOW,
 		.min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = (uint8_t)s->opt.ib_port,
-			     .grh = { .dgid = s->remote.gid, .sgid_index = (uint8_t)s->opt.gid_index, .hop_limit = 64 } },
+			     .grh = { .dgid = s->remote.gid,
+				      .sgid_index = (uint8_t)s->opt.gid_index, .hop_limit = 64 } },
 	};
-	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			  IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			  IBV_QP_MIN_RNR_TIMER))
 		die("ibv_modify_qp to RTR");
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7, .rnr_retry = 7,
-				     .sq_psn = s->local.psn, .max_rd_atomic = WINDOW };
-	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7,
+				     .rnr_retry = 7, .sq_psn = s->local.psn,
+				     .max_rd_atomic = WINDOW };
+	if (ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			  IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
 		die("ibv_modify_qp to RTS");
 	put_bool(s, true);
 	get_bool(s);
@@ -372,7 +389,8 @@ static void open_device(struct side *s)
 			s->ctx = ibv_open_device(list[i]);
 	}
 	errno = ENODEV;
-	if (!s->ctx || ibv_query_device(s->ctx, &dev) || ibv_query_port(s->ctx, (uint8_t)s->opt.ib_port, &port) ||
+	if (!s->ctx || ibv_query_device(s->ctx, &dev) ||
+	    ibv_query_port(s->ctx, (uint8_t)s->opt.ib_port, &port) ||
 	    ibv_query_gid(s->ctx, (uint8_t)s->opt.ib_port, s->opt.gid_index, &s->local.gid))
 		die("no such device, port or GID");
 	ibv_free_device_list(list);
@@ -388,7 +406,8 @@ static void open_device(struct side *s)
 
 static void open_memory(struct side *s)
 {
-	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		     IBV_ACCESS_REMOTE_ATOMIC;
 	int i;
 
 	s->region_len = (size_t)s->plan.max_len + 2 * GUARD + MAX_PIECES * MAX_GAP;
@@ -404,12 +423,15 @@ static void open_memory(struct side *s)
 	s->local.addr = (uintptr_t)s->region;
 }
 
-/* ---- WRITE, WRITE_WITH_IMM, READ, SEND ------------------------------------------------------------- */
+/* ---- WRITE, WRITE_WITH_IMM, READ, SEND ------------------------------------------------------- */
 
-/* Where the server's memory takes or gives the message: one piece for RDMA, scattered for receives. */
+/*
+ * Where the server's memory takes or gives the message: one piece for RDMA, scattered for receives.
+ */
 static struct layout server_layout(struct side *s, const struct step *step)
 {
-	return make_layout(step->len, step->op == OP_SEND ? (step->shape + 1) % NUM_SHAPES : 0, step->seed + 7, s->pieces);
+	return make_layout(step->len, step->op == OP_SEND ? (step->shape + 1) % NUM_SHAPES : 0,
+			   step->seed + 7, s->pieces);
 }
 
 static bool client_step(struct side *s, const struct step *step)
@@ -426,7 +448,8 @@ static bool client_step(struct side *s, const struct step *step)
 		memcpy(s->region, s->image, l.span);
 	put(s, step, sizeof(*step));
 	ready = get_bool(s);
-	ok = ready && post_step(s, step, &l, there.piece[0].at) && wait_wc(s, &wc) && check_image(s, &l, op_names[step->op]);
+	ok = ready && post_step(s, step, &l, there.piece[0].at) && wait_wc(s, &wc) &&
+	     check_image(s, &l, op_names[step->op]);
 	put_bool(s, ok);
 	verdict = get_bool(s);
 	return ok && verdict;
@@ -441,11 +464,12 @@ static bool check_receive(struct side *s, const struct step *step)
 		return false;
 	if (wc.wr_id == 77 && wc.byte_len == step->len && wc.qp_num == s->qp->qp_num &&
 	    wc.opcode == (step->op == OP_SEND ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM) &&
-	    !!(wc.wc_flags & IBV_WC_WITH_IMM) == imm && (!imm || be32toh(wc.imm_data) == (uint32_t)step->seed))
+	    !!(wc.wc_flags & IBV_WC_WITH_IMM) == imm &&
+	    (!imm || be32toh(wc.imm_data) == (uint32_t)step->seed))
 		return true;
-	complain("receive completion: wr_id %llu, opcode %d, %u bytes of %u, flags %x, immediate %x instead of %x",
-		 (unsigned long long)wc.wr_id, wc.opcode, wc.byte_len, step->len, wc.wc_flags, be32toh(wc.imm_data),
-		 (uint32_t)step->seed);
+	complain("receive completion: wr_id %llu, opcode %d, %u bytes of %u, flags %x, "
+		 "immediate %x instead of %x", (unsigned long long)wc.wr_id, wc.opcode, wc.byte_len,
+		 step->len, wc.wc_flags, be32toh(wc.imm_data), (uint32_t)step->seed);
 	return false;
 }
 
@@ -466,7 +490,10 @@ static bool server_step(struct side *s, const struct step *step)
 	put_bool(s, ok);
 	done = get_bool(s);
 	if (ok && done && (step->op == OP_SEND || step->op == OP_WRITE_IMM)) {
-		/* A write with immediate is in several parts: its completion counts the bytes of the last only. */
+		/*
+		 * A write with immediate is in several parts: its completion counts the bytes of
+		 * the last only.
+		 */
 		struct step last = *step;
 		struct layout cut = make_layout(step->len, step->shape, step->seed, s->pieces);
 
@@ -485,12 +512,12 @@ static bool server_step(struct side *s, const struct step *step)
 
 #include "vrdma-check-atomic.h"
 
-/* ---- Both sides ------------------------------------------------------------------------------------ */
+/* ---- Both sides ------------------------------------------------------------------------------ */
 
 static void report(enum op op, bool ok, uint64_t bytes, double start)
 {
-	printf("{\"op\":\"%s\",\"ok\":%s,\"bytes\":%llu,\"seconds\":%.6f}\n", op_names[op], ok ? "true" : "false",
-	       (unsigned long long)bytes, now() - start);
+	printf("{\"op\":\"%s\",\"ok\":%s,\"bytes\":%llu,\"seconds\":%.6f}\n", op_names[op],
+	       ok ? "true" : "false", (unsigned long long)bytes, now() - start);
 	fflush(stdout);
 }
 
@@ -517,7 +544,8 @@ static bool client_op(struct side *s, enum op op)
 		ok = client_step(s, &step);
 		bytes += step.len;
 		if (!ok)
-			complain("%s of %u bytes in shape %u failed", op_names[op], step.len, step.shape);
+			complain("%s of %u bytes in shape %u failed", op_names[op], step.len,
+				 step.shape);
 	}
 	step.kind = STEP_END;
 	put(s, &step, sizeof(step));
@@ -565,7 +593,8 @@ static bool run(struct side *s)
 static void close_all(struct side *s)
 {
 	if (ibv_dereg_mr(s->mr[0]) || ibv_dereg_mr(s->mr[1]) || ibv_destroy_cq(s->cq) ||
-	    ibv_destroy_comp_channel(s->channel) || ibv_dealloc_pd(s->pd) || ibv_close_device(s->ctx))
+	    ibv_destroy_comp_channel(s->channel) || ibv_dealloc_pd(s->pd) ||
+	    ibv_close_device(s->ctx))
 		die("closing");
 	free(s->image);
 	free(s->region);
@@ -574,11 +603,16 @@ static void close_all(struct side *s)
 
 __attribute__((noreturn)) static void usage(void)
 {
-	fprintf(stderr, "usage: vrdma-check [-d device] [-g gid-index] [-i port] [-p tcp-port]                  (server)\n"
-			"       vrdma-check -c host [the same] [-s max-bytes] [-n rounds] [-e] [-t threads] op...  (client)\n"
-			"  op: write write-imm read send atomic      -e: wait for events instead of polling\n"
-			"  -t: threads of the server that add to the word of FETCH_ADD (needs two CPUs there, and\n"
-			"      a device whose atomics are atomic against the CPU)\n");
+	fprintf(stderr,
+		"usage: vrdma-check [-d device] [-g gid-index] [-i port] [-p tcp-port]"
+		"                  (server)\n"
+		"       vrdma-check -c host [the same] [-s max-bytes] [-n rounds] [-e] [-t threads]"
+		" op...  (client)\n"
+		"  op: write write-imm read send atomic "
+		"     -e: wait for events instead of polling\n"
+		"  -t: threads of the server that add to the word of FETCH_ADD (needs two CPUs"
+		" there, and\n"
+		"      a device whose atomics are atomic against the CPU)\n");
 	exit(2);
 }
 
@@ -599,7 +633,8 @@ static void parse(struct options *opt, int argc, char **argv)
 {
 	int c;
 
-	*opt = (struct options){ .gid_index = 1, .port = 18600, .ib_port = 1, .max_len = 1048577, .rounds = 1 };
+	*opt = (struct options){ .gid_index = 1, .port = 18600, .ib_port = 1, .max_len = 1048577,
+				 .rounds = 1 };
 	while ((c = getopt(argc, argv, "d:c:g:i:p:s:n:t:e")) != -1) {
 		unsigned long v = optarg ? strtoul(optarg, NULL, 0) : 0;
 
@@ -626,7 +661,8 @@ static void exchange_plan(struct side *s)
 	int i;
 
 	if (s->opt.host) {
-		s->plan = (struct plan){ .events = s->opt.events, .max_len = s->opt.max_len, .threads = s->opt.threads,
+		s->plan = (struct plan){ .events = s->opt.events, .max_len = s->opt.max_len,
+					 .threads = s->opt.threads,
 					 .num_ops = (uint32_t)s->opt.num_ops };
 		for (i = 0; i < s->opt.num_ops; i++)
 			s->plan.ops[i] = s->opt.ops[i];

@@ -2,16 +2,22 @@
 /*
  * vrdma-life: a program with posted work to whom something happens.
  *
- *     vrdma-life poll    posts work that nothing completes, then only polls      ) both end with 0 when everything outstanding came back
- *     vrdma-life sleep   the same, then sleeps in ibv_get_cq_event               ) as WR_FLUSH_ERR, a new post fails, and the event came
+ *     vrdma-life poll    posts work that nothing completes, then only polls
+ *     vrdma-life sleep   the same, then sleeps in ibv_get_cq_event; both end with 0 when everything
+ *                        outstanding came back as WR_FLUSH_ERR, a new post fails, and the event
+ *                        came
  *     vrdma-life busy    writes and compares without end, and ends as `poll` does
- *     vrdma-life fork    children of a process with posted work: they have no doorbell, the parent's work goes on
+ *     vrdma-life fork    children of a process with posted work: they have no doorbell, the
+ *                        parent's work goes on
  *     vrdma-life exec    posts work and becomes another program
- *     vrdma-life pin     registers memory whose first page comes when /tmp/let-go exists; the device must be lost by then
- *     vrdma-life memory  -p PFN: a region with pages from frame PFN on (root): written by the device and compared; with -s seconds: again and again
+ *     vrdma-life pin     registers memory whose first page comes when /tmp/let-go exists; the
+ *                        device must be lost by then
+ *     vrdma-life memory  -p PFN: a region with pages from frame PFN on (root): written by the
+ *                        device and compared; with -s seconds: again and again
  *
- * "holding" is printed when there is something to lose; then one JSON line says what came of it. Work is posted between two QPs of one
- * device, so that no peer is needed: a SEND without a receive waits in its queue (infinite RNR retries), receives wait in the other.
+ * "holding" is printed when there is something to lose; then one JSON line says what came of it.
+ * Work is posted between two QPs of one device, so that no peer is needed: a SEND without a receive
+ * waits in its queue (infinite RNR retries), receives wait in the other.
  *
  * Build: gcc -O2 -Wall -Wextra -o vrdma-life vrdma-life.c -libverbs -lpthread
  */
@@ -59,16 +65,16 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-#define CHECK(condition)                                                                                               \
-	do {                                                                                                           \
-		if (!(condition)) {                                                                                    \
-			printf("{\"ok\":false,\"error\":\"%s, line %d: %s (%s)\"}\n", __func__, __LINE__, #condition, \
-			       strerror(errno));                                                                       \
-			exit(1);                                                                                       \
-		}                                                                                                      \
+#define CHECK(condition)                                                                      \
+	do {                                                                                  \
+		if (!(condition)) {                                                           \
+			printf("{\"ok\":false,\"error\":\"%s, line %d: %s (%s)\"}\n", __func__, \
+			       __LINE__, #condition, strerror(errno));                        \
+			exit(1);                                                              \
+		}                                                                             \
 	} while (0)
 
-/* ---- Verbs ------------------------------------------------------------------------------------------ */
+/* ---- Verbs ----------------------------------------------------------------------------------- */
 
 static void open_device(const char *name, size_t bytes)
 {
@@ -83,9 +89,11 @@ static void open_device(const char *name, size_t bytes)
 	me.pd = ibv_alloc_pd(me.ctx);
 	CHECK(me.pd && !ibv_query_gid(me.ctx, 1, me.gid_index, &me.gid));
 	me.half = bytes / 2;
-	me.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	me.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	CHECK(me.memory != MAP_FAILED);
-	me.mr = ibv_reg_mr(me.pd, me.memory, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	me.mr = ibv_reg_mr(me.pd, me.memory, bytes,
+			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	CHECK(me.mr);
 	me.channel = ibv_create_comp_channel(me.ctx);
 	CHECK(me.channel);
@@ -99,7 +107,8 @@ static struct ibv_qp *make_qp(void)
 		.send_cq = me.cq,
 		.recv_cq = me.cq,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1,
+			 .max_recv_sge = 1 },
 	};
 	struct ibv_qp *qp = ibv_create_qp(me.pd, &init);
 
@@ -109,28 +118,37 @@ static struct ibv_qp *make_qp(void)
 
 static void connect_qp(struct ibv_qp *qp, uint32_t peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				    .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			     IBV_QP_ACCESS_FLAGS));
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
 		.dest_qp_num = peer,
 		.min_rnr_timer = 14,
 		.ah_attr = { .is_global = 1, .port_num = 1,
-			     .grh = { .dgid = me.gid, .sgid_index = (uint8_t)me.gid_index, .hop_limit = 1 } },
+			     .grh = { .dgid = me.gid, .sgid_index = (uint8_t)me.gid_index,
+				      .hop_limit = 1 } },
 	};
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	/* 7 RNR retries are without end (IBTA 9.7.5.2.8): a SEND waits for its receive as long as the device lives. */
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7 };
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			     IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			     IBV_QP_MIN_RNR_TIMER));
+	/*
+	 * 7 RNR retries are without end (IBTA 9.7.5.2.8): a SEND waits for its receive as long as
+	 * the device lives.
+	 */
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7,
+				     .rnr_retry = 7 };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			     IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static int post_receive(struct ibv_qp *qp, uint64_t id)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)me.memory + me.half, .length = PAGE, .lkey = me.mr->lkey };
+	struct ibv_sge sge = { .addr = (uintptr_t)me.memory + me.half, .length = PAGE,
+			       .lkey = me.mr->lkey };
 	struct ibv_recv_wr *bad, wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 };
 
 	return ibv_post_recv(qp, &wr, &bad);
@@ -139,8 +157,8 @@ static int post_receive(struct ibv_qp *qp, uint64_t id)
 static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t id, uint32_t len)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)me.memory, .length = len, .lkey = me.mr->lkey };
-	struct ibv_send_wr *bad, wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
-					.send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr *bad, wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1,
+					.opcode = opcode, .send_flags = IBV_SEND_SIGNALED };
 
 	wr.wr.rdma.remote_addr = (uintptr_t)me.memory + me.half;
 	wr.wr.rdma.rkey = me.mr->rkey;
@@ -181,7 +199,7 @@ static int post_for_ever(void)
 	return RECEIVES + 1;
 }
 
-/* ---- Losing the device ------------------------------------------------------------------------------ */
+/* ---- Losing the device ----------------------------------------------------------------------- */
 
 /* Does DEVICE_FATAL come, within a while? */
 static bool fatal_event(void)
@@ -199,7 +217,9 @@ static bool fatal_event(void)
 	return false;
 }
 
-/* `wc` and what else is outstanding come back flushed, nothing else does, and nothing new is taken. */
+/*
+ * `wc` and what else is outstanding come back flushed, nothing else does, and nothing new is taken.
+ */
 static void all_flushed(struct ibv_wc wc, int outstanding, double held)
 {
 	int left = outstanding;
@@ -214,7 +234,10 @@ static void all_flushed(struct ibv_wc wc, int outstanding, double held)
 	CHECK(post_receive(me.a, 5) && post(me.a, IBV_WR_SEND, 6, 8));
 	held = now() - held;
 	CHECK(fatal_event());
-	/* The device is gone, and with it the objects; that they can be given back, one by one, is the point. */
+	/*
+	 * The device is gone, and with it the objects; that they can be given back, one by one, is
+	 * the point.
+	 */
 	ibv_destroy_qp(me.a);
 	ibv_destroy_qp(me.b);
 	ibv_destroy_cq(me.cq);
@@ -277,7 +300,7 @@ static void hold_busy(void)
 	all_flushed(wc, n, start);
 }
 
-/* ---- fork, exec ------------------------------------------------------------------------------------- */
+/* ---- fork, exec ------------------------------------------------------------------------------ */
 
 /* The first address that is mapped from the device, or 0. */
 static uintptr_t device_mapping(void)
@@ -300,7 +323,10 @@ static void no_memory_there(int signal)
 	_exit(0);
 }
 
-/* In the child: nothing of the device is mapped, and a store where the parent has a doorbell is a SIGSEGV of the child alone. */
+/*
+ * In the child: nothing of the device is mapped, and a store where the parent has a doorbell is a
+ * SIGSEGV of the child alone.
+ */
 static void child(uintptr_t parents)
 {
 	if (device_mapping())
@@ -324,10 +350,13 @@ static void forks(void)
 			child(mapping);
 		memset(me.memory, i + 1, PAGE);
 		CHECK(!post(me.b, IBV_WR_RDMA_WRITE, i, PAGE));
-		CHECK(next().status == IBV_WC_SUCCESS && !memcmp(me.memory, me.memory + me.half, PAGE));
+		CHECK(next().status == IBV_WC_SUCCESS &&
+		      !memcmp(me.memory, me.memory + me.half, PAGE));
 		CHECK(waitpid(pid, &status, 0) == pid && !status);
 	}
-	/* The SEND that waited through all of this finds its receive, and nothing else completes. */
+	/*
+	 * The SEND that waited through all of this finds its receive, and nothing else completes.
+	 */
 	CHECK(!post_receive(me.b, 50));
 	for (i = 0; i < 2; i++)
 		CHECK(next().status == IBV_WC_SUCCESS);
@@ -343,7 +372,7 @@ static void execs(void)
 	CHECK(!"exec");
 }
 
-/* ---- A registration that lasts ------------------------------------------------------------------------ */
+/* ---- A registration that lasts --------------------------------------------------------------- */
 
 static struct {
 	int fd;
@@ -352,7 +381,8 @@ static struct {
 
 static void *give_page(void *unused)
 {
-	struct uffdio_zeropage zero = { .range = { .start = (uintptr_t)missing.page, .len = PAGE } };
+	struct uffdio_zeropage zero = { .range = { .start = (uintptr_t)missing.page,
+						   .len = PAGE } };
 
 	(void)unused;
 	while (access("/tmp/let-go", F_OK))
@@ -361,7 +391,9 @@ static void *give_page(void *unused)
 	return NULL;
 }
 
-/* The kernel pins the page inside of the call, and waits there for who gives it (userfaultfd(2)). */
+/*
+ * The kernel pins the page inside of the call, and waits there for who gives it (userfaultfd(2)).
+ */
 static void pin(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -371,7 +403,8 @@ static void pin(void)
 	unlink("/tmp/let-go");
 	missing.fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 	missing.page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	CHECK(missing.fd >= 0 && missing.page != MAP_FAILED && !ioctl(missing.fd, UFFDIO_API, &api));
+	CHECK(missing.fd >= 0 && missing.page != MAP_FAILED &&
+	      !ioctl(missing.fd, UFFDIO_API, &api));
 	range.range.start = (uintptr_t)missing.page;
 	range.range.len = PAGE;
 	CHECK(!ioctl(missing.fd, UFFDIO_REGISTER, &range));
@@ -382,7 +415,7 @@ static void pin(void)
 	printf("{\"ok\":true}\n");
 }
 
-/* ---- Memory at a place ------------------------------------------------------------------------------- */
+/* ---- Memory at a place ----------------------------------------------------------------------- */
 
 /* Pages of the region at or above frame `pfn` (Documentation/admin-guide/mm/pagemap.rst). */
 static uint64_t pages_from(uint64_t pfn)
@@ -413,11 +446,13 @@ static void memory(uint64_t pfn, double seconds)
 		for (i = 0; i < me.half; i++)
 			me.memory[i] = (unsigned char)(i * 31 + i / PAGE + rounds);
 		CHECK(!post(me.a, IBV_WR_RDMA_WRITE, rounds, (uint32_t)me.half));
-		CHECK(next().status == IBV_WC_SUCCESS && !memcmp(me.memory, me.memory + me.half, me.half));
+		CHECK(next().status == IBV_WC_SUCCESS &&
+		      !memcmp(me.memory, me.memory + me.half, me.half));
 		if (!rounds++)
 			puts("holding");
 	} while (now() < end);
-	printf("{\"ok\":true,\"pages\":%llu,\"rounds\":%llu}\n", (unsigned long long)pages, (unsigned long long)rounds);
+	printf("{\"ok\":true,\"pages\":%llu,\"rounds\":%llu}\n", (unsigned long long)pages,
+	       (unsigned long long)rounds);
 }
 
 int main(int argc, char **argv)
@@ -457,6 +492,8 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "memory"))
 		memory(pfn, seconds);
 	else
-		fprintf(stderr, "usage: vrdma-life [-d device] [-g gid-index] poll|sleep|busy|fork|exec|pin|memory [-p PFN] [-s seconds]\n");
+		fprintf(stderr,
+			"usage: vrdma-life [-d device] [-g gid-index] "
+			"poll|sleep|busy|fork|exec|pin|memory [-p PFN] [-s seconds]\n");
 	return 0;
 }

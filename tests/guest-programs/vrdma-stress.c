@@ -2,13 +2,15 @@
 /*
  * vrdma-stress: the life of verbs objects on one device, talking to itself.
  *
- * vrdma-check looks at data; this program looks at what happens around it: queues that fill, wrap and are reset with
- * completions still in the CQ, QPs that vanish, CQs that move, threads that share a queue, children that write to
- * the parent's pages, more QPs than one doorbell page has slots. Each scenario checks every completion it gets and that no
- * other comes. Plain libibverbs; what it demands is IBTA's, and not every device gives it (rdma_rxe leaves completions of an
+ * vrdma-check looks at data; this program looks at what happens around it: queues that fill, wrap
+ * and are reset with completions still in the CQ, QPs that vanish, CQs that move, threads that
+ * share a queue, children that write to the parent's pages, more QPs than one doorbell page has
+ * slots. Each scenario checks every completion it gets and that no other comes. Plain libibverbs;
+ * what it demands is IBTA's, and not every device gives it (rdma_rxe leaves completions of an
  * earlier life in the CQ after RESET, and so fails the first scenario).
  *
- * One JSON line {"op","ok","seconds"} per scenario; the first failure ends the program with status 1.
+ * One JSON line {"op","ok","seconds"} per scenario; the first failure ends the program with status
+ * 1.
  *
  * Build: gcc -O2 -Wall -Wextra -o vrdma-stress vrdma-stress.c -libverbs -lpthread
  */
@@ -26,7 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DEPTH = 16, MEMORY = 1 << 20, RECEIVE_AT = 1 << 16, RECEIVE_LEN = 4096, PATIENCE_S = 40, THREADS = 4 };
+enum { DEPTH = 16, MEMORY = 1 << 20, RECEIVE_AT = 1 << 16, RECEIVE_LEN = 4096, PATIENCE_S = 40,
+       THREADS = 4 };
 
 static struct {
 	struct ibv_context *ctx;
@@ -59,13 +62,13 @@ __attribute__((noreturn)) static void failed(const char *function, int line, con
 	exit(1);
 }
 
-#define CHECK(condition)                                                                                               \
-	do {                                                                                                           \
-		if (!(condition))                                                                                      \
-			failed(__func__, __LINE__, #condition);                                                        \
+#define CHECK(condition)                                        \
+	do {                                                    \
+		if (!(condition))                               \
+			failed(__func__, __LINE__, #condition); \
 	} while (0)
 
-/* ---- Verbs ------------------------------------------------------------------------------------------ */
+/* ---- Verbs ----------------------------------------------------------------------------------- */
 
 static struct ibv_qp *make_qp(struct ibv_cq *send, struct ibv_cq *recv, struct ibv_srq *srq)
 {
@@ -74,7 +77,8 @@ static struct ibv_qp *make_qp(struct ibv_cq *send, struct ibv_cq *recv, struct i
 		.recv_cq = recv,
 		.srq = srq,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1,
+			 .max_recv_sge = 1 },
 	};
 	struct ibv_qp *qp = ibv_create_qp(dev.pd, &init);
 
@@ -87,20 +91,24 @@ static void connect_qp(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			     IBV_QP_ACCESS_FLAGS));
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
 		.dest_qp_num = peer,
 		.min_rnr_timer = 1,
 		.ah_attr = { .is_global = 1, .port_num = 1,
-			     .grh = { .dgid = dev.gid, .sgid_index = (uint8_t)dev.gid_index, .hop_limit = 1 } },
+			     .grh = { .dgid = dev.gid, .sgid_index = (uint8_t)dev.gid_index,
+				      .hop_limit = 1 } },
 	};
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7, .rnr_retry = 7 };
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			     IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			     IBV_QP_MIN_RNR_TIMER));
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7,
+				     .rnr_retry = 7 };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			     IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static void reset_qp(struct ibv_qp *qp)
@@ -126,7 +134,8 @@ static void connect_pair(struct pair *p)
 
 static struct pair make_pair(struct ibv_cq *send_cq, struct ibv_cq *recv_cq, struct ibv_srq *srq)
 {
-	struct pair p = { send_cq, recv_cq, make_qp(send_cq, recv_cq, srq), make_qp(send_cq, recv_cq, srq) };
+	struct pair p = { send_cq, recv_cq, make_qp(send_cq, recv_cq, srq),
+			  make_qp(send_cq, recv_cq, srq) };
 
 	return p;
 }
@@ -140,7 +149,8 @@ static void destroy_pair(struct pair *p)
 static int post_send(struct ibv_qp *qp, uint64_t id, bool signaled, uint32_t len)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)dev.memory, .length = len, .lkey = dev.mr->lkey };
-	struct ibv_send_wr *bad, wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+	struct ibv_send_wr *bad, wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1,
+					.opcode = IBV_WR_SEND,
 					.send_flags = signaled ? IBV_SEND_SIGNALED : 0 };
 
 	return ibv_post_send(qp, &wr, &bad);
@@ -148,7 +158,8 @@ static int post_send(struct ibv_qp *qp, uint64_t id, bool signaled, uint32_t len
 
 static struct ibv_sge receive_sge(void)
 {
-	return (struct ibv_sge){ .addr = (uintptr_t)dev.memory + RECEIVE_AT, .length = RECEIVE_LEN, .lkey = dev.mr->lkey };
+	return (struct ibv_sge){ .addr = (uintptr_t)dev.memory + RECEIVE_AT, .length = RECEIVE_LEN,
+				 .lkey = dev.mr->lkey };
 }
 
 static int post_receive(struct ibv_qp *qp, uint64_t id)
@@ -182,9 +193,12 @@ static bool is_receive(const struct ibv_wc *wc)
 	return wc->opcode & IBV_WC_RECV;
 }
 
-/* ---- Scenarios -------------------------------------------------------------------------------------- */
+/* ---- Scenarios ------------------------------------------------------------------------------- */
 
-/* One life of a pair: both queues full to the brim, `how` decides what is polled before the next RESET. */
+/*
+ * One life of a pair: both queues full to the brim, `how` decides what is polled before the next
+ * RESET.
+ */
 static void live(struct pair *p, uint64_t base, int how)
 {
 	struct ibv_wc wc[DEPTH];
@@ -211,7 +225,10 @@ static void live(struct pair *p, uint64_t base, int how)
 	}
 }
 
-/* No completion of an earlier life may be seen after RESET, and nothing of it may be in the way of the next. */
+/*
+ * No completion of an earlier life may be seen after RESET, and nothing of it may be in the way of
+ * the next.
+ */
 static void reset(void)
 {
 	struct ibv_cq *send_cq = make_cq(4 * DEPTH), *recv_cq = make_cq(4 * DEPTH);
@@ -253,7 +270,10 @@ static void destroy(void)
 	CHECK(!ibv_destroy_cq(cq));
 }
 
-/* Slots of unsignaled requests come back with the next signaled one; the rings wrap hundreds of times. */
+/*
+ * Slots of unsignaled requests come back with the next signaled one; the rings wrap hundreds of
+ * times.
+ */
 static void unsignaled(void)
 {
 	struct ibv_cq *cq = make_cq(4 * DEPTH);
@@ -266,7 +286,8 @@ static void unsignaled(void)
 		CHECK(!post_receive(p.b, i));
 	while (received < 5000) {
 		struct ibv_wc wc;
-		int ret = sent < 5000 ? post_send(p.a, sent, sent % 8 == 7, 64 + sent % 100) : ENOMEM;
+		int ret = sent < 5000 ? post_send(p.a, sent, sent % 8 == 7, 64 + sent % 100) :
+			  ENOMEM;
 
 		CHECK(!ret || ret == ENOMEM);
 		sent += !ret;
@@ -321,7 +342,9 @@ static void shared_receive(void)
 	CHECK(!ibv_destroy_srq(srq) && !ibv_destroy_cq(cq));
 }
 
-/* A CQ grows and shrinks while completions arrive and wait in it: none lost, none twice, in order. */
+/*
+ * A CQ grows and shrinks while completions arrive and wait in it: none lost, none twice, in order.
+ */
 static void resize(void)
 {
 	static const int sizes[] = { 64, 33, 256, 20, 1024, 17 };
@@ -500,7 +523,7 @@ static void many(void)
 	free(p);
 }
 
-/* ---- Program ---------------------------------------------------------------------------------------- */
+/* ---- Program --------------------------------------------------------------------------------- */
 
 static void open_device(const char *name)
 {
@@ -540,7 +563,8 @@ int main(int argc, char **argv)
 		case 'q': dev.many = (uint32_t)atoi(optarg); break;
 		case 'f': CHECK(!ibv_fork_init()); break;
 		default:
-			fprintf(stderr, "usage: vrdma-stress [-d device] [-g gid-index] [-q QPs] [-f (ibv_fork_init)]\n");
+			fprintf(stderr, "usage: vrdma-stress [-d device] [-g gid-index] [-q QPs] "
+					"[-f (ibv_fork_init)]\n");
 			return 2;
 		}
 	}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * vrdma-verbs: what no other suite looks at, through plain libibverbs against one device that talks to itself.
+ * vrdma-verbs: what no other suite looks at, through plain libibverbs against one device that talks
+ * to itself.
  *
  * Each case makes its own QPs, provokes one thing and waits for what the standard says must follow:
  * events under moderation, the asynchronous events of CQs, SRQs and QPs, the states SQD and SQE;
@@ -79,7 +80,8 @@ static bool make(struct end *e, enum ibv_qp_type type, int scqe, bool srq, bool 
 {
 	struct ibv_srq_init_attr sattr = { .attr = { .max_wr = DEPTH, .max_sge = 1 } };
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1,
+			 .max_recv_sge = 1 },
 		.qp_type = type,
 		.sq_sig_all = sig_all,
 	};
@@ -114,20 +116,26 @@ static void drop(struct end *e)
 
 static bool connect_rc(struct end *e, uint32_t dest)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				 .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 	struct ibv_qp_attr rtr = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = dest, .max_dest_rd_atomic = 1,
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = dest,
+		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1,
-			     .grh = { .dgid = dev.gid, .sgid_index = (uint8_t)dev.gid_index, .hop_limit = 64 } },
+			     .grh = { .dgid = dev.gid, .sgid_index = (uint8_t)dev.gid_index,
+				      .hop_limit = 64 } },
 	};
-	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 2, .rnr_retry = 7, .max_rd_atomic = 1 };
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 2,
+				   .rnr_retry = 7, .max_rd_atomic = 1 };
 
-	TRY(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	TRY(!ibv_modify_qp(e->qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	TRY(!ibv_modify_qp(e->qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-						IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
+	TRY(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			   IBV_QP_ACCESS_FLAGS));
+	TRY(!ibv_modify_qp(e->qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			   IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			   IBV_QP_MIN_RNR_TIMER));
+	TRY(!ibv_modify_qp(e->qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
+			   IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
 	return true;
 }
 
@@ -136,7 +144,8 @@ static bool post_write(struct end *e, uint64_t id)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)dev.buf, .length = 8, .lkey = dev.mr->lkey };
 	struct ibv_send_wr wr = {
-		.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
 		.wr.rdma = { .remote_addr = (uintptr_t)dev.buf + 64, .rkey = dev.mr->rkey },
 	}, *bad;
 
@@ -156,7 +165,8 @@ static bool post_send(struct end *e, uint64_t id)
 
 static bool post_srq(struct end *e, int count)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)dev.buf + 1024, .length = 64, .lkey = dev.mr->lkey };
+	struct ibv_sge sge = { .addr = (uintptr_t)dev.buf + 1024, .length = 64,
+			       .lkey = dev.mr->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	while (count--)
@@ -197,7 +207,10 @@ static bool comp_event(struct end *e, int ms)
 	return true;
 }
 
-/* Waits until an asynchronous event of this kind comes for this object; others are acknowledged and passed over. */
+/*
+ * Waits until an asynchronous event of this kind comes for this object; others are acknowledged and
+ * passed over.
+ */
 static bool async_event(enum ibv_event_type type, const void *object, int ms)
 {
 	uint64_t end = now_us() + (uint64_t)ms * 1000;
@@ -208,9 +221,13 @@ static bool async_event(enum ibv_event_type type, const void *object, int ms)
 		struct ibv_async_event ev;
 		bool found;
 
-		if (now >= end || poll(&p, 1, (int)((end - now) / 1000) + 1) != 1 || ibv_get_async_event(dev.ctx, &ev))
+		if (now >= end || poll(&p, 1, (int)((end - now) / 1000) + 1) != 1 ||
+		    ibv_get_async_event(dev.ctx, &ev))
 			return false;
-		/* The element is a union of pointers, and of a port number, which no case waits for. */
+		/*
+		 * The element is a union of pointers, and of a port number, which no case waits
+		 * for.
+		 */
 		found = ev.event_type == type && (const void *)ev.element.qp == object;
 		ibv_ack_async_event(&ev);
 		if (found)
@@ -237,7 +254,8 @@ static bool set_state(struct ibv_qp *qp, enum ibv_qp_state to, int more, struct 
 
 static bool moderate(struct ibv_cq *cq, uint16_t count, uint16_t us)
 {
-	struct ibv_modify_cq_attr attr = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { count, us } };
+	struct ibv_modify_cq_attr attr = { .attr_mask = IBV_CQ_ATTR_MODERATE,
+					   .moderate = { count, us } };
 
 	TRY(!ibv_modify_cq(cq, &attr));
 	return true;
@@ -343,7 +361,8 @@ static bool case_sqd(struct end *e)
 	/* A post and a modify are not ordered: only what has completed has surely begun. */
 	TRY(post_write(e, 1));
 	TRY(completion(e->scq, WAIT_MS, &id) == IBV_WC_SUCCESS && id == 1);
-	TRY(set_state(e->qp, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY, (struct ibv_qp_attr){ .en_sqd_async_notify = 1 }));
+	TRY(set_state(e->qp, IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY,
+		      (struct ibv_qp_attr){ .en_sqd_async_notify = 1 }));
 	TRY(async_event(IBV_EVENT_SQ_DRAINED, e->qp, WAIT_MS));
 	TRY(!ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
 	TRY(attr.qp_state == IBV_QPS_SQD && !attr.sq_draining);
@@ -359,7 +378,9 @@ static bool case_sqe(struct end *e)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)dev.buf, .length = 8 };
 	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1,
-				       .grh = { .dgid = dev.gid, .sgid_index = (uint8_t)dev.gid_index, .hop_limit = 64 } };
+				       .grh = { .dgid = dev.gid,
+						.sgid_index = (uint8_t)dev.gid_index,
+						.hop_limit = 64 } };
 	struct ibv_send_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 				  .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_ah *ah;
@@ -375,11 +396,14 @@ static bool case_sqe(struct end *e)
 	wr.wr.ud.remote_qpn = e->qp->qp_num;
 	wr.wr.ud.remote_qkey = 0x1234;
 	sge.lkey = dev.mr->lkey ^ 0x01010100;
-	good = !ibv_post_send(e->qp, &wr, &bad) && completion(e->scq, WAIT_MS, NULL) == IBV_WC_LOC_PROT_ERR &&
+	good = !ibv_post_send(e->qp, &wr, &bad) &&
+	       completion(e->scq, WAIT_MS, NULL) == IBV_WC_LOC_PROT_ERR &&
 	       state(e->qp) == IBV_QPS_SQE;
 	sge.lkey = dev.mr->lkey;
-	good = good && set_state(e->qp, IBV_QPS_RTS, IBV_QP_CUR_STATE, (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_SQE }) &&
-	       !ibv_post_send(e->qp, &wr, &bad) && completion(e->scq, WAIT_MS, NULL) == IBV_WC_SUCCESS;
+	good = good && set_state(e->qp, IBV_QPS_RTS, IBV_QP_CUR_STATE,
+				 (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_SQE }) &&
+	       !ibv_post_send(e->qp, &wr, &bad) &&
+	       completion(e->scq, WAIT_MS, NULL) == IBV_WC_SUCCESS;
 	ibv_destroy_ah(ah);
 	return good || fail("state %d", state(e->qp));
 }
@@ -501,7 +525,8 @@ static const struct {
 	const char *name;
 	bool (*run)(struct end *e);
 } cases[] = {
-	{ "moderation", case_moderation }, { "overflow", case_overflow }, { "srq-limit", case_srq_limit },
+	{ "moderation", case_moderation }, { "overflow", case_overflow },
+	{ "srq-limit", case_srq_limit },
 	{ "last-wqe", case_last_wqe },	   { "sqd", case_sqd },		  { "sqe", case_sqe },
 	{ "numbers", case_numbers },	   { "dmabuf", case_dmabuf },
 };
@@ -519,7 +544,8 @@ static bool open_device(const char *name)
 	TRY(!fcntl(dev.ctx->async_fd, F_SETFL, O_NONBLOCK));
 	TRY((dev.pd = ibv_alloc_pd(dev.ctx)));
 	TRY((dev.buf = aligned_alloc(4096, BYTES)));
-	TRY((dev.mr = ibv_reg_mr(dev.pd, dev.buf, BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
+	TRY((dev.mr = ibv_reg_mr(dev.pd, dev.buf, BYTES,
+				 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
 	TRY(!ibv_query_gid(dev.ctx, 1, dev.gid_index, &dev.gid));
 	return true;
 }
@@ -550,7 +576,8 @@ int main(int argc, char **argv)
 			return 2;
 	}
 	if (!device || !open_device(device)) {
-		fprintf(stderr, "usage: vrdma-verbs -d DEVICE -g GID_INDEX [CASE...]\n%s\n", dev.why);
+		fprintf(stderr, "usage: vrdma-verbs -d DEVICE -g GID_INDEX [CASE...]\n%s\n",
+			dev.why);
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * vrdma-vfio: opens a PCI function as a VMM does before it gives it to its guest, and maps a page for its DMA.
+ * vrdma-vfio: opens a PCI function as a VMM does before it gives it to its guest, and maps a page
+ * for its DMA.
  *
  * usage: vrdma-vfio GROUP ADDRESS        e.g. vrdma-vfio 7 0000:41:10.0
  *
- * Container, group, IOMMU type 1, one mapping, the device's descriptor and its configuration space: every step by the kernel's
- * interface (Documentation/driver-api/vfio.rst), so that what a pod may not do fails here by name. Exit status 0 only if all was done.
+ * Container, group, IOMMU type 1, one mapping, the device's descriptor and its configuration space:
+ * every step by the kernel's interface (Documentation/driver-api/vfio.rst), so that what a pod may
+ * not do fails here by name. Exit status 0 only if all was done.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +56,8 @@ int main(int argc, char **argv)
 	if (ioctl(group, VFIO_GROUP_GET_STATUS, &status))
 		return fails("VFIO_GROUP_GET_STATUS");
 	if (!(status.flags & VFIO_GROUP_FLAGS_VIABLE)) {
-		fprintf(stderr, "group %s is not viable: another driver has a function of it\n", argv[1]);
+		fprintf(stderr, "group %s is not viable: another driver has a function of it\n",
+			argv[1]);
 		return 1;
 	}
 	if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &container))

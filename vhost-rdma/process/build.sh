@@ -34,7 +34,8 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	done
 	# Our provider is a part of the library: no file in /etc has to name it.
 	sources='local/device.c local/kernel.c local/kernel_dm.c local/memory.c local/session.c'
-	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c local/cm.c local/idle.c"
+	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c local/cm.c"
+	sources="$sources local/idle.c"
 	for file in ah cq cq_ex dm mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done
@@ -49,12 +50,14 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	echo "$source $stamp" > "$tree/.made-of"
 fi
 mkdir -p "$tree/libibverbs/local"
-for file in ah.c cq.c cq_ex.c dm.c mr.c post.c post_ex.c qp.c srq.c virtio_rdma.c virtio_rdma.h doorbell.h; do
+for file in ah.c cq.c cq_ex.c dm.c mr.c post.c post_ex.c qp.c srq.c virtio_rdma.c virtio_rdma.h \
+	doorbell.h; do
 	cp "$guest/provider/$file" "$tree/libibverbs/local/"
 done
 # Two sources have the same name: rings of the guest's provider, memory of ours.
 cp "$guest/provider/memory.c" "$tree/libibverbs/local/rings.c"
-cp "$guest/kernel/qp_attr.h" "$here"/provider/*.[ch] "$guest/include/virtio_rdma_uapi.h" "$abi" "$tree/libibverbs/local/"
+cp "$guest/kernel/qp_attr.h" "$here"/provider/*.[ch] "$guest/include/virtio_rdma_uapi.h" \
+	"$abi" "$tree/libibverbs/local/"
 
 generator=Ninja
 command -v ninja > /dev/null || generator='Unix Makefiles'

@@ -145,7 +145,10 @@ impl Aio {
         match made {
             Ok(aio) => Some(aio),
             Err(error) => {
-                tracing::warn!(%error, "no asynchronous I/O: a VMM that fills its own eventfds may hold others up");
+                tracing::warn!(
+                    %error,
+                    "no asynchronous I/O: a VMM that fills its own eventfds may hold others up"
+                );
                 None
             }
         }

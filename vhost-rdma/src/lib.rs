@@ -2,9 +2,9 @@
 //!
 //! Data flows one way: `device` (vhost-user, virtqueues) to `shard` (whose turn it is) to `soft`
 //! (verbs) to `link` (how a request reaches its peer), each over the crate `memory`, the only
-//! one that touches a guest's memory. `worker` gives shards their threads and clock. Beside them stands the
-//! operator's side: `node` holds the rules of networks and NICs, `admin` serves them, `cli` asks.
-//! docs/ARCHITECTURE.md says why.
+//! one that touches a guest's memory. `worker` gives shards their threads and clock. Beside them
+//! stands the operator's side: `node` holds the rules of networks and NICs, `admin` serves them,
+//! `cli` asks. docs/ARCHITECTURE.md says why.
 
 pub mod admin;
 pub mod channel;

@@ -41,7 +41,11 @@ impl Mark {
         match File::create_new(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 // The session works without; only the next daemon would not know of it.
-                tracing::warn!(path = %self.path.display(), %error, "cannot note that a VMM is connected");
+                tracing::warn!(
+                    path = %self.path.display(),
+                    %error,
+                    "cannot note that a VMM is connected"
+                );
             }
             _ => {}
         }
@@ -63,7 +67,11 @@ pub(crate) fn remove(socket: &Path) {
 fn forget(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "cannot remove the note that a VMM is connected");
+            tracing::warn!(
+                path = %path.display(),
+                %error,
+                "cannot remove the note that a VMM is connected"
+            );
         }
         _ => {}
     }

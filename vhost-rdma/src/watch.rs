@@ -1,8 +1,8 @@
 //! The one thread of a process that waits for VMMs while nothing happens.
 //!
-//! Sockets and descriptors of all NICs are in one epoll set, and what comes is handed on at once: to
-//! a thread of that connection ([`OnCall`]), which this one starts if there is none. So nothing that
-//! a VMM can make long happens here, and a NIC whose guest is idle has no thread.
+//! Sockets and descriptors of all NICs are in one epoll set, and what comes is handed on at once:
+//! to a thread of that connection ([`OnCall`]), which this one starts if there is none. So nothing
+//! that a VMM can make long happens here, and a NIC whose guest is idle has no thread.
 //!
 //! But for one thing: to put an eventfd into the set, or to take it out, waits for whoever signals
 //! it, with the set's own lock held. Whoever does that sees how long it takes, and gives such a VMM

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::environment::check_container_id;
+use crate::error::undecodable;
 use crate::result::{AddResult, Cidr, Dns};
 use crate::{Code, Error, Version};
 
@@ -165,8 +166,4 @@ fn field<T: DeserializeOwned + Default>(
         None => Ok(T::default()),
         Some(value) => T::deserialize(value).map_err(|error| undecodable(key, &error)),
     }
-}
-
-pub(crate) fn undecodable(what: &str, error: &serde_json::Error) -> Error {
-    Error::new(Code::DECODING, format!("{what} does not decode: {error}"))
 }

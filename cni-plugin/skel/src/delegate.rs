@@ -169,7 +169,7 @@ impl<'a> Ipam<'a> {
         let read = |bytes: Vec<u8>| {
             let what = self.0.kind;
             let value: Value = serde_json::from_slice(&bytes)
-                .map_err(|error| crate::config::undecodable("its answer", &error).during(what))?;
+                .map_err(|error| crate::error::undecodable("its answer", &error).during(what))?;
             AddResult::from_json(&value, self.0.network.version).map_err(|error| error.during(what))
         };
         self.0.run(Command::Add).and_then(read).map_err(|error| match self.del() {

@@ -93,3 +93,8 @@ impl Error {
         Some(Self { code, msg: text("msg"), details: text("details") })
     }
 }
+
+/// What does not decode.
+pub(crate) fn undecodable(what: &str, error: &serde_json::Error) -> Error {
+    Error::new(Code::DECODING, format!("{what} does not decode: {error}"))
+}

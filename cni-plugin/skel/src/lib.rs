@@ -34,7 +34,11 @@
 //!     }
 //! }
 //!
-//! let environment = Environment::from([("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0")]);
+//! let environment = Environment::from([
+//!     ("CNI_COMMAND", "DEL"),
+//!     ("CNI_CONTAINERID", "c1"),
+//!     ("CNI_IFNAME", "eth0"),
+//! ]);
 //! let mut out = Vec::new();
 //! let config = br#"{"cniVersion": "1.0.0", "name": "net", "type": "nothing"}"#;
 //! let status = run_with(&Nothing, &environment, &mut config.as_slice(), &mut out);

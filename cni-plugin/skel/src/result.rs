@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::config::undecodable;
+use crate::error::undecodable;
 use crate::{Code, Error, Version};
 
 /// Fields that are not known, kept as they came.

@@ -244,7 +244,8 @@ fn bad_configurations() {
 fn gc_reads_either_name_of_the_list_and_null_for_an_empty_one() {
     let base = json!({"cniVersion": "1.1.0", "name": "net", "type": "quiet"});
     let three = json!([
-        {"containerID": "a", "ifname": "e"}, {"containerID": "b", "ifname": "e"}, {"containerID": "c", "ifname": "e"}
+        {"containerID": "a", "ifname": "e"}, {"containerID": "b", "ifname": "e"},
+        {"containerID": "c", "ifname": "e"}
     ]);
     for (key, value, status) in [
         ("cni.dev/valid-attachments", three.clone(), 1),

@@ -47,7 +47,8 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("ipam");
         let notes = format!(
-            "#!/bin/sh\necho \"$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS $CNI_ARGS\" >> {0}/calls\ncat > {0}/stdin\n{body}\n",
+            "#!/bin/sh\necho \"$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS $CNI_ARGS\" >> \
+             {0}/calls\ncat > {0}/stdin\n{body}\n",
             dir.path().display()
         );
         fs::write(&script, notes).unwrap();
@@ -81,7 +82,10 @@ impl Bench {
 }
 
 fn config() -> Value {
-    json!({"cniVersion": "1.0.0", "name": "net", "type": "t", "x": [1], "ipam": {"type": "ipam"}, "prevResult": {}})
+    json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "t", "x": [1], "ipam": {"type": "ipam"},
+        "prevResult": {}
+    })
 }
 
 #[test]

@@ -15,7 +15,10 @@ fn newest() -> Value {
             {"address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 0},
             {"address": "fd00::2/64", "interface": 0},
         ],
-        "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 9, "scope": 0}],
+        "routes": [{
+            "dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1360, "priority": 5,
+            "table": 9, "scope": 0
+        }],
         "dns": {"nameservers": ["10.1.0.1"], "domain": "x", "search": ["y"], "options": ["z"]},
         "vendor": true,
     })
@@ -47,7 +50,10 @@ fn each_version_has_its_fields() {
 
 #[test]
 fn nulls_of_go_are_empty_lists() {
-    let value = json!({"cniVersion": "1.0.0", "interfaces": null, "ips": null, "routes": null, "dns": {"search": null}});
+    let value = json!({
+        "cniVersion": "1.0.0", "interfaces": null, "ips": null, "routes": null,
+        "dns": {"search": null}
+    });
     let result = AddResult::from_json(&value, Version::V1_0_0).unwrap();
     assert_eq!(result, AddResult::default());
     assert_eq!(result.to_json(Version::V1_0_0), json!({"cniVersion": "1.0.0", "dns": {}}));
@@ -56,8 +62,10 @@ fn nulls_of_go_are_empty_lists() {
 #[test]
 fn a_further_interface_gets_the_next_index_and_ours_come_after_theirs() {
     let mut result = AddResult::from_json(&newest(), Version::V1_1_0).unwrap();
-    let ipam = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}], "routes": [{"dst": "10.8.0.0/16"}],
-        "dns": {"nameservers": ["9.9.9.9"]}});
+    let ipam = json!({
+        "cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}],
+        "routes": [{"dst": "10.8.0.0/16"}], "dns": {"nameservers": ["9.9.9.9"]}
+    });
     let ipam = AddResult::from_json(&ipam, Version::V1_0_0).unwrap();
     result.attach(Interface { name: "net1".to_owned(), ..Interface::default() }, ipam);
     assert_eq!((result.interfaces.len(), result.ips.len(), result.routes.len()), (3, 3, 2));
@@ -79,7 +87,8 @@ fn cidrs() {
 
 #[test]
 fn args_of_kubernetes_and_strangers() {
-    let text = "IgnoreUnknown=true;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u-1;X=a=b;";
+    let text = "IgnoreUnknown=true;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;\
+                K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u-1;X=a=b;";
     let args = Args::parse(text).unwrap();
     assert_eq!((args.pod_namespace(), args.pod_name()), (Some("shop"), Some("web-0")));
     assert_eq!(
@@ -108,8 +117,9 @@ fn args_of_kubernetes_and_strangers() {
 #[test]
 fn runtime_config_is_typed_and_the_rest_is_kept() {
     let config = NetworkConfig::parse(
-        json!({"name": "n", "runtimeConfig": {"mac": "02::1", "ips": ["10.0.0.5/24"], "deviceID": "d-1",
-            "CNIDeviceInfoFile": "/x", "bandwidth": {"ingressRate": 1}}, "own": 5})
+        json!({"name": "n", "runtimeConfig": {"mac": "02::1", "ips": ["10.0.0.5/24"],
+            "deviceID": "d-1", "CNIDeviceInfoFile": "/x", "bandwidth": {"ingressRate": 1}},
+            "own": 5})
         .to_string()
         .as_bytes(),
     )

@@ -116,19 +116,25 @@ fn document() -> impl Strategy<Value = Vec<u8>> {
             document.to_string().into_bytes()
         },
     );
-    prop_oneof![8 => near, 1 => prop::collection::vec(any::<u8>(), 0..200), 1 => value().prop_map(|v| v.to_string().into_bytes())]
+    prop_oneof![
+        8 => near, 1 => prop::collection::vec(any::<u8>(), 0..200),
+        1 => value().prop_map(|v| v.to_string().into_bytes())
+    ]
 }
 
 fn variable(usual: &'static [&'static str]) -> impl Strategy<Value = Option<OsString>> {
     prop_oneof![
         1 => Just(None),
         6 => prop::sample::select(usual).prop_map(|value| Some(OsString::from(value))),
-        1 => prop::collection::vec(1..=255u8, 0..20).prop_map(|bytes| Some(OsString::from_vec(bytes))),
+        1 => prop::collection::vec(1..=255u8, 0..20)
+            .prop_map(|bytes| Some(OsString::from_vec(bytes))),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(
+        ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() }
+    )]
 
     #[test]
     fn every_call_has_its_answer(
@@ -140,10 +146,14 @@ proptest! {
         path in variable(&["", ":", "/opt:/bin"]),
         input in document(),
     ) {
-        let names = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"];
+        let names = [
+            "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"
+        ];
         let values = [command.clone(), container, netns, ifname, args, path];
         let environment: Environment =
-            names.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?))).collect();
+            names.into_iter().zip(values)
+                .filter_map(|(name, value)| Some((name, value?)))
+                .collect();
         let mut out = Vec::new();
         let status = run_with(&Nosy, &environment, &mut input.as_slice(), &mut out);
         let answers = command.as_deref().is_some_and(|c| c == "ADD" || c == "VERSION");
@@ -165,7 +175,9 @@ proptest! {
     }
 
     #[test]
-    fn args_read_what_they_show(pairs in prop::collection::btree_map("[A-Za-z_]{1,8}", "[^;\\x00]{0,8}", 0..6)) {
+    fn args_read_what_they_show(
+        pairs in prop::collection::btree_map("[A-Za-z_]{1,8}", "[^;\\x00]{0,8}", 0..6),
+    ) {
         let text: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let args = Args::parse(&text.join(";")).unwrap();
         for (key, value) in &pairs {

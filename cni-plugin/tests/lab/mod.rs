@@ -204,7 +204,8 @@ pub(crate) fn variables<'a>(
         ("CNI_IFNAME", ifname),
         (
             "CNI_ARGS",
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=c0ffee;K8S_POD_UID=u-1",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;\
+             K8S_POD_INFRA_CONTAINER_ID=c0ffee;K8S_POD_UID=u-1",
         ),
         ("CNI_PATH", path),
     ]

@@ -1,10 +1,12 @@
 // Records how Multus calls this plugin for one pod with one secondary network.
 //
-// Multus shapes the configuration and the arguments of a delegate and hands both to libcni, which makes the calls. libcni is the real
-// one here, in the way in which Multus uses it; the Multus program is not (no package has it), so what it hands over is made below, one
-// statement for each of its own. Named are the functions of multus-cni 4, pkg/types/conf.go and pkg/multus/multus.go.
+// Multus shapes the configuration and the arguments of a delegate and hands both to libcni, which
+// makes the calls. libcni is the real one here, in the way in which Multus uses it; the Multus
+// program is not (no package has it), so what it hands over is made below, one statement for each
+// of its own. Named are the functions of multus-cni 4, pkg/types/conf.go and pkg/multus/multus.go.
 //
-// The plugin that is called is cni-plugin/skel/examples/record.rs. README.md beside this has the commands.
+// The plugin that is called is cni-plugin/skel/examples/record.rs. README.md beside this has the
+// commands.
 package main
 
 import (
@@ -24,13 +26,17 @@ const (
 	netns   = "/var/run/netns/cni-3f1f9a52-0d5e-4f5a-8a52-6f2f3d1d7e90"
 	ifname  = "net1" // getIfname: "net" and the delegate's place
 	device  = "blue-0"
-	mac     = "02:00:00:00:00:07" // of the pod's annotation: k8s.v1.cni.cncf.io/networks: [{"name": "blue", "mac": …}]
+	// Of the pod's annotation: k8s.v1.cni.cncf.io/networks: [{"name": "blue", "mac": …}]
+	mac = "02:00:00:00:00:07"
 
-	// What containerd gives Multus (internal/cri/server/sandbox_run.go, toCNILabels), in one of the orders that a Go map has.
-	runtimeArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=" + sandbox + ";K8S_POD_UID=" + uid
+	// What containerd gives Multus (internal/cri/server/sandbox_run.go, toCNILabels), in one of
+	// the orders that a Go map has.
+	runtimeArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;" +
+		"K8S_POD_INFRA_CONTAINER_ID=" + sandbox + ";K8S_POD_UID=" + uid
 )
 
-// attachment is the spec.config of the NetworkAttachmentDefinition shop/blue, as docs/CNI.md has it.
+// attachment is the spec.config of the NetworkAttachmentDefinition shop/blue, as docs/CNI.md has
+// it.
 func attachment(version, record string) map[string]interface{} {
 	return map[string]interface{}{
 		"cniVersion": version, "name": "blue", "type": "vhost-rdma-cni", "record": record,
@@ -55,25 +61,30 @@ func list(version, record string) []byte {
 	delete(plugin, "name")
 	plugin["deviceID"] = device
 	plugin["pciBusID"] = device
-	return marshal(map[string]interface{}{"cniVersion": version, "name": "blue", "plugins": []interface{}{plugin}})
+	plugins := []interface{}{plugin}
+	return marshal(map[string]interface{}{
+		"cniVersion": version, "name": "blue", "plugins": plugins,
+	})
 }
 
-// arguments are what newCNIRuntimeConf makes: its own pairs, then each of the runtime's. A key that has a value already is not left
-// out, so most come twice, and IgnoreUnknown with two spellings.
+// arguments are what newCNIRuntimeConf makes: its own pairs, then each of the runtime's. A key that
+// has a value already is not left out, so most come twice, and IgnoreUnknown with two spellings.
 func arguments(netns string) *libcni.RuntimeConf {
-	rt := &libcni.RuntimeConf{ContainerID: sandbox, NetNS: netns, IfName: ifname, Args: [][2]string{
+	rt := &libcni.RuntimeConf{ContainerID: sandbox, NetNS: netns, IfName: ifname}
+	rt.Args = [][2]string{
 		{"IgnoreUnknown", "true"},
 		{"K8S_POD_NAMESPACE", "shop"},
 		{"K8S_POD_NAME", "web-0"},
 		{"K8S_POD_INFRA_CONTAINER_ID", sandbox},
 		{"K8S_POD_UID", uid},
-	}}
+	}
 	for _, pair := range strings.Split(runtimeArgs, ";") {
 		keyval := strings.SplitN(pair, "=", 2)
 		rt.Args = append(rt.Args, [2]string{keyval[0], keyval[1]})
 	}
-	// All of them; libcni passes on those that the configuration declares. The file: delegateRuntimeConfig and, of the
-	// network-attachment-definition-client, pkg/utils/net-attach-def.go, GetCNIDeviceInfoPath.
+	// All of them; libcni passes on those that the configuration declares. The file:
+	// delegateRuntimeConfig and, of the network-attachment-definition-client,
+	// pkg/utils/net-attach-def.go, GetCNIDeviceInfoPath.
 	rt.CapabilityArgs = map[string]interface{}{
 		"mac":               mac,
 		"deviceID":          device,
@@ -101,7 +112,8 @@ func main() {
 	must(err)
 	must(cni.CheckNetwork(ctx, one, arguments(netns)))
 	must(cni.DelNetwork(ctx, one, arguments(netns)))
-	// Again, as a runtime does for a sandbox whose namespace is gone: CmdDel goes on without one.
+	// Again, as a runtime does for a sandbox whose namespace is gone: CmdDel goes on without
+	// one.
 	must(cni.DelNetwork(ctx, one, arguments("")))
 
 	// conflistAdd, conflistCheck, conflistDel

@@ -3,9 +3,9 @@
 
 use crate::Cidr;
 
-/// What a list says, whatever the order of its entries: it follows each change of them, and costs as
-/// much as the change. Both sides work it out, and two lists that differ have two digests but by a
-/// collision that nobody finds who cannot choose entries of most of a cluster's nodes.
+/// What a list says, whatever the order of its entries: it follows each change of them, and costs
+/// as much as the change. Both sides work it out, and two lists that differ have two digests but by
+/// a collision that nobody finds who cannot choose entries of most of a cluster's nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Digest(u128);
 

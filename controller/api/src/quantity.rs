@@ -37,7 +37,8 @@ pub struct Quantity(pub u64);
 /// A text that is no [`Quantity`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a whole number below 8Ei, such as 1073741824, 1Gi or 100G (k M G T P E, Ki Mi Gi …)"
+    "{0:?} is not a whole number below 8Ei, such as 1073741824, 1Gi or 100G (k M G T P E, Ki Mi Gi \
+     …)"
 )]
 pub struct QuantityError(String);
 

@@ -61,7 +61,8 @@ pub(super) fn obstacle(world: &World, pool: &PolicyPool) -> Option<String> {
         }
         Some(class) if is_for_processes(world, class) && is_on_rnics(world, &pool.network) => {
             of(format!(
-                "the class {class:?} is for processes, which have no NICs on RNICs; {:?} is on some",
+                "the class {class:?} is for processes, which have no NICs on RNICs; {:?} is on \
+                 some",
                 pool.network
             ))
         }

@@ -20,7 +20,8 @@ pub const MESSAGE_MAX: usize = 4 << 20;
 pub enum CallError {
     /// Nobody listens.
     #[error(
-        "the node agent cannot be reached at {path}: {source}; is vhost-rdma-agent running on this node?"
+        "the node agent cannot be reached at {path}: {source}; is vhost-rdma-agent running on this \
+         node?"
     )]
     Unreachable {
         /// The socket.
@@ -30,7 +31,8 @@ pub enum CallError {
     },
     /// Somebody else listens there.
     #[error(
-        "whoever listens at {path} is user {uid} and not root: that is no node agent, and nothing was asked"
+        "whoever listens at {path} is user {uid} and not root: that is no node agent, and nothing \
+         was asked"
     )]
     Stranger {
         /// The socket.
@@ -100,8 +102,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
         .map_err(|error| bad(format!("not a message between CNI plugin and agent: {error}")))?;
     if version != VERSION {
         return Err(bad(format!(
-            "version {version} of the conversation between CNI plugin and agent is not known here, only {VERSION}; install plugin \
-             and agent of the same release"
+            "version {version} of the conversation between CNI plugin and agent is not known here, \
+             only {VERSION}; install plugin and agent of the same release"
         )));
     }
     serde_json::from_slice(bytes).map_err(|error| bad(format!("malformed message: {error}")))
@@ -246,8 +248,9 @@ mod tests {
         let text = String::from_utf8(encode(&attach()).unwrap()).unwrap();
         assert_eq!(
             text,
-            "{\"version\":1,\"op\":\"attach\",\"pod\":{\"namespace\":\"ns\",\"name\":\"p\"},\"container_id\":\"c1\",\
-             \"if_name\":\"eth0\",\"netns\":\"/run/netns/x\",\"network\":\"net\",\"device_id\":\"blue-0\"}\n"
+            "{\"version\":1,\"op\":\"attach\",\"pod\":{\"namespace\":\"ns\",\"name\":\"p\"},\
+             \"container_id\":\"c1\",\"if_name\":\"eth0\",\"netns\":\"/run/netns/x\",\
+             \"network\":\"net\",\"device_id\":\"blue-0\"}\n"
         );
     }
 

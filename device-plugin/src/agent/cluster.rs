@@ -129,7 +129,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
         new.held.push(block.clone());
         self.keep(&new).await?;
-        tracing::info!(network = block.network, cidr = %block.cidr, "the node gives out these addresses");
+        tracing::info!(
+            network = block.network,
+            cidr = %block.cidr,
+            "the node gives out these addresses"
+        );
         state.standing = new;
         self.publish(&mut state);
         Ok(())

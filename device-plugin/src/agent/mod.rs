@@ -367,7 +367,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let text: String = resources.iter().map(|resource| format!("{resource}\n")).collect();
         let dir = self.settings.socket.parent().unwrap_or(std::path::Path::new("/run"));
         if let Err(error) = crate::files::publish_text(dir, RESOURCES, &text) {
-            tracing::warn!(%error, "cannot leave the list of resources; the CNI plugin takes any device for ours");
+            tracing::warn!(
+                %error,
+                "cannot leave the list of resources; the CNI plugin takes any device for ours"
+            );
         }
     }
 

@@ -13,9 +13,9 @@
 //!
 //! A pod is asked once. A container that starts again needs no API server.
 //!
-//! The identity of an object cannot be changed; its limits can, while a pod has it. An agent watches
-//! no objects of pods: that would be a watch for each of a cluster's named NICs. The controller has
-//! them all and says in the node's object what changed (`RdmaNodeSpec::nics`).
+//! The identity of an object cannot be changed; its limits can, while a pod has it. An agent
+//! watches no objects of pods: that would be a watch for each of a cluster's named NICs. The
+//! controller has them all and says in the node's object what changed (`RdmaNodeSpec::nics`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -280,7 +280,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
         }
         if let Err(error) = self.commit(state, changes, true).await {
-            tracing::error!(%error, "cannot write down what a named NIC may hold; it is tried again");
+            tracing::error!(
+                %error,
+                "cannot write down what a named NIC may hold; it is tried again"
+            );
         }
     }
 

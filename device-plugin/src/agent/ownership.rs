@@ -99,7 +99,8 @@ fn named(
 ) -> Result<(), api::Fault> {
     let Some((pool, _)) = pools.device(id) else {
         let message = format!(
-            "there is no NIC {id:?} on this node: deviceID comes from another resource than this plugin's"
+            "there is no NIC {id:?} on this node: deviceID comes from another resource than this \
+             plugin's"
         );
         return Err(fault(FaultKind::NotFound, message));
     };

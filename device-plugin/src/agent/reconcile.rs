@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   kubelet lists an ID ─┬─ the ledger has no grant    adopt it
-//!                        └─ the daemon has no NIC      make it again, with the same MAC address and path
-//!   ledger has a grant ──── nobody holds it            take it back, when every witness agrees that the pod is gone
+//!                        └─ the daemon has no NIC      make it again, with the same MAC address
+//!                                                      and path
+//!   ledger has a grant ──── nobody holds it            take it back, when every witness agrees
+//!                                                      that the pod is gone
 //!   daemon has a NIC ────── the ledger does not        remove it
 //! ```
 
@@ -238,7 +240,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             match self.make(state, pool, device).await {
                 Ok(_) => tracing::info!(id, "what the pod was given was made again as it was"),
                 Err(error) => {
-                    tracing::error!(id, %error, "cannot make again what the pod was given; it is tried again");
+                    tracing::error!(
+                        id,
+                        %error,
+                        "cannot make again what the pod was given; it is tried again"
+                    );
                 }
             }
         }
@@ -343,7 +349,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(id, %error, "the pool's limits do not reach it; it is tried again");
+                    tracing::error!(
+                        id,
+                        %error,
+                        "the pool's limits do not reach it; it is tried again"
+                    );
                 }
             }
         }
@@ -438,7 +448,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(nic = nic.name, %error, "cannot remove a NIC that nobody was promised");
+                    tracing::error!(
+                        nic = nic.name,
+                        %error,
+                        "cannot remove a NIC that nobody was promised"
+                    );
                 }
             }
         }

@@ -70,7 +70,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     Ok(())
                 } else {
                     Err(format!(
-                        "{left} attachment(s) of {id} wait to be undone; does `vhost-rdma-agent undo` run on this node?"
+                        "{left} attachment(s) of {id} wait to be undone; does `vhost-rdma-agent \
+                         undo` run on this node?"
                     ))
                 };
             }

@@ -2,9 +2,9 @@
 //! certificate, for as long as it lasts.
 //!
 //! The other side is believed to be the controller if a root that is believed says so and its name
-//! is the controller's; even so it chooses neither how much memory it costs nor how often the daemon
-//! is asked for something ([`super::book`], `TOGETHER`). What it sends that is not good ends the
-//! stream, and the next one begins later.
+//! is the controller's; even so it chooses neither how much memory it costs nor how often the
+//! daemon is asked for something ([`super::book`], `TOGETHER`). What it sends that is not good ends
+//! the stream, and the next one begins later.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -211,7 +211,9 @@ mod tests {
     #[test]
     fn a_pool_is_what_network_and_class_say() {
         let class = json!({
-            "limits": {"maxQps": 7, "maxMrBytes": "1Gi", "maxKeptBytes": "1Mi", "maxGuestBytes": "4Gi"},
+            "limits": {
+                "maxQps": 7, "maxMrBytes": "1Gi", "maxKeptBytes": "1Mi", "maxGuestBytes": "4Gi"
+            },
             "vectors": 2, "addresses": "Ipam",
             "socket": {"owner": 107, "mode": "0660", "acl": ["u:108:rw"]},
         });

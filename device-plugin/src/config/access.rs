@@ -31,7 +31,8 @@ impl TryFrom<String> for AclEntry {
             return Ok(Self(text));
         }
         Err(format!(
-            "acl entry {text:?} is not valid: write \"u:107:rw\" or \"g:36:rw\", with numbers of the host"
+            "acl entry {text:?} is not valid: write \"u:107:rw\" or \"g:36:rw\", with numbers of \
+             the host"
         ))
     }
 }

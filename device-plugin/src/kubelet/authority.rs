@@ -328,13 +328,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_it_is_cut_the_bytes_are_the_same(cuts in proptest::collection::vec(0_usize..40, 0..30)) {
+        fn however_it_is_cut_the_bytes_are_the_same(
+            cuts in proptest::collection::vec(0_usize..40, 0..30)
+        ) {
             let input = conversation(&huffman(SOCKET.as_bytes()).unwrap(), true);
             prop_assert_eq!(run(&input, &cuts), run(&input, &[]));
         }
 
         #[test]
-        fn what_is_no_http2_passes_in_its_length(junk in proptest::collection::vec(0_u8.., 0..300)) {
+        fn what_is_no_http2_passes_in_its_length(
+            junk in proptest::collection::vec(0_u8.., 0..300)
+        ) {
             let mut scanner = Scanner::new(Patch::new(SOCKET));
             let mut out = Vec::new();
             scanner.feed(&junk, &mut out);

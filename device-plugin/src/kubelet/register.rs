@@ -131,7 +131,12 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
                 watch = inode.and_then(|inode| match watch_dir(&self.dir) {
                     Ok(events) => Some((events, inode)),
                     Err(error) => {
-                        tracing::warn!(dir = %self.dir.display(), %error, "cannot watch the kubelet's plugin directory; it is looked at every few seconds");
+                        tracing::warn!(
+                            dir = %self.dir.display(),
+                            %error,
+                            "cannot watch the kubelet's plugin directory; it is looked at every \
+                             few seconds"
+                        );
                         None
                     }
                 });
@@ -140,7 +145,9 @@ impl<D: Daemon, K: Kubelet> Registrar<D, K> {
             let next = self.settle(&names).await;
             tokio::select! {
                 () = tokio::time::sleep(next) => {}
-                () = changed(watch.as_mut().map(|(events, _)| events)) => tokio::time::sleep(DEBOUNCE).await,
+                () = changed(watch.as_mut().map(|(events, _)| events)) => {
+                    tokio::time::sleep(DEBOUNCE).await;
+                }
                 changed = pools.changed() => if changed.is_err() { return },
             }
         }

@@ -184,7 +184,8 @@ async fn a_sandbox_that_its_runtime_forgot_is_undone_by_the_plugin_before_anyone
     let (called, done) = (world.path("called"), world.path("done"));
     let plugin = world.path("vhost-rdma-cni");
     let script = format!(
-        "#!/bin/sh\nenv > {called}.new; cat >> {called}.new; mv {called}.new {called}\nwhile [ ! -e {done} ]; do sleep 0.01; done\n",
+        "#!/bin/sh\nenv > {called}.new; cat >> {called}.new; mv {called}.new {called}\n\
+         while [ ! -e {done} ]; do sleep 0.01; done\n",
         called = called.display(),
         done = done.display()
     );
@@ -315,9 +316,12 @@ async fn an_agent_without_rights_has_a_helper_undo_what_was_forgotten() {
     let socket = world.path("agent.sock");
     let plugin = world.path("vhost-rdma-cni");
     let script = "#!/usr/bin/python3\nimport os,socket,sys\n\
-        open(os.path.dirname(sys.argv[0])+'/called','w').write(os.environ['CNI_COMMAND']+os.environ['CNI_CONTAINERID'])\n\
-        s=socket.socket(socket.AF_UNIX)\ns.connect(os.environ['VHOST_RDMA_AGENT_SOCKET'])\n\
-        s.sendall(b'{\"version\":1,\"op\":\"detached\",\"container_id\":\"c1\",\"if_name\":\"eth0\"}\\n')\ns.recv(99)\n";
+                  open(os.path.dirname(sys.argv[0])+'/called',\
+                  'w').write(os.environ['CNI_COMMAND']+os.environ['CNI_CONTAINERID'])\n\
+                  s=socket.socket(socket.AF_UNIX)\n\
+                  s.connect(os.environ['VHOST_RDMA_AGENT_SOCKET'])\n\
+                  s.sendall(b'{\"version\":1,\"op\":\"detached\",\"container_id\":\"c1\",\
+                  \"if_name\":\"eth0\"}\\n')\ns.recv(99)\n";
     std::fs::write(&plugin, script).unwrap();
     std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
     let server = tokio::spawn(CniSocket::bind(&socket).unwrap().serve(Arc::clone(world.agent())));

@@ -82,7 +82,10 @@ impl ApiServer {
             self.calls.lock().unwrap().push(Call { method: parts.method, path, body });
             answer
         } else {
-            json!({"kind": "Status", "status": "Failure", "code": code, "reason": "Forbidden", "message": "no"})
+            json!({
+                "kind": "Status", "status": "Failure", "code": code, "reason": "Forbidden",
+                "message": "no"
+            })
         };
         Response::builder().status(code).body(Full::new(Bytes::from(answer.to_string())))
     }

@@ -173,7 +173,10 @@ impl FakeKubelet {
         let entries: Vec<_> = entries
             .iter()
             .map(|(uid, resource, id)| {
-                serde_json::json!({"PodUID": uid, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": {"-1": [id]}})
+                serde_json::json!({
+                    "PodUID": uid, "ContainerName": "c", "ResourceName": resource,
+                    "DeviceIDs": {"-1": [id]}
+                })
             })
             .collect();
         let text = serde_json::json!({"Data": {"PodDeviceEntries": entries}}).to_string();

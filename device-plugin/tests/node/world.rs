@@ -21,9 +21,10 @@ use crate::kubelet::FakeKubelet;
 pub(crate) type TheAgent = Arc<Agent<FakeDaemon, NodeKubelet>>;
 
 pub(crate) const BLUE: &str = "vhost-rdma.io/blue";
-pub(crate) const CONFIG: &str = "injection='classic'\n[[pools]]\nname='blue'\nkind='vhost-user'\ncount=4\n\
-    network='blue'\nlimits={max_qps=7}\ncompanion={bridge='br0'}\naddresses='ipam'\n\
-    socket={owner=107,group=107}\n";
+pub(crate) const CONFIG: &str = "injection='classic'\n[[pools]]\nname='blue'\nkind='vhost-user'\n\
+                                 count=4\nnetwork='blue'\nlimits={max_qps=7}\n\
+                                 companion={bridge='br0'}\naddresses='ipam'\n\
+                                 socket={owner=107,group=107}\n";
 
 /// None at first.
 #[derive(Default)]

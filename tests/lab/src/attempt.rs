@@ -3,8 +3,8 @@
 //!
 //! The libraries are built from the distribution's source, the programs unpacked from its packages,
 //! and `vhost-rdma run` does the rest. Beside each figure stands TCP over loopback, measured in the
-//! same minute. `rping` finds its server by the NIC's address, through our librdmacm, and compares what
-//! it sent.
+//! same minute. `rping` finds its server by the NIC's address, through our librdmacm, and compares
+//! what it sent.
 
 use std::ffi::OsString;
 use std::fs;
@@ -69,7 +69,8 @@ pub struct Args {
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
-    /// Daemon and programs as user 65534, without any capability, with a home of its own: takes root
+    /// Daemon and programs as user 65534, without any capability, with a home of its own: takes
+    /// root
     #[arg(long)]
     nobody: bool,
     /// In place of the measurements, a program that gets two devices (`-- sh` for a shell)
@@ -375,9 +376,15 @@ mod tests {
 
     #[test]
     fn figures_are_found() {
-        let text = "8192000 bytes in 0.12 seconds = 555.54 Mbit/sec\n1000 iters in 0.12 seconds = 117.97 usec/iter";
+        let text = "8192000 bytes in 0.12 seconds = 555.54 Mbit/sec\n\
+                    1000 iters in 0.12 seconds = 117.97 usec/iter";
         assert_eq!(pingpong(text), Some(117.97));
-        let text = "---\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             8542.31            376.44 \t\t   0.006023\n---";
+        let text = concat!(
+            "---\n",
+            " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n",
+            " 65536      5000             8542.31            376.44 \t\t   0.006023\n",
+            "---"
+        );
         assert_eq!(column(text, 3), Some(376.44));
         assert_eq!((pingpong(""), column("", 3)), (None, None));
     }

@@ -48,7 +48,8 @@ pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
 pub(crate) fn require_root() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!(
-            "the VM lab makes chroots and file system images and must run as root: try `sudo -E cargo xtask …`, or use `cargo xtask test --fast`, which needs no VM"
+            "the VM lab makes chroots and file system images and must run as root: try `sudo -E \
+             cargo xtask …`, or use `cargo xtask test --fast`, which needs no VM"
         );
     }
     Ok(())
@@ -122,7 +123,10 @@ pub(crate) fn mirror() -> Result<String> {
     texts
         .iter()
         .find_map(|(deb822, t)| if *deb822 { mirror_deb822(t) } else { mirror_one_line(t) })
-        .context("no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: add a line such as `deb <mirror> bookworm main`")
+        .context(
+            "no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: add a line such \
+             as `deb <mirror> bookworm main`",
+        )
 }
 
 /// Suites whose archive is the main Debian archive; security and third-party archives carry other
@@ -408,11 +412,15 @@ mod tests {
 
     #[test]
     fn mirror_of_both_formats() {
-        let deb822 = "Types: deb\nURIs: https://third.example/x\nSuites: nodistro\n\nTypes: deb deb-src\n# c\nURIs: http://m.example/debian/\nSuites: bookworm bookworm-updates\n";
+        let deb822 = "Types: deb\nURIs: https://third.example/x\nSuites: nodistro\n\n\
+                      Types: deb deb-src\n# c\nURIs: http://m.example/debian/\n\
+                      Suites: bookworm bookworm-updates\n";
         assert_eq!(mirror_deb822(deb822).as_deref(), Some("http://m.example/debian"));
         let off = "Types: deb\nEnabled: no\nURIs: http://m.example/debian\nSuites: bookworm\n";
         assert_eq!(mirror_deb822(off), None);
-        let one = "# deb http://no.example/ bookworm main\ndeb http://s.example/ bookworm-security main\ndeb [arch=amd64 trusted=yes] http://m.example/debian/ trixie main\n";
+        let one = "# deb http://no.example/ bookworm main\n\
+                   deb http://s.example/ bookworm-security main\n\
+                   deb [arch=amd64 trusted=yes] http://m.example/debian/ trixie main\n";
         assert_eq!(mirror_one_line(one).as_deref(), Some("http://m.example/debian"));
     }
 }

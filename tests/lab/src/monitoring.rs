@@ -353,7 +353,8 @@ mod tests {
         text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect(file)).collect()
     }
 
-    /// Each program that has metrics is found by one monitor and once, at a port that its pods have.
+    /// Each program that has metrics is found by one monitor and once, at a port that its pods
+    /// have.
     #[test]
     fn each_program_is_read_once() {
         let monitors = objects("monitoring/monitors.yaml");

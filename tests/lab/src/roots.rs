@@ -462,7 +462,10 @@ pub(crate) fn builder(cache: &Cache, debian: Debian) -> Result<Builder> {
         )?;
         // A link into the root, absolute in some releases: what it points to is not the host's.
         if fs::symlink_metadata(root.join(format!("usr/lib/modules/{abi}/build"))).is_err() {
-            bail!("the archive changed while the {name} root was made: no headers of {abi}; run it again");
+            bail!(
+                "the archive changed while the {name} root was made: no headers of {abi}; run it \
+                 again"
+            );
         }
         for dir in ["work", "src"] {
             fs::create_dir_all(root.join(dir))?;

@@ -92,19 +92,29 @@ fn kernel_source(cache: &Cache) -> Result<PathBuf> {
         })
         .context("no linux-source among the resolved packages")?;
     let inputs = format!("1\n{package}\n{}", KERNEL_FILES.join("\n"));
-    cache.artefact("kernel-source", &inputs, |tmp| {
-        let log = cache.log("kernel-source");
-        archive.download(std::slice::from_ref(&package), tmp, &log)?;
-        let mut script = String::from("cd \"$1\"\ndpkg-deb -x linux-source-*.deb deb\nmkdir tree\n");
-        script.push_str("tar -C tree --strip-components=1 --wildcards -xf deb/usr/src/linux-source-*.tar.xz");
-        for file in KERNEL_FILES {
-            script.push_str(&format!(" '*/{file}'"));
-        }
-        script.push_str("\nrm -rf deb linux-source-*.deb\n");
-        let mut cmd = tied("sh");
-        run_logged(cmd.args(["-ec", &script, "sh"]).arg(tmp), "unpacking the kernel's source", &log, WAIT)
-    })
-    .map(|dir| dir.join("tree"))
+    cache
+        .artefact("kernel-source", &inputs, |tmp| {
+            let log = cache.log("kernel-source");
+            archive.download(std::slice::from_ref(&package), tmp, &log)?;
+            let mut script =
+                String::from("cd \"$1\"\ndpkg-deb -x linux-source-*.deb deb\nmkdir tree\n");
+            script.push_str(
+                "tar -C tree --strip-components=1 --wildcards \
+                 -xf deb/usr/src/linux-source-*.tar.xz",
+            );
+            for file in KERNEL_FILES {
+                script.push_str(&format!(" '*/{file}'"));
+            }
+            script.push_str("\nrm -rf deb linux-source-*.deb\n");
+            let mut cmd = tied("sh");
+            run_logged(
+                cmd.args(["-ec", &script, "sh"]).arg(tmp),
+                "unpacking the kernel's source",
+                &log,
+                WAIT,
+            )
+        })
+        .map(|dir| dir.join("tree"))
 }
 
 /// Makes a series from `source`, applies it, and gives the directory with patches and `tree`.

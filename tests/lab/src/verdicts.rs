@@ -1,7 +1,7 @@
 //! What became of the tests of rdma-core's Python suite, and which of them may skip.
 //!
-//! `tests/guest-programs/pyverbs-run.py` writes a line for each test. The skips are pinned in a file
-//! of the repository, each with the reason that the suite gives: any difference is drift.
+//! `tests/guest-programs/pyverbs-run.py` writes a line for each test. The skips are pinned in a
+//! file of the repository, each with the reason that the suite gives: any difference is drift.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -8,7 +8,8 @@
 //! them, and they share one watch, since five thousand would be a test of the API server.
 //!
 //! It does one thing for each line of its input and answers with one line of JSON: `fill NODES`,
-//! `change KIND TIMES`, `tidy`, `count`. Whoever runs it (`cargo xtask k8s scale`) measures meanwhile.
+//! `change KIND TIMES`, `tidy`, `count`. Whoever runs it (`cargo xtask k8s scale`) measures
+//! meanwhile.
 
 mod agents;
 mod changes;

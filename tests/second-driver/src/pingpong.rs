@@ -65,7 +65,8 @@ pub fn run(options: &Options) -> bool {
     let done = talk.run();
     let (sent, received, each) = (talk.sent, talk.received, talk.time / talk.iters());
     println!(
-        "{sent} of {} messages sent, {received} received, {} bytes each, {}, {each:?} each, {} sleeps",
+        "{sent} of {} messages sent, {received} received, {} bytes each, {}, {each:?} each, {} \
+         sleeps",
         options.iters,
         options.size,
         if options.verify && done.is_ok() { "data right" } else { "data not verified" },

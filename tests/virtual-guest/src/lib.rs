@@ -22,7 +22,8 @@
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
     clippy::missing_panics_doc,
-    reason = "a driver for tests reports what must not happen by a panic, and runs on 64-bit hosts only"
+    reason = "a driver for tests reports what must not happen by a panic, and runs on 64-bit hosts \
+              only"
 )]
 
 pub mod attack;

@@ -83,7 +83,8 @@ pub(crate) fn deny(cache: &Cache) -> Result<bool> {
         return Err(error);
     }
     eprintln!(
-        "    warning: the advisory database cannot be reached; advisories are NOT checked in this run"
+        "    warning: the advisory database cannot be reached; advisories are NOT checked in this \
+         run"
     );
     let mut cmd = tied(&tool);
     cmd.current_dir(workspace()).args([
@@ -315,8 +316,10 @@ pub(crate) fn crds() -> Result<bool> {
 
 /// What makes libFuzzer see which code a string reaches: the flags that cargo-fuzz gives, none of
 /// which needs a nightly compiler.
-const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1";
+const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
+                        -Cllvm-args=-sanitizer-coverage-level=4 \
+                        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+                        -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1";
 
 /// A fuzz target, guided by coverage. What it finds new is kept in the cache; the repository's
 /// corpus is read.

@@ -4,9 +4,6 @@
 //! heading there, by GitHub's rule for the names of headings. A path between backquotes that begins
 //! with a directory of the root is there too, with `{a,b}` for several. Links to the network are
 //! not followed: the check needs none.
-//!
-//! Text is no wider than [`COLUMNS`], so that it can be read beside code, and a change of a sentence
-//! shows as one. Tables, code, headings and what a program made are as wide as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,10 +17,6 @@ use lab::exec::{capture, tied};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 const GIT_WAIT: Duration = Duration::from_secs(30);
-/// The widest line of text.
-const COLUMNS: usize = 100;
-/// Documents that a program makes.
-const MADE: [&str; 2] = ["docs/API.md", "docs/results/README.md"];
 
 /// What a document says of others.
 #[derive(Debug, Default)]
@@ -34,8 +27,6 @@ struct Document {
     links: Vec<(usize, String)>,
     /// What stands between backquotes, each with its line.
     code: Vec<(usize, String)>,
-    /// Lines of text that are too wide.
-    wide: Vec<usize>,
 }
 
 /// Whether all links lead somewhere; those that do not go to standard error.
@@ -65,7 +56,6 @@ impl Document {
         let mut seen: BTreeMap<String, u32> = BTreeMap::new();
         let options = Options::ENABLE_TABLES | Options::ENABLE_FOOTNOTES;
         let line = |at: &Range<usize>| text[..at.start].matches('\n').count() + 1;
-        let mut as_it_is = BTreeSet::new();
         for (event, at) in Parser::new_ext(text, options).into_offset_iter() {
             if let (Some(heading), Event::Text(part) | Event::Code(part)) = (&mut heading, &event) {
                 heading.push_str(part);
@@ -83,22 +73,11 @@ impl Document {
                     found.links.push((line(&at), dest_url.into_string()));
                 }
                 Event::Code(code) => found.code.push((line(&at), code.into_string())),
-                Event::Start(Tag::CodeBlock(_) | Tag::Table(_) | Tag::HtmlBlock) => {
-                    as_it_is.extend(line(&at)..=line(&(at.end..at.end)));
-                }
                 _ => {}
             }
         }
-        let text = (1..).zip(text.lines()).filter(|(n, _)| !as_it_is.contains(n));
-        found.wide = text.filter(|(_, line)| is_wide(line)).map(|(n, _)| n).collect();
         found
     }
-}
-
-/// Whether a line is too wide and could be broken: one word cannot, nor a heading.
-fn is_wide(line: &str) -> bool {
-    let text = line.trim_start().trim_start_matches("- ");
-    line.chars().count() > COLUMNS && text.contains(' ') && !text.starts_with('#')
 }
 
 /// The name of a heading: small letters, a hyphen for each space, and no other signs than those and
@@ -117,11 +96,6 @@ fn broken(root: &Path, all: &BTreeMap<PathBuf, Document>) -> Result<Vec<String>>
     let folders = folders(root)?;
     let mut wrong = Vec::new();
     for (name, document) in all {
-        let wide =
-            document.wide.iter().filter(|_| !MADE.iter().any(|made| name == Path::new(made)));
-        wrong.extend(wide.map(|line| {
-            format!("{}:{line}: the text is wider than {COLUMNS} columns", name.display())
-        }));
         for (line, link) in &document.links {
             if !leads(root, all, name, link) {
                 wrong.push(format!("{}:{line}: the link {link} leads nowhere", name.display()));
@@ -230,20 +204,6 @@ mod tests {
         let mut lines = lines;
         lines.sort();
         assert_eq!(lines, expected);
-    }
-
-    #[test]
-    fn text_that_is_too_wide_is_told() {
-        let words = "word ".repeat(21);
-        let word = "w".repeat(120);
-        let text = format!(
-            "# {words}\n\n{words}\n- {words}\n- {word}\n\n```sh\n{words}\n```\n\n\
-             | {words} |\n|---|\n| {words} |\n\n<!-- {words} -->\n"
-        );
-        let told: Vec<bool> = [3, 4]
-            .map(|line| wrong(&text).iter().any(|w| w.starts_with(&format!("docs/a.md:{line}: "))))
-            .to_vec();
-        assert_eq!((told, wrong(&text).len()), (vec![true, true], 2), "{:?}", wrong(&text));
     }
 
     #[test]

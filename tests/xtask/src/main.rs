@@ -4,37 +4,39 @@
 //! than cargo and this tree. What boots guests and nodes is the crate `lab`.
 //!
 //! ```sh
-//! cargo xtask try                                         # RDMA between two processes, without root
-//! cargo xtask demo                                        # two VMs; the README's figures
-//! cargo xtask test [--fast | --full]                      # everything that must hold
-//! cargo xtask bench                                       # ratios on the virtual guest
-//! cargo xtask bench isolation                             # what attacks cost a victim in another network
-//! cargo xtask node-bench                                  # ratios of node agent and CNI plugin
-//! cargo xtask soak --minutes 30                           # nothing grows
-//! cargo xtask fuzz commands --seconds 600                 # what guests write, guided by coverage
+//! cargo xtask try                                    # RDMA between two processes, without root
+//! cargo xtask demo                                   # two VMs; the README's figures
+//! cargo xtask test [--fast | --full]                 # everything that must hold
+//! cargo xtask bench                                  # ratios on the virtual guest
+//! cargo xtask bench isolation                        # what attacks cost in another network
+//! cargo xtask node-bench                             # ratios of node agent and CNI plugin
+//! cargo xtask soak --minutes 30                      # nothing grows
+//! cargo xtask fuzz commands --seconds 600            # what guests write, guided by coverage
 //! cargo xtask lint
-//! cargo xtask nextest                                     # a process and a time limit for each test
-//! cargo xtask mutate --since main~3                       # changes that no test notices
-//! cargo xtask results add ROWS.json --command '…'         # keep a run in docs/results
-//! cargo xtask spec                                        # the specification as LaTeX, as the virtio TC takes it
-//! cargo xtask dashboard                                   # manifests/monitoring/dashboard.json
-//! cargo xtask chart DIR                                   # the Helm chart, from manifests
-//! cargo xtask monitoring                                  # plays each alert by promtool
-//! cargo xtask crds                                        # manifests/crds from controller/api
+//! cargo xtask nextest                                # a process and a time limit for each test
+//! cargo xtask mutate --since main~3                  # changes that no test notices
+//! cargo xtask results add ROWS.json --command '…'    # keep a run in docs/results
+//! cargo xtask spec                                   # the specification as LaTeX, for virtio TC
+//! cargo xtask dashboard                              # manifests/monitoring/dashboard.json
+//! cargo xtask chart DIR                              # the Helm chart, from manifests
+//! cargo xtask monitoring                             # plays each alert by promtool
+//! cargo xtask crds                                   # manifests/crds from controller/api
 //! ```
 //! For work on the guest side:
 //! ```sh
-//! cargo xtask vm pair --only ib_write --no-reference      # some rows of the demo
-//! cargo xtask vm prepare                                  # QEMU, guest image, builder; prints their paths
-//! cargo xtask vm run --share DIR --script FILE            # boot a guest, run FILE in it with DIR as /host/share
+//! cargo xtask vm pair --only ib_write --no-reference # some rows of the demo
+//! cargo xtask vm prepare                             # prints paths of QEMU, guest image, builder
+//! cargo xtask vm run --share DIR --script FILE       # a guest runs FILE, with DIR as /host/share
 //! cargo xtask vm run --guests 2 --script A --script B --vhost-socket S1 --vhost-socket S2
-//! cargo xtask vm shell --guests 2                         # commands from standard input, `b: uname -r`
+//! cargo xtask vm shell --guests 2                    # commands from standard input, `b: uname -r`
 //! ```
 
 mod chores;
 mod claims;
+mod columns;
 mod figures;
 mod links;
+mod modules;
 
 mod results;
 mod spec;
@@ -111,7 +113,7 @@ enum Chore {
         #[arg(long, default_value_t = 60, value_name = "N")]
         seconds: u64,
     },
-    /// rustfmt, clippy, cargo doc, claims, links, results, cargo-deny and typos
+    /// rustfmt, clippy, cargo doc, claims, links, modules, results, cargo-deny and typos
     Lint,
     /// The tests of `cargo test` by cargo-nextest: a process and a time limit for each
     Nextest {

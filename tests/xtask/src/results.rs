@@ -170,9 +170,11 @@ fn named<'a>(rows: impl Iterator<Item = &'a BTreeMap<String, Value>>) -> String 
 fn summary(runs: &[(String, Run)]) -> String {
     let mut text = String::from(
         "# Recorded results\n\n\
-         Made by `cargo xtask results summary` from the files beside it; do not edit. Each file is\n\
+         Made by `cargo xtask results summary` from the files beside it; do not edit. \
+         Each file is\n\
          one run: what was run, where, the rows that its `--json` wrote, and what a reader must\n\
-         know. `ok` counts rows that ran and whose checks held, `targets` those that reached their\n\
+         know. `ok` counts rows that ran and whose checks held, \
+         `targets` those that reached their\n\
          bound, of all that have one. Newest first.\n\n\
          | date | commit | command | ok | targets | not reached |\n|---|---|---|---:|---:|---|\n",
     );

@@ -15,7 +15,7 @@ use lab::scenarios::{
 use lab::{Debian, Kernel, Part, attempt, chart, k8s, node_bench, process};
 
 use crate::steps::Steps;
-use crate::{chores, claims, links, results};
+use crate::{chores, claims, columns, links, modules, results};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -70,7 +70,9 @@ const LINTS: &[(When, &str, Run)] = &[
     (Fast, "clippy", |c, _| chores::clippy(c)),
     (Fast, "cargo doc", |c, _| chores::doc(c)),
     (Fast, "claims", |_, _| claims::check(&lab::exec::workspace())),
+    (Fast, "columns", |_, _| columns::check(&lab::exec::workspace())),
     (Fast, "links", |_, _| links::check(&lab::exec::workspace())),
+    (Fast, "modules", |_, _| modules::check(&lab::exec::workspace())),
     (Fast, "recorded results", |_, _| results::check(&lab::exec::workspace())),
     (Fast, "cargo-deny", |c, _| chores::deny(c)),
     (Fast, "typos", |c, _| chores::typos(c)),

@@ -4,23 +4,23 @@
  *
  * Every number here stands once more in the Rust crate `virtio-rdma-abi` and in the tables of the
  * document; a test compares the three. All fields are little-endian and naturally aligned; reserved
- * fields are written as zero and ignored when read. Values that name verbs concepts (access flags, QP
- * states, attribute masks, opcodes, completion statuses, events) are those of the InfiniBand verbs
- * interface (include/uapi/rdma/ib_user_verbs.h), so that neither side has to translate.
+ * fields are written as zero and ignored when read. Values that name verbs concepts (access flags,
+ * QP states, attribute masks, opcodes, completion statuses, events) are those of the InfiniBand
+ * verbs interface (include/uapi/rdma/ib_user_verbs.h), so that neither side has to translate.
  *
  * The includer provides __u8, __le16, __le32 and __le64 (<linux/types.h> does).
  */
 #ifndef VIRTIO_RDMA_ABI_H
 #define VIRTIO_RDMA_ABI_H
 
-/* ---- Identity ---------------------------------------------------------------------------------- */
+/* ---- Identity -------------------------------------------------------------------------------- */
 #define VIRTIO_RDMA_DEVICE_ID			42
 #define VIRTIO_RDMA_LAB_DEVICE_ID		21	/* for VMMs that refuse 42; magic decides */
 #define VIRTIO_RDMA_MAGIC			0x414d4452u	/* "RDMA" */
 #define VIRTIO_RDMA_ABI_VERSION			1u
 #define VIRTIO_RDMA_PAGE_SIZE			4096u
 
-/* ---- Virtqueues -------------------------------------------------------------------------------- */
+/* ---- Virtqueues ------------------------------------------------------------------------------ */
 #define VIRTIO_RDMA_VQ_CONTROL			0u
 #define VIRTIO_RDMA_VQ_EVENT			1u
 #define VIRTIO_RDMA_VQ_COMP_BASE		2u	/* + vector; kick queues follow */
@@ -35,7 +35,7 @@ struct virtio_rdma_config {
 	__u8 reserved[46];
 };						/* 64 bytes */
 
-/* ---- Page lists -------------------------------------------------------------------------------- */
+/* ---- Page lists ------------------------------------------------------------------------------ */
 #define VIRTIO_RDMA_LIST_PAGE_ENTRIES		512u
 #define VIRTIO_RDMA_MAX_LIST_LEVELS		4u
 
@@ -48,7 +48,7 @@ struct virtio_rdma_page_list {
 	__u8 reserved[6];
 };						/* 24 bytes */
 
-/* ---- Status page (one per NIC, kernel-owned) and doorbell pages (per context) -------------------- */
+/* ---- Status page (one per NIC, kernel-owned) and doorbell pages (per context) ---------------- */
 #define VIRTIO_RDMA_STATUS_NEED_KICK		0u	/* le32, device writes */
 #define VIRTIO_RDMA_STATUS_ALIVE		64u	/* le32, driver writes */
 
@@ -61,12 +61,12 @@ struct virtio_rdma_page_list {
 #define VIRTIO_RDMA_DB_PAGE_SHIFT		16u
 #define VIRTIO_RDMA_DB_NONE			0xffffffffu
 
-/* ---- Ring control blocks (CQ, SRQ): at align_up(entries << log2_stride, 128) in the ring --------- */
+/* ---- Ring control blocks (CQ, SRQ): at align_up(entries << log2_stride, 128) in the ring ----- */
 #define VIRTIO_RDMA_RING_CTRL_ALIGN		128u
-#define VIRTIO_RDMA_CTRL_CONSUMER		0u	/* CQ: le32, driver writes */
-#define VIRTIO_RDMA_CTRL_ARM			4u	/* CQ: le32, driver writes: seq << 2 | what */
-#define VIRTIO_RDMA_CTRL_FIRED			64u	/* CQ: le32, device writes: last seq that fired */
-#define VIRTIO_RDMA_CTRL_TAKEN			68u	/* SRQ: le32, device writes: consumer index */
+#define VIRTIO_RDMA_CTRL_CONSUMER		0u	/* CQ: le32, driver's */
+#define VIRTIO_RDMA_CTRL_ARM			4u	/* CQ: le32, driver's: seq << 2 | what */
+#define VIRTIO_RDMA_CTRL_FIRED			64u	/* CQ: le32, device's: last that fired */
+#define VIRTIO_RDMA_CTRL_TAKEN			68u	/* SRQ: le32, device's: consumer index */
 #define VIRTIO_RDMA_CTRL_SIZE			128u
 
 #define VIRTIO_RDMA_ARM_SOLICITED		1u
@@ -74,7 +74,7 @@ struct virtio_rdma_page_list {
 #define VIRTIO_RDMA_ARM_WHAT_MASK		3u
 #define VIRTIO_RDMA_ARM_SEQ_SHIFT		2u
 
-/* ---- Work requests ------------------------------------------------------------------------------ */
+/* ---- Work requests --------------------------------------------------------------------------- */
 struct virtio_rdma_sge {
 	__le64 addr;
 	__le32 length;
@@ -120,9 +120,10 @@ struct virtio_rdma_sq_wqe {
 	__le64 remote_addr;	/* RDMA and atomics; BIND_MW: first address; REG_MR: iova */
 	__le32 rkey;		/* RDMA and atomics; UD: remote QPN; BIND_MW, REG_MR: the new key */
 	__le32 aux;		/* UD: remote Q_Key; BIND_MW: access flags; REG_MR: page count */
-	__le64 arg0;		/* atomics: compare or add; UD: AH number; BIND_MW, REG_MR: length */
-	__le64 arg1;		/* atomics: swap; BIND_MW: lkey of the region; REG_MR: address of an array
-				 * of le64 page addresses | page_shift << 56 */
+	__le64 arg0;		/* atomics: compare or add; UD: AH number;
+				 * BIND_MW, REG_MR: length */
+	__le64 arg1;		/* atomics: swap; BIND_MW: lkey of the region; REG_MR: address of
+				 * an array of le64 page addresses | page_shift << 56 */
 };						/* 48 bytes, then SGEs or inline bytes */
 
 struct virtio_rdma_rq_wqe {
@@ -131,7 +132,7 @@ struct virtio_rdma_rq_wqe {
 	__u8 reserved[6];
 };						/* 16 bytes, then SGEs */
 
-/* ---- Completions -------------------------------------------------------------------------------- */
+/* ---- Completions ----------------------------------------------------------------------------- */
 #define VIRTIO_RDMA_CQE_LOG2_STRIDE		6u
 
 struct virtio_rdma_cqe {
@@ -192,9 +193,9 @@ struct virtio_rdma_cqe {
 #define VIRTIO_RDMA_WC_STATUS_RNR_RETRY_EXC_ERR	13u
 #define VIRTIO_RDMA_WC_STATUS_FATAL_ERR		19u
 #define VIRTIO_RDMA_WC_STATUS_GENERAL_ERR	21u
-#define VIRTIO_RDMA_WC_STATUS_DISCARDED		255u	/* written by the driver over a stale entry */
+#define VIRTIO_RDMA_WC_STATUS_DISCARDED		255u	/* the driver's, over a stale entry */
 
-/* ---- Events ------------------------------------------------------------------------------------- */
+/* ---- Events ---------------------------------------------------------------------------------- */
 struct virtio_rdma_comp_event {
 	__le32 cqn;
 	__le32 arm_seq;
@@ -221,7 +222,7 @@ struct virtio_rdma_async_event {
 #define VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED	16u
 #define VIRTIO_RDMA_EVENT_GID_CHANGE		18u
 
-/* ---- Commands ----------------------------------------------------------------------------------- */
+/* ---- Commands -------------------------------------------------------------------------------- */
 struct virtio_rdma_cmd_hdr {
 	__le16 opcode;
 	__le16 reserved0;
@@ -282,7 +283,7 @@ struct virtio_rdma_resp_hdr {
 #define VIRTIO_RDMA_ERR_EXIST			8u	/* EEXIST */
 #define VIRTIO_RDMA_ERR_STATE			9u	/* EIO: INIT has not been accepted */
 #define VIRTIO_RDMA_ERR_FATAL			10u	/* EIO: the NIC failed; reset it */
-#define VIRTIO_RDMA_ERR_UNREACH			11u	/* EHOSTUNREACH: the host has no way to the address */
+#define VIRTIO_RDMA_ERR_UNREACH			11u	/* EHOSTUNREACH: no way to the address */
 
 struct virtio_rdma_init_req {
 	__le32 abi_version;
@@ -302,11 +303,12 @@ struct virtio_rdma_keepalive_req {
 };						/* 8 */
 
 #define VIRTIO_RDMA_CAP_ATOMIC			(1u << 0)
-#define VIRTIO_RDMA_CAP_ATOMIC_GLOB		(1u << 1)	/* atomic against the guests' CPUs */
+#define VIRTIO_RDMA_CAP_ATOMIC_GLOB		(1u << 1)	/* atomic against guests' CPUs */
 #define VIRTIO_RDMA_CAP_SRQ			(1u << 2)
 #define VIRTIO_RDMA_CAP_UC			(1u << 3)
 #define VIRTIO_RDMA_CAP_UD			(1u << 4)
-#define VIRTIO_RDMA_CAP_MEM_MGT			(1u << 5)	/* REG_MR, LOCAL_INV, SEND_WITH_INV */
+/* REG_MR, LOCAL_INV, SEND_WITH_INV. */
+#define VIRTIO_RDMA_CAP_MEM_MGT			(1u << 5)
 #define VIRTIO_RDMA_CAP_MW_TYPE1		(1u << 6)
 #define VIRTIO_RDMA_CAP_MW_TYPE2		(1u << 7)	/* with LOCAL_INV, SEND_WITH_INV */
 #define VIRTIO_RDMA_CAP_CQ_RESIZE		(1u << 8)
@@ -438,7 +440,8 @@ struct virtio_rdma_object_resp {
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20u
 #define VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL		0x100u
 #define VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT	0x200u
-#define VIRTIO_RDMA_ACCESS_MIRRORED	0x40000000u	/* the memory is its owner's to copy; only for processes */
+/* The memory is its owner's to copy; only for processes. */
+#define VIRTIO_RDMA_ACCESS_MIRRORED	0x40000000u
 #define VIRTIO_RDMA_ACCESS_OPTIONAL_MASK	0x3ff00000u	/* accepted and ignored */
 
 struct virtio_rdma_mr_reg_req {

@@ -5,7 +5,8 @@
 #
 #     build-deb.sh [--version V] [--rdma-core SOURCE_TREE | --provider FILE.so] OUTPUT_DIR
 #
-# Without --rdma-core and --provider only the DKMS package is built. Needs dpkg-deb; for the provider what ../provider/build.sh needs.
+# Without --rdma-core and --provider only the DKMS package is built. Needs dpkg-deb; for the
+# provider what ../provider/build.sh needs.
 set -eu
 
 usage="usage: build-deb.sh [--version V] [--rdma-core SOURCE_TREE | --provider FILE.so] OUTPUT_DIR"
@@ -39,7 +40,8 @@ trap 'rm -rf "$work"' EXIT
 
 # fill TEMPLATE FILE: the template with its @NAMES@ replaced.
 fill() {
-	sed -e "s|@VERSION@|$version|g" -e "s|@ARCH@|${arch:-}|g" -e "s|@LIBC_DEPENDS@|${libc:-}|g" "$1" > "$2"
+	sed -e "s|@VERSION@|$version|g" -e "s|@ARCH@|${arch:-}|g" -e "s|@LIBC_DEPENDS@|${libc:-}|g" \
+		"$1" > "$2"
 }
 
 # pack NAME ROOT ARCH: checks nothing that dpkg-deb does not check.
@@ -55,7 +57,8 @@ build_dkms() {
 	src=$root/usr/src/virtio-rdma-$version
 	doc=$root/usr/share/doc/virtio-rdma-dkms
 	mkdir -p "$root/DEBIAN" "$src/include" "$doc"
-	cp "$guest"/kernel/*.c "$guest"/kernel/*.h "$guest/kernel/Kbuild" "$guest/kernel/Makefile" "$src/"
+	cp "$guest"/kernel/*.c "$guest"/kernel/*.h "$guest/kernel/Kbuild" "$guest/kernel/Makefile" \
+		"$src/"
 	# What `make` left behind in a working tree.
 	rm -f "$src"/*.mod.c
 	cp "$guest/include/virtio_rdma_uapi.h" "$abi" "$src/include/"
@@ -93,7 +96,8 @@ build_provider() {
 	chmod 644 "$lib/$(basename "$library")"
 	cp "$guest/provider/virtio_rdma.driver" "$root/etc/libibverbs.d/"
 	fill "$here/provider/control" "$root/DEBIAN/control"
-	# Not a conffile: a .driver line without its library makes every verbs program complain, so both go together.
+	# Not a conffile: a .driver line without its library makes every verbs program complain, so
+	# both go together.
 	cp "$here/provider/copyright" "$doc/"
 	pack virtio-rdma-provider "$root" "$arch"
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Address handles: made by the device (a permission is checked there), named by number in a work request.
+ * Address handles: made by the device (a permission is checked there), named by number in a work
+ * request.
  */
 #include "virtio_rdma.h"
 
@@ -8,7 +9,8 @@ struct vrdma_create_ah_rsp {
 	struct ib_uverbs_create_ah_resp ibv_resp;
 	struct virtio_rdma_ah_resp drv;
 };
-static_assert(offsetof(struct vrdma_create_ah_rsp, drv) == sizeof(struct ib_uverbs_create_ah_resp), "padding");
+static_assert(offsetof(struct vrdma_create_ah_rsp, drv) == sizeof(struct ib_uverbs_create_ah_resp),
+	      "padding");
 
 struct ibv_ah *vrdma_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Completion queues: a ring that the device fills and the process empties (docs/virtio-rdma.md, sections 7.3 and 7.4).
+ * Completion queues: a ring that the device fills and the process empties (docs/virtio-rdma.md,
+ * sections 7.3 and 7.4).
  *
- * A CQ knows its QPs by number. That tells which queue's slots a completion frees, and it makes completions of destroyed QPs
- * vanish. When the device is lost the same table is what polling walks to complete everything outstanding with
- * WR_FLUSH_ERR (section 5.6), so that a program that only polls comes to an end too.
+ * A CQ knows its QPs by number. That tells which queue's slots a completion frees, and it makes
+ * completions of destroyed QPs vanish. When the device is lost the same table is what polling walks
+ * to complete everything outstanding with WR_FLUSH_ERR (section 5.6), so that a program that only
+ * polls comes to an end too.
  */
 #include "doorbell.h"
 #include "idle.h"
@@ -24,13 +26,14 @@ struct vrdma_resize_cq_cmd {
 	struct virtio_rdma_cq_req drv;
 };
 static_assert(offsetof(struct vrdma_create_cq_cmd, drv) == sizeof(struct ibv_create_cq), "padding");
-static_assert(offsetof(struct vrdma_create_cq_rsp, drv) == sizeof(struct ib_uverbs_create_cq_resp), "padding");
+static_assert(offsetof(struct vrdma_create_cq_rsp, drv) == sizeof(struct ib_uverbs_create_cq_resp),
+	      "padding");
 static_assert(offsetof(struct vrdma_resize_cq_cmd, drv) == sizeof(struct ibv_resize_cq), "padding");
 
 #define VRDMA_CQ_FIRST_BUCKETS	16u
 #define VRDMA_ARM_SEQ_MASK	0x3fffffffu
 
-/* ---- The table of QPs, under the CQ's lock ------------------------------------------------------ */
+/* ---- The table of QPs, under the CQ's lock --------------------------------------------------- */
 
 static void cq_table_insert(struct vrdma_cq *cq, struct vrdma_cq_link *link)
 {
@@ -117,14 +120,17 @@ void vrdma_cq_unlock_both(struct vrdma_cq *a, struct vrdma_cq *b)
 		vrdma_unlock(&b->lock);
 }
 
-/* ---- The ring, under the CQ's lock -------------------------------------------------------------- */
+/* ---- The ring, under the CQ's lock ----------------------------------------------------------- */
 
 static struct virtio_rdma_cqe *cq_entry(const struct vrdma_cq *cq, uint32_t index)
 {
 	return (struct virtio_rdma_cqe *)cq->buf.addr + (index & cq->mask);
 }
 
-/* The device stores `seq` last: with it seen, the whole entry and the payload it announces are there. */
+/*
+ * The device stores `seq` last: with it seen, the whole entry and the payload it announces are
+ * there.
+ */
 static bool cq_entry_valid(const struct virtio_rdma_cqe *cqe, uint32_t index)
 {
 	return le32toh(__atomic_load_n(&cqe->seq, __ATOMIC_ACQUIRE)) == index + 1;
@@ -137,10 +143,14 @@ static uint32_t *cq_ctrl_word(const struct vrdma_cq *cq, unsigned int offset)
 
 void vrdma_cq_publish(struct vrdma_cq *cq)
 {
-	__atomic_store_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_CONSUMER), htole32(cq->consumer), __ATOMIC_RELEASE);
+	__atomic_store_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_CONSUMER), htole32(cq->consumer),
+			 __ATOMIC_RELEASE);
 }
 
-/* Section 7.3: entries of a QP that was destroyed or moved to RESET are overwritten where they stand. */
+/*
+ * Section 7.3: entries of a QP that was destroyed or moved to RESET are overwritten where they
+ * stand.
+ */
 void vrdma_cq_discard(struct vrdma_cq *cq, struct vrdma_qp *qp)
 {
 	uint32_t i;
@@ -157,7 +167,10 @@ void vrdma_cq_discard(struct vrdma_cq *cq, struct vrdma_qp *qp)
 	}
 }
 
-/* Work requests complete in order, so a completion frees its slot and all before it (unsignaled ones too). */
+/*
+ * Work requests complete in order, so a completion frees its slot and all before it (unsignaled
+ * ones too).
+ */
 static void wq_completed(struct vrdma_wq *wq, uint32_t index)
 {
 	uint32_t done = index + 1 - wq->tail;
@@ -166,13 +179,14 @@ static void wq_completed(struct vrdma_wq *wq, uint32_t index)
 		__atomic_store_n(&wq->tail, index + 1, __ATOMIC_RELEASE);
 }
 
-static const struct virtio_rdma_cqe *flush_entry(struct vrdma_cq *cq, const struct vrdma_qp *qp, const void *wqe,
-						 uint16_t flags)
+static const struct virtio_rdma_cqe *flush_entry(struct vrdma_cq *cq, const struct vrdma_qp *qp,
+						 const void *wqe, uint16_t flags)
 {
 	struct virtio_rdma_cqe *cqe = &cq->flush;
 
 	memset(cqe, 0, sizeof(*cqe));
-	memcpy(&cqe->wr_id, wqe, sizeof(cqe->wr_id));	/* the first field of both kinds of work request */
+	/* The first field of both kinds of work request. */
+	memcpy(&cqe->wr_id, wqe, sizeof(cqe->wr_id));
 	cqe->qpn = htole32(qp->vqp.qp.qp_num);
 	cqe->status = VIRTIO_RDMA_WC_STATUS_WR_FLUSH_ERR;
 	cqe->opcode = flags & VIRTIO_RDMA_CQE_RECV ? VIRTIO_RDMA_WC_RECV : VIRTIO_RDMA_WC_SEND;
@@ -180,8 +194,8 @@ static const struct virtio_rdma_cqe *flush_entry(struct vrdma_cq *cq, const stru
 	return cqe;
 }
 
-static const struct virtio_rdma_cqe *flush_wq(struct vrdma_cq *cq, struct vrdma_qp *qp, struct vrdma_wq *wq,
-					      uint16_t flags)
+static const struct virtio_rdma_cqe *flush_wq(struct vrdma_cq *cq, struct vrdma_qp *qp,
+					      struct vrdma_wq *wq, uint16_t flags)
 {
 	const struct virtio_rdma_cqe *cqe = NULL;
 	uint32_t head = __atomic_load_n(&wq->head, __ATOMIC_ACQUIRE);
@@ -317,29 +331,38 @@ int vrdma_arm_cq(struct ibv_cq *ibcq, int solicited_only)
 	uint32_t fired, seq;
 
 	vrdma_lock(&cq->lock);
-	fired = le32toh(__atomic_load_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_FIRED), __ATOMIC_ACQUIRE)) & VRDMA_ARM_SEQ_MASK;
+	fired = le32toh(__atomic_load_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_FIRED),
+					__ATOMIC_ACQUIRE)) & VRDMA_ARM_SEQ_MASK;
 	seq = cq->arm >> VIRTIO_RDMA_ARM_SEQ_SHIFT;
 	if (seq != fired) {
-		/* Armed already: only ever widened, an event that was asked for is not taken back. */
+		/*
+		 * Armed already: only ever widened, an event that was asked for is not taken back.
+		 */
 		if ((cq->arm & VIRTIO_RDMA_ARM_WHAT_MASK) == VIRTIO_RDMA_ARM_ANY)
 			what = VIRTIO_RDMA_ARM_ANY;
 	} else {
 		seq = (fired + 1) & VRDMA_ARM_SEQ_MASK;
 	}
 	cq->arm = seq << VIRTIO_RDMA_ARM_SEQ_SHIFT | what;
-	__atomic_store_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_ARM), htole32(cq->arm), __ATOMIC_RELEASE);
-	/* The caller polls once more, as verbs programs must; that look may not be done before the store is visible. */
+	__atomic_store_n(cq_ctrl_word(cq, VIRTIO_RDMA_CTRL_ARM), htole32(cq->arm),
+			 __ATOMIC_RELEASE);
+	/*
+	 * The caller polls once more, as verbs programs must; that look may not be done before the
+	 * store is visible.
+	 */
 	vrdma_full_fence();
 	vrdma_unlock(&cq->lock);
 	return 0;
 }
 
-/* ---- Life ---------------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 
-static int cq_alloc_ring(struct vrdma_context *ctx, struct ibv_pd *pd, uint32_t entries, struct vrdma_buf *buf)
+static int cq_alloc_ring(struct vrdma_context *ctx, struct ibv_pd *pd, uint32_t entries,
+			 struct vrdma_buf *buf)
 {
 	return vrdma_buf_alloc(ctx, pd, VRDMA_RING_CQ, buf,
-			       vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE) + VIRTIO_RDMA_CTRL_SIZE);
+			       vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE) +
+			       VIRTIO_RDMA_CTRL_SIZE);
 }
 
 static void cq_use_ring(struct vrdma_cq *cq, const struct vrdma_buf *buf, uint32_t entries)
@@ -354,7 +377,8 @@ static int cq_check_size(const struct vrdma_context *ctx, uint32_t cqe)
 	return cqe && cqe <= ctx->max_cqe && roundup_pow_of_two(cqe) <= INT32_MAX ? 0 : EINVAL;
 }
 
-static int cq_create_in_kernel(struct ibv_context *context, struct vrdma_cq *cq, const struct ibv_cq_init_attr_ex *attr)
+static int cq_create_in_kernel(struct ibv_context *context, struct vrdma_cq *cq,
+			       const struct ibv_cq_init_attr_ex *attr)
 {
 	struct vrdma_create_cq_cmd cmd = {};
 	struct vrdma_create_cq_rsp rsp = {};
@@ -363,8 +387,8 @@ static int cq_create_in_kernel(struct ibv_context *context, struct vrdma_cq *cq,
 	cmd.drv.buf = (uintptr_t)cq->buf.addr;
 	cmd.drv.buf_len = cq->buf.len;
 	cmd.drv.entries = cq->mask + 1;
-	ret = ibv_cmd_create_cq(context, attr->cqe, attr->channel, attr->comp_vector, &cq->vcq.cq, &cmd.ibv_cmd, sizeof(cmd),
-				&rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_create_cq(context, attr->cqe, attr->channel, attr->comp_vector, &cq->vcq.cq,
+				&cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
 	cq->cqn = rsp.drv.cqn;
 	return ret;
 }
@@ -372,7 +396,8 @@ static int cq_create_in_kernel(struct ibv_context *context, struct vrdma_cq *cq,
 /* Whether threads may share the CQ: not with SINGLE_THREADED or a parent domain of one thread. */
 static bool cq_is_shared(const struct ibv_cq_init_attr_ex *attr, struct ibv_pd *pd)
 {
-	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS && attr->flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
+	    attr->flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
 		return false;
 	return !pd || !vrdma_pd_single_threaded(pd);
 }
@@ -422,7 +447,8 @@ err:
 	return NULL;
 }
 
-struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int vector)
+struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe,
+			       struct ibv_comp_channel *channel, int vector)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = cqe < 0 ? 0 : cqe,
@@ -435,8 +461,9 @@ struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_
 }
 
 /*
- * Section 7.3: the device copies the entries that were not consumed and goes on in the new ring at the same indices. Our
- * half of the new control block is set before; nobody polls or arms meanwhile, since the lock is held.
+ * Section 7.3: the device copies the entries that were not consumed and goes on in the new ring at
+ * the same indices. Our half of the new control block is set before; nobody polls or arms
+ * meanwhile, since the lock is held.
  */
 int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 {
@@ -458,7 +485,8 @@ int vrdma_resize_cq(struct ibv_cq *ibcq, int cqe)
 	cmd.drv.buf = (uintptr_t)buf.addr;
 	cmd.drv.buf_len = buf.len;
 	cmd.drv.entries = entries;
-	ctrl = (uint32_t *)((uint8_t *)buf.addr + vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE));
+	ctrl = (uint32_t *)((uint8_t *)buf.addr +
+			    vrdma_ctrl_offset(entries, VIRTIO_RDMA_CQE_LOG2_STRIDE));
 
 	vrdma_lock(&cq->lock);
 	vrdma_cq_publish(cq);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Extended completion queues: ibv_start_poll() to ibv_end_poll() hold the CQ's lock and look at the entries in place; the consumer
- * index is told to the device once, at the end.
+ * Extended completion queues: ibv_start_poll() to ibv_end_poll() hold the CQ's lock and look at the
+ * entries in place; the consumer index is told to the device once, at the end.
  */
 #include "virtio_rdma.h"
 
@@ -43,7 +43,10 @@ static int cq_ex_start_poll(struct ibv_cq_ex *ibcq, struct ibv_poll_cq_attr *att
 		return EINVAL;
 	vrdma_lock(&cq->lock);
 	ret = cq_ex_next_poll(ibcq);
-	/* Without an entry there is no ibv_end_poll(); discarded entries that were skipped are given back here. */
+	/*
+	 * Without an entry there is no ibv_end_poll(); discarded entries that were skipped are
+	 * given back here.
+	 */
 	if (ret) {
 		cq_ex_end_poll(ibcq);
 		vrdma_polled_nothing();
@@ -134,9 +137,11 @@ static bool cq_ex_has_clock(struct ibv_context *context)
 
 static int cq_ex_check(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr)
 {
-	if (!check_comp_mask(attr->comp_mask, IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
+	if (!check_comp_mask(attr->comp_mask,
+			     IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
 		return EOPNOTSUPP;
-	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS && attr->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
+	    attr->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED)
 		return EOPNOTSUPP;
 	if (attr->wc_flags & ~(uint64_t)VRDMA_CQ_WC_FLAGS)
 		return EOPNOTSUPP;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Device memory: the kernel driver's pages, mapped here and hidden behind copies. As on a card it is
- * reached in words of four bytes, so that a program which works here works there.
+ * Device memory: the kernel driver's pages, mapped here and hidden behind copies. As on a card it
+ * is reached in words of four bytes, so that a program which works here works there.
  */
 #include <sys/mman.h>
 

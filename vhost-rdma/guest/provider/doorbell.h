@@ -2,13 +2,15 @@
 /*
  * How a post reaches the device (docs/virtio-rdma.md, section 6.4).
  *
- * The other side is a thread of another process on the same memory, not a bus master, so these are CPU-to-CPU protocols and
- * need CPU fences: rdma-core's udma_* barriers stop only the compiler on x86. The two places where a store must be seen before a
- * later load is done, here and in the arming of a CQ, need a store-load fence, the one thing that x86 reorders.
+ * The other side is a thread of another process on the same memory, not a bus master, so these are
+ * CPU-to-CPU protocols and need CPU fences: rdma-core's udma_* barriers stop only the compiler on
+ * x86. The two places where a store must be seen before a later load is done, here and in the
+ * arming of a CQ, need a store-load fence, the one thing that x86 reorders.
  *
- * The fence is `mfence` by name. The compiler's sequentially consistent fence is a locked `or` on x86-64, and QEMU's TCG, while
- * the guest has one vCPU, turns locked instructions into plain loads and stores with no fence at all (its `mfence` is
- * always a host fence, for the sake of I/O threads). A kick would be lost now and then in such guests.
+ * The fence is `mfence` by name. The compiler's sequentially consistent fence is a locked `or` on
+ * x86-64, and QEMU's TCG, while the guest has one vCPU, turns locked instructions into plain loads
+ * and stores with no fence at all (its `mfence` is always a host fence, for the sake of I/O
+ * threads). A kick would be lost now and then in such guests.
  */
 #ifndef VIRTIO_RDMA_DOORBELL_H
 #define VIRTIO_RDMA_DOORBELL_H
@@ -30,8 +32,11 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx);
 static inline void vrdma_kick(struct vrdma_context *ctx)
 {
 	if (ctx->notify) {
-		/* virtio 1.3, 4.1.5.2: the index of the virtqueue, 16 bits, at its notify address. */
-		volatile uint16_t *addr = (volatile uint16_t *)((uint8_t *)ctx->notify + ctx->notify_offset);
+		/*
+		 * virtio 1.3, 4.1.5.2: the index of the virtqueue, 16 bits, at its notify address.
+		 */
+		volatile uint16_t *addr = (volatile uint16_t *)((uint8_t *)ctx->notify +
+								ctx->notify_offset);
 
 		*addr = htole16((uint16_t)ctx->kick_queue);
 	} else {
@@ -40,8 +45,8 @@ static inline void vrdma_kick(struct vrdma_context *ctx)
 }
 
 /*
- * Publishes `head` as the producer index of `wq` and wakes the device if it sleeps. Called once per batch of work
- * requests, with the queue's lock held (one writer per index).
+ * Publishes `head` as the producer index of `wq` and wakes the device if it sleeps. Called once per
+ * batch of work requests, with the queue's lock held (one writer per index).
  */
 static inline void vrdma_ring(struct vrdma_context *ctx, struct vrdma_wq *wq, uint32_t head)
 {

@@ -2,8 +2,9 @@
 /*
  * Memory that is shared with the device: rings and doorbell pages.
  *
- * Rings are pages of this process that the kernel driver pins, from mmap() or from the allocator of a parent domain. They are kept out of forked children: a child that wrote
- * to a copy-on-write page would leave the parent with a page that the device does not see.
+ * Rings are pages of this process that the kernel driver pins, from mmap() or from the allocator of
+ * a parent domain. They are kept out of forked children: a child that wrote to a copy-on-write page
+ * would leave the parent with a page that the device does not see.
  */
 #include <sys/mman.h>
 
@@ -25,7 +26,8 @@ static void domain_free(struct vrdma_buf *buf)
 /* From the allocator of a parent domain, unless that leaves it to us. */
 static int domain_alloc(struct vrdma_context *ctx, struct vrdma_pd *domain, struct vrdma_buf *buf)
 {
-	void *addr = domain->alloc(&domain->pd, domain->pd_context, buf->len, ctx->page_size, resource_type(buf));
+	void *addr = domain->alloc(&domain->pd, domain->pd_context, buf->len, ctx->page_size,
+				   resource_type(buf));
 
 	if (addr == IBV_ALLOCATOR_USE_DEFAULT)
 		return 0;
@@ -52,7 +54,8 @@ static void buf_release(struct vrdma_buf *buf)
 }
 
 /* `pd` may be NULL: then the memory is ours. */
-int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring, struct vrdma_buf *buf, size_t len)
+int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring,
+		    struct vrdma_buf *buf, size_t len)
 {
 	int ret;
 
@@ -67,7 +70,8 @@ int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_rin
 		}
 	}
 	if (!buf->addr) {
-		buf->addr = mmap(NULL, buf->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		buf->addr = mmap(NULL, buf->len, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (buf->addr == MAP_FAILED) {
 			buf->addr = NULL;
 			return ENOMEM;
@@ -131,7 +135,8 @@ void *vrdma_map_db_page(struct vrdma_context *ctx, uint32_t number, uint64_t off
 	if (!pages)
 		goto out;
 	ctx->db_pages = pages;
-	map = mmap(NULL, ctx->page_size, PROT_READ | PROT_WRITE, MAP_SHARED, ctx->vctx.context.cmd_fd, (off_t)offset);
+	map = mmap(NULL, ctx->page_size, PROT_READ | PROT_WRITE, MAP_SHARED,
+		   ctx->vctx.context.cmd_fd, (off_t)offset);
 	if (map == MAP_FAILED) {
 		map = NULL;
 		goto out;
@@ -144,7 +149,8 @@ out:
 	return map;
 }
 
-int vrdma_wq_bind_doorbell(struct vrdma_context *ctx, struct vrdma_wq *wq, uint32_t db, uint64_t db_mmap)
+int vrdma_wq_bind_doorbell(struct vrdma_context *ctx, struct vrdma_wq *wq, uint32_t db,
+			   uint64_t db_mmap)
 {
 	uint32_t slot = db & ((1u << VIRTIO_RDMA_DB_PAGE_SHIFT) - 1);
 	uint8_t *page;

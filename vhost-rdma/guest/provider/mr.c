@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Memory regions and windows: commands of the kernel driver, which pins the pages. User space never names a physical
- * address.
+ * Memory regions and windows: commands of the kernel driver, which pins the pages. User space never
+ * names a physical address.
  */
 #include "virtio_rdma.h"
 
-struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access)
+struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va,
+			    int access)
 {
 	struct ib_uverbs_reg_mr_resp resp = {};
 	struct ibv_reg_mr cmd = {};
@@ -20,7 +21,8 @@ struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64
 	vmr = calloc(1, sizeof(*vmr));
 	if (!vmr)
 		return NULL;
-	ret = ibv_cmd_reg_mr(pd, addr, length, hca_va, access, vmr, &cmd, sizeof(cmd), &resp, sizeof(resp));
+	ret = ibv_cmd_reg_mr(pd, addr, length, hca_va, access, vmr, &cmd, sizeof(cmd), &resp,
+			     sizeof(resp));
 	if (ret) {
 		free(vmr);
 		errno = ret;
@@ -56,14 +58,15 @@ struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t le
 	return &vmr->ibv_mr;
 }
 
-int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length,
+		   int access)
 {
 	struct ib_uverbs_rereg_mr_resp resp = {};
 	struct ibv_rereg_mr cmd = {};
 	int ret;
 
-	ret = ibv_cmd_rereg_mr(vmr, flags, addr, length, (uintptr_t)addr, access, pd, &cmd, sizeof(cmd), &resp,
-			       sizeof(resp));
+	ret = ibv_cmd_rereg_mr(vmr, flags, addr, length, (uintptr_t)addr, access, pd, &cmd,
+			       sizeof(cmd), &resp, sizeof(resp));
 	if (!ret && flags & IBV_REREG_MR_CHANGE_ACCESS)
 		vmr->access = access;
 	return ret;

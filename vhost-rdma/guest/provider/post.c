@@ -2,9 +2,9 @@
 /*
  * Posting work requests: stores to a ring, then one doorbell for the whole list.
  *
- * Refused here is what verbs says fails at once: a full queue (ENOMEM), too many scatter-gather elements or inline bytes
- * and posts in RESET (EINVAL), a lost device (EIO). Everything else is the device's to judge and comes back as a
- * completion.
+ * Refused here is what verbs says fails at once: a full queue (ENOMEM), too many scatter-gather
+ * elements or inline bytes and posts in RESET (EINVAL), a lost device (EIO). Everything else is the
+ * device's to judge and comes back as a completion.
  */
 #include "doorbell.h"
 #include "mirror.h"
@@ -46,7 +46,8 @@ static void fill_sges(struct virtio_rdma_sge *out, const struct ibv_sge *sge, in
 	}
 }
 
-static int fill_data(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, const struct ibv_send_wr *wr)
+static int fill_data(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe,
+		     const struct ibv_send_wr *wr)
 {
 	uint8_t *data = (uint8_t *)wqe + VIRTIO_RDMA_SQ_WQE_DATA;
 	size_t len = 0;
@@ -64,7 +65,8 @@ static int fill_data(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, const 
 	for (i = 0; i < wr->num_sge; i++) {
 		if (wr->sg_list[i].length > qp->max_inline - len)
 			return EINVAL;
-		memcpy(data + len, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+		memcpy(data + len, (const void *)(uintptr_t)wr->sg_list[i].addr,
+		       wr->sg_list[i].length);
 		len += wr->sg_list[i].length;
 	}
 	wqe->num_sge = htole16(len);
@@ -79,7 +81,10 @@ void vrdma_fill_bind(struct virtio_rdma_sq_wqe *wqe, const struct ibv_mw *mw, ui
 	wqe->remote_addr = htole64(info->addr);
 	wqe->arg0 = htole64(info->length);
 	wqe->arg1 = htole64(info->mr ? info->mr->lkey : 0);
-	/* Programs add LOCAL_WRITE, as for a region; a window is for peers only and the device knows no such right of one. */
+	/*
+	 * Programs add LOCAL_WRITE, as for a region; a window is for peers only and the device
+	 * knows no such right of one.
+	 */
 	wqe->aux = htole32(info->mw_access_flags & ~(unsigned int)IBV_ACCESS_LOCAL_WRITE);
 }
 
@@ -94,7 +99,8 @@ static int fill_ud(struct virtio_rdma_sq_wqe *wqe, const struct ibv_send_wr *wr)
 }
 
 /* The fields of the table in section 7.1. The opcodes of the ABI are those of verbs. */
-static int fill_opcode(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, const struct ibv_send_wr *wr)
+static int fill_opcode(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe,
+		       const struct ibv_send_wr *wr)
 {
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
@@ -134,7 +140,8 @@ static int fill_opcode(struct vrdma_qp *qp, struct virtio_rdma_sq_wqe *wqe, cons
 
 static bool opcode_has_inline(enum ibv_wr_opcode opcode)
 {
-	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_SEND_WITH_INV ||
+	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM ||
+	       opcode == IBV_WR_SEND_WITH_INV ||
 	       opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM ||
 	       opcode == IBV_WR_ATOMIC_WRITE;
 }
@@ -202,7 +209,8 @@ static int post_one_recv(struct vrdma_wq *wq, const struct ibv_recv_wr *wr, uint
 	memset(wqe, 0, sizeof(*wqe));
 	wqe->wr_id = htole64(wr->wr_id);
 	wqe->num_sge = htole16(wr->num_sge);
-	fill_sges((struct virtio_rdma_sge *)((uint8_t *)wqe + VIRTIO_RDMA_RQ_WQE_DATA), wr->sg_list, wr->num_sge);
+	fill_sges((struct virtio_rdma_sge *)((uint8_t *)wqe + VIRTIO_RDMA_RQ_WQE_DATA), wr->sg_list,
+		  wr->num_sge);
 	return 0;
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * The ibv_wr_* interface: each call writes straight into the ring, ibv_wr_complete() rings the doorbell once for all.
+ * The ibv_wr_* interface: each call writes straight into the ring, ibv_wr_complete() rings the
+ * doorbell once for all.
  *
- * An error of any call is kept until ibv_wr_complete(), which then publishes nothing (verbs: all or none).
+ * An error of any call is kept until ibv_wr_complete(), which then publishes nothing (verbs: all or
+ * none).
  */
 #include "doorbell.h"
 #include "mirror.h"
@@ -57,7 +59,8 @@ static void wr_abort(struct ibv_qp_ex *ibqp)
 	vrdma_unlock(&ex_to_vqp(ibqp)->sq.lock);
 }
 
-static void wr_rdma(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t rkey, uint64_t remote_addr, uint32_t imm)
+static void wr_rdma(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t rkey, uint64_t remote_addr,
+		    uint32_t imm)
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, opcode);
 
@@ -83,7 +86,8 @@ static void wr_rdma_write_imm(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remo
 	wr_rdma(qp, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, rkey, remote_addr, (__force uint32_t)imm);
 }
 
-static void wr_atomic(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t rkey, uint64_t remote_addr, const uint64_t arg[2])
+static void wr_atomic(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t rkey, uint64_t remote_addr,
+		      const uint64_t arg[2])
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, opcode);
 
@@ -95,22 +99,28 @@ static void wr_atomic(struct ibv_qp_ex *qp, uint8_t opcode, uint32_t rkey, uint6
 	wqe->arg1 = htole64(arg[1]);
 }
 
-static void wr_atomic_cmp_swp(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, uint64_t compare, uint64_t swap)
+static void wr_atomic_cmp_swp(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr,
+			      uint64_t compare, uint64_t swap)
 {
 	const uint64_t arg[2] = { compare, swap };
 
 	wr_atomic(qp, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, rkey, remote_addr, arg);
 }
 
-static void wr_atomic_fetch_add(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, uint64_t add)
+static void wr_atomic_fetch_add(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr,
+				uint64_t add)
 {
 	const uint64_t arg[2] = { add, 0 };
 
 	wr_atomic(qp, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, rkey, remote_addr, arg);
 }
 
-/* The word stands in the request like inline data: what the program does with its own afterwards does not matter. */
-static void wr_atomic_write(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, const void *word)
+/*
+ * The word stands in the request like inline data: what the program does with its own afterwards
+ * does not matter.
+ */
+static void wr_atomic_write(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr,
+			    const void *word)
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, VIRTIO_RDMA_WR_ATOMIC_WRITE);
 
@@ -123,7 +133,8 @@ static void wr_atomic_write(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote
 	wqe->num_sge = htole16(8);
 }
 
-static void wr_flush(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, size_t len, uint8_t type, uint8_t level)
+static void wr_flush(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, size_t len,
+		     uint8_t type, uint8_t level)
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, VIRTIO_RDMA_WR_FLUSH);
 
@@ -165,7 +176,8 @@ static void wr_local_inv(struct ibv_qp_ex *qp, uint32_t rkey)
 	wr_with_imm(qp, VIRTIO_RDMA_WR_LOCAL_INV, htole32(rkey));
 }
 
-static void wr_bind_mw(struct ibv_qp_ex *qp, struct ibv_mw *mw, uint32_t rkey, const struct ibv_mw_bind_info *info)
+static void wr_bind_mw(struct ibv_qp_ex *qp, struct ibv_mw *mw, uint32_t rkey,
+		       const struct ibv_mw_bind_info *info)
 {
 	struct virtio_rdma_sq_wqe *wqe = wr_begin(qp, VIRTIO_RDMA_WR_BIND_MW);
 
@@ -173,7 +185,8 @@ static void wr_bind_mw(struct ibv_qp_ex *qp, struct ibv_mw *mw, uint32_t rkey, c
 		vrdma_fill_bind(wqe, mw, rkey, info);
 }
 
-static void wr_set_ud_addr(struct ibv_qp_ex *ibqp, struct ibv_ah *ah, uint32_t remote_qpn, uint32_t remote_qkey)
+static void wr_set_ud_addr(struct ibv_qp_ex *ibqp, struct ibv_ah *ah, uint32_t remote_qpn,
+			   uint32_t remote_qkey)
 {
 	struct virtio_rdma_sq_wqe *wqe = ex_to_vqp(ibqp)->wr_cur;
 
@@ -213,7 +226,8 @@ static void wr_set_sge(struct ibv_qp_ex *qp, uint32_t lkey, uint64_t addr, uint3
 	wr_set_sge_list(qp, 1, &sge);
 }
 
-static void wr_set_inline_data_list(struct ibv_qp_ex *ibqp, size_t num_buf, const struct ibv_data_buf *list)
+static void wr_set_inline_data_list(struct ibv_qp_ex *ibqp, size_t num_buf,
+				    const struct ibv_data_buf *list)
 {
 	struct vrdma_qp *qp = ex_to_vqp(ibqp);
 	size_t len = 0, i;

@@ -2,9 +2,9 @@
 /*
  * Queue pairs: creation (rings, doorbells, the CQs' tables), state changes and destruction.
  *
- * The state kept here is the one that the program asked for; the device may be in ERR already. It serves only to refuse
- * posts where verbs says that they fail at once (section 8.1 of docs/virtio-rdma.md); in ERR posts are taken and the device
- * flushes them.
+ * The state kept here is the one that the program asked for; the device may be in ERR already. It
+ * serves only to refuse posts where verbs says that they fail at once (section 8.1 of
+ * docs/virtio-rdma.md); in ERR posts are taken and the device flushes them.
  */
 #include <ccan/minmax.h>
 
@@ -19,9 +19,10 @@ struct vrdma_create_qp_rsp {
 	struct virtio_rdma_qp_resp drv;
 };
 static_assert(offsetof(struct vrdma_create_qp_cmd, drv) == sizeof(struct ibv_create_qp), "padding");
-static_assert(offsetof(struct vrdma_create_qp_rsp, drv) == sizeof(struct ib_uverbs_create_qp_resp), "padding");
+static_assert(offsetof(struct vrdma_create_qp_rsp, drv) == sizeof(struct ib_uverbs_create_qp_resp),
+	      "padding");
 
-#define VRDMA_QP_COMP_MASK                                                                                             \
+#define VRDMA_QP_COMP_MASK \
 	(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
 
 static int qp_check_type(const struct vrdma_context *ctx, enum ibv_qp_type type)
@@ -55,20 +56,24 @@ static int qp_check(const struct vrdma_context *ctx, const struct ibv_qp_init_at
 	if (cap->max_send_wr > ctx->max_qp_wr || cap->max_send_sge > ctx->max_send_sge ||
 	    cap->max_inline_data > ctx->max_inline)
 		return EINVAL;
-	if (!attr->srq && (cap->max_recv_wr > ctx->max_qp_wr || cap->max_recv_sge > ctx->max_recv_sge))
+	if (!attr->srq && (cap->max_recv_wr > ctx->max_qp_wr ||
+			   cap->max_recv_sge > ctx->max_recv_sge))
 		return EINVAL;
 	return 0;
 }
 
 static int wq_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, struct vrdma_wq *wq)
 {
-	return vrdma_buf_alloc(ctx, pd, VRDMA_RING_QP, &wq->buf, (size_t)(wq->mask + 1) << wq->log2_stride);
+	return vrdma_buf_alloc(ctx, pd, VRDMA_RING_QP, &wq->buf,
+			       (size_t)(wq->mask + 1) << wq->log2_stride);
 }
 
-static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp, const struct ibv_qp_init_attr_ex *attr)
+static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp,
+			  const struct ibv_qp_init_attr_ex *attr)
 {
 	const struct ibv_qp_cap *cap = &attr->cap;
-	size_t data = max_t(size_t, (size_t)cap->max_send_sge * sizeof(struct virtio_rdma_sge), cap->max_inline_data);
+	size_t data = max_t(size_t, (size_t)cap->max_send_sge * sizeof(struct virtio_rdma_sge),
+			    cap->max_inline_data);
 	int ret = 0;
 
 	if (cap->max_send_wr) {
@@ -110,7 +115,8 @@ static void qp_fill_request(const struct vrdma_qp *qp, struct virtio_rdma_qp_req
 	}
 }
 
-static int qp_bind_doorbells(struct vrdma_context *ctx, struct vrdma_qp *qp, const struct virtio_rdma_qp_resp *rsp)
+static int qp_bind_doorbells(struct vrdma_context *ctx, struct vrdma_qp *qp,
+			     const struct virtio_rdma_qp_resp *rsp)
 {
 	int ret = 0;
 
@@ -121,14 +127,16 @@ static int qp_bind_doorbells(struct vrdma_context *ctx, struct vrdma_qp *qp, con
 	return ret;
 }
 
-static int qp_create_in_kernel(struct ibv_context *context, struct vrdma_qp *qp, struct ibv_qp_init_attr_ex *attr)
+static int qp_create_in_kernel(struct ibv_context *context, struct vrdma_qp *qp,
+			       struct ibv_qp_init_attr_ex *attr)
 {
 	struct vrdma_create_qp_cmd cmd = {};
 	struct vrdma_create_qp_rsp rsp = {};
 	int ret;
 
 	qp_fill_request(qp, &cmd.drv);
-	ret = ibv_cmd_create_qp_ex(context, &qp->vqp, attr, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_create_qp_ex(context, &qp->vqp, attr, &cmd.ibv_cmd, sizeof(cmd),
+				   &rsp.ibv_resp, sizeof(rsp));
 	if (ret)
 		return ret;
 	ret = qp_bind_doorbells(to_vctx(context), qp, &rsp.drv);
@@ -169,9 +177,10 @@ static void qp_set_limits(struct vrdma_qp *qp, const struct ibv_qp_init_attr_ex 
 /*
  * Tells ibv_qp_to_qp_ex() that the ibv_wr_* functions are there.
  *
- * libibverbs 45 and later have one member more in struct ibv_qp_ex (wr_flush) than 44 has, within the same private ABI, so where the
- * library of the guest looks depends on its version and not on the headers that we were built with. The mark is put
- * where either looks: 8 bytes before ours is wr_flush, 8 bytes behind the XRC domain, and this device has no XRC. A program that asks for
+ * libibverbs 45 and later have one member more in struct ibv_qp_ex (wr_flush) than 44 has, within
+ * the same private ABI, so where the library of the guest looks depends on its version and not on
+ * the headers that we were built with. The mark is put where either looks: 8 bytes before ours is
+ * wr_flush, 8 bytes behind the XRC domain, and this device has no XRC. A program that asks for
  * FLUSH has a library that knows it, which looks where we do; its function pointer stays.
  */
 static void qp_mark_extended(struct vrdma_qp *qp, uint64_t ops)
@@ -256,7 +265,10 @@ static void wq_reset(struct vrdma_wq *wq)
 	vrdma_unlock(&wq->lock);
 }
 
-/* Section 8.1: after the command, stale completions are discarded and both producer indices begin at 0 again. */
+/*
+ * Section 8.1: after the command, stale completions are discarded and both producer indices begin
+ * at 0 again.
+ */
 static void qp_reset(struct vrdma_qp *qp)
 {
 	struct vrdma_cq *send = to_vcq(qp->vqp.qp.send_cq), *recv = to_vcq(qp->vqp.qp.recv_cq);
@@ -285,7 +297,8 @@ int vrdma_modify_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask)
 	return 0;
 }
 
-int vrdma_query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init_attr)
+int vrdma_query_qp(struct ibv_qp *ibqp, struct ibv_qp_attr *attr, int mask,
+		   struct ibv_qp_init_attr *init_attr)
 {
 	struct vrdma_qp *qp = to_vqp(ibqp);
 	struct ibv_query_qp cmd = {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * Shared receive queues. The device tells in the ring's control block how many receives it has taken (docs/virtio-rdma.md,
- * section 7.2): it copies a receive when a message begins, so the slot is free long before the completion.
+ * Shared receive queues. The device tells in the ring's control block how many receives it has
+ * taken (docs/virtio-rdma.md, section 7.2): it copies a receive when a message begins, so the slot
+ * is free long before the completion.
  */
 #include "virtio_rdma.h"
 
@@ -17,17 +18,20 @@ struct vrdma_modify_srq_cmd {
 	struct ibv_modify_srq ibv_cmd;
 	struct virtio_rdma_srq_req drv;
 };
-static_assert(offsetof(struct vrdma_create_srq_cmd, drv) == sizeof(struct ibv_create_srq), "padding");
-static_assert(offsetof(struct vrdma_create_srq_rsp, drv) == sizeof(struct ib_uverbs_create_srq_resp), "padding");
-static_assert(offsetof(struct vrdma_modify_srq_cmd, drv) == sizeof(struct ibv_modify_srq), "padding");
+static_assert(offsetof(struct vrdma_create_srq_cmd, drv) == sizeof(struct ibv_create_srq),
+	      "padding");
+static_assert(offsetof(struct vrdma_create_srq_rsp, drv) ==
+	      sizeof(struct ib_uverbs_create_srq_resp), "padding");
+static_assert(offsetof(struct vrdma_modify_srq_cmd, drv) == sizeof(struct ibv_modify_srq),
+	      "padding");
 
 static size_t srq_ring_len(uint32_t entries, uint8_t log2_stride)
 {
 	return vrdma_ctrl_offset(entries, log2_stride) + VIRTIO_RDMA_CTRL_SIZE;
 }
 
-static void srq_fill_request(struct virtio_rdma_srq_req *req, const struct vrdma_buf *buf, uint32_t entries,
-			     uint8_t log2_stride)
+static void srq_fill_request(struct virtio_rdma_srq_req *req, const struct vrdma_buf *buf,
+			     uint32_t entries, uint8_t log2_stride)
 {
 	req->buf = (uintptr_t)buf->addr;
 	req->buf_len = buf->len;
@@ -45,14 +49,16 @@ void vrdma_srq_update_tail(struct vrdma_srq *srq)
 		srq->wq.tail = index;
 }
 
-static int srq_create_in_kernel(struct ibv_pd *pd, struct vrdma_srq *srq, struct ibv_srq_init_attr *attr)
+static int srq_create_in_kernel(struct ibv_pd *pd, struct vrdma_srq *srq,
+				struct ibv_srq_init_attr *attr)
 {
 	struct vrdma_create_srq_cmd cmd = {};
 	struct vrdma_create_srq_rsp rsp = {};
 	int ret;
 
 	srq_fill_request(&cmd.drv, &srq->wq.buf, srq->wq.mask + 1, srq->wq.log2_stride);
-	ret = ibv_cmd_create_srq(pd, &srq->vsrq.srq, attr, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_create_srq(pd, &srq->vsrq.srq, attr, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp,
+				 sizeof(rsp));
 	if (ret)
 		return ret;
 	ret = vrdma_wq_bind_doorbell(to_vctx(pd->context), &srq->wq, rsp.drv.db, rsp.drv.db_mmap);
@@ -85,12 +91,14 @@ struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *at
 		goto err;
 	}
 	ret = vrdma_wq_layout(&srq->wq, attr->attr.max_wr,
-			      VIRTIO_RDMA_RQ_WQE_DATA + (size_t)attr->attr.max_sge * sizeof(struct virtio_rdma_sge),
+			      VIRTIO_RDMA_RQ_WQE_DATA +
+			      (size_t)attr->attr.max_sge * sizeof(struct virtio_rdma_sge),
 			      VIRTIO_RDMA_RQ_WQE_MIN_LOG2_STRIDE);
 	if (ret)
 		goto err_free;
 	entries = srq->wq.mask + 1;
-	ret = vrdma_buf_alloc(ctx, pd, VRDMA_RING_SRQ, &srq->wq.buf, srq_ring_len(entries, srq->wq.log2_stride));
+	ret = vrdma_buf_alloc(ctx, pd, VRDMA_RING_SRQ, &srq->wq.buf,
+			      srq_ring_len(entries, srq->wq.log2_stride));
 	if (ret)
 		goto err_free;
 	srq->ctrl = (uint8_t *)srq->wq.buf.addr + vrdma_ctrl_offset(entries, srq->wq.log2_stride);
@@ -131,7 +139,10 @@ struct ibv_srq *vrdma_create_srq_ex(struct ibv_context *context, struct ibv_srq_
 	return srq;
 }
 
-/* Section 7.2: the device moves what it has not taken to the new ring; nobody posts meanwhile, since the lock is held. */
+/*
+ * Section 7.2: the device moves what it has not taken to the new ring; nobody posts meanwhile,
+ * since the lock is held.
+ */
 static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask)
 {
 	struct vrdma_context *ctx = to_vctx(srq->vsrq.srq.context);
@@ -140,10 +151,12 @@ static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask
 	struct vrdma_buf old;
 	int ret;
 
-	ret = vrdma_wq_layout(&new_wq, attr->max_wr, (size_t)1 << srq->wq.log2_stride, srq->wq.log2_stride);
+	ret = vrdma_wq_layout(&new_wq, attr->max_wr, (size_t)1 << srq->wq.log2_stride,
+			      srq->wq.log2_stride);
 	if (!ret)
-		ret = vrdma_buf_alloc(ctx, srq->wq.buf.domain ? &srq->wq.buf.domain->pd : NULL, VRDMA_RING_SRQ,
-				      &new_wq.buf, srq_ring_len(new_wq.mask + 1, new_wq.log2_stride));
+		ret = vrdma_buf_alloc(ctx, srq->wq.buf.domain ? &srq->wq.buf.domain->pd : NULL,
+				      VRDMA_RING_SRQ, &new_wq.buf,
+				      srq_ring_len(new_wq.mask + 1, new_wq.log2_stride));
 	if (ret)
 		return ret;
 	srq_fill_request(&cmd.drv, &new_wq.buf, new_wq.mask + 1, new_wq.log2_stride);
@@ -161,7 +174,8 @@ static int srq_resize(struct vrdma_srq *srq, struct ibv_srq_attr *attr, int mask
 	srq->wq.buf = new_wq.buf;
 	srq->wq.mask = new_wq.mask;
 	srq->wq.max_wr = attr->max_wr;
-	srq->ctrl = (uint8_t *)new_wq.buf.addr + vrdma_ctrl_offset(new_wq.mask + 1, new_wq.log2_stride);
+	srq->ctrl = (uint8_t *)new_wq.buf.addr +
+		    vrdma_ctrl_offset(new_wq.mask + 1, new_wq.log2_stride);
 	new_wq.buf = old;
 out:
 	vrdma_unlock(&srq->wq.lock);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * The device as libibverbs sees it: matching, contexts, protection and thread domains, the table of operations.
+ * The device as libibverbs sees it: matching, contexts, protection and thread domains, the table of
+ * operations.
  *
- * A device is found by the driver id of the kernel driver; the virtio modalias stands beside it for kernels that report no driver id
- * over netlink. Operations that this device lacks are left out, libibverbs then answers EOPNOTSUPP by itself.
+ * A device is found by the driver id of the kernel driver; the virtio modalias stands beside it for
+ * kernels that report no driver id over netlink. Operations that this device lacks are left out,
+ * libibverbs then answers EOPNOTSUPP by itself.
  */
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -26,8 +28,10 @@ struct vrdma_get_context_rsp {
 	struct ib_uverbs_get_context_resp ibv_resp;
 	struct virtio_rdma_ucontext_resp drv;
 };
-static_assert(offsetof(struct vrdma_get_context_cmd, drv) == sizeof(struct ibv_get_context), "padding");
-static_assert(offsetof(struct vrdma_get_context_rsp, drv) == sizeof(struct ib_uverbs_get_context_resp), "padding");
+static_assert(offsetof(struct vrdma_get_context_cmd, drv) == sizeof(struct ibv_get_context),
+	      "padding");
+static_assert(offsetof(struct vrdma_get_context_rsp, drv) ==
+	      sizeof(struct ib_uverbs_get_context_resp), "padding");
 
 static const struct verbs_match_ent vrdma_match_table[] = {
 	VERBS_DRIVER_ID(VIRTIO_RDMA_DRIVER_ID),
@@ -35,9 +39,10 @@ static const struct verbs_match_ent vrdma_match_table[] = {
 	{},
 };
 
-/* ---- Device and port ---------------------------------------------------------------------------- */
+/* ---- Device and port ------------------------------------------------------------------------- */
 
-static int vrdma_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+static int vrdma_query_device_ex(struct ibv_context *context,
+				 const struct ibv_query_device_ex_input *input,
 				 struct ibv_device_attr_ex *attr, size_t attr_size)
 {
 	struct ib_uverbs_ex_query_device_resp resp;
@@ -49,8 +54,9 @@ static int vrdma_query_device_ex(struct ibv_context *context, const struct ibv_q
 	if (ret)
 		return ret;
 	fw = resp.base.fw_ver;
-	snprintf(attr->orig_attr.fw_ver, sizeof(attr->orig_attr.fw_ver), "%u.%u.%u", (unsigned int)(fw >> 32 & 0xffff),
-		 (unsigned int)(fw >> 16 & 0xffff), (unsigned int)(fw & 0xffff));
+	snprintf(attr->orig_attr.fw_ver, sizeof(attr->orig_attr.fw_ver), "%u.%u.%u",
+		 (unsigned int)(fw >> 32 & 0xffff), (unsigned int)(fw >> 16 & 0xffff),
+		 (unsigned int)(fw & 0xffff));
 	return 0;
 }
 
@@ -61,7 +67,7 @@ static int vrdma_query_port(struct ibv_context *context, uint8_t port, struct ib
 	return ibv_cmd_query_port(context, port, attr, &cmd, sizeof(cmd));
 }
 
-/* ---- Protection, thread and parent domains ------------------------------------------------------ */
+/* ---- Protection, thread and parent domains --------------------------------------------------- */
 
 static struct ibv_pd *vrdma_alloc_pd(struct ibv_context *context)
 {
@@ -104,8 +110,9 @@ static int vrdma_dealloc_pd(struct ibv_pd *ibpd)
 }
 
 /*
- * Objects of an imported context: the command fd is the same open file, so the handle is all it takes. One that names nothing fails at its first use.
- * The numbers of PDs are the kernel's business, no work request carries one.
+ * Objects of an imported context: the command fd is the same open file, so the handle is all it
+ * takes. One that names nothing fails at its first use. The numbers of PDs are the kernel's
+ * business, no work request carries one.
  */
 static struct ibv_pd *vrdma_import_pd(struct ibv_context *context, uint32_t handle)
 {
@@ -151,18 +158,20 @@ static int vrdma_dealloc_td(struct ibv_td *ibtd)
 	return 0;
 }
 
-static struct ibv_pd *vrdma_alloc_parent_domain(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr)
+static struct ibv_pd *vrdma_alloc_parent_domain(struct ibv_context *context,
+						struct ibv_parent_domain_init_attr *attr)
 {
 	struct vrdma_pd *pd;
 
 	if (ibv_check_alloc_parent_domain(attr))
 		return NULL;
-	if (!check_comp_mask(attr->comp_mask,
-			     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)) {
+	if (!check_comp_mask(attr->comp_mask, IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
+			     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
-	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS && (!attr->alloc || !attr->free)) {
+	if (attr->comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS &&
+	    (!attr->alloc || !attr->free)) {
 		errno = EINVAL;
 		return NULL;
 	}
@@ -193,7 +202,7 @@ bool vrdma_pd_single_threaded(struct ibv_pd *pd)
 	return to_vpd(pd)->td != NULL;
 }
 
-/* ---- Kick by system call ------------------------------------------------------------------------ */
+/* ---- Kick by system call --------------------------------------------------------------------- */
 
 void vrdma_kick_ioctl(struct vrdma_context *ctx)
 {
@@ -205,12 +214,15 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx)
 	};
 	int saved = errno;
 
-	/* A failure means that the device is going away; the status page tells that to the next post or poll. */
+	/*
+	 * A failure means that the device is going away; the status page tells that to the next
+	 * post or poll.
+	 */
 	(void)ioctl(ctx->vctx.context.cmd_fd, RDMA_VERBS_IOCTL, &hdr);
 	errno = saved;
 }
 
-/* ---- Contexts ----------------------------------------------------------------------------------- */
+/* ---- Contexts -------------------------------------------------------------------------------- */
 
 static const struct verbs_context_ops vrdma_base_ops = {
 	.alloc_parent_domain = vrdma_alloc_parent_domain,
@@ -298,7 +310,8 @@ static void vrdma_set_ops(struct vrdma_context *ctx)
 	}
 }
 
-static void vrdma_take_limits(struct vrdma_context *ctx, const struct virtio_rdma_ucontext_resp *resp)
+static void vrdma_take_limits(struct vrdma_context *ctx,
+			      const struct virtio_rdma_ucontext_resp *resp)
 {
 	ctx->alive = resp->alive;
 	ctx->caps = resp->caps;
@@ -323,7 +336,8 @@ static int vrdma_map_pages(struct vrdma_context *ctx, const struct virtio_rdma_u
 		return errno;
 	ctx->status = map;
 	if (resp->notify_mmap) {
-		map = mmap(NULL, ctx->page_size, PROT_WRITE, MAP_SHARED, fd, (off_t)resp->notify_mmap);
+		map = mmap(NULL, ctx->page_size, PROT_WRITE, MAP_SHARED, fd,
+			   (off_t)resp->notify_mmap);
 		if (map == MAP_FAILED)
 			return errno;
 		ctx->notify = map;
@@ -382,7 +396,8 @@ static struct verbs_context *vrdma_open_context(struct vrdma_context *ctx, int r
 	return &ctx->vctx;
 }
 
-static struct verbs_context *vrdma_alloc_context(struct ibv_device *device, int cmd_fd, void *private_data)
+static struct verbs_context *vrdma_alloc_context(struct ibv_device *device, int cmd_fd,
+						 void *private_data)
 {
 	struct vrdma_context *ctx = vrdma_new_context(device, cmd_fd);
 	struct vrdma_get_context_cmd cmd = {};
@@ -391,24 +406,30 @@ static struct verbs_context *vrdma_alloc_context(struct ibv_device *device, int 
 
 	if (!ctx)
 		return NULL;
-	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp,
+				  sizeof(rsp));
 	return vrdma_open_context(ctx, ret, &rsp.drv);
 }
 
-/* The context of another opener of the same file, in this process or handed over by another: the kernel tells what it told that one. */
+/*
+ * The context of another opener of the same file, in this process or handed over by another: the
+ * kernel tells what it told that one.
+ */
 static struct verbs_context *vrdma_import_context(struct ibv_device *device, int cmd_fd)
 {
 	struct vrdma_context *ctx = vrdma_new_context(device, cmd_fd);
 	struct virtio_rdma_ucontext_resp resp = {};
-	DECLARE_COMMAND_BUFFER_LINK(driver_attrs, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT, 1, NULL);
+	DECLARE_COMMAND_BUFFER_LINK(driver_attrs, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT,
+				    1, NULL);
 
 	if (!ctx)
 		return NULL;
 	fill_attr_out_ptr(driver_attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp);
-	return vrdma_open_context(ctx, ibv_cmd_query_context(&ctx->vctx.context, driver_attrs), &resp);
+	return vrdma_open_context(ctx, ibv_cmd_query_context(&ctx->vctx.context, driver_attrs),
+				  &resp);
 }
 
-/* ---- Device ------------------------------------------------------------------------------------- */
+/* ---- Device ---------------------------------------------------------------------------------- */
 
 static struct verbs_device *vrdma_alloc_device(struct verbs_sysfs_dev *sysfs_dev)
 {

@@ -2,13 +2,14 @@
 /*
  * Objects of the virtio RDMA provider.
  *
- * The provider posts and polls without the kernel: work queues and completion queues are rings in this process's
- * memory that the device reads and writes (docs/virtio-rdma.md, sections 6 and 7), posts are announced by stores to doorbell pages
- * (doorbell.h). Everything that makes, changes or destroys an object goes through the kernel driver with the structures of
- * virtio_rdma_uapi.h.
+ * The provider posts and polls without the kernel: work queues and completion queues are rings in
+ * this process's memory that the device reads and writes (docs/virtio-rdma.md, sections 6 and 7),
+ * posts are announced by stores to doorbell pages (doorbell.h). Everything that makes, changes or
+ * destroys an object goes through the kernel driver with the structures of virtio_rdma_uapi.h.
  *
- * Locks, in the order in which they nest: the CQ locks (by address where two are taken), then a QP's SQ lock, then its RQ
- * lock. A ring's `head` is written under its own lock by posts; its `tail` under the lock of the CQ that completes it.
+ * Locks, in the order in which they nest: the CQ locks (by address where two are taken), then a
+ * QP's SQ lock, then its RQ lock. A ring's `head` is written under its own lock by posts; its
+ * `tail` under the lock of the CQ that completes it.
  */
 #ifndef VIRTIO_RDMA_H
 #define VIRTIO_RDMA_H
@@ -33,7 +34,10 @@
 #include "virtio_rdma_abi.h"
 #include "virtio_rdma_uapi.h"
 
-/* A lock that costs a branch where the application promised a single thread (thread domain, SINGLE_THREADED CQ). */
+/*
+ * A lock that costs a branch where the application promised a single thread (thread domain,
+ * SINGLE_THREADED CQ).
+ */
 struct vrdma_lock {
 	pthread_spinlock_t spin;
 	bool needed;
@@ -109,7 +113,8 @@ struct vrdma_pd {
 	struct vrdma_pd *contained;	/* of a parent domain */
 	struct vrdma_td *td;
 	/* Of a parent domain with allocators: */
-	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment, uint64_t resource_type);
+	void *(*alloc)(struct ibv_pd *pd, void *pd_context, size_t size, size_t alignment,
+		       uint64_t resource_type);
 	void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
 	void *pd_context;
 	atomic_int refcount;		/* parent domains of a PD, rings of a parent domain */
@@ -167,7 +172,8 @@ struct vrdma_qp {
 	struct verbs_qp vqp;
 	struct vrdma_wq sq;
 	struct vrdma_wq rq;
-	struct vrdma_cq_link links[2];	/* in the send CQ, and in the receive CQ if that is another one */
+	/* In the send CQ, and in the receive CQ if that is another one. */
+	struct vrdma_cq_link links[2];
 	enum ibv_qp_state state;
 	uint32_t max_inline;
 	bool sig_all;
@@ -232,26 +238,33 @@ static inline void *vrdma_wqe(const struct vrdma_wq *wq, uint32_t index)
 	return (uint8_t *)wq->buf.addr + ((size_t)(index & wq->mask) << wq->log2_stride);
 }
 
-/* Section 6.3: ALIVE differs from its value at open once the device is lost; a page of an unplugged device reads as zero. */
+/*
+ * Section 6.3: ALIVE differs from its value at open once the device is lost; a page of an unplugged
+ * device reads as zero.
+ */
 static inline bool vrdma_lost(const struct vrdma_context *ctx)
 {
-	const uint32_t *alive = (const uint32_t *)((const uint8_t *)ctx->status + VIRTIO_RDMA_STATUS_ALIVE);
+	const uint32_t *alive = (const uint32_t *)((const uint8_t *)ctx->status +
+						   VIRTIO_RDMA_STATUS_ALIVE);
 
 	return unlikely(le32toh(__atomic_load_n(alive, __ATOMIC_ACQUIRE)) != ctx->alive);
 }
 
 /* memory.c */
-int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring, struct vrdma_buf *buf, size_t len);
+int vrdma_buf_alloc(struct vrdma_context *ctx, struct ibv_pd *pd, enum vrdma_ring ring,
+		    struct vrdma_buf *buf, size_t len);
 void vrdma_buf_free(struct vrdma_buf *buf);
 uint8_t vrdma_log2_stride(size_t bytes, uint8_t min_log2);
 size_t vrdma_ctrl_offset(uint32_t entries, uint8_t log2_stride);
 int vrdma_wq_layout(struct vrdma_wq *wq, uint32_t max_wr, size_t wqe_size, uint8_t min_log2);
-int vrdma_wq_bind_doorbell(struct vrdma_context *ctx, struct vrdma_wq *wq, uint32_t db, uint64_t db_mmap);
+int vrdma_wq_bind_doorbell(struct vrdma_context *ctx, struct vrdma_wq *wq, uint32_t db,
+			   uint64_t db_mmap);
 void *vrdma_map_db_page(struct vrdma_context *ctx, uint32_t number, uint64_t offset);
 bool vrdma_pd_single_threaded(struct ibv_pd *pd);
 
 /* cq.c */
-struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel, int vector);
+struct ibv_cq *vrdma_create_cq(struct ibv_context *context, int cqe,
+			       struct ibv_comp_channel *channel, int vector);
 struct vrdma_cq *vrdma_cq_new(struct ibv_context *context, const struct ibv_cq_init_attr_ex *attr);
 int vrdma_resize_cq(struct ibv_cq *cq, int cqe);
 int vrdma_destroy_cq(struct ibv_cq *cq);
@@ -273,7 +286,8 @@ struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *context, struct ibv_cq_
 struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 int vrdma_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
-int vrdma_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init_attr);
+int vrdma_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+		   struct ibv_qp_init_attr *init_attr);
 int vrdma_destroy_qp(struct ibv_qp *qp);
 
 /* post.c */
@@ -297,7 +311,8 @@ int vrdma_destroy_srq(struct ibv_srq *srq);
 void vrdma_srq_update_tail(struct vrdma_srq *srq);
 
 /* mr.c */
-struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access);
+struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va,
+			    int access);
 struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 				   int fd, int access);
 struct ibv_mr *vrdma_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibdm, uint64_t offset,
@@ -306,7 +321,8 @@ struct ibv_dm *vrdma_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_a
 int vrdma_free_dm(struct ibv_dm *ibdm);
 struct ibv_dm *vrdma_import_dm(struct ibv_context *context, uint32_t handle);
 void vrdma_unimport_dm(struct ibv_dm *ibdm);
-int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
+int vrdma_rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *addr, size_t length,
+		   int access);
 int vrdma_dereg_mr(struct verbs_mr *vmr);
 struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle);
 void vrdma_unimport_mr(struct ibv_mr *mr);

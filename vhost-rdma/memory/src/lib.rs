@@ -8,8 +8,10 @@
 //! never make them read foreign ones.
 //!
 //! ```text
-//! AddressSpace ──resolve──> Translation ──┬─ Ring     loads and stores of single words and entries, with their ordering
-//!  (regions)                (Arc'ed)      └─ Segment  (translation, offset, length): what a copy moves between
+//! AddressSpace ──resolve──> Translation ──┬─ Ring     loads and stores of single words and
+//!  (regions)                (Arc'ed)      │            entries, with their ordering
+//!                                         └─ Segment  (translation, offset, length): what a copy
+//!                                                     moves between
 //! ```
 //!
 //! Guest memory changes under our feet at any time: no reference (`&[u8]`) to it is ever made,
@@ -41,9 +43,8 @@ mod wide;
 pub use account::{Account, Charge};
 pub use contiguous_mapping::{ContiguousError, ContiguousMapping};
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
-pub use mapping::{Mapping, MappingError, page_size};
+pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
 pub use page_list::{Fault, PageArray, PageList};
-pub use reaper::unmap_elsewhere;
 pub use ring::Ring;
 pub use saved::SavedMap;
 pub use segment::{Borrowed, Held, Segment, total_len};

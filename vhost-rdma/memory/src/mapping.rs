@@ -14,12 +14,14 @@
 //! frees the file's pages where the VMM has let go of them. On a thread that serves several guests
 //! ([`super::unmap_elsewhere`]) `reaper` does it instead.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 
 use super::maps::{Addresses, Descriptor, Maps, Use};
-use super::reaper::{ELSEWHERE, REAPER, Reaper};
+use super::reaper::Reaper;
 use super::sigbus::Watch;
 use super::{HostPtr, PAGE_SIZE, host};
 use rustix::io::Errno;
@@ -42,7 +44,8 @@ pub enum MappingError {
     Count,
     /// There are too few descriptors.
     #[error(
-        "all guests together have as many memory regions as half of the daemon's open files (LimitNOFILE)"
+        "all guests together have as many memory regions as half of the daemon's open files \
+         (LimitNOFILE)"
     )]
     Descriptors,
     /// There are too few addresses.
@@ -64,6 +67,21 @@ pub fn page_size(file: BorrowedFd<'_>) -> u64 {
         }
         _ => PAGE_SIZE,
     }
+}
+
+thread_local! {
+    /// Whether this thread gives its mappings away.
+    static ELSEWHERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What takes them.
+static REAPER: OnceLock<Option<Reaper<Parts>>> = OnceLock::new();
+
+/// From now on this thread does not wait for guest memory to be unmapped.
+pub fn unmap_elsewhere() {
+    ELSEWHERE.set(true);
+    // Not when it is needed: making a thread takes time as well.
+    REAPER.get_or_init(Reaper::start);
 }
 
 /// The file behind a mapping.
@@ -345,7 +363,7 @@ mod tests {
         let map = Mapping::of_file(file.into(), 0, 1 << 20).unwrap();
         assert_eq!(lines("unmapped-elsewhere"), 1);
         std::thread::spawn(move || {
-            crate::unmap_elsewhere();
+            unmap_elsewhere();
             drop(map);
         })
         .join()

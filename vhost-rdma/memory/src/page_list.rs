@@ -209,20 +209,5 @@ impl<'a> Builder<'a> {
 
 /// A page of a list as a ring of words, for as long as the list is walked.
 fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> {
-    single_page(space, addr).map(|page| Ring::new(Arc::new(page)))
-}
-
-/// A single page of guest memory.
-pub(super) fn single_page(space: &AddressSpace, addr: u64) -> Result<Translation, Fault> {
-    if !addr.is_multiple_of(PAGE_SIZE) {
-        return Err(Fault::Address);
-    }
-    let (region, offset) = space.find(addr).ok_or(Fault::Address)?;
-    let (host, run) = space.run(addr, PAGE_SIZE).ok_or(Fault::Address)?;
-    if run < PAGE_SIZE {
-        return Err(Fault::Address);
-    }
-    debug_assert!(region.host(offset).is_some());
-    let regions = vec![region.clone()];
-    Ok(Translation::new(0, PAGE_SIZE, 12, Pages::Flat(host), regions))
+    Translation::of_page(space, addr).map(|page| Ring::new(Arc::new(page)))
 }

@@ -10,31 +10,14 @@
 //!
 //! It may touch nothing but what it is given.
 
-use std::cell::Cell;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{self, Thread};
-
-use super::mapping::Parts;
 
 /// More than there are workers on a host.
 const PILES: usize = 64;
 
-thread_local! {
-    /// Whether this thread gives its mappings away.
-    pub(super) static ELSEWHERE: Cell<bool> = const { Cell::new(false) };
-}
-
-pub(super) static REAPER: OnceLock<Option<Reaper>> = OnceLock::new();
-
-/// From now on this thread does not wait for guest memory to be unmapped.
-pub fn unmap_elsewhere() {
-    ELSEWHERE.set(true);
-    // Not when it is needed: making a thread takes time as well.
-    REAPER.get_or_init(Reaper::start);
-}
-
 /// See the module.
-pub(super) struct Reaper<T = Parts> {
+pub(super) struct Reaper<T> {
     piles: Arc<[Mutex<Vec<T>>]>,
     thread: Thread,
 }

@@ -9,7 +9,6 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use super::page_list::single_page;
 use super::{AddressSpace, Fault, HostPtr, Translation};
 use crate::ordering::{Cpu, Fence, Fences, Words};
 
@@ -29,7 +28,7 @@ impl Ring {
     /// # Errors
     /// `addr` is not page-aligned or not guest memory.
     pub fn page(space: &AddressSpace, addr: u64) -> Result<Self, Fault> {
-        Ok(Self::new(Arc::new(single_page(space, addr)?.counted(space)?)))
+        Ok(Self::new(Arc::new(Translation::of_page(space, addr)?.counted(space)?)))
     }
 
     /// See [`Translation::populate`].

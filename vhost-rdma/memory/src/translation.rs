@@ -80,6 +80,21 @@ impl Translation {
         Ok(Self { _charge: Some(charge), ..self })
     }
 
+    /// A single page of guest memory.
+    pub(super) fn of_page(space: &AddressSpace, addr: u64) -> Result<Self, Fault> {
+        if !addr.is_multiple_of(PAGE_SIZE) {
+            return Err(Fault::Address);
+        }
+        let (region, offset) = space.find(addr).ok_or(Fault::Address)?;
+        let (host, run) = space.run(addr, PAGE_SIZE).ok_or(Fault::Address)?;
+        if run < PAGE_SIZE {
+            return Err(Fault::Address);
+        }
+        debug_assert!(region.host(offset).is_some());
+        let regions = vec![region.clone()];
+        Ok(Self::new(0, PAGE_SIZE, 12, Pages::Flat(host), regions))
+    }
+
     /// A translation in which offsets are guest physical addresses, for kernel DMA keys.
     #[must_use]
     pub fn identity(space: AddressSpace) -> Self {

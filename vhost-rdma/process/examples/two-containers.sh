@@ -5,8 +5,9 @@
 #     vhost-rdma run --nics 2 -- two-containers.sh IMAGE "SERVER" "CLIENT"
 #
 # IMAGE is any image with the two programs in it; nothing of ours has to be there. SERVER is started
-# first; in CLIENT the word SERVER_ADDRESS stands for the server's address on the containers' network,
-# and NIC_ADDRESS for that of its NIC, which rdma_cm connects to. The end is the client's. For example:
+# first; in CLIENT the word SERVER_ADDRESS stands for the server's address on the containers'
+# network, and NIC_ADDRESS for that of its NIC, which rdma_cm connects to. The end is the client's.
+# For example:
 #
 #     vhost-rdma run --nics 2 -- two-containers.sh my-tests \
 #         "ib_write_bw -F" "ib_write_bw -F SERVER_ADDRESS"
@@ -20,14 +21,21 @@ set -eu
 
 [ $# -eq 3 ] || { sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 2; }
 image=$1 serves=$2 asks=$3
-[ -n "${VHOST_RDMA_DEVICES:-}" ] || { echo "$0: start me with \"vhost-rdma run --nics 2 --\"" >&2; exit 2; }
+[ -n "${VHOST_RDMA_DEVICES:-}" ] || {
+	echo "$0: start me with \"vhost-rdma run --nics 2 --\"" >&2
+	exit 2
+}
 engine=${CONTAINERS:-$(command -v podman || command -v docker)} || {
 	echo "$0: neither podman nor docker is on the PATH" >&2
 	exit 1
 }
 case $VHOST_RDMA_DEVICES in
 *:*) ;;
-*) echo "$0: one NIC is not enough for two containers: start me with \"vhost-rdma run --nics 2 --\"" >&2; exit 2 ;;
+*)
+	echo "$0: one NIC is not enough for two containers:" \
+		"start me with \"vhost-rdma run --nics 2 --\"" >&2
+	exit 2
+	;;
 esac
 first=${VHOST_RDMA_DEVICES%%:*}
 second=${VHOST_RDMA_DEVICES#*:}
@@ -39,12 +47,14 @@ server=vhost-rdma-$$
 container() { # SOCKET OPTION... IMAGE COMMAND...
 	socket=$1
 	shift
+	lib=/run/vhost-rdma/lib
+	preload=$lib/libvhost_rdma_heap.so:$lib/libvhost_rdma_files.so
 	# shellcheck disable=SC2086 # words are meant
 	"$engine" ${ENGINE_OPTIONS:-} run ${CONTAINER_OPTIONS:-} \
 		-v "$socket:/run/vhost-rdma/process/nic" \
 		-v "$VHOST_RDMA_LIBRARIES:/run/vhost-rdma/lib:ro" \
 		-e LD_LIBRARY_PATH=/run/vhost-rdma/lib \
-		-e LD_PRELOAD=/run/vhost-rdma/lib/libvhost_rdma_heap.so:/run/vhost-rdma/lib/libvhost_rdma_files.so \
+		-e "LD_PRELOAD=$preload" \
 		"$@"
 }
 

@@ -10,7 +10,8 @@
  * and only there, a call that asked for it by its path finds what the file would say; the device
  * node is /dev/null, which may be opened and does nothing.
  *
- * Paths of directories, and calls relative to a directory's descriptor, find what there is: nothing.
+ * Paths of directories, and calls relative to a directory's descriptor, find what there is:
+ * nothing.
  */
 #define _GNU_SOURCE
 #include <ctype.h>

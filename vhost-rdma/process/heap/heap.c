@@ -45,7 +45,8 @@ static int new_file(void)
 {
 	int file = memfd_create("vhost-rdma-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-	if (file >= 0 && (ftruncate(file, HEAP) || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))) {
+	if (file >= 0 && (ftruncate(file, HEAP) ||
+			  fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))) {
 		close(file);
 		file = -1;
 	}
@@ -270,8 +271,10 @@ static void in_parent(void)
 static void in_child(void)
 {
 	/* Without a copy the child would write into its parent's memory. */
-	if (base && (copy < 0 || mmap(base, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-				      copy, 0) == MAP_FAILED))
+	if (base &&
+	    (copy < 0 ||
+	     mmap(base, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+		  copy, 0) == MAP_FAILED))
 		_exit(127);
 	if (base) {
 		close(fd);

@@ -49,7 +49,7 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx)
 		(void)!write(session->kick, &one, sizeof(one));
 }
 
-/* ---- Channels, addresses ------------------------------------------------------------------------ */
+/* ---- Channels, addresses --------------------------------------------------------------------- */
 
 static int create_channel(struct ibv_comp_channel *of)
 {
@@ -138,7 +138,7 @@ static const struct verbs_local_ops local_ops = {
 	.cm_command = vrdma_cm_command,
 };
 
-/* ---- Contexts ----------------------------------------------------------------------------------- */
+/* ---- Contexts -------------------------------------------------------------------------------- */
 
 #undef verbs_uninit_context
 void vrdma_local_uninit_context(struct verbs_context *vctx)
@@ -182,7 +182,8 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 	vrdma_session_enlist(session, &ctx->vctx.context);
 	/* What the guest's provider maps is the status page. */
 	ctx->vctx.context.cmd_fd = session->status;
-	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp, sizeof(rsp));
+	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp,
+				  sizeof(rsp));
 	vctx = vrdma_open_context(ctx, ret, &rsp.drv);
 	if (!vctx)
 		return NULL;
@@ -196,7 +197,7 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 	return vctx;
 }
 
-/* ---- Devices ------------------------------------------------------------------------------------ */
+/* ---- Devices --------------------------------------------------------------------------------- */
 
 static const struct verbs_match_ent local_match_table[] = {
 	VERBS_DRIVER_ID(LOCAL_DRIVER_ID),
@@ -234,7 +235,8 @@ static int look(const char *path, struct verbs_sysfs_dev *found)
 		return ret;
 	}
 	mac = session->mac;
-	memcpy(guid, (uint8_t[]){ mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5] }, 8);
+	memcpy(guid, (uint8_t[]){ mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5] },
+	       8);
 	for (i = 0; i < 8; i++)
 		found->node_guid = found->node_guid << 8 | guid[i];
 	close(session->status);
@@ -260,7 +262,8 @@ static void add(struct list_head *list, const char *path, int number)
 	snprintf(found->sysfs_name, sizeof(found->sysfs_name), "vhost_rdma%d", number);
 	if (look(path, found)) {
 		if (getenv("IBV_SHOW_WARNINGS"))
-			fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, or nobody is there\n", path);
+			fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, "
+					"or nobody is there\n", path);
 		free(found);
 		return;
 	}

@@ -2,8 +2,8 @@
 /*
  * Accesses of peers to private memory: jobs that the device gives to a thread of this library
  * (docs/virtio-rdma-process.md, 4), one after the other. What a peer writes is in the in half
- * already, what it reads is wanted in the out half, and atomics are done on the program's own words,
- * so that they are atomic for its processors too.
+ * already, what it reads is wanted in the out half, and atomics are done on the program's own
+ * words, so that they are atomic for its processors too.
  *
  * The program may have unmapped what it has registered. The kernel copies for this thread, and says
  * EFAULT where a load of its own would end the program (process_vm_readv(2): a process may always

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB)
 /*
- * What a guest's kernel driver does for its provider, done by a session: commands of the device with
- * page lists of this process's own addresses, and what libibverbs wants to find in its objects.
- * The numbers of the device are the objects' handles.
+ * What a guest's kernel driver does for its provider, done by a session: commands of the device
+ * with page lists of this process's own addresses, and what libibverbs wants to find in its
+ * objects. The numbers of the device are the objects' handles.
  */
 #define VRDMA_KERNEL_ITSELF
 #include "kernel.h"
@@ -14,14 +14,17 @@
 #include "session.h"
 #include "virtio_rdma.h"
 
-/* How the guest's provider names what it maps: the status page, and a doorbell page by its address. */
+/*
+ * How the guest's provider names what it maps: the status page, and a doorbell page by its address.
+ */
 #define STATUS_MMAP 1
 
 static size_t ring_len(uint32_t entries, uint8_t log2_stride, int control_block)
 {
 	size_t len = (size_t)entries << log2_stride;
 
-	return control_block ? align(len, VIRTIO_RDMA_RING_CTRL_ALIGN) + VIRTIO_RDMA_CTRL_SIZE : len;
+	return control_block ?
+	       align(len, VIRTIO_RDMA_RING_CTRL_ALIGN) + VIRTIO_RDMA_CTRL_SIZE : len;
 }
 
 /* A ring that the device can reach, as a list. */
@@ -35,7 +38,7 @@ static int ring(struct ibv_context *context, uint64_t addr, size_t len,
 	return ret;
 }
 
-/* ---- Contexts, pages ---------------------------------------------------------------------------- */
+/* ---- Contexts, pages ------------------------------------------------------------------------- */
 
 static struct vrdma_db *db_page(struct vrdma_session *session, uint32_t number)
 {
@@ -63,8 +66,9 @@ static int add_db_page(struct vrdma_session *session, struct ibv_context *contex
 	ret = vrdma_share(session, db->page, 4096);
 	addr = htole64((uintptr_t)db->page);
 	if (!ret)
-		ret = vrdma_command(context, first ? VIRTIO_RDMA_CMD_CONTEXT_CREATE : VIRTIO_RDMA_CMD_DB_PAGE_ADD,
-				    &addr, sizeof(addr), resp, sizeof(resp));
+		ret = vrdma_command(context, first ? VIRTIO_RDMA_CMD_CONTEXT_CREATE :
+				    VIRTIO_RDMA_CMD_DB_PAGE_ADD, &addr, sizeof(addr), resp,
+				    sizeof(resp));
 	if (ret) {
 		vrdma_pages_free(db->page, 4096);
 		free(db);
@@ -79,7 +83,8 @@ static int add_db_page(struct vrdma_session *session, struct ibv_context *contex
 /* The guest's provider asks for a mapping of the page; it is the page itself. */
 static uint64_t db_mmap(struct ibv_context *context, uint32_t doorbell)
 {
-	struct vrdma_db *db = db_page(vrdma_session_of(context), doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
+	struct vrdma_db *db = db_page(vrdma_session_of(context),
+				      doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
 	uint32_t slot = doorbell & ((1u << VIRTIO_RDMA_DB_PAGE_SHIFT) - 1);
 
 	if (doorbell == VIRTIO_RDMA_DB_NONE || !db || slot >= VIRTIO_RDMA_DB_SLOTS)
@@ -124,8 +129,9 @@ static void limits(struct virtio_rdma_ucontext_resp *drv,
 	drv->max_cqe = le32toh(attr->max_cqe);
 }
 
-int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *cmd, size_t cmd_size,
-			    struct ib_uverbs_get_context_resp *resp, size_t resp_size)
+int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *cmd,
+			    size_t cmd_size, struct ib_uverbs_get_context_resp *resp,
+			    size_t resp_size)
 {
 	struct ibv_context *context = &vctx->context;
 	struct vrdma_session *session = vrdma_session_of(context);
@@ -155,7 +161,7 @@ int vrdma_local_query_context(struct ibv_context *context, struct ibv_command_bu
 	return EOPNOTSUPP;
 }
 
-/* ---- Device and port ---------------------------------------------------------------------------- */
+/* ---- Device and port ------------------------------------------------------------------------- */
 
 /* As the guest's kernel driver tells them (guest/kernel/port.c). */
 static uint64_t device_flags(uint64_t caps)
@@ -227,21 +233,25 @@ int vrdma_local_query_device_any(struct ibv_context *context,
 	if (inherited && !vrdma_session_of(context))
 		found = inherited->attr;
 	else
-		ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &found, sizeof(found));
+		ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &found,
+				    sizeof(found));
 	if (ret)
 		return ret;
 	memset(attr, 0, attr_size);
 	device_attr(&attr->orig_attr, &found);
-	if (attr_size >= offsetof(struct ibv_device_attr_ex, hca_core_clock) + sizeof(attr->hca_core_clock)) {
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, hca_core_clock) +
+	    sizeof(attr->hca_core_clock)) {
 		attr->completion_timestamp_mask = UINT64_MAX;
 		attr->hca_core_clock = le64toh(found.clock_khz);
 	}
 	if (attr_size >= offsetof(struct ibv_device_attr_ex, device_cap_flags_ex) +
 				 sizeof(attr->device_cap_flags_ex))
 		attr->device_cap_flags_ex = device_flags(le64toh(found.caps));
-	if (attr_size >= offsetof(struct ibv_device_attr_ex, max_dm_size) + sizeof(attr->max_dm_size))
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, max_dm_size) +
+	    sizeof(attr->max_dm_size))
 		attr->max_dm_size = VRDMA_DM_SIZE;
-	if (attr_size >= offsetof(struct ibv_device_attr_ex, phys_port_cnt_ex) + sizeof(attr->phys_port_cnt_ex))
+	if (attr_size >= offsetof(struct ibv_device_attr_ex, phys_port_cnt_ex) +
+	    sizeof(attr->phys_port_cnt_ex))
 		attr->phys_port_cnt_ex = 1;
 	memset(resp, 0, sizeof(*resp));
 	resp->base.fw_ver = le64toh(found.fw_ver);
@@ -274,7 +284,7 @@ int vrdma_local_query_port(struct ibv_context *context, uint8_t port, struct ibv
 	return 0;
 }
 
-/* ---- Domains ------------------------------------------------------------------------------------ */
+/* ---- Domains --------------------------------------------------------------------------------- */
 
 int vrdma_local_alloc_pd(struct ibv_context *context, struct ibv_pd *pd, struct ibv_alloc_pd *cmd,
 			 size_t cmd_size, struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size)
@@ -294,7 +304,7 @@ int vrdma_local_dealloc_pd(struct ibv_pd *pd)
 	return vrdma_destroy(pd->context, VIRTIO_RDMA_CMD_PD_DESTROY, pd->handle);
 }
 
-/* ---- Completion queues -------------------------------------------------------------------------- */
+/* ---- Completion queues ----------------------------------------------------------------------- */
 
 static uint32_t channel_number(struct ibv_context *context, struct ibv_comp_channel *of)
 {
@@ -319,11 +329,12 @@ int vrdma_local_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_
 		.vector = htole32((uint32_t)vector),
 	};
 	struct virtio_rdma_object_resp made;
-	int ret = ring(context, drv->buf, ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1), &req.ring);
+	int ret = ring(context, drv->buf, ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1),
+		       &req.ring);
 
 	if (!ret)
-		ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_CQ_CREATE, how, &req, sizeof(req),
-					   &made, sizeof(made));
+		ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_CQ_CREATE, how, &req,
+					   sizeof(req), &made, sizeof(made));
 	if (ret)
 		return ret;
 	cq->handle = le32toh(made.object);
@@ -346,10 +357,12 @@ int vrdma_local_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd,
 		.entries = htole32(drv->entries),
 		.requested = htole32((uint32_t)cqe),
 	};
-	int ret = ring(cq->context, drv->buf, ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1), &req.ring);
+	int ret = ring(cq->context, drv->buf,
+		       ring_len(drv->entries, VIRTIO_RDMA_CQE_LOG2_STRIDE, 1), &req.ring);
 
 	if (!ret)
-		ret = vrdma_command(cq->context, VIRTIO_RDMA_CMD_CQ_RESIZE, &req, sizeof(req), NULL, 0);
+		ret = vrdma_command(cq->context, VIRTIO_RDMA_CMD_CQ_RESIZE, &req, sizeof(req), NULL,
+				    0);
 	if (!ret)
 		cq->cqe = (int)drv->entries;
 	return ret;
@@ -396,7 +409,7 @@ int vrdma_local_destroy_cq(struct ibv_cq *cq)
 	return 0;
 }
 
-/* ---- Shared receive queues ---------------------------------------------------------------------- */
+/* ---- Shared receive queues ------------------------------------------------------------------- */
 
 int vrdma_local_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_srq_init_attr *attr,
 			   struct ibv_create_srq *cmd, size_t cmd_size,
@@ -413,11 +426,12 @@ int vrdma_local_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_sr
 		.log2_stride = drv->log2_stride,
 	};
 	struct virtio_rdma_srq_create_resp made;
-	int ret = ring(pd->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1), &req.ring);
+	int ret = ring(pd->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1),
+		       &req.ring);
 
 	if (!ret)
-		ret = vrdma_command_making(pd->context, VIRTIO_RDMA_CMD_SRQ_CREATE, how, &req, sizeof(req),
-					   &made, sizeof(made));
+		ret = vrdma_command_making(pd->context, VIRTIO_RDMA_CMD_SRQ_CREATE, how, &req,
+					   sizeof(req), &made, sizeof(made));
 	if (ret)
 		return ret;
 	srq->handle = le32toh(made.srqn);
@@ -445,10 +459,11 @@ int vrdma_local_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int m
 
 	if (mask & IBV_SRQ_MAX_WR) {
 		req.entries = htole32(drv->entries);
-		ret = ring(srq->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1), &req.ring);
+		ret = ring(srq->context, drv->buf, ring_len(drv->entries, drv->log2_stride, 1),
+			   &req.ring);
 	}
-	return ret ? ret : vrdma_command(srq->context, VIRTIO_RDMA_CMD_SRQ_MODIFY, &req, sizeof(req),
-					 NULL, 0);
+	return ret ? ret : vrdma_command(srq->context, VIRTIO_RDMA_CMD_SRQ_MODIFY, &req,
+					 sizeof(req), NULL, 0);
 }
 
 int vrdma_local_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, struct ibv_query_srq *cmd,

@@ -2,10 +2,10 @@
 /*
  * In the place of a kernel driver, for the guest's provider.
  *
- * The provider of guests (vhost-rdma/guest/provider) speaks to uverbs: it makes and destroys objects
- * by the ibv_cmd_* functions, has its rings in anonymous memory and maps pages of the command fd.
- * This header comes before its sources and turns those calls to a session (kernel.c), so that one
- * provider serves both: what posts, polls and arms is compiled from the same lines.
+ * The provider of guests (vhost-rdma/guest/provider) speaks to uverbs: it makes and destroys
+ * objects by the ibv_cmd_* functions, has its rings in anonymous memory and maps pages of the
+ * command fd. This header comes before its sources and turns those calls to a session (kernel.c),
+ * so that one provider serves both: what posts, polls and arms is compiled from the same lines.
  */
 #ifndef VRDMA_KERNEL_H
 #define VRDMA_KERNEL_H
@@ -25,7 +25,8 @@ IN_ITS_PLACE(int, get_context, struct verbs_context *, struct ibv_get_context *,
 	     struct ib_uverbs_get_context_resp *, size_t);
 IN_ITS_PLACE(int, query_context, struct ibv_context *, struct ibv_command_buffer *);
 IN_ITS_PLACE(int, query_device_any, struct ibv_context *, const struct ibv_query_device_ex_input *,
-	     struct ibv_device_attr_ex *, size_t, struct ib_uverbs_ex_query_device_resp *, size_t *);
+	     struct ibv_device_attr_ex *, size_t, struct ib_uverbs_ex_query_device_resp *,
+	     size_t *);
 IN_ITS_PLACE(int, query_port, struct ibv_context *, uint8_t, struct ibv_port_attr *,
 	     struct ibv_query_port *, size_t);
 IN_ITS_PLACE(int, alloc_pd, struct ibv_context *, struct ibv_pd *, struct ibv_alloc_pd *, size_t,
@@ -36,11 +37,12 @@ IN_ITS_PLACE(int, reg_mr, struct ibv_pd *, void *, size_t, uint64_t, int, struct
 IN_ITS_PLACE(int, reg_dmabuf_mr, struct ibv_pd *, uint64_t, size_t, uint64_t, int, int,
 	     struct verbs_mr *, void *);
 IN_ITS_PLACE(int, rereg_mr, struct verbs_mr *, uint32_t, void *, size_t, uint64_t, int,
-	     struct ibv_pd *, struct ibv_rereg_mr *, size_t, struct ib_uverbs_rereg_mr_resp *, size_t);
+	     struct ibv_pd *, struct ibv_rereg_mr *, size_t, struct ib_uverbs_rereg_mr_resp *,
+	     size_t);
 IN_ITS_PLACE(int, dereg_mr, struct verbs_mr *);
 IN_ITS_PLACE(int, query_mr, struct ibv_pd *, struct verbs_mr *, uint32_t);
-IN_ITS_PLACE(int, alloc_dm, struct ibv_context *, const struct ibv_alloc_dm_attr *, struct verbs_dm *,
-	     struct ibv_command_buffer *);
+IN_ITS_PLACE(int, alloc_dm, struct ibv_context *, const struct ibv_alloc_dm_attr *,
+	     struct verbs_dm *, struct ibv_command_buffer *);
 IN_ITS_PLACE(int, free_dm, struct verbs_dm *);
 IN_ITS_PLACE(int, reg_dm_mr, struct ibv_pd *, struct verbs_dm *, uint64_t, size_t, unsigned int,
 	     struct verbs_mr *, struct ibv_command_buffer *);
@@ -49,7 +51,8 @@ IN_ITS_PLACE(int, alloc_mw, struct ibv_pd *, enum ibv_mw_type, struct ibv_mw *,
 	     struct ibv_alloc_mw *, size_t, struct ib_uverbs_alloc_mw_resp *, size_t);
 IN_ITS_PLACE(int, dealloc_mw, struct ibv_mw *);
 IN_ITS_PLACE(int, create_cq, struct ibv_context *, int, struct ibv_comp_channel *, int,
-	     struct ibv_cq *, struct ibv_create_cq *, size_t, struct ib_uverbs_create_cq_resp *, size_t);
+	     struct ibv_cq *, struct ibv_create_cq *, size_t, struct ib_uverbs_create_cq_resp *,
+	     size_t);
 IN_ITS_PLACE(int, resize_cq, struct ibv_cq *, int, struct ibv_resize_cq *, size_t,
 	     struct ib_uverbs_resize_cq_resp *, size_t);
 IN_ITS_PLACE(int, modify_cq, struct ibv_cq *, struct ibv_modify_cq_attr *, struct ibv_modify_cq *,
@@ -59,7 +62,8 @@ IN_ITS_PLACE(int, create_srq, struct ibv_pd *, struct ibv_srq *, struct ibv_srq_
 	     struct ibv_create_srq *, size_t, struct ib_uverbs_create_srq_resp *, size_t);
 IN_ITS_PLACE(int, modify_srq, struct ibv_srq *, struct ibv_srq_attr *, int, struct ibv_modify_srq *,
 	     size_t);
-IN_ITS_PLACE(int, query_srq, struct ibv_srq *, struct ibv_srq_attr *, struct ibv_query_srq *, size_t);
+IN_ITS_PLACE(int, query_srq, struct ibv_srq *, struct ibv_srq_attr *, struct ibv_query_srq *,
+	     size_t);
 IN_ITS_PLACE(int, destroy_srq, struct ibv_srq *);
 IN_ITS_PLACE(int, create_qp_ex, struct ibv_context *, struct verbs_qp *,
 	     struct ibv_qp_init_attr_ex *, struct ibv_create_qp *, size_t,

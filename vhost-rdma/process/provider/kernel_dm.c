@@ -160,7 +160,8 @@ static int note(uint32_t handle, struct region *region)
 }
 
 int vrdma_local_reg_dm_mr(struct ibv_pd *pd, struct verbs_dm *vdm, uint64_t offset, size_t length,
-			  unsigned int access, struct verbs_mr *vmr, struct ibv_command_buffer *link)
+			  unsigned int access, struct verbs_mr *vmr,
+			  struct ibv_command_buffer *link)
 {
 	uint8_t *base = part(vdm->handle, offset, length);
 	struct region *region;

@@ -27,7 +27,8 @@ int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hc
 	req.access = htole32(cover.access);
 	req.length = htole64(cover.length);
 	req.pages = cover.pages;
-	ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MR_REG, &req, sizeof(req), &made, sizeof(made));
+	ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MR_REG, &req, sizeof(req), &made,
+			    sizeof(made));
 	if (ret) {
 		vrdma_cover_drop(session, &cover);
 		return ret;
@@ -42,13 +43,15 @@ int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hc
 	return 0;
 }
 
-int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-			      int access, struct verbs_mr *vmr, void *driver)
+int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+			      int fd, int access, struct verbs_mr *vmr, void *driver)
 {
 	return EOPNOTSUPP;
 }
 
-/* A shadow is that of one memory (4.7): where private memory comes or goes the region is made anew. */
+/*
+ * A shadow is that of one memory (4.7): where private memory comes or goes the region is made anew.
+ */
 static int remake_mr(struct verbs_mr *vmr, void *addr, size_t length, uint64_t hca_va, int access,
 		     struct ibv_pd *pd)
 {
@@ -101,7 +104,8 @@ int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_
 				 flags & IBV_REREG_MR_CHANGE_PD ? pd : vmr->ibv_mr.pd);
 	req.pages = cover.pages;
 	req.access = htole32((uint32_t)access | (is_private ? VIRTIO_RDMA_ACCESS_MIRRORED : 0));
-	ret = vrdma_command(context, VIRTIO_RDMA_CMD_MR_REREG, &req, sizeof(req), &made, sizeof(made));
+	ret = vrdma_command(context, VIRTIO_RDMA_CMD_MR_REREG, &req, sizeof(req), &made,
+			    sizeof(made));
 	if (ret)
 		return ret;
 	vmr->ibv_mr.lkey = le32toh(made.lkey);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB) */
 /*
- * Queue pairs, address handles and groups: a part of kernel.c. Their attributes travel as those of a
- * guest's kernel do, whose header serves us: libibverbs' structure has members of the same names.
+ * Queue pairs, address handles and groups: a part of kernel.c. Their attributes travel as those of
+ * a guest's kernel do, whose header serves us: libibverbs' structure has members of the same names.
  */
 #define ib_qp_attr ibv_qp_attr
 #define cpu_to_le16 htole16
@@ -45,8 +45,8 @@ static uint32_t qp_type(enum ibv_qp_type type)
 	       type == IBV_QPT_UC ? VIRTIO_RDMA_QPT_UC : VIRTIO_RDMA_QPT_UD;
 }
 
-static void qp_to_wire(struct virtio_rdma_qp_create_req *req, const struct ibv_qp_init_attr_ex *attr,
-		       const struct virtio_rdma_qp_req *drv)
+static void qp_to_wire(struct virtio_rdma_qp_create_req *req,
+		       const struct ibv_qp_init_attr_ex *attr, const struct virtio_rdma_qp_req *drv)
 {
 	req->pdn = htole32(attr->pd->handle);
 	req->type = htole32(qp_type(attr->qp_type));
@@ -85,21 +85,23 @@ static void qp_begin(struct ibv_context *context, struct verbs_qp *vqp,
 
 /* Doorbells are taken by the device; where there is no slot left, another page helps (5.4). */
 static int qp_make(struct ibv_context *context, struct vrdma_made how,
-		   const struct virtio_rdma_qp_create_req *req, struct virtio_rdma_qp_create_resp *made)
+		   const struct virtio_rdma_qp_create_req *req,
+		   struct virtio_rdma_qp_create_resp *made)
 {
 	struct vrdma_session *session = vrdma_session_of(context);
-	int ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req), made,
-				       sizeof(*made));
+	int ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req),
+				       made, sizeof(*made));
 
 	if (ret != ENOMEM || !session || add_db_page(session, context, 0))
 		return ret;
-	return vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req), made,
-				    sizeof(*made));
+	return vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req),
+				    made, sizeof(*made));
 }
 
 int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
 			     struct ibv_qp_init_attr_ex *attr, struct ibv_create_qp *cmd,
-			     size_t cmd_size, struct ib_uverbs_create_qp_resp *resp, size_t resp_size)
+			     size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
+			     size_t resp_size)
 {
 	const struct virtio_rdma_qp_req *drv = (void *)((uint8_t *)cmd + sizeof(*cmd));
 	struct virtio_rdma_qp_resp *answer = (void *)((uint8_t *)resp + sizeof(*resp));
@@ -110,9 +112,11 @@ int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
 
 	qp_to_wire(&req, attr, drv);
 	if (drv->sq_entries)
-		ret = ring(context, drv->sq_buf, ring_len(drv->sq_entries, drv->sq_log2_stride, 0), &req.sq);
+		ret = ring(context, drv->sq_buf, ring_len(drv->sq_entries, drv->sq_log2_stride, 0),
+			   &req.sq);
 	if (!ret && drv->rq_entries)
-		ret = ring(context, drv->rq_buf, ring_len(drv->rq_entries, drv->rq_log2_stride, 0), &req.rq);
+		ret = ring(context, drv->rq_buf, ring_len(drv->rq_entries, drv->rq_log2_stride, 0),
+			   &req.rq);
 	if (!ret)
 		ret = qp_make(context, how, &req, &made);
 	if (ret)

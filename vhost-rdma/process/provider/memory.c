@@ -127,7 +127,8 @@ int vrdma_pages_free(void *addr, size_t len)
 	}
 	if (piece) {
 		/* The next user finds zeroes, and the host has its memory back. */
-		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)len);
+		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
+			  (off_t)len);
 		if (piece->len <= PIECE)
 			memset(&piece->used[at / PAGE], 0, (len + PAGE - 1) / PAGE);
 	}
@@ -141,8 +142,8 @@ void vrdma_pages_before_fork(void)
 }
 
 /*
- * A child has none of the pieces (MADV_DONTFORK): their files would only keep the memory. What tells
- * of them is not freed, since malloc may not be ready for a child yet.
+ * A child has none of the pieces (MADV_DONTFORK): their files would only keep the memory. What
+ * tells of them is not freed, since malloc may not be ready for a child yet.
  */
 void vrdma_pages_after_fork(int in_child)
 {
@@ -236,7 +237,8 @@ static int is_known(const struct vrdma_session *session, uintptr_t addr)
 
 static int add(struct vrdma_session *session, const struct part *part)
 {
-	__le64 body[3] = { htole64((uintptr_t)part->base), htole64(part->len), htole64(part->offset) };
+	__le64 body[3] = { htole64((uintptr_t)part->base), htole64(part->len),
+			   htole64(part->offset) };
 	struct vrdma_request request = { VRDMA_MEMORY_ADD, body, sizeof(body), part->fd };
 	struct vrdma_answer answer = {};
 

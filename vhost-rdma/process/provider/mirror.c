@@ -37,7 +37,8 @@ static int refuse(const struct vrdma_region *region, struct virtio_rdma_sge *sge
 	return 1;
 }
 
-static struct vrdma_region *region_of(struct vrdma_mirror *mirror, const struct virtio_rdma_sge *sge)
+static struct vrdma_region *region_of(struct vrdma_mirror *mirror,
+				      const struct virtio_rdma_sge *sge)
 {
 	return sge->length ? vrdma_region_get(mirror, le32toh(sge->lkey)) : NULL;
 }
@@ -72,7 +73,7 @@ static struct virtio_rdma_sge *sq_sges(struct virtio_rdma_sq_wqe *wqe)
 	return (void *)((uint8_t *)wqe + VIRTIO_RDMA_SQ_WQE_DATA);
 }
 
-/* ---- Sources ------------------------------------------------------------------------------------ */
+/* ---- Sources --------------------------------------------------------------------------------- */
 
 /* A part of a region. */
 struct span {
@@ -81,8 +82,8 @@ struct span {
 };
 
 /*
- * What outstanding reads and atomics bring to a region at `at` or behind it: the first such part, or
- * none at the end of everything. `at` may lie within it.
+ * What outstanding reads and atomics bring to a region at `at` or behind it: the first such part,
+ * or none at the end of everything. `at` may lie within it.
  */
 static struct span brought(struct vrdma_qp *qp, uint32_t index, const struct vrdma_region *region,
 			   size_t at)
@@ -97,7 +98,8 @@ static struct span brought(struct vrdma_qp *qp, uint32_t index, const struct vrd
 
 		for (n = 0; result(wqe) && n < le16toh(wqe->num_sge); n++) {
 			if (le32toh(sges[n].lkey) != region->key ||
-			    !vrdma_inside(region, addr_of(&sges[n]), le32toh(sges[n].length), &one.from))
+			    !vrdma_inside(region, addr_of(&sges[n]), le32toh(sges[n].length),
+					  &one.from))
 				continue;
 			one.to = one.from + le32toh(sges[n].length);
 			if (one.to > at && one.from < found.from)
@@ -109,8 +111,8 @@ static struct span brought(struct vrdma_qp *qp, uint32_t index, const struct vrd
 
 /*
  * A fenced request begins when the reads before it have ended (IBTA 10.8.3.3), and may send what
- * they bring: that is in the in half by then, and nowhere else. So such an element leaves from there,
- * with what it has beside it. 0 if no read concerns it.
+ * they bring: that is in the in half by then, and nowhere else. So such an element leaves from
+ * there, with what it has beside it. 0 if no read concerns it.
  */
 static int leave_fenced(struct vrdma_qp *qp, uint32_t index, const struct vrdma_region *region,
 			struct span source)
@@ -195,8 +197,8 @@ void vrdma_mirror_expect(struct vrdma_mirror *mirror, struct virtio_rdma_rq_wqe 
 }
 
 /* The first `bytes` bytes of the elements have arrived. */
-static void arrived(struct vrdma_mirror *mirror, const struct virtio_rdma_sge *sges, unsigned int num,
-		    size_t bytes)
+static void arrived(struct vrdma_mirror *mirror, const struct virtio_rdma_sge *sges,
+		    unsigned int num, size_t bytes)
 {
 	struct vrdma_region *region;
 	unsigned int i;
@@ -216,7 +218,7 @@ static void arrived(struct vrdma_mirror *mirror, const struct virtio_rdma_sge *s
 	}
 }
 
-/* ---- Receives of SRQs --------------------------------------------------------------------------- */
+/* ---- Receives of SRQs ------------------------------------------------------------------------ */
 
 /* With the lock. */
 static struct vrdma_kept **kept_at(struct vrdma_mirror *mirror, const struct vrdma_wq *of,
@@ -276,7 +278,9 @@ static int kept_put(struct vrdma_mirror *mirror, struct vrdma_kept *kept)
 	struct vrdma_kept **at;
 	int ret;
 
-	/* What had the index before was posted by a list that ended before it, or is of long ago. */
+	/*
+	 * What had the index before was posted by a list that ended before it, or is of long ago.
+	 */
 	free(kept_take(mirror, kept->of, kept->index));
 	pthread_mutex_lock(&mirror->kept_lock);
 	ret = kept_grow(mirror);
@@ -328,13 +332,15 @@ static int keep_one(struct vrdma_mirror *mirror, const struct vrdma_wq *of, uint
 }
 
 /* As many as there is room for; a list may be longer than that, or have a bad request in it. */
-int vrdma_mirror_keep(struct vrdma_mirror *mirror, struct vrdma_srq *srq, const struct ibv_recv_wr *wr)
+int vrdma_mirror_keep(struct vrdma_mirror *mirror, struct vrdma_srq *srq,
+		      const struct ibv_recv_wr *wr)
 {
 	const struct vrdma_wq *wq = &srq->wq;
 	uint32_t index;
 	int ret = 0;
 
-	for (index = wq->head; wr && !ret && index - wq->tail < wq->max_wr; index++, wr = wr->next) {
+	for (index = wq->head; wr && !ret && index - wq->tail < wq->max_wr;
+	     index++, wr = wr->next) {
 		if (wr->num_sge < 0 || (uint32_t)wr->num_sge > wq->max_sge)
 			break;
 		ret = keep_one(mirror, wq, index, wr);
@@ -363,7 +369,7 @@ void vrdma_kept_forget(struct vrdma_mirror *mirror, const struct vrdma_wq *of)
 	pthread_mutex_unlock(&mirror->kept_lock);
 }
 
-/* ---- Completions -------------------------------------------------------------------------------- */
+/* ---- Completions ----------------------------------------------------------------------------- */
 
 /* Whether a completion is of a work request that is outstanding. */
 static int outstanding(const struct vrdma_wq *wq, uint32_t index)
@@ -371,7 +377,9 @@ static int outstanding(const struct vrdma_wq *wq, uint32_t index)
 	return index - wq->tail < __atomic_load_n(&wq->head, __ATOMIC_ACQUIRE) - wq->tail;
 }
 
-/* All that were not signaled and are done with this one have succeeded: a failure is always told. */
+/*
+ * All that were not signaled and are done with this one have succeeded: a failure is always told.
+ */
 static void bring_sent(struct vrdma_mirror *mirror, struct vrdma_qp *qp,
 		       const struct virtio_rdma_cqe *cqe)
 {

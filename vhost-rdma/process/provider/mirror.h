@@ -12,7 +12,8 @@
 /* mirror.c */
 void vrdma_mirror_leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t index);
 void vrdma_mirror_expect(struct vrdma_mirror *mirror, struct virtio_rdma_rq_wqe *wqe);
-int vrdma_mirror_keep(struct vrdma_mirror *mirror, struct vrdma_srq *srq, const struct ibv_recv_wr *wr);
+int vrdma_mirror_keep(struct vrdma_mirror *mirror, struct vrdma_srq *srq,
+		      const struct ibv_recv_wr *wr);
 void vrdma_mirror_bring(struct vrdma_mirror *mirror, struct vrdma_qp *qp,
 			const struct virtio_rdma_cqe *cqe);
 void vrdma_mirror_drop(struct vrdma_mirror *mirror, struct vrdma_qp *qp,

@@ -3,8 +3,8 @@
  * Registrations of private memory (private.h): the shadows, and the table of regions.
  *
  * Shadows lie in grounds, files that the device maps. They are sparse: of a ground only those pages
- * cost memory that something was copied to. A session can share few pieces of memory, so each ground
- * is as large as all before it.
+ * cost memory that something was copied to. A session can share few pieces of memory, so each
+ * ground is as large as all before it.
  */
 #define VRDMA_KERNEL_ITSELF
 #include "kernel.h"
@@ -19,7 +19,7 @@
 #define PAGE ((size_t)4096)
 #define GROUND ((size_t)64 << 20)
 #define FIRST_BUCKETS 64u
-#define WRITES (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |       \
+#define WRITES (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |   \
 		IBV_ACCESS_MW_BIND)
 
 /* A piece of shared memory, and what lies in it. */
@@ -30,7 +30,7 @@ struct vrdma_ground {
 	struct vrdma_shadow *shadows;
 };
 
-/* ---- Grounds and shadows, under the session's `tables` ------------------------------------------ */
+/* ---- Grounds and shadows, under the session's `tables` --------------------------------------- */
 
 static int new_ground(struct vrdma_session *session, struct vrdma_mirror *mirror, size_t len)
 {
@@ -146,7 +146,7 @@ static void shadow_drop(struct vrdma_session *session, struct vrdma_mirror *mirr
 		drop_ground(session, ground);
 }
 
-/* ---- The table of regions ----------------------------------------------------------------------- */
+/* ---- The table of regions -------------------------------------------------------------------- */
 
 static struct vrdma_region **bucket(struct vrdma_mirror *mirror, uint32_t key)
 {
@@ -227,7 +227,7 @@ static void wait_for_users(const struct vrdma_region *region)
 		nanosleep(&moment, NULL);
 }
 
-/* ---- Mirrors, under the session's `tables` ------------------------------------------------------ */
+/* ---- Mirrors, under the session's `tables` --------------------------------------------------- */
 
 static void mirror_free(struct vrdma_mirror *mirror)
 {
@@ -299,7 +299,7 @@ static struct vrdma_region *region_make(struct vrdma_session *session, uint8_t *
 	return region;
 }
 
-/* ---- Registrations ------------------------------------------------------------------------------ */
+/* ---- Registrations --------------------------------------------------------------------------- */
 
 /* Whether all of a range is there and may be used so: what a kernel finds out as it pins pages. */
 static int is_there(uintptr_t at, size_t len, int access)

@@ -473,7 +473,10 @@ void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size
 	uint64_t event[2];
 	int bytes, left;
 
-	/* Bytes of all packets (unix(7), SIOCINQ): each is looked at once, what is put back is last. */
+	/*
+	 * Bytes of all packets (unix(7), SIOCINQ): each is looked at once, what is put back is
+	 * last.
+	 */
 	if (ioctl(events->take, FIONREAD, &bytes) < 0)
 		return;
 	for (left = bytes / (int)size; left > 0; left--) {

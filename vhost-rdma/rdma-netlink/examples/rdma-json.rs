@@ -2,7 +2,8 @@
 //! `ip -j`.
 //!
 //! ```text
-//! rdma-json [show [NETNS]]            devices, ports, objects, counters and interfaces; NETNS is a path such as /run/netns/blue
+//! rdma-json [show [NETNS]]            devices, ports, objects, counters and interfaces;
+//!                                     NETNS is a path such as /run/netns/blue
 //! rdma-json add NAME rxe|siw NETDEV   make a software device
 //! rdma-json delete NAME
 //! rdma-json rename OLD NEW

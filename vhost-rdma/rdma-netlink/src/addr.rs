@@ -65,7 +65,8 @@ impl FromStr for HardwareAddress {
             .map(Self)
             .ok_or_else(|| {
                 Error::Invalid(format!(
-                    "{text:?} is no hardware address: write bytes in hexadecimal with colons between them, 6 (Ethernet) or 20 (InfiniBand)"
+                    "{text:?} is no hardware address: write bytes in hexadecimal with colons \
+                     between them, 6 (Ethernet) or 20 (InfiniBand)"
                 ))
             })
     }

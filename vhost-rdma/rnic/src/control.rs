@@ -1,77 +1,29 @@
 //! Control commands: what an RNIC does of them, and what is found aside.
 
-use std::sync::mpsc::{self, Receiver, Sender};
-
 use easy_ext::ext;
-use vhost_rdma_engine::link::Gid;
 use vhost_rdma_engine::nic::budget::Budget;
-use vhost_rdma_engine::nic::dispatch::{Begun, Work};
 use vhost_rdma_engine::nic::standalone::Standalone;
 use vhost_rdma_engine::nic::verb::Verb;
-use vhost_rdma_engine::nic::{BlockingJob, Nanos, NicSettings, Status};
+use vhost_rdma_engine::nic::work::{Begun, Work};
+use vhost_rdma_engine::nic::{DeferredDrop, Nanos, NicSettings, NicState, Status};
 use vhost_rdma_memory::Ring;
 
 use super::addresses::Addresses as _;
 use super::cq::CqVerbs as _;
 use super::create::Create as _;
 use super::ending::Endings as _;
-use super::ending::Opened;
+use super::findings::{Finding, Found, Purpose};
 use super::follow::Follow as _;
 use super::gsi::GsiVerbs as _;
 use super::mcast::Mcast as _;
 use super::modify::Modify as _;
-use super::mr::Made;
 use super::mr::RegionVerbs as _;
 use super::mw::WindowVerbs as _;
-use super::nic::{Nic, Rnic, Upkeep as _};
-use super::reach::Found;
+use super::nic::{Nic, Rnic};
+use super::peer_check::PeerChecks as _;
 use super::reach::Reach as _;
-use super::verbs::{HostError, HostPd, Result as HostResult};
-
-/// The status of a host's refusal.
-pub(super) const fn status(error: HostError) -> Status {
-    match error.0 {
-        libc::EINVAL | libc::ERANGE => Status::INVAL,
-        libc::EOPNOTSUPP | libc::ENOSYS => Status::NOTSUPP,
-        libc::EPERM | libc::EACCES => Status::PERM,
-        libc::EBUSY => Status::BUSY,
-        libc::EFAULT => Status::FAULT,
-        libc::EIO | libc::ENODEV => Status::FATAL,
-        // No route, no neighbour, no such address.
-        libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL => {
-            Status::UNREACH
-        }
-        // ENOMEM, EAGAIN, ENOSPC, and what nobody foresaw: the host has no more of it.
-        _ => Status::NOMEM,
-    }
-}
-
-/// What a blocking job found.
-pub(super) enum Finding {
-    Opened(Opened),
-    Registered(Made),
-    Peer(Found),
-    /// What was said to a NIC that wants an address.
-    Address {
-        index: u16,
-        gid: Gid,
-        granted: Option<bool>,
-    },
-}
-
-/// Where the blocking jobs of one life of a NIC leave what they find. A job of an earlier life
-/// finds that nobody listens, and what it made ends with it.
-pub(super) struct Findings {
-    sender: Sender<Finding>,
-    receiver: Receiver<Finding>,
-}
-
-impl Default for Findings {
-    fn default() -> Self {
-        let (sender, receiver) = mpsc::channel();
-        Self { sender, receiver }
-    }
-}
+use super::refusal::Control as _;
+use super::round::Upkeep as _;
 
 impl Standalone for Rnic {
     fn update(nic: &mut Nic, settings: NicSettings) {
@@ -126,7 +78,7 @@ impl Standalone for Rnic {
 
     fn work_on(
         nic: &mut Nic,
-        work: super::follow::Work,
+        work: super::work::Work,
         budget: &mut Budget,
     ) -> Result<Option<Work<Self>>, Status> {
         nic.carry_on(work, budget)
@@ -142,34 +94,34 @@ impl Standalone for Rnic {
     }
 }
 
-#[ext(Control)]
-pub(super) impl Nic {
-    /// Has something done that may block, for this life of the NIC.
-    fn aside(&self, work: impl FnOnce() -> Finding + Send + 'static) -> Begun<Rnic> {
-        let sender = self.backing.findings.sender.clone();
-        // An error is what was found, which ends here, where it may take its time.
-        Begun::Blocking(BlockingJob::new(move || drop(sender.send(work()))))
-    }
-
-    /// A refusal, and what it may say of the device as a whole.
-    fn refused(&mut self, error: HostError) -> Status {
-        if matches!(error.0, libc::EIO | libc::ENODEV) {
-            self.lost();
+#[ext(FoundPeer)]
+impl Nic {
+    /// The rest of the command, once the peer was looked for.
+    fn found(&mut self, found: Found) -> Result<Begun<Rnic>, Status> {
+        let Found { ctx, purpose, may, outcome } = found;
+        let ah = match outcome {
+            Ok(ah) => ah,
+            Err(error) => {
+                tracing::debug!(device = self.backing.place.device, %error, "a peer is not found");
+                return Err(self.refused(error));
+            }
+        };
+        let state = match self.life {
+            NicState::Ready | NicState::Paused if may => Ok(()),
+            NicState::Ready | NicState::Paused => Err(Status::UNREACH),
+            NicState::Failed => Err(Status::FATAL),
+            NicState::Idle => Err(Status::STATE),
+        };
+        match (state, purpose) {
+            (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah).map(Begun::Done),
+            (Ok(()), Purpose::Connection { qpn, attr, .. }) => {
+                self.deferred_drops.push(DeferredDrop::new(ah));
+                self.change_qp(ctx, qpn, &attr)
+            }
+            (Err(status), _) => {
+                self.deferred_drops.push(DeferredDrop::new(ah));
+                Err(status)
+            }
         }
-        let status = status(error);
-        // A guest causes as many as it likes.
-        tracing::debug!(device = self.backing.place.device, %error, ?status, "the RNIC refuses");
-        status
-    }
-
-    /// Takes back a host object that could not be used. A device that refuses that as well is gone.
-    fn forgo(&mut self, undo: impl FnOnce(&mut Self) -> HostResult<()>) {
-        if let Err(error) = undo(self) {
-            tracing::warn!(device = self.backing.place.device, %error, "an object of the RNIC cannot be destroyed");
-        }
-    }
-
-    fn host_pd(&self, ctx: u32, pdn: u32) -> Result<HostPd, Status> {
-        self.owned_pd(ctx, pdn).map(|pd| pd.own)
     }
 }

@@ -10,19 +10,20 @@ use vhost_rdma_engine::nic::verb::NewQp;
 use vhost_rdma_engine::nic::{Reply, Status};
 use virtio_rdma_abi as abi;
 
-use super::control::Control as _;
-use super::control::status;
 use super::gsi::GsiVerbs as _;
+use super::held::Held;
 use super::nic::{HostSide, Nic};
-use super::srq::Held;
+use super::refusal::Control as _;
+use super::refusal::status;
 use super::verbs::QpInit;
+use super::wr_id::SERIAL_MASK;
 
 #[ext(Create)]
 pub(super) impl Nic {
     /// A number for `wr_id`s that no living queue has.
     fn take_serial(&mut self, number: u32) -> u32 {
         loop {
-            self.backing.next_serial = (self.backing.next_serial + 1) & super::cq::SERIAL_MASK;
+            self.backing.next_serial = (self.backing.next_serial + 1) & SERIAL_MASK;
             if !self.backing.serials.contains_key(&self.backing.next_serial) {
                 self.backing.serials.insert(self.backing.next_serial, number);
                 return self.backing.next_serial;

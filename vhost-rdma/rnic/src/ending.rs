@@ -7,70 +7,30 @@
 //! the thread that serves this NIC alone, before the guest gets its answer. The next INIT opens
 //! another, on the same thread.
 
-use std::collections::VecDeque;
 use std::mem;
 
 use easy_ext::ext;
 use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::STEP;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
-use vhost_rdma_engine::nic::contexts::KERNEL;
-use vhost_rdma_engine::nic::dispatch::Begun;
 use vhost_rdma_engine::nic::qp::State;
 use vhost_rdma_engine::nic::roster::Walk;
-use vhost_rdma_engine::nic::{DeferredDrop, Nanos, Reply, Status};
+use vhost_rdma_engine::nic::work::Begun;
+use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};
 use vhost_rdma_memory::Ring;
 use virtio_rdma_abi::{attr_mask, event, qps};
 use zerocopy::little_endian::U32;
 
 use super::addresses::Addresses as _;
-use super::control::Control as _;
-use super::control::Finding;
-use super::follow::HOST_CALL;
+use super::findings::{Finding, Opened};
 use super::gone::Gone;
-use super::modify::Drain;
 use super::mw::WindowVerbs as _;
 use super::nic::{Nic, Rnic};
-use super::verbs::{HostError, HostVerbs};
+use super::refusal::Control as _;
+use super::work::{END, HOST_CALL};
 
 /// Host objects that are stopped in one turn.
 const AT_ONCE: usize = 8;
-/// What the end of a host object counts: a few to a step, since it is a command to firmware.
-pub(super) const END: Nanos = 8 * HOST_CALL;
-
-/// QPs that are in ERR as far as the guest is concerned, and that the hardware has still to be told
-/// about.
-#[derive(Debug, Default)]
-pub(super) struct Stopping {
-    /// QPNs and serials.
-    waiting: VecDeque<(u32, u32)>,
-    /// QPs that have not been looked at since the NIC stands still.
-    all: Walk,
-    /// QPs that were stopped by a pause: their guest is told when it goes on.
-    paused: Vec<(u32, u32)>,
-    /// Of these the guest is being told.
-    tell: Vec<(u32, u32)>,
-    /// The guest of a NIC that failed is told when its hardware stands still.
-    fatal: bool,
-}
-
-impl Stopping {
-    /// Whether the hardware may still be at work for a QP that is in ERR.
-    pub(super) fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.all.is_over()
-    }
-
-    /// Whether a guest that goes on has been told of all QPs that ended.
-    pub(super) fn has_told_all(&self) -> bool {
-        self.tell.is_empty()
-    }
-}
-
-/// A device that was opened for an INIT.
-pub(super) struct Opened {
-    status_page: Ring,
-    host: Result<Box<dyn HostVerbs>, HostError>,
-}
 
 #[ext(Endings)]
 pub(super) impl Nic {
@@ -178,34 +138,6 @@ pub(super) impl Nic {
         }
     }
 
-    fn tell_fatal(&mut self) {
-        self.raise(event::DEVICE_FATAL, 0, KERNEL);
-        self.outbox.deliver(&mut self.cqs, &mut self.counters);
-    }
-
-    /// The device context is of no use any more: the guest is told, and an INIT opens the device
-    /// anew.
-    fn lost(&mut self) {
-        if mem::replace(&mut self.backing.host_gone, true) {
-            return;
-        }
-        tracing::warn!(device = self.backing.place.device, "the RNIC is gone or failed");
-        // Its QPs end with it.
-        self.backing.stopping.waiting.clear();
-        self.backing.stopping.all = Walk::default();
-        let alive = matches!(self.life, NicState::Ready | NicState::Paused);
-        if alive {
-            self.life = NicState::Failed;
-        }
-        if mem::take(&mut self.backing.stopping.fatal) || alive {
-            self.tell_fatal();
-        }
-        // A removal may wait until the last one closes the device.
-        let gone = Box::new(Gone::after(self.backing.host.as_ref()));
-        let context = mem::replace(&mut self.backing.host, gone);
-        super::events::end_aside((context, mem::take(&mut self.deferred_drops)));
-    }
-
     /// Forgets every object and every guest address. From here on nothing is written to the guest's
     /// memory by this thread; the hardware stops when what is returned to be dropped is dropped.
     fn forget_all(&mut self) {
@@ -248,7 +180,11 @@ pub(super) impl Nic {
         let Opened { status_page, host } = opened;
         self.backing.opening = false;
         self.backing.host = host.map_err(|error| {
-            tracing::warn!(device = self.backing.place.device, %error, "the RNIC cannot be opened again");
+            tracing::warn!(
+                device = self.backing.place.device,
+                %error,
+                "the RNIC cannot be opened again"
+            );
             Status::FATAL
         })?;
         self.backing.host_gone = false;
@@ -279,12 +215,4 @@ pub(super) impl Nic {
         }
         true
     }
-}
-
-/// The end of a context, as far as it is the RNIC's.
-#[derive(Debug)]
-pub struct Ending {
-    pub(super) windows: Walk,
-    /// What the host CQ has of QPs that are gone.
-    pub(super) drain: Option<Drain>,
 }

@@ -1,7 +1,5 @@
 //! Asynchronous events of the host, as the guest's.
 
-use std::thread;
-
 use easy_ext::ext;
 use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::contexts::KERNEL;
@@ -11,6 +9,7 @@ use virtio_rdma_abi::event;
 use super::addresses::Addresses as _;
 use super::ending::Endings as _;
 use super::nic::Nic;
+use super::refusal::Control as _;
 use super::verbs::HostEvent;
 
 /// Events taken in one turn.
@@ -18,14 +17,6 @@ const TURN: usize = 64;
 /// How often a worker that never sleeps asks for events, in nanoseconds: each look is a system
 /// call.
 const INTERVAL: Nanos = 1_000_000;
-
-/// Ends what may block, while the worker goes on.
-pub(super) fn end_aside(parts: impl Send + 'static) {
-    let ended = thread::Builder::new().name("vrdma-end".to_owned()).spawn(move || drop(parts));
-    if let Err(error) = ended {
-        tracing::debug!(%error, "no thread; it ended here");
-    }
-}
 
 #[ext(Events)]
 pub(super) impl Nic {

@@ -1,46 +1,23 @@
 //! What is many, in steps: commands that have begun, and keys over guest memory that is gone.
 //!
-//! `nic::dispatch` does the same for what is every backing's, and says why. Here the end of some is a
-//! command to the RNIC besides, or a system call at least, so each counts as much as [`HOST_CALL`].
+//! `nic::dispatch` does the same for what is every backing's, and says why. Here the end of some is
+//! a command to the RNIC besides, or a system call at least, so each counts as much as
+//! [`HOST_CALL`].
 
 use easy_ext::ext;
+use vhost_rdma_engine::nic::Status;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
-use vhost_rdma_engine::nic::dispatch;
-use vhost_rdma_engine::nic::roster::Walk;
-use vhost_rdma_engine::nic::{Nanos, Status};
+use vhost_rdma_engine::nic::work;
 use vhost_rdma_memory::AddressSpace;
 
+use super::drain::Drains as _;
 use super::gsi::GsiVerbs as _;
-use super::modify::Drain;
-use super::modify::Modify as _;
 use super::mr::RegionVerbs as _;
 use super::mw::WindowVerbs as _;
 use super::nic::{Nic, Rnic};
+use super::region::Mr;
 use super::verbs::HostMr;
-
-/// A call of the host's verbs: a system call at least.
-pub(super) const HOST_CALL: Nanos = 1_000;
-
-/// How far the walk over keys is that follows a change of memory. Regions are looked at first, then
-/// windows, and only then the regions go: hardware keeps a region that a window shows.
-#[derive(Debug, Default)]
-pub struct Keys {
-    gsi: bool,
-    lost: Walk,
-    windows: Walk,
-    keys: Walk,
-}
-
-/// A command that has begun, as far as it is not the same on every backing.
-#[derive(Debug)]
-pub enum Work {
-    /// A QP, once its windows are gone; then what the host CQ has of it.
-    EndQp(u32),
-    Drain(Drain),
-    /// A QP that is in RESET, when the host CQ has nothing of it; then its changes of windows.
-    BeginAnew(u32, Drain),
-    ForgetChanges((u32, u32), Walk),
-}
+use super::work::{HOST_CALL, Keys, Work};
 
 #[ext(Follow)]
 pub(super) impl Nic {
@@ -84,8 +61,7 @@ pub(super) impl Nic {
         }
         while let Some(key) = change.keys.next(&self.backing.mr_keys) {
             self.meter.charge(cost::VISIT);
-            let lost: Option<HostMr> =
-                self.backing.mrs.get_mut(&key).and_then(super::mr::Mr::take_lost);
+            let lost: Option<HostMr> = self.backing.mrs.get_mut(&key).and_then(Mr::take_lost);
             if let Some(host) = lost {
                 self.meter.charge(cost::OBJECT);
                 self.let_go(host);
@@ -111,7 +87,7 @@ pub(super) impl Nic {
         &mut self,
         mut work: Work,
         budget: &mut Budget,
-    ) -> Result<Option<dispatch::Work<Rnic>>, Status> {
+    ) -> Result<Option<work::Work<Rnic>>, Status> {
         let done = match &mut work {
             Work::EndQp(qpn) => self.end_windows_of(*qpn, budget),
             Work::Drain(drain) | Work::BeginAnew(_, drain) => self.drain_host(drain, budget),
@@ -131,6 +107,6 @@ pub(super) impl Nic {
                 Some(Work::ForgetChanges((qpn, serial), walk))
             }
         };
-        Ok(next.map(dispatch::Work::Own))
+        Ok(next.map(work::Work::Own))
     }
 }

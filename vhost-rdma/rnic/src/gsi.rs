@@ -11,8 +11,7 @@
 //! heard of it, so on any other it fails as an unknown key does.
 
 use easy_ext::ext;
-use slab::Slab;
-use vhost_rdma_engine::cm::{Inbox, MAD_LEN, Mad};
+use vhost_rdma_engine::cm::{MAD_LEN, Mad};
 use vhost_rdma_engine::link::{Flow, GRH_LEN, NicId};
 use vhost_rdma_engine::nic::contexts::KERNEL;
 use vhost_rdma_engine::nic::doorbell::Owner;
@@ -23,102 +22,18 @@ use vhost_rdma_engine::nic::quota::Kind as Place;
 use vhost_rdma_engine::nic::receive::{Receive, ReceiveRing};
 use vhost_rdma_engine::nic::verb::NewQp;
 use vhost_rdma_engine::nic::{Reply, Status, shape};
-use vhost_rdma_memory::{self as memory, AddressSpace, Segment, Translation};
+use vhost_rdma_memory::{self as memory, Segment, Translation};
 use virtio_rdma_abi::{self as abi, Cqe, access, cqe_flags, event, opcode, send_flags};
 use virtio_rdma_abi::{GSI_QPN, qp_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::addresses::Addresses as _;
-use super::control::Control as _;
 use super::nic::Nic;
+use super::refusal::Control as _;
+use super::services::{DMA_KEYS, DmaKey, Gsi};
 
 /// Datagrams of one round, each way, and flushed work requests.
 const TURN: usize = 16;
-/// Where the numbers of keys for all of memory begin: far beyond those that an RNIC has.
-const DMA_KEYS: u32 = 0xff00_0000;
-
-/// A key for all of guest memory.
-#[derive(Debug)]
-struct DmaKey {
-    pdn: u32,
-    access: u32,
-}
-
-/// The queue pair.
-#[derive(Debug)]
-struct Gsi {
-    pdn: u32,
-    state: State,
-    attrs: Attrs,
-    signal_all: bool,
-    send_cqn: u32,
-    recv_cqn: u32,
-    send: Option<SendQueue>,
-    receive: Option<ReceiveRing>,
-    doorbells: [u32; 2],
-}
-
-/// What the daemon plays of a NIC on an RNIC.
-#[derive(Debug, Default)]
-pub(super) struct Services {
-    gsi: Option<Box<Gsi>>,
-    dma_keys: Slab<DmaKey>,
-    /// The guest rang, or something is left to do.
-    pending: bool,
-}
-
-impl Services {
-    pub(super) const fn exists(&self) -> bool {
-        self.gsi.is_some()
-    }
-
-    pub(super) fn keys(&self) -> usize {
-        self.dma_keys.len()
-    }
-
-    /// Whether there is something to do, `inbox` being the NIC's.
-    pub(super) fn has_work(&self, inbox: &Inbox) -> bool {
-        self.exists() && (self.pending || !inbox.is_empty())
-    }
-
-    pub(super) fn uses_pd(&self, pdn: u32) -> bool {
-        self.gsi.as_ref().is_some_and(|gsi| gsi.pdn == pdn)
-            || self.dma_keys.iter().any(|(_, key)| key.pdn == pdn)
-    }
-
-    pub(super) fn uses_cq(&self, cqn: u32) -> bool {
-        self.gsi.as_ref().is_some_and(|gsi| gsi.send_cqn == cqn || gsi.recv_cqn == cqn)
-    }
-
-    /// Whether the hardware may not have handed out this key: it is the daemon's.
-    pub(super) fn has_key(&self, key: u32) -> bool {
-        self.dma_key(key).is_some()
-    }
-
-    fn dma_key(&self, key: u32) -> Option<&DmaKey> {
-        self.dma_keys.get(key.checked_sub(DMA_KEYS)? as usize)
-    }
-
-    /// Whether a ring of the queue pair lies in memory that is gone.
-    pub(super) fn lost_rings(&self, space: &AddressSpace) -> bool {
-        self.gsi.as_ref().is_some_and(|gsi| {
-            gsi.send.as_ref().is_some_and(|send| !send.ring().lives_in(space))
-                || gsi.receive.as_ref().is_some_and(|receive| !receive.ring().lives_in(space))
-        })
-    }
-
-    /// The rings cannot even be flushed.
-    pub(super) fn drop_rings(&mut self) {
-        if let Some(gsi) = &mut self.gsi {
-            gsi.send = None;
-            gsi.receive = None;
-        }
-    }
-
-    fn state(&self) -> State {
-        self.gsi.as_ref().map_or(State::Reset, |gsi| gsi.state)
-    }
-}
 
 /// A datagram's completion on the sending side.
 pub(super) struct Done {

@@ -9,16 +9,17 @@
 //! CQs.
 //!
 //! ```text
-//!  shard ──OnShard──> nic ─┬─ control, create, modify       commands, one host object each
-//!                         ├─ mr, mw                        regions and windows
-//!                         ├─ reach                         who has to be found on the network first
-//!                         ├─ ending                        the end of much, a little at a time or aside
-//!                         ├─ requester, receiver           guest rings -> bursts -> HostVerbs
-//!                         ├─ cq                            HostVerbs completions -> guest CQs
-//!                         ├─ gsi, nic_quota                    QP 1: the daemon carries its datagrams
-//!                         ├─ events                        HostVerbs events -> the guest's
-//!                         └─ addresses, uplink             which host GID, and who may be reached
-//!  HostVerbs: null (copies work requests, completes them, injects faults) or libibverbs (feature `host-rnic`)
+//! shard ──OnShard──> nic ─┬─ control, create, modify  commands, one host object each
+//!                         ├─ mr, mw                   regions and windows
+//!                         ├─ reach                    who has to be found on the network first
+//!                         ├─ ending                   the end of much, a little at a time or aside
+//!                         ├─ requester, receiver      guest rings -> bursts -> HostVerbs
+//!                         ├─ cq                       HostVerbs completions -> guest CQs
+//!                         ├─ gsi, nic_quota           QP 1: the daemon carries its datagrams
+//!                         ├─ events                   HostVerbs events -> the guest's
+//!                         └─ addresses, uplink        which host GID, and who may be reached
+//! HostVerbs: null (copies work requests, completes them, injects faults)
+//!            or libibverbs (feature `host-rnic`)
 //! ```
 //!
 //! Guest-side machinery is the engine's: contexts and doorbells, rings, CQs, the outbox of events,
@@ -31,12 +32,16 @@ mod cm;
 mod control;
 mod cq;
 mod create;
+mod directory;
+mod drain;
 mod ending;
 mod events;
 mod faults;
+mod findings;
 mod follow;
 mod gone;
 mod gsi;
+mod held;
 mod host;
 #[cfg(feature = "host-rnic")]
 mod ibverbs;
@@ -48,34 +53,49 @@ mod mw;
 mod nic;
 mod nic_quota;
 mod null;
+mod open_error;
+mod peer_check;
 mod peer_table;
 mod peers;
+mod provider;
 mod quota;
 mod reach;
 mod receiver;
+mod receives;
+mod refusal;
+mod region;
 mod requester;
+mod round;
+mod sends;
+mod services;
 mod srq;
+mod stopping;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers of tests")]
 mod tests;
 mod uplink;
 mod verbs;
+mod ways;
+mod windows;
+mod work;
+mod wr_id;
 
-pub use addresses::{Claim, Directory};
 #[cfg(feature = "host-rnic")]
 pub use cm::CmBridge;
+pub use directory::{Claim, Directory};
 pub use faults::{Call, Faults};
-pub use host::{OpenError, open, prepare};
+pub use host::{open, prepare};
 pub use nic::Nic;
 pub use nic::{Opener, Place, Rnic};
 pub use nic_quota::{ForwardQuota, QuotaPermit};
 pub use nic_quota::{NicQuota, NicQuotas, PER_NIC};
 pub use null::Null;
-pub use peer_table::Peer;
-pub use peers::{Carrier, Refusal, Remote};
-pub use uplink::{Far, Mac, Uplink};
+pub use open_error::OpenError;
+pub use peer_table::{Peer, Remote};
+pub use peers::Refusal;
 pub use verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
     HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,
     PostError, QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
 };
+pub use ways::{Carrier, Far, Mac, Uplink};

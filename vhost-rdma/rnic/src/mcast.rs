@@ -5,7 +5,6 @@
 //! and no others. Two networks with the same group share it.
 
 use easy_ext::ext;
-use rustc_hash::FxHashMap;
 use vhost_rdma_engine::link::{Gid, is_multicast};
 use vhost_rdma_engine::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use vhost_rdma_engine::nic::qp::Kind;
@@ -13,16 +12,9 @@ use vhost_rdma_engine::nic::{Reply, Status};
 use virtio_rdma_abi as abi;
 
 use super::addresses::Addresses as _;
-use super::control::Control as _;
 use super::nic::Nic;
+use super::refusal::Control as _;
 use super::verbs::HostQp;
-
-/// A group, by its host's address.
-#[derive(Debug, Default)]
-pub(super) struct Members(Vec<u32>);
-
-/// The groups of one NIC.
-pub(super) type Groups = FxHashMap<Gid, Members>;
 
 /// A group as it is on the wire: IPv4 groups have two forms (`ff0e::ffff:a.b.c.d` and the mapped
 /// address), of which RoCE v2 knows the second.
@@ -75,7 +67,7 @@ pub(super) impl Nic {
             return Err(Status::INVAL);
         }
         let wire = self.group(&mgid)?;
-        let present = self.backing.groups.get(&wire).map_or(&[][..], |members| &members.0);
+        let present = self.backing.groups.get(&wire).map_or(&[][..], |members| &members[..]);
         if present.contains(&qpn) {
             return Ok(Reply::Done);
         }
@@ -87,14 +79,14 @@ pub(super) impl Nic {
         }
         let own = self.host_address_like(&wire).ok_or(Status::UNREACH)?;
         self.backing.host.attach_mcast(host, &wire, &own).map_err(|error| self.refused(error))?;
-        self.backing.groups.entry(wire).or_default().0.push(qpn);
+        self.backing.groups.entry(wire).or_default().push(qpn);
         Ok(Reply::Done)
     }
 
     fn detach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<Reply, Status> {
         self.member(ctx, qpn)?;
         let wire = on_the_wire(&mgid);
-        let member = self.backing.groups.get(&wire).is_some_and(|members| members.0.contains(&qpn));
+        let member = self.backing.groups.get(&wire).is_some_and(|members| members.contains(&qpn));
         if !member {
             return Err(Status::INVAL);
         }
@@ -106,14 +98,14 @@ pub(super) impl Nic {
     fn leave(&mut self, goes: impl Fn(&Gid, u32) -> bool) {
         let mut left = Vec::new();
         self.backing.groups.retain(|group, members| {
-            members.0.retain(|&member| {
+            members.retain(|&member| {
                 let stays = !goes(group, member);
                 if !stays {
                     left.push((*group, member));
                 }
                 stays
             });
-            !members.0.is_empty()
+            !members.is_empty()
         });
         for (group, member) in left {
             if let Some(host) = self.qps.get(&member).map(|qp| qp.own.host) {

@@ -5,22 +5,20 @@
 //! and GID indices differ between guest and host.
 
 use easy_ext::ext;
-use vhost_rdma_engine::nic::budget::Budget;
-use vhost_rdma_engine::nic::dispatch::{self, Begun};
 use vhost_rdma_engine::nic::qp::{Kind, State, state};
+use vhost_rdma_engine::nic::work::{self, Begun};
 use vhost_rdma_engine::nic::{Reply, Status};
 use virtio_rdma_abi::{self as abi, attr_mask, qps};
 use zerocopy::little_endian::U32;
 
 use super::addresses::Addresses as _;
-use super::control::Control as _;
-use super::cq::CqVerbs as _;
-use super::create::Create as _;
-use super::follow::Work;
+use super::drain::Drains as _;
+use super::findings::Purpose;
 use super::gsi::GsiVerbs as _;
 use super::nic::{Nic, Rnic};
-use super::reach::Purpose;
 use super::reach::Reach as _;
+use super::refusal::Control as _;
+use super::work::Work;
 
 /// A change to a state and nothing else.
 fn to_state(state: u8) -> abi::QpAttr {
@@ -96,7 +94,7 @@ pub(super) impl Nic {
         qp.state = to;
         if to == State::Reset {
             let work = Work::BeginAnew(qpn, self.drain());
-            return Ok(Begun::Steps(dispatch::Work::Own(work)));
+            return Ok(Begun::Steps(work::Work::Own(work)));
         }
         self.schedule(qpn);
         Ok(Begun::Done(Reply::Done))
@@ -108,18 +106,6 @@ pub(super) impl Nic {
         // On a copy: the hardware may still refuse.
         qp.attrs.clone().set(attr, |index| self.holds(index))?;
         Ok((from, to))
-    }
-
-    /// A QP is in RESET: nothing of its earlier life may be mistaken for the next one's. The serial
-    /// of the one that is over.
-    fn begin_anew(&mut self, qpn: u32) -> Option<u32> {
-        let serial = self.take_serial(qpn);
-        let qp = self.qps.get_mut(&qpn)?;
-        let old = std::mem::replace(&mut qp.own.serial, serial);
-        qp.own.stopping = false;
-        self.backing.serials.remove(&old);
-        self.reset_qp(qpn);
-        Some(old)
     }
 
     fn query_qp(&mut self, ctx: u32, qpn: u32) -> Result<Reply, Status> {
@@ -149,31 +135,6 @@ pub(super) impl Nic {
             return self.destroy_gsi(ctx).map(Begun::Done);
         }
         self.owned_qp(ctx, qpn)?;
-        Ok(Begun::Steps(dispatch::Work::Own(Work::EndQp(qpn))))
+        Ok(Begun::Steps(work::Work::Own(Work::EndQp(qpn))))
     }
-
-    /// All that the host CQ may hold now.
-    fn drain(&self) -> Drain {
-        Drain { left: self.backing.host.cq_entries().max(1) }
-    }
-
-    /// Takes what the host CQ held when the drain began, so that no completion outlives what it is
-    /// of; true: that was all. Peers may go on to complete receives of other QPs; those are none of
-    /// ours.
-    fn drain_host(&mut self, drain: &mut Drain, budget: &mut Budget) -> bool {
-        while drain.left > 0 && !self.backing.host_gone {
-            let taken = self.poll_host();
-            drain.left = if taken == 0 { 0 } else { drain.left.saturating_sub(taken) };
-            if drain.left > 0 && budget.is_over(&self.meter) {
-                return false;
-            }
-        }
-        true
-    }
-}
-
-/// What is left of the host CQ to be taken.
-#[derive(Debug)]
-pub struct Drain {
-    left: u32,
 }

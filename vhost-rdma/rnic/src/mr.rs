@@ -17,20 +17,21 @@ use std::sync::Arc;
 
 use easy_ext::ext;
 use vhost_rdma_engine::nic::NicState;
-use vhost_rdma_engine::nic::dispatch::Begun;
 use vhost_rdma_engine::nic::quota::Kind;
 use vhost_rdma_engine::nic::verb::Rereg;
+use vhost_rdma_engine::nic::work::Begun;
 use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};
-use vhost_rdma_memory::{AddressSpace, ContiguousError, ContiguousMapping, Segment, Translation};
+use vhost_rdma_memory::{ContiguousError, Translation};
 use virtio_rdma_abi::{self as abi, access};
 use zerocopy::little_endian::U32;
 
-use super::control::Control as _;
-use super::control::Finding;
 use super::cq::CqVerbs as _;
+use super::findings::Finding;
 use super::gsi::GsiVerbs as _;
 use super::nic::{Nic, Rnic};
-use super::verbs::{HostDomain, HostError, HostMr, Registered};
+use super::refusal::Control as _;
+use super::region::{Made, Mr, Refusal, Registration};
+use super::verbs::HostMr;
 
 /// Mappings that the regions of one NIC may take.
 const MAPPINGS: usize = 16 << 10;
@@ -44,106 +45,6 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_READ
     | access::REMOTE_ATOMIC
     | access::MW_BIND;
-
-/// Rights that a window may give.
-const WINDOW_RIGHTS: u32 = access::REMOTE_WRITE
-    | access::REMOTE_READ
-    | access::REMOTE_ATOMIC
-    | access::ZERO_BASED
-    | access::OPTIONAL_MASK;
-
-/// A memory region.
-#[derive(Debug)]
-pub(super) struct Mr {
-    pub(super) ctx: u32,
-    pub(super) pdn: u32,
-    /// `None` once its memory is gone and the hardware has let go of it.
-    host: Option<HostMr>,
-    /// Its memory is gone.
-    lost: bool,
-    bytes: u64,
-    runs: usize,
-    iova: u64,
-    access: u32,
-    map: Arc<Translation>,
-}
-
-impl Mr {
-    /// The memory of a range, for the daemon's own accesses, if this region opens it to `pdn` with
-    /// `rights`.
-    pub(super) fn segment(&self, pdn: u32, rights: u32, range: (u64, u32)) -> Option<Segment> {
-        let (addr, len) = range;
-        let granted =
-            self.host.is_some() && !self.lost && self.pdn == pdn && rights & !self.access == 0;
-        let offset = addr.checked_sub(self.iova).filter(|_| granted)?;
-        let inside = self.map.covers(offset, len.into());
-        inside.then(|| Segment { map: Arc::clone(&self.map), offset, len })
-    }
-
-    /// Follows a new memory map; how many mappings were looked at.
-    pub(super) fn follow(&mut self, space: &AddressSpace) -> usize {
-        self.lost |= !self.map.lives_in(space);
-        self.map.mappings()
-    }
-
-    pub(super) const fn is_lost(&self) -> bool {
-        self.lost
-    }
-
-    /// The host's region, if its memory is gone.
-    pub(super) fn take_lost(&mut self) -> Option<HostMr> {
-        if self.lost { self.host.take() } else { None }
-    }
-
-    /// The host's region, if a window may show `range` of it with these rights (IBTA C10-73,
-    /// C10-74, C10-75).
-    pub(super) fn bindable(&self, (addr, len): (u64, u64), rights: u32) -> Option<HostMr> {
-        let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-        let rights_ok = rights & !WINDOW_RIGHTS == 0
-            && self.access & access::MW_BIND != 0
-            && (!writes || self.access & access::LOCAL_WRITE != 0);
-        let offset = addr.checked_sub(self.iova)?;
-        let inside = offset <= self.bytes && len <= self.bytes - offset;
-        self.host.filter(|_| rights_ok && inside && !self.lost)
-    }
-}
-
-/// A registration that is under way.
-#[derive(Debug)]
-pub(super) struct Registration {
-    mr: Mr,
-    budget: usize,
-    /// The region in whose place it comes.
-    replaces: Option<u32>,
-}
-
-/// Why one came to nothing.
-#[derive(Debug)]
-enum Refusal {
-    Mapping(ContiguousError),
-    Host(HostError),
-}
-
-/// What became of one.
-#[derive(Debug)]
-pub(super) struct Made {
-    request: Registration,
-    outcome: Result<Registered, Refusal>,
-}
-
-impl Registration {
-    /// Maps and pins: on any thread but a worker.
-    fn carry_out(mut self, domain: &dyn HostDomain) -> Made {
-        let mapping =
-            ContiguousMapping::new(self.mr.map.clone(), self.budget).map_err(Refusal::Mapping);
-        let outcome = mapping.and_then(|mapping| {
-            self.mr.runs = mapping.runs();
-            let made = domain.register(Arc::new(mapping), self.mr.iova, self.mr.access);
-            made.map_err(Refusal::Host)
-        });
-        Made { request: self, outcome }
-    }
-}
 
 #[ext(RegionVerbs)]
 pub(super) impl Nic {
@@ -219,7 +120,12 @@ pub(super) impl Nic {
             Err(Refusal::Mapping(error)) => return Err(no_mapping(error)),
             Err(Refusal::Host(error)) => {
                 let bytes = mr.bytes;
-                tracing::debug!(device = self.backing.place.device, bytes, %error, "the RNIC refuses a registration");
+                tracing::debug!(
+                    device = self.backing.place.device,
+                    bytes,
+                    %error,
+                    "the RNIC refuses a registration"
+                );
                 return Err(self.refused(error));
             }
         };
@@ -268,7 +174,11 @@ pub(super) impl Nic {
             Ok(region) => self.deferred_drops.push(DeferredDrop::new(region)),
             Err(_) if self.backing.host_gone => {}
             Err(error) => {
-                tracing::warn!(device = self.backing.place.device, %error, "a registration is not there");
+                tracing::warn!(
+                    device = self.backing.place.device,
+                    %error,
+                    "a registration is not there"
+                );
             }
         }
     }

@@ -11,8 +11,24 @@ use std::sync::Arc;
 
 use vhost_rdma_engine::link::Gid;
 
-use super::addresses::gid_of;
-use super::peers::Remote;
+/// The GID of an address: IPv4 is mapped to IPv6 (RoCE v2, IBTA annex A17).
+pub(super) fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The daemon that serves a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remote {
+    /// As `HOST:PORT`.
+    pub daemon: Arc<str>,
+    /// The host of that: whom its certificate must be for.
+    pub host: Arc<str>,
+    /// The network's name, which both daemons know it by.
+    pub network: Arc<str>,
+}
 
 /// Whom NICs of a network may reach beyond this host's own NICs.
 #[derive(Debug, Clone, PartialEq, Eq)]

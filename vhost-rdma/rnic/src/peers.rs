@@ -1,40 +1,15 @@
 //! Where management datagrams go: to a NIC of this daemon, or to the daemon that a peer entry
 //! names; and which are let in from there.
 
-use std::fmt;
 use std::sync::Arc;
 
-use vhost_rdma_engine::cm::{Inbox, Mad};
+use vhost_rdma_engine::cm::Mad;
 use vhost_rdma_engine::link::Gid;
 
-use super::addresses::Directory;
-use super::nic_quota::{NicQuota, NicQuotas};
+use super::directory::Directory;
+use super::nic_quota::NicQuotas;
 use super::peer_table::Peer;
-use super::uplink::Mac;
-
-/// The daemon that serves a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remote {
-    /// As `HOST:PORT`.
-    pub daemon: Arc<str>,
-    /// The host of that: whom its certificate must be for.
-    pub host: Arc<str>,
-    /// The network's name, which both daemons know it by.
-    pub network: Arc<str>,
-}
-
-/// Brings datagrams to other daemons.
-pub trait Carrier: Send + Sync {
-    /// Sends one to `daemon`, without ever waiting, in a place of the sending NIC's `quota`; false
-    /// if it is lost.
-    fn carry(&self, quota: &NicQuota, daemon: &Arc<str>, network: &str, mad: Mad) -> bool;
-}
-
-impl fmt::Debug for dyn Carrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Carrier").finish_non_exhaustive()
-    }
-}
+use super::ways::{Agreed, Carrier, HostCm, Mac, Sent, Station};
 
 /// Why a datagram of another daemon is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -130,48 +105,6 @@ impl Directory {
         // What finds no room is lost, as on a wire.
         inbox.put(mad);
         Ok(())
-    }
-}
-
-/// A guest's QP 1: where it is, the address that is meant, and where datagrams for it go in.
-#[derive(Debug, Clone)]
-pub(super) struct Station {
-    pub(super) device: String,
-    pub(super) vni: u32,
-    pub(super) gid: Gid,
-    pub(super) inbox: Arc<Inbox>,
-}
-
-/// What the host's connection manager agreed on with a peer, in a guest's place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Agreed {
-    /// The PSN that the peer begins with.
-    pub(super) psn: u32,
-    /// The path MTU, in verbs' encoding.
-    pub(super) mtu: u8,
-}
-
-/// A datagram that a guest sent to a third-party host.
-#[derive(Debug)]
-pub(super) struct Sent {
-    pub(super) station: Station,
-    /// The host's address that stands for the guest's.
-    pub(super) host: Gid,
-    /// The peer's address, as the host knows it.
-    pub(super) to: Gid,
-    pub(super) mad: Mad,
-}
-
-/// Speaks to third-party hosts, for guests.
-pub(super) trait HostCm: Send + Sync {
-    /// Takes a datagram, without ever waiting, in a place of the sending NIC's `quota`; false if it
-    /// is lost.
-    fn carry(&self, quota: &NicQuota, sent: Sent) -> bool;
-}
-
-impl fmt::Debug for dyn HostCm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostCm").finish_non_exhaustive()
     }
 }
 

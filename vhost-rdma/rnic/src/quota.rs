@@ -1,18 +1,18 @@
 //! What a NIC on an RNIC keeps for its guest, in bytes of the daemon's memory: see
-//! [`vhost_rdma_engine::nic::quota`]. What the host's kernel and the hardware keep is theirs to count: pinned
-//! pages by RLIMIT_MEMLOCK, objects by the device's own limits.
+//! [`vhost_rdma_engine::nic::quota`]. What the host's kernel and the hardware keep is theirs to
+//! count: pinned pages by RLIMIT_MEMLOCK, objects by the device's own limits.
 
 use slab::Slab;
 use vhost_rdma_engine::cm::{Mad, ROOM};
+use vhost_rdma_engine::nic::contexts::DOORBELLS;
 use vhost_rdma_engine::nic::cq::Cq;
-use vhost_rdma_engine::nic::quota::{ALWAYS, CONTEXT, DOORBELLS, Places, WAITING, entry};
+use vhost_rdma_engine::nic::quota::{ALWAYS, CONTEXT, Places, WAITING, entry};
 
-use super::mr::Mr;
-use super::mw::{LIST, WINDOW};
-use super::nic::{Ah, Nic, Pd, Qp};
-use super::receiver::Receives;
-use super::requester::{SENT, Sends};
-use super::srq::Srq;
+use super::nic::{Ah, Nic, Pd, Qp, Srq};
+use super::receives::Receives;
+use super::region::Mr;
+use super::sends::{SENT, Sends};
+use super::windows::{LIST, WINDOW};
 
 /// What a host object is found by.
 const HOST: usize = entry(32);

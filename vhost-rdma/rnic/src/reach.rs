@@ -4,51 +4,32 @@
 //! (ARP, neighbour discovery) when an address handle is made and when a QP goes to RTR, and waits
 //! for the answer up to a second (Linux drivers/infiniband/core/addr.c,
 //! rdma_addr_find_l2_eth_by_grh). A guest chooses its peers, so the worker does not wait with it:
-//! an address handle is made on the thread that carries the NIC's commands out ([`BlockingJob`](vhost_rdma_engine::nic::BlockingJob)),
-//! and before a QP is connected one is made there and dropped, after which the host knows the peer.
-//! Where NICs of other networks are not in this process, it is asked there as well whether the
-//! peer's QP is one of theirs ([`Uplink`](super::Uplink)). Such a process sends no datagrams of its
-//! own, so what asks the network is asked for there too, and the handle is tried again.
+//! an address handle is made on the thread that carries the NIC's commands out
+//! ([`BlockingJob`](vhost_rdma_engine::nic::BlockingJob)), and before a QP is connected one is made
+//! there and dropped, after which the host knows the peer. Where NICs of other networks are not in
+//! this process, it is asked there as well whether the peer's QP is one of theirs
+//! ([`Uplink`](super::Uplink)). Such a process sends no datagrams of its own, so what asks the
+//! network is asked for there too, and the handle is tried again.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use easy_ext::ext;
 use vhost_rdma_engine::link::is_multicast;
-use vhost_rdma_engine::nic::NicState;
-use vhost_rdma_engine::nic::dispatch::Begun;
-use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};
-use virtio_rdma_abi::{Av, QpAttr};
+use vhost_rdma_engine::nic::work::Begun;
+use vhost_rdma_engine::nic::{Reply, Status};
+use virtio_rdma_abi::Av;
 
-use super::addresses::{Addresses as _, Directory};
-use super::control::Control as _;
-use super::control::Finding;
+use super::addresses::Addresses as _;
+use super::directory::Directory;
+use super::findings::{Finding, Found, Purpose};
 use super::mcast::Mcast as _;
-use super::modify::Modify as _;
 use super::nic::{Handle, Nic, Rnic};
+use super::refusal::Control as _;
 use super::verbs::{HostDomain, HostError, HostPd, MadeAh, Result as HostResult};
 
-/// What a peer is looked for.
-#[derive(Debug)]
-pub(super) enum Purpose {
-    /// An address handle in a domain.
-    Handle(u32, Av),
-    /// The connection of a QP, to one of this host or not.
-    Connection { qpn: u32, attr: Box<QpAttr>, here: bool },
-}
-
-/// What became of a search.
-#[derive(Debug)]
-pub(super) struct Found {
-    ctx: u32,
-    purpose: Purpose,
-    /// As far as others know.
-    may: bool,
-    outcome: HostResult<MadeAh>,
-}
-
-/// How long a neighbour is looked for: about as long as the kernel looks. An attempt may itself take
-/// that long, where the kernel makes the handle.
+/// How long a neighbour is looked for: about as long as the kernel looks. An attempt may itself
+/// take that long, where the kernel makes the handle.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long its first answer is waited for; the next ones twice as long each.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
@@ -107,35 +88,6 @@ pub(super) impl Nic {
             let outcome = find(domain.as_ref(), &directory, &resolved);
             Finding::Peer(Found { ctx, purpose, may, outcome })
         }))
-    }
-
-    /// The rest of the command, once the peer was looked for.
-    fn found(&mut self, found: Found) -> Result<Begun<Rnic>, Status> {
-        let Found { ctx, purpose, may, outcome } = found;
-        let ah = match outcome {
-            Ok(ah) => ah,
-            Err(error) => {
-                tracing::debug!(device = self.backing.place.device, %error, "a peer is not found");
-                return Err(self.refused(error));
-            }
-        };
-        let state = match self.life {
-            NicState::Ready | NicState::Paused if may => Ok(()),
-            NicState::Ready | NicState::Paused => Err(Status::UNREACH),
-            NicState::Failed => Err(Status::FATAL),
-            NicState::Idle => Err(Status::STATE),
-        };
-        match (state, purpose) {
-            (Ok(()), Purpose::Handle(pdn, av)) => self.take_in(ctx, pdn, av, ah).map(Begun::Done),
-            (Ok(()), Purpose::Connection { qpn, attr, .. }) => {
-                self.deferred_drops.push(DeferredDrop::new(ah));
-                self.change_qp(ctx, qpn, &attr)
-            }
-            (Err(status), _) => {
-                self.deferred_drops.push(DeferredDrop::new(ah));
-                Err(status)
-            }
-        }
     }
 
     fn create_ah(&mut self, ctx: u32, pdn: u32, av: &Av) -> Result<Begun<Rnic>, Status> {

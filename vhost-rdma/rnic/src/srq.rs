@@ -10,42 +10,16 @@
 //! here, because the hardware sees only its own part.
 
 use easy_ext::ext;
-use slab::Slab;
 use vhost_rdma_engine::nic::Status;
 use vhost_rdma_engine::nic::budget::cost;
 use vhost_rdma_engine::nic::receive::Receive;
 use virtio_rdma_abi::event;
 
-use super::control::Control as _;
-use super::cq::{Queue, Tag};
-use super::follow::HOST_CALL;
-use super::nic::{Nic, Rnic};
-use super::receiver::{BURST, push};
-use super::verbs::HostSrq;
-
-/// A shared receive queue that an RNIC takes receives from.
-pub(super) type Srq = vhost_rdma_engine::nic::objects::Srq<Rnic>;
-
-/// What is kept of its host's part.
-#[derive(Debug)]
-pub struct Held {
-    pub(super) host: HostSrq,
-    pub(super) serial: u32,
-    /// Entries of the host CQ that it may fill: receives that the hardware takes.
-    pub(super) cost: u32,
-    /// Its limit is watched here.
-    watched: bool,
-    /// Receives with the hardware: the guest's `wr_id` and index each.
-    held: Slab<(u64, u32)>,
-    /// Receives used up, free-running.
-    pub(super) used: u32,
-}
-
-impl Held {
-    pub(super) fn new(host: HostSrq, serial: u32, cost: u32) -> Self {
-        Self { host, serial, cost, watched: false, held: Slab::new(), used: 0 }
-    }
-}
+use super::nic::{Nic, Srq};
+use super::receives::{BURST, push};
+use super::refusal::Control as _;
+use super::work::HOST_CALL;
+use super::wr_id::{Queue, Tag};
 
 #[ext(SharedReceives)]
 pub(super) impl Srq {

@@ -12,56 +12,13 @@
 //!  worker ── QPs, addresses given back, datagrams ──> Uplink: a queue, and never a wait
 //! ```
 
-use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use vhost_rdma_engine::cm::Mad;
 use vhost_rdma_engine::link::Gid;
 
-use super::addresses::Directory;
-use super::nic_quota::NicQuota;
-use super::peers::Agreed;
-
-/// The MAC address of a NIC, which names it in its network.
-pub type Mac = [u8; 6];
-
-/// What the host knows of a queue pair that a guest wants to connect to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Far {
-    /// It is one of another network.
-    pub is_others: bool,
-    /// The PSN and the MTU (in verbs' encoding) that the host's connection manager agreed on with
-    /// it, in the guest's place.
-    pub agreed: Option<(u32, u8)>,
-}
-
-/// See the module. Whoever asks and gets no answer may not.
-pub trait Uplink: Send + Sync {
-    /// Whether a NIC may have an address. May wait for a while.
-    fn claim(&self, nic: Mac, gid: Gid) -> Option<bool>;
-    /// As [`Self::claim`], for one that it has already, and without an answer.
-    fn repeat_claim(&self, nic: Mac, gid: Gid);
-    /// A NIC has an address no longer.
-    fn release(&self, nic: Mac, gid: Gid);
-    /// A queue pair is there, or is gone.
-    fn queue_pair(&self, device: &str, qpn: u32, is_there: bool);
-    /// Has the host look for the neighbour at an address, which this process may not do itself.
-    /// Never waits, and is told nothing: the kernel's table of neighbours has it once it is found.
-    fn find(&self, gid: Gid);
-    /// What there is to know of a peer's queue pair, at the host's address `gid`. May wait.
-    fn peer(&self, device: &str, gid: Gid, qpn: u32) -> Option<Far>;
-    /// Sends a datagram to who is not here, without ever waiting, in a place of the sending NIC's
-    /// `quota`; false if it is lost.
-    fn carry(&self, quota: &NicQuota, nic: Mac, mad: Mad) -> bool;
-}
-
-impl fmt::Debug for dyn Uplink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uplink").finish_non_exhaustive()
-    }
-}
+use super::directory::Directory;
+use super::ways::{Agreed, Far, Uplink};
 
 impl Directory {
     /// NICs here are not all of the host's; there is one uplink at most.

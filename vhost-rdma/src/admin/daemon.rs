@@ -49,7 +49,8 @@ pub enum Error {
     },
     /// A thing of the saved state that breaks a rule.
     #[error(
-        "the saved state does not fit: {0}; change the configuration file, or move the state file away"
+        "the saved state does not fit: {0}; change the configuration file, or move the state file \
+         away"
     )]
     Restore(node::Error),
 }
@@ -266,7 +267,8 @@ impl<B: Backend> Daemon<B> {
         let lost = self.backend.would_lose();
         if !lost.is_empty() && !force {
             return Err(format!(
-                "guests of {} would lose their device: only NICs of VMs on the daemon's own engine go on; stop them first, or use --force",
+                "guests of {} would lose their device: only NICs of VMs on the daemon's own engine \
+                 go on; stop them first, or use --force",
                 lost.join(", ")
             ));
         }
@@ -274,7 +276,8 @@ impl<B: Backend> Daemon<B> {
         let forgotten = known.registry.nics().find(|nic| !nic.configured);
         match forgotten.filter(|_| self.is_ephemeral()) {
             Some(nic) => Err(format!(
-                "an ephemeral daemon forgets NICs that its configuration file does not name, such as {}; start it without --ephemeral",
+                "an ephemeral daemon forgets NICs that its configuration file does not name, such \
+                 as {}; start it without --ephemeral",
                 nic.name
             )),
             None => Ok(lost),
@@ -315,7 +318,13 @@ impl<B: Backend> Daemon<B> {
             .inspect_err(|_| self.detach(&nic))?;
             Ok::<_, Error>(nic)
         })?;
-        tracing::info!(nic = nic.name, network = nic.network, mac = %nic.mac, socket = %nic.socket.display(), "NIC added");
+        tracing::info!(
+            nic = nic.name,
+            network = nic.network,
+            mac = %nic.mac,
+            socket = %nic.socket.display(),
+            "NIC added"
+        );
         Ok(self.view(nic, None))
     }
 

@@ -44,9 +44,12 @@ impl FromStr for MetricsAddress {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(PathBuf::from(path)));
         }
-        text.parse()
-            .map(Self::Inet)
-            .map_err(|_| format!("{text:?} is not a metrics address: write IP:PORT such as 127.0.0.1:9745, or unix:PATH"))
+        text.parse().map(Self::Inet).map_err(|_| {
+            format!(
+                "{text:?} is not a metrics address: write IP:PORT such as 127.0.0.1:9745, or \
+                 unix:PATH"
+            )
+        })
     }
 }
 
@@ -185,7 +188,8 @@ impl<B: Backend> Collector for WorkerCollector<B> {
         };
         let mut turns = encoder.encode_descriptor(
             "turn_seconds",
-            "Turns of a worker, without the wait for a processor: what one guest can make another wait",
+            "Turns of a worker, without the wait for a processor: what one guest can make another \
+             wait",
             None,
             MetricType::Histogram,
         )?;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  gRPC on admin.sock ──> Service ──> Daemon ──┬─> node::Registry   rules
-//!  HTTP metrics ─────────────────────┘         ├─> Store            state.json, written before an answer is given
+//!  HTTP metrics ─────────────────────┘         ├─> Store            state.json, written before an
+//!                                              │                   answer is given
 //!                                              └─> node::Backend    the device layer
 //! ```
 //!
@@ -17,6 +18,7 @@
 mod convert;
 mod daemon;
 mod metrics;
+mod reloading;
 mod serve;
 mod service;
 mod store;
@@ -24,6 +26,7 @@ mod users;
 
 pub use daemon::{Daemon, Error, NicView, Reloaded};
 pub use metrics::MetricsAddress;
-pub use serve::{Next, Reload, RunError, ServeError, Settings, run};
+pub use reloading::{Next, Reload};
+pub use serve::{RunError, ServeError, Settings, run};
 pub use store::StoreError;
 pub use users::{UserError, group_id, group_name, user_id, user_name};

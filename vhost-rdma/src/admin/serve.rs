@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,9 +22,9 @@ use tokio_stream::Stream;
 use tonic::transport::Server;
 use vhost_rdma_proto::v1::admin_server::AdminServer;
 
-use super::daemon::reload::admin_access;
-use super::daemon::{self, Daemon, Reloaded, resolve};
+use super::daemon::{self, Daemon, resolve};
 use super::metrics::{self, MetricsAddress};
+use super::reloading::{Reload, Reloading};
 use super::service::{About, Service};
 use super::users::UserError;
 use crate::config::{self, ADMIN_SOCKET};
@@ -62,98 +62,13 @@ pub struct Settings {
     pub file: config::File,
 }
 
-/// What a configuration that was read again asks for. Nothing of it has happened yet.
-pub struct Next {
-    /// Networks and NICs.
-    pub file: config::File,
-    /// Who may open the admin socket.
-    pub admin: config::Access,
-    /// What is different and takes a restart.
-    pub kept: Vec<String>,
-    /// The rest, which cannot fail; returns what it changed.
-    pub commit: Box<dyn FnOnce() -> Vec<String> + Send>,
-}
-
-impl std::fmt::Debug for Next {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Next").field("file", &self.file).finish_non_exhaustive()
-    }
-}
-
-/// Reads the configuration again; the error says what is wrong with it.
-pub type Reload = Box<dyn Fn() -> Result<Next, String> + Send + Sync>;
-
-/// The configuration as it is in effect, and how it is read again.
-pub(super) struct Reloading {
-    read: Reload,
-    admin_socket: PathBuf,
-    /// Held over a whole reload: one at a time.
-    admin: Mutex<config::Access>,
-}
-
-impl std::fmt::Debug for Reloading {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reloading").finish_non_exhaustive()
-    }
-}
-
-impl Reloading {
-    /// Reads everything, checks everything, and only then changes anything. What happened is in the
-    /// log, too.
-    pub(super) fn run<B: Backend>(&self, daemon: &Daemon<B>) -> Result<Reloaded, String> {
-        let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = self.apply(daemon, &mut admin);
-        match &done {
-            Ok(done) => tell(done),
-            Err(why) => {
-                tracing::error!(%why, "the configuration was not taken over; nothing has changed");
-            }
-        }
-        done
-    }
-
-    fn apply<B: Backend>(
-        &self,
-        daemon: &Daemon<B>,
-        admin: &mut config::Access,
-    ) -> Result<Reloaded, String> {
-        let next = (self.read)()?;
-        let access = admin_access(&next.admin).map_err(|error| format!("admin socket: {error}"))?;
-        let mut done = daemon.reload(&next.file).map_err(|error| error.to_string())?;
-        done.kept.extend(next.kept);
-        done.changed.extend((next.commit)());
-        if next.admin != *admin {
-            match socket::set_access(&self.admin_socket, &access) {
-                Ok(()) => {
-                    done.changed.push("who may open the admin socket".to_owned());
-                    *admin = next.admin;
-                }
-                Err(error) => done.failed.push(format!("admin socket: {error}")),
-            }
-        }
-        Ok(done)
-    }
-}
-
-/// What reading the configuration again has done, for the log.
-fn tell(done: &Reloaded) {
-    let changed = |what| tracing::info!(%what, "configuration read again: changed");
-    let kept = |what| tracing::warn!(%what, "configuration read again: not changed");
-    let failed = |why| tracing::error!(%why, "configuration read again: failed");
-    done.changed.iter().for_each(changed);
-    done.kept.iter().for_each(kept);
-    done.failed.iter().for_each(failed);
-    if *done == Reloaded::default() {
-        tracing::info!("configuration read again: nothing has changed");
-    }
-}
-
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The runtime directory.
     #[error(
-        "cannot {action} {path}: {source}; run as a user who may write there, or choose another directory with --runtime-dir"
+        "cannot {action} {path}: {source}; run as a user who may write there, or choose another \
+         directory with --runtime-dir"
     )]
     Directory {
         /// What was tried.
@@ -165,7 +80,8 @@ pub enum ServeError {
     },
     /// Another daemon.
     #[error(
-        "another vhost-rdma daemon{pid} runs in {dir}; use that one (`vhost-rdma status`), stop it, or choose another directory with --runtime-dir"
+        "another vhost-rdma daemon{pid} runs in {dir}; use that one (`vhost-rdma status`), stop \
+         it, or choose another directory with --runtime-dir"
     )]
     Running {
         /// " (pid N)" if known.
@@ -175,7 +91,8 @@ pub enum ServeError {
     },
     /// Longer than `sun_path`.
     #[error(
-        "the admin socket's path {path} has {length} bytes, a unix socket allows {SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
+        "the admin socket's path {path} has {length} bytes, a unix socket allows \
+         {SOCKET_PATH_MAX}; choose a shorter --runtime-dir"
     )]
     PathTooLong {
         /// The path.
@@ -249,11 +166,7 @@ pub fn run<B: Backend, E>(
     let daemon = Daemon::start(&dir, settings.ephemeral, &settings.file, backend)
         .map_err(ServeError::Start)?;
     let daemon = Arc::new(daemon);
-    let reloading = Arc::new(Reloading {
-        read: reload,
-        admin_socket: path,
-        admin: Mutex::new(settings.admin.clone()),
-    });
+    let reloading = Arc::new(Reloading::new(reload, path, settings.admin.clone()));
     let successor = Successor::find().map_err(|error| error.to_string());
     let store = sockets.store().clone();
     let api = Api { runtime, hangup, reloading, successor: successor.clone(), store };

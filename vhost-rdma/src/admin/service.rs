@@ -10,7 +10,7 @@ use vhost_rdma_proto::v1::admin_server::Admin;
 
 use super::convert;
 use super::daemon::{Daemon, Error, Reloaded};
-use super::serve::Reloading;
+use super::reloading::Reloading;
 use crate::node::{Backend, NetworkConfig, Renewed, Session};
 use crate::store::Successor;
 
@@ -80,7 +80,8 @@ fn networks<B: Backend>(daemon: &Daemon<B>) -> Vec<v1::Network> {
 fn comes_back(what: &str, name: &str, configured: bool) -> String {
     if configured {
         format!(
-            "the configuration file names {what} {name:?}: it comes back when the daemon starts again, unless it is removed there too"
+            "the configuration file names {what} {name:?}: it comes back when the daemon starts \
+             again, unless it is removed there too"
         )
     } else {
         String::new()

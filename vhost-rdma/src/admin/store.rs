@@ -22,7 +22,8 @@ const VERSION: u32 = 1;
 pub enum StoreError {
     /// Disk or permission.
     #[error(
-        "cannot {action} the state file {path}: {source}; make room or mend the permissions, or run with --ephemeral"
+        "cannot {action} the state file {path}: {source}; make room or mend the permissions, or \
+         run with --ephemeral"
     )]
     Io {
         /// "read" or "write".
@@ -34,7 +35,8 @@ pub enum StoreError {
     },
     /// Not ours, or damaged.
     #[error(
-        "the state file {path} is damaged ({source}); move it away to start with no networks and NICs, or restore a good copy"
+        "the state file {path} is damaged ({source}); move it away to start with no networks and \
+         NICs, or restore a good copy"
     )]
     Damaged {
         /// The file.
@@ -44,7 +46,8 @@ pub enum StoreError {
     },
     /// Written by a newer daemon.
     #[error(
-        "the state file {path} has version {version}, this daemon knows version {VERSION}; run the newer daemon, or move the file away"
+        "the state file {path} has version {version}, this daemon knows version {VERSION}; run the \
+         newer daemon, or move the file away"
     )]
     Version {
         /// The file.

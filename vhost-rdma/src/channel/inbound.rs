@@ -3,8 +3,8 @@
 //! A connection that has not shown a certificate of the authority yet is a stranger's. Strangers
 //! have 32 places of their own and five seconds, daemons have as many as the operator chose, and
 //! whoever comes always finds one (`places`): when there are too many, the oldest connection of
-//! whoever has the most is closed. Strangers are told apart by their address, of IPv6 by the 64 bits
-//! of its network; daemons by their certificate. That is:
+//! whoever has the most is closed. Strangers are told apart by their address, of IPv6 by the 64
+//! bits of its network; daemons by their certificate. That is:
 //!
 //! - Nothing that strangers do ends the connection of a daemon, or takes its place.
 //! - Strangers at fewer than 32 addresses keep no daemon at one of its own from its handshake,

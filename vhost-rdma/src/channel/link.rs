@@ -131,7 +131,11 @@ impl Link {
             };
             if let Err(error) = ended {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(daemon = %self.daemon, %error, "another daemon cannot be reached");
+                    tracing::warn!(
+                        daemon = %self.daemon,
+                        %error,
+                        "another daemon cannot be reached"
+                    );
                 }
                 sleep(RETRY).await;
             }

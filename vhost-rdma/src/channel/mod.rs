@@ -10,7 +10,8 @@
 //! what it allowed.
 //!
 //! ```text
-//!  worker ──Carrier──> queue ──> queue of a link ──> TLS ──> another daemon     a share for each NIC, never waits: the excess is lost
+//!  worker ──Carrier──> queue ──> queue of a link ──> TLS ──> another daemon
+//!                      a share for each NIC, never waits: the excess is lost
 //!  another daemon ──> TLS ──inbound──> Directory ──> Inbox of a NIC
 //! ```
 //!

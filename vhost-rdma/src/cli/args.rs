@@ -75,7 +75,12 @@ pub enum Command {
     /// `run` find NICs of each other's as devices `vhost_rdma0`, `vhost_rdma1`, …
     Run {
         /// NICs, each a device of the program
-        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+        #[arg(
+            long,
+            default_value_t = 1,
+            value_name = "N",
+            value_parser = clap::value_parser!(u32).range(1..=64)
+        )]
         nics: u32,
         /// Their network [default: default]
         #[arg(long)]
@@ -199,7 +204,11 @@ pub struct ServeArgs {
     pub cm_wait: bool,
     /// A port at which third-party hosts reach guests on RNICs by rdma_cm, on all addresses of this
     /// host; may be given again
-    #[arg(long = "cm-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long = "cm-port",
+        value_name = "PORT",
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub cm_ports: Vec<u16>,
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
@@ -227,8 +236,8 @@ pub enum NetworkCommand {
     },
     /// Have another process go on with a network's NICs; their guests notice a short pause
     ///
-    /// For a daemon whose processes are to forget what they have become: memory that is in pieces, a
-    /// log filter, a core that they are bound to. NICs for processes lose their processes.
+    /// For a daemon whose processes are to forget what they have become: memory that is in pieces,
+    /// a log filter, a core that they are bound to. NICs for processes lose their processes.
     Restart {
         /// Which one
         name: String,

@@ -30,7 +30,8 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_MAX {
         return Err(Failure::Usage(format!(
-            "the socket path {} has {length} bytes, a unix socket allows {SOCKET_PATH_MAX}; give a shorter one with --socket",
+            "the socket path {} has {length} bytes, a unix socket allows {SOCKET_PATH_MAX}; give a \
+             shorter one with --socket",
             path.display()
         )));
     }
@@ -83,7 +84,8 @@ fn unreachable(path: &Path, error: &io::Error) -> Failure {
             "the daemon is not running: nobody listens on {path}; {start}"
         )),
         io::ErrorKind::PermissionDenied => Failure::Forbidden(format!(
-            "no permission to open {path}; use the daemon's user, or start the daemon with --admin-group and --admin-mode 0660"
+            "no permission to open {path}; use the daemon's user, or start the daemon with \
+             --admin-group and --admin-mode 0660"
         )),
         _ => Failure::Unreachable(format!("cannot reach the daemon at {path}: {error}")),
     }

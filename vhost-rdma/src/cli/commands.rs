@@ -14,7 +14,7 @@ use super::args::{
 };
 use super::view::{
     Changed, Network, Peer, PeersReplaced, Reloaded, Removed, Restarted, ShownNic, Status,
-    Upgraded, Versions, print, print_json, show,
+    Upgraded, Versions, options, print, show,
 };
 use super::{Failure, client, peer_set, vf};
 use crate::config;
@@ -253,13 +253,6 @@ async fn get(client: &mut AdminClient<Channel>, name: String) -> Result<ShownNic
     Ok(client.get_nic(v1::GetNicRequest { name }).await?.into_inner().into())
 }
 
-pub(super) fn options(json: bool, options: &Vec<String>) -> Result<(), Failure> {
-    if json {
-        return print_json(options);
-    }
-    print(format!("{}\n", vmm::shell_line(options)?).as_bytes())
-}
-
 fn removed(name: String, warning: String) -> Removed {
     Removed { removed: name, warning: Some(warning).filter(|warning| !warning.is_empty()) }
 }
@@ -313,7 +306,11 @@ fn update_request(args: NicSet) -> Result<v1::UpdateNicRequest, Failure> {
         && request.limits == Some(v1::LimitsPatch::default())
         && request.access == Some(v1::SocketAccess::default());
     if unchanged {
-        return Err(Failure::Usage("nothing to change: give at least one option, such as --max-qps; `vhost-rdma nic set --help` shows all".to_owned()));
+        return Err(Failure::Usage(
+            "nothing to change: give at least one option, such as --max-qps; `vhost-rdma nic set \
+             --help` shows all"
+                .to_owned(),
+        ));
     }
     Ok(request)
 }

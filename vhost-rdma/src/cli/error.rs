@@ -67,7 +67,8 @@ impl Failure {
     /// A connection was made, but what came over it was no answer.
     pub(super) fn silent(why: &str) -> Self {
         Self::Unreachable(format!(
-            "the daemon did not answer ({why}); its log may say why, and `vhost-rdma status` whether it runs"
+            "the daemon did not answer ({why}); its log may say why, and `vhost-rdma status` \
+             whether it runs"
         ))
     }
 

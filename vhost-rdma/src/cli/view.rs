@@ -73,15 +73,18 @@ mirror!(Limits from LimitsMessage {
     max_cqs: u32, max_srqs: u32, max_qps: u32, max_ahs: u32,
 });
 mirror!(Counters from CountersMessage {
-    tx_bytes: u64, rx_bytes: u64, tx_messages: u64, rx_messages: u64, rnr_naks: u64, retries: u64, access_errors: u64,
+    tx_bytes: u64, rx_bytes: u64, tx_messages: u64, rx_messages: u64, rnr_naks: u64, retries: u64,
+    access_errors: u64,
     control_commands: u64, kicks: u64, events: u64, completions: u64, page_faults: u64,
     moves: u64,
 });
 mirror!(Objects from ObjectsMessage {
-    contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32, kept_bytes: u64,
+    contexts: u32, pds: u32, mrs: u32, mr_bytes: u64, cqs: u32, srqs: u32, qps: u32, ahs: u32,
+    kept_bytes: u64,
 });
 mirror!(Status from StatusMessage {
-    version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32, networks: u32, nics: u32,
+    version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32,
+    networks: u32, nics: u32,
     nics_ready: u32, ephemeral: bool, instance: String,
 });
 mirror!(Peer from PeerMessage {
@@ -89,7 +92,8 @@ mirror!(Peer from PeerMessage {
 });
 mirror!(PeersReplaced from ReplacedMessage { added: u32, removed: u32 });
 mirror!(Network from NetworkMessage {
-    name: String, vni: u32, nics: u32, configured: bool, memory_bytes: u64, memory_max: u64, memory_kills: u64,
+    name: String, vni: u32, nics: u32, configured: bool, memory_bytes: u64, memory_max: u64,
+    memory_kills: u64,
 });
 
 impl ShownNic {
@@ -425,6 +429,14 @@ pub(super) fn print_json(what: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(what)
         .map_err(|error| Failure::Io { action: "write JSON".to_owned(), source: error.into() })?;
     print(format!("{text}\n").as_bytes())
+}
+
+/// Options for a VMM: a line for a shell, or a list.
+pub(super) fn options(json: bool, options: &Vec<String>) -> Result<(), Failure> {
+    if json {
+        return print_json(options);
+    }
+    print(format!("{}\n", vhost_rdma_vmm::shell_line(options)?).as_bytes())
 }
 
 /// Writes to standard output; a reader that has seen enough (`| head`) is no failure.

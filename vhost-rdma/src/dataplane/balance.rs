@@ -8,8 +8,8 @@
 //! where it is.
 //!
 //! A move is made only if it is worth it: the busiest worker has a third of its time taken, and the
-//! sum falls by a fifth at least. What is nearly balanced stays. NICs that have most to do with each
-//! other move together, and two may change places.
+//! sum falls by a fifth at least. What is nearly balanced stays. NICs that have most to do with
+//! each other move together, and two may change places.
 //!
 //! A guest chooses what its NIC costs, so it can have it moved, but not often ([`Rests`]).
 

@@ -33,7 +33,7 @@ use crate::node::{
     self, AttachError, Dataplane, Guests, KICK_QUEUES, NicConfig, NicStatus, Peer, Session,
     WorkerStatus,
 };
-use crate::process::House;
+use crate::process::{self, House};
 use crate::qpn::Pool;
 use crate::rnic::{Directory, Uplink};
 use crate::watch::LateWatch;
@@ -318,7 +318,8 @@ impl Dataplane for LocalDataplane {
 
     fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
         let house = self.house(name);
-        house.ok_or_else(|| io::Error::other("the NIC is not for processes"))?.enter(process)
+        let house = house.ok_or_else(|| io::Error::other("the NIC is not for processes"))?;
+        process::enter(&house, process)
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {

@@ -53,7 +53,7 @@ impl LocalDataplane {
         }
         self.on_all(&nics, |shard, ids| ids.iter().for_each(|&id| shard.halt(id)));
         for (nic, session) in resting {
-            if let Some(session) = session.save(nic) {
+            if let Some(session) = session.save() {
                 saved.sessions.insert(nic.name.clone(), session);
             }
         }

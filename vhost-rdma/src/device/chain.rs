@@ -10,13 +10,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use std::sync::atomic::Ordering;
 
-use super::ctrl::Request;
+use super::ctrl::{REQUEST_MAX, RESPONSE_MAX, Request};
 use crate::memory::AddressSpace;
 
-/// Bytes of a request that are kept: the longest that there may be (docs/virtio-rdma.md §5.9).
-pub(super) const REQUEST_MAX: usize = 256;
-/// Bytes of a response that there may be.
-pub(super) const RESPONSE_MAX: usize = 256;
 /// Descriptors in one chain: no ring is longer, and an indirect table must not be longer than the
 /// ring.
 pub(super) const DESCRIPTORS_MAX: usize = 1024;

@@ -18,7 +18,7 @@ use virtio_rdma_abi::vq;
 use super::frontend::Frontend;
 use super::journal::{Change, Forgetful, Journal, Kept};
 use super::kicks::Kicks;
-use super::nic::Nic;
+use super::nic::{Nic, Serving};
 use super::restore::{self, Agreed, Handler};
 use super::saved::{self, SavedSession};
 use super::session::{QUEUE_SIZE, Session};
@@ -138,7 +138,8 @@ impl Served {
             .collect::<Result<_, _>>()
             .map_err(|error| io::Error::other(error.to_string()))?;
         let kicks = Arc::new(Kicks::new(session.clone(), vrings.clone(), watch.clone()));
-        nic.serves(&session);
+        let serving: Arc<dyn Serving> = session.clone();
+        nic.serves(Arc::downgrade(&serving));
         nic.connected();
         Ok(Self { nic: nic.clone(), stream, session, kicks, vrings })
     }

@@ -16,7 +16,6 @@ mod resources;
 use virtio_rdma_abi::{ABI_VERSION, CmdHdr, InitReq, KeepaliveReq, RespHdr, cmd};
 use zerocopy::FromBytes;
 
-use super::chain::REQUEST_MAX;
 use crate::memory::AddressSpace;
 use crate::shard::{Command, Reply, Status, Step};
 
@@ -26,6 +25,11 @@ pub(super) use self::lengths::clear_reserved;
 pub(crate) use self::lengths::{Names, names};
 use self::parse::Parser;
 pub(crate) use self::reply::Response;
+
+/// Bytes of a request that are kept: the longest that there may be (docs/virtio-rdma.md §5.9).
+pub(super) const REQUEST_MAX: usize = 256;
+/// Bytes of a response that there may be.
+pub(super) const RESPONSE_MAX: usize = 256;
 
 /// What a command came to.
 #[derive(Debug)]

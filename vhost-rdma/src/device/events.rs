@@ -57,7 +57,8 @@ impl EventPort {
         }
         if lost {
             tracing::warn!(
-                "a VMM's notification descriptor is slow to signal; another thread does it for a while"
+                "a VMM's notification descriptor is slow to signal; another thread does it for a \
+                 while"
             );
         }
     }

@@ -19,7 +19,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::chain::{self, Taken};
-use super::ctrl::{Controller, Executor, Outcome, Request, clear_reserved};
+use super::ctrl::{Controller, Executor, Outcome, REQUEST_MAX, Request, clear_reserved};
 use super::events::NoPort;
 use super::queues::QueueLayout;
 use crate::link::NicId;
@@ -110,7 +110,7 @@ pub fn chains(doing: &[u8]) {
         let most = if how & 1 == 0 { chain::DESCRIPTORS_MAX } else { 16 };
         match chain::take(&mut queue, &memory, most) {
             Taken::Chain(chain) => {
-                assert!(chain.request().bytes.len() <= chain::REQUEST_MAX);
+                assert!(chain.request().bytes.len() <= REQUEST_MAX);
                 let response = vec![how; chain.room()];
                 assert!(chain.respond(&memory, &response) as usize <= chain.room());
                 let _ = queue.add_used(&memory, chain.head, 1);

@@ -35,7 +35,8 @@ pub(crate) enum MemoryError {
     #[error("guest memory at {start:#x} cannot be examined: {source}")]
     Examine { start: u64, source: io::Error },
     #[error(
-        "guest memory at {0:#x} is neither on tmpfs (a memfd) nor on hugetlbfs; start the VMM with shared memory (QEMU: memory-backend-memfd,share=on)"
+        "guest memory at {0:#x} is neither on tmpfs (a memfd) nor on hugetlbfs; start the VMM with \
+         shared memory (QEMU: memory-backend-memfd,share=on)"
     )]
     FileSystem(u64),
     #[error("guest memory at {0:#x} is longer than its file")]
@@ -47,7 +48,8 @@ pub(crate) enum MemoryError {
     #[error("more than {SLOTS} memory regions, which is how many there may be")]
     Slots,
     #[error(
-        "more than {0} bytes of guest memory, which is what this guest may have: max_guest_bytes, and at most 16 times the host's memory"
+        "more than {0} bytes of guest memory, which is what this guest may have: max_guest_bytes, \
+         and at most 16 times the host's memory"
     )]
     TooMuch(u64),
 }

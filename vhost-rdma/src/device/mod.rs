@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  LocalDataplane (`dataplane`) ── one Nic per configured NIC: its place on a worker
-//!                                            │
-//!                         VMM ──stream── Frontend ──> Session (one per connection)
-//!                                            ├─ control queue ── chain ── ctrl ──job──> worker (engine)
-//!                                            ├─ kick queues (it sleeps on them) ────> worker
-//!                                            └─ event queues <── EventPort <───────── worker
+//!                                       │
+//!                    VMM ──stream── Frontend ──> Session (one per connection)
+//!                                       ├─ control queue ── chain ── ctrl ──job──> worker (engine)
+//!                                       ├─ kick queues (it sleeps on them) ────> worker
+//!                                       └─ event queues <── EventPort <───────── worker
 //! ```
 //!
 //! The whole byte layout of control requests (`ctrl`) and of virtqueues (`chain`, `events`) lives

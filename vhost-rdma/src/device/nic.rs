@@ -8,14 +8,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtio_rdma_abi::Config;
 
 use super::config;
 use super::home::{Home, Pass, Place};
 use super::queues::QueueLayout;
-use super::session::Session;
+use super::saved::SavedSession;
 use super::trust::Trust;
 use crate::link::NicId;
 use crate::memory::Account;
@@ -41,12 +41,22 @@ pub(crate) struct Stats {
     moves: AtomicU64,
 }
 
+/// A session, as far as its NIC knows it.
+pub(crate) trait Serving: Send + Sync {
+    /// Serves nobody any more: no message of the VMM and no request of the guest. False if one of
+    /// them is not over until then.
+    fn come_to_rest(&self, until: Instant) -> bool;
+
+    /// What is to be handed on of a session that is at rest.
+    fn save(&self) -> Option<SavedSession>;
+}
+
 #[derive(Debug, Default)]
 struct Link {
     connected: bool,
     error: Option<String>,
     /// The session of the VMM that is or was connected last.
-    session: Weak<Session>,
+    session: Option<Weak<dyn Serving>>,
 }
 
 /// See the module.
@@ -325,7 +335,8 @@ impl Nic {
         {
             tracing::warn!(
                 nic = self.name,
-                "the VMM's kick descriptor is slow to wait for; its kicks take another way from now on"
+                "the VMM's kick descriptor is slow to wait for; its kicks take another way from \
+                 now on"
             );
         }
         result
@@ -363,14 +374,14 @@ impl Nic {
     }
 
     /// Its VMM's session is this one.
-    pub(super) fn serves(&self, session: &Arc<Session>) {
-        self.link().session = Arc::downgrade(session);
+    pub(super) fn serves(&self, session: Weak<dyn Serving>) {
+        self.link().session = Some(session);
     }
 
     /// The session of its VMM, if one is connected.
-    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+    pub(crate) fn session(&self) -> Option<Arc<dyn Serving>> {
         let link = self.link();
-        link.session.upgrade().filter(|_| link.connected)
+        link.session.as_ref()?.upgrade().filter(|_| link.connected)
     }
 
     /// Whether this worker serves it.

@@ -549,5 +549,6 @@ impl fmt::Debug for Session {
     }
 }
 
+mod saved;
 #[cfg(test)]
 mod tests;

@@ -16,9 +16,9 @@
 //! The connection's own thread is not free either: the kernel wakes all waiters in one go, with
 //! interrupts off (`eventfd_signal_mask` in fs/eventfd.c takes the queue's lock so), and whoever
 //! else runs on that processor stands still. So a VMM whose calls are long again and again is told
-//! seldom: behind each comes a rest, at first as long as the call, in the end 128 times as long. One
-//! whose last such call was longer ago than that takes less than a hundredth of a processor as it
-//! is, and gets none: on a busy host a call looks long once in a while.
+//! seldom: behind each comes a rest, at first as long as the call, in the end 128 times as long.
+//! One whose last such call was longer ago than that takes less than a hundredth of a processor as
+//! it is, and gets none: on a busy host a call looks long once in a while.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

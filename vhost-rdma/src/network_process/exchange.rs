@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::protocol::BadMessage;
+use super::bad_message::BadMessage;
 use crate::cm::{MAD_LEN, Mad};
 use crate::link::Gid;
 use crate::rnic::{Far, Mac};

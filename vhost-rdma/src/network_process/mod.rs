@@ -15,16 +15,18 @@
 //! NICs. The supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from
 //! here.
 
+mod bad_message;
 mod exchange;
 mod protocol;
 mod serve;
 mod uplink;
 mod wire;
 
+pub use bad_message::{BadMessage, MESSAGE_MAX};
 pub use exchange::{Asked, Datagram, Host, QPS_MAX, Settled, Told};
 pub use protocol::{
-    Answer, BadMessage, FILES_MAX, Figures, MESSAGE_MAX, Numbered, Report, Request, Start, VERSION,
-    check_change, decode, encode,
+    Answer, FILES_MAX, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,
+    encode,
 };
 pub use serve::{Fault, serve};
 pub use wire::{Packet, Wire};

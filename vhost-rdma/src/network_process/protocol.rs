@@ -9,6 +9,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::bad_message::{BadMessage, MESSAGE_MAX};
 use super::exchange::{Host, Told};
 use crate::device::Change;
 use crate::node::{COMP_VECTORS_MAX, Ending, NicConfig, NicStatus};
@@ -18,8 +19,6 @@ use crate::worker::TURN_BOUNDS;
 
 /// Both sides are one program, but not one build, while it is being replaced on the disk.
 pub const VERSION: u32 = 6;
-/// Bytes of a message.
-pub const MESSAGE_MAX: usize = 128 << 10;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
 pub const FILES_MAX: usize = 32;
 /// Characters of a text that is shown to people.
@@ -154,28 +153,6 @@ pub enum Report {
     Short,
     /// Of NICs on RNICs, for other networks and hosts.
     Told(Told),
-}
-
-/// Why a message is none.
-#[derive(Debug, thiserror::Error)]
-pub enum BadMessage {
-    /// Longer than [`MESSAGE_MAX`].
-    #[error("a message of {0} bytes, where {MESSAGE_MAX} are the most")]
-    TooLong(usize),
-    /// Not one of ours.
-    #[error("it cannot be understood: {0}")]
-    Form(#[from] serde_json::Error),
-    /// Its descriptors are not those that it should have.
-    #[error("{found} descriptors with a message that has {wanted}")]
-    Files {
-        /// That came.
-        found: usize,
-        /// That should have.
-        wanted: String,
-    },
-    /// It says what cannot be.
-    #[error("{0} cannot be")]
-    Content(&'static str),
 }
 
 /// The bytes of a message.
@@ -372,7 +349,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        fn any_bytes_are_a_message_or_an_error(
+            bytes in proptest::collection::vec(any::<u8>(), 0..512)
+        ) {
             let _ = decode::<Report>(&bytes);
         }
 

@@ -21,10 +21,10 @@ use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::bad_message::BadMessage;
 use super::exchange::Host;
 use super::protocol::{
-    Answer, BadMessage, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,
-    encode,
+    Answer, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode, encode,
 };
 use super::uplink::ToSupervisor;
 use super::wire::{Packet, Wire};

@@ -14,7 +14,8 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
-use super::protocol::{FILES_MAX, MESSAGE_MAX};
+use super::bad_message::MESSAGE_MAX;
+use super::protocol::FILES_MAX;
 
 /// One end.
 #[derive(Debug)]

@@ -13,7 +13,8 @@ use super::{NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
 pub enum AttachError {
     /// Someone else listens on the socket.
     #[error(
-        "the socket {path} is in use by another process; stop that process, or use another name or --runtime-dir"
+        "the socket {path} is in use by another process; stop that process, or use another name or \
+         --runtime-dir"
     )]
     SocketInUse {
         /// The socket.
@@ -21,7 +22,8 @@ pub enum AttachError {
     },
     /// The operating system forbids it.
     #[error(
-        "no permission to {action}: {source}; run the daemon as a user who may, or choose another --runtime-dir, owner or group"
+        "no permission to {action}: {source}; run the daemon as a user who may, or choose another \
+         --runtime-dir, owner or group"
     )]
     Permission {
         /// What was tried ("create /run/…").

@@ -29,7 +29,8 @@ pub enum Backing {
 /// Not a backing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "backing {text:?} is not known: write soft, rnic:DEVICE (`rdma link` lists devices), or rnic:DEVICE@ADDRESS with an address of the host that stands for the guest's"
+    "backing {text:?} is not known: write soft, rnic:DEVICE (`rdma link` lists devices), or \
+     rnic:DEVICE@ADDRESS with an address of the host that stands for the guest's"
 )]
 pub struct BadBacking {
     /// As given.

@@ -12,7 +12,8 @@ use super::{AttachError, MacAddr};
 pub enum Error {
     /// Not `[a-z0-9][a-z0-9._-]{0,62}`.
     #[error(
-        "{what} name {name:?} is not valid: {why}; use 1 to 63 characters of a-z, 0-9, '.', '_' and '-', the first a letter or digit"
+        "{what} name {name:?} is not valid: {why}; use 1 to 63 characters of a-z, 0-9, '.', '_' \
+         and '-', the first a letter or digit"
     )]
     BadName {
         /// "NIC" or "network".
@@ -24,7 +25,8 @@ pub enum Error {
     },
     /// A name that is in use.
     #[error(
-        "{what} {name:?} already exists; choose another name, or remove the old one with `vhost-rdma {verb} rm {name}`"
+        "{what} {name:?} already exists; choose another name, or remove the old one with \
+         `vhost-rdma {verb} rm {name}`"
     )]
     NameTaken {
         /// "NIC" or "network".
@@ -36,7 +38,8 @@ pub enum Error {
     },
     /// No such network.
     #[error(
-        "there is no network {name:?}{}; `vhost-rdma network list` shows all, `vhost-rdma network add {name}` makes it",
+        "there is no network {name:?}{}; `vhost-rdma network list` shows all, `vhost-rdma network \
+         add {name}` makes it",
         did_you_mean(near)
     )]
     NoSuchNetwork {
@@ -54,7 +57,8 @@ pub enum Error {
         near: Vec<String>,
     },
     /// A network that still has NICs.
-    #[error("network {name:?} is not empty: it has {count} NIC(s) ({}); remove them first with `vhost-rdma nic rm NAME`", nics.join(", "))]
+    #[error("network {name:?} is not empty: it has {count} NIC(s) ({}); remove them first with \
+             `vhost-rdma nic rm NAME`", nics.join(", "))]
     NetworkNotEmpty {
         /// The network.
         name: String,
@@ -65,7 +69,8 @@ pub enum Error {
     },
     /// The network that always exists.
     #[error(
-        "network \"default\" always exists and cannot be removed; NICs that should not use it name another with --network"
+        "network \"default\" always exists and cannot be removed; NICs that should not use it name \
+         another with --network"
     )]
     DefaultNetwork,
     /// Out of range.
@@ -78,7 +83,8 @@ pub enum Error {
     },
     /// Used by another network.
     #[error(
-        "VNI {vni} belongs to network {network:?}; choose another, or leave --vni away to get a free one"
+        "VNI {vni} belongs to network {network:?}; choose another, or leave --vni away to get a \
+         free one"
     )]
     VniTaken {
         /// As given.
@@ -94,7 +100,8 @@ pub enum Error {
     BadGuests(#[from] super::BadGuests),
     /// A NIC for processes on an RNIC.
     #[error(
-        "a NIC for processes cannot be on {backing:?}: only the daemon's own engine serves processes; leave --backing away"
+        "a NIC for processes cannot be on {backing:?}: only the daemon's own engine serves \
+         processes; leave --backing away"
     )]
     ProcessBacking {
         /// As given.
@@ -102,7 +109,8 @@ pub enum Error {
     },
     /// Malformed.
     #[error(
-        "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac away to get a free one"
+        "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac \
+         away to get a free one"
     )]
     BadMac {
         /// As given.
@@ -112,7 +120,8 @@ pub enum Error {
     },
     /// Used by another NIC of the network.
     #[error(
-        "MAC address {mac} belongs to NIC {nic:?} of the same network; choose another, or leave --mac away to get a free one"
+        "MAC address {mac} belongs to NIC {nic:?} of the same network; choose another, or leave \
+         --mac away to get a free one"
     )]
     MacTaken {
         /// As given.
@@ -122,7 +131,8 @@ pub enum Error {
     },
     /// Malformed.
     #[error(
-        "address {text:?} is not valid: {why}; write an IPv4 or IPv6 address without a prefix length, such as 10.0.0.5 or fd00::5"
+        "address {text:?} is not valid: {why}; write an IPv4 or IPv6 address without a prefix \
+         length, such as 10.0.0.5 or fd00::5"
     )]
     BadAddress {
         /// As given.
@@ -132,7 +142,8 @@ pub enum Error {
     },
     /// Used by another NIC of the network.
     #[error(
-        "address {address} belongs to NIC {nic:?} of the same network; choose another, or take it away there with `vhost-rdma nic set {nic} --address …`"
+        "address {address} belongs to NIC {nic:?} of the same network; choose another, or take it \
+         away there with `vhost-rdma nic set {nic} --address …`"
     )]
     AddressTaken {
         /// As given.
@@ -142,7 +153,8 @@ pub enum Error {
     },
     /// A limit that would make the device useless.
     #[error(
-        "limit {field} must be at least 1; to take the NIC out of use, remove it with `vhost-rdma nic rm`"
+        "limit {field} must be at least 1; to take the NIC out of use, remove it with `vhost-rdma \
+         nic rm`"
     )]
     ZeroLimit {
         /// Its name.
@@ -150,7 +162,8 @@ pub enum Error {
     },
     /// Not a device type.
     #[error(
-        "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock QEMU accepts"
+        "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock \
+         QEMU accepts"
     )]
     BadVirtioId {
         /// As given.
@@ -167,7 +180,8 @@ pub enum Error {
     },
     /// More than permission bits.
     #[error(
-        "socket mode {mode:o} is not valid: it must be octal permission bits such as 0660, at most 0777"
+        "socket mode {mode:o} is not valid: it must be octal permission bits such as 0660, at most \
+         0777"
     )]
     BadMode {
         /// As given.
@@ -178,7 +192,8 @@ pub enum Error {
     BadBacking(#[from] super::BadBacking),
     /// Not an address or prefix.
     #[error(
-        "peer {text:?} is not valid: {why}; write an address such as 10.0.0.5 or a prefix such as 10.0.0.0/24"
+        "peer {text:?} is not valid: {why}; write an address such as 10.0.0.5 or a prefix such as \
+         10.0.0.0/24"
     )]
     BadPeer {
         /// As given.
@@ -196,7 +211,8 @@ pub enum Error {
     },
     /// Not there.
     #[error(
-        "network {network:?} has no peer {peer}; `vhost-rdma peer list` shows all, each as it was added"
+        "network {network:?} has no peer {peer}; `vhost-rdma peer list` shows all, each as it was \
+         added"
     )]
     NoSuchPeer {
         /// As given.
@@ -206,7 +222,8 @@ pub enum Error {
     },
     /// Somebody else named it.
     #[error(
-        "peer {peer} of network {network:?} was not added by hand, but {by}; it can be taken away only there"
+        "peer {peer} of network {network:?} was not added by hand, but {by}; it can be taken away \
+         only there"
     )]
     PeerOfAnother {
         /// As given.
@@ -236,7 +253,8 @@ pub enum Error {
     },
     /// Older than what is there.
     #[error(
-        "the peers of network {network:?} are of generation {held} already, and {given} is not after it; nothing has changed"
+        "the peers of network {network:?} are of generation {held} already, and {given} is not \
+         after it; nothing has changed"
     )]
     OldPeers {
         /// The network.
@@ -248,7 +266,8 @@ pub enum Error {
     },
     /// A change of a set that is not there.
     #[error(
-        "the daemon does not have the set of network {network:?} that this is a change of; give the whole set"
+        "the daemon does not have the set of network {network:?} that this is a change of; give \
+         the whole set"
     )]
     UnknownBase {
         /// The network.
@@ -256,7 +275,8 @@ pub enum Error {
     },
     /// Longer than `sun_path`.
     #[error(
-        "the socket path {path} has {length} bytes, a unix socket allows {}; use a shorter NIC name, or a shorter --runtime-dir for the daemon",
+        "the socket path {path} has {length} bytes, a unix socket allows {}; use a shorter NIC \
+         name, or a shorter --runtime-dir for the daemon",
         super::SOCKET_PATH_MAX
     )]
     PathTooLong {

@@ -3,7 +3,8 @@
 //! ```text
 //!  admin (gRPC) ──> Registry        plain data, every rule about names, MACs, addresses and limits
 //!        │
-//!        └───────> Backend (trait)  the device layer: serves a NIC's socket, applies limits, reports status
+//!        └───────> Backend (trait)  the device layer: serves a NIC's socket, applies limits,
+//!                            reports status
 //! ```
 //!
 //! The registry is sans-I/O: it opens no socket and no file, starts no thread and reads no clock;

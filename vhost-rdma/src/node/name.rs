@@ -77,12 +77,16 @@ mod tests {
         fn the_rule_is_the_documented_expression(name in "[a-zA-Z0-9._/ -]{0,66}") {
             let mut chars = name.chars();
             let first = chars.next().is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-            let rest = chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c));
+            let rest =
+                chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c));
             prop_assert_eq!(check_name("NIC", &name).is_ok(), first && rest && name.len() <= 63);
         }
 
         #[test]
-        fn at_most_three_are_offered(wrong in ".{0,8}", known in proptest::collection::vec("[a-z]{1,8}", 0..12)) {
+        fn at_most_three_are_offered(
+            wrong in ".{0,8}",
+            known in proptest::collection::vec("[a-z]{1,8}", 0..12)
+        ) {
             prop_assert!(near(&wrong, known.iter().map(String::as_str)).len() <= 3);
         }
     }

@@ -18,9 +18,8 @@ use virtio_rdma_abi::status_page;
 
 use super::cm::Manager;
 use super::events::{ProcessPort, Routes};
-use super::memory::{WINDOWS, Window};
+use super::memory::WINDOWS;
 use super::messages::Answer;
-use super::session::Session;
 use super::socket;
 use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
@@ -30,8 +29,6 @@ use crate::nic::{Command, Reply, Status, Step};
 use crate::node::{AttachError, NicConfig};
 use crate::worker::Progress;
 
-/// Stack of a session's thread.
-const STACK: usize = 256 << 10;
 /// Regions of memory that all processes of a NIC have together.
 const REGIONS: usize = 4096;
 
@@ -148,11 +145,11 @@ impl House {
         self.state().gids.clone()
     }
 
-    /// Takes a process in.
+    /// A place for a process: its window. Whoever serves it there gives it back ([`Self::leave`]).
     ///
     /// # Errors
     /// There are as many as there may be, the NIC ends, or the host lacks something.
-    pub(crate) fn enter(self: &Arc<Self>, process: UnixStream) -> io::Result<()> {
+    pub(super) fn admit(&self, process: &UnixStream) -> io::Result<u64> {
         let mut state = self.state();
         if state.closing {
             return Err(io::Error::other("the NIC ends"));
@@ -162,6 +159,7 @@ impl House {
             socket::last_word(process.as_fd(), Answer::of(Status::NOMEM).bytes());
             return Err(io::Error::other("the NIC has as many processes as it may (max_contexts)"));
         }
+        let own = process.try_clone()?;
         if state.sessions.is_empty() {
             self.begin(&mut state)?;
         }
@@ -173,27 +171,14 @@ impl House {
                 break;
             }
         }
-        let own = process.try_clone()?;
-        let session = Session::new(self.clone(), process, Window::new(window))?;
         state.last = window;
         state.sessions.insert(window, own);
-        let house = self.clone();
-        let thread = std::thread::Builder::new()
-            .name(format!("process-{window}"))
-            .stack_size(STACK)
-            .spawn(move || {
-                session.run();
-                house.leave(window);
-            });
-        if let Err(error) = thread {
-            state.sessions.remove(&window);
-            return Err(error);
-        }
         self.nic.connected();
-        Ok(())
+        Ok(window)
     }
 
-    fn leave(&self, window: u64) {
+    /// A process is gone, and nothing of it is left.
+    pub(super) fn leave(&self, window: u64) {
         let mut state = self.state();
         state.sessions.remove(&window);
         if state.sessions.is_empty() {

@@ -21,6 +21,7 @@
 
 mod cm;
 mod commands;
+mod entry;
 mod events;
 mod house;
 mod memory;
@@ -29,4 +30,5 @@ mod mirror;
 mod session;
 mod socket;
 
+pub(crate) use entry::enter;
 pub(crate) use house::House;

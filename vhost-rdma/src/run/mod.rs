@@ -60,7 +60,8 @@ pub enum Fault {
     Program(#[from] program::Unfit),
     /// There are no libraries.
     #[error(
-        "the libraries of NICs for processes are not there: build them with vhost-rdma/process/build.sh RDMA_CORE_SOURCE DIR, and name DIR/lib in {LIBRARIES}"
+        "the libraries of NICs for processes are not there: build them with \
+         vhost-rdma/process/build.sh RDMA_CORE_SOURCE DIR, and name DIR/lib in {LIBRARIES}"
     )]
     Libraries,
     /// The daemon refuses.

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | memory | map, unmap, protect, advise; never executable |
 //! | threads | `clone` for a thread only, futex, signals to itself |
-//! | descriptors that it was given | read, write, poll, epoll, eventfd, asynchronous I/O, messages |
+//! | descriptors it was given | read, write, poll, epoll, eventfd, asynchronous I/O, messages |
 //! | time, random numbers | all |
 //!
 //! A process of NICs on RNICs has [`DEVICES`] besides.

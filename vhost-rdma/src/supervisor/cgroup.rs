@@ -10,7 +10,8 @@
 //! `supervisor`. With version 1 each controller has a tree, and those are used that can be.
 //!
 //! The names are the same after a restart, so what a daemon that was killed has left is found: by
-//! the cgroup that is the daemon's own, or by its runtime directory, which one daemon has at a time.
+//! the cgroup that is the daemon's own, or by its runtime directory, which one daemon has at a
+//! time.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -399,7 +399,8 @@ mod tests {
             let listener = Listener::new();
             let (ledger, _record, _vmm) = begin(&listener.store, "good", 1);
             ledger.die();
-            let made = |(name, kind, says): &(String, u8, Vec<u8>)| (name.clone(), strange(*kind, says));
+            let made =
+                |(name, kind, says): &(String, u8, Vec<u8>)| (name.clone(), strange(*kind, says));
             let mut heirlooms: Vec<Heirloom> = junk.iter().map(made).collect();
             heirlooms.extend(listener.heirlooms());
             let estate = Estate::read(Store::default(), heirlooms);

@@ -15,8 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::calls::{Shared, hang_up};
 use super::held::Held;
-use super::renewal::{Legacy, Standby};
-use super::state::State;
+use super::state::{Legacy, Standby, State};
 use crate::eventfd;
 use crate::network_process::{
     Answer, Host, Numbered, Packet, Report, Request, Wire, decode, encode,

@@ -4,10 +4,10 @@
 //! that is the supervisor's (`dataplane::saved`). The supervisor does not look into it: it was
 //! written by a process that guests talk to, and is read by one for the same guests. The next
 //! process is started by the keeper before the first comes to rest, stands by with the same NICs,
-//! and gets the file beside the sessions. What cannot be handed on so is lost as in a crash; nothing
-//! else is.
+//! and gets the file beside the sessions. What cannot be handed on so is lost as in a crash;
+//! nothing else is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -20,6 +20,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::calls::{NoAnswer, Shared, hang_up};
 use super::ledger::Whose;
 use super::network::Network;
+use super::state::{Legacy, Standby};
 use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
 use crate::node::{AttachError, Backing, Guests, NicConfig, Renewed, Session};
@@ -35,26 +36,6 @@ const TOGETHER: Duration = Duration::from_secs(5);
 
 /// How long the next process may take to stand by; without it traffic pauses for as long.
 const READY: Duration = Duration::from_secs(5);
-
-/// Whether another process stands by: to start one takes longer than all the rest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Standby {
-    /// Nobody wants one.
-    #[default]
-    No,
-    /// The keeper is to start one.
-    Wanted,
-    /// It did, or cannot.
-    Tried,
-}
-
-/// What a process has left for the next one.
-#[derive(Debug)]
-pub(super) struct Legacy {
-    pub(super) file: OwnedFd,
-    /// The NICs that it has something of.
-    pub(super) nics: BTreeSet<String>,
-}
 
 impl Network {
     /// Takes in what an earlier daemon's process has saved.

@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use super::held::Held;
 use super::lender::{Handed, Lease};
-use super::renewal::{Legacy, Standby};
 use super::restarts::Restarts;
 use crate::network_process::{Answer, Numbered, Request, Wire};
 use crate::node::{Counters, Ending, NicConfig};
@@ -22,6 +21,26 @@ pub(super) struct Known {
     pub(super) before: Counters,
     /// What the present one has, as of the last look.
     pub(super) now: Counters,
+}
+
+/// Whether another process stands by: to start one takes longer than all the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Standby {
+    /// Nobody wants one.
+    #[default]
+    No,
+    /// The keeper is to start one.
+    Wanted,
+    /// It did, or cannot.
+    Tried,
+}
+
+/// What a process has left for the next one.
+#[derive(Debug)]
+pub(super) struct Legacy {
+    pub(super) file: OwnedFd,
+    /// The NICs that it has something of.
+    pub(super) nics: BTreeSet<String>,
 }
 
 /// What outlives a process.

@@ -1,12 +1,12 @@
 //! Waking a worker that may or may not be asleep, with a system call only if it is.
 //!
-//! Dekker's pattern twice, once for jobs and once for doorbells. The worker, before it sleeps: *stores*
-//! `asleep`, full fence, *looks* (at the mailbox, and through `prepare_sleep` at the doorbells).
-//! The other side: *stores* what is to be found, full fence, *reads* `asleep`. At least one of the
-//! two sees the other. For a doorbell the other side's store is the guest's producer index, and
-//! what the guest reads is `NEED_KICK`, which the worker sets *after* `asleep` and before its look:
-//! so a kick that follows from `NEED_KICK` finds `asleep` set, and any other kick is for a doorbell
-//! that the worker's look will see.
+//! Dekker's pattern twice, once for jobs and once for doorbells. The worker, before it sleeps:
+//! *stores* `asleep`, full fence, *looks* (at the mailbox, and through `prepare_sleep` at the
+//! doorbells). The other side: *stores* what is to be found, full fence, *reads* `asleep`. At least
+//! one of the two sees the other. For a doorbell the other side's store is the guest's producer
+//! index, and what the guest reads is `NEED_KICK`, which the worker sets *after* `asleep` and
+//! before its look: so a kick that follows from `NEED_KICK` finds `asleep` set, and any other kick
+//! is for a doorbell that the worker's look will see.
 //!
 //! A kick need not pass a thread of ours: the guest's own kick descriptors can be among what the
 //! worker sleeps on ([`Waker::watch`]). All are watched edge-triggered, so nothing is ever read

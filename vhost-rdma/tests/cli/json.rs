@@ -35,22 +35,28 @@ fn a_nic() {
     let socket = daemon.run_dir().join("nics/a/vhost.sock");
     let (owner, group) = (nic["owner"].clone(), nic["group"].clone());
     let expected = json!({
-        "name": "a", "network": "default", "vni": 1, "mac": "02:00:00:00:00:0a", "addresses": ["10.0.0.1", "fd00::1"],
-        "virtio_id": null, "comp_vectors": 4, "num_queues": 8, "backing": "soft", "guests": "vm", "socket": socket, "owner": owner,
-        "group": group, "mode": "0600", "acl": [], "configured": false, "session": "absent", "interrupted": false, "error": null, "gids": [],
+        "name": "a", "network": "default", "vni": 1, "mac": "02:00:00:00:00:0a",
+        "addresses": ["10.0.0.1", "fd00::1"],
+        "virtio_id": null, "comp_vectors": 4, "num_queues": 8, "backing": "soft", "guests": "vm",
+        "socket": socket, "owner": owner,
+        "group": group, "mode": "0600", "acl": [], "configured": false, "session": "absent",
+        "interrupted": false, "error": null, "gids": [],
         "limits": {
-            "max_contexts": 1024, "max_pds": 4096, "max_mrs": 65536, "max_mr_bytes": 2_147_483_648_u64,
-                "max_kept_bytes": 536_870_912_u64, "max_guest_bytes": 3_221_225_472_u64, "max_cqs": 16384,
+            "max_contexts": 1024, "max_pds": 4096, "max_mrs": 65536,
+            "max_mr_bytes": 2_147_483_648_u64,
+                "max_kept_bytes": 536_870_912_u64, "max_guest_bytes": 3_221_225_472_u64,
+                "max_cqs": 16384,
             "max_srqs": 4096, "max_qps": 16384, "max_ahs": 65536,
         },
         "counters": {
-            "tx_bytes": 0, "rx_bytes": 0, "tx_messages": 0, "rx_messages": 0, "rnr_naks": 0, "retries": 0, "access_errors": 0,
+            "tx_bytes": 0, "rx_bytes": 0, "tx_messages": 0, "rx_messages": 0, "rnr_naks": 0,
+            "retries": 0, "access_errors": 0,
             "control_commands": 0, "kicks": 0, "events": 0, "completions": 0,
             "page_faults": 0, "moves": 0,
         },
         "worker": 0,
-        "objects": { "contexts": 0, "pds": 0, "mrs": 0, "mr_bytes": 0, "cqs": 0, "srqs": 0, "qps": 0, "ahs": 0,
-            "kept_bytes": 0 },
+        "objects": { "contexts": 0, "pds": 0, "mrs": 0, "mr_bytes": 0, "cqs": 0, "srqs": 0,
+            "qps": 0, "ahs": 0, "kept_bytes": 0 },
     });
     assert_eq!(nic, expected);
     assert_eq!(daemon.cli(&["nic", "show", "a", "--json"]).json(), expected);

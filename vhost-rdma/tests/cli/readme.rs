@@ -6,11 +6,12 @@ use std::process::Command;
 
 use crate::daemon::Daemon;
 
-/// The first block of commands behind a heading.
+/// The first block of commands behind a heading. A command that a backslash goes on with is one.
 fn block(text: &str, heading: &str) -> Vec<String> {
     let (_, section) = text.split_once(heading).unwrap();
     let (_, code) = section.split_once("```sh\n").unwrap();
-    code.split_once("```").unwrap().0.lines().map(str::to_owned).collect()
+    let code = code.split_once("```").unwrap().0.replace("\\\n", "");
+    code.lines().map(str::to_owned).collect()
 }
 
 #[test]

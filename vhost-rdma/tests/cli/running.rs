@@ -185,7 +185,8 @@ fn the_configuration_file_makes_networks_and_nics_at_every_start() {
     let file = dir.path().join("vr.toml");
     std::fs::write(
         &file,
-        "workers = 1\npoll_us = 5\n[[networks]]\nname = 'blue'\n[[nics]]\nname = 'a'\nnetwork = 'blue'\nlimits = { max_qps = 3 }\n",
+        "workers = 1\npoll_us = 5\n[[networks]]\nname = 'blue'\n[[nics]]\nname = 'a'\n\
+         network = 'blue'\nlimits = { max_qps = 3 }\n",
     )
     .unwrap();
     let options = ["--config".to_owned(), file.to_str().unwrap().to_owned()];

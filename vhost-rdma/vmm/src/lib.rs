@@ -90,8 +90,8 @@ pub fn qemu(nic: &Nic, args: &QemuArgs) -> Result<Vec<String>, BadOption> {
     push(
         "-device",
         format!(
-            "vhost-user-test-device-pci,chardev=vrdma{index},virtio-id={id},num_vqs={},vq_size={QUEUE_SIZE},\
-             config_size={CONFIG_SIZE},page-per-vq=on",
+            "vhost-user-test-device-pci,chardev=vrdma{index},virtio-id={id},num_vqs={},\
+             vq_size={QUEUE_SIZE},config_size={CONFIG_SIZE},page-per-vq=on",
             nic.num_queues
         ),
     );
@@ -130,8 +130,8 @@ pub fn cloud_hypervisor(nic: &Nic, args: &CloudHypervisorArgs) -> Result<Vec<Str
 fn check_vectors(nic: &Nic, vectors: Option<u32>) -> Result<(), BadOption> {
     match vectors {
         Some(vectors) if vectors != nic.comp_vectors => Err(BadOption(format!(
-            "NIC {:?} has {} completion vectors, not {vectors}: the number is fixed when a NIC is made; make it again with \
-             `vhost-rdma nic add --vectors {vectors}`",
+            "NIC {:?} has {} completion vectors, not {vectors}: the number is fixed when a NIC is \
+             made; make it again with `vhost-rdma nic add --vectors {vectors}`",
             nic.name, nic.comp_vectors
         ))),
         _ => Ok(()),
@@ -143,7 +143,8 @@ fn check_id(id: u32) -> Result<u32, BadOption> {
         return Ok(id);
     }
     Err(BadOption(format!(
-        "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock QEMU accepts"
+        "virtio id {id} is not valid: it must be 1 to 63; 42 is RDMA, 21 the lab id that a stock \
+         QEMU accepts"
     )))
 }
 
@@ -165,8 +166,8 @@ fn memory_size(text: &str) -> Result<String, BadOption> {
 fn netdev(kind: &str, index: u32) -> Result<Option<String>, BadOption> {
     let bad = || {
         BadOption(format!(
-            "netdev {kind:?} is not known: write tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE or none, where LOCAL and REMOTE \
-             are HOST:PORT (IPv4) or a socket's path"
+            "netdev {kind:?} is not known: write tap:IFNAME, bridge:BRIDGE, dgram:LOCAL,REMOTE or \
+             none, where LOCAL and REMOTE are HOST:PORT (IPv4) or a socket's path"
         ))
     };
     if kind == "none" {
@@ -203,7 +204,8 @@ fn ifname(name: &str) -> Result<&str, BadOption> {
     let odd = |b: u8| b <= b' ' || b == b'/' || b == b',' || b == b'=' || b >= 0x7f;
     if name.is_empty() || name.len() > IFNAME_MAX || name.bytes().any(odd) {
         return Err(BadOption(format!(
-            "interface name {name:?} is not valid: it must have 1 to {IFNAME_MAX} characters, without spaces, '/', ',' and '='"
+            "interface name {name:?} is not valid: it must have 1 to {IFNAME_MAX} characters, \
+             without spaces, '/', ',' and '='"
         )));
     }
     Ok(name)
@@ -288,9 +290,11 @@ mod tests {
         let line = shell_line(&qemu(&nic(), &qemu_args()).unwrap()).unwrap();
         assert_eq!(
             line,
-            "-machine q35,memory-backend=mem -m 512M -object memory-backend-memfd,id=mem,size=512M,share=on \
+            "-machine q35,memory-backend=mem -m 512M \
+             -object memory-backend-memfd,id=mem,size=512M,share=on \
              -chardev socket,id=vrdma0,path=/run/a,,b/vhost.sock \
-             -device vhost-user-test-device-pci,chardev=vrdma0,virtio-id=21,num_vqs=8,vq_size=128,config_size=64,page-per-vq=on \
+             -device vhost-user-test-device-pci,chardev=vrdma0,virtio-id=21,num_vqs=8,\
+             vq_size=128,config_size=64,page-per-vq=on \
              -netdev tap,id=vrnet0,ifname=vr-n1,script=no,downscript=no \
              -device virtio-net-pci,netdev=vrnet0,mac=02:00:00:00:00:01"
         );
@@ -329,7 +333,8 @@ mod tests {
                 "--memory",
                 "size=2G,shared=on",
                 "--generic-vhost-user",
-                "socket=\"/run/a,b/vhost.sock\",device_type=42,queue_sizes=[128,128,128,128,128,128,128,128]",
+                "socket=\"/run/a,b/vhost.sock\",device_type=42,queue_sizes=[128,128,128,128,128,\
+                 128,128,128]",
                 "--net",
                 "tap=vr-n1,mac=02:00:00:00:00:01",
             ]

@@ -53,7 +53,8 @@ impl Hierarchies {
         let memory = |h: &Hierarchy| h.point.split(',').any(|c| c == "memory");
         if !found.unified && !found.all.iter().any(memory) {
             bail!(
-                "the cluster needs cgroups below {TOP}: version 2, or hierarchies of version 1 (cpu, cpuacct, cpuset, memory, pids); this machine has neither mounted"
+                "the cluster needs cgroups below {TOP}: version 2, or hierarchies of version 1 \
+                 (cpu, cpuacct, cpuset, memory, pids); this machine has neither mounted"
             );
         }
         Ok(found)
@@ -97,8 +98,8 @@ impl Hierarchies {
     }
 
     /// Makes a directory of this name in every hierarchy. In `state` stand then `cgroups`, which of
-    /// them there are, first of all, so that whatever happens next, somebody can clean up; `mounts`,
-    /// what the node mounts below [`TOP`]; and [`PROCS`].
+    /// them there are, first of all, so that whatever happens next, somebody can clean up;
+    /// `mounts`, what the node mounts below [`TOP`]; and [`PROCS`].
     pub(super) fn make(&self, state: &Path, name: &str) -> Result<()> {
         let mut mounts = String::new();
         if !self.unified {
@@ -165,7 +166,8 @@ fn hand_down(top: &Path) -> Result<()> {
     }
     fs::write(top.join("cgroup.subtree_control"), &wish).with_context(|| {
         format!(
-            "{TOP} does not hand down {wish}: in a container, its processes must first be put into a cgroup below it"
+            "{TOP} does not hand down {wish}: in a container, its processes must first be put into \
+             a cgroup below it"
         )
     })
 }

@@ -63,7 +63,9 @@ fn account_of(bench: &Bench<'_>, node: &Node, of: &str) -> Result<()> {
         "metadata": {"name": EVENTS},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
             "name": "vhost-rdma-agent"},
-        "subjects": [{"kind": "ServiceAccount", "name": "vhost-rdma-agent", "namespace": NAMESPACE}],
+        "subjects": [
+            {"kind": "ServiceAccount", "name": "vhost-rdma-agent", "namespace": NAMESPACE}
+        ],
     }))?;
     bench.node.run(&["sh", "-ec", trust::TOKEN, "sh", &name])?;
     let made = bench.node.path("/lab/trust/agent.kubeconfig");

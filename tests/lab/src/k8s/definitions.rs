@@ -65,7 +65,8 @@ const OPTIONS: &[&str] = &[
     "--authentication-skip-lookup=true",
     "--authorization-always-allow-paths=/*",
     "--enable-priority-and-fairness=false",
-    "--disable-admission-plugins=NamespaceLifecycle,MutatingAdmissionWebhook,ValidatingAdmissionWebhook,ValidatingAdmissionPolicy,MutatingAdmissionPolicy",
+    "--disable-admission-plugins=NamespaceLifecycle,MutatingAdmissionWebhook,\
+     ValidatingAdmissionWebhook,ValidatingAdmissionPolicy,MutatingAdmissionPolicy",
 ];
 
 #[derive(Debug, Default, clap::Args)]

@@ -153,9 +153,14 @@ impl Image {
     fn archive(&self, reference: &str, layer: &Path, to: File) -> Result<()> {
         let (layer_digest, layer_size) = (digest_of(layer)?, fs::metadata(layer)?.len());
         let config = json!({
-            "architecture": std::env::consts::ARCH.replace("x86_64", "amd64").replace("aarch64", "arm64"),
+            "architecture": std::env::consts::ARCH
+                .replace("x86_64", "amd64")
+                .replace("aarch64", "arm64"),
             "os": "linux",
-            "config": {"Entrypoint": self.entry, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
+            "config": {
+                "Entrypoint": self.entry,
+                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+            },
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
             "history": [{"created_by": "xtask"}],
         })
@@ -164,8 +169,12 @@ impl Image {
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor("application/vnd.oci.image.config.v1+json", &digest(&config), config.len() as u64),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer_digest, layer_size)],
+            "config": descriptor(
+                "application/vnd.oci.image.config.v1+json", &digest(&config), config.len() as u64
+            ),
+            "layers": [
+                descriptor("application/vnd.oci.image.layer.v1.tar", &layer_digest, layer_size)
+            ],
         })
         .to_string()
         .into_bytes();

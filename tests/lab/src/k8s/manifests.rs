@@ -47,8 +47,9 @@ const RELEASES: [&str; 2] = ["lab1", "lab2"];
 
 fn pools(count: u32) -> String {
     format!(
-        "[[pools]]\nname = \"{MINE}\"\nkind = \"vhost-user\"\ncount = {count}\nnetwork = \"{MINE}\"\n\
-         socket = {{ owner = 1000, group = 1000, mode = \"0660\" }}\ncompanion = {{ bridge = \"k8sbr0\" }}\n"
+        "[[pools]]\nname = \"{MINE}\"\nkind = \"vhost-user\"\ncount = {count}\n\
+         network = \"{MINE}\"\nsocket = {{ owner = 1000, group = 1000, mode = \"0660\" }}\n\
+         companion = {{ bridge = \"k8sbr0\" }}\n"
     )
 }
 
@@ -349,7 +350,9 @@ pub(crate) fn clear(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// What docs/KUBERNETES.md §5 removes by hand.
-pub(crate) const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma /run/vhost-rdma-agent /var/lib/vhost-rdma-agent /usr/lib/vhost-rdma";
+pub(crate) const LEFT_BY_HAND: &str = "/opt/cni/bin/vhost-rdma-cni /run/vhost-rdma \
+                                       /run/vhost-rdma-agent /var/lib/vhost-rdma-agent \
+                                       /usr/lib/vhost-rdma";
 
 pub(crate) fn installed(bench: &mut Bench<'_>) -> Result<()> {
     import(bench, RELEASES[0])?;
@@ -499,7 +502,8 @@ fn least(bench: &Bench<'_>) -> Result<()> {
     let host = bench.node.sh("readlink /proc/self/ns/net")?;
     for (name, capabilities, in_host) in parts {
         let script = format!(
-            "p=$(pgrep -of '{name}'); grep -E '^(CapEff|CapBnd|Seccomp):' /proc/$p/status; readlink /proc/$p/ns/net"
+            "p=$(pgrep -of '{name}'); grep -E '^(CapEff|CapBnd|Seccomp):' /proc/$p/status; \
+             readlink /proc/$p/ns/net"
         );
         let said = bench.node.sh(&script)?;
         let field =
@@ -594,10 +598,11 @@ pub(crate) fn uninstalled(bench: &mut Bench<'_>) -> Result<()> {
     ensure!(!left.contains("vhost-rdma"), "left in the cluster: {left}");
     bench.node.sh(&format!("rm -rf {LEFT_BY_HAND}"))?;
     // The administrator's programs of this test and what kubectl remembers of the server's kinds,
-    // containerd's copies of images and what kubelet keeps of a pod's output for a while are not the
-    // DaemonSet's.
+    // containerd's copies of images and what kubelet keeps of a pod's output for a while are not
+    // the DaemonSet's.
     let left = bench.node.sh(
-        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /root/.kube -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
+        "find / \\( -path /proc -o -path /sys -o -path /lab -o -path /root/.kube \
+         -o -path /var/lib/containerd -o -path /var/log -o -path '/tmp/*' \\) -prune -o \
          -name '*vhost*rdma*' -print 2>/dev/null | grep -v '^/usr/bin/' || true
 ip -o link | grep -o ' vr-[^:@]*' || true",
     )?;

@@ -3,10 +3,11 @@
 //! as they would be on any node.
 //!
 //! `parts` makes what it consists of, once; `node` is the machine-in-a-machine, `cgroups` its
-//! limits; `plane` starts the servers; `join` adds a node; `image` makes container images; `kubectl` asks and tells; `ours` is
-//! what is tested, `pods` who uses it, `test`, `restarts`, `attach`, `cluster`, `named`, `rollout`,
-//! `trust`, `channel`, `tutorial`, `vms`, `manifests` and `whole` the rows; `scale` is a cluster without pods, which is large;
-//! `definitions` is an API server that is newer, for our kinds alone.
+//! limits; `plane` starts the servers; `join` adds a node; `image` makes container images;
+//! `kubectl` asks and tells; `ours` is what is tested, `pods` who uses it, `test`, `restarts`,
+//! `attach`, `cluster`, `named`, `rollout`, `trust`, `channel`, `tutorial`, `vms`, `manifests` and
+//! `whole` the rows; `scale` is a cluster without pods, which is large; `definitions` is an API
+//! server that is newer, for our kinds alone.
 
 mod attach;
 mod cgroups;

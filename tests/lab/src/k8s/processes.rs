@@ -168,7 +168,8 @@ pub(crate) fn led(bench: &mut Bench<'_>) -> Result<()> {
     let server = format!("rping -s -a {} -C 20 > /dev/null 2>&1 &", addresses[0]);
     bench.in_pod(a, &server)?;
     let client = format!(
-        "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; rping -c -a {} -C 20 -v && exit; done; exit 1",
+        "for i in 1 2 3 4 5 6 7 8 9 10; do \
+         sleep 0.3; rping -c -a {} -C 20 -v && exit; done; exit 1",
         addresses[0]
     );
     let said = bench.in_pod(b, &client).context("rping between the pods' NICs")?;

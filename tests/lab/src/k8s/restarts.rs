@@ -100,8 +100,12 @@ pub(crate) fn agent_kill(bench: &mut Bench<'_>) -> Result<()> {
 pub(crate) fn identity(bench: &Bench<'_>, pod: &Pod) -> Result<Vec<String>> {
     let nic = ours::nic(bench.node, &pod.id)?;
     let container = bench.pods.kubectl.run(&[
-        "get", "pod", &pod.name, "-o",
-        "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}",
+        "get",
+        "pod",
+        &pod.name,
+        "-o",
+        "jsonpath={.status.containerStatuses[0].containerID} \
+         {.status.containerStatuses[0].restartCount}",
     ])?;
     let said = ["name", "mac", "addresses", "socket", "network"]
         .map(|key| nic.get(key).map(ToString::to_string).unwrap_or_default());

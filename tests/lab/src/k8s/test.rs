@@ -282,7 +282,8 @@ $k get pods -o name | grep -vxE 'pod/(one|two|{first})' | xargs -r $k delete --w
             says("network")
         );
         let denied = format!(
-            "touch {dir}/x 2>/dev/null && echo writable; grep -E '^(CapEff|NoNewPrivs|Uid)' /proc/self/status"
+            "touch {dir}/x 2>/dev/null && echo writable; \
+             grep -E '^(CapEff|NoNewPrivs|Uid)' /proc/self/status"
         );
         let text = self.pods.kubectl.run(&["exec", &pod.name, "--", "/bin/sh", "-c", &denied])?;
         let lines: Vec<String> = text

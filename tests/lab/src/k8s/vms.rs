@@ -157,9 +157,14 @@ fn manifest(name: &str, number: &str, does: &str) -> Value {
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [{
-                "name": "vm", "image": IMAGE, "imagePullPolicy": "Never", "args": [name, number, does],
-                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
-                "resources": {"limits": {"memory": "1Gi", resource(POOL): 1}, "requests": {"cpu": "10m"}},
+                "name": "vm", "image": IMAGE, "imagePullPolicy": "Never",
+                "args": [name, number, does],
+                "securityContext": {
+                    "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}
+                },
+                "resources": {
+                    "limits": {"memory": "1Gi", resource(POOL): 1}, "requests": {"cpu": "10m"}
+                },
                 "volumeMounts": [{"name": "share", "mountPath": "/share"}],
             }],
             "volumes": [{"name": "share", "emptyDir": {}}],

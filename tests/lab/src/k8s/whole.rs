@@ -115,7 +115,8 @@ fn placed(bench: &Bench<'_>) -> Result<()> {
     let host = bench.node.sh("readlink /proc/self/ns/net")?;
     for (name, all) in [("vhost-rdma serve", true), ("vhost-rdma-agent serve", false)] {
         let said = bench.node.sh(&format!(
-            "p=$(pgrep -of '{name}'); readlink /proc/$p/ns/net; sed -n 's/^CapEff:.//p' /proc/$p/status"
+            "p=$(pgrep -of '{name}'); readlink /proc/$p/ns/net; \
+             sed -n 's/^CapEff:.//p' /proc/$p/status"
         ))?;
         let (namespace, capabilities) = said.split_once('\n').context("two lines")?;
         ensure!(namespace == host.trim(), "{name} is not on the node's network");

@@ -1,8 +1,8 @@
 //! `cargo xtask process bench`: perftest between two processes, beside what the same machine does
 //! without a device in the same minute.
 //!
-//! The references are a copy by the C library and two by the kernel, two threads that hand a word to
-//! and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the
+//! The references are a copy by the C library and two by the kernel, two threads that hand a word
+//! to and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the
 //! programs, so that what else the machine does is everybody's. A row is the median of its turns;
 //! its ratio is the median of the turns' ratios, and its spread stands in the name.
 
@@ -195,9 +195,9 @@ fn copies() -> f64 {
     (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
 }
 
-/// MiB a second of one thread that has the kernel copy 64 KiB of a process's memory again and again:
-/// the least that memory which is not shared takes, and what a process of another's privilege may
-/// not ask.
+/// MiB a second of one thread that has the kernel copy 64 KiB of a process's memory again and
+/// again: the least that memory which is not shared takes, and what a process of another's
+/// privilege may not ask.
 fn copies_by_the_kernel() -> Result<f64> {
     const TIMES: usize = 10_000;
     let (from, mut to) = (Buffer::new(1), Buffer::new(0));
@@ -226,8 +226,8 @@ fn copies_of_own_memory() -> Result<f64> {
     Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
 }
 
-/// MiB a second that go through three threads, each of which copies what it got: what private memory
-/// of two processes takes, without anything that takes care of it.
+/// MiB a second that go through three threads, each of which copies what it got: what private
+/// memory of two processes takes, without anything that takes care of it.
 fn relay() -> Result<f64> {
     const TIMES: usize = 20_000;
     const ROOM: usize = 4;

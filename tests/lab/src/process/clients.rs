@@ -26,8 +26,8 @@ timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx \
 grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
 "#;
 
-/// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c` compares
-/// what arrived.
+/// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c`
+/// compares what arrived.
 const LIBFABRIC: &str = r#"address=$(ibv_devinfo -v -d vhost_rdma0 |
   sed -n 's/.*::ffff:\([0-9.]*\),.*/\1/p')
 ip address add $address/32 dev lo

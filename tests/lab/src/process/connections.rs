@@ -48,10 +48,11 @@ done
 (echo "server:"; cat /tmp/server; echo "client:"; cat /tmp/client) >&2; exit 1
 "#;
 
-/// The server of rstream closes as soon as it has sent its last message, and its client, which polls
-/// (`-T a`), may find that and the message at once. It takes POLLHUP for the end before it takes the
-/// data: `do_poll()` of librdmacm/examples/common.c, where rpoll() says both (rsocket.c, rs_poll_rs).
-/// So its status may be 16, POLLHUP, after all that the server has sent; never another.
+/// The server of rstream closes as soon as it has sent its last message, and its client, which
+/// polls (`-T a`), may find that and the message at once. It takes POLLHUP for the end before it
+/// takes the data: `do_poll()` of librdmacm/examples/common.c, where rpoll() says both (rsocket.c,
+/// rs_poll_rs). So its status may be 16, POLLHUP, after all that the server has sent; never
+/// another.
 const POLLED: &str = r#"nic 0 rstream -S 65536 -T a > /tmp/server 2>&1 & server=$!
 for i in 1 2 3 4 5 6 7 8 9 10; do
   sleep 0.2

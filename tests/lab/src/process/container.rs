@@ -1,6 +1,7 @@
 //! A container for programs of a release: its file system is a guest's or a folder, mounted
-//! read-only in a mount namespace of its own, with the sockets of the NICs and our libraries at their
-//! places. Its network is a loopback interface of its own: nobody else's ports are in the way.
+//! read-only in a mount namespace of its own, with the sockets of the NICs and our libraries at
+//! their places. Its network is a loopback interface of its own: nobody else's ports are in the
+//! way.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,11 @@ impl Container {
     /// The folder that the programs see as `/host`.
     pub(super) fn share(&self) -> &Path {
         self.run.path()
+    }
+
+    /// Our libraries, as they are outside.
+    pub(super) fn libraries(&self) -> &Path {
+        &self.libraries
     }
 
     /// Runs a script in it, with so many NICs, to its end: what it printed.

@@ -1,8 +1,8 @@
 //! `cargo xtask process containers`: the example for CI runners, `examples/two-containers.sh`, with
 //! podman and a root of Debian 12 that has the programs and nothing of ours.
 //!
-//! The engine's own network for containers needs firewall modules that not every machine has, so the
-//! containers have none, or the host's: RDMA does not go by it in either case.
+//! The engine's own network for containers needs firewall modules that not every machine has, so
+//! the containers have none, or the host's: RDMA does not go by it in either case.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! `cargo xtask process test`: programs of Debian 12 and 13, unmodified, with NICs for processes.
 //!
-//! The programs run in containers whose file system is that of the lab's guests, so that a release's
-//! own programs, linker and C library meet libraries that were built on this machine. No VM, no
-//! kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all of
-//! perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
+//! The programs run in containers whose file system is that of the lab's guests, so that a
+//! release's own programs, linker and C library meet libraries that were built on this machine. No
+//! VM, no kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all
+//! of perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
 //! (`connections`), and UCX and Open MPI over it.
 
 mod bench;
@@ -15,6 +15,7 @@ pub(crate) mod products;
 mod programs;
 mod release;
 mod suite;
+mod symbols;
 
 use std::fs;
 use std::path::PathBuf;
@@ -161,6 +162,9 @@ impl Args {
         for release in releases {
             let root = release.root(cache, self.ubuntu.as_deref())?;
             let container = Container::new(release, root, (&daemon, &libraries))?;
+            if self.only.as_ref().is_none_or(|part| "symbols of the libraries".contains(part)) {
+                table.push(symbols::run(&container));
+            }
             table.extend(self.programs(cache, &container)?);
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);

@@ -359,12 +359,20 @@ impl Guest {
         let gone = exec::wait_for(&what, Duration::from_secs(20), || self.finished(job));
         gone.map(|_| ()).with_context(|| {
             // A process that SIGKILL does not end sits in the kernel: say where.
-            let look = "for p in /proc/[0-9]*; do grep -q . $p/cmdline || continue; echo \"${p#/proc/} $(tr '\\0' ' ' < $p/cmdline): $(grep State $p/status)\"; cat $p/stack; done";
+            let look = "for p in /proc/[0-9]*; do grep -q . $p/cmdline || continue; \
+                        echo \"${p#/proc/} $(tr '\\0' ' ' < $p/cmdline): $(grep State \
+                        $p/status)\"; cat $p/stack; done";
             let seen = self.spawn(look).and_then(|look| {
-                exec::wait_for("a list of processes", Duration::from_secs(10), || self.finished(look))?;
+                exec::wait_for("a list of processes", Duration::from_secs(10), || {
+                    self.finished(look)
+                })?;
                 Ok(self.output(look))
             });
-            format!("{}\nthe end of its console:\n{}", seen.unwrap_or_else(|e| format!("{e:#}")), self.console_tail(15))
+            format!(
+                "{}\nthe end of its console:\n{}",
+                seen.unwrap_or_else(|e| format!("{e:#}")),
+                self.console_tail(15)
+            )
         })
     }
 
@@ -593,9 +601,8 @@ fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
     push(&["-device", &format!("virtio-net-pci,netdev=n0,mac={mac}")]);
     if let Some(socket) = &spec.vhost_socket {
         push(&["-chardev", &format!("socket,id=c0,path={}", p(socket)), "-device"]);
-        push(&[
-            "vhost-user-test-device-pci,chardev=c0,virtio-id=21,num_vqs=8,vq_size=128,config_size=64,page-per-vq=on",
-        ]);
+        push(&["vhost-user-test-device-pci,chardev=c0,virtio-id=21,num_vqs=8,vq_size=128,\
+                config_size=64,page-per-vq=on"]);
     }
     args
 }

@@ -91,7 +91,11 @@ pub(crate) fn attach_rxe(a: &mut Guest, b: &mut Guest) -> Result<Devices> {
 /// Takes rxe away again, so that it and our device are never on one netdev at once.
 pub(crate) fn detach_rxe(a: &mut Guest, b: &mut Guest) -> Result<()> {
     for guest in [a, b] {
-        guest.must("rdma link delete rxe0 && modprobe -r rdma_rxe && test -z \"$(ls /sys/class/infiniband)\"", SET_UP)?;
+        guest.must(
+            "rdma link delete rxe0 && modprobe -r rdma_rxe \
+             && test -z \"$(ls /sys/class/infiniband)\"",
+            SET_UP,
+        )?;
     }
     Ok(())
 }
@@ -276,7 +280,12 @@ fn counter_fault(
     let client = after.0.since(&before.0);
     let server = after.1.since(&before.1);
     let short = [client, server].iter().any(|c| c.bytes() < bytes || c.messages() < messages);
-    short.then(|| format!("the NICs' counters grew by less than {bytes} bytes and {messages} messages: client {client:?}, server {server:?}\n"))
+    short.then(|| {
+        format!(
+            "the NICs' counters grew by less than {bytes} bytes and {messages} messages: client \
+             {client:?}, server {server:?}\n"
+        )
+    })
 }
 
 /// Starts a server and waits until it listens.

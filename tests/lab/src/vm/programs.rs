@@ -304,11 +304,20 @@ mod tests {
 
     #[test]
     fn figures_are_found() {
-        let pingpong = "  local address:  LID 0x0000\n8192000 bytes in 0.33 seconds = 200.00 Mbit/sec\n1000 iters in 0.33 seconds = 327.68 usec/iter\n";
+        let pingpong = "  local address:  LID 0x0000\n\
+                        8192000 bytes in 0.33 seconds = 200.00 Mbit/sec\n\
+                        1000 iters in 0.33 seconds = 327.68 usec/iter\n";
         assert_eq!(Figure::PingPong.read(pingpong, 0.0).ok(), Some(327.68));
-        let bw = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 65536      300              0.11               0.10                 0.000193\n-----\n";
+        let bw = concat!(
+            " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n",
+            " 65536      300              0.11               0.10                 0.000193\n",
+            "-----\n"
+        );
         assert_eq!(Figure::Column(3).read(bw, 0.0).ok(), Some(0.10));
-        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n 64      300          300.5          9000.1       518.25            1251.0    12\n";
+        let lat = concat!(
+            " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n",
+            " 64      300          300.5          9000.1       518.25            1251.0    12\n"
+        );
         assert_eq!(Figure::Column(4).read(lat, 0.0).ok(), Some(518.25));
         assert!(Figure::Column(4).read("no table\n", 0.0).is_err());
     }

@@ -19,7 +19,7 @@ use crate::vm::guest::{Guest, Job};
 const BUILD_WAIT: Duration = Duration::from_secs(1800);
 const LIST_WAIT: Duration = Duration::from_secs(60);
 /// One test, emulated on a busy machine.
-const TEST_END: Duration = Duration::from_secs(480);
+const TEST_END: Duration = Duration::from_secs(900);
 /// Tests of a program that a guest takes at a time.
 const PART: usize = 8;
 const POLL: Duration = Duration::from_millis(200);

@@ -1,5 +1,5 @@
-//! One network on two workers: two pairs of guests, each pair on a worker of its own, beside the same
-//! two pairs on one worker.
+//! One network on two workers: two pairs of guests, each pair on a worker of its own, beside the
+//! same two pairs on one worker.
 //!
 //! Nothing crosses, so what is measured is whether workers keep out of each other's way. It is
 //! counted per second on the wall, since processor time would hide a wait for each other. Work

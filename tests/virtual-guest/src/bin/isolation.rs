@@ -1,5 +1,5 @@
-//! `isolation [--json FILE] [--quick] [--loose] [--processes] [FILTER…]`: what each attack costs a victim in
-//! another network, a row each.
+//! `isolation [--json FILE] [--quick] [--loose] [--processes] [FILTER…]`: what each attack costs a
+//! victim in another network, a row each.
 //!
 //! A row that did not run fails the program, and so does one that missed a target. The targets are
 //! for a quiet machine: with `--loose` a miss is shown, and only what no machine excuses is a

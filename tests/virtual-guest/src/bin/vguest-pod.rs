@@ -6,11 +6,12 @@
 //! connection, as a driver does, and does RDMA with the same program in another pod when it is told
 //! to. Requests are lines of JSON over TCP, answers likewise:
 //!
-//! | request | answer |
-//! |---|---|
-//! | `{"do":"status"}` | number of the session and of the device's life in it (1 is the first), MAC, GID, QPN of the last queue pair |
-//! | `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}` | bytes moved and verified by WRITE, READ and SEND both ways; with `--address` also a datagram of QP 1 each way, and how often it was sent |
-//! | `{"do":"peer",…}` | from another of its kind: the passive side of a transfer |
+//! - `{"do":"status"}`: number of the session and of the device's life in it (1 is the first), MAC,
+//!   GID, QPN of the last queue pair
+//! - `{"do":"transfer","peer":"10.1.2.3:7471","bytes":65536}`: bytes moved and verified by WRITE,
+//!   READ and SEND both ways; with `--address` also a datagram of QP 1 each way, and how often it
+//!   was sent
+//! - `{"do":"peer",…}`, from another of its kind: the passive side of a transfer
 //!
 //! Queue pair numbers and addresses are exchanged over that TCP connection, so the pods' own
 //! network is used as by real programs.
@@ -56,7 +57,8 @@ struct Args {
     /// Where requests come in
     #[arg(long, default_value = "0.0.0.0:7471")]
     listen: SocketAddr,
-    /// The NIC's own address; without it, the link-local one of its MAC address, and QP 1 is not used
+    /// The NIC's own address; without it, the link-local one of its MAC address, and QP 1 is not
+    /// used
     #[arg(long)]
     address: Option<IpAddr>,
     /// Stay without a NIC when the daemon has ended the session, as QEMU does

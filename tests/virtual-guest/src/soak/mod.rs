@@ -173,7 +173,8 @@ fn tell(world: &World, shared: &Shared, at: Duration, time: Duration) {
     let vitals = world.daemon.vitals();
     let turns = world.daemon.turns();
     eprintln!(
-        "{:>5.1} of {:.0} min: {} rounds, {} lives, {} messages; {:.1} MiB, {} descriptors, {} threads, {} mappings; longest turn {:.2} ms",
+        "{:>5.1} of {:.0} min: {} rounds, {} lives, {} messages; {:.1} MiB, {} descriptors, {} \
+         threads, {} mappings; longest turn {:.2} ms",
         at.as_secs_f64() / 60.0,
         time.as_secs_f64() / 60.0,
         shared.rounds.load(Ordering::Relaxed),

@@ -233,8 +233,8 @@ impl Drop for Scene {
     }
 }
 
-/// One that came by the villain's door and a guest, of the villain's network; of another one where the villain's NIC moves nothing, and
-/// nobody could tell what it did to them.
+/// One that came by the villain's door and a guest, of the villain's network; of another one where
+/// the villain's NIC moves nothing, and nobody could tell what it did to them.
 fn bystanders(world: &World) -> (Node, Node) {
     if rules().moves_data {
         let place = world.vacancy_by(crate::DOOR, "net", &[]);

@@ -1,7 +1,7 @@
-//! The cases of the hostile guest suite once more, the villain a process (docs/virtio-rdma-process.md)
-//! and one of the bystanders, too, on the same worker. `left` says which are not here, and why: a
-//! process has no virtqueues, no vhost-user messages and no kernel. What is particular to a process's
-//! door is in `process`: its messages, its descriptors, its end.
+//! The cases of the hostile guest suite once more, the villain a process
+//! (docs/virtio-rdma-process.md) and one of the bystanders, too, on the same worker. `left` says
+//! which are not here, and why: a process has no virtqueues, no vhost-user messages and no kernel.
+//! What is particular to a process's door is in `process`: its messages, its descriptors, its end.
 
 #![allow(
     clippy::cast_possible_truncation,

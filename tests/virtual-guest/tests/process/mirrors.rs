@@ -1,4 +1,5 @@
-//! Mirrored regions: memory that a process keeps to itself, and processes that do not do their part.
+//! Mirrored regions: memory that a process keeps to itself, and processes that do not do their
+//! part.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -44,7 +44,13 @@ impl Systemd {
         let unit = UNIT
             .replace("/usr/bin/vhost-rdma", "/mnt/vhost-rdma")
             .replace("/etc/vhost-rdma.toml", "/mnt/config.toml")
-            .replace("[Service]", &format!("DefaultDependencies=no\n[Service]\nSlice={slice}\nStandardError=append:/mnt/log"));
+            .replace(
+                "[Service]",
+                &format!(
+                    "DefaultDependencies=no\n[Service]\nSlice={slice}\n\
+                     StandardError=append:/mnt/log"
+                ),
+            );
         std::fs::write(units.join("vhost-rdma.service"), unit).expect("it is ours");
         let target = "[Unit]\nDefaultDependencies=no\nWants=vhost-rdma.service\n";
         std::fs::write(units.join("ours.target"), target).expect("it is ours");

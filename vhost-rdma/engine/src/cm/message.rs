@@ -1,5 +1,5 @@
-//! Messages of the connection manager (IBTA 12.6, 12.11), of RC connections and UD services by the IP
-//! addressing service (annex A11): what rdma_cm sends.
+//! Messages of the connection manager (IBTA 12.6, 12.11), of RC connections and UD services by the
+//! IP addressing service (annex A11): what rdma_cm sends.
 //!
 //! What a peer sends is hostile. Every message has 256 bytes, every field a fixed place in them,
 //! so reading is total: a message is understood or it is none. The offsets are those of the tables
@@ -536,7 +536,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_read_and_what_is_read_is_written(mut bytes in prop::array::uniform32(any::<[u8; 8]>()), kind in 0x10u8..0x1b) {
+        fn anything_is_read_and_what_is_read_is_written(
+            mut bytes in prop::array::uniform32(any::<[u8; 8]>()),
+            kind in 0x10u8..0x1b
+        ) {
             bytes[0][..4].copy_from_slice(&[1, CLASS, CLASS_VERSION, SEND]);
             bytes[2][..2].copy_from_slice(&[0, kind]);
             let mad: [u8; MAD_LEN] = bytes.concat().try_into().unwrap();

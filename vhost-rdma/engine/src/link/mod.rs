@@ -8,9 +8,9 @@
 //! - `local`: between NICs of one shard. The responder is called at once and moves the bytes with
 //!   one copy.
 //! - `bus`: between shards of one network. A request becomes a [`Parcel`] that owns its bytes, is
-//!   answered [`Awaited::Answer`], and its answer comes back as another parcel. It is made of queues
-//!   only; who carries parcels from end to end is not its matter. So the same parcels go through
-//!   the simulated link of the tests, which loses, repeats, reorders and delays them.
+//!   answered [`Awaited::Answer`], and its answer comes back as another parcel. It is made of
+//!   queues only; who carries parcels from end to end is not its matter. So the same parcels go
+//!   through the simulated link of the tests, which loses, repeats, reorders and delays them.
 //!
 //! - `ways`: chooses between them. It is the one link that a requester knows.
 //!

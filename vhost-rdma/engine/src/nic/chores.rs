@@ -5,10 +5,7 @@
 //! this is done where it begins: it is noted, and done in the NIC's own turns, some queue pairs at
 //! a time.
 
-use super::budget::{Budget, cost};
-use super::nic::Nic;
-use super::provider::Provider;
-use super::roster::Walk;
+use super::roster::{Roster, Walk};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -47,34 +44,28 @@ impl Chores {
     pub(crate) const fn resume(&mut self, all: Walk) {
         self.resume = all;
     }
-}
 
-impl<P: Provider> Nic<P> {
-    /// Does some of the chores.
-    pub fn do_chores(&mut self, budget: &mut Budget) {
-        while let Some(qpn) = self.chores.resume.next(&self.qp_numbers) {
-            self.meter.charge(cost::WAKE);
-            P::resumed(self, qpn);
-            if budget.is_over(&self.meter) {
-                return;
-            }
+    /// The next queue pair to be looked at after a pause.
+    pub(crate) fn next_to_resume(&mut self, qps: &Roster) -> Option<u32> {
+        self.resume.next(qps)
+    }
+
+    /// Begins to tell the users of CQs that died meanwhile, once all others are told.
+    pub(crate) fn begin_telling(&mut self, qps: &Roster) {
+        if self.tell.is_over() && !self.dead.is_empty() {
+            self.telling = std::mem::take(&mut self.dead);
+            self.telling.sort_unstable();
+            self.tell = qps.walk();
         }
-        if self.chores.tell.is_over() && !self.chores.dead.is_empty() {
-            self.chores.telling = std::mem::take(&mut self.chores.dead);
-            self.chores.telling.sort_unstable();
-            self.chores.tell = self.qp_numbers.walk();
-        }
-        while let Some(qpn) = self.chores.tell.next(&self.qp_numbers) {
-            self.meter.charge(cost::VISIT);
-            let among = |cqn| self.chores.telling.binary_search(&cqn).is_ok();
-            let told =
-                self.qps.get(&qpn).is_some_and(|qp| among(qp.send_cqn) || among(qp.recv_cqn));
-            if told {
-                self.qp_fatal(qpn);
-            }
-            if budget.is_over(&self.meter) {
-                return;
-            }
-        }
+    }
+
+    /// The next queue pair that may use one of them.
+    pub(crate) fn next_to_tell(&mut self, qps: &Roster) -> Option<u32> {
+        self.tell.next(qps)
+    }
+
+    /// Whether the users of this CQ are being told.
+    pub(crate) fn tells_of(&self, cqn: u32) -> bool {
+        self.telling.binary_search(&cqn).is_ok()
     }
 }

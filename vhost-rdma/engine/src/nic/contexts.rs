@@ -15,13 +15,13 @@ use super::chunks::Chunks;
 use super::command::{Reply, Status};
 use super::doorbell::{DoorbellPage, Owner, Post, Slot};
 use super::limits::MAX_DB_PAGES;
-use super::quota::{Kept, Kind};
+use super::quota::{Kept, Kind, entry};
 use super::roster::{Roster, Walk};
 use super::saved::BadState;
 use crate::memory::{AddressSpace, Charge, Ring, SavedMap};
 
-/// Bytes of a doorbell page, without its slots.
-pub(crate) const PAGE: usize = size_of::<Page>();
+/// What a NIC's account is charged for a doorbell page, without its slots.
+pub const DOORBELLS: usize = entry(size_of::<Page>()) + 3 * 8;
 /// Doorbell pages that a context may have though it does not need them.
 pub(crate) const SPARE_PAGES: usize = 4;
 /// Pages that are looked at in turn in one round.

@@ -5,9 +5,9 @@ use zerocopy::little_endian::U32;
 
 use super::contexts::KERNEL;
 use super::doorbell::Owner;
-use super::nic::Nic;
+use super::nic::{Nic, Provider};
 use super::objects::{Ah, Qp, Srq, object};
-use super::provider::{Provider, ReceiveSide, SendSide};
+use super::parts::{ReceiveSide, SendSide};
 use super::qp::attrs::check_av;
 use super::qp::{Attrs, Kind, SendQueue, State};
 use super::quota::Kind as Place;

@@ -16,56 +16,15 @@
 //! any more. What may block is no step but a [`BlockingJob`], and [`Command::Continue`] comes when
 //! that is done.
 
-use virtio_rdma_abi as abi;
-
 use super::budget::{Budget, cost};
 use super::contexts::KERNEL;
-use super::cq::Succession;
-use super::ending::End;
-use super::nic::{Nic, NicState, STEP};
-use super::provider::Provider;
+use super::nic::{Nic, NicState, Provider, STEP};
+use super::parts::Parts;
 use super::quota::Kept;
-use super::receive::Moving;
 use super::verb::{CqResize, NewQp, Rereg, Verb};
-use super::{BlockingJob, Command, Nanos, Reply, Status, Step};
+use super::work::{Begun, CommonWork, Work};
+use super::{Command, Nanos, Reply, Status, Step};
 use crate::memory::{AddressSpace, Ring};
-
-/// A command that has begun, and goes in steps.
-#[derive(Debug)]
-pub enum Work<P: Provider> {
-    /// The same on every backing.
-    Common(CommonWork<P>),
-    /// The provider's own.
-    Own(P::Work),
-}
-
-/// What goes in steps on every backing.
-#[derive(Debug)]
-pub enum CommonWork<P: Provider> {
-    /// Everything of one context ends.
-    EndContext(Box<End<P>>),
-    /// A CQ moves to its new ring.
-    ResizeCq(u32, Succession),
-    /// An SRQ moves to its new ring.
-    ResizeSrq(Box<abi::SrqModifyReq>, Moving),
-}
-
-/// What a command came to when it began.
-#[derive(Debug)]
-pub enum Begun<P: Provider> {
-    /// It is over.
-    Done(Reply),
-    /// It goes on in steps.
-    Steps(Work<P>),
-    /// Somebody who may block has to do this first.
-    Blocking(BlockingJob),
-}
-
-impl<P: Provider> From<Reply> for Begun<P> {
-    fn from(reply: Reply) -> Self {
-        Self::Done(reply)
-    }
-}
 
 /// A NIC, with whatever its commands may change beside it.
 pub trait Executor {
@@ -88,7 +47,7 @@ pub trait Executor {
     /// returns itself only if the budget is over.
     fn work_on(
         &mut self,
-        work: <Self::Backing as Provider>::Work,
+        work: <Self::Backing as Parts>::Work,
         budget: &mut Budget,
     ) -> Result<Option<Work<Self::Backing>>, Status>;
 

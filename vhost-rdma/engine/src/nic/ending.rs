@@ -8,27 +8,11 @@ use virtio_rdma_abi as abi;
 
 use super::budget::{Budget, cost};
 use super::contexts::KERNEL;
-use super::dispatch::{Begun, CommonWork, Work};
-use super::nic::Nic;
-use super::provider::Provider;
-use super::roster::{Slots, Walk};
+use super::nic::{Nic, Provider};
+use super::roster::Slots;
 use super::timer::Waiting;
+use super::work::{Begun, CommonWork, End, Work};
 use super::{DeferredDrop, Nowhere, Reply, Status};
-
-/// How far the end of a context is.
-#[derive(Debug)]
-pub struct End<P: Provider> {
-    ctx: u32,
-    own: P::Ending,
-    qps: Walk,
-    /// A QP that something has still to be taken from.
-    closing: Option<u32>,
-    srqs: Slots,
-    ahs: Slots,
-    keys: Walk,
-    pds: Slots,
-    cqs: Slots,
-}
 
 impl<P: Provider> Nic<P> {
     /// Forgets every object and every guest address; what is returned holds the objects. Who is

@@ -5,22 +5,13 @@
 //! the last object over it is gone, and whoever unplugs it waits for the last step.
 
 use super::budget::{Budget, cost};
-use super::nic::{Nic, NicState, STEP};
-use super::provider::{Provider, ReceiveSide, SendSide};
-use super::roster::{Slots, Walk};
+use super::change::Change;
+use super::nic::{Nic, NicState, Provider, STEP};
+use super::parts::{ReceiveSide, SendSide};
+use super::roster::Slots;
 use super::table::InSlots;
 use super::{DeferredDrop, Nanos};
 use crate::memory::{AddressSpace, Ring};
-
-/// What is left to be looked at after a change.
-#[derive(Debug, Default)]
-pub(crate) struct Change<K> {
-    pages: Walk,
-    keys: K,
-    cqs: Slots,
-    srqs: Slots,
-    qps: Walk,
-}
 
 /// Looking a mapping up in the new map.
 pub(crate) const MAPPING: Nanos = cost::VISIT;

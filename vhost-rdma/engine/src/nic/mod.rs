@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+mod change;
 pub(crate) mod chores;
 pub mod chunks;
 mod command;
@@ -37,9 +38,11 @@ mod nic;
 pub mod objects;
 pub mod on_shard;
 pub(crate) mod outbox;
+mod owned;
+pub mod parts;
 mod pending;
 mod port;
-pub mod provider;
+mod posts;
 pub mod qp;
 pub mod quota;
 pub mod receive;
@@ -53,6 +56,7 @@ pub mod standalone;
 pub mod table;
 pub mod timer;
 pub mod verb;
+pub mod work;
 
 use std::fmt;
 
@@ -60,7 +64,8 @@ pub use command::{BlockingJob, Command, Reply, Status, Step};
 pub use cq::control_offset;
 pub use limits::{Counters, Limits, Objects};
 pub(crate) use nic::KERNEL;
-pub use nic::{Nic, NicState, STEP};
+pub use nic::{Nic, NicState, Provider, STEP};
+pub use parts::Parts;
 pub(crate) use port::Nowhere;
 pub use port::{Job, JobKind, Port};
 

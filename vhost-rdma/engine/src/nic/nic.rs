@@ -1,5 +1,8 @@
-//! One NIC: what it has, and what several of its parts share: completing, raising events, moving a
-//! QP to ERR, looking at doorbells.
+//! One NIC: what it has, what its backing must do for it ([`Provider`]), and what several of its
+//! parts share: completing, raising events, moving a QP to ERR.
+//!
+//! The two are defined by each other, so they stand in one file. What a backing keeps is below
+//! them (`parts`), what a NIC does with its objects is above.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,25 +11,29 @@ use virtio_rdma_abi::{self as abi, event, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::budget::{Budget, Meter, cost};
+use super::change::Change;
 use super::chores::Chores;
 use super::chunks::Chunks;
 use super::contexts::Contexts;
 pub(crate) use super::contexts::KERNEL;
 use super::cq::{Cq, Fire, Overrun};
-use super::dispatch::Work;
-use super::doorbell::{Owner, Post};
-use super::follow::Change;
+use super::doorbell::Owner;
 use super::limits::{GID_TABLE_LEN, counters};
 use super::objects::{Ah, Pd, Qp, Srq};
 use super::outbox::Outbox;
-use super::provider::{Provider, ReceiveSide, SendSide};
+use super::parts::Parts;
 use super::qp::State;
-use super::quota::Kept;
+use super::quota::{Kept, Places};
 use super::recent::Recent;
 use super::roster::Roster;
+use super::shape::Bounds;
 use super::table::Table;
 use super::timer::{Timers, Waiting};
-use super::{Counters, DeferredDrop, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply};
+use super::work::Work;
+use super::{
+    Counters, DeferredDrop, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply, Status,
+};
+use crate::link::Gid;
 use crate::memory::{AddressSpace, Ring};
 use crate::ordering::{self, Visible};
 
@@ -99,6 +106,149 @@ pub struct Nic<P: Provider> {
     pub now: Nanos,
     /// What the backing keeps.
     pub backing: P,
+}
+
+/// What a backing must be able to do: the seam below everything that a guest sees. A NIC does
+/// whatever is the same on every backing, and asks its provider for the rest. Nothing is called
+/// through a table: each backing has a NIC of its own, made by the compiler.
+pub trait Provider: Parts {
+    /// What places in tables take.
+    const PLACES: &'static Places;
+    /// Whether a NIC that failed still lets go of memory that is gone.
+    const LETS_GO: bool;
+    /// What the end of an object counts beside what it counts on every backing.
+    const END: Nanos;
+
+    /// What QUERY_DEVICE answers.
+    fn device(nic: &mut Nic<Self>) -> abi::QueryDeviceResp;
+    /// What QUERY_PORT answers.
+    fn port(nic: &mut Nic<Self>) -> abi::QueryPortResp;
+    /// What the numbers of new queues may be.
+    fn bounds(&self) -> Bounds;
+
+    /// Begins a protection domain.
+    fn begin_pd(nic: &mut Nic<Self>) -> Result<Self::Pd, Status>;
+    /// Ends one.
+    fn end_pd(nic: &mut Nic<Self>, pd: Self::Pd);
+    /// Begins a shared receive queue of that number, for which there is room.
+    fn begin_srq(
+        nic: &mut Nic<Self>,
+        srqn: u32,
+        req: &abi::SrqCreateReq,
+    ) -> Result<Self::Srq, Status>;
+    /// Ends one, which is out of the table.
+    fn end_srq(nic: &mut Nic<Self>, srq: &Self::Srq);
+    /// Bytes that one of so many work requests takes beside its place.
+    fn srq_bytes(max_wr: u32) -> usize;
+    /// Receives of one that were posted and that nothing has used up.
+    fn srq_posted(srq: &Srq<Self>) -> u32;
+    /// Receives of one that were used up, free-running.
+    fn srq_used(srq: &Srq<Self>) -> u32;
+    /// Sets the limit of one, `again` also if it is the present.
+    fn set_limit(nic: &mut Nic<Self>, srqn: u32, limit: u32, again: bool) -> Result<(), Status>;
+    /// One went over to another ring.
+    fn srq_moved(nic: &mut Nic<Self>, srqn: u32);
+    /// Bytes that a QP of this request takes beside its place.
+    fn qp_bytes(req: &abi::QpCreateReq) -> usize;
+    /// Takes a QP that goes away out of what it is in.
+    fn leave_groups(nic: &mut Nic<Self>, qpn: u32);
+    /// Ends one, which is out of the table.
+    fn end_qp(nic: &mut Nic<Self>, qp: &Qp<Self>);
+    /// Ends an address handle.
+    fn end_ah(nic: &mut Nic<Self>, ah: Self::Ah);
+    /// Takes in what has happened and nobody has looked at yet.
+    fn catch_up(nic: &mut Nic<Self>);
+
+    /// A command of its own ends without an answer.
+    fn abandoned(nic: &mut Nic<Self>, work: Self::Work);
+    /// A context begins to end.
+    fn begin_end(nic: &Nic<Self>) -> Self::Ending;
+    /// Ends what goes before QPs; true: that was all.
+    fn end_before_qps(
+        nic: &mut Nic<Self>,
+        ctx: u32,
+        end: &mut Self::Ending,
+        budget: &mut Budget,
+    ) -> bool;
+    /// Ends what goes before this QP of the context; true: that was all.
+    fn end_before_qp(
+        nic: &mut Nic<Self>,
+        qpn: u32,
+        end: &mut Self::Ending,
+        budget: &mut Budget,
+    ) -> bool;
+    /// Its QPs are gone; true: nothing is left of them.
+    fn end_after_qps(nic: &mut Nic<Self>, end: &mut Self::Ending, budget: &mut Budget) -> bool;
+    /// The numbers of its keys.
+    fn keys(&self) -> &Roster;
+    /// Ends what a key names, if that is the context's.
+    fn end_key(nic: &mut Nic<Self>, number: u32, ctx: u32);
+    /// A context is gone.
+    fn context_gone(&mut self, ctx: u32);
+
+    /// Whether something of the provider's own is in a protection domain.
+    fn uses_pd(nic: &Nic<Self>, pdn: u32) -> bool;
+    /// Whether a NIC has the one queue pair that is not in its table.
+    fn has_other_qp(&self) -> bool;
+    /// Adds what only the provider counts.
+    fn count(&self, objects: &mut Objects);
+    /// The guest's name of an address.
+    fn gid(address: &Self::Address) -> Gid;
+
+    /// The guest rang for receives of a QP; true: [`Self::run_receives`] has to see to them.
+    fn receive_posted(&mut self, qp: &mut Qp<Self>) -> bool;
+    /// Goes on with the receives of a QP.
+    fn run_receives(nic: &mut Nic<Self>, qpn: u32);
+    /// The guest rang for an SRQ; true: [`Self::run_shared`] has to see to it.
+    fn shared_posted(&mut self, srq: &mut Srq<Self>) -> bool;
+    /// Goes on with an SRQ.
+    fn run_shared(nic: &mut Nic<Self>, srqn: u32);
+    /// The guest rang for a queue pair that is not in the table.
+    fn posted_elsewhere(nic: &mut Nic<Self>, owner: Owner, producer: u32);
+
+    /// A QP moved to ERR.
+    fn stopped(nic: &mut Nic<Self>, qpn: u32);
+    /// A CQ died; QPs of the table are told by the NIC.
+    fn cq_died(nic: &mut Nic<Self>, cqn: u32);
+    /// The NIC is to stand still, and `begins` to; true: it does not yet.
+    fn stand_still(nic: &mut Nic<Self>, begins: bool) -> bool;
+    /// The NIC goes on after a pause.
+    fn go_on(nic: &mut Nic<Self>);
+    /// The same: one of its QPs.
+    fn resumed(nic: &mut Nic<Self>, qpn: u32);
+    /// Whether a driver is about to begin, whose memory it follows already.
+    fn is_beginning(&self) -> bool;
+    /// The backing of a NIC that is empty, in this one's place.
+    fn succeed(&mut self, life: NicState) -> Self;
+    /// Whether there is something to do, as far as is known without a look at the guest's memory.
+    fn has_work(nic: &mut Nic<Self>, now: Nanos) -> bool;
+    /// Whether there is something to tell the guest that only the provider knows.
+    fn has_news(&self) -> bool;
+    /// Tells it.
+    fn tell(nic: &mut Nic<Self>);
+    /// The NIC cannot go on.
+    fn fail(nic: &mut Nic<Self>);
+    /// The NIC goes away.
+    fn dropped(nic: &mut Nic<Self>);
+
+    /// Begins to look at keys after a change of memory.
+    fn walk_keys(nic: &Nic<Self>) -> Self::Keys;
+    /// Looks at some of them; true: that was all.
+    fn follow_keys(
+        nic: &mut Nic<Self>,
+        keys: &mut Self::Keys,
+        space: &AddressSpace,
+        budget: &mut Budget,
+    ) -> bool;
+
+    /// Whether objects follow a change of memory in this state.
+    fn follows(state: NicState) -> bool {
+        match state {
+            NicState::Ready | NicState::Paused => true,
+            NicState::Failed => Self::LETS_GO,
+            NicState::Idle => false,
+        }
+    }
 }
 
 impl<P: Provider> fmt::Debug for Nic<P> {
@@ -332,98 +482,27 @@ impl<P: Provider> Nic<P> {
         }
     }
 
-    /// Looks at doorbell pages; true if anything was posted.
-    #[inline]
-    pub(crate) fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
-        if self.life != NicState::Ready {
-            return false;
-        }
-        posts.clear();
-        let looked = self.contexts.collect(posts);
-        self.meter.charge_each(cost::DOORBELL_PAGE, looked);
-        self.take_posts(posts)
-    }
-
-    fn take_posts(&mut self, posts: &[Post]) -> bool {
-        self.meter.charge_each(cost::POST, posts.len());
-        for post in posts {
-            self.posted(*post);
-        }
-        !posts.is_empty()
-    }
-
-    /// Goes on with the last look before sleep, at every doorbell page: whether anything was rung,
-    /// or `None` if there are pages left.
-    pub(crate) fn look_on(&mut self, posts: &mut Vec<Post>, budget: &mut Budget) -> Option<bool> {
-        if self.life != NicState::Ready {
-            return Some(false);
-        }
-        loop {
-            posts.clear();
-            let rung = self.contexts.look_on(posts);
-            self.meter.charge(cost::DOORBELL_PAGE);
-            self.take_posts(posts);
-            match rung {
-                None => return Some(false),
-                Some(true) => return Some(true),
-                Some(false) if budget.is_over(&self.meter) => return None,
-                Some(false) => {}
+    /// Does some of the chores.
+    pub fn do_chores(&mut self, budget: &mut Budget) {
+        while let Some(qpn) = self.chores.next_to_resume(&self.qp_numbers) {
+            self.meter.charge(cost::WAKE);
+            P::resumed(self, qpn);
+            if budget.is_over(&self.meter) {
+                return;
             }
         }
-    }
-
-    pub(crate) fn posted(&mut self, post: Post) {
-        match post.owner {
-            Owner::Send(qpn) => self.posted_send(qpn, post),
-            Owner::Receive(qpn) => self.posted_receive(qpn, post),
-            Owner::Shared(srqn) => {
-                let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
-                match srq.ring.posted(post.producer) {
-                    Ok(()) => {
-                        if self.backing.shared_posted(srq) {
-                            P::run_shared(self, srqn);
-                        }
-                    }
-                    Err(_) => self.srq_failed(srqn),
-                }
+        self.chores.begin_telling(&self.qp_numbers);
+        while let Some(qpn) = self.chores.next_to_tell(&self.qp_numbers) {
+            self.meter.charge(cost::VISIT);
+            let told = self.qps.get(&qpn).is_some_and(|qp| {
+                self.chores.tells_of(qp.send_cqn) || self.chores.tells_of(qp.recv_cqn)
+            });
+            if told {
+                self.qp_fatal(qpn);
             }
-        }
-    }
-
-    fn posted_send(&mut self, qpn: u32, post: Post) {
-        let Some(qp) = self.qps.get_mut(&qpn) else {
-            return P::posted_elsewhere(self, post.owner, post.producer);
-        };
-        if qp.state == State::Reset {
-            let (ctx, [doorbell, _]) = (qp.ctx, qp.doorbells);
-            return self.contexts.reset_doorbell(ctx, doorbell);
-        }
-        let Some(send) = &mut qp.send else { return };
-        match send.queue_mut().posted(post.producer) {
-            Ok(()) => self.schedule(qpn),
-            Err(_) => self.qp_fatal(qpn),
-        }
-    }
-
-    fn posted_receive(&mut self, qpn: u32, post: Post) {
-        let Some(qp) = self.qps.get_mut(&qpn) else {
-            return P::posted_elsewhere(self, post.owner, post.producer);
-        };
-        if qp.state == State::Reset {
-            let (ctx, [_, doorbell]) = (qp.ctx, qp.doorbells);
-            return self.contexts.reset_doorbell(ctx, doorbell);
-        }
-        let Some(receive) = &mut qp.receive else { return };
-        match receive.ring_mut().posted(post.producer) {
-            Ok(()) => {
-                let more = self.backing.receive_posted(qp);
-                if qp.state == State::Err {
-                    self.schedule(qpn);
-                } else if more {
-                    P::run_receives(self, qpn);
-                }
+            if budget.is_over(&self.meter) {
+                return;
             }
-            Err(_) => self.qp_fatal(qpn),
         }
     }
 }

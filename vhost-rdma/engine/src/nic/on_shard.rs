@@ -11,8 +11,7 @@ use virtio_rdma_abi::event;
 
 use super::budget::{Budget, Meter, cost};
 use super::doorbell::Post;
-use super::nic::{KERNEL, Nic, NicState};
-use super::provider::Provider;
+use super::nic::{KERNEL, Nic, NicState, Provider};
 use super::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Status, Step};
 use crate::memory::AddressSpace;
 use crate::ordering::Visible;

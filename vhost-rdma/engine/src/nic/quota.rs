@@ -2,21 +2,27 @@
 //! NIC's account ([`Account`], `max_kept_bytes`), and a command that would make the daemon keep
 //! more is refused with NOMEM. Nothing grows by what a guest writes, posts or sends.
 //!
-//! | kept | grows with | bound |
-//! |---|---|---|
-//! | contexts, PDs, regions, windows, CQs, SRQs, QPs, AHs | creations | the account, and the NIC's `Limits`; a window for each region |
-//! | translations of page lists and rings, and their tables | registrations, rings | the account; tables also 32 MiB and a 64th of the guest's memory (`memory::tables`) |
-//! | the map behind keys for all of memory | – | one (`mr::WholeGuest`) |
-//! | doorbell pages and their slots | DB_PAGE_ADD | the account; four for each context, and as many as its queues fill |
-//! | elements and inline bytes of the request under way | posts | those of one request of a QP, made with it |
-//! | requests taken before their turn, pieces under way | posts | 16 of a QP; requests charged while there are any, or none is taken |
-//! | requesters to be woken by a receive | peers | one of a QP, 256 of an SRQ |
-//! | events that wait for a buffer | errors | one of a kind and object |
-//! | timers | waits | one of a QP, one of a CQ |
-//! | numbers that rest | destroys | 4096 keys; two bytes of each slot of a table |
-//! | GIDs, groups and their members | GID_SET, MCAST_ATTACH | 128, 128 and 64 of each |
-//! | what an RNIC has under way | posts | as many as the host CQ has entries, in all QPs (`rnic::create`), charged with the QP |
-//! | datagrams for QP 1 on an RNIC | peers | 128 |
+//! What is kept, in brackets what it grows with, and its bound:
+//!
+//! - contexts, PDs, regions, windows, CQs, SRQs, QPs, AHs (creations): the account, and the NIC's
+//!   `Limits`; a window for each region
+//! - translations of page lists and rings, and their tables (registrations, rings): the account;
+//!   tables also 32 MiB and a 64th of the guest's memory (`memory::tables`)
+//! - the map behind keys for all of memory: one (`mr::WholeGuest`)
+//! - doorbell pages and their slots (DB_PAGE_ADD): the account; four for each context, and as many
+//!   as its queues fill
+//! - elements and inline bytes of the request under way (posts): those of one request of a QP, made
+//!   with it
+//! - requests taken before their turn, pieces under way (posts): 16 of a QP; requests charged while
+//!   there are any, or none is taken
+//! - requesters to be woken by a receive (peers): one of a QP, 256 of an SRQ
+//! - events that wait for a buffer (errors): one of a kind and object
+//! - timers (waits): one of a QP, one of a CQ
+//! - numbers that rest (destroys): 4096 keys; two bytes of each slot of a table
+//! - GIDs, groups and their members (GID_SET, MCAST_ATTACH): 128, 128 and 64 of each
+//! - what an RNIC has under way (posts): as many as the host CQ has entries, in all QPs
+//!   (`rnic::create`), charged with the QP
+//! - datagrams for QP 1 on an RNIC (peers): 128
 //!
 //! An object is charged in two parts. Its *place* is what it takes in tables, and in queues of
 //! waiting events and deadlines: those never shrink, so places that were once needed stay charged
@@ -24,7 +30,6 @@
 //! back where that ends. Whoever adds something that is kept adds a line here, and its size below.
 
 use super::command::Status;
-use super::contexts::PAGE;
 use super::limits::{GID_TABLE_LEN, MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::link::Gid;
 use crate::memory::{Account, AddressSpace, Charge, Region};
@@ -79,8 +84,6 @@ pub const ALWAYS: usize = GID_TABLE_LEN as usize * (size_of::<Gid>() + 16)
     + 512 * (2 * size_of::<Region>() + 256);
 /// A context and the numbers of its pages.
 pub const CONTEXT: usize = entry(64) + 64;
-/// A doorbell page, without its slots.
-pub const DOORBELLS: usize = entry(PAGE) + 3 * 8;
 
 /// What one NIC's objects take of its account. See the module.
 #[derive(Debug)]

@@ -6,11 +6,10 @@ use virtio_rdma_abi::{self as abi, srq_mask};
 
 use super::budget::{Budget, cost};
 use super::cq::Succession;
-use super::dispatch::{Begun, CommonWork, Work};
-use super::nic::Nic;
-use super::provider::Provider;
+use super::nic::{Nic, Provider};
 use super::receive::Moving;
 use super::verb::CqResize;
+use super::work::{Begun, CommonWork, Work};
 use super::{DeferredDrop, Reply, Status};
 use crate::memory::Ring;
 

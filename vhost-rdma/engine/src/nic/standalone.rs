@@ -6,11 +6,11 @@
 //! here, once.
 
 use super::budget::{Budget, Meter};
-use super::dispatch::{self, Begun, Executor, Work};
-use super::nic::Nic;
+use super::dispatch::{self, Executor};
+use super::nic::{Nic, Provider};
 use super::on_shard::Provided;
-use super::provider::Provider;
 use super::verb::Verb;
+use super::work::{Begun, Work};
 use super::{Command, Nanos, NicSettings, Status, Step};
 use crate::memory::Ring;
 

@@ -290,8 +290,8 @@ impl Shard {
         Some(snapshot)
     }
 
-    /// Executes one command of context `ctx`, or a step of it. It has taken effect, or had none, when
-    /// it comes to an answer.
+    /// Executes one command of context `ctx`, or a step of it. It has taken effect, or had none,
+    /// when it comes to an answer.
     ///
     /// # Errors
     /// The status to answer.

@@ -3,20 +3,22 @@
 use virtio_rdma_abi::{self as abi, mw_type};
 use zerocopy::little_endian::U32;
 
-use super::engine::{Execution, Nics};
+use super::engine::Execution;
 use super::mr::Registration;
 use super::network::link_local;
 use super::nic::{KERNEL, Nic, Soft};
-use super::settle::SettleCq;
+use super::nics::Nics;
 use super::window::WindowKind;
+use super::work::SettleCq;
 use super::{DeferredDrop, Nanos};
 use crate::link::{Gid, NicId, is_multicast};
 use crate::memory::Ring;
 use crate::nic::budget::{Budget, cost};
-use crate::nic::dispatch::{self, Begun, Executor, Work};
+use crate::nic::dispatch::{self, Executor};
 use crate::nic::limits::WINDOWS_PER_MR;
 use crate::nic::quota::Kind;
 use crate::nic::verb::{Rereg, Verb};
+use crate::nic::work::{Begun, Work};
 use crate::nic::{Command, Reply, Status, Step};
 
 /// A software NIC among its peers.

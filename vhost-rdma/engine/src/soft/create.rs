@@ -2,7 +2,8 @@
 
 use virtio_rdma_abi as abi;
 
-use super::engine::{Execution, Nics};
+use super::engine::Execution;
+use super::nics::Nics;
 use super::qp::Inbound;
 use crate::link::NicId;
 use crate::nic::qp::Kind;

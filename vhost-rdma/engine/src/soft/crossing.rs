@@ -15,13 +15,13 @@
 //! when it goes on.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
-use super::engine::{Engine, Execution, Nics};
+use super::engine::{Engine, Execution};
 use super::network::{Arrivals, View};
 use super::nic::{Nic, NicState};
+use super::nics::Nics;
+use super::stream::Stream;
 use super::{Nanos, mirror::PATIENCE};
 use crate::link::{
     Answer, Ask, Awaited, Bus, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
@@ -36,58 +36,6 @@ const PARCELS: Nanos = 25_000;
 /// Bytes of the only write that reads what it brought once more when its owner has answered.
 const WORD: u32 = 8;
 
-/// What a queue pair knows of the requests that came to it from another shard.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Stream {
-    /// Whose: the life of the requester's queue pair.
-    life: u64,
-    /// The number that is to be executed next.
-    next: u32,
-    /// The one before it was executed, and this is what an atomic found.
-    found: Option<[u8; 8]>,
-    /// `next` waits for an owner.
-    held: bool,
-}
-
-/// Requests that wait for an owner. A process chooses how many there are and when it answers, so
-/// that no answer looks through all of them.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    /// By the number of the job.
-    asks: BTreeMap<u64, (Nanos, Ask)>,
-    /// When each has waited long enough.
-    due: BTreeSet<(Nanos, u64)>,
-    /// Those whose owner has answered.
-    ready: VecDeque<Ask>,
-}
-
-impl Waiting {
-    pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.due.first().map(|(until, _)| *until)
-    }
-
-    pub(super) fn has_work(&self) -> bool {
-        !self.ready.is_empty()
-    }
-
-    fn put(&mut self, until: Nanos, job: u64, ask: Ask) {
-        self.due.insert((until, job));
-        self.asks.insert(job, (until, ask));
-    }
-
-    fn take(&mut self, job: u64) -> Option<Ask> {
-        let (until, ask) = self.asks.remove(&job)?;
-        self.due.remove(&(until, job));
-        Some(ask)
-    }
-
-    /// One that has waited long enough.
-    fn take_due(&mut self, now: Nanos) -> Option<Ask> {
-        let (_, job) = self.due.first().copied().filter(|(until, _)| *until <= now)?;
-        self.take(job)
-    }
-}
-
 /// What becomes of a request that arrived.
 enum Taken {
     /// It was executed, or cannot be.
@@ -98,6 +46,41 @@ enum Taken {
     Stale,
     /// It was sent before its turn, and others are to be executed before it.
     Early,
+}
+
+impl Stream {
+    fn is_of(&self, token: &Token) -> bool {
+        self.life == token.ticket.life
+    }
+
+    /// Whether this is the request that is to be executed next.
+    fn check(&mut self, request: &Request<'_>, token: &Token, is_held: bool) -> Result<(), Taken> {
+        const WINDOW: u32 = crate::nic::qp::WINDOW as u32;
+        let Ticket { life, number } = token.ticket;
+        if !self.is_of(token) {
+            match (is_held, request.ahead) {
+                (true, _) => return Err(Taken::Stale),
+                // What begins a connection is not one that was sent before its turn.
+                (false, true) => return Err(Taken::Early),
+                // Its connection is new.
+                (false, false) => *self = Self { life, next: number, ..Self::default() },
+            }
+        }
+        match (self.next.wrapping_sub(number), self.found) {
+            (0, _) if self.held == is_held => Ok(()),
+            (1, Some(found)) => Err(Taken::Again(Some(found))),
+            // The first of a window, and all that went ahead of it: none of them finds a word.
+            (2.., Some(_))
+                if self.next.wrapping_sub(number) <= WINDOW + 1 && !request.operation.fetches() =>
+            {
+                Err(Taken::Again(None))
+            }
+            _ if request.ahead && (1..=WINDOW).contains(&number.wrapping_sub(self.next)) => {
+                Err(Taken::Early)
+            }
+            _ => Err(Taken::Stale),
+        }
+    }
 }
 
 impl Engine {
@@ -336,46 +319,6 @@ impl<N: Nics> Execution<'_, N> {
             send.landed = Some(answer.1.first_chunk().copied().unwrap_or_default());
         }
         (life == NicState::Ready).then_some(outcome)
-    }
-}
-
-impl Stream {
-    fn is_of(&self, token: &Token) -> bool {
-        self.life == token.ticket.life
-    }
-
-    /// As it is in another process, which owners have not been asked by.
-    pub(super) const fn resumed(self) -> Self {
-        Self { held: false, ..self }
-    }
-
-    /// Whether this is the request that is to be executed next.
-    fn check(&mut self, request: &Request<'_>, token: &Token, is_held: bool) -> Result<(), Taken> {
-        const WINDOW: u32 = crate::nic::qp::WINDOW as u32;
-        let Ticket { life, number } = token.ticket;
-        if !self.is_of(token) {
-            match (is_held, request.ahead) {
-                (true, _) => return Err(Taken::Stale),
-                // What begins a connection is not one that was sent before its turn.
-                (false, true) => return Err(Taken::Early),
-                // Its connection is new.
-                (false, false) => *self = Self { life, next: number, ..Self::default() },
-            }
-        }
-        match (self.next.wrapping_sub(number), self.found) {
-            (0, _) if self.held == is_held => Ok(()),
-            (1, Some(found)) => Err(Taken::Again(Some(found))),
-            // The first of a window, and all that went ahead of it: none of them finds a word.
-            (2.., Some(_))
-                if self.next.wrapping_sub(number) <= WINDOW + 1 && !request.operation.fetches() =>
-            {
-                Err(Taken::Again(None))
-            }
-            _ if request.ahead && (1..=WINDOW).contains(&number.wrapping_sub(self.next)) => {
-                Err(Taken::Early)
-            }
-            _ => Err(Taken::Stale),
-        }
     }
 }
 

@@ -9,9 +9,10 @@
 
 use virtio_rdma_abi::GSI_QPN;
 
-use super::engine::{Engine, Execution, Nics};
+use super::engine::{Engine, Execution};
 use super::network::View;
 use super::nic::{Nic, NicState};
+use super::nics::Nics;
 use crate::cm::{MAD_LEN, Mad};
 use crate::link::{
     Fanout, Flow, Gid, Operation, Outcome, Owner, Payload, Request, Service, Ticket,

@@ -3,17 +3,13 @@
 //! A datagram to a group goes to every attached QP of the network, those of the sender's own NIC
 //! included: IBTA loops multicast back.
 
-use rustc_hash::FxHashMap;
-
-use super::engine::{Execution, Nics};
+use super::engine::Execution;
 use super::nic::{Nic, Soft};
+use super::nics::Nics;
 use crate::link::{Gid, NicId, is_multicast};
 use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::nic::qp::Kind;
 use crate::nic::{Reply, Status};
-
-/// The groups of one NIC and their QPs.
-pub(super) type Groups = FxHashMap<Gid, Vec<u32>>;
 
 impl Nic {
     /// Attaches a QP to a group; true if the NIC joins the group by it. Attaching twice is once.

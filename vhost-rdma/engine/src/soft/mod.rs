@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A NIC of this kind (`Soft`) keeps keys, groups and what each QP waits for. What the NICs of one
-//! shard share is the `Engine`: addresses, QPNs, requests that cross to other shards. Who runs when,
-//! and for how long, is not decided here: the shard lends its NICs for one call, and this module
-//! knows nothing of it (`Nics`).
+//! shard share is the `Engine`: addresses, QPNs, requests that cross to other shards. Who runs
+//! when, and for how long, is not decided here: the shard lends its NICs for one call, and this
+//! module knows nothing of it (`Nics`).
 //!
 //! What a guest does wrong is a `Status`, a completion status or an event; it is never an `Err`
 //! that ends anything here. All loops are bounded by time (`nic::budget`), not by numbers that a
@@ -18,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod binding;
 mod control;
 mod create;
 mod crossing;
 mod engine;
 mod fastreg;
+mod jobs;
 mod local;
 mod management;
 mod mcast;
@@ -32,10 +34,12 @@ mod moves;
 mod mr;
 mod network;
 mod nic;
+mod nics;
 mod numbers;
 mod pace;
 mod placement;
-pub(crate) mod qp;
+mod provider;
+mod qp;
 mod quota;
 mod remote;
 mod requester;
@@ -43,14 +47,21 @@ mod responder;
 mod saved;
 mod settle;
 mod srq;
+mod stream;
 mod talks;
 mod turns;
+mod waiter;
+mod waiting;
 pub mod window;
+mod work;
 
 use crate::nic::{DeferredDrop, Nanos};
 
-pub(crate) use engine::{Engine, Execution, Nics};
+pub(crate) use engine::{Engine, Execution};
 pub(crate) use nic::Nic;
+#[cfg(test)]
+pub(crate) use nic::Qp;
+pub(crate) use nics::Nics;
 pub use numbers::Random;
 #[cfg(test)]
 pub(crate) use requester::WENT;

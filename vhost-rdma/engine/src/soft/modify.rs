@@ -2,9 +2,10 @@
 
 use virtio_rdma_abi as abi;
 
-use super::engine::{Engine, Execution, Nics};
+use super::engine::{Engine, Execution};
 use super::nic::Nic;
-use super::qp::Waiter;
+use super::nics::Nics;
+use super::waiter::Waiter;
 use crate::link::NicId;
 use crate::nic::qp::{State, state};
 use crate::nic::{Reply, Status};

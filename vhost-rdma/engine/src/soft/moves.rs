@@ -16,9 +16,10 @@
 //! requesters of its shard; and a NIC that waits for such a job would be answered where it is no
 //! more, so that an atomic could be executed twice.
 
-use super::engine::{Engine, Execution, Nics};
+use super::engine::{Engine, Execution};
 use super::nic::{Nic, NicState};
-use super::qp::Requester;
+use super::nics::Nics;
+use super::waiter::Requester;
 use crate::link::{Gid, NicId, Parcel};
 use crate::nic::Nanos;
 

@@ -406,7 +406,7 @@ impl MrTable {
     pub(super) fn stamp(&self, key: u32) -> u64 {
         match self.by_number.get(&(key >> 8)) {
             Some(Keyed::Region(mr)) => mr.since,
-            Some(Keyed::Window(window)) => window.stamp(self),
+            Some(Keyed::Window(window)) => self.stamp_of_window(window),
             None => 0,
         }
     }

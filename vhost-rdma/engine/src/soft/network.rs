@@ -9,8 +9,8 @@ use std::cell::Cell;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::engine::Nics;
 use super::nic::{Nic, NicState};
+use super::nics::Nics;
 use crate::link::{Fabric, Flow, Gid, NicId, Responder, ShardBook};
 use crate::nic::qp::Kind;
 

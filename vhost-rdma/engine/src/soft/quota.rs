@@ -1,17 +1,20 @@
 //! What the engine keeps for each object of a guest, in bytes: see [`crate::nic::quota`].
 
 use super::mr::Keyed;
+use super::nic::Qp;
+use super::nic::Srq;
 use super::nic::{Ah, Nic, Pd};
-use super::qp::{Qp, Waiter};
-use super::srq::{MAX_WAITERS, Srq};
+use super::srq::MAX_WAITERS;
+use super::waiter::Waiter;
 use crate::memory::Translation;
 use crate::nic::Limits;
+use crate::nic::contexts::DOORBELLS;
 use crate::nic::contexts::SPARE_PAGES;
 use crate::nic::cq::Cq;
 use crate::nic::doorbell::SLOT;
 use crate::nic::limits::{MAX_INLINE, WINDOWS_PER_MR};
 use crate::nic::qp::{PIECES, SendQueue};
-use crate::nic::quota::{ALWAYS, CONTEXT, DOORBELLS, Kind, Places, WAITING, entry};
+use crate::nic::quota::{ALWAYS, CONTEXT, Kind, Places, WAITING, entry};
 
 /// The engine's own.
 pub(super) static ENGINE: Places = Places {

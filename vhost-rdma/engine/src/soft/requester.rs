@@ -10,11 +10,12 @@
 use virtio_rdma_abi::{Sge, SqWqe, access, event, opcode, send_flags, wc_status};
 
 use super::Nanos;
-use super::engine::{Engine, Execution, Nics};
+use super::engine::{Engine, Execution};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::network::View;
 use super::nic::Nic;
+use super::nics::Nics;
 use crate::link::{
     Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload, Request,
     Service, Ticket,

@@ -4,27 +4,19 @@
 //! So CQ_RESIZE has the queue pairs that complete to it executed first, in steps
 //! ([`crate::nic::dispatch`]), and then goes on as on every backing.
 
-use super::engine::{Execution, Nics};
+use super::engine::Execution;
 use super::nic::{Nic, Soft};
+use super::nics::Nics;
+use super::work::SettleCq;
 use crate::link::NicId;
 use crate::nic::STEP;
 use crate::nic::Status;
 use crate::nic::budget::{Budget, cost};
-use crate::nic::dispatch::{Begun, Work};
-use crate::nic::roster::Walk;
 use crate::nic::verb::CqResize;
+use crate::nic::work::{Begun, Work};
 
 /// Turns of send queues before a CQ is resized.
 const SETTLE_TURNS: u32 = 64;
-
-/// CQ_RESIZE, as far as it goes before the CQ moves.
-#[derive(Debug)]
-pub(crate) struct SettleCq {
-    /// Queue pairs whose posted sends are still to be executed.
-    qps: Walk,
-    turns: u32,
-    resize: CqResize,
-}
 
 impl<N: Nics> Execution<'_, N> {
     pub(super) fn begin_resize_cq(

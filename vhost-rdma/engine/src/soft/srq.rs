@@ -1,14 +1,11 @@
 //! Shared receive queues: what the engine does with one.
 
-use super::nic::Soft;
-use super::qp::Waiter;
+use super::nic::Srq;
+use super::waiter::Waiter;
 use crate::nic::receive::Receive;
 
 /// Requesters that are woken early, at most: peers choose how many there are.
 pub(super) const MAX_WAITERS: usize = 128;
-
-/// A shared receive queue that the daemon takes receives from.
-pub(super) type Srq = crate::nic::objects::Srq<Soft>;
 
 impl Srq {
     /// Copies the oldest receive, which stays where it is.

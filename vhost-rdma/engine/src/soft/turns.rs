@@ -1,9 +1,10 @@
 //! The turns of software NICs in a round: deadlines, chores, queue pairs, and requesters whose wait
 //! an event ended.
 
-use super::engine::{Execution, Nics};
+use super::engine::Execution;
 use super::nic::{Nic, NicState};
-use super::qp::{Requester, Waiter};
+use super::nics::Nics;
+use super::waiter::{Requester, Waiter};
 use super::{Nanos, engine::Engine};
 use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};

@@ -209,7 +209,11 @@ mod tests {
 
         /// Random bytes seldom form an attribute: here they always do.
         #[test]
-        fn any_attributes_are_a_link(list in prop::collection::vec((0..70_u16, prop::collection::vec(any::<u8>(), 0..64)), 0..10)) {
+        fn any_attributes_are_a_link(
+            list in prop::collection::vec(
+                (0..70_u16, prop::collection::vec(any::<u8>(), 0..64)), 0..10
+            )
+        ) {
             let mut bytes = vec![0; 16];
             crate::transport::attr::put(&mut bytes, 3, b"eth0\0");
             for (kind, value) in &list {

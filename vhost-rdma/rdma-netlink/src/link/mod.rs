@@ -15,7 +15,8 @@
 //! inside.set_up(vf.index, true)?;
 //!
 //! // A pair of interfaces, one end on a bridge, the other in the pod.
-//! host.add_veth(&Veth { name: "veth7", peer: "eth0", peer_netns: Some(&pod), ..Veth::default() })?;
+//! let peer_netns = Some(&pod);
+//! host.add_veth(&Veth { name: "veth7", peer: "eth0", peer_netns, ..Veth::default() })?;
 //! let (near, bridge) = (host.by_name("veth7")?, host.by_name("br0")?);
 //! host.set_master(near.index, Some(bridge.index))?;
 //! # Ok(())

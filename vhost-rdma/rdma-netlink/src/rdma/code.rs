@@ -8,7 +8,9 @@ use super::codec::Value;
 
 /// Declares an enum for a numeric attribute. A number that has no name is kept.
 macro_rules! codes {
-    ($($(#[$meta:meta])* $name:ident: $int:ty { $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)* })*) => {$(
+    ($($(#[$meta:meta])* $name:ident: $int:ty {
+        $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)*
+    })*) => {$(
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]

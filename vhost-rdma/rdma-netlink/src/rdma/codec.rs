@@ -42,7 +42,9 @@ macro_rules! integers {
                     [a] => Some(Self::from(a)),
                     [a, b] => Self::try_from(u16::from_ne_bytes([a, b])).ok(),
                     [a, b, c, d] => Self::try_from(u32::from_ne_bytes([a, b, c, d])).ok(),
-                    [a, b, c, d, e, f, g, h] => Self::try_from(u64::from_ne_bytes([a, b, c, d, e, f, g, h])).ok(),
+                    [a, b, c, d, e, f, g, h] => {
+                        Self::try_from(u64::from_ne_bytes([a, b, c, d, e, f, g, h])).ok()
+                    }
                     _ => None,
                 }
             }
@@ -175,7 +177,11 @@ macro_rules! messages {
         #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
         pub struct $name {
             $($(#[$rdoc])* pub $required: $rtype,)*
-            $($($(#[$odoc])* #[serde(skip_serializing_if = "Option::is_none")] pub $optional: Option<$otype>,)*)?
+            $($(
+                $(#[$odoc])*
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $optional: Option<$otype>,
+            )*)?
         }
 
         impl $crate::rdma::Message for $name {
@@ -191,7 +197,9 @@ macro_rules! messages {
                     }
                 }
                 Ok(Self {
-                    $($required: $required.ok_or_else(|| $crate::rdma::codec::missing(stringify!($name), stringify!($required)))?,)*
+                    $($required: $required.ok_or_else(|| {
+                        $crate::rdma::codec::missing(stringify!($name), stringify!($required))
+                    })?,)*
                     $($($optional,)*)?
                 })
             }
@@ -285,7 +293,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_a_message_or_an_error(
+            bytes in prop::collection::vec(any::<u8>(), 0..400)
+        ) {
             all(&bytes);
         }
 
@@ -295,7 +305,11 @@ mod tests {
         }
 
         #[test]
-        fn a_device_round_trips(index: u32, name in "[a-z0-9_]{1,63}", ports: Option<u32>, caps: Option<u64>, guid: Option<u64>, node: u8, dim: Option<bool>, protocol in prop::option::of("[a-z]{0,8}")) {
+        fn a_device_round_trips(
+            index: u32, name in "[a-z0-9_]{1,63}", ports: Option<u32>, caps: Option<u64>,
+            guid: Option<u64>, node: u8, dim: Option<bool>,
+            protocol in prop::option::of("[a-z]{0,8}")
+        ) {
             let device = Device {
                 index, name, ports,
                 capabilities: caps,
@@ -323,7 +337,8 @@ mod tests {
 
         #[test]
         fn lists_round_trip(list in prop::collection::vec(("[a-z_]{0,20}", any::<u64>()), 0..20)) {
-            let counters: Vec<Counter> = list.into_iter().map(|(name, value)| Counter { name, value }).collect();
+            let counters: Vec<Counter> =
+                list.into_iter().map(|(name, value)| Counter { name, value }).collect();
             let mut bytes = Vec::new();
             counters.put(&mut bytes);
             assert_eq!(Vec::get(&bytes), Some(counters));

@@ -273,7 +273,13 @@ proptest! {
     /// Whatever was done, and wherever the next operation dies or fails, and even if its recovery
     /// dies: the end is the state after or before.
     #[test]
-    fn a_crash_leaks_nothing(history in prop::collection::vec(act(), 0..6), last in act(), at in 1..6_u32, fate in fate(), again in 1..6_u32) {
+    fn a_crash_leaks_nothing(
+        history in prop::collection::vec(act(), 0..6),
+        last in act(),
+        at in 1..6_u32,
+        fate in fate(),
+        again in 1..6_u32
+    ) {
         let dir = tempfile::tempdir().unwrap();
         let kernel = Rc::new(RefCell::new(Kernel::default()));
         let mut manager = Manager::new(Fake::on(&kernel, None), dir.path());
@@ -293,7 +299,8 @@ proptest! {
             assert!(*now == old || remade, "a failure changes nothing");
         }
         // The first recovery dies too, perhaps.
-        let mut manager = Manager::new(Fake::on(&kernel, Some((again, Fate::DieBefore))), dir.path());
+        let mut manager =
+            Manager::new(Fake::on(&kernel, Some((again, Fate::DieBefore))), dir.path());
         let _ = catch_unwind(AssertUnwindSafe(|| manager.recover()));
         drop(manager);
         let mut manager = Manager::new(Fake::on(&kernel, None), dir.path());

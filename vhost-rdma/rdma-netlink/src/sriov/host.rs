@@ -147,7 +147,8 @@ impl Host for System {
         while u32::try_from(self.sysfs.virtual_functions(pf).len()) != Ok(count) {
             if Instant::now() > deadline {
                 return Err(Error::NotFound(format!(
-                    "{pf} was told to have {count} VFs, but they do not appear; the kernel's log may say why"
+                    "{pf} was told to have {count} VFs, but they do not appear; the kernel's log \
+                     may say why"
                 )));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -157,7 +158,10 @@ impl Host for System {
 
     fn set_vf(&mut self, pf: PciAddress, vf: u32, change: &VfChange) -> Result<()> {
         let name = self.sysfs.entries(pf, "net").into_iter().next().ok_or_else(|| {
-            Error::NotFound(format!("the physical function {pf} has no network interface in this namespace, and its VFs are set by way of it"))
+            Error::NotFound(format!(
+                "the physical function {pf} has no network interface in this namespace, and its \
+                 VFs are set by way of it"
+            ))
         })?;
         let mut links = Links::open()?;
         let index = links.by_name(&name)?.index;
@@ -195,7 +199,8 @@ impl Host for System {
         let group = self.sysfs.target(function, "iommu_group");
         if driver == super::VFIO_PCI && group.is_none() && no_iommu.as_deref() != Some("Y") {
             return Some(format!(
-                "{function} has no IOMMU group: switch the IOMMU on in the firmware and the kernel (intel_iommu=on or amd_iommu=on)"
+                "{function} has no IOMMU group: switch the IOMMU on in the firmware and the kernel \
+                 (intel_iommu=on or amd_iommu=on)"
             ));
         }
         None

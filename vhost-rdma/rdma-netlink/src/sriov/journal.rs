@@ -111,7 +111,8 @@ impl Store {
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     return Err(Error::Conflict(format!(
-                        "another process has been changing {pf} for more than {} s; `fuser {}` says which",
+                        "another process has been changing {pf} for more than {} s; `fuser {}` \
+                         says which",
                         LOCK_WAIT.as_secs(),
                         path.display()
                     )));
@@ -172,7 +173,11 @@ fn read(path: &Path) -> Result<Option<State>> {
         Err(source) => return Err(Error::io(format!("read {}", path.display()), source)),
     };
     let state: State = serde_json::from_slice(&text).map_err(|error| {
-        Error::Invalid(format!("{} cannot be understood ({error}): look at it, and move it away if no virtual function is half changed", path.display()))
+        Error::Invalid(format!(
+            "{} cannot be understood ({error}): look at it, and move it away if no virtual \
+             function is half changed",
+            path.display()
+        ))
     })?;
     if state.version > VERSION {
         return Err(Error::Invalid(format!(

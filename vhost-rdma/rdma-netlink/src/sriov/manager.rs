@@ -145,10 +145,17 @@ impl<H: Host> Manager<H> {
         self.change(pf, |_, inventory, _| {
             let function = inventory.vf_at(*vf).ok_or_else(|| gone(*vf))?;
             let settings = function.settings.as_ref().ok_or_else(|| {
-                Error::NotFound(format!("the physical function {pf} has no network interface in this namespace, and its VFs are set by way of it"))
+                Error::NotFound(format!(
+                    "the physical function {pf} has no network interface in this namespace, and \
+                     its VFs are set by way of it"
+                ))
             })?;
             let before = change.inverse(settings);
-            Ok((before != *change).then(|| Operation::Set { vf: function.index, before, after: change.clone() }))
+            Ok((before != *change).then(|| Operation::Set {
+                vf: function.index,
+                before,
+                after: change.clone(),
+            }))
         })
     }
 
@@ -303,7 +310,8 @@ impl<H: Host> Manager<H> {
                     Err(error)
                 }
                 Err(second) => Err(Error::Conflict(format!(
-                    "{error}; nor can it be undone ({second}): it stays in the journal for `vf recover`"
+                    "{error}; nor can it be undone ({second}): it stays in the journal for `vf \
+                     recover`"
                 ))),
             },
         }
@@ -346,7 +354,10 @@ fn finish(
         Outcome::Obsolete
     } else if let Err(error) = operation.drive(host, pf, Direction::Forward) {
         operation.drive(host, pf, Direction::Back).map_err(|second| {
-            Error::Conflict(format!("cannot {operation} on {pf}, which was interrupted ({error}), nor undo it ({second})"))
+            Error::Conflict(format!(
+                "cannot {operation} on {pf}, which was interrupted ({error}), nor undo it \
+                 ({second})"
+            ))
         })?;
         state.pending = None;
         Outcome::RolledBack

@@ -64,12 +64,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn attributes_round_trip(list in prop::collection::vec((0..0x3fff_u16, prop::collection::vec(any::<u8>(), 0..40)), 0..12)) {
+        fn attributes_round_trip(
+            list in prop::collection::vec(
+                (0..0x3fff_u16, prop::collection::vec(any::<u8>(), 0..40)), 0..12
+            )
+        ) {
             let mut bytes = Vec::new();
-            put_nested(&mut bytes, 7, |inner| list.iter().for_each(|(kind, value)| put(inner, *kind, value)));
+            put_nested(&mut bytes, 7, |inner| {
+                list.iter().for_each(|(kind, value)| put(inner, *kind, value));
+            });
             let outer: Vec<_> = each(&bytes).collect();
             assert_eq!(outer.len(), 1);
-            let inner: Vec<_> = each(outer[0].1).map(|(kind, value)| (kind, value.to_vec())).collect();
+            let inner: Vec<_> =
+                each(outer[0].1).map(|(kind, value)| (kind, value.to_vec())).collect();
             assert_eq!(inner, list);
         }
 

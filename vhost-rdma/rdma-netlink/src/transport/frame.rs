@@ -171,7 +171,10 @@ mod tests {
         }
 
         #[test]
-        fn any_error_message_is_read(flags: u16, payload in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn any_error_message_is_read(
+            flags: u16,
+            payload in prop::collection::vec(any::<u8>(), 0..80)
+        ) {
             for frame in frames(&request(NLMSG_ERROR, flags, 1, &payload)) {
                 if let Ok(Frame { kind: Kind::End { errno, .. }, .. }) = frame {
                     assert!(errno >= 0);

@@ -17,7 +17,7 @@ use vhost_rdma_engine::cm::message::{Ends, Offer};
 use vhost_rdma_engine::link::Gid;
 
 use super::terminate::{Answer, Ask, Event, HostCm, Key, Refused};
-use crate::peers::Agreed;
+use crate::ways::Agreed;
 
 const SONAME: &str = "librdmacm.so.1";
 const PS_TCP: c_int = 0x0106;

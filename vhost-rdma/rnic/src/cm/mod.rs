@@ -1,10 +1,10 @@
 //! rdma_cm between guests on RNICs and third-party hosts: the daemon ends the connection set-up of
 //! each side and joins the two.
 //!
-//! `vhost_rdma_engine::cm::message` reads and writes what the guest's connection manager says, `terminate` is the rule of
-//! the game, `library` is the host's connection manager (librdmacm, feature `host-rnic`). All of it
-//! runs on one thread, since setting up connections is rare and slow, and calls of librdmacm are
-//! system calls: no worker makes one, or waits for one that does.
+//! `vhost_rdma_engine::cm::message` reads and writes what the guest's connection manager says,
+//! `terminate` is the rule of the game, `library` is the host's connection manager (librdmacm,
+//! feature `host-rnic`). All of it runs on one thread, since setting up connections is rare and
+//! slow, and calls of librdmacm are system calls: no worker makes one, or waits for one that does.
 
 #[cfg(feature = "host-rnic")]
 mod library;
@@ -28,9 +28,9 @@ mod thread {
 
     use super::library::{HostLibrary, LibraryError};
     use super::terminate::Terminator;
-    use crate::addresses::Directory;
+    use crate::directory::Directory;
     use crate::nic_quota::{NicQuota, QuotaPermit};
-    use crate::peers::{HostCm, Sent};
+    use crate::ways::{HostCm, Sent};
 
     /// Datagrams and events of one turn.
     const TURN: usize = 64;
@@ -179,7 +179,7 @@ mod thread {
     mod tests {
         use super::*;
         use crate::nic_quota::PER_NIC;
-        use crate::peers::Station;
+        use crate::ways::Station;
         use vhost_rdma_engine::cm::{Inbox, MAD_LEN, Mad};
 
         fn sent(first: u8) -> Sent {

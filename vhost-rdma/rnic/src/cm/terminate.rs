@@ -1,13 +1,13 @@
 //! Connections between guests and third-party hosts: each is one connection of the guest's
-//! connection manager, which sees datagrams, and one of the host's, which sees `conn_param.qp_num` =
-//! the guest's queue pair. No I/O and no clock here.
+//! connection manager, which sees datagrams, and one of the host's, which sees the guest's queue
+//! pair as `conn_param.qp_num`. No I/O and no clock here.
 //!
 //! ```text
 //!  guest            this               host             guest            this               host
 //!   REQ ──────────────> connect ─────────>               <── REQ ────────── Request <────────
 //!   <── REP ─────────── Response <────────               REP ──────────────> accept ─────────>
 //!   RTU ──────────────> establish ───────>               <── RTU ────────── Established <────
-//!   DREQ, REJ ────────> disconnect, reject               the same, and back: Disconnected, Rejected
+//!   DREQ, REJ ────────> disconnect, reject               the same; back: Disconnected, Rejected
 //! ```
 //!
 //! The host's connection manager chooses the PSN with which the peer begins and the MTU, and tells
@@ -25,8 +25,8 @@ use vhost_rdma_engine::cm::message::{
 };
 use vhost_rdma_engine::link::Gid;
 
-use crate::addresses::Directory;
-use crate::peers::{Agreed, Sent, Station};
+use crate::directory::Directory;
+use crate::ways::{Agreed, Sent, Station};
 
 /// Connections of one NIC, and of all.
 const OF_NIC: usize = 1024;

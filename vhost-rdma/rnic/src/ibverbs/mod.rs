@@ -28,7 +28,7 @@ use self::groups::Groups;
 use self::node::Node;
 use self::post::{Buffers, Objects};
 use self::region::{Context, Domain, Handle, raw_region};
-use super::host::OpenError;
+use super::open_error::OpenError;
 use super::verbs::{
     HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects,
     HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,

@@ -16,8 +16,7 @@ use vhost_rdma_vmm as vmm;
 use view::{Bound, Done, PfView, RecoveredView, VfView};
 
 use super::Failure;
-use super::commands::options;
-use super::view::show;
+use super::view::{options, show};
 
 /// Runs one command.
 pub(super) fn run(args: VfArgs, json: bool) -> Result<(), Failure> {
@@ -91,7 +90,11 @@ impl Vfs {
 
     fn set(&mut self, name: &str, change: &VfChange) -> Result<(), Failure> {
         if change.is_empty() {
-            return Err(Failure::Usage("nothing to change: give at least one option, such as --max-tx-rate; `vhost-rdma vf set --help` shows all".to_owned()));
+            return Err(Failure::Usage(
+                "nothing to change: give at least one option, such as --max-tx-rate; `vhost-rdma \
+                 vf set --help` shows all"
+                    .to_owned(),
+            ));
         }
         let vf = self.find(name)?;
         self.manager.set(&vf.address, change)?;
@@ -143,7 +146,8 @@ impl Vfs {
         let vf = self.find(&args.vf)?;
         if vf.driver.as_deref() != Some(VFIO_PCI) {
             eprintln!(
-                "vhost-rdma: {} is not bound to {VFIO_PCI} yet: run `vhost-rdma vf bind {}` before the VM starts",
+                "vhost-rdma: {} is not bound to {VFIO_PCI} yet: run `vhost-rdma vf bind {}` before \
+                 the VM starts",
                 vf.address, args.vf
             );
         }

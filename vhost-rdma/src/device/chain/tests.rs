@@ -163,7 +163,9 @@ proptest! {
     ) {
         let memory = memory();
         let descriptors: Vec<_> =
-            table.iter().map(|&(addr, len, flags, next)| desc(addr, len % 0x2000, flags & 7, next)).collect();
+            table.iter()
+                .map(|&(addr, len, flags, next)| desc(addr, len % 0x2000, flags & 7, next))
+                .collect();
         if let Taken::Chain(chain) = offer(&memory, &descriptors, head) {
             let response = vec![1; chain.room()];
             prop_assert_eq!(chain.respond(&memory, &response) as usize, response.len());

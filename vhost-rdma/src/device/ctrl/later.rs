@@ -2,10 +2,10 @@
 //! today's to later drivers (docs/virtio-rdma.md §5.9).
 //!
 //! Built for unit tests and with the cargo feature `later-device`, which no release has and which
-//! `cargo xtask vm ages` uses. The feature is a *label*: 64 bits behind the request of QP_CREATE and
-//! of KEEPALIVE that are taken while its capability is in effect, and nothing is done with; and 8
-//! bytes behind their responses, zero. Its bits are the last there are, which no real feature gets
-//! before all others are used up.
+//! `cargo xtask vm ages` uses. The feature is a *label*: 64 bits behind the request of QP_CREATE
+//! and of KEEPALIVE that are taken while its capability is in effect, and nothing is done with; and
+//! 8 bytes behind their responses, zero. Its bits are the last there are, which no real feature
+//! gets before all others are used up.
 
 use virtio_rdma_abi::{self as abi, StructLayout, cmd};
 

@@ -4,7 +4,7 @@ use virtio_rdma_abi::{ContextCreateResp, ObjectResp, RespHdr, cmd_status};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::device::chain::RESPONSE_MAX;
+use super::RESPONSE_MAX;
 use crate::shard::{Reply, Status};
 
 /// A response: header and body.

@@ -452,13 +452,17 @@ proptest! {
     #[test]
     fn no_request_makes_trouble(
         commands in prop::collection::vec(
-            (0usize..cmd::TABLE.len() + 1, 0u32..3, prop::collection::vec(any::<u8>(), 0..200), 0usize..256),
+            (
+                0usize..cmd::TABLE.len() + 1, 0u32..3, prop::collection::vec(any::<u8>(), 0..200),
+                0usize..256
+            ),
             1..20,
         ),
     ) {
         let mut side = ready();
         for (index, ctx, mut body, room) in commands {
-            let opcode = cmd::TABLE.get(index).map_or(0x99, |&(_, opcode)| u16::try_from(opcode).expect("16 bits"));
+            let opcode = cmd::TABLE.get(index)
+                .map_or(0x99, |&(_, opcode)| u16::try_from(opcode).expect("16 bits"));
             let header = CmdHdr { opcode: opcode.into(), ctx: ctx.into(), ..CmdHdr::default() };
             if room % 4 != 0 {
                 clear_reserved(opcode, &mut body);
@@ -473,7 +477,9 @@ proptest! {
     /// Requests whose fields are nearly right get further than noise.
     #[test]
     fn no_page_list_makes_trouble(
-        opcode in prop::sample::select(vec![cmd::MR_REG, cmd::CQ_CREATE, cmd::SRQ_CREATE, cmd::QP_CREATE, cmd::CQ_RESIZE]),
+        opcode in prop::sample::select(
+            vec![cmd::MR_REG, cmd::CQ_CREATE, cmd::SRQ_CREATE, cmd::QP_CREATE, cmd::CQ_RESIZE]
+        ),
         body in prop::collection::vec(prop_oneof![Just(0u8), Just(1), Just(12), any::<u8>()], 144),
         shape in (0u64..0x110_000, 0u32..600, 0u32..0x2000, 10u8..32, 0u8..6),
     ) {

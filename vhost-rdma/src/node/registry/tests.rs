@@ -240,7 +240,9 @@ proptest! {
         for step in steps {
             // Refusals are part of the model: what matters is the state that is left.
             let _ = match step {
-                Step::AddNetwork(n, vni) => registry.add_network(&format!("net{n}"), vni, false).map(|_| ()),
+                Step::AddNetwork(n, vni) => {
+                    registry.add_network(&format!("net{n}"), vni, false).map(|_| ())
+                }
                 Step::RemoveNetwork(n) => registry.remove_network(&format!("net{n}")).map(|_| ()),
                 Step::AddNic(n, net, address) => registry
                     .add_nic(
@@ -254,7 +256,10 @@ proptest! {
                     .map(|_| ()),
                 Step::RemoveNic(n) => registry.remove_nic(&format!("nic{n}")).map(|_| ()),
                 Step::SetAddress(n, address) => registry
-                    .update_nic(&format!("nic{n}"), NicPatch { addresses: Some(vec![ip(address)]), ..NicPatch::default() })
+                    .update_nic(
+                        &format!("nic{n}"),
+                        NicPatch { addresses: Some(vec![ip(address)]), ..NicPatch::default() }
+                    )
                     .map(|_| ()),
             };
         }

@@ -1,5 +1,6 @@
-//! The commands, answers and events of rdma_cm as they stand in `rdma/rdma_user_cm.h`, little-endian
-//! and without pointers: `response` and `fd` fields are ignored, an option's value follows it.
+//! The commands, answers and events of rdma_cm as they stand in `rdma/rdma_user_cm.h`,
+//! little-endian and without pointers: `response` and `fd` fields are ignored, an option's value
+//! follows it.
 //!
 //! A command has exactly its length; so reading it is total. Offsets are those of the header.
 

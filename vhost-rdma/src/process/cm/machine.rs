@@ -1,7 +1,7 @@
 //! What a connection manager has: channels, identifiers, timers, and what waits to be told.
 //!
-//! An identifier belongs to a channel, a channel to a session, and a command names only those of its
-//! own session. What a program may have is counted (identifiers, groups, events that it has not
+//! An identifier belongs to a channel, a channel to a session, and a command names only those of
+//! its own session. What a program may have is counted (identifiers, groups, events that it has not
 //! taken) and charged to the NIC's account, so that no request of a peer and no program can make
 //! this grow without bound. Each command is a bounded amount of work.
 //!
@@ -31,6 +31,11 @@ const ORPHANS: u32 = 1024;
 const ID: u64 = 2048;
 /// Datagrams that wait to be sent; what comes beyond is lost, as on a wire.
 const SENDS: usize = 512;
+/// The first wait for an answer.
+const FIRST: Nanos = 250_000_000;
+/// How often a request is said, and an end.
+const TRIES: u32 = 15;
+const END_TRIES: u32 = 8;
 
 /// Whose something is that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,6 +95,14 @@ pub(super) struct Machine {
     /// Identifiers without a program.
     orphans: u32,
     sends: Fair<Whose, Mad>,
+}
+
+/// How long an answer is waited for at first, and how often a message is said again.
+const fn patience(message: &Message) -> (Nanos, u32) {
+    match message {
+        Message::Dreq { .. } => (FIRST, END_TRIES),
+        _ => (FIRST, TRIES),
+    }
 }
 
 impl Machine {
@@ -432,7 +445,7 @@ impl Machine {
     /// Has a message sent until its answer comes.
     pub(super) fn tell_again(&mut self, number: u32, message: Message, now: Nanos) {
         self.tell(number, &message);
-        let (wait, left) = super::peer::patience(&message);
+        let (wait, left) = patience(&message);
         if let Some(id) = self.ids.get_mut(&number) {
             id.again = Some(Again { message, wait, left });
         }

@@ -1,9 +1,9 @@
 //! The thread of a NIC's connection manager, and the way of others to it.
 //!
 //! Sessions give commands under a lock that is held for one command at a time. The thread takes
-//! datagrams in, of each NIC in turn, does what is due, and has the worker send: one job at a time, of a few datagrams,
-//! and it waits for that. So however much processes ask for, a worker has one job of their
-//! connection manager, and what is too much waits here or is lost.
+//! datagrams in, of each NIC in turn, does what is due, and has the worker send: one job at a time,
+//! of a few datagrams, and it waits for that. So however much processes ask for, a worker has one
+//! job of their connection manager, and what is too much waits here or is lost.
 //!
 //! The thread has no descriptor of any process, so none can hold it up.
 

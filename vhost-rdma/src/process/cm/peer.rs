@@ -17,12 +17,8 @@ use crate::nic::Nanos;
 use crate::nic::Status;
 
 const MILLI: Nanos = 1_000_000;
-/// The first wait for an answer, and the longest.
-const FIRST: Nanos = 250 * MILLI;
+/// The longest wait for an answer.
 const LONGEST: Nanos = 4000 * MILLI;
-/// How often a request is said, and an end.
-const TRIES: u32 = 15;
-const END_TRIES: u32 = 8;
 /// How long TIMEWAIT is.
 const TIMEWAIT: Nanos = 1000 * MILLI;
 /// The service timeout of our MRAs: 4.096 us << 22, some seventeen seconds; who is asked again
@@ -36,14 +32,6 @@ const SIDR_REJECT: u8 = 2;
 
 /// A datagram, and a number for the NIC that it came from.
 type From<'a> = (&'a Mad, u64);
-
-/// How long an answer is waited for at first, and how often a message is said again.
-pub(super) const fn patience(message: &Message) -> (Nanos, u32) {
-    match message {
-        Message::Dreq { .. } => (FIRST, END_TRIES),
-        _ => (FIRST, TRIES),
-    }
-}
 
 /// An offer as the other side sees it: what one begins, the other serves.
 fn seen(offer: &Offer) -> Offer {

@@ -42,7 +42,11 @@ const LIMIT: f64 = 1024.0;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Nodes of the cluster
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(200..=20_000))]
+    #[arg(
+        long,
+        default_value_t = 5000,
+        value_parser = clap::value_parser!(u32).range(200..=20_000)
+    )]
     nodes: u32,
     /// NICs of all of them together
     #[arg(long, default_value_t = 100_000)]

@@ -1,11 +1,11 @@
-//! Kernel driver and device of different ages (docs/virtio-rdma.md, 5.9): each with one feature more
-//! than there are, beside each as it is.
+//! Kernel driver and device of different ages (docs/virtio-rdma.md, 5.9): each with one feature
+//! more than there are, beside each as it is.
 //!
 //! The feature is a label. `vhost-rdma/src/device/ctrl/later.rs` is the device that has it, a
 //! cargo feature that no release is built with; `later-driver.patch` the driver that wants it, and
-//! that tells in its kernel's log what it found. Guest a has the later driver, guest b today's. They
-//! write to each other on today's device, then on the later one: four meetings, and in each the data
-//! arrives.
+//! that tells in its kernel's log what it found. Guest a has the later driver, guest b today's.
+//! They write to each other on today's device, then on the later one: four meetings, and in each
+//! the data arrives.
 
 use std::time::Duration;
 

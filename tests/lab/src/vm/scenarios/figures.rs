@@ -298,9 +298,16 @@ mod tests {
 
     #[test]
     fn figures_of_timed_runs_are_found() {
-        let lat = " #bytes        #iterations       t_avg[usec]    tps average\n 64             21000          14.02          71326.7\n-----\n";
+        let lat = concat!(
+            " #bytes        #iterations       t_avg[usec]    tps average\n",
+            " 64             21000          14.02          71326.7\n",
+            "-----\n"
+        );
         assert_eq!(Kind::Latency.of_perftest(lat), Some(14.02));
-        let bw = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n 65536      300              0.00               0.10                 0.000193\n";
+        let bw = concat!(
+            " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n",
+            " 65536      300              0.00               0.10                 0.000193\n"
+        );
         assert_eq!(Kind::Bandwidth.of_perftest(bw), Some(0.10));
         assert_eq!(Kind::Rate.of_perftest(bw), Some(0.000_193));
         assert_eq!(Kind::Rate.of_perftest("Couldn't connect\n"), None);

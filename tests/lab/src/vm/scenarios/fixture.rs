@@ -160,10 +160,10 @@ fn parts(cache: &Cache, wish: Wish) -> Result<(Vec<PathBuf>, GuestImage)> {
 /// What kmemleak finds: nothing where the kernel has none. An object is suspected only when it is
 /// some seconds old and a second look finds no pointer to it either.
 ///
-/// Tasks and their credentials do not count. The verbs core loses the task of whoever opens a device
-/// when the driver cannot make the context: UVERBS_METHOD_GET_CONTEXT frees it without
-/// rdma_restrack_put() (drivers/infiniband/core/uverbs_std_types_device.c, 6.12 and later), whatever
-/// the device is. Our driver takes no reference to a task.
+/// Tasks and their credentials do not count. The verbs core loses the task of whoever opens a
+/// device when the driver cannot make the context: UVERBS_METHOD_GET_CONTEXT frees it without
+/// rdma_restrack_put() (drivers/infiniband/core/uverbs_std_types_device.c, 6.12 and later),
+/// whatever the device is. Our driver takes no reference to a task.
 const LEAKS: &str = "
 leaks=/sys/kernel/debug/kmemleak
 mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug

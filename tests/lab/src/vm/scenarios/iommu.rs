@@ -1,11 +1,12 @@
 //! Machines in which a DMA address is no guest physical address: that the device is refused as the
 //! specification says (docs/virtio-rdma.md, 3), with a line that says why, and that nobody suffers.
 //!
-//! | machine | who refuses |
-//! |---|---|
-//! | `iommu_platform=on` for the NIC, with a vIOMMU or without | QEMU, since the device lacks `VIRTIO_F_ACCESS_PLATFORM` |
-//! | a vIOMMU that translates, and a NIC that is not behind it | the driver, in its probe |
-//! | a kernel that bounces all DMA | the driver, in its probe |
+//! Machines, and who refuses:
+//!
+//! - `iommu_platform=on` for the NIC, with a vIOMMU or without: QEMU, since the device lacks
+//!   `VIRTIO_F_ACCESS_PLATFORM`
+//! - a vIOMMU that translates, and a NIC that is not behind it: the driver, in its probe
+//! - a kernel that bounces all DMA: the driver, in its probe
 //!
 //! A guest whose driver refused goes on; the daemon does all along, and at the end serves the same
 //! NICs in machines without a vIOMMU.

@@ -33,14 +33,14 @@ const GUEST: &str = "10.9.0.1";
 const HOST: &str = "10.9.0.9";
 const SHORT: Duration = Duration::from_secs(30);
 const TALK: Duration = Duration::from_secs(60);
-/// A client calls until somebody listens. One that dies of a fault (SIGABRT, SIGSEGV) is not started
-/// again; rping's own status of a failure is 255.
+/// A client calls until somebody listens. One that dies of a fault (SIGABRT, SIGSEGV) is not
+/// started again; rping's own status of a failure is 255.
 const CALL: &str = "ulimit -l unlimited; n=0
 until timeout 20 $CLIENT; do
 case $? in 134|139) exit 1;; esac; n=$((n+1)); [ $n -lt 10 ] || exit 1; sleep 0.3; done";
 /// What perftest's client says when it lost its race with the server: after their first connection
-/// the server begins to listen for the second, and nothing keeps the client from calling before. Its
-/// own repetition then crashes (mended in 26.04, upstream's commit 3d9d8d0). A guest that is
+/// the server begins to listen for the second, and nothing keeps the client from calling before.
+/// Its own repetition then crashes (mended in 26.04, upstream's commit 3d9d8d0). A guest that is
 /// emulated loses the race in one of some ten meetings, which says nothing of the device.
 pub(crate) const CALLED_TOO_EARLY: &str = "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1.";
 /// How often two programs that met too early meet again.

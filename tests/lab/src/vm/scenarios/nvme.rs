@@ -189,8 +189,9 @@ fn fio(a: &mut Guest, name: &str, options: &str, bytes: u64) -> Result<Row> {
 
 fn line(options: &str) -> String {
     format!(
-        "fio --name=lab --filename=/dev/nvme0n1 --ioengine=libaio --direct=1 --iodepth=8 --verify=crc32c \
-         --do_verify=1 --verify_fatal=1 {options} --output-format=json --output=/host/fio.json"
+        "fio --name=lab --filename=/dev/nvme0n1 --ioengine=libaio --direct=1 --iodepth=8 \
+         --verify=crc32c --do_verify=1 --verify_fatal=1 {options} --output-format=json \
+         --output=/host/fio.json"
     )
 }
 

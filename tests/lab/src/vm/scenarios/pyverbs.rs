@@ -51,7 +51,8 @@ pub struct Args {
     full: bool,
 }
 
-const ONLY: &str = "Only the tests whose name matches this regular expression; the number of tests that pass is not checked then";
+const ONLY: &str = "Only the tests whose name matches this regular expression; the number of tests \
+                    that pass is not checked then";
 
 /// Resizing a CQ while completions are on their way: rxe loses one in three runs of five, more of
 /// them with two vCPUs.
@@ -169,8 +170,8 @@ impl Args {
         fs::write(guest.share().join("pyverbs-run.py"), RUNNER)?;
         let results = guest.share().join("pyverbs.jsonl");
         let job = guest.spawn(&format!(
-            "ulimit -l unlimited\nexec python3 /host/pyverbs-run.py --dir /tmp/pyverbs --dev {device} \
-             --results /host/pyverbs.jsonl --repeat {} --only '{}'\n",
+            "ulimit -l unlimited\nexec python3 /host/pyverbs-run.py --dir /tmp/pyverbs \
+             --dev {device} --results /host/pyverbs.jsonl --repeat {} --only '{}'\n",
             self.repeat,
             self.options.only.as_deref().unwrap_or_default()
         ))?;

@@ -36,7 +36,8 @@ impl Args {
             }
         });
         println!(
-            "guests are up; a line `b: COMMAND` runs COMMAND in guest b, `console a` shows a console, end of input ends all"
+            "guests are up; a line `b: COMMAND` runs COMMAND in guest b, `console a` shows a \
+             console, end of input ends all"
         );
         loop {
             exec::check_interrupt()?;

@@ -238,7 +238,8 @@ impl Host {
     fn driver(&mut self, n: u32) -> Result<String> {
         let (pci, n) = (&self.address, n);
         let script = format!(
-            "d=/sys/bus/pci/devices/{pci}/virtfn{n}/driver; if [ -e $d ]; then basename $(readlink -f $d); else echo none; fi"
+            "d=/sys/bus/pci/devices/{pci}/virtfn{n}/driver; if [ -e $d ]; \
+             then basename $(readlink -f $d); else echo none; fi"
         );
         Ok(self.sh(&script)?.trim().to_owned())
     }
@@ -256,7 +257,10 @@ impl Host {
 
     fn set(&mut self) -> Result<()> {
         let pf = self.pf.clone();
-        self.vf(&format!("set {pf}/1 --max-tx-rate 100 --mac 52:54:00:00:02:01 --vlan 17 --vlan-qos 3 --trust on --spoof-check off"))?;
+        self.vf(&format!(
+            "set {pf}/1 --max-tx-rate 100 --mac 52:54:00:00:02:01 --vlan 17 --vlan-qos 3 \
+             --trust on --spoof-check off"
+        ))?;
         let held = self.ask(&format!("ip -j -d link show dev {pf}"))?;
         let vf = compare::ip_vf(&held, 1)?;
         ensure!(
@@ -301,10 +305,18 @@ impl Host {
         ))?;
         self.fails(&format!("create {pf} 0 --yes"), 5, "10.77.0.1/24")?;
         self.fails(&format!("bind {pf}/0"), 5, "10.77.0.1/24")?;
-        self.sh(&format!("i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip addr del 10.77.0.1/24 dev $i; ip netns add blue; ip link set $i netns blue", self.address))?;
+        self.sh(&format!(
+            "i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip addr del 10.77.0.1/24 dev $i; \
+             ip netns add blue; ip link set $i netns blue",
+            self.address
+        ))?;
         self.fails(&format!("bind {pf}/0"), 5, "another namespace")?;
         // The interface of a namespace that goes comes home by itself, in its own time.
-        self.sh(&format!("ip netns del blue; for n in $(seq 50); do [ -n \"$(ls /sys/bus/pci/devices/{}/virtfn0/net)\" ] && exit; sleep 0.2; done; exit 1", self.address))?;
+        self.sh(&format!(
+            "ip netns del blue; for n in $(seq 50); do \
+             [ -n \"$(ls /sys/bus/pci/devices/{}/virtfn0/net)\" ] && exit; sleep 0.2; done; exit 1",
+            self.address
+        ))?;
         Ok(())
     }
 
@@ -376,7 +388,11 @@ impl Host {
     /// VF 0 with an RDMA device on it, as long as `work` takes: what can back a NIC
     /// (`--backing rnic:DEVICE`). It is an rxe: the emulated NIC has no RDMA of its own.
     fn with_rdma_device(&mut self, work: impl FnOnce(&mut Self, &str) -> Result<()>) -> Result<()> {
-        self.sh(&format!("set -e; i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip link set $i up; rdma link add rxevf type rxe netdev $i; ibv_devinfo -d rxevf", self.address))?;
+        self.sh(&format!(
+            "set -e; i=$(ls /sys/bus/pci/devices/{}/virtfn0/net); ip link set $i up; \
+             rdma link add rxevf type rxe netdev $i; ibv_devinfo -d rxevf",
+            self.address
+        ))?;
         let result = work(self, "rxevf");
         self.sh("rdma link delete rxevf")?;
         result
@@ -385,7 +401,12 @@ impl Host {
     /// Commands for one physical function wait for each other, and each does its work.
     fn at_once(&mut self) -> Result<()> {
         let pf = self.pf.clone();
-        self.sh(&format!("pids=; for n in 0 1 2; do vhost-rdma vf set {pf}/$n --max-tx-rate 1$n & pids=\"$pids $!\"; vhost-rdma vf bind {pf}/$n & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done"))?;
+        self.sh(&format!(
+            "pids=; for n in 0 1 2; do \
+             vhost-rdma vf set {pf}/$n --max-tx-rate 1$n & pids=\"$pids $!\"; \
+             vhost-rdma vf bind {pf}/$n & pids=\"$pids $!\"; done; \
+             for p in $pids; do wait $p || exit 1; done"
+        ))?;
         let list = self.list()?;
         for n in 0..3_u64 {
             let vf = list.pointer(&format!("/vfs/{n}")).context("a VF is missing")?;
@@ -398,7 +419,10 @@ impl Host {
                 "VF {n} has another rate: {vf}"
             );
         }
-        self.sh(&format!("for n in 0 1 2; do vhost-rdma vf unbind {pf}/$n || exit 1; vhost-rdma vf set {pf}/$n --max-tx-rate 0 || exit 1; done"))?;
+        self.sh(&format!(
+            "for n in 0 1 2; do vhost-rdma vf unbind {pf}/$n || exit 1; vhost-rdma vf set {pf}/$n \
+             --max-tx-rate 0 || exit 1; done"
+        ))?;
         Ok(())
     }
 
@@ -411,7 +435,10 @@ impl Host {
             "something was pending: {recovered}"
         );
         let left = self.sh(&format!(
-            "cat /sys/bus/pci/devices/{}/sriov_numvfs; lspci -D 2>/dev/null; for d in /sys/bus/pci/devices/*; do [ -e $d/physfn ] && echo $d; [ \"$(readlink -f $d/driver)\" = /sys/bus/pci/drivers/vfio-pci ] && echo $d; done; ls /var/lib/vhost-rdma/sriov/*.new 2>/dev/null; true",
+            "cat /sys/bus/pci/devices/{}/sriov_numvfs; lspci -D 2>/dev/null; \
+             for d in /sys/bus/pci/devices/*; do [ -e $d/physfn ] && echo $d; \
+             [ \"$(readlink -f $d/driver)\" = /sys/bus/pci/drivers/vfio-pci ] && echo $d; done; \
+             ls /var/lib/vhost-rdma/sriov/*.new 2>/dev/null; true",
             self.address
         ))?;
         ensure!(left.trim() == "0", "left behind: {left}");
@@ -420,7 +447,8 @@ impl Host {
 
     /// A soft lockup says that the emulated CPU was not scheduled, nothing about the guest.
     fn kernel_is_clean(&mut self) -> Result<bool> {
-        let said = self.sh("dmesg | grep -v 'soft lockup' | grep -E -A20 'BUG:|Oops|WARNING:|hung_task|DMAR:.*fault' | head -60; true")?;
+        let said = self.sh("dmesg | grep -v 'soft lockup' | grep -E -A20 \
+                            'BUG:|Oops|WARNING:|hung_task|DMAR:.*fault' | head -60; true")?;
         if !said.trim().is_empty() {
             eprintln!("the guest's kernel complained:\n{said}");
         }

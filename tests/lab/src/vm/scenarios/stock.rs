@@ -1,9 +1,11 @@
 //! The daemon on stock Debian 12 and 13: their kernels, and cgroups of version 2.
 //!
-//! | row | what is looked at |
-//! |---|---|
-//! | `RELEASE: SUITE::TEST` | unit tests of the supervisor and the sandbox, the command line, and processes of networks: what depends on the host's kernel and cgroups |
-//! | `RELEASE: a program, by run` | a pingpong of the release's own programs, as nobody: what the README tries first |
+//! Rows, and what is looked at:
+//!
+//! - `RELEASE: SUITE::TEST`: unit tests of the supervisor and the sandbox, the command line, and
+//!   processes of networks: what depends on the host's kernel and cgroups
+//! - `RELEASE: a program, by run`: a pingpong of the release's own programs, as nobody: what the
+//!   README tries first
 //!
 //! A VM is the host here. Programs are built outside, since an emulated compiler would take hours;
 //! for the same reason VMs and the cluster are not started inside. The machine that runs the lab

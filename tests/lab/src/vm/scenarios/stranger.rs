@@ -232,7 +232,8 @@ impl Meeting {
         let (device, gid) = &self.device;
         let Talk { size, iters, guest, .. } = talk;
         format!(
-            "ulimit -l unlimited\nexec ibv_rc_pingpong -d {device} -g {gid} -s {size} -n {iters} {guest} {rest}\n"
+            "ulimit -l unlimited\nexec ibv_rc_pingpong -d {device} -g {gid} -s {size} -n {iters} \
+             {guest} {rest}\n"
         )
     }
 

@@ -1,11 +1,13 @@
 //! What no suite of others looks at, in one guest that talks to itself.
 //!
-//! | part | what is looked at |
-//! |---|---|
-//! | `vrdma-verbs` | moderation of completion events, CQ overflow, SRQ limit and resize, last WQE, SQD and SQE, numbers of three processes, dma-buf |
-//! | `resources-check.py` | `rdma resource show`, `rdma statistic`, the counters in sysfs |
-//! | namespaces | the RDMA device and its network interface move to a network namespace, work there, and come back |
-//! | companion | other interfaces with the MAC address of ours are not taken for it |
+//! Parts, and what is looked at:
+//!
+//! - `vrdma-verbs`: moderation of completion events, CQ overflow, SRQ limit and resize, last WQE,
+//!   SQD and SQE, numbers of three processes, dma-buf
+//! - `resources-check.py`: `rdma resource show`, `rdma statistic`, the counters in sysfs
+//! - namespaces: the RDMA device and its network interface move to a network namespace, work there,
+//!   and come back
+//! - companion: other interfaces with the MAC address of ours are not taken for it
 //!
 //! Each line `ok NAME` or `fail NAME: why` of a part is a row; a part that ends without a line for
 //! its end is a failure of its own.

@@ -216,7 +216,8 @@ proptest! {
             body[at] = byte;
         }
         let mut shard = Shard::new(Box::new(Lcg(1)));
-        let nic = shard.add_nic(world.shard.settings(a.nic).unwrap(), Box::new(crate::nic::Nowhere));
+        let nowhere = Box::new(crate::nic::Nowhere);
+        let nic = shard.add_nic(world.shard.settings(a.nic).unwrap(), nowhere);
         if let Ok(saved) = postcard::from_bytes::<SavedNic>(&body) {
             let loaded = shard.load(nic, saved, a.space);
             if loaded.is_ok() {

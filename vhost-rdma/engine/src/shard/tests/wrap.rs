@@ -4,7 +4,7 @@
 use virtio_rdma_abi::{self as abi, arm, opcode, qpt, send_flags};
 
 use crate::shard::testing::driver::{Cq, Guest, Qp, World, wqe};
-use crate::soft::qp::Qp as EngineQp;
+use crate::soft::Qp as EngineQp;
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 /// The last index, and the greatest `seq` of an arm word.

@@ -13,7 +13,8 @@ use crate::link::{Link as _, NicId, Operation, PIECE, Payload};
 use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::qp::{MOST, SendQueue};
-use crate::soft::engine::{Engine, Execution, Nics};
+use crate::soft::engine::{Engine, Execution};
+use crate::soft::nics::Nics;
 
 /// What goes ahead. A fence waits for reads (IBTA 10.8.3.3).
 fn operation(wqe: &SqWqe) -> Option<Operation> {

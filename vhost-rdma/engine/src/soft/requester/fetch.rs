@@ -16,8 +16,9 @@ use super::plain::{self, Plain};
 use crate::memory::Borrowed;
 use crate::nic::budget::cost;
 use crate::nic::qp::SendQueue;
-use crate::soft::engine::{Execution, Nics};
+use crate::soft::engine::Execution;
 use crate::soft::mr::{Access, MrTable};
+use crate::soft::nics::Nics;
 
 /// Requests whose chains are walked side by side; twice as many were no faster.
 pub(super) const GROUP: u32 = 8;

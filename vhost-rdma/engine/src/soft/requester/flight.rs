@@ -26,8 +26,9 @@ use crate::link::{Awaited, Link as _, Operation, Outcome, Payload, Ticket};
 use crate::memory::{Charge, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::qp::{Fate, Flight, Kind, SendQueue, State};
-use crate::soft::engine::{Engine, Execution, Nics};
+use crate::soft::engine::{Engine, Execution};
 use crate::soft::network::View;
+use crate::soft::nics::Nics;
 
 /// A piece that is to be sent.
 struct Piece {

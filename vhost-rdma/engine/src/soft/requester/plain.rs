@@ -25,10 +25,11 @@ use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
 use crate::nic::cq::Cq;
 use crate::nic::qp::{Kind, SendQueue, State};
-use crate::soft::engine::{Execution, Nics};
+use crate::soft::engine::Execution;
 use crate::soft::mr::Access;
+use crate::soft::nic::Qp;
 use crate::soft::nic::{Nic, NicState};
-use crate::soft::qp::Qp;
+use crate::soft::nics::Nics;
 
 /// Bytes from which a copy takes longer than what comes from another processor's cache.
 const LONG: u32 = 1024;

@@ -128,7 +128,8 @@ fn request(from: u8, n: u32) -> Mad {
     Mad { source: gid(from), dest: gid(1), traffic_class: 0, sl: 0, bytes }
 }
 
-/// A listener that is full has a place for who did not fill it, and its program finds that one next.
+/// A listener that is full has a place for who did not fill it, and its program finds that one
+/// next.
 #[test]
 fn a_flood_of_requests_keeps_no_other_peer_from_a_listener() {
     let mut host = Host::new(1);

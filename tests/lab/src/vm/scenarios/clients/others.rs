@@ -1,14 +1,18 @@
 //! Clients of other kinds, each chosen for what it uses of the device.
 //!
-//! | client | what it uses |
-//! |---|---|
-//! | mckey | multicast: join, attach, datagrams to a group |
-//! | rstream, riostream, rcopy (rsockets) | RDMA writes with immediate, inline, completion events under poll() |
-//! | cmtime | the connection manager under load: hundreds of datagrams of QP 1, QPs made and moved in number |
-//! | RDS | kernel verbs: long-lived RC connections with their own flow control, receives refilled from completions |
-//! | SMC-R version 2 | kernel verbs: RDMA writes into a ring of the peer's, with immediates as news, through sockets that think they are TCP's |
-//! | NFS over RDMA | kernel verbs: read and write chunks by fast registration, remote invalidation, a server that pulls and pushes |
-//! | libfabric, msg and rdm end points | connection manager events; a shared receive queue and many small buffers under ofi_rxm |
+//! - mckey, multicast: join, attach, datagrams to a group
+//! - rstream, riostream, rcopy (rsockets): RDMA writes with immediate, inline, completion events
+//!   under poll()
+//! - cmtime, the connection manager under load: hundreds of datagrams of QP 1, QPs made and moved
+//!   in number
+//! - RDS, kernel verbs: long-lived RC connections with their own flow control, receives refilled
+//!   from completions
+//! - SMC-R version 2, kernel verbs: RDMA writes into a ring of the peer's, with immediates as news,
+//!   through sockets that think they are TCP's
+//! - NFS over RDMA, kernel verbs: read and write chunks by fast registration, remote invalidation,
+//!   a server that pulls and pushes
+//! - libfabric, msg and rdm end points: connection manager events; a shared receive queue and many
+//!   small buffers under ofi_rxm
 //!
 //! Every client compares what arrives with what was sent, and the NICs' counters must show the
 //! bytes: RDS and SMC would else be free to go over TCP.
@@ -68,7 +72,8 @@ pub(super) const CLIENTS: &[Client] = &[
         name: "RDS",
         server: "modprobe -a rds rds_rdma; exec python3 -u /host/rds-echo.py serve 10.9.0.2 200",
         ready: Ready::Says("ready"),
-        client: "modprobe -a rds rds_rdma; exec python3 /host/rds-echo.py ask 10.9.0.1 10.9.0.2 200",
+        client: "modprobe -a rds rds_rdma; \
+                 exec python3 /host/rds-echo.py ask 10.9.0.1 10.9.0.2 200",
         bytes: 200 / 8 * 100_000,
     },
     Client {

@@ -14,26 +14,31 @@
 //! (that an agent gives NICs to pods is `cargo xtask k8s test`), so the NICs are added by the
 //! daemons' command line, each with the first address of its node's block.
 //!
-//! | row | what is looked at |
-//! |---|---|
-//! | `peers and certificates` | both nodes are Certified and follow the lists; each daemon knows the other's blocks, and no other |
-//! | `idle nodes` | daemon and agent take no processor while there is nothing to do |
-//! | `requests both ways` | virtual guests: RC with every byte looked at, QP 1 through the daemons' channel |
-//! | `another network` | a NIC of another VNI, on the same devices, reaches none of the first's |
-//! | `another root under traffic` | the signer's root is replaced while requests go both ways: none fails |
-//! | `a node restarts alone` | without API server and controller, from its own disk |
+//! Rows, and what is looked at:
+//!
+//! - `peers and certificates`: both nodes are Certified and follow the lists; each daemon knows the
+//!   other's blocks, and no other
+//! - `idle nodes`: daemon and agent take no processor while there is nothing to do
+//! - `requests both ways`: virtual guests, RC with every byte looked at, QP 1 through the daemons'
+//!   channel
+//! - `another network`: a NIC of another VNI, on the same devices, reaches none of the first's
+//! - `another root under traffic`: the signer's root is replaced while requests go both ways: none
+//!   fails
+//! - `a node restarts alone`: without API server and controller, from its own disk
 //!
 //! With `--nested` the guests are real, and alone: QEMU in each of the two VMs, our driver in its
 //! guest, and an unmodified rping between the two.
 //!
-//! | row | what is looked at |
-//! |---|---|
-//! | `real guests` | a guest of each node boots, has the device and the address of its NIC, and reaches the other by its netdev |
-//! | `rping, … serves` | each way: rdma_cm and data between guests of two nodes |
-//! | `another root, rping meanwhile` | the signer's root is replaced while one rping goes on; a connection that is made afterwards works |
+//! Rows, and what is looked at:
 //!
-//! The VMs reach the servers by QEMU's user-mode network: their monitors run in the servers' network
-//! namespace, and nothing listens on the machine's own addresses.
+//! - `real guests`: a guest of each node boots, has the device and the address of its NIC, and
+//!   reaches the other by its netdev
+//! - `rping, … serves`: each way, rdma_cm and data between guests of two nodes
+//! - `another root, rping meanwhile`: the signer's root is replaced while one rping goes on; a
+//!   connection that is made afterwards works
+//!
+//! The VMs reach the servers by QEMU's user-mode network: their monitors run in the servers'
+//! network namespace, and nothing listens on the machine's own addresses.
 
 mod node;
 mod plane;

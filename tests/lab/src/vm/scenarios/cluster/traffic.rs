@@ -160,12 +160,17 @@ impl World {
         Ok(())
     }
 
-    /// A guest of another VNI has the same devices under it and gets nowhere; its own network works.
+    /// A guest of another VNI has the same devices under it and gets nowhere; its own network
+    /// works.
     pub(super) fn another_network(&mut self) -> Result<()> {
         for n in [0, 1] {
             self.add(n, BERYL, BERYL_PORT)?;
         }
-        let transfer = |host: &Host, port: u16| json!({"do": "transfer", "peer": host.guest(port), "bytes": BYTES});
+        let transfer = |host: &Host, port: u16| {
+            json!({
+                "do": "transfer", "peer": host.guest(port), "bytes": BYTES
+            })
+        };
         let own = transfer(&self.hosts[1], BERYL_PORT);
         let said = self.ask(0, BERYL_PORT, &own)?;
         ensure!(said.get("bytes").is_some(), "its own network does not work: {said}");

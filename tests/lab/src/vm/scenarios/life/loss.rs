@@ -24,7 +24,8 @@ const SLACK: Duration = Duration::from_millis(1500);
 
 /// The seconds of the kernel's clock at which the device of guest a was lost, spoke and was started
 /// again, oldest first.
-const TIMES: &str = "dmesg | sed -n 's/^\\[ *\\([0-9.]*\\)\\] .*the device \\(is lost\\|speaks\\|was started again\\).*/\\1 \\2/p'";
+const TIMES: &str = "dmesg | sed -n 's/^\\[ *\\([0-9.]*\\)\\] .*the device \\(is \
+                     lost\\|speaks\\|was started again\\).*/\\1 \\2/p'";
 
 /// How often it was started again.
 const STARTS: &str = "dmesg | grep -c 'the device was started again'";
@@ -53,7 +54,8 @@ impl Life {
             let starts = self.guest(0)?.run(STARTS, SHORT)?.text.trim().parse::<u32>()?;
             self.fixture.daemon.kill_network("red")?;
             let again = format!(
-                "n=0; until [ $({STARTS}) -gt {starts} ]; do sleep 0.1; n=$((n+1)); [ $n -lt 250 ] || {{ dmesg | tail -20; exit 1; }}; done"
+                "n=0; until [ $({STARTS}) -gt {starts} ]; do sleep 0.1; n=$((n+1)); [ $n -lt 250 ] \
+                 || {{ dmesg | tail -20; exit 1; }}; done"
             );
             self.guest(0)?.must(&again, SHORT)?;
             self.must_come_back(Instant::now())?;

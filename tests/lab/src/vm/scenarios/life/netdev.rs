@@ -47,7 +47,11 @@ impl Life {
         let guest = self.guest(0)?;
         let job =
             guest.spawn(&format!("exec stdbuf -oL ibv_asyncwatch -d {dev} > /tmp/events 2>&1"))?;
-        guest.must("n=0; until grep -q async.event /tmp/events; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", SHORT)?;
+        guest.must(
+            "n=0; until grep -q async.event /tmp/events; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] \
+             || exit 1; done",
+            SHORT,
+        )?;
         Ok(job)
     }
 
@@ -187,13 +191,18 @@ impl Life {
         monitor.unplug("net")?;
         self.must_flush(0, &holders, start, SHORT)?;
         self.guest(0)?.must(
-            "n=0; while [ -n \"$(ls /sys/class/infiniband)\" ]; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done",
+            "n=0; while [ -n \"$(ls /sys/class/infiniband)\" ]; do sleep 0.1; n=$((n+1)); \
+             [ $n -lt 100 ] || exit 1; done",
             SHORT,
         )?;
         self.wait_empty(NICS[0], true)?;
-        let device = json!({ "driver": "virtio-net-pci", "id": "net", "bus": "rp1", "netdev": "vrnet0", "mac": guest::mac(1) });
+        let device = json!({
+            "driver": "virtio-net-pci", "id": "net", "bus": "rp1", "netdev": "vrnet0",
+            "mac": guest::mac(1)
+        });
         monitor.execute("device_add", &device)?;
-        let wait = "n=0; until [ -e /sys/class/net/eth0 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || { ip link; exit 1; }; done";
+        let wait = "n=0; until [ -e /sys/class/net/eth0 ]; do sleep 0.1; n=$((n+1)); \
+                    [ $n -lt 100 ] || { ip link; exit 1; }; done";
         self.guest(0)?.must(&format!("{wait}; i=eth0{ADDRESSES}"), SHORT)?;
         self.reattach()
     }

@@ -19,9 +19,9 @@ use crate::vm::guest::Job;
 
 const BUILD: Duration = Duration::from_secs(900);
 /// From the process's end to a device that programs can open, in an emulated guest on a busy host:
-/// 100 ms until the next process, what the verbs core takes, and the driver's wait before it begins:
-/// up to 30 s where the device was lost several times within a minute (specification, 5.6), which
-/// rows before this one may have seen to.
+/// 100 ms until the next process, what the verbs core takes, and the driver's wait before it
+/// begins: up to 30 s where the device was lost several times within a minute (specification, 5.6),
+/// which rows before this one may have seen to.
 pub(super) const BACK: Duration = Duration::from_secs(60);
 /// How long neighbours are looked at while nothing happens.
 const CALM: Duration = Duration::from_secs(5);
@@ -267,7 +267,8 @@ impl Life {
     fn must_come_back_anew(&mut self) -> Result<()> {
         for n in 0..2 {
             self.guest(n)?.must(
-                "n=0; until [ $(dmesg | grep -c 'the device was started again') -ge 2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done",
+                "n=0; until [ $(dmesg | grep -c 'the device was started again') -ge 2 ]; do \
+                 sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done",
                 SHORT,
             )?;
         }

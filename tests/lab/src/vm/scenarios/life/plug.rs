@@ -109,7 +109,10 @@ impl Life {
 
     fn plug_dimm(&mut self, monitor: &mut Qmp, id: &str) -> Result<()> {
         let before = self.memory()?;
-        let backend = json!({ "qom-type": "memory-backend-memfd", "id": format!("{id}m"), "size": 256 << 20, "share": true });
+        let backend = json!({
+            "qom-type": "memory-backend-memfd", "id": format!("{id}m"), "size": 256 << 20,
+            "share": true
+        });
         monitor.execute("object-add", &backend)?;
         monitor.execute(
             "device_add",

@@ -163,7 +163,8 @@ pub(super) fn vf_pingpong(node: &mut Node) -> Result<()> {
         let serve = format!("ulimit -l unlimited; {program} -d rxe0 -g {}", theirs.trim());
         jobs.push(node.peer()?.spawn(&serve)?);
         script += &format!(
-            "for n in 1 2 3 4 5 6 7 8 9 10; do {program} -d rxevf{n} -g {ours} 10.11.0.200 && break; sleep 1; done; [ $n -lt 10 ]\n"
+            "for n in 1 2 3 4 5 6 7 8 9 10; do {program} -d rxevf{n} -g {ours} 10.11.0.200 \
+             && break; sleep 1; done; [ $n -lt 10 ]\n"
         );
     }
     let wanted = Wanted { name: "vf-both", pool: "fast", count: 2, script: &script, user: USER };
@@ -192,7 +193,8 @@ exec /bin/vrdma-vfio $group $VHOST_RDMA_RAW_0_PCI";
     let said = node.run(&wanted)?;
     let pci = variable(&said, "VHOST_RDMA_RAW_0_PCI")?.to_owned();
     let known = node.sh(&format!(
-        "basename $(readlink -f /sys/bus/pci/devices/{pci}/iommu_group); basename $(readlink -f /sys/bus/pci/devices/{pci}/driver)"
+        "basename $(readlink -f /sys/bus/pci/devices/{pci}/iommu_group); \
+         basename $(readlink -f /sys/bus/pci/devices/{pci}/driver)"
     ))?;
     let [group, driver] = known.split_whitespace().collect::<Vec<_>>()[..] else {
         anyhow::bail!("no group or driver of {pci}: {known}")

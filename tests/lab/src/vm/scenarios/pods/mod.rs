@@ -1,13 +1,18 @@
 //! Pods on a node that has RDMA and SR-IOV of its own: a VM, in which containerd, runc and a
 //! kubelet without an API server run real pods on NICs of the kinds that need hardware.
 //!
-//! | kind | in this VM | what its pods do |
-//! |---|---|---|
-//! | `shared` | rdma_rxe on the VM's network card | `ibv_devinfo`, and `ibv_rc_pingpong -c` from pod to pod |
-//! | `vf` | rdma_rxe on VFs of an emulated igb | the same, through both VFs and the NIC's cable with plain rxe in another VM |
-//! | `vf-vfio` | such VFs with vfio-pci, behind an emulated IOMMU | open group and function, map a page for DMA |
-//! | any, NUMA | a second igb behind a root complex of the VM's second node | get functions of one node, the one that fits |
-//! | any, CDI | `injection = "cdi"` | containerd 1.7 gets CDI names by CRI; kubelet 1.20 has no such field, so an example of the agent's package stands for a newer one |
+//! What a kind is in this VM, and what its pods do:
+//!
+//! - `shared`, rdma_rxe on the VM's network card: `ibv_devinfo`, and `ibv_rc_pingpong -c` from pod
+//!   to pod.
+//! - `vf`, rdma_rxe on VFs of an emulated igb: the same, through both VFs and the NIC's cable with
+//!   plain rxe in another VM.
+//! - `vf-vfio`, such VFs with vfio-pci, behind an emulated IOMMU: open group and function, map a
+//!   page for DMA.
+//! - any, NUMA, a second igb behind a root complex of the VM's second node: get functions of one
+//!   node, the one that fits.
+//! - any, CDI, `injection = "cdi"`: containerd 1.7 gets CDI names by CRI; kubelet 1.20 has no such
+//!   field, so an example of the agent's package stands for a newer one.
 //!
 //! RDMA is in shared mode. An rxe device cannot follow its interface into a pod's namespace: before
 //! Linux 7 it has no namespaces at all, and in 7.3 it is deleted when its interface moves (tried);

@@ -83,9 +83,12 @@ authorization: {mode: AlwaysAllow}
 evictionHard: {memory.available: 20Mi, nodefs.available: 20Mi, imagefs.available: 20Mi}
 ";
 
-const START_KUBELET: &str = "setsid kubelet --config=/etc/kubernetes/kubelet.yaml --hostname-override=node1 --node-ip=10.9.0.1 \
---container-runtime=remote --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
---pod-infra-container-image=localhost/pause:lab < /dev/null > /host/log/kubelet.log 2>&1 &";
+const START_KUBELET: &str = "setsid kubelet --config=/etc/kubernetes/kubelet.yaml \
+                             --hostname-override=node1 --node-ip=10.9.0.1 \
+                             --container-runtime=remote \
+                             --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
+                             --pod-infra-container-image=localhost/pause:lab < /dev/null > \
+                             /host/log/kubelet.log 2>&1 &";
 
 /// A physical function of the guest.
 #[derive(Debug, Clone)]
@@ -118,7 +121,8 @@ pub(super) struct Wanted<'a> {
 impl Wanted<'_> {
     fn manifest(&self) -> Value {
         json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name, "namespace": "default"},
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": self.name, "namespace": "default"},
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 1,
@@ -190,7 +194,8 @@ n=0; until ctr version >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 200 ] || { tail 
 for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")?;
         self.sh(START_KUBELET)?;
         self.until("the kubelet", |node| {
-            let health = "busybox wget -q -O - http://127.0.0.1:10255/pods > /dev/null && test -S /var/lib/kubelet/device-plugins/kubelet.sock";
+            let health = "busybox wget -q -O - http://127.0.0.1:10255/pods > /dev/null \
+                          && test -S /var/lib/kubelet/device-plugins/kubelet.sock";
             Ok(node.guest()?.run(health, WAIT)?.ok().then_some(()))
         })?;
         self.restart_agent("classic")

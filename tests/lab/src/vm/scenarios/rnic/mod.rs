@@ -1,15 +1,22 @@
 //! Guests on an RNIC of their host: a VM stands for the host, rdma_rxe for its RNIC, and a second
 //! VM with plain rxe for a third-party host.
 //!
-//! | part | what is looked at |
-//! |---|---|
-//! | `whole-stack` | every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real sockets in the host VM; both VMs take their share |
-//! | `host` | the RNIC removed under traffic, its port down, its address gone; no memory to lock; guests on huge pages (`faults`) |
-//! | `pingpong` | `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as client |
-//! | `verified` | virtual guests with flat and with mapped addresses move data to and from `vrdma-check` on plain rxe, and a mapped guest of one host to and from one of the other |
-//! | `cost` | with `--cost`, and then alone: bandwidth and latency of a virtual guest beside stock programs on the same rxe device |
-//! | `rdma_cm` | `ucmatose` on plain rxe plays with a virtual guest by rdma_cm, each as server and as client |
-//! | `nested` | with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock programs with plain rxe |
+//! Parts, and what is looked at:
+//!
+//! - `whole-stack`: every test of the virtual guest, its NICs backed by `rnic:rxe0`, over real
+//!   sockets in the host VM; both VMs take their share
+//! - `host`: the RNIC removed under traffic, its port down, its address gone; no memory to lock;
+//!   guests on huge pages (`faults`)
+//! - `pingpong`: `ibv_rc_pingpong` on plain rxe plays with a virtual guest, each as server and as
+//!   client
+//! - `verified`: virtual guests with flat and with mapped addresses move data to and from
+//!   `vrdma-check` on plain rxe, and a mapped guest of one host to and from one of the other
+//! - `cost`: with `--cost`, and then alone: bandwidth and latency of a virtual guest beside stock
+//!   programs on the same rxe device
+//! - `rdma_cm`: `ucmatose` on plain rxe plays with a virtual guest by rdma_cm, each as server and
+//!   as client
+//! - `nested`: with `--nested`, and then alone: QEMU in the host VM, our driver in its guest, stock
+//!   programs with plain rxe
 //!
 //! Where rdma_rxe does otherwise than IBTA and our engine, `known::KNOWN` names the test, and the
 //! file and function of rxe that decides it.

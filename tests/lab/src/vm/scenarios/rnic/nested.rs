@@ -54,7 +54,11 @@ const CLI: &str = "/tmp/vhost-rdma --socket /run/v/admin.sock";
 /// Starts the daemon in the host VM.
 pub(super) fn serve(host: &mut Guest) -> Result<()> {
     host.spawn(SERVE)?;
-    host.must("n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 200 ] || { cat /host/daemon.log; exit 1; }; done", SET_UP)?;
+    host.must(
+        "n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 200 ] || { \
+         cat /host/daemon.log; exit 1; }; done",
+        SET_UP,
+    )?;
     cli(host, "network add net").map(|_| ())
 }
 

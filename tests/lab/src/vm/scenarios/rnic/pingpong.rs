@@ -22,7 +22,8 @@ impl Args {
         table: &mut Vec<Row>,
     ) -> Result<()> {
         let ours = format!(
-            "{}exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 --iterations {GAMES} ",
+            "{}exec /host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 \
+             --iterations {GAMES} ",
             OURS.replace("@BACKING@", "rnic:rxe0")
         );
         let theirs = format!(
@@ -32,14 +33,22 @@ exec ibv_rc_pingpong -d rxe0 -g $gid -n {GAMES} -c "
         );
         if self.wanted("pingpong: rxe serves") {
             let server = peer.spawn(&theirs)?;
-            peer.run("n=0; until grep -qi ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", SET_UP)?;
+            peer.run(
+                "n=0; until grep -qi ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do \
+                 sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done",
+                SET_UP,
+            )?;
             let client = host.run(&format!("{ours} --connect 10.0.0.200:18515"), PINGPONG)?;
             let served = peer.wait(server, PINGPONG)?;
             table.push(both("pingpong: rxe serves", &client, &served));
         }
         if self.wanted("pingpong: the guest serves") {
             let server = host.spawn(&ours)?;
-            host.run("n=0; until grep -qi ':4853 [0-9A-F:]* 0A ' /proc/net/tcp; do sleep 0.1; n=$((n+1)); [ $n -lt 300 ] || exit 1; done", SET_UP)?;
+            host.run(
+                "n=0; until grep -qi ':4853 [0-9A-F:]* 0A ' /proc/net/tcp; do sleep 0.1; \
+                 n=$((n+1)); [ $n -lt 300 ] || exit 1; done",
+                SET_UP,
+            )?;
             let client = peer.run(&format!("{theirs} 10.0.0.1"), PINGPONG)?;
             let served = host.wait(server, PINGPONG)?;
             table.push(both("pingpong: the guest serves", &client, &served));

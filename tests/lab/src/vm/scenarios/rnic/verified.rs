@@ -39,7 +39,8 @@ pub(in crate::vm::scenarios) fn meet(
 ) -> Result<(Output, Output)> {
     let job = server.spawn(serve)?;
     let listens = format!(
-        "n=0; until grep -qi ':{port} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; n=$((n+1)); [ $n -lt 250 ] || exit 1; done"
+        "n=0; until grep -qi ':{port} [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; \
+         n=$((n+1)); [ $n -lt 250 ] || exit 1; done"
     );
     server.run(&listens, SET_UP)?;
     let client = client.run(call, patience)?;
@@ -79,7 +80,8 @@ impl Args {
             (
                 "mapped",
                 MAPPED,
-                "--address 10.1.0.1 --peer 10.1.0.200=10.0.0.200 --call 10.1.0.200 --tell 10.0.0.39",
+                "--address 10.1.0.1 --peer 10.1.0.200=10.0.0.200 \
+                 --call 10.1.0.200 --tell 10.0.0.39",
                 "10.0.0.39",
             ),
         ] {

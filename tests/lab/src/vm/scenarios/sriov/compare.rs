@@ -119,7 +119,8 @@ pub(super) fn rdma(host: &mut Host) -> Result<()> {
         "namespace mode {mode}, but {netns}"
     );
     interfaces(host, &one("/interfaces")?)?;
-    host.sh("pkill -x ibv_rc_pingpong; pkill -x ibv_srq_pingpon; pkill -x rping; sleep 0.5; rdma link delete rxe0")?;
+    host.sh("pkill -x ibv_rc_pingpong; pkill -x ibv_srq_pingpon; pkill -x rping; sleep 0.5; \
+         rdma link delete rxe0")?;
     Ok(())
 }
 
@@ -290,7 +291,10 @@ pub(super) fn inventory(host: &mut Host) -> Result<()> {
     let vfs = list.get("vfs").and_then(Value::as_array).context("no VFs")?;
     for vf in vfs {
         let n = vf.get("index").and_then(Value::as_u64).context("a VF without a number")?;
-        let facts = host.sh(&format!("d=/sys/bus/pci/devices/{address}/virtfn{n}; basename $(readlink -f $d); basename $(readlink -f $d/driver); basename $(readlink -f $d/iommu_group); ls $d/net"))?;
+        let facts = host.sh(&format!(
+            "d=/sys/bus/pci/devices/{address}/virtfn{n}; basename $(readlink -f $d); \
+             basename $(readlink -f $d/driver); basename $(readlink -f $d/iommu_group); ls $d/net"
+        ))?;
         let read: Vec<String> = ["/address", "/driver", "/iommu_group", "/netdevs/0/name"]
             .iter()
             .map(|path| {

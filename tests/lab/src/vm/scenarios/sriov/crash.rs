@@ -78,7 +78,8 @@ impl Operation {
             let now = state(list.get(0).context("no physical function")?)?;
             ensure!(
                 now == before || now == after,
-                "{run}, killed at {call} {n}, left {now}\nbefore {before}\nafter {after}\nrecovered {recovered}"
+                "{run}, killed at {call} {n}, left {now}\nbefore {before}\nafter {after}\n\
+                 recovered {recovered}"
             );
             reset = if now == before { ":" } else { from };
             completed += u32::from(now == after);

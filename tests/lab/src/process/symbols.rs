@@ -1,0 +1,113 @@
+//! Whether programs that were linked against a release's libibverbs and librdmacm find all that
+//! they name in ours, and which C library ours need.
+//!
+//! A program names a symbol with its version (`ibv_create_qp@IBVERBS_1.1`). Versions that are
+//! `PRIVATE` are for rdma-core's own parts of the same release, and no program's.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use object::Endianness;
+use object::elf::{FileHeader64, SHT_DYNSYM};
+use object::read::elf::{FileHeader as _, Sym as _};
+
+use super::container::Container;
+use super::row;
+use crate::rows::Row;
+
+const WAIT: Duration = Duration::from_secs(30);
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// The least that ours need: vhost-rdma/process/README.md says it.
+const GLIBC: (u32, u32) = (2, 34);
+const COPY: &str =
+    "mkdir -p /host/stock; cd /usr/lib/*-linux-gnu; cp libibverbs.so.1 librdmacm.so.1 /host/stock";
+
+/// What a library has, and what it needs.
+#[derive(Debug, Default)]
+struct Symbols {
+    /// Name and version of each that is defined.
+    defined: BTreeSet<(String, String)>,
+    /// Versions of the C library.
+    glibc: BTreeSet<(u32, u32)>,
+}
+
+fn read(path: &Path) -> Result<Symbols> {
+    let data = fs::read(path).with_context(|| path.display().to_string())?;
+    let data = &*data;
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, SHT_DYNSYM)?;
+    let versions = sections.versions(endian, data)?.context("its symbols have no versions")?;
+    let mut found = Symbols::default();
+    for (index, symbol) in symbols.enumerate() {
+        let name = symbols.symbol_name(endian, symbol)?;
+        let version = versions.version(versions.version_index(endian, index))?;
+        let Some(version) = version else { continue };
+        let version = String::from_utf8_lossy(version.name()).into_owned();
+        if symbol.is_undefined(endian) {
+            found.glibc.extend(glibc(&version));
+        } else if !version.contains("PRIVATE") {
+            found.defined.insert((String::from_utf8_lossy(name).into_owned(), version));
+        }
+    }
+    Ok(found)
+}
+
+/// The version of the C library that a version of a symbol names.
+fn glibc(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.strip_prefix("GLIBC_")?.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// Its row.
+pub(super) fn run(container: &Container) -> Row {
+    let begin = Instant::now();
+    let name = format!("{}: symbols of the libraries", container.release.name());
+    let done = compare(container);
+    match &done {
+        Ok(count) => eprintln!("    {name}: ok, {count} of them"),
+        Err(error) => eprintln!("    {name}: {error:#}"),
+    }
+    row(name, done.is_ok(), begin.elapsed().as_secs_f64())
+}
+
+fn compare(container: &Container) -> Result<usize> {
+    container.run(1, COPY, WAIT)?;
+    let mut count = 0;
+    for library in LIBRARIES {
+        let stock = read(&container.share().join("stock").join(library))?;
+        let ours = read(&container.libraries().join(library))?;
+        ensure!(!stock.defined.is_empty(), "the release's {library} defines nothing");
+        count += stock.defined.len();
+        let missing: Vec<_> = stock.defined.difference(&ours.defined).collect();
+        ensure!(missing.is_empty(), "our {library} lacks {missing:?}");
+        let least = ours.glibc.last().copied().unwrap_or_default();
+        ensure!(least <= GLIBC, "our {library} needs glibc {least:?}, not {GLIBC:?} as we say");
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_the_c_library_are_numbers() {
+        assert_eq!(glibc("GLIBC_2.34"), Some((2, 34)));
+        assert_eq!(glibc("GLIBC_2.2.5"), Some((2, 2)));
+        assert_eq!(glibc("GLIBC_PRIVATE"), None);
+        assert_eq!(glibc("IBVERBS_1.1"), None);
+        assert!(GLIBC > (2, 4), "numbers are compared, not text");
+    }
+
+    #[test]
+    fn the_least_c_library_is_said() {
+        let text =
+            fs::read_to_string(crate::exec::workspace().join("vhost-rdma/process/README.md"));
+        assert!(text.unwrap().contains(&format!("glibc {}.{}", GLIBC.0, GLIBC.1)));
+    }
+}
