@@ -13,8 +13,8 @@
 //! comes to [`Step::More`], and the command goes on when [`Command::Continue`] comes, with a round
 //! for the neighbours between. What a command has still to do is kept with its NIC, and its
 //! commands come one after the other; another command in its place means that nobody waits for it
-//! any more. What may block is no step but a [`super::BlockingJob`], and [`Command::Continue`] comes
-//! when that is done.
+//! any more. What may block is no step but a [`super::BlockingJob`], and [`Command::Continue`]
+//! comes when that is done.
 
 use super::budget::{Budget, cost};
 use super::contexts::KERNEL;
