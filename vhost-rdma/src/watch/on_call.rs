@@ -195,12 +195,14 @@ impl OnCall {
 
     fn run(self: &Arc<Self>) {
         loop {
+            // Before the look at what is due: who calls and then ends it has both seen.
+            let ends = self.is_ending();
             let due = self.due.swap(0, SeqCst);
             if due != 0 {
                 (self.job)(self, due);
                 continue;
             }
-            if self.is_ending() {
+            if ends {
                 return self.mode.store(OVER, SeqCst);
             }
             self.mode.store(ASLEEP, SeqCst);
@@ -211,12 +213,19 @@ impl OnCall {
             }
             self.mode.store(AWAY, SeqCst);
             // Who called just now may have taken it to be asleep.
-            let comes_back =
-                self.is_wanted() && self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_ok();
-            if !comes_back {
+            if !self.is_wanted() || !self.comes_back() {
                 return;
             }
         }
+    }
+
+    /// Whether a thread that was about to leave stays after all. Not if another has come meanwhile:
+    /// the end waits for the one that came last.
+    fn comes_back(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = std::thread::current().id();
+        let is_last = thread.as_ref().is_none_or(|last| last.thread().id() == own);
+        is_last && self.mode.compare_exchange(AWAY, AWAKE, SeqCst, SeqCst).is_ok()
     }
 
     fn is_wanted(&self) -> bool {
@@ -297,6 +306,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_called_for_while_it_looks_is_done_before_the_end() {
+        let watch = Watch::start().unwrap();
+        for round in 0..2000u64 {
+            let done = Arc::<AtomicU64>::default();
+            let own = done.clone();
+            let work = OnCall::new("called-late".into(), watch.clone(), move |_, bits| {
+                own.fetch_or(bits, SeqCst);
+            });
+            work.call(1);
+            while done.load(SeqCst) == 0 {
+                std::hint::spin_loop();
+            }
+            (0..round % 200).for_each(|_| std::hint::spin_loop());
+            work.call(2);
+            work.end();
+            assert_eq!(done.load(SeqCst), 3);
+        }
+    }
+
+    #[test]
     fn what_was_called_for_before_the_end_is_done_and_nothing_after() {
         let watch = Watch::start().unwrap();
         for _ in 0..200 {
@@ -346,19 +375,20 @@ mod tests {
         let work = OnCall::new("dozes".into(), Watch::start().unwrap(), move |_, _| {
             own.fetch_add(1, SeqCst);
         });
-        let mut longest = Duration::ZERO;
+        let mut late = 0;
         for round in 0..100_000u64 {
             let begin = Instant::now();
             work.call(1);
             while done.load(SeqCst) == round {
                 std::hint::spin_loop();
             }
-            longest = longest.max(begin.elapsed());
+            late += u32::from(begin.elapsed() > LINGER / 2);
             // At another point of its way each time.
             (0..round % 200).for_each(|_| std::hint::spin_loop());
         }
         work.end();
-        assert!(longest < LINGER / 2, "a call was heard after {longest:?}");
+        // A machine with much to do may keep a thread waiting for so long as well, but not often.
+        assert!(late <= 3, "{late} calls were heard as late as if nobody had called");
     }
 
     #[test]
