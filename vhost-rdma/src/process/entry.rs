@@ -12,21 +12,31 @@ use super::session::Session;
 /// Stack of a session's thread.
 const STACK: usize = 256 << 10;
 
+/// A place in a house, which is given back with it.
+struct Place {
+    house: Arc<House>,
+    window: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.house.leave(self.window);
+    }
+}
+
 /// Takes a process in.
 ///
 /// # Errors
 /// There are as many as there may be, the NIC ends, or the host lacks something.
 pub(crate) fn enter(house: &Arc<House>, process: UnixStream) -> io::Result<()> {
     let window = house.admit(&process)?;
-    serve(house.clone(), process, window).inspect_err(|_| house.leave(window))
-}
-
-fn serve(house: Arc<House>, process: UnixStream, window: u64) -> io::Result<()> {
+    let place = Place { house: house.clone(), window };
     let session = Session::new(house.clone(), process, Window::new(window))?;
     let thread = thread::Builder::new().name(format!("process-{window}")).stack_size(STACK);
     thread.spawn(move || {
         session.run();
-        house.leave(window);
+        drop(place);
     })?;
+    house.entered(window);
     Ok(())
 }

@@ -173,8 +173,15 @@ impl House {
         }
         state.last = window;
         state.sessions.insert(window, own);
-        self.nic.connected();
         Ok(window)
+    }
+
+    /// The process is served, if it is still there.
+    pub(super) fn entered(&self, window: u64) {
+        let state = self.state();
+        if state.sessions.contains_key(&window) {
+            self.nic.connected();
+        }
     }
 
     /// A process is gone, and nothing of it is left.

@@ -13,8 +13,7 @@ use super::id::{Kind, Said, Space, State};
 use super::machine::{Machine, Whose};
 use crate::cm::Mad;
 use crate::cm::message::{Ends, Message, Offer, Parsed, build, parse, reason};
-use crate::nic::Nanos;
-use crate::nic::Status;
+use crate::nic::{Nanos, Status};
 
 const MILLI: Nanos = 1_000_000;
 /// The longest wait for an answer.
