@@ -9,15 +9,23 @@
 //! CQs.
 //!
 //! ```text
-//! shard ──OnShard──> nic ─┬─ control, create, modify  commands, one host object each
-//!                         ├─ mr, mw                   regions and windows
-//!                         ├─ reach                    who has to be found on the network first
-//!                         ├─ ending                   the end of much, a little at a time or aside
-//!                         ├─ requester, receiver      guest rings -> bursts -> HostVerbs
-//!                         ├─ cq                       HostVerbs completions -> guest CQs
-//!                         ├─ gsi, nic_quota           QP 1: the daemon carries its datagrams
-//!                         ├─ events                   HostVerbs events -> the guest's
-//!                         └─ addresses, uplink        which host GID, and who may be reached
+//! shard ──OnShard──> round     what is to be done in one round
+//!                    control   commands       provider   what the guest's part asks for
+//!                      │
+//!                      ├─ create, modify, drain  commands, one host object each
+//!                      ├─ mr, mw                 regions and windows
+//!                      ├─ reach                  who has to be found on the network first
+//!                      ├─ ending                 the end of much, a little at a time or aside
+//!                      ├─ requester, receiver    guest rings -> bursts -> HostVerbs
+//!                      ├─ cq                     HostVerbs completions -> guest CQs
+//!                      ├─ gsi                    QP 1: the daemon carries its datagrams
+//!                      ├─ events, refusal        what HostVerbs says, as the guest's
+//!                      └─ addresses, peer_check  which host GID, and who may be reached
+//!                           │
+//!                           v
+//! nic: one NIC. Its queues, regions, windows (`sends`, `receives`, `region`, `windows` …)
+//! directory, peer_table, ways: who is on this host's RNICs, whom they may reach, and how
+//!
 //! HostVerbs: null (copies work requests, completes them, injects faults)
 //!            or libibverbs (feature `host-rnic`)
 //! ```

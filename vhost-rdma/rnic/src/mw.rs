@@ -1,23 +1,11 @@
 //! Memory windows (IBTA 10.6.7): a host window each, bound and unbound by work requests of the
 //! guest.
 //!
-//! Whose key it is, which domain it belongs to and what a bind may show is decided here, before the
-//! hardware is asked: providers take the keys of a bind as they come, and rdma_rxe compares no
-//! domain of the region (rxe_mw.c, rxe_check_bind_mw). So a guest can bind its own regions to its
-//! own windows only.
-//!
-//! Work requests execute later than they are posted, and may be flushed. A window's state here is
-//! what it will be when all that was posted has been executed; each change under way keeps the
-//! state before it, for the case that it fails. A region stays while any of these states shows it.
-//! While changes are under way on one QP no other QP changes the window: in which order they would
-//! be executed nobody knows, and what the hardware lets a window show must never be more than what
-//! is known here.
+//! What a bind may show, and what a window shows while changes are under way, is in `windows`.
 //!
 //! A window whose state cannot be known any more (the QP of its bind was destroyed or reset before
 //! the answer), or that would hold up the end of a QP or of memory that is gone, is taken from the
 //! hardware at once: its keys open nothing, and its number waits for MW_DEALLOC.
-
-use std::collections::VecDeque;
 
 use easy_ext::ext;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
@@ -56,9 +44,7 @@ pub(super) impl Nic {
         let mut found = Err(Status::NOMEM);
         for _ in 0..TRIES {
             match self.backing.host.alloc_mw(pd, kind) {
-                Ok((host, key))
-                    if self.backing.windows.by_number.contains_key(&Windows::number(key)) =>
-                {
+                Ok((host, key)) if self.backing.windows.contains(Windows::number(key)) => {
                     vain.push(host);
                 }
                 Ok(made) => {
@@ -73,15 +59,7 @@ pub(super) impl Nic {
         }
         self.free_windows(vain);
         let (host, key) = found?;
-        let window = Window {
-            ctx,
-            pdn,
-            kind,
-            key,
-            host: Some(host),
-            binding: None,
-            under_way: VecDeque::new(),
-        };
+        let window = Window::new((ctx, pdn), kind, (host, key));
         self.backing.windows.insert(Windows::number(key), window);
         self.join_pd(pdn);
         Ok(Reply::Object(key))
@@ -100,12 +78,7 @@ pub(super) impl Nic {
 
     fn deallocate_window(&mut self, ctx: u32, key: u32) -> Result<Reply, Status> {
         let number = Windows::number(key);
-        self.backing
-            .windows
-            .by_number
-            .get(&number)
-            .filter(|window| window.ctx == ctx)
-            .ok_or(Status::NOENT)?;
+        self.backing.windows.context(number).filter(|own| *own == ctx).ok_or(Status::NOENT)?;
         self.remove_window(number);
         Ok(Reply::Done)
     }

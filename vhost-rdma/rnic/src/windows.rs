@@ -1,5 +1,17 @@
 //! The memory windows of one NIC: what each shows, what it will show when all that was posted has
-//! been executed, and which QPs it ends with. The rules are in `mw`.
+//! been executed, and which QPs it ends with.
+//!
+//! Whose key it is, which domain it belongs to and what a bind may show is decided here, before the
+//! hardware is asked: providers take the keys of a bind as they come, and rdma_rxe compares no
+//! domain of the region (rxe_mw.c, rxe_check_bind_mw). So a guest can bind its own regions to its
+//! own windows only.
+//!
+//! Work requests execute later than they are posted, and may be flushed. A window's state here is
+//! what it will be when all that was posted has been executed; each change under way keeps the
+//! state before it, for the case that it fails. A region stays while any of these states shows it.
+//! While changes are under way on one QP no other QP changes the window: in which order they would
+//! be executed nobody knows, and what the hardware lets a window show must never be more than what
+//! is known here.
 
 use std::collections::VecDeque;
 
@@ -13,21 +25,21 @@ use super::verbs::{HostMr, HostMw, Subject};
 
 /// What a window shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Binding {
+struct Binding {
     /// The region's lkey.
-    pub(super) region: u32,
+    region: u32,
     /// The QP that a window of type 2 belongs to.
-    pub(super) qpn: u32,
+    qpn: u32,
 }
 
 /// What a work request found, for the case that it fails.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Change {
-    pub(super) at: At,
+struct Change {
+    at: At,
     /// The QP that it is on.
-    pub(super) qpn: u32,
-    pub(super) key: u32,
-    pub(super) binding: Option<Binding>,
+    qpn: u32,
+    key: u32,
+    binding: Option<Binding>,
 }
 
 /// A work request: the life of its queue, and its index.
@@ -40,15 +52,15 @@ pub(super) struct At {
 /// A memory window.
 #[derive(Debug)]
 pub(super) struct Window {
-    pub(super) ctx: u32,
+    ctx: u32,
     pub(super) pdn: u32,
-    pub(super) kind: u32,
-    pub(super) key: u32,
+    kind: u32,
+    key: u32,
     /// `None`: taken from the hardware before its time.
     pub(super) host: Option<HostMw>,
-    pub(super) binding: Option<Binding>,
+    binding: Option<Binding>,
     /// Oldest first.
-    pub(super) under_way: VecDeque<Change>,
+    under_way: VecDeque<Change>,
 }
 
 /// Bytes of a window, and of its place among those that its region and QPs have.
@@ -59,22 +71,28 @@ pub(super) const CHANGE: usize = size_of::<Change>();
 pub(super) const LIST: usize = size_of::<Few>();
 
 /// Windows of one QP.
-pub(super) type Few = Roster<4>;
+type Few = Roster<4>;
 
 impl Window {
-    pub(super) fn states(&self) -> impl Iterator<Item = Binding> {
+    /// One of a context and a domain that shows nothing.
+    pub(super) fn new((ctx, pdn): (u32, u32), kind: u32, (host, key): (HostMw, u32)) -> Self {
+        let (host, binding, under_way) = (Some(host), None, VecDeque::new());
+        Self { ctx, pdn, kind, key, host, binding, under_way }
+    }
+
+    fn states(&self) -> impl Iterator<Item = Binding> {
         self.binding.into_iter().chain(self.under_way.iter().filter_map(|change| change.binding))
     }
 
     /// Whether `poster` may change it now.
-    pub(super) fn is_open_to(&self, poster: Poster) -> bool {
+    fn is_open_to(&self, poster: Poster) -> bool {
         // All of them are of one QP.
         self.under_way.front().is_none_or(|change| change.at.serial == poster.at.serial)
     }
 
     /// The QPs whose end is its own: that a window of type 2 was bound by, and that its changes are
     /// under way on. Never more than one of each, since only one QP at a time changes it.
-    pub(super) fn qps(&self) -> [Option<u32>; 2] {
+    fn qps(&self) -> [Option<u32>; 2] {
         if self.host.is_none() {
             return [None; 2];
         }
@@ -86,14 +104,14 @@ impl Window {
     }
 
     /// Takes note of a work request that will leave it so.
-    pub(super) fn change(&mut self, poster: Poster, key: u32, binding: Option<Binding>) {
+    fn change(&mut self, poster: Poster, key: u32, binding: Option<Binding>) {
         let Poster { at, qpn, .. } = poster;
         self.under_way.push_back(Change { at, qpn, key: self.key, binding: self.binding });
         self.key = key;
         self.binding = binding;
     }
 
-    pub(super) fn bind(
+    fn bind(
         &mut self,
         poster: Poster,
         wqe: &SqWqe,
@@ -125,10 +143,10 @@ impl Window {
 
 /// How many states of windows show a region, by its lkey.
 #[derive(Debug, Default)]
-pub(super) struct Shown(Shards<u32>);
+struct Shown(Shards<u32>);
 
 impl Shown {
-    pub(super) fn more(&mut self, binding: Option<Binding>) {
+    fn more(&mut self, binding: Option<Binding>) {
         let Some(Binding { region, .. }) = binding else { return };
         if let Some(count) = self.0.get_mut(&region) {
             *count += 1;
@@ -137,7 +155,7 @@ impl Shown {
         }
     }
 
-    pub(super) fn less(&mut self, binding: Option<Binding>) {
+    fn less(&mut self, binding: Option<Binding>) {
         let Some(Binding { region, .. }) = binding else { return };
         let Some(count) = self.0.get_mut(&region) else { return };
         *count -= 1;
@@ -163,11 +181,11 @@ pub(super) struct Denied;
 /// nothing here looks at all of them, and no table grows in one go.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    pub(super) by_number: Shards<Window>,
-    pub(super) numbers: Roster,
-    pub(super) shown: Shown,
+    by_number: Shards<Window>,
+    numbers: Roster,
+    shown: Shown,
     /// Windows that end with a QP, by its number.
-    pub(super) of_qp: Shards<Few>,
+    of_qp: Shards<Few>,
 }
 
 impl Windows {
@@ -178,6 +196,10 @@ impl Windows {
 
     pub(super) const fn len(&self) -> usize {
         self.by_number.len()
+    }
+
+    pub(super) fn contains(&self, number: u32) -> bool {
+        self.by_number.contains_key(&number)
     }
 
     /// Whose a window is.
@@ -223,7 +245,7 @@ impl Windows {
     }
 
     /// Changes a window, and the lists of the QPs that it ends with.
-    pub(super) fn alter<R>(
+    fn alter<R>(
         &mut self,
         number: u32,
         change: impl FnOnce(&mut Window, &mut Shown) -> R,
@@ -239,7 +261,7 @@ impl Windows {
     }
 
     /// Moves a window from lists of QPs to others.
-    pub(super) fn list(&mut self, number: u32, before: [Option<u32>; 2], after: [Option<u32>; 2]) {
+    fn list(&mut self, number: u32, before: [Option<u32>; 2], after: [Option<u32>; 2]) {
         for qpn in before.into_iter().flatten() {
             let Some(few) = self.of_qp.get_mut(&qpn) else { continue };
             few.remove(number);

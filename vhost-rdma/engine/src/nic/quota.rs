@@ -27,7 +27,8 @@
 //! An object is charged in two parts. Its *place* is what it takes in tables, and in queues of
 //! waiting events and deadlines: those never shrink, so places that were once needed stay charged
 //! until the driver begins anew. What lies *beside* the tables is charged in the object, and given
-//! back where that ends. Whoever adds something that is kept adds a line here, and its size below.
+//! back where that ends. Whoever adds something that is kept adds a line here, and its size below
+//! or beside what it measures.
 
 use super::command::Status;
 use super::limits::{GID_TABLE_LEN, MAX_MCAST_GROUPS, MAX_MCAST_QPS};

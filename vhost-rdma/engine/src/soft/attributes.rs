@@ -4,8 +4,7 @@ use virtio_rdma_abi as abi;
 use zerocopy::little_endian::{U32, U64};
 
 use super::nic::Nic;
-use crate::nic::limits;
-use crate::nic::table;
+use crate::nic::{limits, table};
 
 impl Nic {
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {

@@ -3,7 +3,7 @@
 //! Every access of every work request passes [`MrTable::segment`]: key, state, protection domain,
 //! rights and range, in that order, the range by subtraction so that nothing wraps
 //! (docs/virtio-rdma.md §6.2). Fast registration and windows, which change keys from work requests,
-//! are in `fastreg` and `window`.
+//! are in `fastreg` and `binding`.
 
 use std::sync::Arc;
 

@@ -1,15 +1,12 @@
 //! What the engine keeps for each object of a guest, in bytes: see [`crate::nic::quota`].
 
 use super::mr::Keyed;
-use super::nic::Qp;
-use super::nic::Srq;
-use super::nic::{Ah, Nic, Pd};
+use super::nic::{Ah, Nic, Pd, Qp, Srq};
 use super::srq::MAX_WAITERS;
 use super::waiter::Waiter;
 use crate::memory::Translation;
 use crate::nic::Limits;
-use crate::nic::contexts::DOORBELLS;
-use crate::nic::contexts::SPARE_PAGES;
+use crate::nic::contexts::{DOORBELLS, SPARE_PAGES};
 use crate::nic::cq::Cq;
 use crate::nic::doorbell::SLOT;
 use crate::nic::limits::{MAX_INLINE, WINDOWS_PER_MR};

@@ -14,8 +14,7 @@ use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::mr::Access;
-use super::nic::Qp;
-use super::nic::{Nic, NicState};
+use super::nic::{Nic, NicState, Qp};
 use super::waiter::Waiter;
 use crate::link::{
     Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,

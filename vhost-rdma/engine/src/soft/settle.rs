@@ -9,11 +9,10 @@ use super::nic::{Nic, Soft};
 use super::nics::Nics;
 use super::work::SettleCq;
 use crate::link::NicId;
-use crate::nic::STEP;
-use crate::nic::Status;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::verb::CqResize;
 use crate::nic::work::{Begun, Work};
+use crate::nic::{STEP, Status};
 
 /// Turns of send queues before a CQ is resized.
 const SETTLE_TURNS: u32 = 64;

@@ -27,8 +27,7 @@ use crate::nic::cq::Cq;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::soft::engine::Execution;
 use crate::soft::mr::Access;
-use crate::soft::nic::Qp;
-use crate::soft::nic::{Nic, NicState};
+use crate::soft::nic::{Nic, NicState, Qp};
 use crate::soft::nics::Nics;
 
 /// Bytes from which a copy takes longer than what comes from another processor's cache.
