@@ -85,7 +85,7 @@ fn compare(container: &Container) -> Result<usize> {
         count += stock.defined.len();
         let missing: Vec<_> = stock.defined.difference(&ours.defined).collect();
         ensure!(missing.is_empty(), "our {library} lacks {missing:?}");
-        let least = ours.glibc.last().copied().unwrap_or_default();
+        let least = ours.glibc.last().copied().context("it needs no C library")?;
         ensure!(least <= GLIBC, "our {library} needs glibc {least:?}, not {GLIBC:?} as we say");
     }
     Ok(count)
