@@ -29,7 +29,7 @@ pub(crate) use self::reply::Response;
 /// Bytes of a request that are kept: the longest that there may be (docs/virtio-rdma.md §5.9).
 pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of a response that there may be.
-pub(super) const RESPONSE_MAX: usize = 256;
+pub(crate) const RESPONSE_MAX: usize = 256;
 
 /// What a command came to.
 #[derive(Debug)]

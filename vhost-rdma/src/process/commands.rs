@@ -3,26 +3,13 @@
 //! Layouts, lengths and the order of checks are the device's own (`device::ctrl`). What is a
 //! kernel's in a VM is refused: lives, addresses, keys for all of memory, fast registration.
 
-use virtio_rdma_abi::{RespHdr, cmd, cmd_status, event};
+use virtio_rdma_abi::{RespHdr, cmd, cmd_status};
 use zerocopy::FromBytes as _;
 
 use super::house::House;
 use crate::device::ctrl::{Executor, Outcome};
 use crate::memory::AddressSpace;
 use crate::nic::{Command, Status, Step};
-
-/// Bytes that a response may have: the longest there is.
-pub(super) const ROOM: usize = 256;
-
-/// Events whose object is a QP.
-pub(super) const QP_EVENTS: &[u32] = &[
-    event::QP_FATAL,
-    event::QP_REQ_ERR,
-    event::QP_ACCESS_ERR,
-    event::COMM_EST,
-    event::SQ_DRAINED,
-    event::QP_LAST_WQE_REACHED,
-];
 
 /// Whether a process whose context this is (0: it has none) may give a command.
 pub(super) fn check(opcode: u16, ctx: u32) -> Result<(), Status> {

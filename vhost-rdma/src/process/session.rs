@@ -29,11 +29,12 @@ use super::messages::{
 };
 use super::mirror::Mirrors;
 use super::socket::{self, Channel, Packet};
-use crate::device::ctrl::{Controller, Request};
+use crate::device::ctrl::{Controller, RESPONSE_MAX, Request};
 use crate::device::memory::Offer;
 use crate::device::nic::{DirectKick, PATIENCE};
 use crate::eventfd;
 use crate::memory::{AddressSpace, Charge};
+use crate::nic::objects::QP_EVENTS;
 use crate::nic::{Command, Status};
 
 /// Regions of memory, and completion channels, of one process.
@@ -537,7 +538,7 @@ impl Session {
         nic.stats.control_commands.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let runner = Runner { house: &self.house, space: &self.space, ctx: self.ctx };
         let request = Request { bytes: &request, whole: true };
-        let room = commands::ROOM;
+        let room = RESPONSE_MAX;
         let response = self.controller.serve(&runner, request, room, nic.max_mr_bytes());
         let response = response.ok_or(Status::INVAL)?;
         let (status, answer) = commands::split(response.bytes());
@@ -581,7 +582,7 @@ impl Session {
             cmd::QP_CREATE => drop(self.qps.insert(made, cookie)),
             cmd::QP_DESTROY => {
                 let cookie = self.qps.remove(&object);
-                self.forget_events(cookie, commands::QP_EVENTS);
+                self.forget_events(cookie, &QP_EVENTS);
             }
             cmd::SRQ_CREATE => drop(self.srqs.insert(made, cookie)),
             cmd::SRQ_DESTROY => {

@@ -2,7 +2,7 @@
 //! keeps of each is beside the guest's part (`own`).
 
 use serde::{Deserialize, Serialize};
-use virtio_rdma_abi as abi;
+use virtio_rdma_abi::{self as abi, event};
 
 use super::cq::control_offset;
 use super::parts::Parts;
@@ -11,6 +11,16 @@ use super::receive::{Moving, ReceiveRing, SavedReceives};
 use super::saved::BadState;
 use super::{Reply, Status};
 use crate::memory::{AddressSpace, Charge, Ring};
+
+/// Events whose object is a QP.
+pub const QP_EVENTS: [u32; 6] = [
+    event::QP_FATAL,
+    event::QP_REQ_ERR,
+    event::QP_ACCESS_ERR,
+    event::COMM_EST,
+    event::SQ_DRAINED,
+    event::QP_LAST_WQE_REACHED,
+];
 
 /// A protection domain.
 #[derive(Debug)]

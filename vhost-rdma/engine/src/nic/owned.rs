@@ -9,22 +9,12 @@ use zerocopy::little_endian::U32;
 use super::budget::cost;
 use super::cq::Cq;
 use super::nic::{Nic, Provider};
-use super::objects::{Ah, Pd, Qp, Srq, object};
+use super::objects::{Ah, Pd, QP_EVENTS, Qp, Srq, object};
 use super::parts::{ReceiveSide, SendSide};
 use super::qp::{Attrs, State};
 use super::quota::Kind as Place;
 use super::{Reply, Status, shape, table};
 use crate::memory::Ring;
-
-/// Events whose object is a QP.
-const QP_EVENTS: [u32; 6] = [
-    event::QP_FATAL,
-    event::QP_REQ_ERR,
-    event::QP_ACCESS_ERR,
-    event::COMM_EST,
-    event::SQ_DRAINED,
-    event::QP_LAST_WQE_REACHED,
-];
 
 impl<P: Provider> Nic<P> {
     /// The protection domain `pdn` of a context.
