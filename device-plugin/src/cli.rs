@@ -209,13 +209,13 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// How the node takes part in the channel between nodes, if it does.
     #[must_use]
-    pub fn channel(&self) -> Option<crate::channel::Settings> {
+    pub fn channel(&self) -> Option<crate::member::Settings> {
         let address = self.channel_address?;
         let namespace = self.controller_namespace.clone().or_else(|| self.pod_namespace.clone());
         let namespace = namespace.unwrap_or_else(|| "vhost-rdma".to_owned());
         let controller_name = format!("vhost-rdma-controller.{namespace}.svc");
         let given = self.controller.clone();
-        Some(crate::channel::Settings {
+        Some(crate::member::Settings {
             node: self.node_name.clone()?,
             endpoint: SocketAddr::new(address, self.channel_port),
             shared: self.channel_dir.clone(),

@@ -15,7 +15,7 @@ use vhost_rdma_agent_api::{MESSAGE_MAX, Reply, decode, encode};
 
 use crate::agent::Agent;
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);

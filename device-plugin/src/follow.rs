@@ -24,7 +24,7 @@ use vhost_rdma_cluster_api::{
 use crate::agent::Agent;
 use crate::channel::certify;
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::repeats::Repeats;
 
 /// Between two tries to reach the API server, or the disk.

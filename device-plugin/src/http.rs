@@ -27,7 +27,7 @@ use vhost_rdma_proto::v1;
 
 use crate::agent::{Agent, Snapshot};
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

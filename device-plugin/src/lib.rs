@@ -9,8 +9,10 @@
 //!                    agent      the one place where things are decided and put in order
 //!                      │
 //!        core: config  pool  ledger  preferred  grant      no I/O, no clock: tables in, tables out
+//!              holders          what the kubelet can be asked, and what it answers
 //!                      │
 //!   disk ─────────── journal    append, fsync, checksum
+//!                    member     certificates and peers as they were last
 //!   daemon ───────── daemon     NICs by the admin API
 //!   host ─────────── host       PFs, VFs, RDMA devices (crate rdma-netlink), files for pods
 //!   API server ───── events, follow   optional: the node's object of the cluster's controller
@@ -35,12 +37,14 @@ pub mod events;
 pub mod files;
 pub mod follow;
 pub mod grant;
+pub mod holders;
 pub mod host;
 pub mod http;
 pub mod journal;
 pub mod kubelet;
 mod kubelet_api;
 pub mod ledger;
+pub mod member;
 pub mod pool;
 pub mod preferred;
 mod repeats;

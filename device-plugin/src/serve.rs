@@ -17,10 +17,11 @@ use crate::daemon::{AdminApi, Daemon};
 use crate::events::{Events, kubelet_knows_cdi};
 use crate::files::Dirs;
 use crate::follow;
+use crate::holders::Kubelet;
 use crate::host::NodeHost;
 use crate::http;
 use crate::journal::JournalError;
-use crate::kubelet::{Kubelet, NodeKubelet, Registrar};
+use crate::kubelet::{NodeKubelet, Registrar};
 
 /// How often the hardware is looked at.
 const RESCAN: Duration = Duration::from_secs(10);

@@ -16,11 +16,11 @@ use kube::Api;
 use vhost_rdma_agent_api::{self as api, FaultKind, Pod};
 
 use super::allocate::granted_as;
-use super::attach::fault;
+use super::refusal::fault;
 use super::{Agent, State};
 use crate::cluster::tenancy::judge;
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::ledger::{ClusterGrant, Owner};
 
 /// How long the API server may take for one answer.

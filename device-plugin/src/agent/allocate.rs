@@ -14,7 +14,7 @@ use super::health::defect;
 use super::{Agent, Fault, State, now, pool_of};
 use crate::daemon::{Daemon, DaemonError, is_connected};
 use crate::grant::{self, Gift, nic_name};
-use crate::kubelet::{Holding, Kubelet};
+use crate::holders::{Holding, Kubelet};
 use crate::ledger::{ClusterGrant, Decision, Evidence, Grant, Slot};
 use crate::pool::{Device, Pool};
 use crate::{files, v1beta1};

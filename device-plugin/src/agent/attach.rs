@@ -13,10 +13,11 @@ use vhost_rdma_proto::v1;
 use super::allocate::limits;
 use super::health::defect;
 use super::ownership::{self, Witness};
+use super::refusal::{fault, internal, later};
 use super::{Agent, State, now};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
@@ -44,19 +45,6 @@ fn bounded(asked: &Attach) -> Result<(), api::Fault> {
         return Err(fault(FaultKind::BadRequest, message));
     }
     Ok(())
-}
-
-pub(super) fn fault(kind: FaultKind, message: impl Into<String>) -> api::Fault {
-    api::Fault { kind, message: message.into() }
-}
-
-fn internal(error: impl std::fmt::Display) -> api::Fault {
-    fault(FaultKind::Internal, error.to_string())
-}
-
-/// The daemon is being started again, most likely.
-fn later(error: impl std::fmt::Display) -> api::Fault {
-    fault(FaultKind::TryAgain, error.to_string())
 }
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {

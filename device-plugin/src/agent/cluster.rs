@@ -18,7 +18,7 @@ use crate::cluster::addresses::free;
 use crate::cluster::{Snapshot, Standing};
 use crate::config::PoolConfig;
 use crate::daemon::{Daemon, DaemonError};
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::ledger::{Grant, Slot};
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {

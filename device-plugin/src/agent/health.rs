@@ -11,7 +11,7 @@ use vhost_rdma_proto::v1;
 use super::{Agent, List, State};
 use crate::daemon::Daemon;
 use crate::grant::nic_name;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::pool::{Device, Pool};
 use crate::v1beta1;
 

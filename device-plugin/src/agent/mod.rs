@@ -14,6 +14,7 @@ mod named;
 mod ownership;
 mod peers;
 mod reconcile;
+mod refusal;
 mod report;
 mod status;
 pub(crate) mod undo;
@@ -26,8 +27,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Mutex, Notify, watch};
 use vhost_rdma_agent_api::RESOURCES;
 
-use crate::channel::book::Book;
-use crate::channel::{self, Channel};
 use crate::cluster::render::render;
 use crate::cluster::{Snapshot as NodeFile, Standing};
 use crate::config::{Config, Injection};
@@ -35,10 +34,12 @@ use crate::daemon::{Daemon, DaemonError, View};
 use crate::events::Events;
 use crate::files::Dirs;
 use crate::grant::BadGift;
+use crate::holders::{Kubelet, PodKey, Run};
 use crate::host::{Host, Inventory};
 use crate::journal::{Journal, JournalError};
-use crate::kubelet::{Kubelet, PodKey, Run};
 use crate::ledger::{Grant, Ledger, Named, Slot};
+use crate::member::book::Book;
+use crate::member::{self, Channel};
 use crate::pool::{Pool, Pools};
 use crate::v1beta1;
 
@@ -74,7 +75,7 @@ pub struct Settings {
     /// The controller says what the node offers, beside the file.
     pub cluster: bool,
     /// How the node takes part in the channel between nodes, if it does.
-    pub channel: Option<channel::Settings>,
+    pub channel: Option<member::Settings>,
 }
 
 /// Who has the CNI plugin called for what a runtime forgot.

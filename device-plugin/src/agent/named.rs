@@ -29,11 +29,11 @@ use vhost_rdma_cluster_api::claim::{self, Claimant, NIC_ANNOTATION, Verdict};
 use vhost_rdma_cluster_api::{MIRROR, NodeNic, RdmaNic};
 
 use super::admit::{PATIENCE, is_judged};
-use super::attach::fault;
+use super::refusal::fault;
 use super::{Agent, Server, State};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::ledger::{ClusterGrant, Grant, Named, Owner, Slot};
 use crate::pool::{Device, Pool};
 

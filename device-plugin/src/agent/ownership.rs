@@ -14,8 +14,8 @@ use vhost_rdma_agent_api::{Attach, Checkpoint, FaultKind, State as Progress};
 
 use super::State;
 use super::allocate::granted_as;
-use super::attach::fault;
-use crate::kubelet::Holding;
+use super::refusal::fault;
+use crate::holders::Holding;
 use crate::ledger::Owner;
 use crate::pool::{Pool, Pools};
 

@@ -14,10 +14,10 @@ use vhost_rdma_cluster_api::peers::v1::{Held, Update};
 use vhost_rdma_proto::v1;
 
 use super::{Agent, State};
-use crate::channel::Channel;
-use crate::channel::book::{BadUpdate, Book, Incoming, Place, Places};
 use crate::daemon::{Daemon, DaemonError};
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
+use crate::member::Channel;
+use crate::member::book::{BadUpdate, Book, Incoming, Place, Places};
 
 /// A network on an RNIC, as the controller says it.
 #[derive(Debug, Clone, PartialEq, Eq)]

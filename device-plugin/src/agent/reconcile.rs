@@ -24,7 +24,7 @@ use crate::daemon::{Daemon, DaemonError, View, is_connected};
 use crate::grant::{
     NIC_FILE, NIC_PREFIX, cdi_file, device_info, device_info_name, host_dir, nic_name,
 };
-use crate::kubelet::{Holding, Kubelet, KubeletError, Listing, PodKey};
+use crate::holders::{Holding, Kubelet, KubeletError, Listing, PodKey};
 use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 

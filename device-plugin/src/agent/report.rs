@@ -13,8 +13,8 @@ use crate::cluster::addresses::withheld;
 use crate::cluster::render::{host_address, selects};
 use crate::daemon::Daemon;
 use crate::grant::nic_name;
+use crate::holders::Kubelet;
 use crate::host::Function;
-use crate::kubelet::Kubelet;
 use crate::ledger::Slot;
 
 /// What a condition's message may have; the API server takes 32 KiB, people less.

@@ -7,11 +7,11 @@ use vhost_rdma_proto::v1;
 
 use super::health::defect;
 use super::{Agent, Counters, State};
-use crate::channel::Channel;
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 use crate::ledger::Slot;
+use crate::member::Channel;
 
 /// One look at everything, for metrics.
 #[derive(Debug, Clone, Default)]

@@ -15,7 +15,7 @@ use vhost_rdma_agent_api::{Record, Reply, Request, SOCKET_ENV, call};
 
 use super::{Agent, Undo};
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
 
 /// The name under which the plugin is installed, if its configuration was not told.
 const PLUGIN: &str = "vhost-rdma-cni";

@@ -23,11 +23,12 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use vhost_rdma_cluster_api::{ROOTS, SIGNER};
 
-use super::identity::{Certificate, Pair, Request, Roots};
-use super::{Channel, Trouble};
 use crate::agent::Agent;
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
+use crate::member::identity::{Certificate, Pair, Request, Roots};
+use crate::member::store::Kept;
+use crate::member::{Channel, Trouble};
 use crate::repeats::Repeats;
 
 /// How long the API server may take for one call.
@@ -49,7 +50,7 @@ const SPREAD: Duration = Duration::from_secs(10);
 
 /// Follows roots and renews the certificate for ever.
 pub async fn run<D: Daemon, K: Kubelet>(agent: &Agent<D, K>, channel: &Channel, client: Client) {
-    let roots = Api::namespaced(client.clone(), &channel.settings.namespace);
+    let roots = Api::namespaced(client.clone(), &channel.settings().namespace);
     let requests = Api::all(client);
     tokio::join!(follow_roots(agent, channel, roots), renew(agent, channel, &requests));
 }
@@ -185,12 +186,12 @@ fn fault(action: &str, error: &dyn std::fmt::Display) -> Trouble {
 
 /// Asks for a certificate and waits for it.
 async fn certified(channel: &Channel, api: &Api<CertificateSigningRequest>) -> Result<(), Trouble> {
-    let address = channel.settings.endpoint.ip();
+    let address = channel.settings().endpoint.ip();
     let held = channel.kept.borrow().asked.clone().filter(|asked| asked.address == address);
     let asked = match held {
         Some(asked) => asked,
         None => {
-            let made = Request::new(&channel.settings.node, address)
+            let made = Request::new(&channel.settings().node, address)
                 .map_err(|error| fault("make a key", &error))?;
             keep(channel, |kept| kept.asked = Some(made.clone()))?;
             made
@@ -203,7 +204,7 @@ async fn certified(channel: &Channel, api: &Api<CertificateSigningRequest>) -> R
     }
     let pair = Pair { cert: answer?, key: asked.key };
     let roots = channel.kept.borrow().roots.clone().unwrap_or_default();
-    let read = Certificate::read(&pair, &roots, &channel.settings.node, address);
+    let read = Certificate::read(&pair, &roots, &channel.settings().node, address);
     let bad = read.and_then(|certificate| {
         if certificate.holds(SystemTime::now()) {
             Ok(())
@@ -220,7 +221,7 @@ async fn certified(channel: &Channel, api: &Api<CertificateSigningRequest>) -> R
     bad.map_err(|why| Trouble::new("NotUsable", why))
 }
 
-fn keep(channel: &Channel, change: impl FnOnce(&mut super::store::Kept)) -> Result<(), Trouble> {
+fn keep(channel: &Channel, change: impl FnOnce(&mut Kept)) -> Result<(), Trouble> {
     channel.keep(change).map_err(|error| Trouble::new("Disk", format!("cannot keep it: {error}")))
 }
 
@@ -307,9 +308,9 @@ mod tests {
         CertificateSigningRequestCondition, CertificateSigningRequestStatus,
     };
 
-    use super::super::Settings;
-    use super::super::identity::tests::{Authority, HERE};
     use super::*;
+    use crate::member::Settings;
+    use crate::member::identity::tests::{Authority, HERE};
 
     fn here(dir: &std::path::Path) -> Channel {
         let settings = Settings {

@@ -3,8 +3,8 @@
 //!
 //! The other side is believed to be the controller if a root that is believed says so and its name
 //! is the controller's; even so it chooses neither how much memory it costs nor how often the
-//! daemon is asked for something ([`super::book`], `TOGETHER`). What it sends that is not good ends
-//! the stream, and the next one begins later.
+//! daemon is asked for something ([`crate::member::book`], `TOGETHER`). What it sends that is not
+//! good ends the stream, and the next one begins later.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -22,13 +22,13 @@ use tonic::{Code, Status};
 use vhost_rdma_cluster_api::peers::v1::FollowRequest;
 use vhost_rdma_cluster_api::peers::v1::peers_client::PeersClient;
 
-use super::book::Incoming;
 use super::certify::chance;
-use super::store::Kept;
-use super::{Channel, Trouble};
 use crate::agent::Agent;
 use crate::daemon::Daemon;
-use crate::kubelet::Kubelet;
+use crate::holders::Kubelet;
+use crate::member::book::{BadUpdate, Incoming};
+use crate::member::store::Kept;
+use crate::member::{Channel, Trouble};
 use crate::repeats::Repeats;
 
 /// How long each step of a connection may take.
@@ -53,7 +53,7 @@ enum Ended {
     #[error("the controller ended the stream")]
     Over,
     #[error(transparent)]
-    Bad(#[from] super::book::BadUpdate),
+    Bad(#[from] BadUpdate),
     #[error("cannot write the lists down: {0}")]
     Disk(#[from] std::io::Error),
 }
@@ -165,10 +165,10 @@ async fn connect(
     kept: &Kept,
 ) -> Result<PeersClient<tonic::transport::Channel>, Ended> {
     let bad = |error: String| Ended::Connect(error);
-    let name = ServerName::try_from(channel.settings.controller_name.clone());
+    let name = ServerName::try_from(channel.settings().controller_name.clone());
     let name = name.map_err(|error| bad(error.to_string()))?;
     let config = config(kept).map_err(bad)?;
-    let stream = timeout(STEP, TcpStream::connect(&channel.settings.controller)).await;
+    let stream = timeout(STEP, TcpStream::connect(&channel.settings().controller)).await;
     let stream = stream.map_err(|_| bad("no answer".to_owned()))?;
     let stream = stream.map_err(|error| bad(error.to_string()))?;
     stream.set_nodelay(true).map_err(|error| bad(error.to_string()))?;
@@ -198,7 +198,7 @@ async fn follow<D: Daemon, K: Kubelet>(
     kept: &Kept,
 ) -> Result<std::convert::Infallible, Ended> {
     let mut client = connect(channel, kept).await?;
-    let node = channel.settings.node.clone();
+    let node = channel.settings().node.clone();
     let request = FollowRequest { node, held: agent.held_peers().await };
     let answer = timeout(STEP, client.follow(request)).await;
     let answer = answer.map_err(|_| Ended::Connect("no answer to the call".to_owned()))?;
@@ -209,7 +209,7 @@ async fn follow<D: Daemon, K: Kubelet>(
         view.peers_trouble = None;
     }
     agent.channel_changed().await;
-    tracing::info!(controller = channel.settings.controller, "following the lists of peers");
+    tracing::info!(controller = channel.settings().controller, "following the lists of peers");
     let mut incoming = Incoming::default();
     let mut deadline: Option<Instant> = None;
     loop {

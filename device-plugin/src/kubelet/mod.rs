@@ -1,5 +1,5 @@
 //! The kubelet: the device plugin servers that it calls, the registration that makes it call them,
-//! and the pod-resources API that tells who has what.
+//! and the client of the pod-resources API that tells who has what ([`crate::holders`]).
 
 mod authority;
 mod plugin;
@@ -7,5 +7,5 @@ mod podresources;
 mod register;
 
 pub use plugin::Plugin;
-pub use podresources::{Holding, Kubelet, KubeletError, Listing, NodeKubelet, PodKey, Run};
+pub use podresources::NodeKubelet;
 pub use register::{Registrar, endpoint};

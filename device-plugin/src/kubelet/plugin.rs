@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures::{Stream, stream};
 use tonic::{Request, Response, Status};
 
-use super::podresources::Kubelet;
 use crate::agent::Agent;
 use crate::daemon::Daemon;
+use crate::holders::Kubelet;
 use crate::v1beta1;
 use crate::v1beta1::device_plugin_server::DevicePlugin;
 

@@ -1,14 +1,9 @@
-//! Who has which device: the pod-resources API, and what the kubelet keeps on its disk.
+//! This node's kubelet, asked who has which device: its pod-resources API, and the checkpoint that
+//! it keeps on its disk.
 //!
-//! The API is the authority on who *has* a device, and, since it lists pods without devices too, on
-//! which pods there are. It is silent when nothing should be concluded from silence: a kubelet that
-//! has just started lists no pods, and none lists the devices of ordinary init containers. So a
-//! second witness is asked: the kubelet's checkpoint, which it writes before `Allocate` is answered
-//! to anybody and reads when it starts. It names the pod by its UID, the one name of a pod that is
-//! never used twice. Nothing else of the kubelet's is looked at, its pods' folders least of all.
+//! What is asked, and what the two are worth, is [`crate::holders`]. Nothing is decided here.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use vhost_rdma_agent_api::{CHECKPOINT, Checkpoint, checkpoint};
 
 use crate::config::KubeletPaths;
+use crate::holders::{Holding, Kubelet, KubeletError, Listing, Run};
 use crate::ledger::Owner;
 use crate::podresources::ListPodResourcesRequest;
 use crate::podresources::pod_resources_lister_client::PodResourcesListerClient;
@@ -27,47 +23,6 @@ use crate::podresources::pod_resources_lister_client::PodResourcesListerClient;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A node's answer: 250 pods with all their devices are far below.
 const ANSWER_MAX: usize = 64 << 20;
-
-/// The kubelet did not answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the kubelet's pod-resources API does not answer: {0}")]
-pub struct KubeletError(pub String);
-
-/// A device with its holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
-    /// `<domain>/<pool>`.
-    pub resource: String,
-    /// The ID.
-    pub id: String,
-    /// Who.
-    pub owner: Owner,
-}
-
-/// Namespace and name.
-pub type PodKey = (String, String);
-
-/// A run of the kubelet: its socket is made anew at each start.
-pub type Run = (u64, i64, i64);
-
-/// What the kubelet answers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Listing {
-    /// Every device that a container has; ordinary init containers are not in it.
-    pub holdings: Vec<Holding>,
-    /// Every pod, with devices or without.
-    pub pods: BTreeSet<PodKey>,
-    /// Which kubelet said so.
-    pub run: Run,
-}
-
-/// What can be asked.
-pub trait Kubelet: Send + Sync + 'static {
-    /// Who has what.
-    fn list(&self) -> impl Future<Output = Result<Listing, KubeletError>> + Send;
-    /// The kubelet's checkpoint. No file: nobody has a device; `None` if it cannot be read.
-    fn checkpoint(&self) -> Option<Checkpoint>;
-}
 
 /// The kubelet of this node.
 #[derive(Debug, Clone)]

@@ -28,9 +28,9 @@ use tonic::transport::{Endpoint, Server};
 
 use super::authority::{KubeletStream, Patch};
 use super::plugin::{Plugin, options};
-use super::podresources::Kubelet;
 use crate::agent::Agent;
 use crate::daemon::Daemon;
+use crate::holders::Kubelet;
 use crate::repeats::Repeats;
 use crate::v1beta1::device_plugin_server::DevicePluginServer;
 use crate::v1beta1::registration_client::RegistrationClient;

@@ -50,7 +50,7 @@ pub(crate) struct World {
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) undo: Undo,
     pub(crate) cluster: bool,
-    pub(crate) channel: Option<vhost_rdma_agent::channel::Settings>,
+    pub(crate) channel: Option<vhost_rdma_agent::member::Settings>,
 }
 
 pub(crate) fn config(text: &str) -> Config {

@@ -20,7 +20,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 
 /// Where crates have their sources.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 13] = [
     "vhost-rdma/src",
     "vhost-rdma/abi/src",
     "vhost-rdma/engine/src",
@@ -30,6 +30,10 @@ const CRATES: [&str; 9] = [
     "vhost-rdma/vmm/src",
     "cni-plugin/src",
     "cni-plugin/skel/src",
+    "controller/src",
+    "controller/api/src",
+    "device-plugin/src",
+    "device-plugin/api/src",
 ];
 /// The two backings.
 const BACKINGS: [&str; 2] = ["vhost-rdma/engine/src/soft", "vhost-rdma/rnic/src"];

@@ -1,7 +1,7 @@
 //! Who this node's daemon is towards others: a key that is made here and never leaves the node, a
 //! certificate that the controller signs for the node's address, and the roots that are believed.
 //!
-//! Here are bytes and rules; who asks for a certificate is [`super::certify`], who stores one is
+//! Here are bytes and rules; who asks for a certificate is `channel::certify`, who stores one is
 //! [`super::store`]. What comes from the API server is looked at before it takes the place of what
 //! works: a certificate that is not for this key, this node and this address, or not by a root that
 //! is believed, is refused, and so are roots that are none.
