@@ -3,8 +3,7 @@
 //!
 //! So there are two things that may go wrong beside the wake-up itself: a parcel that could not be
 //! sent stays with a worker that sleeps, and one that could not be taken stays with a worker that
-//! does. There is no model of a deregistration beside a copy by another shard, since there is no
-//! such copy: a parcel owns its bytes, and a shard touches the memory of its own guests alone.
+//! does. A deregistration beside what another shard asks for is `deregistration`.
 
 use std::rc::Rc;
 

@@ -18,6 +18,7 @@
 
 mod completions;
 mod crossing;
+mod deregistration;
 mod doorbells;
 mod guest;
 mod memory;
@@ -43,6 +44,8 @@ enum Without {
     Acquire(u64),
     /// The look, before a worker sleeps, at what it could not send yet.
     LookAtUnsent,
+    /// The rule that whoever owns memory copies to it: the requester's shard does.
+    CopiesByTheOwner,
     /// What C++ does not promise and the processors that we run on do: see [`guest::Guest::ring`].
     MultiCopyAtomicity,
 }

@@ -26,28 +26,28 @@ const THERE: u64 = 0x7000;
 const VALUE: u64 = 0x7100;
 
 /// What `Sender::send` and `Mailbox::take` make sure of, and no more.
-struct Mailbox<T> {
+pub(super) struct Mailbox<T> {
     memory: Memory,
     value: RefCell<Option<T>>,
 }
 
 impl<T> Mailbox<T> {
-    fn new(without: Without) -> Rc<Self> {
+    pub(super) fn new(without: Without) -> Rc<Self> {
         let memory = Memory::new(without, &[], &[THERE], &[VALUE]);
         Rc::new(Self { memory, value: RefCell::new(None) })
     }
 
-    fn put(&self, value: T) {
+    pub(super) fn put(&self, value: T) {
         self.memory.touch(VALUE);
         *self.value.borrow_mut() = Some(value);
         self.memory.store_u32(THERE, 1);
     }
 
-    fn has_any(&self) -> bool {
+    pub(super) fn has_any(&self) -> bool {
         self.memory.load_relaxed(THERE) == 1 && self.value.borrow().is_some()
     }
 
-    fn take(&self) -> Option<T> {
+    pub(super) fn take(&self) -> Option<T> {
         if self.memory.load_u32(THERE) == 0 {
             return None;
         }
