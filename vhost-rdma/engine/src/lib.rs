@@ -25,3 +25,6 @@ pub mod shard;
 pub mod soft;
 
 use vhost_rdma_memory::{self as memory, ordering};
+
+/// Nanoseconds of a monotonic clock.
+pub type Nanos = u64;

@@ -9,6 +9,7 @@
 //! A NIC that moves is at its new place as soon as it has left the old one, though it may be there
 //! a moment later. So there is no time at which nobody has it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustc_hash::FxHashMap;
@@ -31,6 +32,8 @@ struct Entries {
 #[derive(Debug, Default)]
 pub struct AddressBook {
     entries: RwLock<Entries>,
+    /// Lives of queue pairs that earlier processes counted on any shard.
+    former_lives: AtomicU64,
 }
 
 impl AddressBook {
@@ -130,6 +133,16 @@ impl AddressBook {
         }
     }
 
+    /// Earlier processes counted so many lives of queue pairs.
+    pub fn had_lives(&self, lives: u64) {
+        self.former_lives.fetch_max(lives, Ordering::Relaxed);
+    }
+
+    /// So many are not to be begun again. All are known before the first NIC runs.
+    pub fn former_lives(&self) -> u64 {
+        self.former_lives.load(Ordering::Relaxed)
+    }
+
     /// Whether nothing is left in it.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
@@ -211,6 +224,17 @@ impl ShardBook {
     #[must_use]
     pub fn elsewhere(&self, vni: u32, gid: &Gid) -> Option<usize> {
         self.holder(vni, gid).map(|(shard, _)| shard).filter(|&shard| shard != self.shard)
+    }
+
+    /// Earlier processes counted so many lives of queue pairs, on whatever shard.
+    pub fn had_lives(&self, lives: u64) {
+        self.book.had_lives(lives);
+    }
+
+    /// So many are not to be begun again.
+    #[must_use]
+    pub fn former_lives(&self) -> u64 {
+        self.book.former_lives()
     }
 
     /// The other shards with members of a group, as a set of bits.

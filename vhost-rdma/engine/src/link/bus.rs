@@ -17,10 +17,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::book::{AddressBook, MOST_SHARDS, ShardBook};
+use super::held::Held;
 use super::{
-    Answer, Ask, Awaited, NicId, Outcome, PIECE, Parcel, Payload, Request, Service, Ticket, Token,
+    Answer, Ask, Awaited, Fabric, Inbound, Link, NicId, Outcome, Owner, PIECE, Parcel, Payload,
+    Request, Service, Ticket, Token, is_multicast,
 };
-use crate::memory;
+use crate::{Nanos, memory};
 
 /// Requests of one NIC that are under way, at most.
 const REQUESTS: u32 = 64;
@@ -49,12 +51,14 @@ pub struct Bus {
     answers: VecDeque<Answer>,
     /// What came before the NIC that it is for.
     early: VecDeque<Parcel>,
+    held: Held,
     /// By NIC.
     under_way: Vec<UnderWay>,
     all_under_way: u32,
     /// Nothing new leaves.
     closed: bool,
     spare: Vec<Vec<u8>>,
+    /// Lives that began here.
     lives: u64,
     /// Bytes of a piece, at most.
     mtu: u32,
@@ -71,11 +75,12 @@ impl Bus {
             asks: VecDeque::new(),
             answers: VecDeque::new(),
             early: VecDeque::new(),
+            held: Held::default(),
             under_way: Vec::new(),
             all_under_way: 0,
             closed: false,
             spare: Vec::new(),
-            lives: (index as u64) << LIVES,
+            lives: 0,
             mtu: PIECE,
         }
     }
@@ -94,16 +99,14 @@ impl Bus {
     }
 
     /// A queue pair begins to use it.
-    pub const fn begin_life(&mut self) -> u64 {
-        self.lives += 1;
-        self.lives
+    pub fn begin_life(&mut self) -> u64 {
+        self.lives = self.lives.max(self.book.former_lives()) + 1;
+        (self.index as u64) << LIVES | self.lives
     }
 
-    /// A queue pair began in an earlier process.
+    /// A queue pair began in an earlier process, on whatever shard.
     pub fn had_life(&mut self, life: u64) {
-        let counted = (1 << LIVES) - 1;
-        let shard = self.lives & !counted;
-        self.lives = shard | (self.lives & counted).max(life & counted);
+        self.book.had_lives(life & ((1 << LIVES) - 1));
     }
 
     /// What this shard has in the book of addresses.
@@ -114,19 +117,21 @@ impl Bus {
 
     /// Sends a request to the shard that holds its address. That may be this one, if the request
     /// crossed before and may have been executed, which only its responder's stream knows.
-    pub fn submit(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
-        match self.book.holder(vni, &request.flow.dest_gid) {
-            Some((shard, _)) if shard != self.index || request.crossed => {
+    fn send_to_holder(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
+        match (self.book.holder(vni, &request.flow.dest_gid), request.service) {
+            (Some((shard, _)), _) if shard != self.index || request.crossed => {
                 self.send(shard, vni, request)
             }
             // Its NIC is on its way to this shard.
-            Some(_) => Outcome::Full,
-            None => Outcome::NoAnswer,
+            (Some(_), _) => Outcome::Full,
+            (None, Service::Reliable) => Outcome::NoAnswer,
+            // Nobody tells the sender of an unreliable message what became of it.
+            (None, Service::Unreliable | Service::Datagram) => Outcome::Done,
         }
     }
 
     /// Sends a datagram to the other shards with members of its group.
-    pub fn submit_to_group(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
+    fn send_to_group(&mut self, vni: u32, request: &Request<'_>) -> Outcome {
         let others = self.book.others(vni, &request.flow.dest_gid);
         if others != 0 && !self.has_room(request) {
             return Outcome::Full;
@@ -187,14 +192,6 @@ impl Bus {
         true
     }
 
-    /// Answers a request, and lets its sender have as much more under way, if it may not already.
-    pub fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
-        let (bytes, gives_back) = given;
-        if let Some(way) = self.out.get_mut(token.shard) {
-            way.push_back(Parcel::Answer(Answer { token, outcome, bytes, gives_back }));
-        }
-    }
-
     /// Something came from another shard.
     pub fn arrive(&mut self, parcel: Parcel) {
         match parcel {
@@ -249,19 +246,19 @@ impl Bus {
         self.all_under_way = self.all_under_way.saturating_sub(1);
     }
 
-    /// The oldest request that is to be executed.
-    pub fn next_ask(&mut self) -> Option<Ask> {
-        self.asks.pop_front()
-    }
-
     /// It is to be gone on with, before all others.
     pub fn put_back(&mut self, ask: Ask) {
         self.asks.push_front(ask);
     }
 
-    /// The oldest answer that is to be settled.
-    pub fn next_answer(&mut self) -> Option<Answer> {
-        self.answers.pop_front()
+    /// It waits for an owner of memory to do this job, until then at the latest.
+    pub fn hold(&mut self, until: Nanos, job: u64, ask: Ask) {
+        self.held.put(until, job, ask);
+    }
+
+    /// An owner has done a job that a request may wait for, or could not.
+    pub fn owner_answered(&mut self, job: u64, owner: Owner) {
+        self.held.answered(job, owner);
     }
 
     /// A buffer that is not needed any more.
@@ -288,6 +285,7 @@ impl Bus {
     pub fn has_work(&self) -> bool {
         !self.asks.is_empty()
             || !self.answers.is_empty()
+            || self.held.has_work()
             || self.out.iter().any(|way| !way.is_empty())
     }
 
@@ -305,6 +303,40 @@ impl Bus {
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.all_under_way == 0 && self.answers.is_empty() && self.early.is_empty()
+    }
+}
+
+impl Link for Bus {
+    fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
+        let Some(vni) = fabric.network(request.flow.source) else { return Outcome::NoAnswer };
+        if request.service == Service::Datagram && is_multicast(&request.flow.dest_gid) {
+            return self.send_to_group(vni, request);
+        }
+        self.send_to_holder(vni, request)
+    }
+
+    fn poll(&mut self, now: Nanos) -> Option<Inbound> {
+        if let Some(ask) = self.held.take_due(now) {
+            return Some(Inbound::Expired(ask));
+        }
+        if let Some(answer) = self.answers.pop_front() {
+            return Some(Inbound::Answer(answer));
+        }
+        if let Some(ask) = self.held.next_ready() {
+            return Some(Inbound::Held(ask));
+        }
+        self.asks.pop_front().map(Inbound::Ask)
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.held.deadline()
+    }
+
+    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
+        let (bytes, gives_back) = given;
+        if let Some(way) = self.out.get_mut(token.shard) {
+            way.push_back(Parcel::Answer(Answer { token, outcome, bytes, gives_back }));
+        }
     }
 }
 
@@ -330,5 +362,26 @@ impl Ticket {
     /// The next piece.
     pub const fn advance(&mut self) {
         self.number = self.number.wrapping_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NICs may be on other shards than before.
+    #[test]
+    fn no_shard_begins_a_life_that_an_earlier_process_began() {
+        let process = || {
+            let book = Arc::new(AddressBook::default());
+            [0, 1].map(|index| Bus::new(index, 2, Arc::clone(&book)))
+        };
+        let [_, mut second] = process();
+        let old = [second.begin_life(), second.begin_life()];
+        let [mut first, mut second] = process();
+        old.iter().for_each(|&life| first.had_life(life));
+        let new = [second.begin_life(), second.begin_life(), first.begin_life()];
+        let all: std::collections::BTreeSet<u64> = old.into_iter().chain(new).collect();
+        assert_eq!(all.len(), 5, "{old:x?} {new:x?}");
     }
 }

@@ -4,7 +4,10 @@
 //! belong to the caller's shard. Delivery is in order and never loses anything, so what is left of
 //! the protocol is what verbs programs can see: receiver not ready, refusal, and silence.
 
-use super::{DELIVERIES, Fabric, Fanout, Flow, Link, Outcome, Request, Service, is_multicast};
+use super::{
+    DELIVERIES, Fabric, Fanout, Flow, Inbound, Link, Outcome, Request, Service, Token, is_multicast,
+};
+use crate::Nanos;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -34,6 +37,17 @@ impl Link for Local {
     fn ask_ahead(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Option<u64> {
         fabric.responder(request.flow.source, &request.flow.dest_gid)?.ask_ahead(request)
     }
+
+    /// Both ends are here: nothing ever comes in.
+    fn poll(&mut self, _: Nanos) -> Option<Inbound> {
+        None
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn answer(&mut self, _: Token, _: Option<Outcome>, _: (Vec<u8>, bool)) {}
 }
 
 /// Gives a datagram to some members of its group. Who joins or leaves meanwhile may get it or not,

@@ -14,10 +14,14 @@
 //!
 //! - `ways`: chooses between them. It is the one link that a requester knows.
 //!
+//! What comes in from peers that are no NICs of this shard, the link hands out one by one
+//! ([`Link::poll`]), and says when it wants to be asked though nothing came ([`Link::deadline`]).
+//!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
 
 mod book;
 mod bus;
+mod held;
 mod local;
 mod parcel;
 mod ways;
@@ -26,6 +30,7 @@ use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Nanos;
 use crate::memory::Segment;
 
 pub use book::{AddressBook, MOST_SHARDS, ShardBook};
@@ -316,7 +321,20 @@ pub trait Fabric {
     ) -> Option<Option<&mut dyn Responder>>;
 }
 
-/// A way to a peer.
+/// What a link brings in.
+#[derive(Debug)]
+pub enum Inbound {
+    /// A request of a NIC that is here was answered.
+    Answer(Answer),
+    /// A peer that is no NIC here asks for something.
+    Ask(Ask),
+    /// The owner of memory that a request waits for has answered; it is to be gone on with.
+    Held(Ask),
+    /// That owner did not answer in time.
+    Expired(Ask),
+}
+
+/// A way to a peer. It has no thread and no clock: whoever drives it asks it.
 pub trait Link {
     /// Brings one request to its responder.
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome;
@@ -325,4 +343,15 @@ pub trait Link {
     fn ask_ahead(&mut self, _: &mut dyn Fabric, _: &Request<'_>) -> Option<u64> {
         None
     }
+
+    /// The next of what came in, or is over by now: what is over first, then answers, then
+    /// requests, the oldest of each. One at a time, since the caller's budget is time.
+    fn poll(&mut self, now: Nanos) -> Option<Inbound>;
+
+    /// When it is to be polled although nothing comes.
+    fn deadline(&self) -> Option<Nanos>;
+
+    /// Answers a request that [`poll`](Self::poll) gave, and lets its sender have as much more
+    /// under way, if it may not already (`given.1`). `given.0` are the answer's bytes.
+    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool));
 }

@@ -5,9 +5,10 @@
 //! goes both ways, to the other shards first: once those have it, the rest is done here in steps.
 
 use super::{
-    Bus, Fabric, Fanout, Link, Local, Outcome, PIECE, Parcel, Request, Service, Ticket,
-    is_multicast,
+    Bus, Fabric, Fanout, Inbound, Link, Local, Outcome, PIECE, Parcel, Request, Service, Ticket,
+    Token, is_multicast,
 };
+use crate::Nanos;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -45,7 +46,7 @@ impl Ways {
 
     /// Numbers a queue pair's requests, where a responder elsewhere has to know them.
     #[inline]
-    pub const fn number(&mut self, ticket: &mut Ticket) -> Ticket {
+    pub fn number(&mut self, ticket: &mut Ticket) -> Ticket {
         let Some(bus) = &mut self.bus else { return Ticket { life: 0, number: 0 } };
         if ticket.life == 0 {
             ticket.life = bus.begin_life();
@@ -78,6 +79,20 @@ impl Link for Ways {
     fn ask_ahead(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Option<u64> {
         self.local.ask_ahead(fabric, request)
     }
+
+    fn poll(&mut self, now: Nanos) -> Option<Inbound> {
+        self.bus.as_mut()?.poll(now)
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.bus.as_ref()?.deadline()
+    }
+
+    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
+        if let Some(bus) = &mut self.bus {
+            bus.answer(token, outcome, given);
+        }
+    }
 }
 
 fn choose(
@@ -89,15 +104,11 @@ fn choose(
     let gid = &request.flow.dest_gid;
     if request.service == Service::Datagram && is_multicast(gid) {
         let begins = request.fanout == Fanout::default();
-        let sent = if begins { bus.submit_to_group(vni, request) } else { Outcome::Done };
+        let sent = if begins { bus.submit(fabric, request) } else { Outcome::Done };
         return if sent == Outcome::Done { local.submit(fabric, request) } else { sent };
     }
     if !request.crossed && fabric.holds(vni, gid) {
         return local.submit(fabric, request);
     }
-    match (bus.submit(vni, request), request.service) {
-        // Nobody tells the sender of an unreliable message what became of it.
-        (Outcome::NoAnswer, Service::Unreliable | Service::Datagram) => Outcome::Done,
-        (outcome, _) => outcome,
-    }
+    bus.submit(fabric, request)
 }

@@ -71,8 +71,7 @@ pub use port::{Job, JobKind, Port};
 
 use crate::link::Gid;
 
-/// Nanoseconds of a monotonic clock.
-pub type Nanos = u64;
+pub use crate::Nanos;
 
 /// What an operator gives a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]

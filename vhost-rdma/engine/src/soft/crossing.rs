@@ -24,11 +24,11 @@ use super::nics::Nics;
 use super::stream::Stream;
 use super::{Nanos, mirror::PATIENCE};
 use crate::link::{
-    Answer, Ask, Awaited, Bus, Outcome, Owner, Parcel, Request, Service, Ticket, Token,
-    is_multicast,
+    Answer, Ask, Awaited, Bus, Inbound, Link as _, Outcome, Owner, Parcel, Request, Service,
+    Ticket, Token, is_multicast,
 };
-use crate::nic::budget::{Budget, cost};
-use crate::nic::qp::State;
+use crate::nic::budget::cost;
+use crate::nic::qp::{Landed, State};
 
 /// Time for what other shards ask and answer, of which each round has its part.
 const PARCELS: Nanos = 25_000;
@@ -121,7 +121,7 @@ impl Engine {
 
     /// Whether anything waits that came from another shard, or is on its way to one.
     pub(super) fn has_parcels(&self) -> bool {
-        self.waiting.has_work() || self.ways.bus_ref().is_some_and(Bus::has_work)
+        self.ways.bus_ref().is_some_and(Bus::has_work)
     }
 }
 
@@ -133,21 +133,17 @@ impl<N: Nics> Execution<'_, N> {
         }
         let began = self.meter.now();
         let budget = &mut self.meter.budget_at(began, PARCELS);
-        let mut found = self.expire(now, budget);
-        while !budget.is_over(self.meter) {
-            let Some(answer) = self.engine.ways.bus().and_then(Bus::next_answer) else {
-                break;
-            };
+        let mut found = false;
+        while !budget.is_over(self.meter)
+            && let Some(inbound) = self.engine.ways.poll(now)
+        {
             found = true;
-            self.settle_answer(answer, now);
-        }
-        while !budget.is_over(self.meter) {
-            let ready = self.engine.waiting.ready.pop_front();
-            let is_held = ready.is_some();
-            let next = ready.or_else(|| self.engine.ways.bus().and_then(Bus::next_ask));
-            let Some(ask) = next else { break };
-            found = true;
-            self.execute_ask(ask, is_held, now);
+            match inbound {
+                Inbound::Expired(ask) => self.expire(&ask),
+                Inbound::Answer(answer) => self.settle_answer(answer, now),
+                Inbound::Held(ask) => self.execute_ask(ask, true, now),
+                Inbound::Ask(ask) => self.execute_ask(ask, false, now),
+            }
         }
         if found {
             self.count_carried(began);
@@ -210,13 +206,15 @@ impl<N: Nics> Execution<'_, N> {
             Taken::Over(Outcome::Later(Awaited::Owner(job))) => {
                 let until = now.saturating_add(PATIENCE);
                 if !is_held {
-                    self.answer(token, None, (reply, true));
+                    self.engine.ways.answer(token, None, (reply, true));
                 }
-                // What goes to memory has been placed, but for a word that is stored at once.
-                if let Some(bus) = self.engine.ways.bus().filter(|_| ask.size() > WORD) {
-                    bus.keep(ask.take_bytes());
+                if let Some(bus) = self.engine.ways.bus() {
+                    // What goes to memory has been placed, but for a word that is stored at once.
+                    if ask.size() > WORD {
+                        bus.keep(ask.take_bytes());
+                    }
+                    bus.hold(until, job, ask);
                 }
-                self.engine.waiting.put(until, job, ask);
                 return;
             }
             Taken::Over(Outcome::Partly(fanout)) => {
@@ -240,43 +238,30 @@ impl<N: Nics> Execution<'_, N> {
             bus.keep(ask.take_bytes());
         }
         if !is_held || outcome.is_some() {
-            self.answer(token, outcome, (reply, !is_held));
+            self.engine.ways.answer(token, outcome, (reply, !is_held));
         }
     }
 
-    fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
-        if let Some(bus) = self.engine.ways.bus() {
-            bus.answer(token, outcome, given);
-        }
-    }
-
-    /// Owners that did not do their part in time.
-    fn expire(&mut self, now: Nanos, budget: &mut Budget) -> bool {
-        let mut found = false;
-        while !budget.is_over(self.meter)
-            && let Some(ask) = self.engine.waiting.take_due(now)
+    /// The owner that a request waits for did not do its part in time.
+    fn expire(&mut self, ask: &Ask) {
+        self.meter.charge(cost::TIMER);
+        if let Some(nic) = self.engine.networks.holder(ask.vni, &ask.flow().dest_gid)
+            && let Some(qp) =
+                self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
+            && qp.own.stream.is_of(&ask.token)
         {
-            found = true;
-            self.meter.charge(cost::TIMER);
-            if let Some(nic) = self.engine.networks.holder(ask.vni, &ask.flow().dest_gid)
-                && let Some(qp) =
-                    self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
-                && qp.own.stream.is_of(&ask.token)
-            {
-                qp.own.stream.held = false;
-            }
-            if ask.is_reliable() {
-                self.answer(ask.token, Some(Outcome::NoAnswer), (Vec::new(), false));
-            }
+            qp.own.stream.held = false;
         }
-        found
+        if ask.is_reliable() {
+            let nothing = (Vec::new(), false);
+            self.engine.ways.answer(ask.token, Some(Outcome::NoAnswer), nothing);
+        }
     }
 
     /// An owner has done a job that a request from elsewhere waits for, or could not.
     pub(super) fn owner_answered_elsewhere(&mut self, number: u64, owner: Owner) {
-        if let Some(mut ask) = self.engine.waiting.take(number) {
-            ask.owner = owner;
-            self.engine.waiting.ready.push_back(ask);
+        if let Some(bus) = self.engine.ways.bus() {
+            bus.owner_answered(number, owner);
         }
     }
 
@@ -301,7 +286,8 @@ impl<N: Nics> Execution<'_, N> {
     }
 
     /// What this answer says of the piece that a queue pair waits for, if it may take that now. Of
-    /// a NIC that stands still it notes what must not be done twice.
+    /// a NIC that stands still it notes what must not be done twice, and a refusal: the responder
+    /// says it once, and is in an error then.
     pub(super) fn awaits(&mut self, token: &Token, answer: (Outcome, &[u8])) -> Option<Outcome> {
         let nic = self.nic_mut(token.nic)?;
         let life = nic.life;
@@ -315,8 +301,9 @@ impl<N: Nics> Execution<'_, N> {
         } else {
             return None;
         };
-        if life == NicState::Paused && outcome == Outcome::Done {
-            send.landed = Some(answer.1.first_chunk().copied().unwrap_or_default());
+        if life == NicState::Paused && send.landed.is_none() {
+            let word = answer.1.first_chunk().copied().unwrap_or_default();
+            send.landed = Landed::of(outcome, word);
         }
         (life == NicState::Ready).then_some(outcome)
     }

@@ -17,8 +17,7 @@ use super::network::Networks;
 use super::nic::{KERNEL, Nic};
 use super::nics::Nics;
 use super::numbers::{Qpns, Random};
-use super::waiting::Waiting;
-use crate::link::{NicId, Ways};
+use crate::link::{Link as _, NicId, Ways};
 use crate::memory::Segment;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::roster::{Roster, Walk};
@@ -31,8 +30,6 @@ pub(crate) struct Engine {
     pub(super) qpns: Qpns,
     pub(super) random: Box<dyn Random>,
     pub(super) ways: Ways,
-    /// Requests of other shards that wait for an owner.
-    pub(super) waiting: Waiting,
     /// The requester's segment list, kept for its allocation.
     pub(super) segments: Vec<Segment>,
     /// NICs and QPs whose wait is over.
@@ -70,7 +67,6 @@ impl Engine {
             qpns: Qpns::default(),
             random,
             ways: Ways::default(),
-            waiting: Waiting::default(),
             segments: Vec::new(),
             wakes: VecDeque::new(),
             freed: VecDeque::new(),
@@ -86,9 +82,9 @@ impl Engine {
         self.qpns = Qpns::of(pool);
     }
 
-    /// When a request that waits for an owner has waited long enough.
+    /// When the link is to be asked although nothing comes.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.waiting.deadline()
+        self.ways.deadline()
     }
 
     /// Whether there is something to do that is no NIC's own.

@@ -51,7 +51,6 @@ mod stream;
 mod talks;
 mod turns;
 mod waiter;
-mod waiting;
 pub mod window;
 mod work;
 

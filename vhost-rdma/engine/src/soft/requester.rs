@@ -23,7 +23,7 @@ use crate::link::{
 use crate::memory::{self, Segment};
 use crate::nic::budget::{Budget, cost};
 use crate::nic::limits::{MAX_FAST_REG_PAGES, MAX_MSG, MTU};
-use crate::nic::qp::{Kind, SendQueue, State, Wait};
+use crate::nic::qp::{Kind, Landed, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
 
 mod ahead;
@@ -268,12 +268,19 @@ impl<N: Nics> Execution<'_, N> {
             Owner::Unasked if !send.crosses => nic.piece(turn.kind, send, &planned).min(mtu),
             _ => send.piece,
         };
-        if let Some(word) = send.landed.take().filter(|_| planned.operation != Operation::Read) {
-            let fetches = planned.operation.fetches();
-            if fetches && !nic.bring_home(turn, send, &planned, &word) {
-                return Step::Failed(wc_status::LOC_PROT_ERR);
+        match send.landed.take() {
+            // What was read did not come home. It is read again.
+            Some(Landed::Done(word)) if planned.operation != Operation::Read => {
+                let fetches = planned.operation.fetches();
+                if fetches && !nic.bring_home(turn, send, &planned, &word) {
+                    return Step::Failed(wc_status::LOC_PROT_ERR);
+                }
+                return self.settle_crossed(turn, send, &planned, Outcome::Done);
             }
-            return self.settle_crossed(turn, send, &planned, Outcome::Done);
+            Some(Landed::Refused(nak)) => {
+                return self.settle_crossed(turn, send, &planned, Outcome::Refused(nak));
+            }
+            Some(Landed::Done(_)) | None => {}
         }
         if send.crosses
             && let Some(outcome) = flight::known(send, flown)

@@ -7,5 +7,6 @@ pub mod state;
 
 pub(crate) use ahead::{Fate, Flight, MOST, PIECES, WINDOW};
 pub use attrs::Attrs;
+pub(crate) use send::Landed;
 pub use send::{SavedSends, SendQueue, Wait};
 pub use state::{Kind, State};

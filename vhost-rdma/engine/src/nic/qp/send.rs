@@ -6,7 +6,7 @@ use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
 
 use super::ahead::{self, Ahead, Early, Flight, WINDOW};
-use crate::link::{Fanout, Outcome, Owner, PIECE, Ticket};
+use crate::link::{Fanout, Nak, Outcome, Owner, PIECE, Ticket};
 use crate::memory::{AddressSpace, Charge, Ring};
 use crate::nic::Nanos;
 use crate::nic::limits::MAX_INLINE;
@@ -77,14 +77,39 @@ pub struct SendQueue {
     pub(crate) ticket: Ticket,
     /// It was sent there, and may have been executed.
     pub(crate) crosses: bool,
-    /// It was executed, as came out while the NIC stood still; with what an atomic found.
-    pub(crate) landed: Option<[u8; 8]>,
+    /// What became of it, as came out while the NIC stood still.
+    pub(crate) landed: Option<Landed>,
     /// Pieces that were done since one came too early, as far as that counts.
     credit: u8,
 }
 
 /// Pieces that go one at a time after one that came too early: each that does costs a copy.
 const REST: u8 = 16;
+
+/// What became of a piece, where that cannot be asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Landed {
+    /// It was executed; an atomic found this.
+    Done([u8; 8]),
+    /// It was refused.
+    Refused(Nak),
+}
+
+impl Landed {
+    /// What an answer says of it, if it is the last that there is.
+    pub(crate) const fn of(outcome: Outcome, word: [u8; 8]) -> Option<Self> {
+        match outcome {
+            Outcome::Done => Some(Self::Done(word)),
+            Outcome::Refused(nak) => Some(Self::Refused(nak)),
+            Outcome::NotReady(_)
+            | Outcome::LocalFault
+            | Outcome::NoAnswer
+            | Outcome::Partly(_)
+            | Outcome::Later(_)
+            | Outcome::Full => None,
+        }
+    }
+}
 
 /// Shape of a send queue.
 #[derive(Clone, Copy, Debug)]
@@ -380,7 +405,7 @@ pub struct SavedSends {
     /// What is left of retries after RNR NAKs, and after silence.
     left: [u8; 2],
     early: Vec<SavedRequest>,
-    landed: Option<[u8; 8]>,
+    landed: Option<Landed>,
     ticket: Ticket,
     crosses: bool,
     flights: Vec<Flight>,

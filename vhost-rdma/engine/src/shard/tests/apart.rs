@@ -188,6 +188,31 @@ fn an_answer_that_finds_the_nic_paused_is_not_asked_for_again() {
     }
 }
 
+/// The responder says it once: its queue pair is in an error then.
+#[test]
+fn a_refusal_that_finds_the_nic_paused_is_kept() {
+    for is_handed_over in [false, true] {
+        let air = Air::new(Faults { delay: 1_000_000, ..Faults::default() }, 3);
+        let (mut world, mut a, mut b) = apart(air);
+        let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+        let (from, to) = (a.alloc(8), b.alloc(8));
+        let mut wrong = remote(opcode::RDMA_WRITE, 4, (&b, to));
+        wrong.rkey = U32::new(b.key ^ 0x100);
+        a.post_send(&mut qa, wrong, &[a.sge(from, 8)]);
+        world.settle();
+        while world.at(0).pause(a.nic) {}
+        world.advance(5 * SECOND);
+        assert!(a.statuses(&mut qa.cq).is_empty(), "it stands still");
+        if is_handed_over {
+            world.hand_over(&mut [&mut a, &mut b]);
+        }
+        world.at(0).resume(a.nic);
+        world.advance(5 * SECOND);
+        let ended = [(4, wc_status::REM_ACCESS_ERR)];
+        assert_eq!(a.statuses(&mut qa.cq), ended, "handed over: {is_handed_over}");
+    }
+}
+
 #[test]
 fn a_receive_wakes_who_waits_for_it_on_the_other_shard() {
     let (mut world, mut a, mut b) = apart(Air::still());
