@@ -1,6 +1,5 @@
 //! Host verbs of a device that is gone, or not open: there is nothing, and nothing can be made.
 
-use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -9,8 +8,8 @@ use virtio_rdma_abi as abi;
 
 use super::verbs::{
     HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects,
-    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
-    Registered, Result, SendBurst,
+    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, Keeps, MadeAh, PostError, QpInit,
+    RecvBurst, Registered, Result, SendBurst,
 };
 
 const GONE: HostError = HostError(libc::ENODEV);
@@ -150,7 +149,7 @@ impl HostVerbs for Gone {
         Ok(Vec::new())
     }
 
-    fn keep(&mut self, _: Box<dyn Any + Send>) {}
+    fn keep(&mut self, _: Box<dyn Keeps>) {}
 
     fn objects(&self) -> HostObjects {
         HostObjects::default()

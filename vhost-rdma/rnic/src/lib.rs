@@ -103,7 +103,7 @@ pub use peer_table::{Peer, Remote};
 pub use peers::Refusal;
 pub use verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
-    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, MadeAh,
-    PostError, QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
+    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSge, HostSrq, HostVerbs, HostWc, Keeps,
+    MadeAh, PostError, QpInit, RecvBurst, RecvWr, Registered, Result, SendBurst, SendWr, Subject,
 };
 pub use ways::{Carrier, Far, Mac, Uplink};

@@ -5,7 +5,6 @@
 //! benchmarks, which compare this with a bare loop, and for tests, which inject through [`Faults`]
 //! what a real RNIC cannot be made to do at will. The device that is named `null` is one of these.
 
-use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
@@ -21,8 +20,8 @@ use virtio_rdma_abi::{self as abi, attr_mask, opcode, qps, send_flags, wc_opcode
 use super::faults::{Call, Faults};
 use super::verbs::{
     Data, HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw,
-    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError,
-    QpInit, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
+    HostObjects, HostPart, HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, Keeps, MadeAh,
+    PostError, QpInit, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 
 /// Entries of the CQ.
@@ -38,6 +37,9 @@ struct NullQp {
     srq: Option<HostSrq>,
     receives: VecDeque<u64>,
 }
+
+/// Where objects of these contexts are: in no memory of a library.
+const NOWHERE: (usize, usize) = (0, 0);
 
 /// A protection domain, for as long as there is anything in it.
 #[derive(Debug)]
@@ -56,8 +58,6 @@ struct Region {
     _mapping: Arc<ContiguousMapping>,
 }
 
-impl HostPart for Region {}
-
 impl Drop for Region {
     fn drop(&mut self) {
         self.domain.0.take_time();
@@ -69,10 +69,7 @@ impl Drop for Region {
 #[derive(Debug)]
 struct Handle {
     domain: Arc<Domain>,
-    destination: Gid,
 }
-
-impl HostPart for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -86,7 +83,8 @@ impl HostDomain for Arc<Domain> {
         self.0.check(Call::Register)?;
         self.0.script().live.mrs += 1;
         let key = self.0.number() << 8;
-        let host = Box::new(Region { domain: self.clone(), _mapping: mapping });
+        let region = Region { domain: self.clone(), _mapping: mapping };
+        let host = HostPart::new(NOWHERE, region);
         Ok(Registered { lkey: key, rkey: key, host })
     }
 
@@ -94,7 +92,8 @@ impl HostDomain for Arc<Domain> {
         self.0.take_time();
         self.0.check(Call::CreateAh)?;
         self.0.script().live.ahs += 1;
-        Ok(MadeAh(Box::new(Handle { domain: self.clone(), destination: av.dgid })))
+        let host = HostPart::new(NOWHERE, Handle { domain: self.clone() });
+        Ok(MadeAh { destination: av.dgid, host })
     }
 }
 
@@ -106,7 +105,7 @@ pub struct Null {
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
     mws: Slab<()>,
-    ahs: Slab<Handle>,
+    ahs: Slab<MadeAh>,
     /// QPs in groups.
     groups: BTreeMap<Gid, Vec<HostQp>>,
     srqs: Slab<VecDeque<u64>>,
@@ -115,7 +114,7 @@ pub struct Null {
     /// Where work requests are copied to.
     copy: Vec<SendWr>,
     wake: File,
-    watch: Option<Box<dyn Any + Send>>,
+    watch: Option<Box<dyn Keeps>>,
 }
 
 fn handle(index: usize) -> u32 {
@@ -333,9 +332,8 @@ impl HostVerbs for Null {
     }
 
     fn adopt_ah(&mut self, ah: MadeAh) -> Result<HostAh> {
-        let part: Box<dyn Any> = ah.0;
-        let made = part.downcast::<Handle>().map_err(|_| HostError(libc::EINVAL))?;
-        Ok(HostAh(handle(self.ahs.insert(*made))))
+        ah.host.address_in(NOWHERE.0).ok_or(HostError(libc::EINVAL))?;
+        Ok(HostAh(handle(self.ahs.insert(ah))))
     }
 
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
@@ -495,7 +493,7 @@ impl HostVerbs for Null {
         Ok(vec![self.wake.try_clone()?.into()])
     }
 
-    fn keep(&mut self, watch: Box<dyn Any + Send>) {
+    fn keep(&mut self, watch: Box<dyn Keeps>) {
         self.watch = Some(watch);
     }
 

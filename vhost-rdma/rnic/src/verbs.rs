@@ -9,7 +9,6 @@
 //! host's; numbers of access flags, opcodes, statuses, states and attribute masks are the same in
 //! the ABI and in `infiniband/verbs.h` (the implementation on libibverbs tests that).
 
-use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -118,15 +117,44 @@ pub struct Registered {
     pub lkey: u32,
     pub rkey: u32,
     /// What the implementation keeps of it.
-    pub host: Box<dyn HostPart>,
+    pub host: HostPart,
 }
 
 /// An address handle that has no number yet. It ends when this is dropped.
 #[derive(Debug)]
-pub struct MadeAh(pub Box<dyn HostPart>);
+pub struct MadeAh {
+    /// Where it leads.
+    pub destination: Gid,
+    /// What the implementation keeps of it.
+    pub host: HostPart,
+}
 
-/// What an implementation keeps of an object; dropping it is the object's end.
-pub trait HostPart: Any + Send + fmt::Debug {}
+/// What an implementation keeps of an object that was made on another thread. Dropping it is the
+/// object's end.
+#[derive(Debug)]
+pub struct HostPart {
+    /// The opened context that it was made in, and where it is there: addresses that mean something
+    /// to that context alone.
+    at: (usize, usize),
+    _keeps: Box<dyn Keeps>,
+}
+
+/// What is there as long as somebody keeps it.
+pub trait Keeps: Send + fmt::Debug {}
+
+impl<T: Send + fmt::Debug> Keeps for T {}
+
+impl HostPart {
+    /// An object that is `object` in `context`, and ends with `keeps`.
+    pub(crate) fn new((context, object): (usize, usize), keeps: impl Keeps + 'static) -> Self {
+        Self { at: (context, object), _keeps: Box::new(keeps) }
+    }
+
+    /// Where it is in a context; `None` if it was made in another.
+    pub(crate) fn address_in(&self, context: usize) -> Option<usize> {
+        (self.at.0 == context).then_some(self.at.1)
+    }
+}
 
 /// A protection domain, for what may take its time, on whatever thread.
 #[allow(clippy::missing_errors_doc, reason = "every error is the host's errno")]
@@ -383,7 +411,7 @@ pub trait HostVerbs: Send + fmt::Debug {
     fn wake_fds(&self) -> io::Result<Vec<OwnedFd>>;
     /// Whoever waits for these, for as long as this context is open: their copies keep it open as
     /// well.
-    fn keep(&mut self, watch: Box<dyn Any + Send>);
+    fn keep(&mut self, watch: Box<dyn Keeps>);
     /// What exists.
     fn objects(&self) -> HostObjects;
 }

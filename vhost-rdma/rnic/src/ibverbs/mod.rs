@@ -11,7 +11,6 @@ mod node;
 mod post;
 mod region;
 
-use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,12 +26,12 @@ use virtio_rdma_abi as abi;
 use self::groups::Groups;
 use self::node::Node;
 use self::post::{Buffers, Objects};
-use self::region::{Context, Domain, Handle, raw_region};
+use self::region::{Context, Domain};
 use super::open_error::OpenError;
 use super::verbs::{
     HostAh, HostDomain, HostError, HostEvent, HostGid, HostLimits, HostMr, HostMw, HostObjects,
-    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, MadeAh, PostError, QpInit, RecvBurst,
-    Registered, Result, SendBurst,
+    HostPd, HostPort, HostQp, HostSrq, HostVerbs, HostWc, Keeps, MadeAh, PostError, QpInit,
+    RecvBurst, Registered, Result, SendBurst,
 };
 
 /// The port that NICs use: RoCE devices have one, or one device for each.
@@ -55,14 +54,14 @@ pub(super) struct Ibverbs {
     pds: Slab<Arc<Domain>>,
     mrs: Slab<Registered>,
     mws: Slab<*mut ffi::ibv_mw>,
-    ahs: Slab<Handle>,
+    ahs: Slab<MadeAh>,
     srqs: Slab<*mut ffi::ibv_srq>,
     qps: Slab<*mut ffi::ibv_qp>,
     groups: Groups,
     buffers: Buffers,
     node: Option<Node>,
     /// Whoever waits for this context's descriptors.
-    watch: Option<Box<dyn Any + Send>>,
+    watch: Option<Box<dyn Keeps>>,
 }
 
 // SAFETY: libibverbs is thread-safe, and the pointers are used through `&mut self` alone.
@@ -374,9 +373,8 @@ impl HostVerbs for Ibverbs {
     }
 
     fn adopt_ah(&mut self, ah: MadeAh) -> Result<HostAh> {
-        let part: Box<dyn Any> = ah.0;
-        let made = part.downcast::<Handle>().map_err(|_| HostError(libc::EINVAL))?;
-        Ok(HostAh(handle(self.ahs.insert(*made))))
+        self.opened.handle(&ah).ok_or(HostError(libc::EINVAL))?;
+        Ok(HostAh(handle(self.ahs.insert(ah))))
     }
 
     fn destroy_ah(&mut self, ah: HostAh) -> Result<()> {
@@ -479,7 +477,8 @@ impl HostVerbs for Ibverbs {
 
     fn post_send(&mut self, qp: HostQp, burst: &SendBurst) -> std::result::Result<(), PostError> {
         let raw = self.qp(qp).map_err(|error| PostError { posted: 0, error })?;
-        let objects = Objects { ahs: &self.ahs, mws: &self.mws, mrs: &self.mrs };
+        let context = self.opened.as_ref();
+        let objects = Objects { context, ahs: &self.ahs, mws: &self.mws, mrs: &self.mrs };
         self.buffers.send(self.context, raw, burst, &objects)
     }
 
@@ -528,7 +527,7 @@ impl HostVerbs for Ibverbs {
         own.chain(self.node.as_ref().map(Node::wake_fd)).collect()
     }
 
-    fn keep(&mut self, watch: Box<dyn Any + Send>) {
+    fn keep(&mut self, watch: Box<dyn Keeps>) {
         self.watch = Some(watch);
     }
 

@@ -8,10 +8,10 @@ use ibverbs_sys as ffi;
 use slab::Slab;
 use virtio_rdma_abi::{event, opcode, send_flags, wc_status};
 
-use super::region::Handle;
+use super::region::Context;
 use crate::verbs::{
-    Data, HostError, HostEvent, HostMr, HostMw, HostQp, HostSge, HostSrq, HostWc, PostError,
-    RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
+    Data, HostError, HostEvent, HostMr, HostMw, HostQp, HostSge, HostSrq, HostWc, MadeAh,
+    PostError, RecvBurst, Registered, Result, SendBurst, SendWr, Subject,
 };
 
 /// Completions of one poll.
@@ -33,7 +33,8 @@ pub(super) struct Buffers {
 
 /// What work requests name.
 pub(super) struct Objects<'a> {
-    pub(super) ahs: &'a Slab<Handle>,
+    pub(super) context: &'a Context,
+    pub(super) ahs: &'a Slab<MadeAh>,
     pub(super) mws: &'a Slab<*mut ffi::ibv_mw>,
     pub(super) mrs: &'a Slab<Registered>,
 }
@@ -67,9 +68,10 @@ impl Buffers {
             match wr.subject {
                 Subject::Peer => {}
                 Subject::Ah(handle) => {
-                    let ah = objects.ahs.get(handle.0 as usize).ok_or(refused(BAD))?;
+                    let ah = objects.ahs.get(handle.0 as usize);
+                    let ah = ah.and_then(|made| objects.context.handle(made));
                     raw.wr.ud = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-                        ah: ah.raw(),
+                        ah: ah.ok_or(refused(BAD))?,
                         remote_qpn: wr.rkey,
                         remote_qkey: wr.aux,
                     };
@@ -106,7 +108,7 @@ impl Buffers {
     ) -> Option<ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1> {
         let mw = *objects.mws.get(mw.0 as usize)?;
         let mr = match mr {
-            Some(mr) => super::raw_region(objects.mrs.get(mr.0 as usize)?)?,
+            Some(mr) => objects.context.region(objects.mrs.get(mr.0 as usize)?)?,
             None => (&raw mut **self.nothing.get_or_insert_with(no_region)).cast(),
         };
         // SAFETY: the window is in the table, so it exists, and nobody else uses its structure.

@@ -4,7 +4,6 @@
 //! These end by counts, not by the order of calls: a registration may end on another thread after
 //! the NIC has let go of its domain.
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use vhost_rdma_memory::ContiguousMapping;
 use virtio_rdma_abi as abi;
 
 use super::{check, convert, made};
-use crate::verbs::{HostDomain, HostError, HostPart, MadeAh, Registered, Result};
+use crate::verbs::{HostDomain, HostError, HostPart, Keeps, MadeAh, Registered, Result};
 
 /// An opened device, closed with the last of what is in it.
 #[derive(Debug)]
@@ -30,6 +29,21 @@ impl Context {
     pub(super) const fn new(raw: *mut ffi::ibv_context) -> Self {
         Self(raw)
     }
+
+    /// Where it is: no other has that address, as all that was made in it keeps it open.
+    pub(super) fn address(&self) -> usize {
+        self.0.addr()
+    }
+
+    /// What libibverbs knows a registration of this context by, while that is in its table.
+    pub(super) fn region(&self, made: &Registered) -> Option<*mut ffi::ibv_mr> {
+        made.host.address_in(self.address()).map(ptr::with_exposed_provenance_mut)
+    }
+
+    /// The same of an address handle.
+    pub(super) fn handle(&self, made: &MadeAh) -> Option<*mut ffi::ibv_ah> {
+        made.host.address_in(self.address()).map(ptr::with_exposed_provenance_mut)
+    }
 }
 
 impl Drop for Context {
@@ -43,7 +57,7 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(super) struct Domain {
     raw: *mut ffi::ibv_pd,
-    _context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 // SAFETY: the pointer is handed to libibverbs only, which is thread-safe, and freed by its last
@@ -54,11 +68,16 @@ unsafe impl Sync for Domain {}
 
 impl Domain {
     pub(super) const fn new(raw: *mut ffi::ibv_pd, context: Arc<Context>) -> Self {
-        Self { raw, _context: context }
+        Self { raw, context }
     }
 
     pub(super) const fn raw(&self) -> *mut ffi::ibv_pd {
         self.raw
+    }
+
+    /// An object of libibverbs' that was made here, and what ends it.
+    fn part<T>(&self, raw: *mut T, keeps: impl Keeps + 'static) -> HostPart {
+        HostPart::new((self.context.address(), raw.expose_provenance()), keeps)
     }
 }
 
@@ -83,8 +102,6 @@ struct Region {
 // SAFETY: as for the domain; only the last holder deregisters.
 unsafe impl Send for Region {}
 
-impl HostPart for Region {}
-
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: made by `ibv_reg_mr_iova`, and ended here alone.
@@ -101,21 +118,13 @@ impl Drop for Region {
 
 /// An address handle.
 #[derive(Debug)]
-pub(super) struct Handle {
+struct Handle {
     raw: *mut ffi::ibv_ah,
     _domain: Arc<Domain>,
 }
 
 // SAFETY: as for the domain; only its holder destroys it.
 unsafe impl Send for Handle {}
-
-impl HostPart for Handle {}
-
-impl Handle {
-    pub(super) const fn raw(&self) -> *mut ffi::ibv_ah {
-        self.raw
-    }
-}
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -142,20 +151,15 @@ impl HostDomain for Arc<Domain> {
         let raw = made(unsafe { ffi::ibv_reg_mr_iova(self.raw, addr, len, iova, access) })?;
         // SAFETY: a registration that was just made, and that nobody changes.
         let ffi::ibv_mr { lkey, rkey, .. } = *unsafe { &*raw };
-        let host = Box::new(Region { raw, mapping: Some(mapping), _domain: self.clone() });
-        Ok(Registered { lkey, rkey, host })
+        let region = Region { raw, mapping: Some(mapping), _domain: self.clone() };
+        Ok(Registered { lkey, rkey, host: self.part(raw, region) })
     }
 
     fn create_ah(&self, av: &abi::Av) -> Result<MadeAh> {
         let mut attr = convert::address(av)?;
         // SAFETY: the domain lives, `attr` lives through the call.
         let raw = made(unsafe { ffi::ibv_create_ah(self.raw, &raw mut attr) })?;
-        Ok(MadeAh(Box::new(Handle { raw, _domain: self.clone() })))
+        let handle = Handle { raw, _domain: self.clone() };
+        Ok(MadeAh { destination: av.dgid, host: self.part(raw, handle) })
     }
-}
-
-/// What libibverbs knows a registration by, for as long as that is in its table.
-pub(super) fn raw_region(registered: &Registered) -> Option<*mut ffi::ibv_mr> {
-    let region: &dyn Any = registered.host.as_ref();
-    region.downcast_ref::<Region>().map(|region| region.raw)
 }
