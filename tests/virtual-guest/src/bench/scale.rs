@@ -72,11 +72,12 @@ fn connected(a: &Node, b: &Node, entries: u32) -> (End, End) {
     (a, b)
 }
 
-/// Writes small writes to all entries of a send ring, once for all.
-fn fill(qp: &mut Qp, entries: u32, mut write: impl FnMut(u32) -> SendWr) {
+/// Writes small writes to all entries of a send ring, once for all; each `burst`th has a
+/// completion.
+fn fill(qp: &mut Qp, (entries, burst): (u32, u32), mut write: impl FnMut(u32) -> SendWr) {
     for i in 0..entries {
         let request = write(i);
-        let request = if i % BATCH == BATCH - 1 { request } else { request.unsignaled() };
+        let request = if i % burst == burst - 1 { request } else { request.unsignaled() };
         let (ring, at, _) = qp.raw_sq(i);
         request.encode(&ring, at);
     }
@@ -99,7 +100,7 @@ impl Pair {
         let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
         let (single, first) = connected(&a, &b, 16);
         let (mut many, second) = connected(&a, &b, RING);
-        fill(&mut many.qp, RING, |_| request.clone());
+        fill(&mut many.qp, (RING, BATCH), |_| request.clone());
         let stream = Stream::new(&mut many, BATCH);
         Self { single, many, peers: [first, second], stream, request }
     }
@@ -126,7 +127,7 @@ impl Busy {
         let (from, to) = (a.mr(PAGE), b.mr(PAGE));
         let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
         let (mut many, peer) = connected(&a, &b, RING);
-        fill(&mut many.qp, RING, |_| request.clone());
+        fill(&mut many.qp, (RING, BATCH), |_| request.clone());
         let mut stream = Stream::new(&mut many, BATCH);
         let until = Arc::clone(&over);
         let sends = std::thread::spawn(move || {
@@ -188,6 +189,8 @@ pub(super) fn contexts(name: &str, (count, cost): (u32, Cost), effort: Effort) -
 /// round.
 #[derive(Debug)]
 struct Bursts {
+    /// Requests of a burst; the last has a completion.
+    burst: u32,
     scq: Cq,
     doorbells: Vec<(Doorbell, u32)>,
     next: usize,
@@ -200,8 +203,8 @@ struct Bursts {
 const WINDOW: u32 = RING / BATCH;
 
 impl Bursts {
-    fn new(world: &World, count: u32) -> Self {
-        let (a, b) = (node(world, CROWD, 256 << 20), node(world, CROWD, 256 << 20));
+    fn new(world: &World, network: &str, (count, burst): (u32, u32)) -> Self {
+        let (a, b) = (node(world, network, 256 << 20), node(world, network, 256 << 20));
         let (scq, rcq, their_scq, their_rcq) = (a.cq(RING), a.cq(16), b.cq(16), b.cq(16));
         let (from, to) = (a.mr(PAGE), b.mr(PAGE));
         let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
@@ -218,12 +221,32 @@ impl Bursts {
             let (mut qp, peer) = (qp.expect("QP_CREATE"), peer.expect("QP_CREATE"));
             qp.connect((b.gid, peer.qpn), &Path::default()).expect("RESET to RTS");
             peer.connect((a.gid, qp.qpn), &Path::default()).expect("RESET to RTS");
-            fill(&mut qp, BATCH, |_| request.clone());
+            fill(&mut qp, (BATCH, burst), |_| request.clone());
             doorbells.push((qp.raw_sq(0).2, 0));
             keep.push([qp, peer]);
         }
         let cqs = [rcq, their_scq, their_rcq];
-        Self { scq, doorbells, next: 0, under_way: 0, _cqs: cqs, _qps: keep }
+        Self { burst, scq, doorbells, next: 0, under_way: 0, _cqs: cqs, _qps: keep }
+    }
+
+    /// One burst of the next queue pair.
+    fn post(&mut self) {
+        let count = self.doorbells.len();
+        let (doorbell, posted) = &mut self.doorbells[self.next];
+        *posted = posted.wrapping_add(self.burst);
+        doorbell.ring(*posted);
+        self.next = (self.next + 1) % count;
+    }
+
+    /// A request of the next queue pair from post to completion, in microseconds.
+    fn round_trip(&mut self, slice: Duration) -> f64 {
+        median(slice, || {
+            self.post();
+            let start = Instant::now();
+            while self.scq.drain() == 0 {
+                assert!(start.elapsed() < Duration::from_secs(10), "no completion");
+            }
+        })
     }
 
     /// Processor time of the worker for each work request, in nanoseconds.
@@ -233,16 +256,12 @@ impl Bursts {
         loop {
             let most = WINDOW.min(u32::try_from(self.doorbells.len()).unwrap_or(WINDOW));
             while self.under_way < most {
-                let count = self.doorbells.len();
-                let (doorbell, posted) = &mut self.doorbells[self.next];
-                *posted = posted.wrapping_add(BATCH);
-                doorbell.ring(*posted);
-                self.next = (self.next + 1) % count;
+                self.post();
                 self.under_way += 1;
             }
             let taken = self.scq.drain();
             self.under_way -= taken;
-            done += taken * BATCH;
+            done += taken * self.burst;
             let now = Instant::now();
             if taken > 0 {
                 last_progress = now;
@@ -259,20 +278,31 @@ impl Bursts {
 pub(super) fn queue_pairs(name: &str, count: u32, effort: Effort) -> Row {
     let world = world();
     let mut alone = Pair::new(&world, ALONE);
-    let mut among = Bursts::new(&world, count);
+    let mut among = Bursts::new(&world, CROWD, (count, BATCH));
     row(name, Cost::Request, effort, |slice| {
         let reference = alone.cost(&world, Cost::Request, slice);
         (among.run(&world, slice), reference)
     })
 }
 
+/// Round trips of many queue pairs in turn, beside those of one.
+pub(super) fn queue_pair_trips(name: &str, count: u32, effort: Effort) -> Row {
+    let world = world();
+    let mut one = Bursts::new(&world, ALONE, (1, 1));
+    let mut many = Bursts::new(&world, CROWD, (count, 1));
+    row(name, Cost::RoundTrip, effort, |slice| {
+        let reference = one.round_trip(slice);
+        (many.round_trip(slice), reference)
+    })
+}
+
 /// Entries of the ring whose requests name regions.
 const WIDE: u32 = 16 << 10;
 
-/// A stream of writes between `count` regions of one page on either side.
-fn stream(world: &World, network: &str, count: u32) -> (Stream, End, End) {
+/// Two guests, and writes between `count` regions of one page on either side.
+fn between_regions(world: &World, network: &str, count: u32) -> (End, End, Vec<SendWr>) {
     let (a, b) = (node(world, network, 64 << 20), node(world, network, 64 << 20));
-    let (mut end, peer) = connected(&a, &b, WIDE);
+    let (end, peer) = connected(&a, &b, WIDE);
     let page = |node: &Node| Arc::new(Buf::contiguous(node.guest.ram(), PAGE));
     let (from, to) = (page(&a), page(&b));
     let register = |node: &Node, buf: &Arc<Buf>, n: u32| {
@@ -284,20 +314,46 @@ fn stream(world: &World, network: &str, count: u32) -> (Stream, End, End) {
     };
     let regions: Vec<_> =
         (0..count).map(|n| (register(&a, &from, n), register(&b, &to, n))).collect();
-    fill(&mut end.qp, WIDE, |i| {
+    let write = |i: u32| {
         // Neighbours in the ring are no neighbours in the table.
         let at = u64::from(i) * 7919 % u64::from(count);
         let (from, to) = &regions[at as usize];
         SendWr::write(u64::from(i), &[from.sge(0, SIZE)], to.addr(0), to.rkey)
-    });
-    (Stream::of(&mut end, WIDE, BATCH), end, peer)
+    };
+    (end, peer, (0..WIDE).map(write).collect())
+}
+
+/// Round trips of requests that name another region each.
+pub(super) fn region_trips(name: &str, count: u32, effort: Effort) -> Row {
+    let world = world();
+    let pair = |network, count| {
+        let (mut end, peer, writes) = between_regions(&world, network, count);
+        let mut next = 0;
+        move |slice| {
+            let _both = &peer;
+            median(slice, || {
+                post_and_poll(&mut end, &writes[next]);
+                next = (next + 1) % writes.len();
+            })
+        }
+    };
+    let (mut one, mut many) = (pair(ALONE, 1), pair(CROWD, count));
+    row(name, Cost::RoundTrip, effort, |slice| {
+        let reference = one(slice);
+        (many(slice), reference)
+    })
 }
 
 /// Requests that name another region each.
 pub(super) fn regions(name: &str, count: u32, effort: Effort) -> Row {
     let world = world();
-    let (mut one, mut alone, _peer) = stream(&world, ALONE, 1);
-    let (mut many, mut among, _other) = stream(&world, CROWD, count);
+    let stream = |network, count| {
+        let (mut end, peer, writes) = between_regions(&world, network, count);
+        fill(&mut end.qp, (WIDE, BATCH), |i| writes[i as usize].clone());
+        (Stream::of(&mut end, WIDE, BATCH), end, peer)
+    };
+    let (mut one, mut alone, _peer) = stream(ALONE, 1);
+    let (mut many, mut among, _other) = stream(CROWD, count);
     row(name, Cost::Request, effort, |slice| {
         let reference = one.run(&mut alone, &world, slice) * 1e9;
         (many.run(&mut among, &world, slice) * 1e9, reference)
