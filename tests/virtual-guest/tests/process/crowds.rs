@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use virtual_guest::guest::Guest;
 use virtual_guest::qp::{Path, SendWr};
 use virtual_guest::world::{Node, ipv4_gid};
@@ -55,11 +56,27 @@ fn exec_of_a_setuid_program_ends_the_session() {
     }
     let name = std::fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap();
     assert_eq!((name.trim(), child.try_wait().unwrap()), ("su", None));
-    let group = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     assert_eq!(scene.objects("blue")["qps"], before["qps"]);
     stays.mr(4096);
+}
+
+/// A pair of the two NICs at work for a while beside what `meanwhile` makes of it: the longest that
+/// one write took.
+fn slowest_write(scene: &Scene, lasts: Duration, meanwhile: impl FnOnce()) -> Duration {
+    let (mut a, b) = (scene.blue().rc(), scene.red().rc());
+    a.connect(&b, &Path::default());
+    b.connect(&a, &Path::default());
+    let (from, to) = (a.node.area(4096), b.node.area(4096));
+    meanwhile();
+    let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
+    while begin.elapsed() < lasts {
+        let once = Instant::now();
+        a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+        slowest = slowest.max(once.elapsed());
+    }
+    slowest
 }
 
 /// As many as may come in, and the rest is refused; who is there already does not notice.
@@ -67,42 +84,91 @@ fn exec_of_a_setuid_program_ends_the_session() {
 fn a_crowd_at_the_door_keeps_nobody_from_working() {
     const CROWD: u32 = 12;
     let scene = Scene::with(&["--max-contexts", "24"]);
-    let (mut a, b) = (scene.blue().rc(), scene.red().rc());
-    a.connect(&b, &Path::default());
-    b.connect(&a, &Path::default());
-    let (from, to) = (a.node.area(4096), b.node.area(4096));
     let (ends, came, refused) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
+    let come = || {
+        let mut mine = Vec::new();
+        while !ends.load(Ordering::Relaxed) {
+            match Guest::of_process(scene.blue_socket()).and_then(|guest| {
+                guest.open()?;
+                Ok(guest)
+            }) {
+                Ok(guest) => mine.push(guest),
+                Err(_) => drop(refused.fetch_add(1, Ordering::Relaxed)),
+            }
+            came.fetch_add(1, Ordering::Relaxed);
+            if mine.len() > 2 {
+                mine.clear();
+            }
+        }
+    };
     let slowest = std::thread::scope(|scope| {
-        for _ in 0..CROWD {
-            scope.spawn(|| {
-                let mut mine = Vec::new();
-                while !ends.load(Ordering::Relaxed) {
-                    match Guest::of_process(scene.blue_socket()).and_then(|guest| {
-                        guest.open()?;
-                        Ok(guest)
-                    }) {
-                        Ok(guest) => mine.push(guest),
-                        Err(_) => drop(refused.fetch_add(1, Ordering::Relaxed)),
-                    }
-                    came.fetch_add(1, Ordering::Relaxed);
-                    if mine.len() > 2 {
-                        mine.clear();
-                    }
-                }
-            });
-        }
-        let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
-        while begin.elapsed() < Duration::from_millis(1500) {
-            let once = Instant::now();
-            a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
-            slowest = slowest.max(once.elapsed());
-        }
+        let crowd = || (0..CROWD).for_each(|_| drop(scope.spawn(come)));
+        let slowest = slowest_write(&scene, Duration::from_millis(1500), crowd);
         ends.store(true, Ordering::Relaxed);
         slowest
     });
     let (came, refused) = (came.into_inner(), refused.into_inner());
     assert!(refused > 0 && came > refused, "{came} came, {refused} were refused");
     assert!(slowest < Duration::from_millis(500), "{slowest:?}");
-    drop((from, to, a, b));
     scene.awaits_nothing("blue");
+}
+
+/// What a process of a fork bomb does while it has time: it forks, and child and parent come to the
+/// door, say HELLO and stay, with sockets that they share.
+const BOMB: &str = r"
+use Socket;
+my ($path, $left, $until) = (@ARGV[0, 1], time + $ARGV[2]);
+$SIG{CHLD} = 'IGNORE';
+my @held;
+while (time < $until) {
+    fork if $left-- > 0;
+    socket(my $own, AF_UNIX, SOCK_SEQPACKET, 0) or next;
+    connect($own, pack_sockaddr_un($path)) or next;
+    send($own, pack('V4', 1, 0, 1, 0), 0);
+    recv($own, my $answer, 64, 0);
+    push @held, $own;
+    shift @held if @held > 4;
+}
+";
+/// How often it doubles.
+const DOUBLINGS: u32 = 8;
+
+/// Processes of a group that run.
+fn processes_of(group: Pid) -> usize {
+    let group = group.as_raw_nonzero().to_string();
+    let stats = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    // Behind the name, which ends with the last parenthesis: state, parent, group (proc(5)).
+    let runs = |stat: &String| {
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        fields.next() != Some("Z") && fields.nth(1) == Some(&group)
+    };
+    stats.filter(runs).count()
+}
+
+/// 256 processes that come again and again, at the least priority: what is measured is what they
+/// make of the daemon, not of the processors.
+#[test]
+fn a_fork_bomb_at_the_door_keeps_nobody_from_working() {
+    let scene = Scene::with(&["--max-contexts", "24"]);
+    let mut bomb = Command::new("chrt");
+    bomb.args(["--idle", "0", "perl", "-e", BOMB]).arg(scene.blue_socket());
+    bomb.args([&DOUBLINGS.to_string(), "60"]).process_group(0);
+    let mut child = None;
+    let slowest = slowest_write(&scene, Duration::from_secs(4), || {
+        child = Some(bomb.spawn().expect("chrt (util-linux) and perl"));
+    });
+    let mut child = child.unwrap();
+    let group = Pid::from_child(&child);
+    let many = processes_of(group);
+    let begin = Instant::now();
+    while processes_of(group) > 0 {
+        assert!(begin.elapsed() < LIMIT, "{} processes do not end", processes_of(group));
+        let _gone = kill_process_group(group, Signal::KILL);
+    }
+    child.wait().unwrap();
+    assert!(many > 1 << (DOUBLINGS - 1), "{many} processes at last");
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    scene.awaits_nothing("blue");
+    scene.blue().mr(4096);
 }
