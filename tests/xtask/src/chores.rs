@@ -151,6 +151,14 @@ pub(crate) fn tests(cache: &Cache) -> Result<bool> {
     Ok(logged(cache, "tests", &mut cmd)? && logged(cache, "examples", &mut examples)?)
 }
 
+/// The whole-stack tests with a daemon of another shape (`virtual_guest::daemon`).
+pub(crate) fn tests_shaped(cache: &Cache, shape: &str) -> Result<bool> {
+    let mut cmd = by_nextest(cache)?;
+    cmd.args(["-E", "package(virtual-guest)"]).env("VHOST_RDMA_SHAPE", shape);
+    cmd.args(["--status-level", "fail", "--final-status-level", "slow"]);
+    logged(cache, &format!("tests-{shape}"), &mut cmd)
+}
+
 /// The tests as [`tests`] runs them, with what the user adds.
 pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
     shown(by_nextest(cache)?.args(rest))

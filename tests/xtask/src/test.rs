@@ -10,7 +10,7 @@ use lab::cache::Cache;
 use lab::scenarios::fixture::Options;
 use lab::scenarios::{
     ages, clients, cluster, cni_rdma, drivers, iommu, life, neighbour, nvme, pair, pods, pyverbs,
-    rnic, sriov, stranger, verbs,
+    rnic, sriov, stock, stranger, verbs,
 };
 use lab::{Debian, Kernel, Part, attempt, chart, k8s, node_bench, process};
 
@@ -109,9 +109,12 @@ const TESTS: &[(When, &str, Run)] = &[
         k8s::test::Args { full, brief: !full, ..Default::default() }.run(c)
     }),
     (Full, "clippy without host-rnic", |c, _| chores::clippy_plain(c)),
+    (Full, "one process for all networks", |c, _| chores::tests_shaped(c, "one")),
+    (Full, "two workers for each network", |c, _| chores::tests_shaped(c, "spread")),
     (Full, "two containers with RDMA devices", |c, _| process::ContainersArgs::default().run(c)),
     (Full, "Helm renders the chart", |c, _| chart::shown(c)),
     (Full, "CNI plugin with RDMA devices", |c, _| cni_rdma::Args::default().run(c)),
+    (Full, "stock Debian 12 and 13", |c, _| stock::Args::default().run(c)),
     (Full, "driver and device of different ages", |c, _| ages::Args::default().run(c)),
     (Full, "machines with an IOMMU", |c, _| iommu::Args::default().run(c)),
     (Full, "guests on an RNIC", |c, _| rnic::Args::default().run(c)),
