@@ -120,7 +120,8 @@ impl Scene {
     /// The bystanders move data, and no worker is stuck.
     #[track_caller]
     pub(crate) fn others_go_on(&self) {
-        let (from, deadline) = (self.messages(), Instant::now() + SOON);
+        let patience = SOON * virtual_guest::daemon::patience();
+        let (from, deadline) = (self.messages(), Instant::now() + patience);
         while self.messages() < from + 10 {
             let ended = self.traffic.as_ref().is_none_or(JoinHandle::is_finished);
             assert!(!ended, "the bystanders' traffic failed");

@@ -171,14 +171,16 @@ impl Life {
         let (client, server) = self.load()?;
         let (listening, calling) = self.ping()?;
         let (a, b) = (self.hold(0, &["poll", "sleep"])?, self.hold(1, &["poll"])?);
-        for network in ["red", "red", "red"] {
-            let said = self.fixture.daemon.cli(&["network", "restart", network, "--json"])?;
+        let mut longest = 0;
+        for _ in 0..3 {
+            let said = self.fixture.daemon.cli(&["network", "restart", "red", "--json"])?;
             let said: Restarted = serde_json::from_str(&said).context("its JSON")?;
             ensure!(said.lost.is_empty(), "devices were lost: {:?}", said.lost);
-            eprintln!("    a network's process: {:.1} ms", said.pause_us as f64 / 1000.0);
+            longest = longest.max(said.pause_us);
             self.must_flow()?;
             self.must_ping(calling)?;
         }
+        self.note("longest pause, beside 50 ms", (longest as f64 / 1000.0, 50.0), "ms");
         for _ in 0..2 {
             self.fixture.daemon.install()?;
             let said = self.fixture.daemon.cli(&["upgrade", "--json"])?;
