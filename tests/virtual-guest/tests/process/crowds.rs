@@ -113,15 +113,15 @@ fn a_crowd_at_the_door_keeps_nobody_from_working() {
     scene.awaits_nothing("blue");
 }
 
-/// What a process of a fork bomb does while it has time: it forks, and child and parent come to the
-/// door, say HELLO and stay, with sockets that they share.
+/// A fork bomb: all of its processes come to the door, say HELLO and stay, the first of them with a
+/// socket that all share, again and again while they have time.
 const BOMB: &str = r"
 use Socket;
 my ($path, $left, $until) = (@ARGV[0, 1], time + $ARGV[2]);
 $SIG{CHLD} = 'IGNORE';
 my @held;
 while (time < $until) {
-    fork if $left-- > 0;
+    fork while @held && $left-- > 0;
     socket(my $own, AF_UNIX, SOCK_SEQPACKET, 0) or next;
     connect($own, pack_sockaddr_un($path)) or next;
     send($own, pack('V4', 1, 0, 1, 0), 0);
@@ -151,12 +151,12 @@ fn processes_of(group: Pid) -> usize {
 #[test]
 fn a_fork_bomb_at_the_door_keeps_nobody_from_working() {
     let scene = Scene::with(&["--max-contexts", "24"]);
-    let mut bomb = Command::new("chrt");
-    bomb.args(["--idle", "0", "perl", "-e", BOMB]).arg(scene.blue_socket());
+    let mut bomb = Command::new("nice");
+    bomb.args(["-n", "19", "perl", "-e", BOMB]).arg(scene.blue_socket());
     bomb.args([&DOUBLINGS.to_string(), "60"]).process_group(0);
     let mut child = None;
     let slowest = slowest_write(&scene, Duration::from_secs(4), || {
-        child = Some(bomb.spawn().expect("chrt (util-linux) and perl"));
+        child = Some(bomb.spawn().expect("nice (coreutils) and perl"));
     });
     let mut child = child.unwrap();
     let group = Pid::from_child(&child);
