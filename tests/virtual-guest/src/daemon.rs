@@ -221,8 +221,13 @@ impl Daemon {
 
     /// Runs the command line with `args`; its standard output, or its standard error.
     pub fn cli(&self, args: &[&str]) -> Result<String, String> {
+        self.cli_by(&self.admin_socket(), args)
+    }
+
+    /// The same by another socket, which somebody has put before the daemon's.
+    pub fn cli_by(&self, socket: &Path, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.binary);
-        command.arg("--socket").arg(self.admin_socket()).args(args).stdin(Stdio::null());
+        command.arg("--socket").arg(socket).args(args).stdin(Stdio::null());
         let output = command.output().map_err(|e| e.to_string())?;
         if output.status.success() {
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())

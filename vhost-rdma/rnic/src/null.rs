@@ -190,7 +190,11 @@ impl Null {
     /// Whether a work request's window and region are there, if it is about some.
     fn can_bind(&self, wr: &SendWr) -> bool {
         let Subject::Window(mw, mr) = wr.subject else { return true };
-        self.mws.contains(mw.0 as usize) && mr.is_none_or(|mr| self.mrs.contains(mr.0 as usize))
+        let is_there = |mr: HostMr| {
+            let region = self.mrs.get(mr.0 as usize);
+            region.is_some_and(|made| made.host.address_in(NOWHERE.0).is_some())
+        };
+        self.mws.contains(mw.0 as usize) && mr.is_none_or(is_there)
     }
 
     fn destinations(&self, wr: &SendWr, dest_qpn: u32) -> Vec<u32> {

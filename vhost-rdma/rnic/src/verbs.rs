@@ -117,7 +117,7 @@ pub struct Registered {
     pub lkey: u32,
     pub rkey: u32,
     /// What the implementation keeps of it.
-    pub host: HostPart,
+    pub(crate) host: HostPart,
 }
 
 /// An address handle that has no number yet. It ends when this is dropped.
@@ -126,7 +126,7 @@ pub struct MadeAh {
     /// Where it leads.
     pub destination: Gid,
     /// What the implementation keeps of it.
-    pub host: HostPart,
+    pub(crate) host: HostPart,
 }
 
 /// What an implementation keeps of an object that was made on another thread. Dropping it is the

@@ -108,7 +108,14 @@ async fn upgrade(json: bool, socket: &Path, force: bool) -> Result<(), Failure> 
     let mut client = client::connect(socket).await?;
     let before = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
     let begin = Instant::now();
-    let answer = client.upgrade(v1::UpgradeRequest { force }).await?.into_inner();
+    let answer = match client.upgrade(v1::UpgradeRequest { force }).await {
+        Ok(answer) => Some(answer.into_inner()),
+        // A daemon with much to do may be another program before its answer has left.
+        Err(status) => match Failure::from(status) {
+            Failure::Unreachable(_) => None,
+            refused => return Err(refused),
+        },
+    };
     drop(client);
     let after = loop {
         if let Ok(mut client) = client::connect(socket).await
@@ -118,9 +125,9 @@ async fn upgrade(json: bool, socket: &Path, force: bool) -> Result<(), Failure> 
             break status.into_inner();
         }
         if begin.elapsed() > UPGRADE {
+            let program = answer.map_or_else(|| "the next program".to_owned(), |of| of.program);
             return Err(Failure::Unreachable(format!(
-                "{} does not answer as the daemon; its log tells why",
-                answer.program
+                "{program} does not answer as the daemon; its log tells why"
             )));
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -128,7 +135,8 @@ async fn upgrade(json: bool, socket: &Path, force: bool) -> Result<(), Failure> 
     let ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (ready_before, ready) = (before.nics_ready, after.nics_ready);
     let (from, to) = (before.version, after.version);
-    show(json, &Upgraded { from, to, ready_before, ready, lost: answer.lost, ms })?;
+    let lost = answer.map(|answer| answer.lost).unwrap_or_default();
+    show(json, &Upgraded { from, to, ready_before, ready, lost, ms })?;
     if ready < ready_before {
         let lost = ready_before - ready;
         return Err(Failure::Partly(format!("{lost} guests lost their device")));

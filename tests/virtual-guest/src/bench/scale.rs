@@ -21,7 +21,7 @@ use crate::guest::GuestConfig;
 use crate::pages::{Buf, PageList};
 use crate::qp::{Path, Qp, QpSpec, SendWr};
 use crate::rings::Cq;
-use crate::spec::{PAGE, access, qpt};
+use crate::spec::{PAGE, access, qpt, status};
 use crate::world::{End, Node, World};
 
 /// The network of the pair that is alone.
@@ -243,9 +243,13 @@ impl Bursts {
         median(slice, || {
             self.post();
             let start = Instant::now();
-            while self.scq.drain() == 0 {
+            let cqe = loop {
+                if let Some(cqe) = self.scq.poll() {
+                    break cqe;
+                }
                 assert!(start.elapsed() < Duration::from_secs(10), "no completion");
-            }
+            };
+            assert_eq!(cqe.status, status::SUCCESS);
         })
     }
 

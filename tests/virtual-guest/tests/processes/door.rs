@@ -9,7 +9,7 @@ use virtual_guest::daemon::{Daemon, DaemonOptions};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::world::{Node, World};
 
-use super::{eventually, kept, kill, node, pair, replace_supervisor, start_anew};
+use super::{Ends, eventually, kept, kill, node, pair, replace_supervisor, start_anew};
 use super::{told_that_it_is_lost, writes};
 
 fn signal(pid: u32, signal: Signal) {
@@ -123,6 +123,7 @@ fn nobody_is_refused_in_an_upgrade() {
                 });
             }
         });
+        let _ends = Ends(&over);
         for round in 1..4 {
             world.daemon.install(&program);
             world.daemon.run(&["upgrade"]);
@@ -130,7 +131,6 @@ fn nobody_is_refused_in_an_upgrade() {
             let before = served.load(Ordering::Relaxed);
             eventually("nobody gets in", || served.load(Ordering::Relaxed) > before + 2);
         }
-        over.store(true, Ordering::Relaxed);
     });
     assert!(knocks.load(Ordering::Relaxed) > 20);
     // They are the store's still.

@@ -1,7 +1,13 @@
 //! The daemon becomes another program: `vhost-rdma upgrade`.
 
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use serde_json::Value;
 use virtual_guest::daemon::{Daemon, DaemonOptions, binary, patience};
@@ -31,6 +37,51 @@ pub(super) fn upgrade(daemon: &Daemon) -> Value {
     assert_eq!(daemon.supervisor(), pid, "it is the same process");
     assert!(processes(daemon).values().all(|pid| !before.values().any(|old| old == pid)));
     serde_json::from_str(&said).expect("JSON")
+}
+
+/// Longer than a daemon that becomes another program waits for its last answers to go.
+const SLOW: Duration = Duration::from_secs(3);
+
+/// Brings the daemon's answers to one client late, and not at all if the daemon has hung up by
+/// then: what a client sees of a daemon that has too much to do.
+fn bring_late(client: &UnixStream, daemon: &Path) -> std::io::Result<()> {
+    let server = UnixStream::connect(daemon)?;
+    let (mut asks, mut asked) = (client.try_clone()?, server.try_clone()?);
+    std::thread::spawn(move || std::io::copy(&mut asks, &mut asked));
+    let (mut answers, mut answered, mut bytes) = (&server, client, [0; 4096]);
+    loop {
+        let len = answers.read(&mut bytes)?;
+        std::thread::sleep(SLOW);
+        let mut polled = [PollFd::new(&server, PollFlags::empty())];
+        poll(&mut polled, Some(&Timespec::default()))?;
+        if len == 0 || polled[0].revents().contains(PollFlags::HUP) {
+            return client.shutdown(Shutdown::Both);
+        }
+        answered.write_all(&bytes[..len])?;
+    }
+}
+
+/// The daemon goes on whether its answer arrived or not, so the command does too.
+#[test]
+fn an_upgrade_whose_answer_is_lost_is_told_of_by_the_next_program() {
+    let world = world(false);
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let mut ends = pair(&a, &b);
+    let socket = world.daemon.dir().join("slow.sock");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let daemon = world.daemon.admin_socket();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let daemon = daemon.clone();
+            std::thread::spawn(move || bring_late(&client, &daemon));
+        }
+    });
+    world.daemon.install(&program());
+    let said = world.daemon.cli_by(&socket, &["upgrade", "--json"]);
+    let said: Value = serde_json::from_str(&said.expect("it goes on")).expect("JSON");
+    assert_eq!((&said["ready_before"], &said["ready"]), (&2.into(), &2.into()), "{said}");
+    assert!(world.daemon.log().contains("becoming another program"));
+    writes(&mut ends, 1);
 }
 
 fn lives_through_upgrades(world: &World) {

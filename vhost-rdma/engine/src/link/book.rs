@@ -138,7 +138,8 @@ impl AddressBook {
         self.former_lives.fetch_max(lives, Ordering::Relaxed);
     }
 
-    /// So many are not to be begun again. All are known before the first NIC runs.
+    /// So many are not to be begun again. All are known before a NIC that was saved runs; one that
+    /// was not may begin lives before, which meet none of the queue pairs that were.
     pub fn former_lives(&self) -> u64 {
         self.former_lives.load(Ordering::Relaxed)
     }

@@ -9,7 +9,8 @@
 //!
 //! The version changes whenever the meaning of the bytes does (a test holds the bytes of one state
 //! against it). A reader takes the versions that it knows: version 3 alone. Version 1 had no pieces
-//! under way beside the present one ([`super::qp`]), version 2 no refusal that found the NIC paused.
+//! under way beside the present one ([`super::qp`]), version 2 no refusal that found the NIC
+//! paused.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

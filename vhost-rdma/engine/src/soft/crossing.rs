@@ -128,7 +128,7 @@ impl Engine {
 impl<N: Nics> Execution<'_, N> {
     /// Executes what came from other shards and settles their answers, as far as there is time.
     pub(crate) fn serve_parcels(&mut self, now: Nanos) -> bool {
-        if self.engine.ways.bus().is_none() {
+        if self.engine.ways.bus_ref().is_none() {
             return false;
         }
         let began = self.meter.now();
@@ -301,9 +301,11 @@ impl<N: Nics> Execution<'_, N> {
         } else {
             return None;
         };
-        if life == NicState::Paused && send.landed.is_none() {
+        // A read that was asked for twice may be done once and refused then.
+        let refused = matches!(send.landed, Some(Landed::Refused(_)));
+        if life == NicState::Paused && !refused {
             let word = answer.1.first_chunk().copied().unwrap_or_default();
-            send.landed = Landed::of(outcome, word);
+            send.landed = Landed::of(outcome, word).or(send.landed);
         }
         (life == NicState::Ready).then_some(outcome)
     }

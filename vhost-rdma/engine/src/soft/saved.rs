@@ -460,9 +460,10 @@ fn claim(
     let mut walk = nic.qp_numbers.walk();
     let mut claimed = VecDeque::new();
     while let Some(qpn) = walk.next(&nic.qp_numbers) {
-        let send = nic.qps.get(&qpn).and_then(|qp| qp.send.as_ref());
-        if let (Some(send), Some(bus)) = (send, ways.bus()) {
-            bus.had_life(send.ticket.life);
+        if let (Some(qp), Some(bus)) = (nic.qps.get(&qpn), ways.bus()) {
+            // Its own, and its peer's: by that it knows what it has executed.
+            bus.had_life(qp.send.as_ref().map_or(0, |send| send.ticket.life));
+            bus.had_life(qp.own.stream.life);
         }
         if qpn != virtio_rdma_abi::GSI_QPN {
             if !qpns.claim(qpn) {

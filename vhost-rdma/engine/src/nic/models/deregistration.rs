@@ -7,8 +7,8 @@
 //! with release and loaded with acquire (`Reply::give`, `Answer::wait`).
 //!
 //! The model also tries what was not built: the requester's shard looks whether the region is
-//! there, and copies. No order of the two words that it has makes that safe; it would take a
-//! deregistration that waits for all shards.
+//! there, and copies. That its word is stored with release and loaded with acquire does not make
+//! it safe; it would take a deregistration that waits for all shards.
 
 use std::rc::Rc;
 

@@ -1,13 +1,15 @@
 //! Guests on two shards of one network: what a verbs program sees is what it sees on one, also over
 //! a link that loses, repeats, reorders and delays.
 
-use virtio_rdma_abi::{self as abi, opcode, qpt, send_flags, wc_status};
+use virtio_rdma_abi::{self as abi, opcode, qps, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::datagram::{datagram, handle, ready};
 use super::mirror::{AT, request};
 use crate::shard::testing::air::{Air, Faults};
-use crate::shard::testing::driver::{Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
+use crate::shard::testing::driver::{
+    Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, state_attr, wqe,
+};
 use crate::shard::{Command, JobKind, Random as _, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
@@ -211,6 +213,29 @@ fn a_refusal_that_finds_the_nic_paused_is_kept() {
         let ended = [(4, wc_status::REM_ACCESS_ERR)];
         assert_eq!(a.statuses(&mut qa.cq), ended, "handed over: {is_handed_over}");
     }
+}
+
+/// Its peer counted requests of an earlier life in another process: none of those is one of now.
+#[test]
+fn who_begins_anew_after_a_hand_over_is_not_taken_for_who_it_was() {
+    let (mut world, mut a, mut b) = apart(Air::still());
+    let (mut qa, qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (from, to) = (a.alloc(8), b.alloc(8));
+    for round in 1..6u64 {
+        a.write(from, &round.to_le_bytes());
+        a.post_send(&mut qa, remote(opcode::RDMA_WRITE, round, (&b, to)), &[a.sge(from, 8)]);
+        world.settle();
+        assert_eq!(a.statuses(&mut qa.cq), [(round, 0)]);
+    }
+    world.modify(&a, &qa, state_attr(qps::RESET)).unwrap();
+    qa.posted = [0; 2];
+    world.hand_over(&mut [&mut a, &mut b]);
+    world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+    a.write(from, &[0xee; 8]);
+    a.post_send(&mut qa, remote(opcode::RDMA_WRITE, 9, (&b, to)), &[a.sge(from, 8)]);
+    world.settle();
+    assert_eq!(a.statuses(&mut qa.cq), [(9, 0)]);
+    assert_eq!(b.read(to, 8), [0xee; 8], "it was executed");
 }
 
 #[test]
