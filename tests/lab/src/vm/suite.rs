@@ -24,8 +24,9 @@ const TEST_END: Duration = Duration::from_secs(900);
 const PART: usize = 8;
 const POLL: Duration = Duration::from_millis(200);
 const SETTLE: Duration = Duration::from_secs(1);
-/// How many lines of what a failing test said are shown.
-const SHOWN_LINES: usize = 30;
+/// How many lines of what a failing test said are shown: why it failed is at the beginning, what
+/// the daemon did last at the end.
+const SHOWN_LINES: [usize; 2] = [10, 25];
 
 /// `@TESTS@` in one process; what they say goes to a file of its own, so that their verdicts are
 /// all of the output.
@@ -219,10 +220,15 @@ impl<'a> Process<'a> {
         eprintln!("    {} {seconds:6.1} s  {full}: {word}", guest.name);
         if !passed && !ok {
             let text = String::from_utf8_lossy(said.get(self.said..).unwrap_or_default());
-            text.lines()
-                .filter(|line| !line.is_empty())
-                .take(SHOWN_LINES)
-                .for_each(|line| eprintln!("        | {line}"));
+            let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+            let [first, last] = SHOWN_LINES;
+            let left_out = first..lines.len().saturating_sub(last).max(first);
+            lines[..first.min(lines.len())].iter().for_each(|line| eprintln!("        | {line}"));
+            if !left_out.is_empty() {
+                eprintln!("        | … {} lines …", left_out.len());
+            }
+            let rest = lines.get(left_out.end..).unwrap_or_default();
+            rest.iter().for_each(|line| eprintln!("        | {line}"));
         }
         self.said = said.len();
         let unit = "s".to_owned();
