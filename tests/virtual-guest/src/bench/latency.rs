@@ -9,6 +9,7 @@ use super::cores::Cores;
 use super::echo::Echo;
 use super::report::{Better, Row, Target};
 use crate::qp::{Path, Qp, QpSpec, SendWr};
+use crate::rings::Cq;
 use crate::spec::{ARM_ANY, qpt, status};
 use crate::world::{End, Node};
 
@@ -63,9 +64,14 @@ fn hand_off(slice: Duration) -> f64 {
 /// Posts a work request and polls until it is complete.
 pub(super) fn post_and_poll(end: &mut End, request: &SendWr) {
     end.qp.post_send(request);
+    poll_one(&mut end.scq);
+}
+
+/// Polls for a completion, which tells of success.
+pub(super) fn poll_one(cq: &mut Cq) {
     let start = Instant::now();
     let cqe = loop {
-        if let Some(cqe) = end.scq.poll() {
+        if let Some(cqe) = cq.poll() {
             break cqe;
         }
         assert!(start.elapsed() < Duration::from_secs(10), "no completion");
