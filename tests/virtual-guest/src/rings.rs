@@ -14,6 +14,7 @@ use crate::witness;
 /// A completion that is under way is waited for without a pause for this long, then with pauses.
 const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(2);
 
 /// A scatter-gather element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +192,10 @@ impl Cq {
                 return None;
             }
             // What is not there at once is some other thread's work, which may want this processor.
-            if waited < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            // The longer it takes, the less often is looked: on an emulated machine a look costs
+            // as much as a request, and several that wait would leave the workers nothing.
+            let nap = (waited / 8).clamp(NAP, LONGEST_NAP);
+            if waited < SPIN { std::thread::yield_now() } else { std::thread::sleep(nap) }
         }
     }
 

@@ -44,6 +44,16 @@ impl Drop for Watchdog {
     }
 }
 
+/// Sets it when it goes, also by a panic: threads that go on until then end with who waits for them.
+#[derive(Debug)]
+pub struct Ends<'a>(pub &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A daemon with the network `net`.
 #[derive(Debug)]
 pub struct World {

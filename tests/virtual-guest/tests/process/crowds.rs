@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use virtual_guest::daemon::patience;
 use virtual_guest::guest::Guest;
 use virtual_guest::qp::{Path as Route, SendWr};
-use virtual_guest::world::{Node, ipv4_gid};
+use virtual_guest::world::{Ends, Node, ipv4_gid};
 
 use crate::scene::Scene;
 
@@ -79,15 +79,6 @@ fn slowest_write(scene: &Scene, lasts: Duration, meanwhile: impl FnOnce()) -> Du
         slowest = slowest.max(once.elapsed());
     }
     slowest
-}
-
-/// Sets it when it goes.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// As many as may come in, and the rest is refused; who is there already does not notice.

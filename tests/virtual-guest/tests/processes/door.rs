@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use virtual_guest::daemon::{Daemon, DaemonOptions};
 use virtual_guest::guest::{Guest, GuestConfig};
-use virtual_guest::world::{Node, World};
+use virtual_guest::world::{Ends, Node, World};
 
-use super::{Ends, eventually, kept, kill, node, pair, replace_supervisor, start_anew};
+use super::{eventually, kept, kill, node, pair, replace_supervisor, start_anew};
 use super::{told_that_it_is_lost, writes};
 
 fn signal(pid: u32, signal: Signal) {

@@ -27,7 +27,7 @@ use virtual_guest::daemon::{Daemon, DaemonOptions, patience};
 use virtual_guest::guest::Guest;
 use virtual_guest::qp::{Path, SendWr};
 use virtual_guest::spec::{self, err, event, status};
-use virtual_guest::world::{End, Node, World};
+use virtual_guest::world::{End, Ends, Node, World};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const SOFT: [&str; 2] = ["--backing", "soft"];
@@ -116,15 +116,6 @@ fn under_traffic(ends: &mut (End, End), meanwhile: impl FnOnce(&AtomicU64)) -> (
         meanwhile(&sent);
     });
     (longest, sent.into_inner())
-}
-
-/// Sets it when it goes.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Kills the process of a network and waits for the next.

@@ -102,6 +102,9 @@ fn busy_pairs_come_together_and_nothing_fails_meanwhile() {
     let mut pairs: Vec<_> =
         [(a, b), (c, d), (a, b), (c, d), (a, b), (c, d)].map(|(near, far)| pair(near, far)).into();
     let together = || {
+        // NICs move once a second at most, and a look is four programs that take the time of who is
+        // to be busy.
+        std::thread::sleep(Duration::from_secs(1));
         let on = nodes.each_ref().map(|nic| seat(&world, nic).0);
         on[0] == on[1] && on[2] == on[3] && on[0] != on[2]
     };

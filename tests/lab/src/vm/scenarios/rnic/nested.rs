@@ -47,13 +47,16 @@ const BY_RDMA_CM: &[(&str, u32)] = &[("rping -v", 20), ("ucmatose", 10)];
 
 const SERVE: &str = "ulimit -l unlimited
 cp /host/products/vhost-rdma /tmp/
-exec /tmp/vhost-rdma serve --runtime-dir /run/v --ephemeral --cm-port 7174 --cm-port 7471 > /host/daemon.log 2>&1
+exec /tmp/vhost-rdma serve --runtime-dir /run/v --ephemeral @OPTIONS@ > /host/daemon.log 2>&1
 ";
-const CLI: &str = "/tmp/vhost-rdma --socket /run/v/admin.sock";
+/// The ports of rping and ucmatose.
+const CM_PORTS: &str = "--cm-port 7174 --cm-port 7471";
+/// How the daemon in the host VM is told something.
+pub(in crate::vm::scenarios) const CLI: &str = "/tmp/vhost-rdma --socket /run/v/admin.sock";
 
-/// Starts the daemon in the host VM.
-pub(super) fn serve(host: &mut Guest) -> Result<()> {
-    host.spawn(SERVE)?;
+/// Starts the daemon in the host VM, with these options, and adds network `net`.
+pub(in crate::vm::scenarios) fn serve(host: &mut Guest, options: &str) -> Result<()> {
+    host.spawn(&SERVE.replace("@OPTIONS@", options))?;
     host.must(
         "n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 200 ] || { \
          cat /host/daemon.log; exit 1; }; done",
@@ -63,7 +66,7 @@ pub(super) fn serve(host: &mut Guest) -> Result<()> {
 }
 
 /// One command of the daemon's command line, in the host VM.
-pub(super) fn cli(host: &mut Guest, command: &str) -> Result<String> {
+pub(in crate::vm::scenarios) fn cli(host: &mut Guest, command: &str) -> Result<String> {
     host.must(&format!("{CLI} {command}"), SET_UP)
 }
 
@@ -146,7 +149,7 @@ impl Args {
         let products = crate::products::for_guest(cache, self.debian)?;
         lab.deliver(&products)?;
         let (host, peer) = lab.pair()?;
-        serve(host)?;
+        serve(host, CM_PORTS)?;
         cli(host, &format!("peer add {PEER} --network net"))?;
         nested::prepare(host)?;
         let inner = Inner { name: "n", number: NUMBER, cli: CLI };

@@ -6,10 +6,14 @@
 //!   processes of networks: what depends on the host's kernel and cgroups
 //! - `RELEASE: a program, by run`: a pingpong of the release's own programs, as nobody: what the
 //!   README tries first
+//! - `RELEASE: two VMs: PROGRAM`: with `--nested`, and then alone: two VMs in the VM, RDMA between
+//!   them; see `nested`
 //!
 //! A VM is the host here. Programs are built outside, since an emulated compiler would take hours;
-//! for the same reason VMs and the cluster are not started inside. The machine that runs the lab
-//! chooses the version of cgroups there: `tests/lab/src/k8s/cgroups.rs` takes both.
+//! for the same reason the cluster is not started inside. The machine that runs the lab chooses the
+//! version of cgroups there: `tests/lab/src/k8s/cgroups.rs` takes both.
+
+mod nested;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +26,7 @@ use crate::cache::Cache;
 use crate::process::products::libraries;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
+use crate::vm::daemon;
 use crate::vm::guest::Guest;
 use crate::vm::suite::{self, Program, Suites};
 use crate::vm::{Lab, Nic, Plan};
@@ -35,6 +40,9 @@ pub struct Args {
     /// Only the rows whose name contains this, or one of these with commas between
     #[arg(long)]
     only: Option<String>,
+    /// Two VMs in the VM instead, and RDMA between them
+    #[arg(long)]
+    nested: bool,
     /// Keep consoles and logs when done
     #[arg(long)]
     keep: bool,
@@ -54,6 +62,10 @@ const WHAT: [(&str, &[&str]); 3] = [
     ("cli", &["json::", "mistakes::", "peers::", "reload::", "run::", "running::", "vf::"]),
     ("processes", &[""]),
 ];
+/// Not of the host: with guests and workers on the VM's one processor no worker is busy enough for
+/// a NIC to move (`dataplane/balance.rs`, `BUSY`).
+const TWO_PROCESSORS: &str =
+    "processes::spread::busy_pairs_come_together_and_nothing_fails_meanwhile";
 /// The program itself, as cargo's tests look for it.
 const DAEMON: &str = "vhost-rdma";
 const PROGRAM_END: Duration = Duration::from_secs(300);
@@ -99,24 +111,65 @@ fn programs(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
 fn is_of_the_host(test: &str) -> bool {
     let Some((suite, name)) = test.split_once("::") else { return false };
     let parts = WHAT.iter().find(|(program, _)| *program == suite).map(|(_, parts)| *parts);
-    parts.unwrap_or_default().iter().any(|part| name.starts_with(part))
+    let is_part = parts.unwrap_or_default().iter().any(|part| name.starts_with(part));
+    is_part && test != TWO_PROCESSORS
 }
 
 impl Args {
+    /// The form with two VMs in the VM.
+    pub fn with_two_vms() -> Self {
+        Self { nested: true, ..Self::default() }
+    }
+
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;
         if self.keep {
             lab.run.keep();
         }
-        let (tests, daemon) = programs(cache)?;
+        let mut table = Vec::new();
+        if self.nested {
+            self.hosts(&mut lab, &mut table)?;
+        } else {
+            self.suites(&mut lab, &mut table)?;
+        }
+        rows::print_table(&table, "stock", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
+    }
+
+    fn releases(&self) -> impl Iterator<Item = Debian> + '_ {
+        RELEASES.into_iter().filter(|one| self.debian.is_none_or(|d| d == *one))
+    }
+
+    /// One VM of each release after the other, with two in it.
+    fn hosts(&self, lab: &mut Lab, table: &mut Vec<Row>) -> Result<()> {
+        let binary = daemon::build(&lab.cache)?;
+        for debian in self.releases() {
+            let of = format!("{}: ", debian.name());
+            let products = crate::products::for_guest(&lab.cache, debian)?;
+            let image = lab.image(debian)?;
+            lab.boot(&Plan { image, cpus: 2, nics: vec![Nic::Host(Vec::new())] })?;
+            lab.deliver(std::slice::from_ref(&binary))?;
+            let host = lab.guests.first_mut().context("no guest")?;
+            self.two_vms(host, &products, &of, table)?;
+            kernels(lab, &of, table);
+            lab.shut_down();
+        }
+        Ok(())
+    }
+
+    /// Tests of what depends on the host.
+    fn suites(&self, lab: &mut Lab, table: &mut Vec<Row>) -> Result<()> {
+        let (tests, daemon) = programs(&lab.cache)?;
         let target = daemon.parent().context("a program has a folder")?.display().to_string();
         let prelude = PRELUDE.replace("@TARGET@", &target);
-        let libraries = libraries(cache)?;
+        let libraries = libraries(&lab.cache)?;
         let mut products = vec![daemon];
         products.extend(tests.iter().map(|program| program.path.clone()));
-        let mut table = Vec::new();
-        for debian in RELEASES.into_iter().filter(|one| self.debian.is_none_or(|d| d == *one)) {
+        for debian in self.releases() {
             let of = format!("{}: ", debian.name());
             let image = lab.image(debian)?;
             lab.boot(&Plan { image, cpus: 1, nics: vec![Nic::None, Nic::None] })?;
@@ -129,22 +182,23 @@ impl Args {
             }
             let suites = Suites { prelude: &prelude, known: &[], of: &of };
             let wanted = |test: &str| is_of_the_host(test) && self.wanted(&format!("{of}{test}"));
-            suites.run(&mut lab.guests, &tests, &mut table, wanted)?;
-            for guest in &mut lab.guests {
-                let clean = kernel_is_clean(guest);
-                table.push(row(format!("{of}kernel of {}", guest.name), clean));
-            }
+            suites.run(&mut lab.guests, &tests, table, wanted)?;
+            kernels(lab, &of, table);
             lab.shut_down();
         }
-        rows::print_table(&table, "stock", "-");
-        if let Some(path) = &self.json {
-            rows::write_json(path, &table)?;
-        }
-        Ok(table.iter().all(|row| row.ok))
+        Ok(())
     }
 
     fn wanted(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.split(',').any(|part| name.contains(part)))
+    }
+}
+
+/// What each kernel said.
+fn kernels(lab: &mut Lab, of: &str, table: &mut Vec<Row>) {
+    for guest in &mut lab.guests {
+        let clean = kernel_is_clean(guest);
+        table.push(row(format!("{of}kernel of {}", guest.name), clean));
     }
 }
 
