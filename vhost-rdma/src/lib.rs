@@ -17,6 +17,7 @@ pub mod limits;
 mod mark;
 pub mod network_process;
 pub mod node;
+pub mod outside;
 mod process;
 mod random;
 pub mod run;

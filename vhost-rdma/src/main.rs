@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use anyhow::anyhow;
 use clap::Parser as _;
 use vhost_rdma::admin::{self, Next, RunError, ServeError, Settings};
-use vhost_rdma::channel::{self, Files, Renewal, Renewed};
+use vhost_rdma::channel::{self, ChannelError, Files, Renewal, Renewed};
 use vhost_rdma::cli::{self, Cli, Command, Failure, ServeArgs, exit_code};
 use vhost_rdma::config::ConfigError;
 use vhost_rdma::dataplane::{LocalDataplane, Outside};
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Dataplane};
 use vhost_rdma::store::{Sockets, Store, keep};
-use vhost_rdma::supervisor::{CgroupLimits, Estate, Fleet, FleetSettings, Supervisor};
+use vhost_rdma::supervisor::{
+    CgroupLimits, Estate, Fleet, FleetSettings, OutsideSettings, Supervisor,
+};
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
-use vhost_rdma::{config, limits, run, telemetry};
+use vhost_rdma::{config, limits, outside, run, telemetry};
 
 /// No thread may hold a lock that a worker needs, and the C library's allocator has one for each
 /// arena: a worker that frees what a session's thread allocated waits for that thread, which may
@@ -46,6 +48,9 @@ fn main() -> ExitCode {
         }
         Command::NetworkProcess { .. } => {
             network_process::serve().map_err(|fault| ("internal", fault.to_string()))
+        }
+        Command::OutsideProcess => {
+            outside::serve().map_err(|fault| ("internal", fault.to_string()))
         }
         _ => cli::run(cli).map_err(|failure: Failure| (failure.code(), failure.to_string())),
     };
@@ -247,12 +252,12 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
         log_format: plan.log_format,
         log: plan.log.clone(),
     };
-    let own = (plan.clone(), Arc::clone(reached));
-    let fleet = Fleet::new(settings, estate, Box::new(move || outside(&own.0, &own.1)));
+    let outside = OutsideSettings { ports: plan.ports.clone(), channel: plan.channel.clone() };
+    let fleet = Fleet::new(settings, estate, outside);
     let fleet = Arc::new(fleet.map_err(|error| AttachError::io("draw random numbers", error))?);
     if plan.channel.is_some() {
-        // Other daemons may speak first.
-        fleet.outside()?;
+        // Other daemons may speak first. There is one channel.
+        let _ = fleet.outside()?.renewal().map(|renewal| reached.renewal.set(renewal));
     }
     // There is one.
     let _ = reached.fleet.set(Arc::clone(&fleet));
@@ -263,20 +268,25 @@ fn fleet(plan: &Plan, reached: &Arc<Reached>, estate: Estate) -> Result<Arc<Flee
 fn local(plan: &Plan, reached: &Reached) -> Result<LocalDataplane, AttachError> {
     let Settings { workers, poll_us, .. } = plan.settings;
     let config = WorkerConfig { workers, poll_us, ..WorkerConfig::default() };
-    LocalDataplane::start_with(config, Arc::new(outside(plan, reached)?))
+    LocalDataplane::start_with(config, Arc::new(shared_outside(plan, reached)?))
         .map_err(|error| AttachError::io("start the workers", error))
 }
 
-/// What NICs on RNICs share.
-fn outside(plan: &Plan, reached: &Reached) -> Result<Outside, AttachError> {
+/// What NICs on RNICs share, in this process.
+fn shared_outside(plan: &Plan, reached: &Reached) -> Result<Outside, AttachError> {
     let mut outside = Outside::new(plan.ports.clone());
     if let Some(settings) = &plan.channel {
-        let opened = outside.open_channel(settings);
-        opened.map_err(|error| AttachError::Resources(error.to_string()))?;
-    }
-    if let Some(channel) = outside.renewal() {
+        let told = |error: ChannelError| AttachError::Resources(error.to_string());
+        let opened = settings.open().map_err(told)?;
+        let pems = opened.pems.clone();
+        let identity = outside.run_channel(opened).map_err(told)?;
+        let give = move |pems| {
+            if let Err(error) = identity.give(&pems) {
+                tracing::error!(%error, "the channel's certificates stay as they were");
+            }
+        };
         // There is one channel.
-        let _ = reached.renewal.set(channel);
+        let _ = reached.renewal.set(Renewal::new(pems, give));
     }
     Ok(outside)
 }

@@ -329,6 +329,15 @@ impl Daemon {
         self.pids().into_iter().find(serves)
     }
 
+    /// The process of what NICs on RNICs share.
+    pub fn outside(&self) -> Option<u32> {
+        let serves = |pid: &u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.trim_end_matches('\0').ends_with("\0outside-process")
+        };
+        self.pids().into_iter().find(serves)
+    }
+
     /// What `/proc` has of each of its processes in a directory.
     fn entries(&self, directory: &str) -> Vec<std::fs::DirEntry> {
         let dirs = self.pids().into_iter().map(|pid| format!("/proc/{pid}/{directory}"));

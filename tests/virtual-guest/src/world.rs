@@ -44,7 +44,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Sets it when it goes, also by a panic: threads that go on until then end with who waits for them.
+/// Sets it when it goes, also by a panic: threads that go on until then end with who waits.
 #[derive(Debug)]
 pub struct Ends<'a>(pub &'a AtomicBool);
 

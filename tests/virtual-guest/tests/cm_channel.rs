@@ -356,6 +356,82 @@ fn daemons_that_are_given_peers_and_certificates_later_and_other_ones_after_that
     }
 }
 
+/// The process of what NICs on RNICs share is killed, again and again: no guest loses its device,
+/// and the next one is told all that there is.
+#[test]
+fn guests_are_reached_again_when_what_they_share_was_killed() {
+    let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
+    let authority = Authority::new();
+    let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    exchange(&mut on_a, &mut on_b, 1);
+    let network = b.daemon.pid_of("net+rnic").unwrap();
+    for round in 2..5 {
+        let old = b.daemon.outside().unwrap();
+        kill_process(Pid::from_raw(old.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10) * patience();
+        while b.daemon.outside().is_none_or(|pid| pid == old) {
+            assert!(Instant::now() < deadline, "no process comes after it");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        arrives(&mut on_a, &mut on_b, 2 * round);
+        arrives(&mut on_b, &mut on_a, 2 * round + 1);
+    }
+    assert_eq!(b.daemon.pid_of("net+rnic"), Some(network), "no other process was touched");
+    let shown = b.daemon.show_nic("nic2");
+    assert_eq!(shown["session"], "driver_ready", "{shown}");
+    let deaths =
+        &b.daemon.metrics().unwrap()["vhost_rdma_process_deaths_total{network=\"+outside\"}"];
+    assert!((deaths - 3.0).abs() < 0.1, "{deaths} deaths");
+    // A peer that is removed while nobody is there stays removed.
+    b.daemon.run(&["peer", "rm", "10.0.0.1", "--network", "net"]);
+    let old = b.daemon.outside().unwrap();
+    kill_process(Pid::from_raw(old.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    send(&mut on_a, on_b.node.gid, 20);
+    on_b.rcq.silent(Duration::from_secs(2));
+}
+
+/// Daemons may be named as they are in a resolver, which who speaks to them asks in its sandbox.
+#[test]
+fn a_daemon_is_found_by_its_name() {
+    let authority = Authority::new();
+    let start = |address: &str, name: &str| {
+        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+        let cert = authority.certify(name);
+        let host = Host::spawn(format!("{address}:{port}"), &cert, authority.ca(), &[]);
+        Host { at: format!("{name}:{port}"), ..host }
+    };
+    let (a, b) = (start(A, "localhost"), start(B, B));
+    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, &b);
+    b.add_peer("net", 1, &a);
+    exchange(&mut on_b, &mut on_a, 1);
+    exchange(&mut on_a, &mut on_b, 2);
+}
+
+/// Nothing that guests or other hosts say is read by who has a privilege.
+#[test]
+fn who_hears_other_daemons_has_no_privilege() {
+    let authority = Authority::new();
+    let a = Host::start(A, &authority, A);
+    let pid = a.daemon.outside().expect("it is there before the first NIC");
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = 0;
+    for task in tasks.flatten() {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        let has = |line: &str| status.lines().any(|other| other == line);
+        for set in ["Inh", "Prm", "Eff", "Bnd", "Amb"] {
+            assert!(has(&format!("Cap{set}:\t0000000000000000")), "{status}");
+        }
+        assert!(has("NoNewPrivs:\t1") && has("Seccomp:\t2"), "{status}");
+        threads += 1;
+    }
+    assert!(threads >= 2, "its own, and the channel's: {threads}");
+}
+
 /// The process that serves a network is killed: its guest begins anew, and is reached as before.
 #[test]
 fn guests_are_reached_again_when_their_process_was_killed() {

@@ -53,6 +53,11 @@ impl Known {
         self.holders.get(held)
     }
 
+    /// All that is held.
+    pub(super) fn held(&self) -> Vec<(Mac, Gid)> {
+        self.holders.iter().map(|((_, gid, _), holder)| (holder.nic, *gid)).collect()
+    }
+
     /// Who holds an address on whatever RNIC.
     pub(super) fn holder_anywhere(&self, vni: u32, gid: &Gid) -> Option<&Holder> {
         let from = (vni, *gid, String::new());

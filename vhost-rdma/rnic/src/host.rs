@@ -19,6 +19,15 @@ pub fn prepare() {
     super::ibverbs::prepare();
 }
 
+/// The same for the host's connection manager, if there is one.
+pub fn prepare_cm() {
+    #[cfg(feature = "host-rnic")]
+    {
+        super::ibverbs::load();
+        super::cm::prepare();
+    }
+}
+
 /// Opens a device.
 ///
 /// # Errors

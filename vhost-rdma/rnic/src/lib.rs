@@ -92,7 +92,7 @@ mod wr_id;
 pub use cm::CmBridge;
 pub use directory::{Claim, Directory};
 pub use faults::{Call, Faults};
-pub use host::{open, prepare};
+pub use host::{open, prepare, prepare_cm};
 pub use nic::Nic;
 pub use nic::{Opener, Place, Rnic};
 pub use nic_quota::{ForwardQuota, QuotaPermit};

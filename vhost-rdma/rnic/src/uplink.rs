@@ -18,7 +18,7 @@ use vhost_rdma_engine::cm::Mad;
 use vhost_rdma_engine::link::Gid;
 
 use super::directory::Directory;
-use super::ways::{Agreed, Far, Uplink};
+use super::ways::{Agreed, Far, Mac, Uplink};
 
 impl Directory {
     /// NICs here are not all of the host's; there is one uplink at most.
@@ -26,6 +26,12 @@ impl Directory {
         if self.uplink.set(uplink).is_err() {
             tracing::error!("there is an uplink already");
         }
+    }
+
+    /// The addresses that NICs here have.
+    #[must_use]
+    pub fn held(&self) -> Vec<(Mac, Gid)> {
+        self.known().held()
     }
 
     pub(super) fn uplink(&self) -> Option<&Arc<dyn Uplink>> {

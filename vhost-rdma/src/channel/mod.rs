@@ -28,21 +28,26 @@ mod rotation;
 mod tests;
 mod tls;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
-pub use tls::{Files, TlsError};
+pub use tls::{Files, Pems, TlsError};
 
 use self::frame::Frame;
 use self::link::Outgoing;
 use self::tls::Identity;
 use crate::cm::Mad;
 use crate::rnic::{Carrier, Directory, NicQuota};
+
+/// How long the place may be taken, and between two attempts.
+const TAKEN: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Who this daemon is, once that is known.
 type Known = Option<Identity>;
@@ -61,13 +66,58 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Who this one is, as far as that is known.
-    fn identity(&self) -> Result<Option<Identity>, TlsError> {
+    /// Who this one is, as far as that is known: the files, which were looked at.
+    fn pems(&self) -> Result<Option<Pems>, TlsError> {
         if self.wait && !self.files.cert.exists() {
             return Ok(None);
         }
-        Identity::load(&self.files).map(Some)
+        let pems = Pems::read(&self.files)?;
+        Identity::of(&pems)?;
+        Ok(Some(pems))
     }
+
+    /// Does what takes the host's files and ports: the rest can be done where there are none.
+    ///
+    /// # Errors
+    /// See [`ChannelError`].
+    pub fn open(&self) -> Result<Opened, ChannelError> {
+        let pems = self.pems()?;
+        if pems.is_none() {
+            let cert = self.files.cert.display();
+            tracing::warn!(%cert, "no certificate yet: nobody is spoken with until it is read");
+        }
+        let address = self.listen;
+        let listening = |source| ChannelError::Listen { address, source };
+        let listener = bind(address).map_err(listening)?;
+        let bound = listener.local_addr().map_err(listening)?;
+        tracing::info!(address = %bound, "other daemons may connect");
+        Ok(Opened { listener, pems, daemons: self.daemons })
+    }
+}
+
+/// A daemon that comes after another finds the place taken for a moment, where that one's process
+/// is still ending.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let begin = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && begin.elapsed() < TAKEN => {
+                std::thread::sleep(AGAIN);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// What a channel is made of.
+#[derive(Debug)]
+pub struct Opened {
+    /// Where other daemons connect.
+    pub listener: TcpListener,
+    /// Who this one is, if that is known.
+    pub pems: Option<Pems>,
+    /// As in [`Settings`].
+    pub daemons: usize,
 }
 
 /// Why there is no channel.
@@ -96,10 +146,12 @@ pub enum ChannelError {
     },
 }
 
-/// Gives the channel other certificates while it runs.
+/// Gives the channel other certificates while it runs, wherever that is.
 #[derive(Clone)]
 pub struct Renewal {
-    identity: watch::Sender<Known>,
+    /// Those that it has.
+    pems: Arc<Mutex<Option<Pems>>>,
+    give: Arc<dyn Fn(Pems) + Send + Sync>,
 }
 
 impl fmt::Debug for Renewal {
@@ -109,49 +161,48 @@ impl fmt::Debug for Renewal {
 }
 
 /// Certificates that were read and fit each other.
+#[derive(Debug)]
 pub struct Renewed {
-    to: watch::Sender<Known>,
-    identity: Known,
-}
-
-impl fmt::Debug for Renewed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewed").finish_non_exhaustive()
-    }
+    to: Renewal,
+    pems: Option<Pems>,
 }
 
 impl Renewal {
+    /// For a channel that has these, and is given others by `give`.
+    pub fn new(pems: Option<Pems>, give: impl Fn(Pems) + Send + Sync + 'static) -> Self {
+        Self { pems: Arc::new(Mutex::new(pems)), give: Arc::new(give) }
+    }
+
     /// Reads the files, and changes nothing yet.
     ///
     /// # Errors
     /// They cannot be used.
     pub fn read(&self, settings: &Settings) -> Result<Renewed, TlsError> {
         // One that went is no reason to forget it.
-        let may_wait = settings.wait && self.identity.borrow().is_none();
-        let settings = Settings { wait: may_wait, ..settings.clone() };
-        Ok(Renewed { to: self.identity.clone(), identity: settings.identity()? })
+        let is_known = self.pems.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let settings = Settings { wait: settings.wait && !is_known, ..settings.clone() };
+        Ok(Renewed { to: self.clone(), pems: settings.pems()? })
     }
 }
 
 impl Renewed {
     /// Every connection is made anew by them: who is no longer let in is out. False if they are
     /// those that were in use.
+    #[must_use]
     pub fn take_effect(self) -> bool {
-        let new = self.identity;
-        self.to.send_if_modified(|identity| {
-            let held = |identity: &Known| identity.as_ref().map(|known| known.held.clone());
-            let differ = held(identity) != held(&new);
-            if differ {
-                *identity = new;
-            }
-            differ
-        })
+        let mut held = self.to.pems.lock().unwrap_or_else(PoisonError::into_inner);
+        let differ = *held != self.pems;
+        if differ && let Some(pems) = &self.pems {
+            (self.to.give)(pems.clone());
+        }
+        *held = self.pems;
+        differ
     }
 }
 
 /// The channel. Dropping it ends all of its connections.
 pub struct Channel {
-    renewal: Renewal,
+    identity: watch::Sender<Known>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -177,21 +228,16 @@ impl Carrier for Out {
 }
 
 impl Channel {
-    /// Opens it for the NICs of `directory`.
+    /// Runs it for the NICs of `directory`.
     ///
     /// # Errors
     /// See [`ChannelError`].
-    pub fn start(settings: &Settings, directory: &Arc<Directory>) -> Result<Self, ChannelError> {
-        let identity = settings.identity()?;
-        if identity.is_none() {
-            let cert = settings.files.cert.display();
-            tracing::warn!(%cert, "no certificate yet: nobody is spoken with until it is read");
-        }
-        let (address, daemons) = (settings.listen, settings.daemons);
-        let listening = |source| ChannelError::Listen { address, source };
-        let listener = std::net::TcpListener::bind(address).map_err(listening)?;
-        listener.set_nonblocking(true).map_err(listening)?;
-        let bound = listener.local_addr().map_err(listening)?;
+    pub fn start(opened: Opened, directory: &Arc<Directory>) -> Result<Self, ChannelError> {
+        let Opened { listener, pems, daemons } = opened;
+        let identity = pems.as_ref().map(Identity::of).transpose()?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|source| ChannelError::Io { action: "set up the socket", source })?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(4)
@@ -220,15 +266,34 @@ impl Channel {
         let thread =
             thread.map_err(|source| ChannelError::Io { action: "start the thread", source })?;
         directory.set_carrier(Arc::new(Out { queue }));
-        tracing::info!(address = %bound, "other daemons may connect");
-        let renewal = Renewal { identity };
-        Ok(Self { renewal, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { identity, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// By which its certificates are renewed.
+    /// By which it is given other certificates.
     #[must_use]
-    pub fn renewal(&self) -> Renewal {
-        self.renewal.clone()
+    pub fn identity(&self) -> GiveIdentity {
+        GiveIdentity(self.identity.clone())
+    }
+}
+
+/// Gives a channel of this process other certificates.
+#[derive(Clone)]
+pub struct GiveIdentity(watch::Sender<Known>);
+
+impl fmt::Debug for GiveIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GiveIdentity").finish_non_exhaustive()
+    }
+}
+
+impl GiveIdentity {
+    /// From now on the channel is known by these.
+    ///
+    /// # Errors
+    /// They cannot be used; it stays known as before.
+    pub fn give(&self, pems: &Pems) -> Result<(), TlsError> {
+        self.0.send_replace(Some(Identity::of(pems)?));
+        Ok(())
     }
 }
 

@@ -97,10 +97,14 @@ impl Side {
         directory.set_peers(7, vec![peer]);
         let (queue, waiting) = mpsc::unbounded_channel();
         let listener = tokio::net::TcpListener::bind(at[host]).await.unwrap();
-        let (identity, known_as) = watch::channel(settings(&files).identity().unwrap());
+        let pems = settings(&files).pems().unwrap();
+        let identity = pems.as_ref().map(|pems| Identity::of(pems).unwrap());
+        let (identity, known_as) = watch::channel(identity);
         tokio::spawn(inbound::listen(listener, known_as.clone(), directory, 8));
         tokio::spawn(link::dispatch(waiting, known_as, 8));
-        let (renewal, out) = (Renewal { identity }, Out { queue });
+        let give = GiveIdentity(identity);
+        let renewal = Renewal::new(pems, move |pems| give.give(&pems).unwrap());
+        let out = Out { queue };
         Self { renewal, files, out, quota: NicQuota::default(), inbox, other }
     }
 
@@ -132,7 +136,7 @@ async fn speak(sides: &[Side; 2], patience: Duration) -> [bool; 2] {
 async fn an_authority_takes_the_place_of_another_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
     let (old, new) = (Authority::new(), Authority::new());
-    let free = |host| std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
+    let free = |host| TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
     let at = HOSTS.map(free);
     let sides =
         [Side::new(dir.path(), 0, at, &old).await, Side::new(dir.path(), 1, at, &old).await];
@@ -170,7 +174,7 @@ async fn an_authority_takes_the_place_of_another_under_traffic() {
 async fn a_certificate_that_comes_later_is_taken_up_and_not_lost_again() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::new();
-    let free = |host| std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
+    let free = |host| TcpListener::bind((host, 0)).unwrap().local_addr().unwrap();
     let at = HOSTS.map(free);
     let first = Side::new(dir.path(), 0, at, &authority).await;
     let early = Side::bare(dir.path(), 1, at).await;
@@ -186,5 +190,5 @@ async fn a_certificate_that_comes_later_is_taken_up_and_not_lost_again() {
     assert!(sides[1].renewal.read(&settings(&sides[1].files)).is_err());
     assert_eq!(speak(&sides, PATIENCE).await, [true; 2], "it goes on with the one it has");
     let must = Settings { wait: false, ..settings(&sides[1].files) };
-    assert!(must.identity().is_err(), "who does not wait wants it at once");
+    assert!(must.pems().is_err(), "who does not wait wants it at once");
 }

@@ -89,7 +89,7 @@ impl Certified {
             let own = CertificateParams::new(vec![HOST.to_string()]).unwrap();
             let cert = write(&format!("{n}.pem"), own.signed_by(&key, &issuer).unwrap().pem());
             let key = write(&format!("{n}.key"), key.serialize_pem());
-            Identity::load(&Files { cert, key, ca: ca.clone() }).unwrap()
+            Identity::of(&Pems::read(&Files { cert, key, ca: ca.clone() }).unwrap()).unwrap()
         };
         let identities = (0..count).map(identity).collect();
         Self { _dir: dir, identities }

@@ -1,5 +1,8 @@
 //! Who a daemon is: TLS 1.3 in both directions, with certificates of one authority that the
 //! operator has for this alone.
+//!
+//! Files are read by whoever may ([`Pems`]), and understood where the channel is ([`Identity`]):
+//! that is another process, which can open none.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use serde::{Deserialize, Serialize};
 
 /// The protocol and its version.
 const PROTOCOL: &[u8] = b"vhost-rdma-cm/1";
@@ -43,38 +47,80 @@ pub enum TlsError {
     Unfit(String),
 }
 
+/// A file and its name, for who reads messages.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Pem {
+    path: String,
+    text: Vec<u8>,
+}
+
+impl Pem {
+    fn read(path: &Path, what: &'static str) -> Result<Self, TlsError> {
+        let name = path.display().to_string();
+        match std::fs::read(path) {
+            Ok(text) => Ok(Self { path: name, text }),
+            Err(error) => Err(TlsError::File { path: name, what, why: error.to_string() }),
+        }
+    }
+
+    fn is_no(&self, what: &'static str, why: String) -> TlsError {
+        TlsError::File { path: self.path.clone(), what, why }
+    }
+
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        const WHAT: &str = "certificate";
+        let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.text).collect();
+        let all = all.map_err(|error| self.is_no(WHAT, error.to_string()))?;
+        if all.is_empty() { Err(self.is_no(WHAT, "it holds none".to_owned())) } else { Ok(all) }
+    }
+
+    fn key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
+        let key = PrivateKeyDer::from_pem_slice(&self.text);
+        key.map_err(|error| self.is_no("private key", error.to_string()))
+    }
+}
+
+/// What is in the files of the channel.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pems {
+    cert: Pem,
+    key: Pem,
+    ca: Pem,
+}
+
+impl std::fmt::Debug for Pems {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The key is nobody's to see.
+        f.debug_struct("Pems").field("cert", &self.cert.path).finish_non_exhaustive()
+    }
+}
+
+impl Pems {
+    pub(super) fn read(files: &Files) -> Result<Self, TlsError> {
+        Ok(Self {
+            cert: Pem::read(&files.cert, "certificate")?,
+            key: Pem::read(&files.key, "private key")?,
+            ca: Pem::read(&files.ca, "certificate")?,
+        })
+    }
+}
+
 /// Both sides' settings.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) client: Arc<ClientConfig>,
     pub(super) server: Arc<ServerConfig>,
-    /// All certificates of the files, to tell whether others have come.
-    pub(super) held: Arc<[CertificateDer<'static>]>,
-}
-
-fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let bad = |why: String| TlsError::File { path: path.display().to_string(), what, why };
-    let all = CertificateDer::pem_file_iter(path).map_err(|error| bad(error.to_string()))?;
-    let all: Result<Vec<_>, _> = all.collect();
-    let all = all.map_err(|error| bad(error.to_string()))?;
-    if all.is_empty() { Err(bad("it holds none".to_owned())) } else { Ok(all) }
 }
 
 impl Identity {
-    pub(super) fn load(files: &Files) -> Result<Self, TlsError> {
+    /// # Errors
+    /// They cannot be used.
+    pub(super) fn of(pems: &Pems) -> Result<Self, TlsError> {
         let unfit = |error: &dyn std::fmt::Display| TlsError::Unfit(error.to_string());
-        let chain = certificates(&files.cert, "certificate")?;
-        let key = || {
-            PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::File {
-                path: files.key.display().to_string(),
-                what: "private key",
-                why: error.to_string(),
-            })
-        };
+        let chain = pems.cert.certificates()?;
+        let key = || pems.key.key();
         let mut roots = RootCertStore::empty();
-        let mut held = chain.clone();
-        for root in certificates(&files.ca, "certificate")? {
-            held.push(root.clone());
+        for root in pems.ca.certificates()? {
             roots.add(root).map_err(|error| unfit(&error))?;
         }
         let roots = Arc::new(roots);
@@ -99,7 +145,7 @@ impl Identity {
         // Nothing is kept of a connection once it is over: who is let in is decided anew each time.
         client.resumption = rustls::client::Resumption::disabled();
         server.send_tls13_tickets = 0;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), held: held.into() })
+        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 }
 

@@ -49,6 +49,9 @@ pub enum Command {
         /// The network's name, for those who look at the list of processes
         network: String,
     },
+    /// Serve what NICs on RNICs share; started by the daemon
+    #[command(hide = true)]
+    OutsideProcess,
     /// Run the daemon as a child, keep its sessions when it dies, and start it again
     ///
     /// For where no service manager does that, such as a container: `vhost-rdma keep -- serve …`.

@@ -65,6 +65,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             | Command::Run { .. }
             | Command::Kept { .. }
             | Command::NetworkProcess { .. }
+            | Command::OutsideProcess
             | Command::Vf(_)
             | Command::Man { .. }
             | Command::Completions { .. } => Ok(()),

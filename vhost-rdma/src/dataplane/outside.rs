@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::cm_bridge::CmBridge;
 use super::neighbours::Neighbours;
-use crate::channel::{self, Channel, ChannelError};
+use crate::channel::{Channel, ChannelError, GiveIdentity, Opened};
 use crate::node::{Peer, host_and_port};
 use crate::rnic::{self, Directory, Remote};
 
@@ -30,19 +30,15 @@ impl Outside {
         Self { cm_bridge: CmBridge::new(ports), ..Self::default() }
     }
 
-    /// Opens the channel that carries rdma_cm of guests on RNICs to other daemons.
+    /// Has rdma_cm of guests on RNICs go to other daemons.
     ///
     /// # Errors
     /// See [`ChannelError`].
-    pub fn open_channel(&mut self, settings: &channel::Settings) -> Result<(), ChannelError> {
-        self.channel = Some(Channel::start(settings, &self.directory)?);
-        Ok(())
-    }
-
-    /// By which the channel's certificates are renewed, if there is a channel.
-    #[must_use]
-    pub fn renewal(&self) -> Option<channel::Renewal> {
-        self.channel.as_ref().map(Channel::renewal)
+    pub fn run_channel(&mut self, opened: Opened) -> Result<GiveIdentity, ChannelError> {
+        let channel = Channel::start(opened, &self.directory)?;
+        let identity = channel.identity();
+        self.channel = Some(channel);
+        Ok(identity)
     }
 
     /// There is a NIC on an RNIC.

@@ -1,9 +1,10 @@
-//! What a process of a network on RNICs and the supervisor say to each other: addresses, queue
-//! pairs, and datagrams of QP 1 for who is not in the network's process.
+//! What a process of a network on RNICs and the one of what they share ([`crate::outside`]) say to
+//! each other: addresses, queue pairs, and datagrams of QP 1 for who is not in the network's
+//! process.
 //!
 //! The process names a NIC by its MAC address and nothing else of it: on which device it is, which
-//! host's address stands for its own and whether it may have an address are looked up by the
-//! supervisor, which made the NIC. What is said so is bounded here, where it is read.
+//! host's address stands for its own and whether it may have an address are what the operator gave,
+//! as the supervisor has told. What is said so is bounded here, where it is read.
 
 use serde::{Deserialize, Serialize};
 
@@ -74,14 +75,12 @@ pub enum Settled {
     Peer(Far),
 }
 
-/// What the supervisor tells such a process.
+/// What such a process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Host {
     /// The answer to the question with this number.
     Settled(u64, Settled),
-    /// The peers of network `vni` are those in the file that comes along.
-    Peers(u32),
     /// A datagram for a NIC of network `vni` on a device.
     Datagram {
         /// The RNIC.
@@ -124,7 +123,10 @@ impl Datagram {
 
 impl Told {
     /// Looks at what does not depend on the network.
-    pub(super) fn check(&self) -> Result<(), BadMessage> {
+    ///
+    /// # Errors
+    /// No sane process says that.
+    pub fn check(&self) -> Result<(), BadMessage> {
         let named = |device: &String| device.len() <= DEVICE_MAX;
         let (sane, what) = match self {
             Self::Asked(_, Asked::Peer { device, qpn, .. }) => {
@@ -146,6 +148,9 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
+    use super::super::protocol::{decode, encode};
     use super::*;
 
     #[test]
@@ -172,6 +177,38 @@ mod tests {
             Told::Datagram([2; 6], long),
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        /// Messages with some bytes changed: what is still understood is looked at without a fault.
+        #[test]
+        fn a_bent_message_is_looked_at(
+            which in any::<prop::sample::Index>(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let mad = Mad {
+                source: [1; 16],
+                dest: [2; 16],
+                traffic_class: 0,
+                sl: 0,
+                bytes: [255; MAD_LEN],
+            };
+            let (device, gid) = ("rxe0".to_owned(), [1; 16]);
+            let all = [
+                Told::Release { nic: [2; 6], gid },
+                Told::Queues { device: device.clone(), new: vec![17], gone: vec![] },
+                Told::Datagram([2; 6], Datagram::of(&mad)),
+                Told::Asked(Some(1), Asked::Peer { device, gid, qpn: 1 }),
+                Told::Wanted(gid),
+            ];
+            let mut bytes = encode(which.get(&all)).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(told) = decode::<Told>(&bytes) {
+                let _ = told.check();
+            }
         }
     }
 }

@@ -10,10 +10,10 @@
 //!                       <── Report, descriptors ──
 //! ```
 //!
-//! `protocol` is what is said, and `exchange` what only a network on RNICs has to say; `wire` is
-//! how it goes over the socket, `serve` the process itself, `uplink` its way to other networks'
-//! NICs. The supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from
-//! here.
+//! `protocol` is what is said; `wire` is how it goes over the socket, `serve` the process itself.
+//! The supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from here.
+//! `exchange` is what a network on RNICs has to say to who knows all of them ([`crate::outside`]),
+//! and `uplink` its way there.
 
 mod bad_message;
 mod exchange;
@@ -29,4 +29,5 @@ pub use protocol::{
     encode,
 };
 pub use serve::{Fault, serve};
+pub(crate) use serve::{ignore_signals, read_all, set_filter};
 pub use wire::{Packet, Wire};

@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -26,7 +27,7 @@ use super::exchange::Host;
 use super::protocol::{
     Answer, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode, encode,
 };
-use super::uplink::ToSupervisor;
+use super::uplink::ToOutside;
 use super::wire::{Packet, Wire};
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
@@ -65,7 +66,9 @@ struct Process {
     dataplane: LocalDataplane,
     qpns: Qpns,
     /// To NICs of other networks, for those on RNICs.
-    uplink: Option<Arc<ToSupervisor>>,
+    uplink: Option<Arc<ToOutside>>,
+    /// Where answers and datagrams come from, while somebody is there.
+    outside: Option<Arc<Wire>>,
     left: BTreeMap<u64, Left>,
     /// Sessions that cannot be taken up, since a part of them is missing, and why.
     torn: BTreeMap<u64, String>,
@@ -90,7 +93,7 @@ pub fn serve() -> Result<(), Fault> {
     telemetry::start(start.log_format, Some(&start.network)).map_err(io::Error::other)?;
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
-    let mut process = match shut_in(&start, &wire) {
+    let mut process = match shut_in(&start) {
         Ok(inside) => Process::new(wire, inside),
         Err(error) => {
             let why = Answer::Refused(format!("cannot shut itself in: {error}"));
@@ -109,7 +112,7 @@ pub fn serve() -> Result<(), Fault> {
     Ok(())
 }
 
-fn ignore_signals() -> io::Result<()> {
+pub(crate) fn ignore_signals() -> io::Result<()> {
     let ours = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE];
     Ok(ours.into_iter().collect::<SigSet>().thread_block()?)
 }
@@ -125,7 +128,7 @@ fn first(wire: &Wire) -> Result<(u64, Start), Fault> {
     }
 }
 
-fn set_filter(log: Option<&str>) {
+pub(crate) fn set_filter(log: Option<&str>) {
     match telemetry::Filter::new(log) {
         Ok(filter) => filter.take_effect(),
         Err(error) => tracing::error!(error, "the log's filter stays as it was"),
@@ -166,11 +169,11 @@ impl Qpns {
 struct Inside {
     dataplane: LocalDataplane,
     qpns: Qpns,
-    uplink: Option<Arc<ToSupervisor>>,
+    uplink: Option<Arc<ToOutside>>,
 }
 
 /// Starts the worker and seals every thread.
-fn shut_in(start: &Start, wire: &Arc<Wire>) -> io::Result<Inside> {
+fn shut_in(start: &Start) -> io::Result<Inside> {
     be_first_to_go();
     if start.rnic {
         limits::keep_locking();
@@ -191,7 +194,7 @@ fn shut_in(start: &Start, wire: &Arc<Wire>) -> io::Result<Inside> {
     let config = WorkerConfig { workers, poll_us, spread: workers > 1, seal: Some(seal) };
     let qpns = Qpns::new(start.qpns)?;
     let dataplane = LocalDataplane::start_beside(config, &qpns.pool)?;
-    let uplink = start.rnic.then(|| ToSupervisor::start(wire.clone(), Some(seal))).transpose()?;
+    let uplink = start.rnic.then(|| ToOutside::start(Some(seal))).transpose()?;
     if let Some(uplink) = &uplink {
         dataplane.set_uplink(uplink.clone());
     }
@@ -201,7 +204,7 @@ fn shut_in(start: &Start, wire: &Arc<Wire>) -> io::Result<Inside> {
 }
 
 /// From its beginning: its end is not where it was left, since several processes have it open.
-fn read_all(file: &File) -> io::Result<Vec<u8>> {
+pub(crate) fn read_all(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; LOAD_PIECE];
     let mut len = 0;
     loop {
@@ -234,25 +237,38 @@ impl Process {
     fn new(wire: Arc<Wire>, inside: Inside) -> Self {
         let Inside { dataplane, qpns, uplink } = inside;
         let (left, torn) = (BTreeMap::new(), BTreeMap::new());
-        Self { wire, dataplane, qpns, uplink, left, torn, saved: false }
+        Self { wire, dataplane, qpns, uplink, outside: None, left, torn, saved: false }
     }
 
     /// What the supervisor says next. Meanwhile a worker may run short.
-    fn hear(&self) -> io::Result<Option<Packet>> {
+    fn hear(&mut self) -> io::Result<Option<Packet>> {
         loop {
-            let bell = &self.qpns.bell;
-            let mut fds =
-                [PollFd::new(&*self.wire, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if !fds[0].revents().is_empty() => return self.wire.receive(),
-                Ok(_) => {
-                    let _ = crate::eventfd::take(bell.as_fd());
-                    self.tell(&Report::Short);
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+            let [supervisor, short, outside] = self.wait()?;
+            if supervisor {
+                return self.wire.receive();
+            }
+            if short {
+                let _ = crate::eventfd::take(self.qpns.bell.as_fd());
+                self.tell(&Report::Short);
+            }
+            if outside {
+                self.hear_outside();
             }
         }
+    }
+
+    /// Whether the supervisor has something to say, a worker runs short, and somebody outside has
+    /// something to say.
+    fn wait(&self) -> io::Result<[bool; 3]> {
+        let mut fds: ArrayVec<PollFd<'_>, 3> = ArrayVec::new();
+        fds.push(PollFd::new(&*self.wire, PollFlags::IN));
+        fds.push(PollFd::new(&self.qpns.bell, PollFlags::IN));
+        fds.extend(self.outside.as_ref().map(|wire| PollFd::new(&**wire, PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok([0, 1, 2].map(|at| fds.get(at).is_some_and(|fd| !fd.revents().is_empty())))
     }
 
     fn tell(&self, report: &Report) {
@@ -336,35 +352,59 @@ impl Process {
                 set_filter(log.as_deref());
                 Answer::Done
             }
-            Request::Host(host) => answer(self.told(host, files)),
+            Request::Peers(vni) => answer(self.set_peers(vni, files)),
+            Request::Outside => match (one(files), &self.uplink) {
+                (Some(socket), Some(uplink)) => {
+                    let wire = Arc::new(Wire::new(socket));
+                    uplink.attach(wire.clone(), self.dataplane.directory().held());
+                    self.outside = Some(wire);
+                    Answer::Done
+                }
+                _ => Answer::Refused("there is no socket, or no use for it".to_owned()),
+            },
             #[cfg(test)]
             Request::Attempt(case) => answer(sandbox::tests::attempt(&case)),
         }
     }
 
-    /// What the host has to say to NICs on RNICs.
-    fn told(&self, host: Host, files: Vec<OwnedFd>) -> Result<(), String> {
+    fn set_peers(&self, vni: u32, files: Vec<OwnedFd>) -> Result<(), String> {
+        let file: File = one(files).ok_or("there is no file")?;
+        let bytes = read_all(&file).map_err(|error| error.to_string())?;
+        let peers: Vec<Peer> = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        self.dataplane.set_peers(vni, &peers);
+        Ok(())
+    }
+
+    /// What is said to NICs on RNICs by who knows all of them. The supervisor gives another socket
+    /// when that one has died.
+    fn hear_outside(&mut self) {
+        let Some(wire) = &self.outside else { return };
+        let host = match wire.try_receive() {
+            Ok(Some(packet)) => decode::<Host>(&packet.bytes).map_err(|error| error.to_string()),
+            Ok(None) => Err("it has ended".to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => Err(error.to_string()),
+        };
         match host {
-            Host::Settled(number, settled) => {
+            Ok(Host::Settled(number, settled)) => {
                 if let Some(uplink) = &self.uplink {
                     uplink.settle(number, settled);
                 }
             }
-            Host::Peers(vni) => {
-                let file: File = one(files).ok_or("there is no file")?;
-                let bytes = read_all(&file).map_err(|error| error.to_string())?;
-                let peers: Vec<Peer> =
-                    serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-                self.dataplane.set_peers(vni, &peers);
-            }
-            Host::Datagram { device, vni, datagram } => {
+            Ok(Host::Datagram { device, vni, datagram }) => {
                 // What finds nobody, or no room, is lost, as on a wire.
                 if let Some(mad) = datagram.mad() {
                     self.dataplane.directory().deliver(&device, vni, mad);
                 }
             }
+            Err(why) => {
+                tracing::info!(why, "nobody knows of other networks for now");
+                self.outside = None;
+                if let Some(uplink) = &self.uplink {
+                    uplink.detach();
+                }
+            }
         }
-        Ok(())
     }
 
     fn save(&mut self, mut file: &File) -> Answer {

@@ -1,5 +1,5 @@
-//! The process's way to whoever knows all networks: questions, news and datagrams, over the socket
-//! to the supervisor.
+//! The process's way to whoever knows all networks: questions, news and datagrams, over a socket
+//! that the supervisor gives it.
 //!
 //! ```text
 //!  worker ──────────> queue ──> `uplink` thread ──> wire       never waits; the thread may
@@ -8,8 +8,11 @@
 //!
 //! Queue pairs come and go at the guests' pace, so what is told is what has changed since the last
 //! message, a thousand at a time: one that came and went in between is not told at all. A datagram
-//! has a place of its NIC's share until it is sent. All together go at a pace that leaves the wire
-//! to sessions, which tell of their VMMs by it.
+//! has a place of its NIC's share until it is sent. All together go at a pace that leaves time for
+//! other networks.
+//!
+//! Who is at the other end may die, and then there is nobody for a moment: what is said meanwhile
+//! is lost, and who asks is refused in the end. The next one is told again what there is.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -20,14 +23,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::exchange::{Asked, Datagram, QPS_MAX, Settled, Told};
-use super::protocol::{Report, encode};
+use super::protocol::encode;
 use super::wire::Wire;
 use crate::cm::Mad;
 use crate::link::Gid;
 use crate::rnic::{Far, Mac, NicQuota, QuotaPermit, Uplink};
 use crate::worker::Seal;
 
-/// How long an answer may take. The supervisor looks into a table; it may be busy.
+/// How long an answer may take. It is looked up in a table; who does may be busy.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Messages of a window, and how long that is: a connection takes three.
 const PACE: u32 = 200;
@@ -38,7 +41,12 @@ enum Item {
     Note(Told),
     Queue(String, u32, bool),
     Mad(Told, QuotaPermit),
+    /// Somebody else is at the other end: these addresses are held.
+    Anew(Vec<(Mac, Gid)>),
 }
+
+/// To whoever is at the other end.
+type Line = Arc<Mutex<Option<Arc<Wire>>>>;
 
 /// Who waits for answers, by the numbers of their questions.
 type Waiting = Arc<Mutex<(u64, BTreeMap<u64, SyncSender<Settled>>)>>;
@@ -48,18 +56,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// See the module.
-pub(super) struct ToSupervisor {
+pub(super) struct ToOutside {
     queue: UnboundedSender<Item>,
     waiting: Waiting,
+    line: Line,
 }
 
-impl ToSupervisor {
+impl ToOutside {
     /// Starts the thread, and waits until it has sealed itself.
     ///
     /// # Errors
     /// The host refuses a thread, or it could not be sealed.
-    pub(super) fn start(wire: Arc<Wire>, seal: Option<Seal>) -> io::Result<Arc<Self>> {
+    pub(super) fn start(seal: Option<Seal>) -> io::Result<Arc<Self>> {
         let (queue, items) = unbounded_channel();
+        let line = Line::default();
+        let own = line.clone();
         let (ready, sealed) = sync_channel(1);
         let thread = std::thread::Builder::new().name("uplink".to_owned());
         thread.spawn(move || {
@@ -69,7 +80,7 @@ impl ToSupervisor {
             let _ = ready.send(done);
             if go_on {
                 Sender {
-                    wire,
+                    line: own,
                     notes: VecDeque::new(),
                     mads: VecDeque::new(),
                     queues: Queues::default(),
@@ -78,7 +89,19 @@ impl ToSupervisor {
             }
         })?;
         sealed.recv().map_err(io::Error::other)??;
-        Ok(Arc::new(Self { queue, waiting: Waiting::default() }))
+        Ok(Arc::new(Self { queue, waiting: Waiting::default(), line }))
+    }
+
+    /// Speaks by this wire from now on, to somebody who knows nothing yet; `held` are the addresses
+    /// of NICs here.
+    pub(super) fn attach(&self, wire: Arc<Wire>, held: Vec<(Mac, Gid)>) {
+        *lock(&self.line) = Some(wire);
+        let _ = self.queue.send(Item::Anew(held));
+    }
+
+    /// There is nobody at the other end.
+    pub(super) fn detach(&self) {
+        *lock(&self.line) = None;
     }
 
     /// An answer has come.
@@ -110,7 +133,7 @@ impl ToSupervisor {
     }
 }
 
-impl Uplink for ToSupervisor {
+impl Uplink for ToOutside {
     fn claim(&self, nic: Mac, gid: Gid) -> Option<bool> {
         match self.ask(Asked::Address(nic, gid))? {
             Settled::Address(granted) => Some(granted),
@@ -165,6 +188,16 @@ impl Queues {
         }
     }
 
+    /// Nothing was told.
+    fn anew(&mut self) {
+        for key in std::mem::take(&mut self.told) {
+            // One that is gone since need not be told at all.
+            if self.changed.remove(&key).is_none() {
+                self.changed.insert(key, true);
+            }
+        }
+    }
+
     /// The next message; none if all is told.
     fn next(&mut self) -> Option<Told> {
         let device = self.changed.first_key_value()?.0.0.clone();
@@ -188,7 +221,7 @@ impl Queues {
 }
 
 struct Sender {
-    wire: Arc<Wire>,
+    line: Line,
     notes: VecDeque<Told>,
     mads: VecDeque<(Told, QuotaPermit)>,
     queues: Queues,
@@ -204,10 +237,11 @@ impl Sender {
                     self.take(item);
                 }
                 let Some((told, _place)) = self.next() else { break };
-                let sent = encode(&Report::Told(told)).map_err(io::Error::other);
-                if let Err(error) = sent.and_then(|bytes| self.wire.send(&bytes, &[])) {
-                    // The process ends as well.
-                    tracing::debug!(%error, "the supervisor was not told");
+                let Some(wire) = lock(&self.line).clone() else { continue };
+                let sent = encode(&told).map_err(io::Error::other);
+                if let Err(error) = sent.and_then(|bytes| wire.send(&bytes, &[])) {
+                    // There is another one soon, or the end.
+                    tracing::debug!(%error, "nobody listens");
                 }
                 count += 1;
                 let passed = since.elapsed();
@@ -225,6 +259,11 @@ impl Sender {
             Item::Note(told) => self.notes.push_back(told),
             Item::Queue(device, qpn, is_there) => self.queues.change(device, qpn, is_there),
             Item::Mad(told, permit) => self.mads.push_back((told, permit)),
+            Item::Anew(held) => {
+                self.queues.anew();
+                let claims = held.into_iter().map(|(nic, gid)| Asked::Address(nic, gid));
+                claims.rev().for_each(|claim| self.notes.push_front(Told::Asked(None, claim)));
+            }
         }
     }
 
@@ -243,10 +282,39 @@ mod tests {
     use crate::cm::MAD_LEN;
 
     fn told(wire: &Wire) -> Told {
-        match decode(&wire.receive().unwrap().unwrap().bytes).unwrap() {
-            Report::Told(told) => told,
-            other => panic!("{other:?}"),
-        }
+        decode(&wire.receive().unwrap().unwrap().bytes).unwrap()
+    }
+
+    /// An uplink, and who is at its other end.
+    fn uplink() -> (Wire, Arc<ToOutside>) {
+        let uplink = ToOutside::start(None).unwrap();
+        (attach(&uplink, vec![]), uplink)
+    }
+
+    fn attach(uplink: &ToOutside, held: Vec<(Mac, Gid)>) -> Wire {
+        let (near, far) = Wire::pair().unwrap();
+        uplink.attach(Arc::new(Wire::new(far)), held);
+        near
+    }
+
+    #[test]
+    fn who_comes_to_the_other_end_is_told_all_that_there_is() {
+        let (outside, uplink) = uplink();
+        let device = || "a".to_owned();
+        let queues = |new| Told::Queues { device: device(), new, gone: vec![] };
+        uplink.queue_pair("a", 1, true);
+        assert_eq!(told(&outside), queues(vec![1]));
+        uplink.queue_pair("a", 2, true);
+        assert_eq!(told(&outside), queues(vec![2]));
+        drop(outside);
+        uplink.detach();
+        uplink.queue_pair("a", 1, false);
+        let (nic, gid) = ([2; 6], [1; 16]);
+        let next = attach(&uplink, vec![(nic, gid)]);
+        assert_eq!(told(&next), queues(vec![2]), "one is gone");
+        assert_eq!(told(&next), Told::Asked(None, Asked::Address(nic, gid)));
+        uplink.queue_pair("a", 2, false);
+        assert_eq!(told(&next), Told::Queues { device: device(), new: vec![], gone: vec![2] });
     }
 
     #[test]
@@ -275,8 +343,7 @@ mod tests {
 
     #[test]
     fn a_question_waits_for_its_own_answer() {
-        let (supervisor, far) = Wire::pair().unwrap();
-        let uplink = ToSupervisor::start(Arc::new(Wire::new(far)), None).unwrap();
+        let (supervisor, uplink) = uplink();
         let asks = uplink.clone();
         let asked = std::thread::spawn(move || asks.claim([2; 6], [1; 16]));
         let Told::Asked(Some(number), Asked::Address(nic, gid)) = told(&supervisor) else {
@@ -291,8 +358,7 @@ mod tests {
 
     #[test]
     fn who_floods_waits_and_has_its_share_of_places() {
-        let (supervisor, far) = Wire::pair().unwrap();
-        let uplink = ToSupervisor::start(Arc::new(Wire::new(far)), None).unwrap();
+        let (supervisor, uplink) = uplink();
         let quota = NicQuota::default();
         let bytes = [0; MAD_LEN];
         let mad = Mad { source: [1; 16], dest: [2; 16], traffic_class: 0, sl: 0, bytes };

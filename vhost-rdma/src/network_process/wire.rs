@@ -81,8 +81,8 @@ impl Wire {
     ///
     /// # Errors
     /// As [`Self::send`], or there is none.
-    pub fn try_send(&self, bytes: &[u8]) -> io::Result<()> {
-        self.send_with(bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    pub fn try_send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, files, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
 
     fn send_with(
@@ -112,11 +112,23 @@ impl Wire {
     /// # Errors
     /// The socket broke, or the message is longer than any may be.
     pub fn receive(&self) -> io::Result<Option<Packet>> {
+        self.receive_with(RecvFlags::empty())
+    }
+
+    /// As [`Self::receive`], but does not wait.
+    ///
+    /// # Errors
+    /// As there; [`io::ErrorKind::WouldBlock`]: there is none.
+    pub fn try_receive(&self) -> io::Result<Option<Packet>> {
+        self.receive_with(RecvFlags::DONTWAIT)
+    }
+
+    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<Packet>> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.resize(MESSAGE_MAX, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let got = loop {
             match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut room)], &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}

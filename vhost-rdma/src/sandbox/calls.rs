@@ -1,4 +1,4 @@
-//! The system calls of a network process.
+//! The system calls of the daemon's processes.
 //!
 //! A list of what is allowed; all else fails with `EPERM`. It fails rather than kills: what a
 //! library tries without need (a cache, a hint) then costs nothing, and is as impossible.
@@ -10,12 +10,13 @@
 //! | descriptors it was given | read, write, poll, epoll, eventfd, asynchronous I/O, messages |
 //! | time, random numbers | all |
 //!
-//! A process of NICs on RNICs has [`DEVICES`] besides.
+//! A process of NICs on RNICs has [`DEVICES`] besides, and that of what they share [`NETWORK`].
 //!
 //! docs/SANDBOX.md has each of them, and what was tried.
 //!
-//! Not on the first: `open`, `socket`. On neither: `connect`, `execve`, `fork`, `ptrace`, `kill`,
-//! `io_uring`, `bpf`, `mount`, `unshare`, keys, and whatever the kernel gets next.
+//! Not on the first: `open`, `socket`. On the last only: `connect`. On none: `execve`, `fork`,
+//! `ptrace`, `kill`, `io_uring`, `bpf`, `mount`, `unshare`, keys, and whatever the kernel gets
+//! next.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -125,6 +126,30 @@ const OLD_DEVICES: &[Call] = calls![SYS_open, SYS_access];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_DEVICES: &[Call] = &[];
 
+/// What a process speaks TCP by and resolves names, beside [`DEVICES`]. Landlock has no port to
+/// listen at.
+const NETWORK: &[Call] = calls![
+    SYS_connect,
+    SYS_accept4,
+    SYS_getpeername,
+    SYS_sendmmsg,
+    SYS_recvmmsg,
+    SYS_uname,
+    SYS_sysinfo,
+];
+
+/// Sockets of the Internet: streams to other daemons, datagrams for names and neighbours.
+const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
+const KINDS: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
+/// What is set of them: by the channel, and by the C library's resolver (resolv/res_send.c).
+const INTERNET_OPTIONS: [(libc::c_int, libc::c_int); 3] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+];
+/// What is asked of them, and set: whether they wait, and how much there is to read.
+const INTERNET_CONTROLS: [u64; 2] = [libc::FIONBIO, libc::FIONREAD];
+
 /// Answers of the kernel's about links, routes and neighbours, which libibverbs reads to make an
 /// address handle (rdma-core libibverbs/neigh.c). Who has no capability changes nothing by it.
 const NETLINK: (libc::c_int, libc::c_int) = (libc::AF_NETLINK, libc::NETLINK_ROUTE);
@@ -191,10 +216,23 @@ fn where_bits(
     Ok(())
 }
 
+/// Options of sockets, by level and name.
+fn may_set(
+    rules: &mut Rules,
+    options: &[(libc::c_int, libc::c_int)],
+) -> Result<(), seccompiler::BackendError> {
+    let word = u64::from(u32::MAX);
+    for (level, option) in options {
+        let arguments = [(1, word, *level as u64), (2, word, *option as u64)];
+        where_bits(rules, libc::SYS_setsockopt, &arguments)?;
+    }
+    Ok(())
+}
+
 fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
     let word = u64::from(u32::MAX);
     let mut rules: Rules = PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
-    if profile == Profile::Rnic {
+    if profile != Profile::Soft {
         rules.extend(DEVICES.iter().chain(OLD_DEVICES).map(|(call, _)| (*call, Vec::new())));
         where_bits(&mut rules, libc::SYS_ioctl, &[(1, GROUP, RDMA)])?;
         let (domain, protocol) = (NETLINK.0 as u64, NETLINK.1 as u64);
@@ -205,10 +243,22 @@ fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
             where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
         }
         where_bits(&mut rules, libc::SYS_setsockopt, &[(1, word, libc::SOL_NETLINK as u64)])?;
-        for (level, option) in MEMBERSHIPS {
-            let arguments = [(1, word, level as u64), (2, word, option as u64)];
-            where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
+    }
+    if profile == Profile::Rnic {
+        may_set(&mut rules, &MEMBERSHIPS)?;
+    }
+    if profile == Profile::Outside {
+        rules.extend(NETWORK.iter().map(|(call, _)| (*call, Vec::new())));
+        for (family, kind) in FAMILIES.into_iter().flat_map(|f| KINDS.map(|kind| (f, kind))) {
+            let arguments = [(0, word, family as u64), (1, KIND, kind as u64)];
+            where_bits(&mut rules, libc::SYS_socket, &arguments)?;
         }
+        may_set(&mut rules, &INTERNET_OPTIONS)?;
+        for control in INTERNET_CONTROLS {
+            where_bits(&mut rules, libc::SYS_ioctl, &[(1, word, control)])?;
+        }
+        // To whom it likes, as it connects to whom it likes.
+        rules.insert(libc::SYS_sendto, Vec::new());
     }
     let exec = libc::PROT_EXEC as u64;
     where_bits(&mut rules, libc::SYS_mmap, &[(2, exec, 0)])?;
@@ -231,7 +281,9 @@ fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
         where_bits(&mut rules, libc::SYS_socketpair, &arguments)?;
     }
     // To whoever the socket is connected to: no address.
-    where_bits(&mut rules, libc::SYS_sendto, &[(4, u64::MAX, 0)])?;
+    if profile != Profile::Outside {
+        where_bits(&mut rules, libc::SYS_sendto, &[(4, u64::MAX, 0)])?;
+    }
     for command in FCNTL {
         let command = u64::from(command.cast_unsigned());
         where_bits(&mut rules, libc::SYS_fcntl, &[(1, word, command)])?;
@@ -256,7 +308,7 @@ pub(super) fn names(profile: Profile) -> std::collections::BTreeSet<&'static str
         SYS_socket,
         SYS_setsockopt,
     ];
-    let known = || [PLAIN, OLD, LOOKED_AT, DEVICES, OLD_DEVICES].into_iter().flatten();
+    let known = || [PLAIN, OLD, LOOKED_AT, DEVICES, OLD_DEVICES, NETWORK].into_iter().flatten();
     let ours = rules(profile).expect("rules");
     let name =
         |number: &i64| known().find(|(known, _)| known == number).expect("every rule has a name").1;

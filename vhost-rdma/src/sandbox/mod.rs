@@ -1,4 +1,4 @@
-//! What a network process may still do: compute, and use what it was given.
+//! What the daemon's processes may still do: compute, and use what they were given.
 //!
 //! A process that parses what guests and VMMs say is the one that a bug would hand to them. So it
 //! gives away whatever serving a network does not take, in an order in which each step is still
@@ -12,7 +12,7 @@
 //!   share the credentials of the one that makes them.
 //!   Who serves NICs on RNICs ([`Profile::Rnic`]) still opens devices of RDMA, and reads what the
 //!   kernel says of devices: each life of a NIC has a context of its own, so it cannot be done
-//!   before.
+//!   before. Who serves what they share ([`Profile::Outside`]) does so too, and resolves names.
 //! - [`seal`]: no socket of another domain, no program, no other process. It holds for the calling
 //!   thread and those that it makes from then on, so each thread that is there calls it.
 //!
@@ -50,6 +50,8 @@ pub enum Profile {
     Soft,
     /// NICs on RNICs.
     Rnic,
+    /// What they share: the channel to other daemons, and the host's connection manager.
+    Outside,
 }
 
 /// Nodes of RDMA devices: opened, and driven by ioctl(2).
@@ -57,15 +59,37 @@ const NODES: &str = "/dev/infiniband";
 /// What libibverbs finds devices by, and what their drivers ask of processors.
 const DEVICES: [&str; 3] = ["/sys/class", "/sys/devices", "/sys/bus/pci/devices"];
 
+/// What name resolution reads (resolver(5), nsswitch.conf(5), getaddrinfo(3)): other daemons may be
+/// named. Those that are there when the process begins.
+const NAMES: [&str; 9] = [
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/run/NetworkManager/resolv.conf",
+];
+
 impl Profile {
     /// The files that still have a name, and what may be done with them.
-    fn files(self) -> [(&'static [&'static str], BitFlags<AccessFs>); 2] {
+    fn files(self) -> [(&'static [&'static str], BitFlags<AccessFs>); 3] {
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        let nodes = read | AccessFs::WriteFile | AccessFs::IoctlDev;
         match self {
-            Self::Soft => [(&[], read), (&[], read)],
-            Self::Rnic => {
-                [(&[NODES], read | AccessFs::WriteFile | AccessFs::IoctlDev), (&DEVICES, read)]
-            }
+            Self::Soft => [(&[], read); 3],
+            Self::Rnic => [(&[NODES], nodes), (&DEVICES, read), (&[], read)],
+            Self::Outside => [(&[NODES], nodes), (&DEVICES, read), (&NAMES, read)],
+        }
+    }
+
+    /// What it cannot do with TCP ports. Its socket for other daemons was opened before.
+    fn ports(self) -> BitFlags<AccessNet> {
+        match self {
+            Self::Soft | Self::Rnic => AccessNet::from_all(LANDLOCK),
+            Self::Outside => AccessNet::BindTcp.into(),
         }
     }
 }
@@ -155,15 +179,16 @@ pub fn seal(profile: Profile) -> io::Result<bool> {
 /// # Errors
 /// As [`seal`].
 pub fn forget_names(profile: Profile) -> io::Result<Landlock> {
-    let [nodes, devices] = profile.files();
+    let [nodes, devices, names] = profile.files();
     let rules = |(paths, access)| path_beneath_rules(paths, access);
     let made = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK)))
+        .and_then(|rules| rules.handle_access(profile.ports()))
         .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
         .and_then(Ruleset::create)
         .and_then(|made| made.add_rules(rules(nodes)))
         .and_then(|made| made.add_rules(rules(devices)))
+        .and_then(|made| made.add_rules(rules(names)))
         .and_then(landlock::RulesetCreated::restrict_self);
     match made.map_err(io::Error::other)?.ruleset {
         RulesetStatus::FullyEnforced => Ok(Landlock::Whole),

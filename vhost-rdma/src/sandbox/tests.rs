@@ -1,7 +1,7 @@
 //! Each class of what a sandbox denies is tried from within: by the network process itself, which
 //! has started, shut itself in and listens to its supervisor; in a build for tests it can be asked
-//! to try (`Request::Attempt`). Every case is a process of its own: what was given away does not
-//! come back.
+//! to try (`Request::Attempt`, `Order::Attempt`). Every case is a process of its own: what was
+//! given away does not come back.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,12 +18,15 @@ use super::Profile;
 use crate::network_process::{
     Answer, Numbered, Report, Request, Start, VERSION, Wire, decode, encode, serve,
 };
+use crate::outside::{self, Order, Said};
 use crate::telemetry::{FILTER_ENV, LogFormat};
 
 /// <asm-generic/fcntl.h>
 const F_SETSIG: i64 = 10;
 /// Where a case finds a file and a socket of somebody else's.
 const PLACE: &str = "VHOST_RDMA_TEST_PLACE";
+/// Set: it is to be the process of what NICs on RNICs share.
+const SHARED: &str = "VHOST_RDMA_TEST_SHARED";
 
 fn refused<T>(what: io::Result<T>) {
     let Err(error) = what else { panic!("it is allowed") };
@@ -180,6 +183,54 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
                 refused(call(libc::SYS_socket, [domain, kind, protocol.into(), 0]));
             }
         }
+        "make a socket that is not the Internet's" => {
+            let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_RAW].map(i64::from);
+            for (domain, kind) in [libc::AF_UNIX, libc::AF_PACKET, libc::AF_VSOCK, libc::AF_RDS]
+                .into_iter()
+                .flat_map(|domain| kinds.map(|kind| (domain, kind)))
+                .chain([(libc::AF_INET, kinds[2]), (libc::AF_INET6, kinds[2])])
+                .chain([(libc::AF_NETLINK, kinds[1])])
+            {
+                refused(call(libc::SYS_socket, [domain.into(), kind, 0, 0]));
+            }
+            refused(UnixDatagram::pair());
+        }
+        "listen on TCP, by hand" => {
+            let (domain, kind) = (i64::from(libc::AF_INET), i64::from(libc::SOCK_STREAM));
+            let socket = call(libc::SYS_socket, [domain, kind, 0, 0]).unwrap();
+            refused(call(libc::SYS_listen, [socket, 1, 0, 0]));
+        }
+        "set what a socket is, but for delays and errors" => {
+            let (domain, kind) = (i64::from(libc::AF_INET), i64::from(libc::SOCK_STREAM));
+            let own = call(libc::SYS_socket, [domain, kind, 0, 0]).unwrap();
+            let level = i64::from(libc::SOL_SOCKET);
+            for option in [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF, libc::SO_BINDTODEVICE] {
+                refused(call(libc::SYS_setsockopt, [own, level, option.into(), 0]));
+            }
+            let (ip, group) = (libc::IPPROTO_IP.into(), libc::IP_ADD_MEMBERSHIP.into());
+            refused(call(libc::SYS_setsockopt, [own, ip, group, 0]));
+            refused(call(
+                libc::SYS_setsockopt,
+                [own, libc::SOL_TCP.into(), libc::TCP_ULP.into(), 0],
+            ));
+        }
+        "read the host's secrets" => {
+            for path in ["/etc/passwd", "/etc/shadow", "/root/.profile", "/proc/1/environ"] {
+                refused(File::open(path));
+            }
+            refused(std::fs::read_dir("/etc"));
+            assert!(File::open("/etc/hosts").is_ok(), "names are resolved");
+        }
+        "speak to another daemon" => {
+            // Nobody is there, and it may find that out.
+            let met = TcpStream::connect("127.0.0.1:1").map_err(|error| error.kind());
+            assert_eq!(met.err(), Some(io::ErrorKind::ConnectionRefused));
+            let found = std::net::ToSocketAddrs::to_socket_addrs(&("localhost", 1));
+            assert!(found.is_ok_and(|mut all| all.next().is_some()), "by its name");
+            let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket.send_to(&[0], ("127.0.0.1", 9)).unwrap();
+        }
         "control a device" => refused(call(libc::SYS_ioctl, [0, 0x5412, 0, 0])),
         "memory shared by name" => {
             refused(call(libc::SYS_shmget, [0, 4096, 0o1600, 0]));
@@ -213,6 +264,29 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
 
 /// Cases that have a narrower one for who serves NICs on RNICs.
 const OTHERWISE: [&str; 1] = ["watch"];
+/// Cases that have a narrower one, or none, for who serves what they share.
+const SHARED_OTHERWISE: [&str; 7] = [
+    "go on working",
+    "watch",
+    "make another kind of socket",
+    "send a datagram to somebody",
+    "set what a socket is",
+    "connect by TCP",
+    "accept",
+];
+/// Cases of theirs.
+const ON_SHARED: [&str; 8] = [
+    "watch, but for files",
+    "write what is said of devices",
+    "read other files of the kernel",
+    "make a socket that is not the Internet's",
+    "listen on TCP, by hand",
+    "set what a socket is, but for delays and errors",
+    "read the host's secrets",
+    "speak to another daemon",
+];
+/// What is allowed.
+const ALLOWED: [&str; 2] = ["go on working", "speak to another daemon"];
 /// Cases of theirs.
 const ON_RNICS: [&str; 4] = [
     "watch, but for files",
@@ -269,33 +343,51 @@ fn within() {
     let listener = UnixListener::bind(place.join("own")).unwrap();
     let datagram = UnixDatagram::unbound().unwrap();
     assert!(BEFORE.set(Before { place, listener, datagram }).is_ok());
-    serve().unwrap();
+    if std::env::var_os(SHARED).is_some() {
+        outside::serve().unwrap();
+    } else {
+        serve().unwrap();
+    }
     // The harness itself would want what is denied now.
     std::process::exit(77);
 }
 
-/// A network process of this build, and what is said to it.
+/// A process of this build, and what is said to it.
 struct Inside {
     dir: tempfile::TempDir,
     wire: Wire,
     child: Child,
     asked: u64,
+    profile: Profile,
 }
 
 impl Inside {
-    fn start(rnic: bool) -> Self {
+    fn start(profile: Profile) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (wire, far) = Wire::pair().unwrap();
+        let shared = (profile == Profile::Outside).then_some((SHARED, "yes"));
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sandbox::tests::within", "--ignored", "--nocapture"])
             .args(["--test-threads", "1"])
             .env(PLACE, dir.path())
+            .envs(shared)
             .env(FILTER_ENV, "error")
             .stdin(Stdio::from(far))
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let mut inside = Self { dir, wire, child, asked: 0 };
+        let mut inside = Self { dir, wire, child, asked: 0, profile };
+        if profile == Profile::Outside {
+            let (version, log_format) = (outside::VERSION, LogFormat::Text);
+            let (ports, daemons, log) = (vec![], Some(8), None);
+            let start = outside::Start { version, ports, daemons, log_format, log };
+            let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+            let order = encode(&Order::Start(start)).unwrap();
+            inside.wire.send(&order, &[std::os::fd::AsFd::as_fd(&socket)]).unwrap();
+            assert_eq!(inside.hear(), Said::Started);
+            return inside;
+        }
+        let rnic = profile == Profile::Rnic;
         let (network, log_format) = ("net".to_owned(), LogFormat::Text);
         let (workers, poll_us, log, qpns) = (2, 10, None, crate::qpn::Key::default());
         let version = VERSION;
@@ -315,28 +407,46 @@ impl Inside {
         }
     }
 
+    fn hear(&self) -> Said {
+        decode(&self.wire.receive().unwrap().expect("it has ended").bytes).unwrap()
+    }
+
+    /// Has it try something; and whether it goes on.
+    fn attempt(&mut self, case: &str) {
+        let case = case.to_owned();
+        if self.profile == Profile::Outside {
+            for case in [&case, "speak to another daemon"] {
+                let order = encode(&Order::Attempt(case.to_owned())).unwrap();
+                self.wire.send(&order, &[]).unwrap();
+                assert_eq!(self.hear(), Said::Tried(Ok(())), "{case}");
+            }
+            return;
+        }
+        assert_eq!(self.ask(Request::Attempt(case.clone())), Answer::Done, "{case}");
+        assert!(matches!(self.ask(Request::Figures), Answer::Figures(_)), "{case}");
+    }
+
     fn end(mut self) {
         drop(self.wire);
         assert_eq!(self.child.wait().unwrap().code(), Some(77));
     }
 }
 
-fn attempt_all(rnic: bool, cases: impl IntoIterator<Item = &'static str>) {
+fn attempt_all(profile: Profile, cases: impl IntoIterator<Item = &'static str>) {
     for case in cases {
-        let mut inside = Inside::start(rnic);
+        let mut inside = Inside::start(profile);
         let place = inside.dir.path();
         File::create(place.join("file")).unwrap();
         let _reader = UnixDatagram::bind(place.join("datagram")).unwrap();
         let _somebody = UnixListener::bind(place.join("socket")).unwrap();
-        assert_eq!(inside.ask(Request::Attempt(case.to_owned())), Answer::Done, "{case}");
-        assert!(matches!(inside.ask(Request::Figures), Answer::Figures(_)), "{case}");
+        inside.attempt(case);
         inside.end();
     }
 }
 
 #[test]
 fn what_is_denied_is_refused_and_the_rest_goes_on() {
-    attempt_all(false, CASES);
+    attempt_all(Profile::Soft, CASES);
 }
 
 /// All but one case, and what is otherwise there: which devices there are may be read and nothing
@@ -344,18 +454,36 @@ fn what_is_denied_is_refused_and_the_rest_goes_on() {
 #[test]
 fn who_serves_rnics_is_refused_all_the_same_but_for_devices() {
     let same = CASES.into_iter().filter(|case| !OTHERWISE.contains(case));
-    attempt_all(true, same.chain(ON_RNICS));
+    attempt_all(Profile::Rnic, same.chain(ON_RNICS));
+}
+
+/// It speaks TCP and resolves names besides, and reads no other file.
+#[test]
+fn who_serves_what_they_share_is_refused_the_same_but_for_the_internet() {
+    let same = CASES.into_iter().filter(|case| !SHARED_OTHERWISE.contains(case));
+    attempt_all(Profile::Outside, same.chain(ON_SHARED));
 }
 
 /// Looked at from outside: within, nothing can be read any more.
 #[test]
 fn no_thread_has_a_capability_or_is_outside() {
-    for rnic in [false, true] {
-        no_thread_of(Inside::start(rnic), rnic);
+    for profile in [Profile::Soft, Profile::Rnic, Profile::Outside] {
+        no_thread_of(Inside::start(profile));
     }
 }
 
-fn no_thread_of(inside: Inside, rnic: bool) {
+fn no_thread_of(inside: Inside) {
+    // A thread gives itself its name.
+    let last = if inside.profile == Profile::Outside { "cm-channel" } else { "vrdma-shard" };
+    let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    let is_there = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
+        tasks.flatten().any(|task| comm(task).is_ok_and(|name| name.starts_with(last)))
+    };
+    let begin = std::time::Instant::now();
+    while !is_there() && begin.elapsed() < std::time::Duration::from_secs(10) {
+        std::thread::yield_now();
+    }
     let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
     let mut names = Vec::new();
     for task in tasks.flatten() {
@@ -373,8 +501,13 @@ fn no_thread_of(inside: Inside, rnic: bool) {
         }
         assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".to_owned(), "2".to_owned()));
     }
-    assert!(names.iter().filter(|name| name.starts_with("vrdma-shard")).count() >= 2, "{names:?}");
-    assert_eq!(names.iter().any(|name| name == "uplink"), rnic, "{names:?}");
+    let has = |name: &str| names.iter().filter(|other| other.starts_with(name)).count();
+    let of = match inside.profile {
+        Profile::Soft => (2, 0, 0),
+        Profile::Rnic => (2, 1, 0),
+        Profile::Outside => (0, 0, 1),
+    };
+    assert_eq!((has("vrdma-shard"), has("uplink"), has("cm-channel")), of, "{names:?}");
     inside.end();
 }
 
@@ -391,6 +524,7 @@ fn the_table_of_calls_is_the_list() {
     let (calls, tried) = TEXT.split_once("## What is tried").unwrap();
     let (_, calls) = calls.split_once("## System calls that are allowed").unwrap();
     let (calls, more) = calls.split_once("### For NICs on RNICs").unwrap();
+    let (more, shared) = more.split_once("### For what they share").unwrap();
     let told = named(calls, '`');
     let all = super::calls::names(Profile::Soft);
     let on_rnics = super::calls::names(Profile::Rnic);
@@ -400,9 +534,16 @@ fn the_table_of_calls_is_the_list() {
         let more: BTreeSet<&str> =
             named(more, '`').into_iter().filter(|name| !name.starts_with('/')).collect();
         assert_eq!(more, on_rnics.difference(&all).copied().collect());
+        let of_shared = super::calls::names(Profile::Outside);
+        assert!(of_shared.is_superset(&on_rnics));
+        let shared: BTreeSet<&str> =
+            named(shared, '`').into_iter().filter(|name| !name.starts_with('/')).collect();
+        // What is on the second list in a narrower form.
+        let wider = ["socket", "setsockopt", "ioctl", "sendto"];
+        assert_eq!(shared, of_shared.difference(&on_rnics).copied().chain(wider).collect());
     }
     let told: BTreeSet<&str> = named(tried, '"');
-    let tried = CASES.into_iter().chain(ON_RNICS);
-    let tried = tried.filter(|case| *case != "go on working").collect();
+    let tried = CASES.into_iter().chain(ON_RNICS).chain(ON_SHARED);
+    let tried = tried.filter(|case| !ALLOWED.contains(case)).collect();
     assert_eq!(told, tried);
 }

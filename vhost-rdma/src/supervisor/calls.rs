@@ -5,15 +5,16 @@
 //! it was checked before ([`Report::check`]).
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cgroup::Cgroup;
-use super::exchange::Branch;
+use super::child::hang_up;
+use super::outside::{Branch, Speaker};
 use super::state::State;
-use crate::network_process::{Answer, Host, Numbered, Report, Request, Start, Wire, encode};
+use crate::network_process::{Answer, Numbered, Report, Request, Start, Wire, encode};
 use crate::store::Store;
 
 /// How long the process may take for a change; longer than a worker may (`device::nic`).
@@ -233,35 +234,36 @@ impl Shared {
                     }
                 }
             }
-            Report::Told(told) => {
-                let wire = state.wire.clone();
-                drop(state);
-                let answer = self.branch.as_ref().and_then(|branch| branch.take(told));
-                if let (Some(answer), Some(wire)) = (answer, wire) {
-                    self.post(&wire, answer);
-                }
-            }
+        }
+    }
+}
+
+impl Speaker for Shared {
+    /// A process that does not listen is ended.
+    fn reconnect(&self) {
+        let Some(branch) = &self.branch else { return };
+        let (wire, id) = {
+            let mut state = self.state();
+            let Some(wire) = state.wire.clone() else { return };
+            (wire, state.number())
+        };
+        let told = branch.connect(|far| {
+            // Nobody waits for the answer.
+            let bytes = encode(&Numbered { id, request: Request::Outside });
+            wire.try_send(&bytes.map_err(io::Error::other)?, &[far])
+        });
+        if let Err(error) = told {
+            tracing::error!(network = self.start.network, %error, "it does not listen");
+            hang_up(&wire);
         }
     }
 
-    /// Tells the process something that may be lost: nobody waits for room.
-    fn post(&self, wire: &Wire, host: Host) {
-        // Nobody waits for the answer.
-        let id = self.state().number();
-        let sent = encode(&Numbered { id, request: Request::Host(host) });
-        let sent = sent.map_err(io::Error::other).and_then(|bytes| wire.try_send(&bytes));
-        if let Err(error) = sent {
-            tracing::debug!(network = self.start.network, %error, "it does not listen");
-        }
+    fn give_up(&self) {
+        Self::give_up(self);
     }
 
-    /// Brings what has come for NICs on RNICs to their process.
-    pub(super) fn deliver(&self, wire: &Wire) {
-        if let Some(branch) = &self.branch
-            && !branch.deliver(|host| self.post(wire, host))
-        {
-            crate::eventfd::signal(self.bell.as_fd());
-        }
+    fn name(&self) -> &str {
+        &self.start.network
     }
 }
 
@@ -275,11 +277,6 @@ fn undone(none: NoAnswer) -> Undone {
             Undone::Lost(format!("the network's process: {why}"))
         }
     }
-}
-
-/// Nobody speaks by this wire any more; whoever waits for a message finds the end.
-pub(super) fn hang_up(wire: &Wire) {
-    let _ = rustix::net::shutdown(wire.as_fd(), rustix::net::Shutdown::Both);
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::calls::hang_up;
+use super::child::hang_up;
 use super::ledger::{self, Whose};
 use super::lender::Handed;
 use super::part::label;
@@ -246,7 +246,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
         let id = match &report {
             Report::Begun(id) | Report::Done(id) | Report::Changed(id, _) => *id,
             Report::Ended(id, _) => *id,
-            Report::Answer(..) | Report::Short | Report::Told(_) => continue,
+            Report::Answer(..) | Report::Short => continue,
         };
         let found = left.values_mut().find(|l| l.whose.network == network && l.whose.session == id);
         let Some(Left { record, .. }) = found else { continue };
@@ -255,7 +255,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
             Report::Done(_) => record.set_busy(false),
             Report::Changed(_, change) => record.apply(change, packet.files),
             Report::Ended(..) => record.lose(),
-            Report::Answer(..) | Report::Short | Report::Told(_) => {}
+            Report::Answer(..) | Report::Short => {}
         }
         if packet.files_lost {
             record.lose();

@@ -1,8 +1,9 @@
 //! A process for each network that has NICs.
 //!
 //! What NICs on RNICs share (who has which address of the host, the ways to other daemons and to
-//! third-party hosts) is here, made when the first of them comes: see `exchange`. A network with
-//! NICs of both kinds has two processes, since who opens devices is in another sandbox.
+//! third-party hosts) is in a process as well, started when the first of them comes: see `outside`.
+//! A network with NICs of both kinds has two processes, since who opens devices is in another
+//! sandbox.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,8 +17,8 @@ use super::estate::Estate;
 use super::leaving::Leaving;
 use super::lender::Lender;
 use super::network::Network;
+use super::outside::{Common, OutsideProcess, OutsideSettings};
 use super::part::{Part, label, part};
-use crate::dataplane::{Outside, entries};
 use crate::network_process::{Figures, Start, VERSION};
 use crate::node::{
     AttachError, Connection, Dataplane, NicConfig, NicStatus, Peer, ProcessStatus, Renewed,
@@ -45,9 +46,6 @@ pub struct FleetSettings {
     pub log: Option<String>,
 }
 
-/// Makes what NICs on RNICs share.
-pub type MakeOutside = Box<dyn Fn() -> Result<Outside, AttachError> + Send + Sync>;
-
 /// See the module.
 pub struct Fleet {
     settings: Mutex<FleetSettings>,
@@ -58,10 +56,11 @@ pub struct Fleet {
     turns: Turns<u32>,
     /// Networks without a NIC, whose processes have not ended yet.
     leaving: Leaving,
-    make_outside: MakeOutside,
-    outside: OnceLock<Arc<Outside>>,
-    /// Held while it is made.
-    making_outside: Mutex<()>,
+    /// How what NICs on RNICs share is.
+    of_outside: OutsideSettings,
+    outside: OnceLock<Arc<OutsideProcess>>,
+    /// Held while it is started.
+    starting_outside: Mutex<()>,
     /// Looked for when the first network's process comes.
     cgroups: OnceLock<Cgroups>,
     estate: Estate,
@@ -82,14 +81,14 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    /// No process yet; `make_outside` makes what NICs on RNICs share.
+    /// No process yet; `of_outside` is how what NICs on RNICs share will be.
     ///
     /// # Errors
     /// The host has no random numbers.
     pub fn new(
         settings: FleetSettings,
         estate: Estate,
-        make_outside: MakeOutside,
+        of_outside: OutsideSettings,
     ) -> io::Result<Self> {
         let lender = Lender::new(estate.take_qpns())?;
         Ok(Self {
@@ -98,9 +97,9 @@ impl Fleet {
             homes: Mutex::default(),
             turns: Turns::default(),
             leaving: Leaving::default(),
-            make_outside,
+            of_outside,
             outside: OnceLock::new(),
-            making_outside: Mutex::default(),
+            starting_outside: Mutex::default(),
             cgroups: OnceLock::new(),
             estate,
             lender,
@@ -108,20 +107,27 @@ impl Fleet {
         })
     }
 
-    /// Makes what NICs on RNICs share, if it is not there.
+    /// Starts the process of what NICs on RNICs share, if there is none.
     ///
     /// # Errors
     /// It cannot be had.
-    pub fn outside(&self) -> Result<&Arc<Outside>, AttachError> {
+    pub fn outside(&self) -> Result<&Arc<OutsideProcess>, AttachError> {
         // Two networks may want it at once.
-        let _alone = lock(&self.making_outside);
+        let _alone = lock(&self.starting_outside);
         if let Some(outside) = self.outside.get() {
             return Ok(outside);
         }
-        let made = Arc::new((self.make_outside)()?);
-        let outside = self.outside.get_or_init(|| made);
-        for (vni, peers) in &*lock(&self.peers) {
-            outside.directory().set_peers(*vni, entries(peers));
+        let common = {
+            let settings = lock(&self.settings);
+            Common { log_format: settings.log_format, log: settings.log.clone() }
+        };
+        let cgroup = self.cgroups().make(super::outside::LABEL);
+        let started = OutsideProcess::start(&self.of_outside, common, cgroup)?;
+        // Who changes them waits, or tells it.
+        let peers = lock(&self.peers);
+        let outside = self.outside.get_or_init(|| Arc::new(started));
+        for (vni, peers) in &*peers {
+            outside.set_peers(*vni, peers);
         }
         Ok(outside)
     }
@@ -131,6 +137,9 @@ impl Fleet {
         lock(&self.settings).log = filter.map(str::to_owned);
         for network in self.networks() {
             network.log(filter);
+        }
+        if let Some(outside) = self.outside.get() {
+            outside.log(filter);
         }
     }
 
@@ -276,6 +285,10 @@ impl Dataplane for Fleet {
         // Nobody makes or ends a NIC any more.
         std::mem::forget(self.turns.whole());
         let store = Store::own();
+        // The next daemon listens where its process does.
+        if let Some(outside) = self.outside.get() {
+            outside.end();
+        }
         let networks = self.networks();
         // Side by side: all stand still until the last one is there.
         std::thread::scope(|scope| {
@@ -300,10 +313,12 @@ impl Dataplane for Fleet {
 
     fn set_peers(&self, vni: u32, peers: &[Peer]) {
         // Only NICs on RNICs leave the host.
-        lock(&self.peers).insert(vni, peers.to_vec());
+        let mut all = lock(&self.peers);
+        all.insert(vni, peers.to_vec());
         if let Some(outside) = self.outside.get() {
-            outside.directory().set_peers(vni, entries(peers));
+            outside.set_peers(vni, peers);
         }
+        drop(all);
         let network = lock(&self.networks).get(&(vni, true)).cloned();
         if let Some(network) = network {
             tell_peers(&network, vni, peers);
@@ -311,10 +326,12 @@ impl Dataplane for Fleet {
     }
 
     fn forget_network(&self, vni: u32) -> Result<(), AttachError> {
-        lock(&self.peers).remove(&vni);
+        let mut all = lock(&self.peers);
+        all.remove(&vni);
         if let Some(outside) = self.outside.get() {
-            outside.directory().forget_network(vni);
+            outside.forget_network(vni);
         }
+        drop(all);
         Ok(())
     }
 
@@ -335,7 +352,9 @@ impl Dataplane for Fleet {
     }
 
     fn processes(&self) -> Vec<ProcessStatus> {
-        self.networks().into_iter().map(|network| network.process()).collect()
+        let networks = self.networks();
+        let networks = networks.iter().map(|network| network.process());
+        networks.chain(self.outside.get().map(|outside| outside.process())).collect()
     }
 }
 

@@ -6,27 +6,23 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Child;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::calls::{Shared, hang_up};
+use super::calls::Shared;
+use super::child::{ending, hang_up, spawn};
 use super::held::Held;
+use super::outside::Speaker as _;
 use super::state::{Legacy, Standby, State};
 use crate::eventfd;
-use crate::network_process::{
-    Answer, Host, Numbered, Packet, Report, Request, Wire, decode, encode,
-};
+use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
 use crate::node::{Ending, NicConfig};
 use crate::store::Store;
-use crate::telemetry::FILTER_ENV;
 
-/// This program, whatever has become of its file.
-const PROGRAM: &str = "/proc/self/exe";
-/// Its hidden command.
+/// The program's hidden command.
 const COMMAND: &str = "network-process";
 /// How long a process may take for each step of its start.
 const START: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -58,11 +54,11 @@ pub(super) fn run(shared: &Shared) {
         let wait = {
             let mut state = shared.state();
             if state.stopping {
-                return mourn(shared, state);
+                return mourn(state);
             }
             if state.legacy.is_some() {
                 // As it was asked to.
-                mourn(shared, state);
+                mourn(state);
                 continue;
             }
             if kills != self::kills(shared) {
@@ -71,7 +67,7 @@ pub(super) fn run(shared: &Shared) {
             let wait = state.restarts.died(Instant::now(), begin.elapsed());
             let failing = state.restarts.failing(Instant::now());
             state.trouble = Some(tell(&why, failing, wait));
-            mourn(shared, state);
+            mourn(state);
             wait
         };
         let (network, wait_ms) = (&shared.start.network, wait.as_millis());
@@ -82,12 +78,8 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// The process has died: what others knew of it goes, and then it can be started again.
-fn mourn(shared: &Shared, mut state: MutexGuard<'_, State>) {
+fn mourn(mut state: MutexGuard<'_, State>) {
     state.mourn();
-    drop(state);
-    if let Some(branch) = &shared.branch {
-        branch.mourn();
-    }
 }
 
 /// How often the memory killer has ended a process of this network.
@@ -99,15 +91,6 @@ fn kills(shared: &Shared) -> u64 {
 fn tell(why: &str, failing: bool, wait: Duration) -> String {
     let again = if failing { "it fails again and again" } else { "it is started again" };
     format!("the network's process {why}; {again}, next in {wait:?}")
-}
-
-/// What has ended a process.
-fn ending(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
-        (_, Some(signal)) => format!("was ended by signal {signal}"),
-        _ => "ended".to_owned(),
-    }
 }
 
 /// A process that was started. Dropping it kills it.
@@ -128,15 +111,6 @@ impl Drop for Process {
     }
 }
 
-fn spawn(shared: &Shared, socket: OwnedFd) -> io::Result<Child> {
-    let mut command = Command::new(PROGRAM);
-    command.arg0("vhost-rdma").arg(COMMAND).arg(&shared.start.network).env_clear().current_dir("/");
-    for variable in [FILTER_ENV, "RUST_BACKTRACE"] {
-        command.envs(std::env::var_os(variable).map(|value| (variable, value)));
-    }
-    command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()
-}
-
 impl Process {
     /// A process that knows all that it has to know: the one that stands by, or a new one.
     fn start(shared: &Shared, standby: Option<Self>) -> io::Result<Self> {
@@ -152,6 +126,7 @@ impl Process {
             Some(process) => process,
             None => Self::begin(shared)?,
         };
+        process.connect(shared)?;
         process.hand_on(shared)?;
         if shared.state().lent {
             process.lend(shared)?;
@@ -163,7 +138,7 @@ impl Process {
     fn begin(shared: &Shared) -> io::Result<Self> {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
-        let child = spawn(shared, far)?;
+        let child = spawn(&[COMMAND, &shared.start.network], far)?;
         // It waits for its first request.
         shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
@@ -177,6 +152,12 @@ impl Process {
         process.tell_peers(shared)?;
         process.tell_nics(shared, Request::Add)?;
         Ok(process)
+    }
+
+    /// Has it speak to who knows all networks on RNICs.
+    fn connect(&self, shared: &Shared) -> io::Result<()> {
+        let Some(branch) = &shared.branch else { return Ok(()) };
+        branch.connect(|far| self.say(shared, Request::Outside, &[far]).map(drop))
     }
 
     /// Tells which QPNs are the network's.
@@ -196,7 +177,7 @@ impl Process {
             state.peers.as_ref().map(|(vni, file)| file.try_clone().map(|file| (*vni, file)))
         };
         let Some((vni, file)) = copy.transpose()? else { return Ok(()) };
-        self.ask(shared, Request::Host(Host::Peers(vni)), &[file.as_fd()])
+        self.ask(shared, Request::Peers(vni), &[file.as_fd()])
     }
 
     fn tell_nics(&mut self, shared: &Shared, request: fn(NicConfig) -> Request) -> io::Result<()> {
@@ -348,6 +329,10 @@ impl Process {
             state.pid = Some(self.child.id());
             state.trouble = None;
         }
+        // Who it was to speak to may have died since.
+        if shared.branch.as_ref().is_some_and(|branch| branch.is_stale()) {
+            shared.reconnect();
+        }
         shared.wake();
         let mut pace = Pace::new(Instant::now());
         loop {
@@ -355,7 +340,6 @@ impl Process {
                 Ok(true) => {}
                 Ok(false) => {
                     Self::stand_by(shared, next);
-                    shared.deliver(&self.wire);
                     continue;
                 }
                 Err(error) => return format!("cannot be listened to: {error}"),

@@ -13,9 +13,9 @@
 
 mod calls;
 mod cgroup;
+mod child;
 mod door;
 mod estate;
-mod exchange;
 mod fleet;
 mod held;
 mod keeper;
@@ -24,6 +24,7 @@ mod ledger;
 mod lender;
 mod listener;
 mod network;
+mod outside;
 mod part;
 mod peer;
 mod record;
@@ -40,8 +41,9 @@ use std::time::{Duration, Instant};
 pub use self::cgroup::CgroupLimits;
 use self::door::Door;
 pub use self::estate::Estate;
-pub use self::fleet::{Fleet, FleetSettings, MakeOutside};
+pub use self::fleet::{Fleet, FleetSettings};
 use self::listener::{Listener, NicSocket};
+pub use self::outside::{OutsideProcess, OutsideSettings};
 use self::seat::Seat;
 use crate::node::{
     AttachError, Backend, Dataplane, Guests, Heirloom, NicConfig, NicStatus, Peer, ProcessStatus,

@@ -15,30 +15,28 @@
 //! [`PATIENCE`] and is then killed; it cannot name another network's NIC or session.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::calls::{Change, GLANCE, NoAnswer, PATIENCE, Shared, Undone, hang_up};
+use super::calls::{Change, GLANCE, NoAnswer, PATIENCE, Shared, Undone};
 use super::cgroup::Cgroup;
+use super::child::{file_of, hang_up};
 use super::estate::Left;
-use super::exchange::Branch;
 use super::held::Held;
 use super::keeper;
 use super::ledger::{Ledger, Whose};
 use super::lender::Lease;
+use super::outside::{Branch, OutsideProcess};
 use super::record::Record;
 use super::state::{Known, State};
-use crate::dataplane::Outside;
-use crate::network_process::{Answer, Figures, Host, Request, Start};
+use crate::network_process::{Answer, Figures, Request, Start};
 use crate::node::{
     AttachError, Connection, Counters, Ending, NicConfig, NicStatus, Peer, ProcessStatus, Session,
 };
@@ -71,15 +69,19 @@ impl Network {
     pub(super) fn start(
         start: Start,
         (store, cgroup): (Store, Cgroup),
-        (lease, outside): (Lease, Option<(u32, Arc<Outside>)>),
+        (lease, outside): (Lease, Option<(u32, Arc<OutsideProcess>)>),
     ) -> Result<Self, AttachError> {
         let state = State { lease: Some(lease), ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| AttachError::io("make an eventfd", error.into()))?;
         let bell = Arc::new(bell);
-        let branch = outside.map(|(vni, outside)| Branch::new(outside, vni, bell.clone()));
+        let branch = outside.map(|(vni, outside)| Branch::new(outside, vni));
         let shared = Arc::new(Shared { start, store, cgroup, state, changed, bell, branch });
+        if let Some(branch) = &shared.branch {
+            let network: Weak<Shared> = Arc::downgrade(&shared);
+            branch.of(network);
+        }
         let own = shared.clone();
         // The process dies with the thread that made it (PR_SET_PDEATHSIG): it is this one.
         let thread = std::thread::Builder::new().name(format!("net-{}", shared.start.network));
@@ -152,13 +154,7 @@ impl Network {
 
     /// Has NICs on RNICs reach these peers of network `vni`.
     pub(super) fn set_peers(&self, vni: u32, peers: &[Peer]) -> io::Result<()> {
-        let file = memfd_create("vhost-rdma-peers", MemfdFlags::CLOEXEC)?;
-        let file = File::from(file);
-        let mut writer = BufWriter::new(&file);
-        serde_json::to_writer(&mut writer, peers)?;
-        writer.flush()?;
-        drop(writer);
-        let file = OwnedFd::from(file);
+        let file = file_of("vhost-rdma-peers", peers)?;
         let copy = file.try_clone()?;
         // One that is away, or stands by, is told when it begins.
         let wire = {
@@ -166,7 +162,7 @@ impl Network {
             state.peers = Some((vni, file));
             state.wire.is_some()
         };
-        let asked = (Request::Host(Host::Peers(vni)), &[copy.as_fd()][..]);
+        let asked = (Request::Peers(vni), &[copy.as_fd()][..]);
         match wire.then(|| self.shared.call(asked, PATIENCE, |_| ())) {
             Some(Ok(Answer::Done) | Err(NoAnswer::Away(_) | NoAnswer::Lost(..))) | None => Ok(()),
             Some(Ok(_)) => Err(io::Error::other("it does not take them")),

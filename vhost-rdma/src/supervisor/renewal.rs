@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::calls::{NoAnswer, Shared, hang_up};
+use super::calls::{NoAnswer, Shared};
+use super::child::hang_up;
 use super::ledger::Whose;
 use super::network::Network;
 use super::state::{Legacy, Standby};

@@ -155,6 +155,14 @@ impl Functions {
     }
 }
 
+/// Loads librdmacm for good. Whoever wants it later finds out if there is none.
+pub(crate) fn prepare() {
+    // SAFETY: librdmacm's initialisers have no preconditions.
+    if let Ok(library) = unsafe { Library::new(SONAME) } {
+        std::mem::forget(library);
+    }
+}
+
 /// A connection of librdmacm's.
 struct Id {
     id: *mut CmId,

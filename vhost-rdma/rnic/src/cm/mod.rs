@@ -11,6 +11,8 @@ mod library;
 mod terminate;
 
 #[cfg(feature = "host-rnic")]
+pub(crate) use library::prepare;
+#[cfg(feature = "host-rnic")]
 pub use thread::CmBridge;
 
 #[cfg(feature = "host-rnic")]

@@ -108,6 +108,11 @@ fn names() -> Vec<String> {
 /// sockets for groups, too.
 pub(super) fn prepare() {
     groups::prepare();
+    load();
+}
+
+/// The first of the two.
+pub(super) fn load() {
     let devices = names();
     tracing::debug!(?devices, "RDMA devices");
 }

@@ -170,7 +170,7 @@ impl Args {
     /// Whether the tests are needed, which take minutes to build: not if the rows that are asked
     /// for are all of other parts.
     fn wants_tests(&self) -> bool {
-        const OTHERS: [&str; 2] = ["pingpong:", "verified:"];
+        const OTHERS: [&str; 3] = ["pingpong:", "verified:", "rdma_cm:"];
         let other = |part: &str| OTHERS.iter().any(|name| part.starts_with(name));
         !self.cost && self.only.as_ref().is_none_or(|only| !only.split(',').all(other))
     }

@@ -1,9 +1,9 @@
-//! Where networks on RNICs meet: each has a process of its own, and the RNICs are one host's.
+//! What one network on RNICs has outside of its own process, and may tell of it.
 //!
 //! ```text
-//!  process ── Told ──> keeper ──> Branch ─┬─> Directory: addresses, queue pairs of all networks
-//!                                         └─> channel, CM bridge: datagrams that leave the host
-//!  process <── Host ── keeper <── inboxes <── channel, CM bridge
+//!  process ── Told ──> Branch ─┬─> Directory: addresses, queue pairs of all networks
+//!                              └─> channel, CM bridge: datagrams that leave the host
+//!  process <── Host ── inboxes <── channel, CM bridge
 //! ```
 //!
 //! A process has device contexts, so one that a guest has taken over sends what it likes from this
@@ -15,13 +15,11 @@
 //! for a process: a datagram that finds its socket full is lost, as on a wire.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cm::Inbox;
 use crate::dataplane::{Outside, Searches};
 use crate::device::nic::gid as gid_of;
-use crate::eventfd;
 use crate::link::Gid;
 use crate::network_process::{Asked, Datagram, Host, Settled, Told};
 use crate::nic::limits::GID_TABLE_LEN;
@@ -58,13 +56,15 @@ struct State {
     closed: bool,
 }
 
-/// One network's part of it.
+/// Has what has come for a network's NICs be brought to them.
+pub(super) type Ring = Arc<dyn Fn() + Send + Sync>;
+
+/// See the module.
 pub(super) struct Branch {
     outside: Arc<Outside>,
     vni: u32,
     state: Mutex<State>,
-    /// The keeper's, which brings datagrams to the process.
-    bell: Arc<OwnedFd>,
+    ring: Ring,
 }
 
 /// The address that a NIC makes of its MAC address (RFC 4291, appendix A).
@@ -73,9 +73,9 @@ const fn link_local([a, b, c, d, e, f]: Mac) -> Gid {
 }
 
 impl Branch {
-    pub(super) fn new(outside: Arc<Outside>, vni: u32, bell: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(outside: Arc<Outside>, vni: u32, ring: Ring) -> Self {
         outside.wanted();
-        Self { outside, vni, state: Mutex::default(), bell }
+        Self { outside, vni, state: Mutex::default(), ring }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,8 +98,7 @@ impl Branch {
             post.max_qps = post.max_qps.max(max_qps);
             return;
         }
-        let bell = self.bell.clone();
-        let inbox = Arc::new(Inbox::new(Arc::new(move || eventfd::signal(bell.as_fd()))));
+        let inbox = Arc::new(Inbox::new(self.ring.clone()));
         let (device, through) = (device.clone(), through.map(gid_of));
         let (has, quotas) = (BTreeSet::new(), NicQuotas::default());
         let post = Post { device, through, may, has, max_qps, quotas, inbox };
