@@ -18,6 +18,7 @@ mod mark;
 pub mod network_process;
 pub mod node;
 pub mod outside;
+mod panics;
 mod process;
 mod random;
 pub mod run;

@@ -7,7 +7,6 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +23,7 @@ use super::saved::{self, SavedSession};
 use super::session::{QUEUE_SIZE, Session};
 use super::vring::Vring;
 use crate::node::{self, Ending};
+use crate::panics::contained;
 use crate::watch::{Heard, OnCall, Watch, Watched};
 
 /// See the module. Dropping it cuts the VMM off, and waits until nothing is left of the session.
@@ -230,7 +230,7 @@ impl Messages {
     fn serve(&self, reader: &Arc<OnCall>, stream: &Stream) {
         let mut state = lock(&self.state);
         let Some((handler, served)) = state.as_mut() else { return };
-        let handled = catch_unwind(AssertUnwindSafe(|| self.handle_all(handler, served)));
+        let handled = contained(|| self.handle_all(handler, served));
         let handled = handled.unwrap_or(Err(VhostError::BackendInternalError));
         let goes_on = handled.and_then(|()| {
             let stream = lock(stream);

@@ -13,7 +13,6 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockResult};
 use std::time::{Duration, Instant};
@@ -37,6 +36,7 @@ use super::queues::QueueKind;
 use super::vring::{Memory, Vring};
 use crate::memory::AddressSpace;
 use crate::nic::{Command, Reply, Status, Step};
+use crate::panics::contained;
 use crate::watch::Watch;
 use crate::worker::{CallError, Progress};
 
@@ -534,9 +534,7 @@ impl Session {
     /// Queue `index` was kicked, or is new.
     pub(super) fn handle(&self, index: u64, vrings: &[Vring]) {
         let Ok(index) = u16::try_from(index) else { return };
-        if catch_unwind(AssertUnwindSafe(|| self.touching(|| self.dispatch(index, vrings))))
-            .is_err()
-        {
+        if contained(|| self.touching(|| self.dispatch(index, vrings))).is_err() {
             self.nic.failed("the device had a fault".to_owned());
             self.nic.post(|shard, id, _| shard.fail(id));
         }

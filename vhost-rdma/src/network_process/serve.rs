@@ -5,8 +5,9 @@
 //! other: all NICs here are one worker's. A session has threads of its own while there is something
 //! to do for it (`device`).
 //!
-//! The end of the socket is the end of the process. Signals that end a daemon are the supervisor's
-//! to answer: a terminal and a service manager send them to every process there is.
+//! The end of the socket is the end of the process, and so is a panic (`panics`). Signals that end
+//! a daemon are the supervisor's to answer: a terminal and a service manager send them to every
+//! process there is.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,7 +36,7 @@ use crate::node::{Dataplane as _, Ending, Peer, WorkerStatus};
 use crate::qpn::{Key, Pool};
 use crate::sandbox::{Profile, Sealed};
 use crate::worker::{Seal, WorkerConfig};
-use crate::{limits, sandbox, telemetry};
+use crate::{limits, panics, sandbox, telemetry};
 
 /// Room for what was saved, to begin with.
 const LOAD_PIECE: usize = 1 << 20;
@@ -91,6 +92,7 @@ pub fn serve() -> Result<(), Fault> {
     let wire = Arc::new(Wire::new(io::stdin().as_fd().try_clone_to_owned()?));
     let (id, start) = first(&wire)?;
     telemetry::start(start.log_format, Some(&start.network)).map_err(io::Error::other)?;
+    panics::end_the_process();
     set_filter(start.log.as_deref());
     limits::raise_descriptors();
     let mut process = match shut_in(&start) {

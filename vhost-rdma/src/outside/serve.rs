@@ -24,7 +24,7 @@ use crate::network_process::{
 };
 use crate::node::Peer;
 use crate::sandbox::{Profile, Sealed};
-use crate::{limits, sandbox, telemetry};
+use crate::{limits, panics, sandbox, telemetry};
 
 /// What is heard at once.
 const EVENTS: usize = 64;
@@ -95,6 +95,7 @@ pub fn serve() -> Result<(), Fault> {
     let (start, files) = first(&wire)?;
     telemetry::start(start.log_format, Some(NAME)).map_err(io::Error::other)?;
     set_filter(start.log.as_deref());
+    panics::end_the_process();
     limits::raise_descriptors();
     match shut_in(&start, files) {
         Ok((outside, identity)) => {

@@ -11,7 +11,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -36,6 +35,7 @@ use crate::eventfd;
 use crate::memory::{AddressSpace, Charge};
 use crate::nic::objects::QP_EVENTS;
 use crate::nic::{Command, Status};
+use crate::panics::contained;
 
 /// Regions of memory, and completion channels, of one process.
 const REGIONS: usize = 64;
@@ -141,7 +141,7 @@ impl Session {
 
     /// Serves the process to its end, and leaves nothing of it.
     pub(super) fn run(mut self) {
-        let ended = catch_unwind(AssertUnwindSafe(|| while self.turn() {}));
+        let ended = contained(|| while self.turn() {});
         if ended.is_err() {
             tracing::error!(nic = self.house.nic.name, "a process's session had a fault");
         }

@@ -9,20 +9,26 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use super::Profile;
+use crate::link::NicId;
 use crate::network_process::{
     Answer, Numbered, Report, Request, Start, VERSION, Wire, decode, encode, serve,
 };
 use crate::outside::{self, Order, Said};
+use crate::panics::contained;
 use crate::telemetry::{FILTER_ENV, LogFormat};
+use crate::worker::{CallError, WorkerConfig, Workers};
 
 /// <asm-generic/fcntl.h>
 const F_SETSIG: i64 = 10;
+/// As long as anything may take that is to happen at once.
+const LONG: Duration = Duration::from_secs(20);
 /// Where a case finds a file and a socket of somebody else's.
 const PLACE: &str = "VHOST_RDMA_TEST_PLACE";
 /// Set: it is to be the process of what NICs on RNICs share.
@@ -55,7 +61,7 @@ static BEFORE: OnceLock<Before> = OnceLock::new();
 /// Does what a case says, within; the error is what was not as it should be.
 pub(crate) fn attempt(case: &str) -> Result<(), String> {
     let before = BEFORE.get().ok_or("there was no beginning")?;
-    catch_unwind(AssertUnwindSafe(|| within_does(case, before))).map_err(|panic| {
+    contained(|| within_does(case, before)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.unwrap_or_else(|| "it panicked".to_owned())
     })
@@ -258,8 +264,28 @@ fn within_does(case: &str, Before { place, listener, datagram }: &Before) {
             let again = b.try_clone().unwrap();
             assert_eq!(io::Read::read(&mut &again, &mut [0; 1]).unwrap(), 1);
         }
+        "a fault of a thread" => {
+            let thread = std::thread::spawn(|| {
+                // One that is contained leaves nothing behind.
+                assert!(contained(|| panic!("and caught")).is_err());
+                panic!("on purpose")
+            });
+            let _ = thread.join();
+        }
+        "a fault of a worker" => {
+            let _ = fault_of_a_worker(None);
+        }
+        "a fault of a NIC" => {
+            assert_eq!(fault_of_a_worker(Some(NicId(3))), Err(CallError::Failed));
+        }
         other => panic!("there is no case {other:?}"),
     }
+}
+
+/// A worker's job that panics, for this NIC.
+fn fault_of_a_worker(nic: Option<NicId>) -> Result<(), CallError> {
+    let workers = Workers::start(WorkerConfig::default()).unwrap();
+    workers.handles()[0].call(nic, LONG, |_, _| panic!("on purpose"))
 }
 
 /// Cases that have a narrower one for who serves NICs on RNICs.
@@ -363,6 +389,10 @@ struct Inside {
 
 impl Inside {
     fn start(profile: Profile) -> Self {
+        Self::start_with(profile, Stdio::inherit())
+    }
+
+    fn start_with(profile: Profile, log: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (wire, far) = Wire::pair().unwrap();
         let shared = (profile == Profile::Outside).then_some((SHARED, "yes"));
@@ -374,6 +404,7 @@ impl Inside {
             .env(FILTER_ENV, "error")
             .stdin(Stdio::from(far))
             .stdout(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut inside = Self { dir, wire, child, asked: 0, profile };
@@ -396,10 +427,15 @@ impl Inside {
         inside
     }
 
-    fn ask(&mut self, request: Request) -> Answer {
+    fn say(&mut self, request: Request) -> u64 {
         self.asked += 1;
         let id = self.asked;
         self.wire.send(&encode(&Numbered { id, request }).unwrap(), &[]).unwrap();
+        id
+    }
+
+    fn ask(&mut self, request: Request) -> Answer {
+        let id = self.say(request);
         let told = self.wire.receive().unwrap().expect("it has ended");
         match decode(&told.bytes).unwrap() {
             Report::Answer(of, answer) if of == id => answer,
@@ -409,6 +445,16 @@ impl Inside {
 
     fn hear(&self) -> Said {
         decode(&self.wire.receive().unwrap().expect("it has ended").bytes).unwrap()
+    }
+
+    /// Has it try what it does not answer.
+    fn begin(&mut self, case: &str) {
+        let case = case.to_owned();
+        if self.profile == Profile::Outside {
+            self.wire.send(&encode(&Order::Attempt(case)).unwrap(), &[]).unwrap();
+        } else {
+            self.say(Request::Attempt(case));
+        }
     }
 
     /// Has it try something; and whether it goes on.
@@ -462,6 +508,44 @@ fn who_serves_rnics_is_refused_all_the_same_but_for_devices() {
 fn who_serves_what_they_share_is_refused_the_same_but_for_the_internet() {
     let same = CASES.into_iter().filter(|case| !SHARED_OTHERWISE.contains(case));
     attempt_all(Profile::Outside, same.chain(ON_SHARED));
+}
+
+/// The supervisor starts another in its place, as after any death
+/// (`processes::a_guest_whose_process_was_killed_starts_anew_over_the_same_connection`).
+#[test]
+fn a_panic_ends_the_process_and_is_told() {
+    for profile in [Profile::Soft, Profile::Rnic, Profile::Outside] {
+        for case in ["a fault of a thread", "a fault of a worker"] {
+            if (profile, case) == (Profile::Outside, "a fault of a worker") {
+                // It has none.
+                continue;
+            }
+            let log = tempfile::NamedTempFile::new().unwrap();
+            let mut inside = Inside::start_with(profile, log.reopen().unwrap().into());
+            inside.begin(case);
+            let deadline = Instant::now() + LONG;
+            let ended = loop {
+                match inside.child.try_wait().unwrap() {
+                    None if Instant::now() < deadline => {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    ended => break ended,
+                }
+            };
+            let _ = inside.child.kill();
+            let log = std::fs::read_to_string(&log).unwrap();
+            let ended = ended.unwrap_or_else(|| panic!("{case}: it lives on\n{log}"));
+            assert_eq!(ended.signal(), Some(libc::SIGABRT), "{case}\n{log}");
+            assert!(log.contains("panicked at") && log.contains("on purpose"), "{case}\n{log}");
+            let whose = if profile == Profile::Outside { "+outside" } else { "net" };
+            assert!(log.contains(&format!("network={whose:?}")), "whose it is: {case}\n{log}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_for_which_one_nic_is_to_blame_ends_no_process() {
+    attempt_all(Profile::Soft, ["a fault of a NIC"]);
 }
 
 /// Looked at from outside: within, nothing can be read any more.

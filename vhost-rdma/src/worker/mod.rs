@@ -18,7 +18,7 @@
 //! NICs are parked (`shard/parking.rs`).
 //!
 //! Nothing here knows virtio, sockets, or what a job does. A job that panics costs the NIC that it
-//! was for, never the thread.
+//! was for; where there is none, a network's process (`panics`).
 
 mod carrier;
 mod clock;

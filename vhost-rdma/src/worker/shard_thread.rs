@@ -4,7 +4,6 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::hint;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
@@ -21,6 +20,7 @@ use super::waker::{Heard, Waker};
 use crate::eventfd;
 use crate::link::NicId;
 use crate::memory;
+use crate::panics::{contained, give_up};
 use crate::shard::{Look, Nanos, Shard};
 
 /// Time after which no further job is begun in a turn: a flood of control commands must not stop
@@ -291,7 +291,7 @@ impl Runner {
     /// Runs `work` so that a panic in it costs one NIC and not the thread.
     fn guarded<R>(&mut self, nic: Option<NicId>, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
         let shard = &mut self.shard;
-        match catch_unwind(AssertUnwindSafe(|| work(shard))) {
+        match contained(|| work(shard)) {
             Ok(result) => Some(result),
             Err(panic) => {
                 self.contain(nic, panic.as_ref());
@@ -302,16 +302,17 @@ impl Runner {
 
     /// Takes the NIC that a panic came from out of service.
     fn contain(&mut self, nic: Option<NicId>, panic: &(dyn Any + Send)) {
-        let message = panic
+        let why = panic
             .downcast_ref::<&str>()
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        tracing::error!(?nic, message, "a fault of the engine; its NIC stops");
-        let Some(nic) = nic.or_else(|| self.shard.suspect()) else { return };
+        tracing::error!(?nic, why, "a fault of the engine; its NIC stops");
+        let Some(nic) = nic.or_else(|| self.shard.suspect()) else { return give_up() };
         let shard = &mut self.shard;
-        if catch_unwind(AssertUnwindSafe(|| shard.fail(nic))).is_err() {
+        if contained(|| shard.fail(nic)).is_err() {
             tracing::error!(?nic, "the NIC could not be stopped in order");
+            give_up();
         }
     }
 }

@@ -67,8 +67,12 @@ fn processes(daemon: &Daemon) -> BTreeMap<String, u32> {
 }
 
 fn kill(pid: u32) {
+    send(pid, Signal::KILL);
+}
+
+fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.cast_signed()).expect("a process");
-    kill_process(pid, Signal::KILL).expect("it is there");
+    kill_process(pid, signal).expect("it is there");
 }
 
 fn eventually(what: &str, mut f: impl FnMut() -> bool) {
@@ -184,6 +188,40 @@ fn a_guest_whose_process_was_killed_starts_anew_over_the_same_connection() {
     assert_eq!(shown["session"], "driver_ready", "{shown}");
     let deaths =
         world.daemon.metrics().unwrap()["vhost_rdma_process_deaths_total{network=\"net\"}"];
+    assert!((deaths - 3.0).abs() < 0.1, "{deaths} deaths");
+}
+
+/// What a fault of a process's own ends it with, and what it is asked to end with, which is its
+/// supervisor's to answer.
+#[test]
+fn a_process_is_replaced_whatever_signal_ended_it() {
+    let world = world();
+    let (mut a, mut b) = (node(&world, "net"), node(&world, "net"));
+    let daemon = &world.daemon;
+    for (round, signal) in (1..).zip([Signal::SEGV, Signal::ABORT, Signal::BUS]) {
+        writes(&mut pair(&a, &b), round);
+        let old = processes(daemon)["net"];
+        send(old, signal);
+        // Of these the standard library's handler takes the first for a stack's end; it was none,
+        // and the access would fault again.
+        if signal != Signal::ABORT {
+            std::thread::sleep(Duration::from_millis(50));
+            send(old, signal);
+        }
+        told_that_it_is_lost(&a.guest);
+        told_that_it_is_lost(&b.guest);
+        let ended = format!("was ended by signal {}", signal.as_raw());
+        eventually("another signal ended it", || daemon.log().contains(&ended));
+        eventually("no process comes after it", || {
+            processes(daemon).get("net").is_some_and(|new| *new != old)
+        });
+        (a, b) = (start_anew(&a), start_anew(&b));
+    }
+    let last = processes(daemon)["net"];
+    send(last, Signal::TERM);
+    writes(&mut pair(&a, &b), 9);
+    assert_eq!(processes(daemon)["net"], last, "it is not the one who is asked");
+    let deaths = daemon.metrics().unwrap()["vhost_rdma_process_deaths_total{network=\"net\"}"];
     assert!((deaths - 3.0).abs() < 0.1, "{deaths} deaths");
 }
 

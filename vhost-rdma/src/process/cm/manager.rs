@@ -8,7 +8,6 @@
 //! The thread has no descriptor of any process, so none can hold it up.
 
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,6 +22,7 @@ use crate::cm::{Inbox, Mad};
 use crate::device::nic::{Nic, PATIENCE};
 use crate::link::Gid;
 use crate::nic::{Nanos, Status};
+use crate::panics::contained;
 use crate::process::events::Bell;
 
 /// Datagrams that are taken in and sent in one turn.
@@ -143,7 +143,7 @@ impl Manager {
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("process-cm".to_owned()).stack_size(STACK);
         let thread = thread.spawn(move || {
-            while catch_unwind(AssertUnwindSafe(|| own.run())).is_err() {
+            while contained(|| own.run()).is_err() {
                 tracing::error!(nic = own.nic.name, "the connection manager had a fault");
             }
         })?;
