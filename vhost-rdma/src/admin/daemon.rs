@@ -6,6 +6,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism};
+use std::time::Duration;
 
 use self::known::Known;
 pub(super) use self::peers::{PeersUpdate, Version};
@@ -202,6 +203,12 @@ impl<B: Backend> Daemon<B> {
     #[must_use]
     pub fn processes(&self) -> Vec<node::ProcessStatus> {
         self.backend.processes()
+    }
+
+    /// How long guests stood still for this program; see [`Backend::upgrade_pause`].
+    #[must_use]
+    pub fn upgrade_pause(&self) -> Duration {
+        self.backend.upgrade_pause()
     }
 
     /// Adds a network.

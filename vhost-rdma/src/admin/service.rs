@@ -1,7 +1,7 @@
 //! The gRPC service: unpacks a request, calls the daemon on a blocking thread, packs the answer.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
@@ -77,6 +77,10 @@ fn networks<B: Backend>(daemon: &Daemon<B>) -> Vec<v1::Network> {
     daemon.networks().into_iter().map(network).map(with_memory).collect()
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 fn comes_back(what: &str, name: &str, configured: bool) -> String {
     if configured {
         format!(
@@ -112,6 +116,7 @@ impl<B: Backend> Admin for Service<B> {
                 nics_ready: count(ready),
                 ephemeral: daemon.is_ephemeral(),
                 instance: about.instance,
+                upgrade_pause_us: micros(daemon.upgrade_pause()),
             })
         })
         .await
@@ -196,8 +201,7 @@ impl<B: Backend> Admin for Service<B> {
         let name = request.into_inner().name;
         self.call(move |daemon| {
             let Renewed { kept, lost, pause } = daemon.restart_network(&name)?;
-            let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
-            Ok(v1::RestartNetworkResponse { kept, lost, pause_us })
+            Ok(v1::RestartNetworkResponse { kept, lost, pause_us: micros(pause) })
         })
         .await
     }

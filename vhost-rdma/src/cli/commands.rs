@@ -137,7 +137,8 @@ async fn upgrade(json: bool, socket: &Path, force: bool) -> Result<(), Failure> 
     let (ready_before, ready) = (before.nics_ready, after.nics_ready);
     let (from, to) = (before.version, after.version);
     let lost = answer.map(|answer| answer.lost).unwrap_or_default();
-    show(json, &Upgraded { from, to, ready_before, ready, lost, ms })?;
+    let pause_us = Some(after.upgrade_pause_us).filter(|pause| *pause > 0);
+    show(json, &Upgraded { from, to, ready_before, ready, lost, ms, pause_us })?;
     if ready < ready_before {
         let lost = ready_before - ready;
         return Err(Failure::Partly(format!("{lost} guests lost their device")));

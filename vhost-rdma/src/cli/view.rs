@@ -85,7 +85,7 @@ mirror!(Objects from ObjectsMessage {
 mirror!(Status from StatusMessage {
     version: String, pid: u32, uptime_seconds: u64, runtime_dir: String, workers: u32, poll_us: u32,
     networks: u32, nics: u32,
-    nics_ready: u32, ephemeral: bool, instance: String,
+    nics_ready: u32, ephemeral: bool, instance: String, upgrade_pause_us: u64,
 });
 mirror!(Peer from PeerMessage {
     network: String, address: String, through: String, daemon: String, source: String,
@@ -280,12 +280,17 @@ pub(super) struct Upgraded {
     pub(super) lost: Vec<String>,
     /// Until the next program answered.
     pub(super) ms: u64,
+    /// The longest that NICs of a network stood still; a program before this one may not say.
+    pub(super) pause_us: Option<u64>,
 }
 
 impl Show for Upgraded {
     fn text(&self) -> String {
-        let Self { from, to, ready_before, ready, ms, .. } = self;
-        format!("{from} became {to} within {ms} ms; {ready} of {ready_before} guests go on\n")
+        let Self { from, to, ready_before, ready, ms, pause_us, .. } = self;
+        let pause = pause_us.map(|pause| format!(" after {pause} us")).unwrap_or_default();
+        format!(
+            "{from} became {to} within {ms} ms; {ready} of {ready_before} guests go on{pause}\n"
+        )
     }
 }
 

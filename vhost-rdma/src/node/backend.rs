@@ -132,6 +132,12 @@ pub trait Backend: Send + Sync + 'static {
     /// earlier daemon left of it goes on.
     fn complete(&self, _vni: u32) {}
 
+    /// The longest that NICs of a network stood still while this program took the place of the one
+    /// that handed them down; zero if none did.
+    fn upgrade_pause(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// All networks are: what an earlier daemon left for others is nobody's.
     fn settled(&self) {}
 

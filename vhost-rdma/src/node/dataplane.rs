@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,11 @@ pub trait Dataplane: Send + Sync + 'static {
 
     /// As [`Backend::complete`](super::Backend::complete).
     fn complete(&self, _vni: u32) {}
+
+    /// As [`Backend::upgrade_pause`](super::Backend::upgrade_pause).
+    fn upgrade_pause(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// As [`Backend::settled`](super::Backend::settled).
     fn settled(&self) {}

@@ -19,6 +19,7 @@ use super::lender::Handed;
 use super::part::label;
 use super::record::Record;
 use crate::network_process::{Report, Wire, decode};
+use crate::nic::Nanos;
 use crate::node::NicConfig;
 use crate::store::{Heirloom, Store};
 
@@ -40,6 +41,9 @@ pub(super) struct Left {
     whose: Whose,
 }
 
+/// What a network's process has saved, and when it was asked to come to rest.
+pub(super) type Saved = (OwnedFd, Option<Nanos>);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Estate {
@@ -47,7 +51,7 @@ pub struct Estate {
     /// By NIC.
     left: Mutex<BTreeMap<String, Left>>,
     /// What processes have saved, by network.
-    states: Mutex<BTreeMap<String, OwnedFd>>,
+    states: Mutex<BTreeMap<String, Saved>>,
     /// The QPNs that networks were lent.
     qpns: Mutex<BTreeMap<String, Handed>>,
 }
@@ -58,8 +62,8 @@ enum Kind {
     Stream(u64),
     Ledger(u64, u64),
     Wire,
-    /// What a network's process has saved.
-    State,
+    /// What a network's process has saved. Programs before this one say no time.
+    State(Option<Nanos>),
     /// The QPNs that a network was lent.
     Qpns,
 }
@@ -73,7 +77,7 @@ fn parse(name: &str) -> Option<(Kind, &str)> {
         "stream" => Kind::Stream(number()?),
         "ledger" => Kind::Ledger(number()?, number()?),
         "wire" => Kind::Wire,
-        "state" => Kind::State,
+        "state" => Kind::State(number()),
         "qpns" => Kind::Qpns,
         _ => return None,
     };
@@ -135,8 +139,8 @@ impl Estate {
                     wires.push((whose.to_owned(), name, file));
                     continue;
                 }
-                Kind::State => {
-                    states.insert(whose.to_owned(), file);
+                Kind::State(since) => {
+                    states.insert(whose.to_owned(), (file, since));
                     continue;
                 }
                 Kind::Qpns => {
@@ -178,7 +182,7 @@ impl Estate {
     }
 
     /// What the process of this network has saved.
-    pub(super) fn state(&self, network: &str) -> Option<OwnedFd> {
+    pub(super) fn state(&self, network: &str) -> Option<Saved> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner).remove(network)
     }
 

@@ -68,6 +68,8 @@ pub struct Fleet {
     lender: Arc<Lender>,
     /// Peers of all networks, for when there is someone who wants to know.
     peers: Mutex<BTreeMap<u32, Vec<Peer>>>,
+    /// The longest of those that an earlier daemon handed down.
+    upgrade_pause: Mutex<Duration>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -104,6 +106,7 @@ impl Fleet {
             estate,
             lender,
             peers: Mutex::default(),
+            upgrade_pause: Mutex::default(),
         })
     }
 
@@ -267,7 +270,13 @@ impl Dataplane for Fleet {
     }
 
     fn complete(&self, vni: u32) {
-        self.parts(vni).iter().for_each(|network| network.run());
+        let paused = self.parts(vni).iter().filter_map(|network| network.run()).max();
+        let mut longest = lock(&self.upgrade_pause);
+        *longest = paused.unwrap_or_default().max(*longest);
+    }
+
+    fn upgrade_pause(&self) -> Duration {
+        *lock(&self.upgrade_pause)
     }
 
     fn settled(&self) {

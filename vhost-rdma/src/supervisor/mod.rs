@@ -203,6 +203,10 @@ impl Backend for Supervisor {
         self.dataplane.complete(vni);
     }
 
+    fn upgrade_pause(&self) -> Duration {
+        self.dataplane.upgrade_pause()
+    }
+
     fn settled(&self) {
         self.sockets.close();
         self.dataplane.settled();

@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::calls::{NoAnswer, Shared};
 use super::child::hang_up;
+use super::estate::Saved;
 use super::ledger::Whose;
 use super::network::Network;
 use super::state::{Legacy, Standby};
@@ -26,6 +27,7 @@ use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
 use crate::node::{AttachError, Backing, Guests, NicConfig, Renewed, Session};
 use crate::store::Store;
+use crate::worker::Clock;
 
 /// How long a process may take to come to rest and to write: it waits half a second for its guests,
 /// and a hundred thousand objects are written in less than one.
@@ -40,18 +42,23 @@ const READY: Duration = Duration::from_secs(5);
 
 impl Network {
     /// Takes in what an earlier daemon's process has saved.
-    pub(super) fn load(&self, file: &OwnedFd) {
-        let loaded = self.shared().ask((Request::Load, &[file.as_fd()]));
-        if let Err(why) = loaded {
-            tracing::error!(network = self.name(), why, "what was handed down is lost");
+    pub(super) fn load(&self, (file, since): &Saved) {
+        match self.shared().ask((Request::Load, &[file.as_fd()])) {
+            Ok(()) => self.shared().state().resting = *since,
+            Err(why) => {
+                tracing::error!(network = self.name(), why, "what was handed down is lost");
+            }
         }
     }
 
-    /// All that was handed down is there.
-    pub(super) fn run(&self) {
+    /// All that was handed down is there. How long it stood still, if it did.
+    pub(super) fn run(&self) -> Option<Duration> {
         if let Err(why) = self.shared().ask((Request::Run, &[])) {
             tracing::error!(network = self.name(), why, "what was handed down does not run");
+            return None;
         }
+        let since = self.shared().state().resting.take()?;
+        Some(Duration::from_nanos(Clock::new().now().saturating_sub(since)))
     }
 
     /// NICs that have programs, which nobody hands on, or are on RNICs, whose state is the
@@ -70,6 +77,7 @@ impl Network {
     pub(super) fn hand_down(&self, store: &Store) -> io::Result<()> {
         let shared = self.shared();
         let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)?;
+        let since = Clock::new().now();
         let saved = shared.take_wire().and_then(|(wire, id, answered)| {
             let saved = save(&wire, (id, &answered), &file, TOGETHER);
             shared.state().stopping = true;
@@ -77,7 +85,7 @@ impl Network {
             saved
         });
         match saved {
-            Ok(_) => store.keep(&format!("state@{}", self.name()), file.as_fd())?,
+            Ok(_) => store.keep(&format!("state.{since}@{}", self.name()), file.as_fd())?,
             Err(why) => {
                 let network = self.name();
                 tracing::error!(network, why, "nothing is handed on: devices are lost");

@@ -11,6 +11,7 @@ use super::held::Held;
 use super::lender::{Handed, Lease};
 use super::restarts::Restarts;
 use crate::network_process::{Answer, Numbered, Request, Wire};
+use crate::nic::Nanos;
 use crate::node::{Counters, Ending, NicConfig};
 
 /// A NIC of the network.
@@ -65,6 +66,8 @@ pub(super) struct State {
     pub(super) standby: Standby,
     /// What the process that is ending has left for the next one.
     pub(super) legacy: Option<Legacy>,
+    /// Since when NICs stand still that an earlier daemon handed down.
+    pub(super) resting: Option<Nanos>,
     /// NICs that the present process goes on with as if nothing had happened.
     pub(super) kept: BTreeSet<String>,
     /// The network's QPNs.

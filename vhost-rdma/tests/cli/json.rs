@@ -96,6 +96,7 @@ fn networks_and_status() {
         "pid",
         "poll_us",
         "runtime_dir",
+        "upgrade_pause_us",
         "uptime_seconds",
         "version",
         "workers",
@@ -105,6 +106,7 @@ fn networks_and_status() {
         (&status["networks"], &status["nics"], &status["nics_ready"]),
         (&json!(2), &json!(1), &json!(0))
     );
+    assert_eq!(status["upgrade_pause_us"], json!(0), "it took nobody's place");
     assert_eq!(status["pid"], json!(daemon.pid()));
     assert_eq!(status["runtime_dir"], json!(daemon.run_dir()));
 }

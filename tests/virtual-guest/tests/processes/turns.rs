@@ -93,6 +93,10 @@ fn an_upgrade_waits_for_all_of_them_at_once_and_not_for_long() {
         eventually("nothing goes on", || sent.load(Ordering::Relaxed) > before + 20);
     });
     println!("the longest write: {longest:?}");
+    let status = world.daemon.run(&["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    let pause = Duration::from_micros(status["upgrade_pause_us"].as_u64().expect("a pause"));
+    assert!(pause.abs_diff(longest) < Duration::from_secs(1) * patience(), "{pause:?} was told");
     assert!(longest < Duration::from_secs(8) * patience(), "{longest:?}");
     // They are none of ours any more.
     drop(stopped);

@@ -96,6 +96,9 @@ fn lives_through_upgrades(world: &World) {
                     (&4.into(), &4.into()),
                     "{said}"
                 );
+                let (pause, ms) = (&said["pause_us"], &said["ms"]);
+                let (pause, ms) = (pause.as_u64().expect("a pause"), ms.as_u64().expect("all"));
+                assert!(pause > 0 && pause < (ms + 1) * 1000, "{said}");
                 let before = sent.load(Ordering::Relaxed);
                 eventually("nothing goes on", || sent.load(Ordering::Relaxed) > before + 20);
             }
