@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
@@ -20,6 +20,8 @@ use crate::vm::guest;
 
 const BUILD_WAIT: Duration = Duration::from_secs(900);
 const CLI_WAIT: Duration = Duration::from_secs(20);
+/// How long a process that has just begun may take to shut itself in.
+const SEAL_WAIT: Duration = Duration::from_secs(10);
 
 /// The part of a NIC's counters that a program's claim is held against.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -168,6 +170,32 @@ impl Daemon {
         Ok(())
     }
 
+    /// While there are NICs a process serves them, and each such process is in its sandbox.
+    pub(crate) fn check_sandbox(&self) -> Result<()> {
+        let nics = self.cli(&["nic", "list", "--json"])?;
+        if serde_json::from_str::<Vec<serde_json::Value>>(&nics)?.is_empty() {
+            return Ok(());
+        }
+        let inside = || self.outside().is_ok_and(|outside| outside.is_empty());
+        exec::wait_for("network processes in a sandbox", SEAL_WAIT, || Ok(inside().then_some(())))
+            .with_context(|| match self.outside() {
+                Ok(networks) => format!("not in a sandbox: the process of {}", networks.join(", ")),
+                Err(error) => error.to_string(),
+            })
+    }
+
+    /// The networks whose process is not in its sandbox; an error if there is no process.
+    fn outside(&self) -> Result<Vec<String>> {
+        let serving = self.network_processes()?;
+        ensure!(!serving.is_empty(), "no process serves a network");
+        let is_outside = |(_, pid): &(String, Pid)| {
+            let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+            // One that has ended meanwhile does no harm.
+            std::fs::read_to_string(path).is_ok_and(|status| !is_shut_in(&status))
+        };
+        Ok(serving.into_iter().filter(is_outside).map(|(network, _)| network).collect())
+    }
+
     /// SIGKILL: no destructor runs, nothing is said to anyone.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
@@ -239,15 +267,20 @@ impl Daemon {
     }
 
     fn network_process(&self, network: &str) -> Result<Option<Pid>> {
-        let parent = self.supervisor()?.to_string();
-        let own = capture(Command::new("pgrep").args(["-P", &parent]), CLI_WAIT)?;
-        let serves = |pid: &&str| {
-            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let found = self.network_processes()?.into_iter().find(|(name, _)| name == network);
+        Ok(found.map(|(_, pid)| pid))
+    }
+
+    /// The processes that serve a network each, and which.
+    fn network_processes(&self) -> Result<Vec<(String, Pid)>> {
+        let serves = |pid: u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
             let mut words = line.trim_end_matches('\0').rsplit('\0');
-            words.next() == Some(network) && words.next() == Some("network-process")
+            let network = words.next()?.to_owned();
+            let is_one = words.next() == Some("network-process");
+            Some((network, Pid::from_raw(pid.cast_signed())?)).filter(|_| is_one)
         };
-        let found = own.split_whitespace().find(serves);
-        Ok(found.and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw))
+        Ok(self.processes()?.into_iter().filter_map(serves).collect())
     }
 
     /// Where a NIC's VMM connects.
@@ -298,8 +331,33 @@ impl Daemon {
     }
 }
 
+/// Whether a process, by its `/proc/PID/status`, has no capability, and a filter for its calls.
+fn is_shut_in(status: &str) -> bool {
+    let says = |key: &str, value: u64| {
+        let said = status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        said.is_some_and(|said| u64::from_str_radix(said, 16) == Ok(value))
+    };
+    says("CapEff:", 0) && says("Seccomp:", 2)
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         exec::end_group(&mut self.child, Duration::from_secs(3));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_shut_in;
+
+    #[test]
+    fn who_has_a_capability_or_no_filter_is_outside() {
+        let status = |caps: &str, seccomp: u8| {
+            format!("Name:\tvhost-rdma\nCapEff:\t{caps}\nSeccomp:\t{seccomp}\n")
+        };
+        assert!(is_shut_in(&status("0000000000000000", 2)));
+        assert!(!is_shut_in(&status("0000000000001000", 2)));
+        assert!(!is_shut_in(&status("0000000000000000", 0)));
+        assert!(!is_shut_in("Name:\tvhost-rdma\n"));
     }
 }

@@ -144,6 +144,6 @@ fn in_guests(cache: &Cache) -> Result<String> {
     let text = a.must(&client, Duration::from_secs(60))?;
     let end = b.wait(server, Duration::from_secs(20))?;
     ensure!(end.ok(), "the server: {:?}\n{}", end.status, end.text);
-    ensure!(fixture.clean(), "a guest's kernel complained");
+    ensure!(fixture.clean(), "guests or daemon are not as they should be: see above");
     Ok(text.lines().last().unwrap_or_default().to_owned())
 }

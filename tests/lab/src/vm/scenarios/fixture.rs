@@ -125,14 +125,15 @@ impl Fixture {
         self.lab.guests.iter_mut().map(peers::attach_ours_to).collect()
     }
 
-    /// False if a guest's kernel complained or the daemon is gone; says which.
+    /// False if a guest's kernel complained, the daemon is gone, or a process of it is outside of
+    /// its sandbox; says which.
     pub(super) fn clean(&mut self) -> bool {
         let mut clean = true;
         for guest in &mut self.lab.guests {
             clean &= kernel_leaks_nothing(guest);
             clean &= kernel_is_clean(guest);
         }
-        if let Err(e) = self.daemon.check_alive() {
+        if let Err(e) = self.daemon.check_alive().and_then(|()| self.daemon.check_sandbox()) {
             eprintln!("{e:#}");
             clean = false;
         }
