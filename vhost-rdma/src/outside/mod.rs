@@ -19,6 +19,8 @@
 //! `protocol` is what the supervisor says, `serve` the process, `branch` what one network's process
 //! may do. The supervisor's end is in [`crate::supervisor`].
 
+#![forbid(unsafe_code)]
+
 mod branch;
 mod protocol;
 mod serve;

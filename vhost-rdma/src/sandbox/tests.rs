@@ -564,8 +564,8 @@ fn no_thread_of(inside: Inside) {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
         tasks.flatten().any(|task| comm(task).is_ok_and(|name| name.starts_with(last)))
     };
-    let begin = std::time::Instant::now();
-    while !is_there() && begin.elapsed() < std::time::Duration::from_secs(10) {
+    let begin = Instant::now();
+    while !is_there() && begin.elapsed() < LONG {
         std::thread::yield_now();
     }
     let tasks = std::fs::read_dir(format!("/proc/{}/task", inside.child.id())).unwrap();
