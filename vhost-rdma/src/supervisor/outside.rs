@@ -342,6 +342,10 @@ impl Inner {
     fn live(&self, mut process: Process) -> String {
         let networks: Vec<Weak<dyn Speaker>> = {
             let mut state = self.state();
+            // Who ends it looks for the wire, and waits for this thread.
+            if state.stopping {
+                return String::new();
+            }
             if let Err(error) = state.tell_all(&process.wire) {
                 return format!("takes no orders: {error}");
             }

@@ -35,9 +35,12 @@ const CHOSEN: &[(&str, u32)] = &[
 
 /// The network's process has no capability and its list of system calls; cgroups are of version 2.
 const WALLS: &str = "set -e
+stat -fc %T /sys/fs/cgroup
 [ \"$(stat -fc %T /sys/fs/cgroup)\" = cgroup2fs ]
 n=0
-for p in $(grep -la network-process /proc/[0-9]*/cmdline); do
+# A pattern that the one who looks has not on its own command line.
+for p in $(grep -la '[n]etwork-process' /proc/[0-9]*/cmdline); do
+  grep -E '^(Cap|NoNew|Seccomp:)' ${p%/*}/status
   grep -q '^CapEff:\t0000000000000000$' ${p%/*}/status
   grep -q '^Seccomp:\t2$' ${p%/*}/status
   n=$((n+1))
@@ -74,6 +77,9 @@ impl Args {
         }
         if self.wants(of, "sandbox") {
             let walls = host.run(WALLS, STEP)?;
+            if !walls.ok() {
+                eprintln!("{}", walls.text.trim_end());
+            }
             table.push(row(format!("{of}two VMs: sandbox"), walls.ok()));
         }
         if let [a, b] = guests.as_mut_slice() {
