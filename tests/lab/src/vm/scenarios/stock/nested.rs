@@ -33,6 +33,9 @@ const CHOSEN: &[(&str, u32)] = &[
     ("rping -v", 20),
 ];
 
+/// As an init of the release does it.
+const CGROUPS: &str = "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup";
+
 /// The network's process has no capability and its list of system calls; cgroups are of version 2.
 const WALLS: &str = "set -e
 stat -fc %T /sys/fs/cgroup
@@ -63,6 +66,7 @@ impl Args {
         of: &str,
         table: &mut Vec<Row>,
     ) -> Result<()> {
+        host.must(CGROUPS, STEP)?;
         serve(host, "")?;
         nested::prepare(host)?;
         let mut guests = Vec::new();
