@@ -188,8 +188,8 @@ impl Life {
             self.must_flow()?;
             self.must_ping(calling)?;
         }
-        for (what, longest) in ["restart", "upgrade"].into_iter().zip(longest) {
-            let name = format!("longest pause of a {what}, beside 50 ms");
+        for (what, longest) in ["a restart", "an upgrade"].into_iter().zip(longest) {
+            let name = format!("longest pause of {what}, beside 50 ms");
             self.note(&name, (f64::from(u32::try_from(longest)?) / 1000.0, 50.0), "ms");
         }
         ensure!(lost(self)? == before, "a driver found its device lost");
