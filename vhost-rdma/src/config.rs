@@ -24,6 +24,9 @@ pub const DEFAULT_POLL_US: u32 = 10;
 /// The most workers that make sense: each is a thread that may poll a whole core.
 pub const WORKERS_MAX: u32 = 256;
 
+/// The first port that anybody may listen at (`PROT_SOCK`, Linux net/sock.h).
+const PORT_MIN: u16 = 1024;
+
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -53,6 +56,15 @@ pub enum ConfigError {
     Daemons {
         /// As given.
         daemons: u32,
+    },
+    /// It takes a privilege.
+    #[error(
+        "rdma_cm cannot be served at port {port}: the process that listens there has no privilege; \
+         choose ports from {PORT_MIN} on for --cm-port and cm_ports, or --one-process"
+    )]
+    Port {
+        /// As given.
+        port: u16,
     },
     /// Out of range.
     #[error("{workers} workers are not possible: it must be 1 to {WORKERS_MAX}")]
@@ -260,6 +272,17 @@ pub const fn check_daemons(daemons: u32) -> Result<u32, ConfigError> {
         return Err(ConfigError::Daemons { daemons });
     }
     Ok(daemons)
+}
+
+/// Checks the ports of rdma_cm, for a process without privilege.
+///
+/// # Errors
+/// [`ConfigError::Port`].
+pub fn check_ports(ports: &[u16]) -> Result<(), ConfigError> {
+    match ports.iter().find(|port| **port < PORT_MIN) {
+        Some(&port) => Err(ConfigError::Port { port }),
+        None => Ok(()),
+    }
 }
 
 /// Checks the number of workers.

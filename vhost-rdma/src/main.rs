@@ -120,6 +120,9 @@ impl Plan {
         let channel = channel_settings(args, &file)?;
         let given = !args.cm_ports.is_empty();
         let ports = if given { args.cm_ports.clone() } else { file.cm_ports.clone() };
+        if !args.one_process {
+            config::check_ports(&ports)?;
+        }
         let metrics = match (&args.metrics, &file.metrics) {
             (Some(address), _) => Some(address.clone()),
             (None, Some(text)) => {

@@ -191,12 +191,14 @@ fn configuration_files() {
 }
 
 #[test]
-fn log_filters_and_metrics_addresses() {
+fn log_filters_metrics_addresses_and_ports() {
     let said = vhost_rdma().args(["serve"]).env("VHOST_RDMA_LOG", "a=b=c").output().unwrap();
     assert!(String::from_utf8_lossy(&said.stderr).contains("is not a log filter"));
     let said = serve_fails(&["--metrics", "nowhere"]);
     assert_eq!(said.status, 2);
     assert!(said.err.contains("not a metrics address"), "{said:?}");
+    serve_fails(&["--cm-port", "7471", "--cm-port", "1023"])
+        .fails(2, &["port 1023", "1024", "--one-process"]);
 }
 
 /// Another user than the daemon's, through `setuid` in the child.
