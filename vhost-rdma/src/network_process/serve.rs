@@ -381,7 +381,7 @@ impl Process {
     /// when that one has died.
     fn hear_outside(&mut self) {
         let Some(wire) = &self.outside else { return };
-        let host = match wire.try_receive() {
+        let host = match wire.try_hear() {
             Ok(Some(packet)) => decode::<Host>(&packet.bytes).map_err(|error| error.to_string()),
             Ok(None) => Err("it has ended".to_owned()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

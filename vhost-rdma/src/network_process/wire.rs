@@ -112,7 +112,7 @@ impl Wire {
     /// # Errors
     /// The socket broke, or the message is longer than any may be.
     pub fn receive(&self) -> io::Result<Option<Packet>> {
-        self.receive_with(RecvFlags::empty())
+        self.receive_with(RecvFlags::empty(), true)
     }
 
     /// As [`Self::receive`], but does not wait.
@@ -120,14 +120,25 @@ impl Wire {
     /// # Errors
     /// As there; [`io::ErrorKind::WouldBlock`]: there is none.
     pub fn try_receive(&self) -> io::Result<Option<Packet>> {
-        self.receive_with(RecvFlags::DONTWAIT)
+        self.receive_with(RecvFlags::DONTWAIT, true)
     }
 
-    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<Packet>> {
+    /// As [`Self::try_receive`], from who has no descriptor to send. One that comes all the same is
+    /// not taken in, and so not closed here: that may take as long as whoever made the file likes
+    /// (a file system of a process's own, fuse_flush).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_hear(&self) -> io::Result<Option<Packet>> {
+        self.receive_with(RecvFlags::DONTWAIT, false)
+    }
+
+    fn receive_with(&self, flags: RecvFlags, takes_files: bool) -> io::Result<Option<Packet>> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.resize(MESSAGE_MAX, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room_for_files = if takes_files { &mut space[..] } else { &mut [] };
+        let mut control = RecvAncillaryBuffer::new(room_for_files);
         let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let got = loop {
             match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut room)], &mut control, flags) {
@@ -181,6 +192,21 @@ mod tests {
         assert!(near.send(b"three", &[null.as_fd(); FILES_MAX + 1]).is_err());
         drop(near);
         assert!(far.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn who_takes_no_descriptor_gets_none_and_is_told() {
+        let (near, far) = Wire::pair().unwrap();
+        let far = Wire::new(far);
+        let (reader, writer) = io::pipe().unwrap();
+        near.send(b"one", &[writer.as_fd()]).unwrap();
+        drop(writer);
+        let packet = far.try_hear().unwrap().unwrap();
+        assert_eq!((packet.bytes.as_slice(), packet.files.len()), (b"one".as_slice(), 0));
+        assert!(packet.files_lost);
+        // Nobody has it any more, though what came with it lives.
+        assert_eq!(io::read_to_string(reader).unwrap(), "");
+        assert_eq!(far.try_hear().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -368,7 +368,7 @@ enum Heard {
 }
 
 fn hear(wire: &Wire) -> Heard {
-    match wire.try_receive() {
+    match wire.try_hear() {
         Ok(Some(packet)) => understand(&packet).map_or_else(Heard::Nonsense, Heard::Told),
         Ok(None) => Heard::End,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
@@ -379,11 +379,10 @@ fn hear(wire: &Wire) -> Heard {
 fn understand(packet: &Packet) -> Result<Told, String> {
     let told: Told = decode(&packet.bytes).map_err(|error| error.to_string())?;
     told.check().map_err(|error| error.to_string())?;
-    if packet.files.is_empty() && !packet.files_lost {
-        Ok(told)
-    } else {
-        Err("descriptors with a message that has none".to_owned())
+    if packet.files_lost {
+        return Err("descriptors with a message that has none".to_owned());
     }
+    Ok(told)
 }
 
 /// What is in a file that came along.
