@@ -108,6 +108,14 @@ impl Host {
     }
 }
 
+/// A guest on each of two daemons, and their entries for each other.
+fn guests_that_meet(a: &Host, b: &Host) -> (End, End) {
+    let guests = (a.guest("net", 1), b.guest("net", 2));
+    a.add_peer("net", 2, b);
+    b.add_peer("net", 1, a);
+    guests
+}
+
 /// Sends a datagram of QP 1.
 fn send(from: &mut End, to: [u8; 16], seed: u64) {
     let data = from.node.area_of(&pattern(seed, MAD));
@@ -142,9 +150,7 @@ fn datagrams_reach_guests_behind_another_daemon_until_the_peer_is_removed() {
     let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
     let authority = Authority::new();
     let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     for seed in 0..20 {
         exchange(&mut on_a, &mut on_b, 2 * seed);
         exchange(&mut on_b, &mut on_a, 2 * seed + 1);
@@ -181,9 +187,7 @@ fn another_authority_is_refused() {
     let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
     let (ours, theirs) = (Authority::new(), Authority::new());
     let (a, b) = (Host::start(A, &theirs, A), Host::start(B, &ours, B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     stays_away(&mut on_a, &mut on_b);
     a.says("another daemon cannot be reached");
 }
@@ -194,9 +198,7 @@ fn a_daemon_speaks_for_nobody_elses_guests() {
     let authority = Authority::new();
     // Of the right authority, but its certificate is for another host than the peer entry says.
     let (a, b) = (Host::start(A, &authority, "127.0.0.3"), Host::start(B, &authority, B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     stays_away(&mut on_a, &mut on_b);
     b.says("no peer entry of this network names its source and the daemon that sent it");
 }
@@ -363,9 +365,7 @@ fn guests_are_reached_again_when_what_they_share_was_killed() {
     let _watchdog = Watchdog::new(Duration::from_secs(120) * patience());
     let authority = Authority::new();
     let (a, b) = (Host::start(A, &authority, A), Host::start(B, &authority, B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     exchange(&mut on_a, &mut on_b, 1);
     let network = b.daemon.pid_of("net+rnic").unwrap();
     for round in 2..5 {
@@ -405,9 +405,7 @@ fn a_daemon_is_found_by_its_name() {
         Host { at: format!("{name}:{port}"), ..host }
     };
     let (a, b) = (start(A, "localhost"), start(B, B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     exchange(&mut on_b, &mut on_a, 1);
     exchange(&mut on_a, &mut on_b, 2);
 }
@@ -443,9 +441,7 @@ fn guests_are_reached_again_when_their_process_was_killed() {
         Host::spawn(format!("{host}:{port}"), &cert, authority.ca(), &[])
     };
     let (a, b) = (start(A), start(B));
-    let (mut on_a, mut on_b) = (a.guest("net", 1), b.guest("net", 2));
-    a.add_peer("net", 2, &b);
-    b.add_peer("net", 1, &a);
+    let (mut on_a, mut on_b) = guests_that_meet(&a, &b);
     exchange(&mut on_a, &mut on_b, 1);
     let pid = b.daemon.pid_of("net+rnic").unwrap();
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
