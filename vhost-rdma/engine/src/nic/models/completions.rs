@@ -130,14 +130,12 @@ fn reused(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn no_event_is_missed() {
     holds_within_bound(any);
     holds(batch);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn events_need_both_fences() {
     for model in [any, batch] {
         fails(model, Without::Device(Fence::EntriesBeforeArm), LOST_WAKE);
@@ -146,7 +144,6 @@ fn events_need_both_fences() {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn only_solicited_entries_wake_who_asked_for_them() {
     holds(solicited);
     fails(solicited, Without::Device(Fence::EntriesBeforeArm), LOST_WAKE);
@@ -154,7 +151,6 @@ fn only_solicited_entries_wake_who_asked_for_them() {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn widening_misses_nothing() {
     holds(widened);
     fails(widened, Without::Device(Fence::EntriesBeforeArm), LOST_WAKE);
@@ -162,14 +158,12 @@ fn widening_misses_nothing() {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn entries_need_the_order_of_their_sequence_number() {
     fails(any, Without::Release(seq(0)), RACE);
     fails(any, Without::Acquire(seq(0)), RACE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn reuse_needs_the_order_of_the_consumer_index() {
     holds(reused);
     fails(reused, Without::Release(control(1, ctrl::CONSUMER)), RACE);

@@ -94,13 +94,11 @@ fn parcels(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn parcels_arrive() {
     holds_within_bound(parcels);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn parcels_need_both_fences_and_a_look_at_what_is_unsent() {
     fails(parcels, Without::Device(Fence::AsleepBeforeLook), LOST_WAKE);
     fails(parcels, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);

@@ -95,13 +95,11 @@ fn deregistration(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn nobody_copies_when_a_deregistration_is_answered() {
     holds_within_bound(deregistration);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn deregistration_needs_the_order_of_its_answer_and_copies_by_the_owner() {
     fails(deregistration, Without::Release(ANSWER), RACE);
     fails(deregistration, Without::Acquire(ANSWER), RACE);

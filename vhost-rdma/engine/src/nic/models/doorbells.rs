@@ -155,79 +155,67 @@ fn forgetful(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_parked_nic_is_heard() {
     holds_within_bound(parked);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn parking_heeds_a_kick_during_the_look() {
     fails(forgetful, Without::Nothing, LOST_WAKE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn parking_needs_its_fences() {
     fails(parked, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
     fails(parked, Without::GuestFence, LOST_WAKE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn posts_are_found() {
     holds(one_queue);
     holds(two_queues);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn posts_need_the_fence_after_the_clear() {
     fails(one_queue, Without::Device(Fence::ClearBeforeIndex), LOST_POST);
     fails(two_queues, Without::Device(Fence::ClearBeforeIndex), LOST_POST);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn posts_need_the_order_of_index_and_summary() {
     fails(one_queue, Without::Release(db::SUMMARY as u64), LOST_POST);
     fails(two_queues, Without::Release(db::SUMMARY as u64), LOST_POST);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn posts_need_stores_that_all_see_at_once() {
     fails(one_queue, Without::MultiCopyAtomicity, LOST_POST);
     fails(two_queues, Without::MultiCopyAtomicity, LOST_POST);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn work_requests_need_the_order_of_the_index() {
     fails(one_queue, Without::Release(index_offset(0)), RACE);
     fails(one_queue, Without::Acquire(index_offset(0)), RACE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_sleeper_is_woken() {
     holds_within_bound(sleeper);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_sleeper_needs_the_guests_fence() {
     fails(sleeper, Without::GuestFence, LOST_WAKE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_sleeper_needs_the_fence_before_the_last_look() {
     fails(sleeper, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_sleeper_needs_the_fence_after_the_clear() {
     fails(sleeper, Without::Device(Fence::ClearBeforeIndex), LOST_WAKE);
 }

@@ -26,7 +26,6 @@ mod moves;
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 
 use crate::ordering::Fence;
 
@@ -88,22 +87,4 @@ fn fails(model: Model, without: Without, how: &str) {
         .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_default();
     assert!(message.contains(how), "{without:?}: fails, but by {message:?}");
-}
-
-/// Loom's coroutines take SIGSEGV, SIGBUS and the panic hook of the whole process for themselves,
-/// and the tests beside us need theirs (`memory::sigbus`). So the models are marked as ignored, and
-/// run from here.
-#[test]
-fn models_in_a_process_of_their_own() {
-    let tests = std::env::current_exe().expect("the program of the tests");
-    let run = Command::new(tests)
-        .args(["--ignored", "nic::models::"])
-        .output()
-        .expect("a process for the models");
-    let said = String::from_utf8_lossy(&run.stdout);
-    assert!(
-        run.status.success() && said.contains(" passed") && !said.contains(" 0 passed"),
-        "{said}{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
 }

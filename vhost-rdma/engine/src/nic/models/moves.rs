@@ -134,13 +134,11 @@ fn entries(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_post_is_found_by_the_new_worker() {
     holds_within_bound(posts);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_post_needs_the_fences_of_both_sleeps() {
     fails(posts, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);
     fails(posts, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
@@ -148,7 +146,6 @@ fn a_post_needs_the_fences_of_both_sleeps() {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn an_entry_of_the_old_worker_is_told_by_the_new() {
     holds_within_bound(entries);
     fails(entries, Without::Device(Fence::EntriesBeforeArm), LOST_WAKE);
@@ -156,7 +153,6 @@ fn an_entry_of_the_old_worker_is_told_by_the_new() {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn a_nic_needs_the_order_of_its_mailbox() {
     fails(entries, Without::Release(THERE), RACE);
     fails(entries, Without::Acquire(THERE), RACE);

@@ -122,26 +122,22 @@ fn doorbells_and_jobs(without: Without) {
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn jobs_wake() {
     holds_within_bound(jobs);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn jobs_need_both_fences() {
     fails(jobs, Without::Device(Fence::AsleepBeforeLook), LOST_WAKE);
     fails(jobs, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn doorbells_and_jobs_wake() {
     holds_within_bound(doorbells_and_jobs);
 }
 
 #[test]
-#[ignore = "models run in a process of their own"]
 fn doorbells_and_jobs_need_their_fences() {
     // Not the one of the announcement: the fence before the last look at the doorbells comes after
     // it. Jobs alone need it.
