@@ -12,7 +12,8 @@ use super::air::{self, Air};
 use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
 use crate::shard::{
-    Command, Job, Limits, NicSettings, Port, Random, Reply, Shard, Status, Step, control_offset,
+    Command, Job, Limits, NicSettings, NicSnapshot, Port, Random, Reply, Shard, Status, Step,
+    control_offset,
 };
 
 /// Bytes of guest memory, if a test says nothing else.
@@ -121,6 +122,8 @@ pub struct World {
     pub shard: Shard,
     /// Another, and the way there.
     pub beside: Option<(Shard, Air)>,
+    /// Whose guests are on both by turns: how many have come.
+    come: Option<usize>,
     pub now: u64,
     /// Bytes of memory of the next guest.
     pub ram: usize,
@@ -187,7 +190,8 @@ impl World {
     }
 
     pub fn of(shard: Shard) -> Self {
-        Self { shard, beside: None, now: 1, ram: RAM, seeds: 0, kicks: Kicks::default() }
+        let kicks = Kicks::default();
+        Self { shard, beside: None, come: None, now: 1, ram: RAM, seeds: 0, kicks }
     }
 
     /// For the chance of another shard. The shards of a process share a pool of QPNs; these do not,
@@ -201,6 +205,21 @@ impl World {
     pub fn beside(air: Air) -> Self {
         let [shard, other] = air::pair([7, 8], &air);
         Self { beside: Some((other, air)), ..Self::of(shard) }
+    }
+
+    /// One whose guests are on two shards by turns, and which waits for all that is on its way.
+    pub fn over(air: Air) -> Self {
+        Self { come: Some(0), ..Self::beside(air) }
+    }
+
+    /// Whether it waits for what is on its way.
+    pub(super) const fn is_over_a_link(&self) -> bool {
+        self.come.is_some()
+    }
+
+    /// What the shard of a guest says of its NIC.
+    pub fn status(&mut self, guest: &Guest) -> NicSnapshot {
+        self.at(guest.on).status(guest.nic).unwrap()
     }
 
     /// A shard by its number.
@@ -229,7 +248,9 @@ impl World {
         host: u8,
         add: impl FnOnce(&mut Shard, NicSettings, Box<dyn Port>) -> NicId,
     ) -> Guest {
-        self.guest_at(0, vni, host, add)
+        let on = self.come.map_or(0, |come| come % 2);
+        self.come = self.come.map(|come| come + 1);
+        self.guest_at(on, vni, host, add)
     }
 
     fn guest_at(

@@ -109,8 +109,13 @@ impl World {
         air.carry([shard, other], now)
     }
 
-    /// Runs until nothing is left to do at the present time.
+    /// Runs until nothing is left to do at the present time; in a world over a link, as
+    /// [`Self::settle_all`].
     pub fn settle(&mut self) {
+        if self.is_over_a_link() { self.settle_all() } else { self.rest() }
+    }
+
+    fn rest(&mut self) {
         for _ in 0..ROUNDS {
             if !self.round() {
                 return;
@@ -122,14 +127,20 @@ impl World {
     /// The same, with whatever is on its way between the shards: time goes on until all of it is
     /// there.
     pub fn settle_all(&mut self) {
-        self.settle();
+        self.rest();
         while let Some(there) = self.beside.as_ref().and_then(|(_, air)| air.next_arrival()) {
             self.now = self.now.max(there);
-            self.settle();
+            self.rest();
         }
     }
 
-    fn next_deadline(&self) -> Option<u64> {
+    /// Goes on to when the next of what is on its way is there.
+    pub fn wait_for_arrivals(&mut self) {
+        let there = self.beside.as_ref().and_then(|(_, air)| air.next_arrival());
+        self.now = self.now.max(there.unwrap_or(0));
+    }
+
+    pub fn next_deadline(&self) -> Option<u64> {
         let other = self.beside.as_ref();
         let others = other.map(|(other, air)| [other.next_deadline(), air.next_arrival()]);
         let all = others.into_iter().flatten().chain([self.shard.next_deadline()]);
@@ -140,13 +151,13 @@ impl World {
     pub fn advance(&mut self, by: u64) {
         let end = self.now + by;
         loop {
-            self.settle();
+            self.rest();
             match self.next_deadline().filter(|&deadline| deadline <= end) {
                 Some(deadline) => self.now = self.now.max(deadline),
                 None => break,
             }
         }
         self.now = end;
-        self.settle();
+        self.rest();
     }
 }

@@ -11,7 +11,7 @@ const SIGNALED: u8 = send_flags::SIGNALED;
 #[test]
 fn send_fills_the_oldest_receive() {
     for kind in [qpt::RC, qpt::UC] {
-        let mut world = World::new();
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let (mut qa, mut qb) = world.pair(&mut a, &mut b, kind);
         let (from, bytes) = a.pattern(5000, 3);
@@ -45,7 +45,7 @@ fn send_fills_the_oldest_receive() {
 
 #[test]
 fn write_and_read_move_megabytes_in_pieces() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let (from, bytes) = a.pattern(1 << 20, 5);
@@ -60,15 +60,11 @@ fn write_and_read_move_megabytes_in_pieces() {
     world.settle();
     assert_eq!(a.statuses(&mut qa.cq), [(0, 0), (u64::from(opcode::RDMA_READ), 0)]);
     assert!(b.read(to, 1 << 20) == bytes && a.read(back, 1 << 20) == bytes);
-    let counters = world.shard.status(a.nic).unwrap().counters;
-    assert_eq!((counters.tx_bytes, counters.rx_bytes), (1 << 20, 1 << 20));
-    let counters = world.shard.status(b.nic).unwrap().counters;
-    assert_eq!((counters.tx_bytes, counters.rx_bytes), (1 << 20, 1 << 20));
 }
 
 #[test]
 fn write_with_immediate_takes_a_receive() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     let (from, bytes) = a.pattern(64, 1);
@@ -88,7 +84,7 @@ fn write_with_immediate_takes_a_receive() {
 
 #[test]
 fn atomics_return_what_was_there() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let word = b.alloc(8);
@@ -113,7 +109,7 @@ fn atomics_return_what_was_there() {
 
 #[test]
 fn inline_bytes_need_no_key_and_unsignaled_sends_are_silent() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     let to = b.alloc(64);
@@ -129,7 +125,7 @@ fn inline_bytes_need_no_key_and_unsignaled_sends_are_silent() {
 
 #[test]
 fn empty_messages_check_no_key() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     b.post_receive(&mut qb, 1, &[]);
@@ -146,7 +142,7 @@ fn empty_messages_check_no_key() {
 
 #[test]
 fn a_guest_can_talk_to_itself() {
-    let mut world = World::new();
+    let mut world = super::world();
     let mut a = world.guest(1, 1);
     let mut qa = world.qp(&mut a, qpt::RC, 16, None);
     world.connect(&a, &qa, qpt::RC, (qa.qpn, a.gid));
@@ -161,7 +157,7 @@ fn a_guest_can_talk_to_itself() {
 
 #[test]
 fn solicited_arming_ignores_what_is_not_solicited() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     let to = b.alloc(64);
@@ -184,19 +180,19 @@ fn solicited_arming_ignores_what_is_not_solicited() {
 }
 
 /// A receiver under moderation: `count` entries or `period_us`.
-struct Moderated {
-    world: World,
+pub(super) struct Moderated {
+    pub(super) world: World,
     a: Guest,
-    b: Guest,
+    pub(super) b: Guest,
     qa: Qp,
-    qb: Qp,
+    pub(super) qb: Qp,
 }
 
-const US: u64 = 1000;
+pub(super) const US: u64 = 1000;
 
 impl Moderated {
-    fn new(count: u16, period_us: u16) -> Self {
-        let mut world = World::new();
+    pub(super) fn new(count: u16, period_us: u16) -> Self {
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let (qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
         (0..12).for_each(|n| b.post_receive(&mut qb, n, &[]));
@@ -212,13 +208,13 @@ impl Moderated {
         self.world.settle();
     }
 
-    fn send(&mut self, count: u64) {
+    pub(super) fn send(&mut self, count: u64) {
         (0..count).for_each(|n| self.a.post_send(&mut self.qa, wqe(opcode::SEND, 0, n), &[]));
         self.world.settle();
     }
 
     /// Events since the last question.
-    fn events(&self) -> usize {
+    pub(super) fn events(&self) -> usize {
         self.b.completion_events().len()
     }
 }
@@ -236,22 +232,6 @@ fn moderated_events_wait_for_the_count() {
     m.world.advance(200_000 * US);
     assert_eq!(m.events(), 0);
     assert_eq!(m.b.statuses(&mut m.qb.cq).len(), 9, "entries never wait");
-}
-
-#[test]
-fn moderated_events_wait_no_longer_than_the_period() {
-    let mut m = Moderated::new(100, 50);
-    for _ in 0..3 {
-        m.send(1);
-        m.world.advance(49 * US);
-        assert_eq!(m.events(), 0);
-        m.world.advance(US);
-        assert_eq!(m.events(), 1);
-        m.b.arm(&m.qb.cq, arm::ANY);
-    }
-    m.world.advance(1_000 * US);
-    assert_eq!(m.events(), 0, "no entry since the arm, no event");
-    assert_eq!(m.world.shard.next_deadline(), None, "no timer is left behind");
 }
 
 #[test]
@@ -296,7 +276,7 @@ fn moderation_outlives_its_cq_by_no_event() {
 
 #[test]
 fn events_wait_for_buffers_one_per_cq() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     b.events.lock().unwrap().buffers = 0;
@@ -308,14 +288,14 @@ fn events_wait_for_buffers_one_per_cq() {
     }
     assert!(b.completion_events().is_empty());
     b.events.lock().unwrap().buffers = 10;
-    world.shard.events_wanted(b.nic);
+    world.at(b.on).events_wanted(b.nic);
     world.settle();
     assert_eq!(b.completion_events(), [(1, qb.cq.cqn)]);
 }
 
 #[test]
 fn events_that_find_their_queue_taken_come_again_without_being_asked() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     for taken in 1..4 {

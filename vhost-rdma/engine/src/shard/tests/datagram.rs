@@ -30,7 +30,7 @@ pub(super) fn datagram(ah: u32, qpn: u32, qkey: u32) -> abi::SqWqe {
 
 #[test]
 fn a_datagram_brings_its_header() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
     let ah = handle(&mut world, &a, b.gid);
@@ -52,7 +52,7 @@ fn a_datagram_brings_its_header() {
 
 #[test]
 fn wrong_keys_and_addresses_are_silence() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let mut other = world.guest(2, 2);
     let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
@@ -73,7 +73,7 @@ fn wrong_keys_and_addresses_are_silence() {
 
 #[test]
 fn too_long_and_foreign_handles_fail_and_the_queue_recovers() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
     let ah = handle(&mut world, &a, b.gid);
@@ -92,7 +92,7 @@ fn too_long_and_foreign_handles_fail_and_the_queue_recovers() {
 
 #[test]
 fn handles_need_a_header_and_an_address_of_ones_own() {
-    let mut world = World::new();
+    let mut world = super::world();
     let a = world.guest(1, 1);
     let mut no_header = av(a.gid);
     no_header.flags = 0;
@@ -106,7 +106,7 @@ fn handles_need_a_header_and_an_address_of_ones_own() {
 
 #[test]
 fn what_does_not_fit_is_dropped_and_takes_nothing() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
     let ah = handle(&mut world, &a, b.gid);
@@ -130,7 +130,7 @@ fn what_does_not_fit_is_dropped_and_takes_nothing() {
 
 #[test]
 fn what_the_receiver_posted_wrongly_is_the_receivers_error() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
     let ah = handle(&mut world, &a, b.gid);
@@ -151,9 +151,9 @@ fn what_the_receiver_posted_wrongly_is_the_receivers_error() {
 /// the receiver's at times.
 #[test]
 fn a_receive_counts_from_when_it_is_posted() {
-    let mut world = World::new();
+    let mut world = super::world();
     let mut b = world.guest(1, 2);
-    super::parking::contexts(&mut world, (&mut b, 2), 100);
+    crate::shard::tests::parking::contexts(&mut world, (&mut b, 2), 100);
     let mut a = world.guest(1, 1);
     let ah = handle(&mut world, &a, b.gid);
     let (from, to) = (a.alloc(64), b.alloc(4096));

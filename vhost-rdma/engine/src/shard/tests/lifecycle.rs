@@ -6,9 +6,7 @@ use virtio_rdma_abi::{self as abi, event, opcode, qps, qpt, send_flags, srq_mask
 use zerocopy::little_endian::U32;
 
 use crate::memory::{AddressSpace, PageList};
-use crate::shard::testing::driver::{
-    Guest, RQ_STRIDE, World, init_attr, rtr_attr, state_attr, wqe,
-};
+use crate::shard::testing::driver::{Guest, RQ_STRIDE, init_attr, rtr_attr, state_attr, wqe};
 use crate::shard::{Command, Objects, Reply, Status, control_offset};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
@@ -20,7 +18,7 @@ fn page(guest: &Guest, addr: u64) -> Arc<crate::memory::Translation> {
 
 #[test]
 fn limits_are_honoured_to_the_last_object() {
-    let mut world = World::new();
+    let mut world = super::world();
     let guest = world.guest(1, 1);
     for _ in 1..crate::shard::testing::driver::limits().max_pds {
         world.ok(&guest, guest.ctx, Command::PdCreate);
@@ -34,7 +32,7 @@ fn limits_are_honoured_to_the_last_object() {
 
 #[test]
 fn objects_belong_to_their_context() {
-    let mut world = World::new();
+    let mut world = super::world();
     let guest = world.guest(1, 1);
     let stranger = guest.ctx + 1;
     for command in
@@ -48,7 +46,7 @@ fn objects_belong_to_their_context() {
 
 #[test]
 fn what_is_in_use_is_busy() {
-    let mut world = World::new();
+    let mut world = super::world();
     let mut guest = world.guest(1, 1);
     let qp = world.qp(&mut guest, qpt::RC, 4, None);
     let busy = [Command::PdDestroy(guest.pd), Command::CqDestroy(qp.cq.cqn)];
@@ -63,24 +61,24 @@ fn what_is_in_use_is_busy() {
 
 #[test]
 fn a_context_goes_with_all_it_owns() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
     world.settle();
     world.ok(&a, a.ctx, Command::ContextDestroy);
     world.advance(1_000_000_000);
-    assert_eq!(world.shard.status(a.nic).unwrap().objects, Objects::default());
+    assert_eq!(world.status(&a).objects, Objects::default());
 }
 
 #[test]
 fn nothing_before_init_and_nothing_left_after_reset() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (_qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
-    world.shard.reset(a.nic);
+    world.at(a.on).reset(a.nic);
     assert_eq!(world.execute(&a, 0, Command::QueryDevice).unwrap_err(), Status::STATE);
-    assert_eq!(world.shard.status(a.nic).unwrap().objects, Objects::default());
+    assert_eq!(world.status(&a).objects, Objects::default());
     b.post_send(&mut qb, wqe(opcode::SEND, SIGNALED, 1), &[]);
     world.advance(1_000_000_000);
     assert_eq!(b.statuses(&mut qb.cq), [(1, wc_status::RETRY_EXC_ERR)]);
@@ -88,18 +86,18 @@ fn nothing_before_init_and_nothing_left_after_reset() {
 
 #[test]
 fn a_paused_nic_touches_nothing_and_goes_on_later() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     let to = b.alloc(64);
     b.post_receive(&mut qb, 1, &[b.sge(to, 64)]);
     world.settle();
-    world.shard.pause(b.nic);
+    world.at(b.on).pause(b.nic);
     let (from, bytes) = a.pattern(16, 3);
     a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 2), &[a.sge(from, 16)]);
     world.advance(10_000_000);
     assert_eq!(b.read(to, 16), [0; 16]);
-    world.shard.resume(b.nic);
+    world.at(b.on).resume(b.nic);
     world.advance(100_000_000);
     assert_eq!(a.statuses(&mut qa.cq), [(2, wc_status::SUCCESS)]);
     assert_eq!(b.read(to, 16), bytes);
@@ -107,22 +105,22 @@ fn a_paused_nic_touches_nothing_and_goes_on_later() {
 
 #[test]
 fn memory_that_goes_away_takes_its_objects_along() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (_qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let elsewhere = AddressSpace::anonymous(&[(0, 1 << 20)]).unwrap();
-    world.shard.memory_changed(a.nic, elsewhere);
-    while world.shard.follow_memory(a.nic) {}
+    world.at(a.on).memory_changed(a.nic, elsewhere);
+    while world.at(a.on).follow_memory(a.nic) {}
     world.settle();
-    assert!(world.shard.status(a.nic).unwrap().failed);
+    assert!(world.status(&a).failed);
     assert!(a.asynchronous().contains(&(event::DEVICE_FATAL, 0)));
     assert_eq!(world.execute(&a, a.ctx, Command::PdCreate).unwrap_err(), Status::FATAL);
-    assert!(!world.shard.status(b.nic).unwrap().failed);
+    assert!(!world.status(&b).failed);
 }
 
 #[test]
 fn addresses_are_ones_own_and_unique() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (a, b) = (world.guest(1, 1), world.guest(1, 2));
     let set = |gid| Command::GidSet { index: 5, gid };
     assert_eq!(world.execute(&a, 0, set(Some(b.gid))).unwrap_err(), Status::EXIST);
@@ -134,7 +132,7 @@ fn addresses_are_ones_own_and_unique() {
 
 #[test]
 fn transitions_take_exactly_their_attributes() {
-    let mut world = World::new();
+    let mut world = super::world();
     let mut a = world.guest(1, 1);
     let qp = world.qp(&mut a, qpt::RC, 4, None);
     let mut missing = init_attr(qpt::RC);
@@ -156,7 +154,7 @@ fn transitions_take_exactly_their_attributes() {
 
 #[test]
 fn a_drained_queue_says_so() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
@@ -181,7 +179,7 @@ fn a_drained_queue_says_so() {
 
 #[test]
 fn a_shared_queue_serves_many_and_tells_when_it_runs_low() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let entries = 8;
     let bytes = control_offset(u64::from(entries) << RQ_STRIDE) + 128;
@@ -244,7 +242,7 @@ fn a_shared_queue_serves_many_and_tells_when_it_runs_low() {
 
 #[test]
 fn a_reset_qp_forgets_and_begins_again() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     for round in 0..3 {
@@ -267,7 +265,7 @@ fn a_reset_qp_forgets_and_begins_again() {
 
 #[test]
 fn an_index_left_from_before_a_reset_does_not_hide_the_next_posts() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
     for round in 0..3 {

@@ -12,7 +12,7 @@ const LAST: u32 = u32::MAX;
 const LAST_ARM: u32 = u32::MAX >> arm::SEQ_SHIFT;
 
 fn own<'a>(world: &'a mut World, guest: &Guest, qp: &Qp) -> &'a mut EngineQp {
-    world.shard.nic_mut(guest.nic).unwrap().qps.get_mut(&qp.qpn).unwrap()
+    world.at(guest.on).nic_mut(guest.nic).unwrap().qps.get_mut(&qp.qpn).unwrap()
 }
 
 /// As if both queues and the CQ of a QP had been used up to `index`.
@@ -25,7 +25,7 @@ fn age(world: &mut World, guest: &Guest, qp: &mut Qp, index: u32) {
 }
 
 fn age_cq(world: &mut World, guest: &Guest, cq: &mut Cq, index: u32, fired: u32) {
-    let nic = world.shard.nic_mut(guest.nic).unwrap();
+    let nic = world.at(guest.on).nic_mut(guest.nic).unwrap();
     nic.cqs.get_mut(cq.cqn as usize).unwrap().begin_at(index, fired);
     cq.consumer = index;
 }
@@ -43,7 +43,7 @@ fn sends(world: &mut World, by: (&Guest, &mut Qp), to: (&Guest, &mut Qp), from: 
 #[test]
 fn work_and_completion_queues_go_on() {
     for before in [0, 1, 2, 15, 16, 17] {
-        let mut world = World::new();
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
         let first = LAST.wrapping_sub(before);
@@ -69,7 +69,7 @@ fn work_and_completion_queues_go_on() {
 #[test]
 fn an_index_too_far_ahead_is_one_on_either_side() {
     for ahead in [16u32, 17] {
-        let mut world = World::new();
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let (mut qa, _) = world.pair(&mut a, &mut b, qpt::UC);
         age(&mut world, &a, &mut qa, LAST - 7);
@@ -84,7 +84,7 @@ fn an_index_too_far_ahead_is_one_on_either_side() {
 
 #[test]
 fn a_shared_queue_goes_on_and_moves() {
-    let mut world = World::new();
+    let mut world = super::world();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (at, ring) = b.ring(16 * 128 + 128);
     let req = abi::SrqCreateReq {
@@ -102,7 +102,7 @@ fn a_shared_queue_goes_on_and_moves() {
     let mut qb = world.qp(&mut b, qpt::RC, 16, Some(srqn));
     world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
     world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
-    let nic = world.shard.nic_mut(b.nic).unwrap();
+    let nic = world.at(b.on).nic_mut(b.nic).unwrap();
     nic.srqs.get_mut(srqn as usize).unwrap().ring.begin_at(LAST - 4);
     let to = b.alloc(64);
     let mut shared = (at, 16, made.db.get());
@@ -141,7 +141,7 @@ fn a_cq_that_moves_just_before_the_wrap_shows_nothing_that_is_not_there() {
     for (before, waiting, entries) in
         (0..9).flat_map(|b| [0, 1, 3].map(|w| (b, w))).flat_map(|(b, w)| [4, 16].map(|e| (b, w, e)))
     {
-        let mut world = World::new();
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let small = world.cq(&mut b, 8);
         let mut qa = world.qp(&mut a, qpt::RC, 16, None);
@@ -165,7 +165,7 @@ fn a_cq_that_moves_just_before_the_wrap_shows_nothing_that_is_not_there() {
 #[test]
 fn arming_goes_on() {
     for fired in [LAST_ARM - 1, LAST_ARM, 0] {
-        let mut world = World::new();
+        let mut world = super::world();
         let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
         let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
         age_cq(&mut world, &b, &mut qb.cq, LAST - 1, fired);
